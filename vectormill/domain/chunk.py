@@ -1,0 +1,66 @@
+"""Chunk: a run of items; the unit of claim, lease, retry and commit. Its states and its claim."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+from uuid import UUID
+
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.item import ItemFailure
+
+PENDING: Final = "pending"
+QUEUED: Final = "queued"
+LEASED: Final = "leased"
+DONE: Final = "done"
+FAILED: Final = "failed"
+CANCELLED: Final = "cancelled"
+SPLIT: Final = "split"
+
+CHUNK_STATES: Final = (PENDING, QUEUED, LEASED, DONE, FAILED, CANCELLED, SPLIT)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A worker's right to one chunk until its lease ends. The fence is what every later write is checked against."""
+
+    chunk_id: int
+    fence: int
+    attempt: int
+    lost: int
+    num_items: int
+    job_id: UUID
+    job_seq: int
+    job_priority: int
+    spec: EncodingSpec
+    generation_id: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkOutcome:
+    """What encoding a chunk brought besides its vectors.
+
+    `failures` maps the position of an item in the chunk to the reason it has no vector. `num_computed_tokens` counts
+    the padding too. `stage_seconds` is busy time by stage name.
+    """
+
+    failures: Mapping[int, ItemFailure]
+    num_tokens: int
+    num_computed_tokens: int
+    num_truncated: int
+    stage_seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """One message to publish: a chunk that was marked queued for a model's queue."""
+
+    chunk_id: int
+    dispatch_seq: int
+    job_id: UUID
+    seq: int
+    num_items: int
+    model: str
+    priority: int
+
+    def message(self) -> dict[str, Any]:
+        return {"chunk_id": self.chunk_id, "dispatch_seq": self.dispatch_seq}

@@ -1,0 +1,135 @@
+"""Every error Vectormill raises on purpose, drawn once.
+
+VectormillError
+├── InvalidSubmission         the client's input is wrong; nothing was stored
+│   ├── InvalidItem           one line or item cannot be read
+│   ├── DuplicateKey          two items of a job share a key
+│   ├── EmptyJob
+│   ├── UnknownModel
+│   ├── InvalidOption
+│   └── SubmissionTooLarge
+├── NotFound
+│   ├── JobNotFound
+│   └── CollectionNotFound
+├── Conflict                  the request is well formed but does not fit the present state
+│   ├── IdempotencyMismatch
+│   ├── SubmissionInProgress
+│   ├── SpecMismatch
+│   └── WrongJobState
+├── ChunkError                inside a worker; never reaches a client
+│   ├── LeaseLost
+│   └── ChunkCancelled
+├── ModelError                a model cannot be loaded as asked
+├── Unavailable               something needed is away; trying again later helps
+│   ├── DatabaseUnavailable
+│   └── EncodingTimeout
+└── ConfigurationError
+
+A docstring is the default message. `code` is stable and is the last part of the problem `type` in HTTP answers.
+"""
+
+import re
+
+
+class VectormillError(Exception):
+    """Vectormill could not do what was asked."""
+
+    code = "error"
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or (type(self).__doc__ or "").strip())
+
+    def __init_subclass__(cls) -> None:
+        cls.code = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", cls.__name__).lower()
+
+
+class InvalidSubmission(VectormillError):
+    """The submission is not valid; nothing was stored."""
+
+
+class InvalidItem(InvalidSubmission):
+    """An item of the submission cannot be read; nothing was stored."""
+
+
+class DuplicateKey(InvalidSubmission):
+    """Two items of the job have the same key; keys must be unique within a job."""
+
+
+class EmptyJob(InvalidSubmission):
+    """The job has no items; send at least one."""
+
+
+class UnknownModel(InvalidSubmission):
+    """The model is not registered; see GET /v1/models for the names that exist."""
+
+
+class InvalidOption(InvalidSubmission):
+    """An option of the job has a value that cannot be used."""
+
+
+class SubmissionTooLarge(InvalidSubmission):
+    """The request body is too large; send large jobs as a stream of NDJSON."""
+
+
+class NotFound(VectormillError):
+    """There is no such thing."""
+
+
+class JobNotFound(NotFound):
+    """There is no job with this id; it may have been removed when its retention ended."""
+
+
+class CollectionNotFound(NotFound):
+    """There is no collection with this name."""
+
+
+class Conflict(VectormillError):
+    """The request does not fit the present state."""
+
+
+class IdempotencyMismatch(Conflict):
+    """This Idempotency-Key was used for a job with other content; use a new key for a new job."""
+
+
+class SubmissionInProgress(Conflict):
+    """A submission with this Idempotency-Key is still being received; try again when it has ended."""
+
+
+class SpecMismatch(Conflict):
+    """The collection's vectors were made with another encoding spec; vector spaces are never mixed."""
+
+
+class WrongJobState(Conflict):
+    """The job's state does not allow this."""
+
+
+class ChunkError(VectormillError):
+    """A worker could not finish a chunk."""
+
+
+class LeaseLost(ChunkError):
+    """The chunk's lease expired and another worker may hold it; nothing was written."""
+
+
+class ChunkCancelled(ChunkError):
+    """The chunk's job was cancelled while the chunk was being encoded; nothing was written."""
+
+
+class ModelError(VectormillError):
+    """The model cannot be loaded."""
+
+
+class Unavailable(VectormillError):
+    """Something that is needed is away; try again later."""
+
+
+class DatabaseUnavailable(Unavailable):
+    """Postgres cannot be reached; try again later."""
+
+
+class EncodingTimeout(Unavailable):
+    """No worker answered in time; check that a worker for this model is running."""
+
+
+class ConfigurationError(VectormillError):
+    """A setting is wrong."""

@@ -1,0 +1,103 @@
+"""Job: what a client submits. Its states, and what is known of it."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+from uuid import UUID
+
+from vectormill.domain.encoding import EncodingSpec
+
+UPLOADING: Final = "uploading"
+QUEUED: Final = "queued"
+RUNNING: Final = "running"
+PAUSED: Final = "paused"
+CANCELLING: Final = "cancelling"
+COMPLETED: Final = "completed"
+COMPLETED_WITH_ERRORS: Final = "completed_with_errors"
+FAILED: Final = "failed"
+CANCELLED: Final = "cancelled"
+
+JOB_STATES: Final = (
+    UPLOADING,
+    QUEUED,
+    RUNNING,
+    PAUSED,
+    CANCELLING,
+    COMPLETED,
+    COMPLETED_WITH_ERRORS,
+    FAILED,
+    CANCELLED,
+)
+TERMINAL_JOB_STATES: Final = (COMPLETED, COMPLETED_WITH_ERRORS, FAILED, CANCELLED)
+
+MOST_URGENT_PRIORITY: Final = 0
+LEAST_URGENT_PRIORITY: Final = 9
+DEFAULT_PRIORITY: Final = 5
+# Jobs of the most urgent class are interactive: they ride with bulk batches and never wait for a full one.
+INTERACTIVE_PRIORITY: Final = MOST_URGENT_PRIORITY
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """What is asked for, checked against the model, before any item is read."""
+
+    spec: EncodingSpec
+    collection: str | None = None
+    priority: int = DEFAULT_PRIORITY
+    metadata: dict[str, Any] | None = None
+    idempotency_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job as it stands in the database at one moment."""
+
+    id: UUID
+    seq: int
+    state: str
+    spec: EncodingSpec
+    collection: str | None
+    priority: int
+    metadata: dict[str, Any]
+    num_items: int
+    num_done: int
+    num_failed: int
+    num_chunks: int
+    num_open_chunks: int
+    num_retried_chunks: int
+    num_tokens: int
+    num_computed_tokens: int
+    num_truncated: int
+    stage_seconds: dict[str, float]
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    now: datetime
+
+    @property
+    def is_terminal(self) -> bool:
+        return self.state in TERMINAL_JOB_STATES
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """Seconds from the first claim to the end, or until now; 0 before the first claim."""
+        if self.started_at is None:
+            return 0.0
+        return max(((self.finished_at or self.now) - self.started_at).total_seconds(), 1e-6)
+
+    @property
+    def items_per_second(self) -> float:
+        return (self.num_done + self.num_failed) / self.elapsed_seconds if self.started_at else 0.0
+
+    @property
+    def eta_seconds(self) -> float | None:
+        """Seconds until the end at the mean rate so far; None while nothing is known, 0 when it has ended."""
+        if self.is_terminal:
+            return 0.0
+        rate = self.items_per_second
+        return (self.num_items - self.num_done - self.num_failed) / rate if rate > 0 else None
+
+    @property
+    def padding_waste(self) -> float:
+        """Share of the computed tokens that were padding, 0 to 1."""
+        return 1 - self.num_tokens / self.num_computed_tokens if self.num_computed_tokens else 0.0

@@ -1,0 +1,107 @@
+"""What every process can be told by environment: VECTORMILL_… variables, read once and passed down."""
+
+import difflib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from vectormill.domain.errors import ConfigurationError
+
+PREFIX = "VECTORMILL_"
+
+
+class ModelEntry(BaseModel):
+    """Where one registered model lies and how it is used."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    path: str = Field(description="A directory, or a name on the Hugging Face hub.")
+    revision: str | None = Field(default=None, description="A commit, tag or branch on the hub.")
+    pooling: str | None = Field(default=None, description="Overrides the model's own pooling: cls, mean, last_token, …")
+    normalize: bool | None = Field(default=None, description="Overrides whether vectors have unit length.")
+    max_tokens: int | None = Field(default=None, ge=3, description="Overrides the model's longest input.")
+
+
+class Settings(BaseSettings):
+    """Settings shared by all processes. Each is documented in docs/CONFIGURATION.md."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, env_nested_delimiter=None, frozen=True, extra="ignore")
+
+    database_url: str | None = Field(default=None, description="Postgres; embedded when unset.")
+    redis_url: str | None = Field(default=None, description="Redis or Valkey; embedded when unset.")
+    data_dir: Path = Field(default=Path("~/.vectormill"), description="Where the embedded servers keep their files.")
+    models: dict[str, ModelEntry] = Field(default_factory=dict, description="JSON: name -> path, revision, options.")
+
+    api_host: str = "127.0.0.1"
+    api_port: int = Field(default=8000, ge=0, le=65535)
+    api_url: str | None = Field(default=None, description="Where the command line finds the API.")
+    flower_host: str = "127.0.0.1"
+    flower_port: int = Field(default=5555, ge=0, le=65535)
+    flower_basic_auth: str | None = Field(default=None, description="user:password for Flower.")
+    log_level: str = "INFO"
+
+    chunk_max_items: int = Field(default=512, ge=1, le=65536)
+    chunk_max_bytes: int = Field(default=1 << 20, ge=1024, description="Bytes of text in a chunk.")
+    max_text_chars: int = Field(default=1_000_000, ge=1, description="A longer text becomes an item error.")
+    max_key_bytes: int = Field(default=1024, ge=1, le=2048, description="A B-tree entry holds about 2700 bytes.")
+    max_json_bytes: int = Field(default=64 << 20, ge=1024, description="Largest JSON body; NDJSON has no limit.")
+    max_line_bytes: int = Field(default=16 << 20, ge=1024, description="Largest line of NDJSON.")
+    search_timeout_seconds: float = Field(default=30.0, gt=0)
+
+    lease_seconds: float = Field(default=30.0, gt=0)
+    heartbeat_seconds: float = Field(default=5.0, gt=0)
+    max_attempts: int = Field(default=5, ge=1, description="Claims of a chunk before it is split.")
+    dispatch_seconds: float = Field(default=0.1, gt=0, description="Pause of the dispatcher while jobs are open.")
+    idle_dispatch_seconds: float = Field(default=2.0, gt=0, description="Pause of the dispatcher while none is.")
+    reap_seconds: float = Field(default=5.0, gt=0)
+    queued_timeout_seconds: float = Field(default=60.0, gt=0, description="A dispatch unclaimed for so long is lost.")
+    ageing_seconds: float = Field(default=600.0, gt=0, description="Waiting so long lifts a job by one priority.")
+    upload_timeout_seconds: float = Field(default=3600.0, gt=0, description="An upload silent for so long is removed.")
+    retention_days: float = Field(default=30.0, gt=0, description="Ended jobs are removed after so long.")
+
+    def child_environment(self) -> dict[str, str]:
+        """Variables that give a child process these very settings."""
+        values = self.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+        models = values.pop("models", None)
+        environment = {PREFIX + name.upper(): str(value) for name, value in values.items()}
+        if models:
+            environment[PREFIX + "MODELS"] = self.model_dump_json(include={"models"})[len('{"models":') : -1]
+        return environment
+
+
+# Variables that are read by another settings class, for instance worker.settings.
+WORKER_PREFIX = PREFIX + "WORKER_"
+
+
+def load_settings(**overrides: Any) -> Settings:
+    """The settings of the environment, with flags given on the command line on top (None means not given).
+
+    Raises ConfigurationError for a value that does not fit and for a misspelt variable, with the nearest right name.
+    """
+    refuse_unknown_variables(os.environ, PREFIX, Settings, ignored_prefix=WORKER_PREFIX)
+    try:
+        return Settings(**{name: value for name, value in overrides.items() if value is not None})
+    except ValidationError as error:
+        raise ConfigurationError(describe_validation_error(error, PREFIX)) from error
+
+
+def refuse_unknown_variables(
+    environment: Mapping[str, str], prefix: str, settings: type[BaseSettings], ignored_prefix: str = "-"
+) -> None:
+    """Raises ConfigurationError when a variable with the prefix belongs to no setting."""
+    known = [prefix + name.upper() for name in settings.model_fields]
+    for variable in environment:
+        if variable.startswith(prefix) and not variable.startswith(ignored_prefix) and variable not in known:
+            nearest = difflib.get_close_matches(variable, known, n=1, cutoff=0)
+            raise ConfigurationError(f"{variable} is not a setting of Vectormill; did you mean {nearest[0]}?")
+
+
+def describe_validation_error(error: ValidationError, prefix: str) -> str:
+    """One sentence per wrong setting, each naming the variable."""
+    return " ".join(
+        f"{prefix}{'.'.join(str(part) for part in entry['loc']).upper()}: {entry['msg']}." for entry in error.errors()
+    )
