@@ -1,0 +1,85 @@
+# Every command a developer needs; `make` alone lists them.
+# Plain make and POSIX sh only: macOS still ships GNU make 3.81.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+# Another build of torch than the one pip picks by itself, for example CUDA 12.6 or CPU only (README, "torch").
+TORCH_INDEX_URL ?=
+# Further flags for `make lock`, for example LOCK_FLAGS=--upgrade or LOCK_FLAGS='--upgrade-package celery'.
+LOCK_FLAGS ?=
+
+# pip shows its progress bars to a person and nothing to a log.
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+QUIET = $$(test -t 1 || echo --quiet)
+
+# Asking for another torch makes the installation stale; not asking keeps whichever build is there.
+ifneq ($(TORCH_INDEX_URL),)
+ifneq ($(TORCH_INDEX_URL),$(shell cat $(VENV)/.torch-index 2>/dev/null))
+STALE := torch-build-changes
+endif
+endif
+
+.PHONY: help setup run up test check lint bench lock clean torch-build-changes
+
+help: ## List these commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+setup: $(STAMP) ## Create .venv and install what requirements.lock names (instant when nothing changed)
+
+run: setup ## The main job: encode every docstring of the standard library, search them, leave nothing running
+	@$(BIN)/vectormill demo
+
+up: setup ## Start every process on this machine in the foreground; Ctrl-C stops them all
+	@$(BIN)/vectormill up
+
+test: lint ## Everything continuous integration runs: lint and all tests (under 15 minutes on two cores)
+	$(BIN)/pytest
+
+check: lint ## Before every commit: format, lint, types, import contracts, fast tests (under 60 seconds)
+	$(BIN)/pytest tests/unit tests/architecture
+
+lint: setup
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+bench: setup ## Measure speed and memory; the last table is in benchmarks/README.md
+	$(BIN)/python -m benchmarks
+
+# The lock serves every build of torch: no local version (+cpu), none of the CUDA libraries that one build pins by itself.
+lock: $(STAMP) ## Recompute requirements.lock from pyproject.toml (LOCK_FLAGS=--upgrade takes newer versions)
+	$(PIP) install $(QUIET) pip-tools==7.6.2
+	CUSTOM_COMPILE_COMMAND='make lock' $(BIN)/pip-compile --quiet --all-extras --strip-extras --allow-unsafe \
+		--unsafe-package pip --no-annotate --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
+		$(LOCK_FLAGS) --output-file requirements.lock pyproject.toml
+	sed -e 's/^\(torch==[0-9.]*\)+.*/\1/' -e '/^nvidia-/d' -e '/^cuda-/d' -e '/^triton==/d' requirements.lock > requirements.lock.new
+	mv requirements.lock.new requirements.lock
+
+clean: ## Remove .venv, caches and build leftovers; data directories stay
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# -- How the environment is made ----------------------------------------------------------------------------------------
+
+torch-build-changes:
+
+$(STAMP): requirements.lock pyproject.toml $(STALE)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "Vectormill needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) -V 2>&1). Try: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; \
+		exit 1; }
+	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV) || { \
+		echo "Python cannot create a virtual environment here. On Debian and Ubuntu: apt install python3-venv" >&2; \
+		exit 1; }
+	@echo "Installing into $(VENV); the first time downloads half a gigabyte, and several more with a CUDA build of torch."
+ifneq ($(STALE),)
+	@$(PIP) uninstall --quiet --yes torch
+	@$(PIP) install $(QUIET) --index-url $(TORCH_INDEX_URL) "$$(grep '^torch==' requirements.lock)"
+	@printf '%s' '$(TORCH_INDEX_URL)' > $(VENV)/.torch-index
+endif
+	@$(PIP) install $(QUIET) --requirement requirements.lock
+	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	@touch $(STAMP)
