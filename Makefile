@@ -81,5 +81,5 @@ ifneq ($(STALE),)
 	@printf '%s' '$(TORCH_INDEX_URL)' > $(VENV)/.torch-index
 endif
 	@$(PIP) install $(QUIET) --requirement requirements.lock
-	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	@$(PIP) install -qq --no-deps --no-build-isolation --editable .
 	@touch $(STAMP)

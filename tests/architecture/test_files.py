@@ -1,0 +1,57 @@
+"""What a file may be called, how long it may be, and who may read the environment."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.sources import ROOT, find_sources, parse
+
+MAX_LINES = 400
+VAGUE_NAMES = frozenset({"utils", "util", "helpers", "helper", "common", "misc", "base", "shared", "stuff", "manager"})
+ENVIRONMENT_READERS = frozenset({"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"})
+
+
+@pytest.mark.parametrize("path", find_sources(), ids=str)
+def test_no_file_is_longer_than_one_noun_needs(path: Path) -> None:
+    num_lines = len((ROOT / path).read_text(encoding="utf-8").splitlines())
+    assert num_lines <= MAX_LINES, "split it by noun"
+
+
+def test_every_file_and_folder_says_what_is_in_it() -> None:
+    vague = [str(path) for path in find_sources() if VAGUE_NAMES & {path.stem, *path.parent.parts}]
+    assert not vague
+
+
+def test_alembic_is_no_package_or_it_would_shadow_the_library() -> None:
+    assert not list((ROOT / "alembic").rglob("__init__.py"))
+
+
+def test_tests_are_no_packages_so_that_two_files_may_carry_one_name() -> None:
+    assert not list((ROOT / "tests").rglob("__init__.py"))
+
+
+def find_environment_readers(tree: ast.Module) -> list[int]:
+    """Lines that name os.environ or one of its kin, by attribute or by import."""
+    lines = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os":
+            names = {node.attr}
+        elif isinstance(node, ast.ImportFrom) and node.module == "os":
+            names = {alias.name for alias in node.names}
+        else:
+            continue
+        if names & ENVIRONMENT_READERS:
+            lines.append(node.lineno)
+    return lines
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in find_sources("api", "scheduler", "vectormill", "worker", "alembic")], ids=str
+)
+def test_only_settings_files_read_the_environment(path: Path) -> None:
+    lines = find_environment_readers(parse(path))
+    assert path.name == "settings.py" or not lines, (
+        f"lines {lines}: settings are read once in settings.py and passed down; "
+        "a child's environment is an argument of whoever starts it"
+    )

@@ -1,0 +1,76 @@
+"""Who may import whom, where import-linter cannot see it: at run time, and at module level only.
+
+The contracts that import-linter checks are in pyproject.toml.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.sources import PACKAGES, ROOT, find_import_time_imports, find_imports, find_sources, parse
+
+SERVING_LIBRARIES = frozenset({"torch", "transformers", "sentence_transformers", "openvino"})
+# Together they take seconds to import; `vectormill --help` answers in 0.4 s.
+HEAVY_LIBRARIES = SERVING_LIBRARIES | {
+    "alembic", "celery", "fastapi", "kombu", "numpy", "psycopg", "pyarrow", "pydantic", "sqlalchemy", "uvicorn",
+}  # fmt: skip
+
+
+def find_loaded_modules(program: str) -> frozenset[str]:
+    """Top-level names in sys.modules after a fresh interpreter has run the program."""
+    report = "\nimport sys\nprint('loaded', *{name.partition('.')[0] for name in sys.modules})"
+    done = subprocess.run(
+        [sys.executable, "-c", program + report], cwd=ROOT, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    return frozenset(done.stdout.rpartition("loaded ")[2].split())
+
+
+@pytest.mark.parametrize("path", find_sources("vectormill/domain"), ids=str)
+def test_the_domain_imports_only_the_standard_library(path: Path) -> None:
+    foreign = {
+        name
+        for name in find_imports(parse(path))
+        if name.partition(".")[0] not in sys.stdlib_module_names and not name.startswith("vectormill.domain")
+    }
+    assert not foreign
+
+
+@pytest.mark.parametrize("path", find_sources("vectormill"), ids=str)
+def test_what_all_share_loads_neither_api_nor_scheduler_nor_worker(path: Path) -> None:
+    owners = {name.partition(".")[0] for name in find_import_time_imports(parse(path))}
+    assert not owners & {"api", "scheduler", "worker"}, "import it inside the function that needs it"
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        ("api.app", "the API runs on machines without a device, and starts in a second"),
+        ("scheduler", "the scheduler has nothing to encode"),
+        ("worker.app", "the Celery process owns no CUDA: the model lives in spawned runner processes"),
+        ("worker.engine", "the engine outlives a runner that a CUDA error killed"),
+        ("worker.placement", "plans are made, and tested, where there is no device"),
+        ("worker.batching", "batches are planned from lengths alone"),
+    ],
+)
+def test_a_process_that_owns_no_device_never_loads_the_model_libraries(module: str, reason: str) -> None:
+    assert not find_loaded_modules(f"import {module}") & SERVING_LIBRARIES, reason
+
+
+def test_the_command_line_answers_help_without_loading_anything_heavy() -> None:
+    program = (
+        "import sys\n"
+        "sys.argv = ['vectormill', '--help']\n"
+        "from vectormill.cli import main\n"
+        "try:\n    main()\n"
+        "except SystemExit as end:\n    assert not end.code, end.code"
+    )
+    assert not find_loaded_modules(program) & HEAVY_LIBRARIES
+
+
+def test_every_folder_of_code_is_a_package() -> None:
+    folders = {path.parent for package in PACKAGES for path in find_sources(package)}
+    missing = [str(folder) for folder in sorted(folders) if not (ROOT / folder / "__init__.py").exists()]
+    assert not missing, "without __init__.py the import contracts do not see a folder, and it is not installed"
