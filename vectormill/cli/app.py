@@ -1,0 +1,82 @@
+"""The Typer app and `main`, the console script. Knows which commands there are, not what they do.
+
+Typer's Rich help is switched off: it doubles the time of --help (0.2 s without, 0.4 s with, on a slow core).
+"""
+
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from vectormill.cli import exits
+from vectormill.cli.commands import demo, doctor, encode, jobs, processes, service, vectors
+
+app = typer.Typer(
+    name="vectormill",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+
+
+@dataclass(slots=True)
+class Globals:
+    """What is given before the command; `main` reads it after the command has failed."""
+
+    is_debugging: bool = False
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        from vectormill import __version__
+
+        typer.echo(f"vectormill {__version__}")
+        raise typer.Exit
+
+
+@app.callback(epilog="Every command explains itself: vectormill COMMAND --help.")
+def vectormill(
+    context: typer.Context,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Text in, vectors out, in bulk: encoding jobs that survive anything, vectors in Postgres.
+
+    Try `vectormill demo` for a look, `vectormill encode FILE -o OUT` for one file, and `vectormill up` for a
+    service on this machine.
+    """
+    if isinstance(context.obj, Globals):
+        context.obj.is_debugging = debug
+
+
+for group in (demo, encode, jobs, vectors, service, processes, doctor):
+    app.add_typer(group.app)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs one command and exits; every error becomes one sentence on stderr and an exit code."""
+    given = Globals()
+    try:
+        app(list(sys.argv[1:] if arguments is None else arguments), prog_name="vectormill", obj=given)
+    except Exception as error:  # noqa: BLE001 - the last line of defence: no traceback reaches a user unasked
+        if given.is_debugging or _is_logging_debug():
+            traceback.print_exception(error)
+        typer.echo(f"vectormill: {exits.describe(error)}", err=True)
+        sys.exit(exits.exit_code_of(error))
+
+
+def _is_logging_debug() -> bool:
+    from vectormill.domain.errors import ConfigurationError
+    from vectormill.settings import load_settings
+
+    try:
+        return load_settings().log_level.upper() == "DEBUG"
+    except ConfigurationError:  # perhaps this very error is being reported
+        return False

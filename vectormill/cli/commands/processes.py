@@ -1,0 +1,126 @@
+"""The processes: api, scheduler, worker, flower, migrate, and `up`, which runs them all on one machine."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vectormill.cli.options import DataDir
+
+app = typer.Typer()
+
+Host = Annotated[
+    str | None, typer.Option("--host", help="The address to listen on.", show_default="127.0.0.1")
+]
+
+
+@app.command(
+    epilog="Example: vectormill up --data-dir ./data --api-port 8000\n\n"
+    "The line `ready` names the URLs. Ctrl-C stops everything; the jobs go on at the next `up`."
+)
+def up(
+    data_dir: DataDir = None,
+    host: Host = None,
+    api_port: Annotated[int | None, typer.Option("--api-port", min=1, max=65535, show_default="8000")] = None,
+    flower_port: Annotated[
+        int | None, typer.Option("--flower-port", min=1, max=65535, show_default="5555")
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model", metavar="NAME", help="A model to serve; may be given again.", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Run every process on this machine in the foreground, with a Postgres and a Valkey of its own.
+
+    With VECTORMILL_DATABASE_URL or VECTORMILL_REDIS_URL set, those are used instead.
+    """
+    from vectormill.settings import load_settings
+    from vectormill.up import UpOptions, run_up
+
+    settings = load_settings(
+        data_dir=data_dir, api_host=host, flower_host=host, api_port=api_port, flower_port=flower_port
+    )
+    run_up(UpOptions(settings=settings, models=tuple(model or ())))
+
+
+@app.command(epilog="Example: vectormill api --host 0.0.0.0 --port 8000")
+def api(
+    host: Host = None,
+    port: Annotated[int | None, typer.Option("--port", min=1, max=65535, show_default="8000")] = None,
+) -> None:
+    """Run the HTTP API. Needs Postgres, and works without Redis; its reference is at /docs."""
+    from api.app import run
+
+    from vectormill.settings import load_settings
+
+    run(load_settings(api_host=host, api_port=port))
+
+
+@app.command(epilog="Example: vectormill scheduler")
+def scheduler() -> None:
+    """Run the scheduler: dispatches chunks, returns lost ones, prunes what is old.
+
+    Any number may run; a lock in Postgres elects one.
+    """
+    from scheduler.main import run
+
+    from vectormill.settings import load_settings
+
+    run(load_settings())
+
+
+@app.command(epilog="Example: vectormill worker --model all-MiniLM-L6-v2 --devices cuda:0,cuda:1")
+def worker(
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model",
+            metavar="NAME",
+            help="A model to serve; may be given again.",
+            show_default="all registered",
+        ),
+    ] = None,
+    devices: Annotated[
+        str,
+        typer.Option(
+            "--devices", metavar="LIST", help="auto, cpu, or a list as cuda:0,cuda:1 or cpu:0,cpu:1."
+        ),
+    ] = "auto",
+) -> None:
+    """Run workers: one pinned Celery worker per replica of the placement, restarted when it dies."""
+    from worker.launcher import run
+
+    from vectormill.settings import load_settings
+
+    run(load_settings(), models=tuple(model or ()), devices=devices)
+
+
+@app.command(epilog="Example: vectormill flower --port 5555")
+def flower(
+    host: Host = None,
+    port: Annotated[int | None, typer.Option("--port", min=1, max=65535, show_default="5555")] = None,
+) -> None:
+    """Run Flower, which shows the workers and their tasks. It changes nothing."""
+    from vectormill.broker.flower import run
+    from vectormill.settings import load_settings
+
+    settings = load_settings(flower_host=host, flower_port=port)
+    run(settings, settings.flower_host, settings.flower_port)
+
+
+@app.command(epilog="Example: VECTORMILL_DATABASE_URL=postgresql://… vectormill migrate")
+def migrate() -> None:
+    """Bring the schema of VECTORMILL_DATABASE_URL to the present version. `up` does this by itself."""
+    from vectormill.db.migrations import upgrade
+    from vectormill.domain.errors import ConfigurationError
+    from vectormill.settings import load_settings
+
+    database_url = load_settings().database_url
+    if database_url is None:
+        raise ConfigurationError(
+            "There is no database to migrate: set VECTORMILL_DATABASE_URL. The embedded one is migrated by `up`."
+        )
+    upgrade(database_url)
+    typer.echo("The schema is up to date.")

