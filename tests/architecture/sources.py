@@ -8,12 +8,14 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 
 PACKAGES = ("api", "scheduler", "vectormill", "worker")
-FOLDERS = (*PACKAGES, "alembic", "benchmarks", "tests")
+FOLDERS = (*PACKAGES, "alembic", "benchmarks", "deploy", "tests")
 
 
 def find_sources(*folders: str) -> list[Path]:
     """Every .py file below the folders, all of the project's when none is named; relative to the root, in order."""
-    found = sorted(path.relative_to(ROOT) for folder in folders or FOLDERS for path in (ROOT / folder).rglob("*.py"))
+    found = sorted(
+        path.relative_to(ROOT) for folder in folders or FOLDERS for path in (ROOT / folder).rglob("*.py")
+    )
     assert found, f"there is no Python file in {folders or FOLDERS}"
     return found
 

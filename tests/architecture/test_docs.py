@@ -40,7 +40,9 @@ def find_settings() -> dict[str, FieldInfo]:
             for value in vars(module).values():
                 if isinstance(value, type) and issubclass(value, BaseSettings) and value is not BaseSettings:
                     prefix = value.model_config["env_prefix"]
-                    fields.update({prefix + name.upper(): field for name, field in value.model_fields.items()})
+                    fields.update(
+                        {prefix + name.upper(): field for name, field in value.model_fields.items()}
+                    )
     return fields
 
 
@@ -119,7 +121,13 @@ def test_the_architecture_page_can_be_read_in_one_sitting() -> None:
     assert len(read_doc("ARCHITECTURE.md").splitlines()) <= 150
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))], ids=lambda page: page.name
+)
 def test_every_link_leads_to_a_file(page: Path) -> None:
-    broken = [target for target in LINK.findall(page.read_text(encoding="utf-8")) if not (page.parent / target).exists()]
+    broken = [
+        target
+        for target in LINK.findall(page.read_text(encoding="utf-8"))
+        if not (page.parent / target).exists()
+    ]
     assert not broken

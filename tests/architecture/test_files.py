@@ -8,7 +8,9 @@ import pytest
 from tests.architecture.sources import ROOT, find_sources, parse
 
 MAX_LINES = 400
-VAGUE_NAMES = frozenset({"utils", "util", "helpers", "helper", "common", "misc", "base", "shared", "stuff", "manager"})
+VAGUE_NAMES = frozenset(
+    {"utils", "util", "helpers", "helper", "common", "misc", "base", "shared", "stuff", "manager"}
+)
 ENVIRONMENT_READERS = frozenset({"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"})
 
 

@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.sources import PACKAGES, ROOT, find_import_time_imports, find_imports, find_sources, parse
+from tests.architecture.sources import (
+    PACKAGES,
+    ROOT,
+    find_import_time_imports,
+    find_imports,
+    find_sources,
+    parse,
+)
 
 SERVING_LIBRARIES = frozenset({"torch", "transformers", "sentence_transformers", "openvino"})
 # Together they take seconds to import; `vectormill --help` answers in 0.4 s.
@@ -73,4 +80,6 @@ def test_the_command_line_answers_help_without_loading_anything_heavy() -> None:
 def test_every_folder_of_code_is_a_package() -> None:
     folders = {path.parent for package in PACKAGES for path in find_sources(package)}
     missing = [str(folder) for folder in sorted(folders) if not (ROOT / folder / "__init__.py").exists()]
-    assert not missing, "without __init__.py the import contracts do not see a folder, and it is not installed"
+    assert not missing, (
+        "without __init__.py the import contracts do not see a folder, and it is not installed"
+    )
