@@ -35,7 +35,7 @@ def find_complaint(subject: str) -> str | None:
     """What is wrong with the process, as a sentence; None when it is well."""
     try:
         if subject not in SILENCE:
-            urlopen(subject, timeout=4).close()
+            urlopen(subject, timeout=4).close()  # noqa: S310 - the URL is one that docker-compose.yml names
             return None
         settings = load_settings()
         engine = make_engine(

@@ -1,4 +1,4 @@
-"""Whatever a user can meet (a setting, a metric, an error, a state) stands in the docs, and the docs name nothing else."""
+"""What a user can meet (a setting, a metric, an error, a state) stands in the docs, and the docs name nothing else."""
 
 import ast
 import importlib

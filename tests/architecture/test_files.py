@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.sources import ROOT, find_sources, parse
+from tests.architecture.sources import PACKAGES, ROOT, find_sources, parse
 
 MAX_LINES = 400
 VAGUE_NAMES = frozenset(
