@@ -48,9 +48,7 @@ def find_environment_readers(tree: ast.Module) -> list[int]:
     return lines
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in find_sources("api", "scheduler", "vectormill", "worker", "alembic")], ids=str
-)
+@pytest.mark.parametrize("path", find_sources(*PACKAGES, "alembic"), ids=str)
 def test_only_settings_files_read_the_environment(path: Path) -> None:
     lines = find_environment_readers(parse(path))
     assert path.name == "settings.py" or not lines, (
