@@ -1,0 +1,57 @@
+"""Matrices: vectors as a NumPy file, with the keys of its rows beside it."""
+
+import json
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow
+import pyarrow.parquet
+
+from vectormill.files.replacement import open_replacement
+
+BATCH_ROWS: Final = 4096
+
+
+def keys_path(matrix: Path) -> Path:
+    """Where the keys of a matrix lie: `vectors.npy` has `vectors.npy.keys.txt`."""
+    return matrix.with_name(matrix.name + ".keys.txt")
+
+
+def write_matrix(vectors: Path, matrix: Path) -> int:
+    """Turns a Parquet file of `key` and `embedding` into float32 [rows, dimensions] and returns the rows.
+
+    Line i of the keys file is the key of row i, as a JSON string, since a key may hold a line end. One batch of
+    rows is in memory at a time. The keys take their place first: a matrix never lies there without its keys.
+    """
+    with (
+        pyarrow.parquet.ParquetFile(vectors) as file,
+        open_replacement(matrix) as values,
+        open_replacement(keys_path(matrix)) as keys,
+    ):
+        num_rows = file.metadata.num_rows
+        is_first = True
+        for batch in file.iter_batches(BATCH_ROWS, columns=["key", "embedding"]):
+            rows = flatten_vectors(batch.column("embedding"), batch.num_rows)
+            if is_first:
+                _write_header(values, num_rows, rows.shape[1])
+                is_first = False
+            values.write(rows.tobytes())
+            keys.write(b"".join(json.dumps(key).encode() + b"\n" for key in batch.column("key").to_pylist()))
+        if is_first:
+            _write_header(values, 0, 0)
+    return int(num_rows)
+
+
+def flatten_vectors(column: pyarrow.Array, num_rows: int) -> npt.NDArray[np.float32]:
+    """A column of equally long lists as float32 [num_rows, dimensions]."""
+    values: npt.NDArray[np.float32] = (
+        column.flatten().to_numpy(zero_copy_only=False).astype("<f4", copy=False)
+    )
+    return values.reshape(num_rows, -1)
+
+
+def _write_header(file: BinaryIO, num_rows: int, dimensions: int) -> None:
+    header = {"descr": "<f4", "fortran_order": False, "shape": (num_rows, dimensions)}
+    np.lib.format.write_array_header_1_0(file, header)

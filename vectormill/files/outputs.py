@@ -1,0 +1,58 @@
+"""Outputs: where vectors are written and in which format. Knows nothing of how they are fetched."""
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO, Final, cast
+
+from vectormill.domain.errors import InvalidOption
+from vectormill.files.replacement import open_replacement
+
+FORMAT_OF_SUFFIX: Final = {
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".jsonl": "ndjson",
+    ".ndjson": "ndjson",
+    ".npy": "npy",
+}
+
+Fetch = Callable[[BinaryIO, str], object]
+
+
+def choose_format(path: Path, given: str | None = None) -> str:
+    """The format that was given, or the one that the file's name tells. Raises InvalidOption."""
+    if given is not None:
+        return given
+    try:
+        return FORMAT_OF_SUFFIX[path.suffix.lower()]
+    except KeyError:
+        raise InvalidOption(
+            f"The name {path.name} tells no format. Let it end in .parquet, .jsonl or .npy, or give --format."
+        ) from None
+
+
+def check_output(path: Path) -> None:
+    """Raises InvalidOption when the file could not be written, before hours of encoding and not after."""
+    if path.is_dir():
+        raise InvalidOption(f"{path} is a directory; name a file for the vectors.")
+    if not path.parent.is_dir():
+        raise InvalidOption(f"There is no directory {path.parent} for {path.name}; make it first.")
+
+
+def write_vectors(fetch: Fetch, path: Path, format: str) -> None:
+    """Has `fetch(file, format)` write the vectors into a file that appears whole or not at all.
+
+    Parquet and NDJSON are the API's own bytes. For npy, Parquet is fetched and turned into a matrix and a file of
+    keys (`OUT.keys.txt`): the API's npy has no keys, and rows and keys of two requests could tell of two moments.
+    """
+    check_output(path)
+    if format != "npy":
+        with open_replacement(path) as file:
+            fetch(file, format)
+        return
+    from vectormill.files.matrices import write_matrix  # here: NumPy and pyarrow take a fifth of a second
+
+    with tempfile.NamedTemporaryFile(prefix=f".{path.name}.", suffix=".parquet", dir=path.parent) as file:
+        fetch(cast("BinaryIO", file), "parquet")
+        file.flush()
+        write_matrix(Path(file.name), path)

@@ -1,0 +1,60 @@
+"""Rows: how a row with named fields becomes an item. Knows nothing of the file that the row stood in."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from vectormill.domain.errors import InvalidItem
+from vectormill.files.ndjson import ItemJson
+
+KEY_FIELDS: Final = ("key", "id")
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """Which fields of a row hold what. Without `key`: `key`, else `id`, else the number of the line."""
+
+    key: str | None = None
+    text: str = "text"
+
+
+def make_item(row: Mapping[str, Any], fields: Fields, number: int, place: str) -> ItemJson:
+    """The item of one row; `number` counts rows or lines from 1, `place` names it in errors.
+
+    A `metadata` field goes along when it is an object. Raises InvalidItem.
+    """
+    text = row.get(fields.text)
+    if not isinstance(text, str):
+        raise InvalidItem(f"{place}: {_describe_missing(row, fields.text, text)}")
+    item: ItemJson = {"key": _find_key(row, fields, number, place), "text": text}
+    metadata = row.get("metadata")
+    if isinstance(metadata, Mapping):
+        item["metadata"] = metadata
+    return item
+
+
+def _find_key(row: Mapping[str, Any], fields: Fields, number: int, place: str) -> str:
+    names: Iterable[str] = KEY_FIELDS if fields.key is None else (fields.key,)
+    for name in names:
+        key = row.get(name)
+        if key is None:
+            continue
+        if isinstance(key, bool | float) or not isinstance(key, str | int):
+            raise InvalidItem(
+                f"{place}: the key in field {name!r} must be a string or a whole number, not {key!r}."
+            )
+        return str(key)
+    if fields.key is not None:
+        raise InvalidItem(f"{place}: {_describe_missing(row, fields.key, None)}")
+    return str(number)
+
+
+def _describe_missing(row: Mapping[str, Any], name: str, value: Any) -> str:
+    if value is not None:
+        return f"the field {name!r} must hold a string, not {type(value).__name__}."
+    if name in row:
+        return f"the field {name!r} is empty."
+    known = ", ".join(repr(field) for field in list(row)[:10]) or "none"
+    return (
+        f"there is no field {name!r}; its fields are {known}. Name others with --text-field and --key-field."
+    )

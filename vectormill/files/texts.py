@@ -1,0 +1,47 @@
+"""Texts: whichever kind of input is named, as a stream of items. Knows nothing of jobs.
+
+read_texts("papers.jsonl.gz")       JSONL, plain or .gz (also .ndjson)
+read_texts("papers.csv")            CSV or TSV with a header, plain or .gz
+read_texts("papers.parquet")        Parquet, one row group after another
+read_texts("papers/")               every text file below the directory
+read_texts("-")                     JSONL on standard input
+"""
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from vectormill.domain.errors import InvalidItem
+from vectormill.files.lines import JsonlFile, JsonLines
+from vectormill.files.ndjson import ItemJson
+from vectormill.files.rows import Fields
+from vectormill.files.tables import CsvFile, ParquetFile
+from vectormill.files.trees import TextTree
+
+
+def read_texts(name: str, fields: Fields | None = None) -> Iterable[ItemJson]:
+    """The items of an input, read while they are iterated over.
+
+    All but standard input can be iterated over again. Raises InvalidItem for an input of no known kind or that is
+    not there, and while iterating, with file and line, for what cannot be read.
+    """
+    fields = fields or Fields()
+    if name == "-":
+        return iter(JsonLines(sys.stdin.buffer, "standard input", fields))
+    path = Path(name)
+    if path.is_dir():
+        return TextTree(path)
+    if not path.exists():
+        raise InvalidItem(f"There is no file {name}.")
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    kind = suffixes[-2] if suffixes[-1:] == [".gz"] and len(suffixes) > 1 else "".join(suffixes[-1:])
+    if kind in (".jsonl", ".ndjson"):
+        return JsonlFile(path, fields)
+    if kind in (".csv", ".tsv"):
+        return CsvFile(path, fields, delimiter="\t" if kind == ".tsv" else ",")
+    if kind in (".parquet", ".pq"):
+        return ParquetFile(path, fields)
+    raise InvalidItem(
+        f"{name} is of no known kind. Inputs are .jsonl, .ndjson, .csv and .tsv (each also .gz), .parquet, a "
+        "directory of text files, or - for JSONL on standard input."
+    )

@@ -1,0 +1,40 @@
+"""Trees: a directory of text files as items, one a file."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from vectormill.domain.errors import InvalidItem
+from vectormill.files.ndjson import ItemJson
+
+
+@dataclass(frozen=True, slots=True)
+class TextTree:
+    """Every file below a directory, in sorted order; the key is the path from the directory, with slashes.
+
+    Hidden files and folders (their names start with a dot) are passed over. A file that is not UTF-8 is an error,
+    not a failed item: a picture among the texts means that the wrong directory was named.
+    """
+
+    root: Path
+
+    def __iter__(self) -> Iterator[ItemJson]:
+        num_files = 0
+        for folder, folders, files in os.walk(self.root):
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            for name in sorted(files):
+                if not name.startswith("."):
+                    num_files += 1
+                    yield self._read(Path(folder, name))
+        if num_files == 0:
+            raise InvalidItem(f"{self.root} holds no files.")
+
+    def _read(self, path: Path) -> ItemJson:
+        try:
+            text = path.read_bytes().decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise InvalidItem(
+                f"{path} is not UTF-8 text (byte {error.start}). Convert it, or move it out of {self.root}."
+            ) from error
+        return {"key": path.relative_to(self.root).as_posix(), "text": text}
