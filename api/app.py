@@ -1,0 +1,165 @@
+"""The composition root of the HTTP interface: what is real is decided here, and only here."""
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import PackageNotFoundError, version
+from types import FrameType
+from typing import Any, Final
+
+import msgspec
+import redis
+import uvicorn
+from fastapi import FastAPI
+from fastapi.concurrency import run_in_threadpool
+from fastapi.openapi.utils import get_openapi
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+from sqlalchemy import Engine
+
+from api.dependencies import Resources
+from api.metrics import ApiMetrics, RequestMetrics
+from api.problems import MEDIA_TYPE, register_handlers
+from api.requests import ItemBody, JobRequest, SearchRequest
+from api.routes import collections, events, health, jobs, models, vectors
+from api.schemas import ProblemBody
+from vectormill.db.session import make_engine
+from vectormill.domain.errors import ConfigurationError
+from vectormill.registry import Registry
+from vectormill.settings import Settings
+
+GRACEFUL_SHUTDOWN_SECONDS: Final = 10
+# With as many again as overflow; more requests at once wait for a connection.
+POOL_SIZE: Final = 10
+REDIS_TIMEOUT_SECONDS: Final = 1.0
+REFERENCE: Final = "#/components/schemas/{name}"
+DESCRIPTION: Final = (
+    "Text in, vectors out, in bulk. Every failure is a problem detail (RFC 9457) with a stable `type`."
+)
+PROBLEM_ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
+    status: {
+        "description": "Problem details (RFC 9457).",
+        "content": {MEDIA_TYPE: {"schema": {"$ref": REFERENCE.format(name="ProblemBody")}}},
+    }
+    for status in ("4XX", "5XX", 422)
+}
+
+
+class StopRequest:
+    """Whether the server was told to stop. Streams without an end look at it and end."""
+
+    def __init__(self) -> None:
+        self.is_made = False
+
+
+def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
+    """The application. An engine that is handed in is left open at the end. Raises ConfigurationError."""
+    own_engine = None if engine else open_engine(settings)
+    serving_engine = engine or own_engine
+    assert serving_engine is not None
+    stop_request = StopRequest()
+    resources = make_resources(settings, serving_engine, stop_request)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        if resources.doorbell is not None:
+            await run_in_threadpool(resources.doorbell.close)
+        if own_engine is not None:
+            await run_in_threadpool(own_engine.dispose)
+
+    app = FastAPI(
+        title="Vectormill",
+        description=DESCRIPTION,
+        version=find_version(),
+        lifespan=lifespan,
+        responses=PROBLEM_ANSWERS,
+    )
+    app.state.resources = resources
+    app.state.stop_request = stop_request
+    for routes in (jobs, vectors, events, collections, models, health):
+        app.include_router(routes.router)
+    register_handlers(app)
+    app.add_middleware(RequestMetrics, metrics=resources.metrics)
+    app.openapi = lambda: describe(app)  # type: ignore[method-assign]  # FastAPI's documented way to extend it
+    return app
+
+
+def open_engine(settings: Settings) -> Engine:
+    if settings.database_url is None:
+        raise ConfigurationError(
+            "The API needs a Postgres: set VECTORMILL_DATABASE_URL, or start `vectormill up`, which brings its own."
+        )
+    return make_engine(settings.database_url, application_name="vectormill-api", pool_size=POOL_SIZE)
+
+
+def make_resources(settings: Settings, engine: Engine, stop_request: StopRequest) -> Resources:
+    return Resources(
+        settings=settings,
+        engine=engine,
+        registry=Registry(settings.models),
+        doorbell=open_doorbell(settings.redis_url) if settings.redis_url else None,
+        metrics=ApiMetrics(engine),
+        is_stopping=lambda: stop_request.is_made,
+    )
+
+
+def open_doorbell(redis_url: str) -> redis.Redis:
+    """Only asked whether it is there, so it has no patience: one attempt, one second. Connects at the first use."""
+    return redis.Redis.from_url(
+        redis_url,
+        socket_timeout=REDIS_TIMEOUT_SECONDS,
+        socket_connect_timeout=REDIS_TIMEOUT_SECONDS,
+        retry=Retry(NoBackoff(), 0),
+    )
+
+
+def find_version() -> str:
+    try:
+        return version("vectormill")
+    except PackageNotFoundError:  # run from a checkout that was never installed
+        return "0"
+
+
+def describe(app: FastAPI) -> dict[str, Any]:
+    """The OpenAPI description, with the bodies that msgspec decodes instead of FastAPI. Made once."""
+    if app.openapi_schema is None:
+        schema = get_openapi(
+            title=app.title, version=app.version, description=app.description, routes=app.routes
+        )
+        _, components = msgspec.json.schema_components(
+            [JobRequest, ItemBody, SearchRequest], ref_template=REFERENCE
+        )
+        problem = ProblemBody.model_json_schema(ref_template=REFERENCE.replace("{name}", "{model}"))
+        components |= problem.pop("$defs") | {"ProblemBody": problem}
+        schema.setdefault("components", {}).setdefault("schemas", {}).update(components)
+        app.openapi_schema = schema
+    return app.openapi_schema
+
+
+class ApiServer(uvicorn.Server):
+    """A server whose endless streams end when it is told to stop, rather than when patience is out."""
+
+    def __init__(self, config: uvicorn.Config, stop_request: StopRequest) -> None:
+        super().__init__(config)
+        self._stop_request = stop_request
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._stop_request.is_made = True
+        super().handle_exit(sig, frame)
+
+
+def run(settings: Settings) -> None:
+    """Serves until SIGINT or SIGTERM; then requests in progress have ten seconds."""
+    logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    app = create_app(settings)
+    config = uvicorn.Config(
+        app,
+        host=settings.api_host,
+        port=settings.api_port,
+        log_config=None,
+        access_log=False,  # /metrics counts requests; a line for each poll of a status would bury the rest
+        server_header=False,
+        timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_SECONDS,
+    )
+    ApiServer(config, app.state.stop_request).run()

@@ -1,0 +1,44 @@
+"""Resources: what routes need, made once by the composition root and handed to each request."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated
+from uuid import UUID
+
+import redis
+from fastapi import Depends, Path, Request
+from sqlalchemy import Engine
+
+from api.metrics import ApiMetrics
+from vectormill.domain.errors import JobNotFound
+from vectormill.registry import Registry
+from vectormill.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """`doorbell` is None when no Redis is configured. `is_stopping` tells streams without an end to end now."""
+
+    settings: Settings
+    engine: Engine
+    registry: Registry
+    doorbell: redis.Redis | None
+    metrics: ApiMetrics
+    is_stopping: Callable[[], bool]
+
+
+def get_resources(request: Request) -> Resources:
+    resources: Resources = request.app.state.resources
+    return resources
+
+
+def parse_job_id(job_id: Annotated[str, Path(description="The job's id, a UUID.")]) -> UUID:
+    """What is no UUID is no job's id. Raises JobNotFound."""
+    try:
+        return UUID(job_id)
+    except ValueError:
+        raise JobNotFound from None
+
+
+ResourcesDependency = Annotated[Resources, Depends(get_resources)]
+JobId = Annotated[UUID, Depends(parse_job_id)]

@@ -1,0 +1,179 @@
+"""Problems: every failure as RFC 9457 problem details with a stable `type`. Knows nothing of routes or bodies."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from http import HTTPStatus
+from typing import Any, Final, cast
+
+import psycopg
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from vectormill.domain.errors import (
+    Conflict,
+    DatabaseUnavailable,
+    IdempotencyMismatch,
+    InvalidSubmission,
+    ModelError,
+    NotFound,
+    SubmissionTooLarge,
+    Unavailable,
+    VectormillError,
+)
+
+TYPE_PREFIX: Final = "https://vectormill.dev/problems/"
+MEDIA_TYPE: Final = "application/problem+json"
+# Postgres is back within seconds of a restart; a client that waits so long meets it again.
+RETRY_AFTER_SECONDS: Final = 2
+
+# The first class that fits decides.
+STATUS_BY_ERROR: Final[tuple[tuple[type[VectormillError], int], ...]] = (
+    (SubmissionTooLarge, 413),
+    (IdempotencyMismatch, 422),  # draft-ietf-httpapi-idempotency-key-header-07, section 2.7
+    (InvalidSubmission, 422),
+    (NotFound, 404),
+    (Conflict, 409),
+    (Unavailable, 503),
+    (ModelError, 503),  # a registered model's files are away
+)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in the request something is wrong: a JSON pointer, a line of NDJSON, a parameter or a header."""
+
+    detail: str
+    pointer: str | None = None
+    line: int | None = None
+    parameter: str | None = None
+    header: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+class Problem(Exception):
+    """A refusal that is decided here at the edge, with the place in the request that caused it."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        detail: str,
+        *,
+        errors: Sequence[Place] = (),
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.code = code
+        self.detail = detail
+        self.errors = tuple(errors)
+        self.headers = dict(headers or {})
+        if status == HTTPStatus.SERVICE_UNAVAILABLE:
+            self.headers.setdefault("Retry-After", str(RETRY_AFTER_SECONDS))
+
+    def body(self, instance: str) -> dict[str, Any]:
+        """The problem details object; its title says the same for every occurrence of the type."""
+        values: dict[str, Any] = {
+            "type": TYPE_PREFIX + self.code,
+            "title": self.code.replace("-", " ").capitalize(),
+            "status": self.status,
+            "detail": self.detail,
+            "instance": instance,
+        }
+        if self.errors:
+            values["errors"] = [place.to_json() for place in self.errors]
+        return values
+
+    def response(self, instance: str) -> Response:
+        return JSONResponse(
+            self.body(instance), status_code=self.status, headers=self.headers, media_type=MEDIA_TYPE
+        )
+
+
+def describe_error(error: VectormillError) -> Problem:
+    """The problem that an error of the domain is for a client."""
+    status = next((status for kind, status in STATUS_BY_ERROR if isinstance(error, kind)), 500)
+    return Problem(status, error.code, str(error))
+
+
+def describe_invalid_request(error: RequestValidationError) -> Problem:
+    """Names every parameter, header and field that FastAPI refused."""
+    places = [_place_of(entry) for entry in error.errors()]
+    sentence = " ".join(
+        f"{place.parameter or place.header or place.pointer}: {place.detail}." for place in places
+    )
+    return Problem(422, "invalid-request", sentence or "The request is not valid.", errors=places)
+
+
+def _place_of(entry: Mapping[str, Any]) -> Place:
+    source, *path = (str(part) for part in entry["loc"])
+    detail = "unknown query parameter" if entry["type"] == "extra_forbidden" else str(entry["msg"])
+    if source == "body":
+        return Place(detail, pointer="".join(f"/{part}" for part in path))
+    name = ".".join(path) or source
+    return Place(detail, header=name) if source == "header" else Place(detail, parameter=name)
+
+
+def describe_http_exception(error: HTTPException) -> Problem:
+    """404 for a path without a route, 405 for a wrong method, and what the framework itself refuses."""
+    phrase = HTTPStatus(error.status_code).phrase
+    detail = error.detail if error.detail != phrase else f"{phrase}; see /docs for what there is."
+    return Problem(error.status_code, phrase.lower().replace(" ", "-"), str(detail), headers=error.headers)
+
+
+def is_database_away(error: Exception) -> bool:
+    """True for errors that mean a lost, refused or exhausted connection, rather than a wrong statement."""
+    if isinstance(error, DBAPIError) and error.connection_invalidated:
+        return True
+    return isinstance(error, OperationalError | InterfaceError | PoolTimeout | psycopg.OperationalError)
+
+
+def register_handlers(app: FastAPI) -> None:
+    """Makes every failure of the application leave it as problem details."""
+
+    async def answer_problem(request: Request, error: Exception) -> Response:
+        return cast(Problem, error).response(request.url.path)
+
+    async def answer_error(request: Request, error: Exception) -> Response:
+        return describe_error(cast(VectormillError, error)).response(request.url.path)
+
+    async def answer_invalid_request(request: Request, error: Exception) -> Response:
+        return describe_invalid_request(cast(RequestValidationError, error)).response(request.url.path)
+
+    async def answer_http_exception(request: Request, error: Exception) -> Response:
+        return describe_http_exception(cast(HTTPException, error)).response(request.url.path)
+
+    async def answer_database_error(request: Request, error: Exception) -> Response:
+        if not is_database_away(error):
+            raise error
+        logger.warning("Postgres did not serve %s %s: %s", request.method, request.url.path, error)
+        return describe_error(DatabaseUnavailable()).response(request.url.path)
+
+    async def answer_disconnect(request: Request, error: Exception) -> Response:
+        # Nobody hears this answer; 499 is what reverse proxies log for it.
+        logger.info("The client left during %s %s", request.method, request.url.path)
+        return Response(status_code=499)
+
+    async def answer_unexpected(request: Request, error: Exception) -> Response:
+        # The error goes on to the server, which logs it with its traceback.
+        detail = "Vectormill met an error it does not know; the API's log has the details."
+        return Problem(500, "internal-error", detail).response(request.url.path)
+
+    app.add_exception_handler(Problem, answer_problem)
+    app.add_exception_handler(VectormillError, answer_error)
+    app.add_exception_handler(RequestValidationError, answer_invalid_request)
+    app.add_exception_handler(HTTPException, answer_http_exception)
+    app.add_exception_handler(ClientDisconnect, answer_disconnect)
+    for kind in (DBAPIError, PoolTimeout, psycopg.OperationalError):
+        app.add_exception_handler(kind, answer_database_error)
+    app.add_exception_handler(Exception, answer_unexpected)

@@ -1,0 +1,109 @@
+"""Queries: a search text becomes a vector on the same workers, as a job of one item that nobody else waits behind."""
+
+import logging
+import time
+from dataclasses import replace
+from typing import Final
+from uuid import UUID
+
+import anyio
+import numpy as np
+import numpy.typing as npt
+from anyio import CancelScope
+from fastapi.concurrency import run_in_threadpool
+from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from api.dependencies import Resources
+from vectormill.db.export import read_vectors
+from vectormill.db.jobs import delete_job, find_job, list_item_errors
+from vectormill.db.submission import JobWriter
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.errors import EncodingTimeout, InvalidItem, Unavailable
+from vectormill.domain.item import Item, find_text_failure
+from vectormill.domain.job import INTERACTIVE_PRIORITY, Job, NewJob
+from vectormill.settings import Settings
+
+# A worker that waits for work answers within tens of milliseconds; a poll costs a quarter of one.
+FIRST_POLL_SECONDS: Final = 0.005
+LAST_POLL_SECONDS: Final = 0.025
+QUERY_KEY: Final = "query"
+
+logger = logging.getLogger(__name__)
+
+
+async def encode_query(resources: Resources, spec: EncodingSpec, text: str) -> npt.NDArray[np.float32]:
+    """The vector of a query, float32 [dimensions], in the space of `spec`.
+
+    Raises InvalidItem when the text can have no vector, and EncodingTimeout when no worker answers in time.
+    """
+    settings, engine = resources.settings, resources.engine
+    encoded = text.encode("utf-8", "surrogatepass")
+    failure = find_text_failure(encoded, settings.max_text_chars)
+    if failure is not None:
+        raise InvalidItem(f"The query cannot be encoded: {failure.detail}.")
+    query_spec = await run_in_threadpool(make_query_spec, resources, spec)
+    job = await run_in_threadpool(submit_query, engine, settings, query_spec, encoded)
+    try:
+        ended = await wait_for_end(resources, job)
+        return await run_in_threadpool(load_query_vector, engine, ended)
+    finally:
+        with CancelScope(shield=True):
+            await run_in_threadpool(remove_query, engine, job.id)
+
+
+def make_query_spec(resources: Resources, spec: EncodingSpec) -> EncodingSpec:
+    """The collection's own spec, with the prompt that its model has for queries; queries are cut, never refused."""
+    prompts = resources.registry.card(spec.model).prompts
+    return replace(spec, prompt=prompts.get("query", spec.prompt), truncate=True)
+
+
+def submit_query(engine: Engine, settings: Settings, spec: EncodingSpec, text: bytes) -> Job:
+    with JobWriter(engine, NewJob(spec, priority=INTERACTIVE_PRIORITY), settings) as writer:
+        writer.add(Item(QUERY_KEY, text))
+        return writer.finish()
+
+
+async def wait_for_end(resources: Resources, job: Job) -> Job:
+    """The job when it has ended. Raises EncodingTimeout, and Unavailable when the API itself stops."""
+    timeout = resources.settings.search_timeout_seconds
+    deadline = time.monotonic() + timeout
+    pause = FIRST_POLL_SECONDS
+    while not job.is_terminal:
+        if time.monotonic() >= deadline:
+            raise EncodingTimeout(
+                f"No worker encoded the query within {timeout:g} s; check that a worker for model "
+                f"{job.spec.model!r} and the scheduler are running (GET /readyz)."
+            )
+        if resources.is_stopping():
+            raise Unavailable("The API is stopping; send the query again.")
+        await anyio.sleep(pause)
+        pause = min(pause + FIRST_POLL_SECONDS, LAST_POLL_SECONDS)
+        job = await run_in_threadpool(load_job, resources.engine, job.id)
+    return job
+
+
+def load_job(engine: Engine, job_id: UUID) -> Job:
+    with engine.connect() as connection:
+        return find_job(connection, job_id)
+
+
+def load_query_vector(engine: Engine, job: Job) -> npt.NDArray[np.float32]:
+    """The one vector of an ended query. Raises InvalidItem with the worker's reason when there is none."""
+    for block in read_vectors(engine, job.id):
+        if block.present[0]:
+            vector: npt.NDArray[np.float32] = block.vectors[0]
+            return vector
+    with engine.connect() as connection:
+        errors = list_item_errors(connection, job.id, after=None, limit=1)
+    reason = errors[0].detail if errors else f"its job is {job.state}"
+    raise InvalidItem(f"The query cannot be encoded: {reason}.")
+
+
+def remove_query(engine: Engine, job_id: UUID) -> None:
+    """Removes the query's job. When that fails the pruner does it, at the end of its retention."""
+    try:
+        with engine.begin() as connection:
+            delete_job(connection, job_id)
+    except SQLAlchemyError as error:
+        logger.warning("The query job %s stays until its retention ends: %s", job_id, error)

@@ -1,0 +1,86 @@
+"""Collections over HTTP: what there is, and which rows are nearest to a text or a vector."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from fastapi import APIRouter, Request
+from fastapi.concurrency import run_in_threadpool
+
+from api.dependencies import Resources, ResourcesDependency
+from api.queries import encode_query
+from api.requests import SEARCH_DECODER, SearchRequest, decode_body
+from api.schemas import CollectionBody, CollectionList, MatchBody, SearchAnswer
+from api.submissions import read_body
+from vectormill.db.collections import Match, find_generation, list_collections, search_collection
+from vectormill.domain.collection import Generation
+from vectormill.domain.errors import InvalidOption
+
+router = APIRouter(tags=["collections"])
+
+SEARCH_DOCS: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {"$ref": "#/components/schemas/SearchRequest"},
+                "example": {"text": "how to parse a date", "limit": 3},
+            }
+        },
+    }
+}
+
+
+@router.get("/v1/collections")
+def get_collections(resources: ResourcesDependency) -> CollectionList:
+    """All collections by name, with the spec of their vectors."""
+    with resources.engine.connect() as connection:
+        generations = list_collections(connection)
+    return CollectionList(data=[CollectionBody.from_generation(generation) for generation in generations])
+
+
+@router.post("/v1/collections/{name}/search", openapi_extra=SEARCH_DOCS)
+async def post_search(request: Request, name: str, resources: ResourcesDependency) -> SearchAnswer:
+    """The rows with the highest cosine similarity to a text, or to a vector of the same space, best first."""
+    body = await read_body(request, resources.settings.max_json_bytes)
+    query = await run_in_threadpool(decode_body, body, SEARCH_DECODER)
+    generation = await run_in_threadpool(load_generation, resources, name)
+    embedding = await find_embedding(query, generation, resources)
+    matches = await run_in_threadpool(load_matches, resources, generation, embedding, query.limit)
+    return SearchAnswer(data=[MatchBody.from_match(match) for match in matches])
+
+
+async def find_embedding(
+    query: SearchRequest, generation: Generation, resources: Resources
+) -> npt.NDArray[np.float32]:
+    """float32 [dimensions]. Raises InvalidOption unless the query is one text or one vector that fits."""
+    if query.text is not None and query.embedding is None:
+        return await encode_query(resources, generation.spec, query.text)
+    if query.embedding is not None and query.text is None:
+        return check_embedding(query.embedding, generation)
+    raise InvalidOption("A search needs exactly one of text and embedding.")
+
+
+def check_embedding(values: list[float], generation: Generation) -> npt.NDArray[np.float32]:
+    dimensions = generation.spec.dimensions
+    if len(values) != dimensions:
+        raise InvalidOption(
+            f"The embedding has {len(values)} dimensions, but collection {generation.collection!r} has {dimensions}."
+        )
+    with np.errstate(over="ignore"):  # an overflow is infinite, and refused below
+        embedding = np.array(values, dtype=np.float64).astype(np.float32)
+    if not np.isfinite(embedding).all() or not embedding.any():
+        raise InvalidOption("The embedding has no direction: its numbers must be finite and not all zero.")
+    return embedding
+
+
+def load_generation(resources: Resources, name: str) -> Generation:
+    with resources.engine.connect() as connection:
+        return find_generation(connection, name)
+
+
+def load_matches(
+    resources: Resources, generation: Generation, embedding: npt.NDArray[np.float32], limit: int
+) -> list[Match]:
+    with resources.engine.connect() as connection:
+        return search_collection(connection, generation, embedding, limit)

@@ -1,0 +1,145 @@
+"""Jobs over HTTP: submit, look, list, cancel, retry, and the errors of single items."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from api.cursors import decode_cursor, encode_cursor
+from api.dependencies import JobId, ResourcesDependency
+from api.problems import Place, Problem
+from api.schemas import ItemErrorBody, ItemErrorPage, JobBody, JobPage
+from api.submissions import receive_job
+from vectormill.db.jobs import cancel_job, find_job, list_item_errors, list_jobs, retry_job
+from vectormill.domain.job import JOB_STATES
+
+router = APIRouter(tags=["jobs"])
+
+# When to ask for the job the first time.
+POLL_AFTER_SECONDS = 1
+
+STREAM_PARAMETERS = [
+    {"name": name, "in": "query", "description": f"NDJSON only. {description}", "schema": schema}
+    for name, description, schema in (
+        ("model", "A name of GET /v1/models.", {"type": "string"}),
+        ("collection", "Its SQL view gets the vectors.", {"type": "string", "example": "docs"}),
+        ("priority", "0 is the most urgent, 9 the least.", {"type": "integer", "minimum": 0, "maximum": 9}),
+        ("normalize", "Whether vectors have unit length.", {"type": "boolean"}),
+        ("dimensions", "Keep so many leading dimensions.", {"type": "integer"}),
+        ("prompt", "A prompt's name in the model's card, or literal text.", {"type": "string"}),
+        ("max_tokens", "Longer texts are cut here.", {"type": "integer"}),
+        ("truncate", "false: longer texts become item errors.", {"type": "boolean"}),
+        ("metadata", "A JSON object, kept with the job.", {"type": "string", "example": '{"source":"wiki"}'}),
+    )
+]
+JOB_REQUEST_DOCS: dict[str, Any] = {
+    "parameters": STREAM_PARAMETERS,
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {"$ref": "#/components/schemas/JobRequest"},
+                "example": {
+                    "items": [
+                        {"key": "a", "text": "A text to encode."},
+                        {"key": "b", "text": "Another one."},
+                    ],
+                    "collection": "docs",
+                    "priority": 5,
+                    "options": {"truncate": True},
+                },
+            },
+            "application/x-ndjson": {
+                "schema": {"$ref": "#/components/schemas/ItemBody"},
+                "example": '{"key": "a", "text": "A text."}\n{"key": "b", "text": "Another.", "metadata": {"p": 2}}\n',
+            },
+        },
+    },
+}
+
+
+class JobFilter(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    state: str | None = Field(default=None, json_schema_extra={"enum": list(JOB_STATES)})
+    limit: int = Field(default=50, ge=1, le=200)
+    after: str | None = Field(default=None, description="The `next` of the page before.")
+
+
+class ErrorFilter(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    limit: int = Field(default=100, ge=1, le=1000)
+    after: str | None = Field(default=None, description="The `next` of the page before.")
+
+
+@router.post("/v1/jobs", status_code=202, openapi_extra=JOB_REQUEST_DOCS)
+async def create_job(
+    request: Request,
+    response: Response,
+    resources: ResourcesDependency,
+    idempotency_key: Annotated[
+        str | None,
+        Header(description="The same key with the same content answers the same job, never a second one."),
+    ] = None,
+) -> JobBody:
+    """Takes items as one JSON object, or as a stream of NDJSON of any length (gzip accepted)."""
+    job = await receive_job(request, resources)
+    response.headers["Location"] = f"/v1/jobs/{job.id}"
+    response.headers["Retry-After"] = str(POLL_AFTER_SECONDS)
+    return JobBody.from_job(job)
+
+
+@router.get("/v1/jobs")
+def get_jobs(resources: ResourcesDependency, wanted: Annotated[JobFilter, Query()]) -> JobPage:
+    """Jobs, newest first."""
+    if wanted.state is not None and wanted.state not in JOB_STATES:
+        detail = f"{wanted.state!r} is not a job state; the states are {', '.join(JOB_STATES)}."
+        raise Problem(422, "invalid-request", detail, errors=[Place(detail, parameter="state")])
+    before_seq = decode_cursor(wanted.after)
+    with resources.engine.connect() as connection:
+        jobs = list_jobs(connection, state=wanted.state, before_seq=before_seq, limit=wanted.limit + 1)
+    page = jobs[: wanted.limit]
+    return JobPage(
+        data=[JobBody.from_job(job) for job in page],
+        next=encode_cursor(page[-1].seq) if len(jobs) > len(page) else None,
+    )
+
+
+@router.get("/v1/jobs/{job_id}")
+def get_job(resources: ResourcesDependency, job_id: JobId) -> JobBody:
+    """The job as it stands now."""
+    with resources.engine.connect() as connection:
+        return JobBody.from_job(find_job(connection, job_id))
+
+
+@router.post("/v1/jobs/{job_id}/cancel")
+def post_cancel(resources: ResourcesDependency, job_id: JobId) -> JobBody:
+    """Stops the job; vectors already committed stay. Twice is the same as once."""
+    with resources.engine.begin() as connection:
+        job = cancel_job(connection, job_id)
+    return JobBody.from_job(job)
+
+
+@router.post("/v1/jobs/{job_id}/retry")
+def post_retry(resources: ResourcesDependency, job_id: JobId) -> JobBody:
+    """Encodes the failed items of an ended job again, and only these."""
+    with resources.engine.begin() as connection:
+        job = retry_job(connection, job_id)
+    return JobBody.from_job(job)
+
+
+@router.get("/v1/jobs/{job_id}/errors")
+def get_errors(
+    resources: ResourcesDependency, job_id: JobId, wanted: Annotated[ErrorFilter, Query()]
+) -> ItemErrorPage:
+    """The items that failed, in the order of submission."""
+    after = decode_cursor(wanted.after)
+    with resources.engine.connect() as connection:
+        find_job(connection, job_id)
+        errors = list_item_errors(connection, job_id, after=after, limit=wanted.limit + 1)
+    page = errors[: wanted.limit]
+    return ItemErrorPage(
+        data=[ItemErrorBody(key=error.key, code=error.code, detail=error.detail) for error in page],
+        next=encode_cursor(page[-1].item) if len(errors) > len(page) else None,
+    )

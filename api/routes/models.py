@@ -1,0 +1,37 @@
+"""Models and workers over HTTP: what can be asked for, and who would do it."""
+
+from collections import Counter
+
+from fastapi import APIRouter
+
+from api.dependencies import ResourcesDependency
+from api.schemas import ModelBody, ModelList, WorkerBody, WorkerList
+from vectormill.db.workers import list_workers
+from vectormill.domain.errors import ModelError
+from vectormill.registry import Registry
+
+router = APIRouter(tags=["models"])
+
+
+@router.get("/v1/models")
+def get_models(resources: ResourcesDependency) -> ModelList:
+    """The registered models by name."""
+    with resources.engine.connect() as connection:
+        num_workers = Counter(worker.model for worker in list_workers(connection))
+    registry = resources.registry
+    return ModelList(data=[describe_model(registry, name, num_workers[name]) for name in registry.names()])
+
+
+def describe_model(registry: Registry, name: str, num_workers: int) -> ModelBody:
+    try:
+        return ModelBody.from_card(registry.card(name), num_workers)
+    except ModelError as error:
+        return ModelBody(name=name, workers=num_workers, problem=str(error))
+
+
+@router.get("/v1/workers")
+def get_workers(resources: ResourcesDependency) -> WorkerList:
+    """The workers that gave a sign of life lately, with their own report of device, backend and precision."""
+    with resources.engine.connect() as connection:
+        workers = list_workers(connection)
+    return WorkerList(data=[WorkerBody.from_worker(worker) for worker in workers])

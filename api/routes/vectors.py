@@ -1,0 +1,46 @@
+"""A job's vectors over HTTP, as a stream in the format asked for."""
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from api.dependencies import JobId, ResourcesDependency
+from api.vector_streams import VECTOR_FORMATS, VectorResponse, start_reading
+from vectormill.db.export import read_vectors
+from vectormill.db.jobs import find_job
+from vectormill.domain.errors import WrongJobState
+from vectormill.domain.job import UPLOADING
+
+router = APIRouter(tags=["vectors"])
+
+DESCRIPTION = (
+    '`ndjson`: one `{"key", "embedding"}` a line. `parquet`: columns key and embedding. Both leave out items that '
+    "have no vector. `npy`: float32 [num_items, dimensions] in the order of submission, NaN where there is no vector."
+)
+
+
+class ExportFilter(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    format: Literal["ndjson", "parquet", "npy"] = "ndjson"
+    partial: bool = Field(default=False, description="Export what is there although the job has not ended.")
+
+
+@router.get(
+    "/v1/jobs/{job_id}/vectors",
+    description=DESCRIPTION,
+    response_class=Response,
+    responses={200: {"content": {kind.media_type: {} for kind in VECTOR_FORMATS.values()}}},
+)
+def get_vectors(
+    resources: ResourcesDependency, job_id: JobId, wanted: Annotated[ExportFilter, Query()]
+) -> VectorResponse:
+    with resources.engine.connect() as connection:
+        job = find_job(connection, job_id)
+    if job.state == UPLOADING or not (job.is_terminal or wanted.partial):
+        raise WrongJobState(
+            f"The job is {job.state}; its vectors can be exported when it has ended, or before with partial=true."
+        )
+    blocks = start_reading(read_vectors(resources.engine, job_id))
+    return VectorResponse(job, VECTOR_FORMATS[wanted.format], blocks)

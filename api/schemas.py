@@ -1,0 +1,222 @@
+"""Schemas: the JSON that the API answers with; the names are those of the domain."""
+
+from datetime import UTC, datetime
+from typing import Any, Self
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from vectormill.db.collections import Match
+from vectormill.db.workers import Worker
+from vectormill.domain.collection import Generation
+from vectormill.domain.job import JOB_STATES, Job
+from vectormill.registry import ModelCard
+
+
+def _in_utc(moment: datetime | None) -> datetime | None:
+    return moment.astimezone(UTC) if moment else None
+
+
+class JobBody(BaseModel):
+    """A job, in the same shape wherever it is answered."""
+
+    id: UUID
+    state: str = Field(json_schema_extra={"enum": list(JOB_STATES)})
+    model: str
+    collection: str | None
+    priority: int
+    num_items: int
+    num_done: int
+    num_failed: int
+    num_chunks: int
+    num_retried_chunks: int
+    num_tokens: int
+    truncated_items: int
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    items_per_second: float
+    tokens_per_second: float
+    eta_seconds: float | None
+    padding_waste: float = Field(description="Share of the computed tokens that were padding, 0 to 1.")
+    stage_seconds: dict[str, float]
+    options: dict[str, Any] = Field(description="The EncodingSpec: all that decides the vectors.")
+    metadata: dict[str, Any]
+
+    @classmethod
+    def from_job(cls, job: Job) -> Self:
+        return cls(
+            id=job.id,
+            state=job.state,
+            model=job.spec.model,
+            collection=job.collection,
+            priority=job.priority,
+            num_items=job.num_items,
+            num_done=job.num_done,
+            num_failed=job.num_failed,
+            num_chunks=job.num_chunks,
+            num_retried_chunks=job.num_retried_chunks,
+            num_tokens=job.num_tokens,
+            truncated_items=job.num_truncated,
+            created_at=job.created_at.astimezone(UTC),
+            started_at=_in_utc(job.started_at),
+            finished_at=_in_utc(job.finished_at),
+            items_per_second=job.items_per_second,
+            tokens_per_second=job.num_tokens / job.elapsed_seconds if job.elapsed_seconds else 0.0,
+            eta_seconds=job.eta_seconds,
+            padding_waste=job.padding_waste,
+            stage_seconds=job.stage_seconds,
+            options=job.spec.to_json(),
+            metadata=job.metadata,
+        )
+
+
+class JobPage(BaseModel):
+    data: list[JobBody]
+    next: str | None = Field(description="Hand it back as `after`; null on the last page.")
+
+
+class ItemErrorBody(BaseModel):
+    key: str
+    code: str
+    detail: str
+
+
+class ItemErrorPage(BaseModel):
+    data: list[ItemErrorBody]
+    next: str | None
+
+
+class MatchBody(BaseModel):
+    key: str
+    score: float = Field(description="Cosine similarity, -1 to 1.")
+    metadata: dict[str, Any] | None
+
+    @classmethod
+    def from_match(cls, match: Match) -> Self:
+        return cls(key=match.key, score=match.score, metadata=match.metadata)
+
+
+class SearchAnswer(BaseModel):
+    data: list[MatchBody]
+
+
+class CollectionBody(BaseModel):
+    name: str
+    model: str
+    dimensions: int
+    options: dict[str, Any]
+
+    @classmethod
+    def from_generation(cls, generation: Generation) -> Self:
+        spec = generation.spec
+        return cls(
+            name=generation.collection, model=spec.model, dimensions=spec.dimensions, options=spec.to_json()
+        )
+
+
+class CollectionList(BaseModel):
+    data: list[CollectionBody]
+
+
+class ModelBody(BaseModel):
+    """A registered model. Its card's fields are null when its files cannot be read; `problem` says why."""
+
+    name: str
+    dimension: int | None = None
+    max_tokens: int | None = None
+    pooling: str | None = None
+    normalize: bool | None = None
+    prompts: dict[str, str] = Field(default_factory=dict)
+    revision: str | None = None
+    workers: int = Field(description="Live workers that serve this model.")
+    problem: str | None = None
+
+    @classmethod
+    def from_card(cls, card: ModelCard, num_workers: int) -> Self:
+        return cls(
+            name=card.name,
+            dimension=card.dimension,
+            max_tokens=card.max_tokens,
+            pooling="+".join(card.pooling),
+            normalize=card.normalize,
+            prompts=card.prompts,
+            revision=card.revision,
+            workers=num_workers,
+        )
+
+
+class ModelList(BaseModel):
+    data: list[ModelBody]
+
+
+class WorkerBody(BaseModel):
+    name: str
+    incarnation: UUID
+    model: str
+    slots: int
+    report: dict[str, Any]
+    started_at: datetime
+    heartbeat_at: datetime
+
+    @classmethod
+    def from_worker(cls, worker: Worker) -> Self:
+        return cls(
+            name=worker.name,
+            incarnation=worker.incarnation,
+            model=worker.model,
+            slots=worker.slots,
+            report=worker.report,
+            started_at=worker.started_at.astimezone(UTC),
+            heartbeat_at=worker.heartbeat_at.astimezone(UTC),
+        )
+
+
+class WorkerList(BaseModel):
+    data: list[WorkerBody]
+
+
+class Liveness(BaseModel):
+    status: str
+
+
+class Readiness(BaseModel):
+    """`ok`, `degraded` (Redis is away: jobs are taken, and wait) or `unavailable` (Postgres is away)."""
+
+    status: str
+    postgres: bool
+    redis: bool
+    workers: int
+    scheduler: bool
+
+
+class PlaceBody(BaseModel):
+    detail: str
+    pointer: str | None = None
+    line: int | None = None
+    parameter: str | None = None
+    header: str | None = None
+
+
+class ProblemBody(BaseModel):
+    """Problem details (RFC 9457); `type` is stable, `errors` names the places."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "example": {
+                "type": "https://vectormill.dev/problems/invalid-item",
+                "title": "Invalid item",
+                "status": 422,
+                "detail": "Line 17: Object missing required field `text`.",
+                "instance": "/v1/jobs",
+                "errors": [{"detail": "Object missing required field `text`", "line": 17}],
+            }
+        }
+    )
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str
+    errors: list[PlaceBody] = Field(default_factory=list)

@@ -1,0 +1,286 @@
+"""Submissions: a request's body becomes a job. Bodies are parsed and written in threads, block by block.
+
+The event loop only receives bytes. Leaving early, for an error or because the client left, removes what was written.
+"""
+
+import re
+from collections.abc import AsyncIterator, Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+from fastapi import Request
+from fastapi.concurrency import contextmanager_in_threadpool, run_in_threadpool
+from starlette.datastructures import QueryParams
+
+from api.dependencies import Resources
+from api.inflater import Inflater
+from api.ndjson import ItemReader
+from api.problems import Place, Problem
+from api.requests import (
+    DECODING_ERRORS,
+    JOB_DECODER,
+    OBJECT_DECODER,
+    JobRequest,
+    OptionsBody,
+    StreamParameters,
+    UnreadableItem,
+    decode_body,
+    decode_json,
+    encode_metadata,
+    make_item,
+    split_path,
+)
+from vectormill.db.submission import JobWriter
+from vectormill.domain.collection import check_collection_name
+from vectormill.domain.errors import InvalidItem, InvalidOption, SubmissionTooLarge
+from vectormill.domain.item import Item
+from vectormill.domain.job import Job, NewJob
+from vectormill.registry import EncodingOptions, make_spec
+
+# A hop to a thread costs 0.1 ms; so many bytes of NDJSON are worth some milliseconds of work there.
+BLOCK_BYTES: Final = 256 << 10
+JSON_TYPES: Final = ("", "application/json")
+NDJSON_TYPES: Final = (
+    "application/x-ndjson",
+    "application/ndjson",
+    "application/jsonl",
+    "application/x-jsonlines",
+    "application/jsonlines",
+)
+IDEMPOTENCY_KEY: Final = re.compile(r"[\x20-\x7e]{1,255}")
+
+
+async def receive_job(request: Request, resources: Resources) -> Job:
+    """The job that the request asks for, committed. Raises Problem and the errors of a submission."""
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type in NDJSON_TYPES:
+        job = await receive_stream(request, resources)
+    elif media_type in JSON_TYPES:
+        job = await receive_document(request, resources)
+    else:
+        raise Problem(
+            415,
+            "unsupported-media-type",
+            f"Jobs are sent as application/json or application/x-ndjson, not as {media_type}.",
+            headers={"Accept": "application/json, application/x-ndjson"},
+        )
+    return job
+
+
+async def receive_document(request: Request, resources: Resources) -> Job:
+    """A job whose items all come in one JSON object."""
+    refuse_parameters(request.query_params)
+    idempotency_key = read_idempotency_key(request)
+    body = await read_body(request, resources.settings.max_json_bytes)
+    new_job, items = await run_in_threadpool(parse_document, body, resources, idempotency_key)
+    async with contextmanager_in_threadpool(open_writer(resources, new_job)) as writer:
+        await run_in_threadpool(write_items, writer, items)
+        return await finish(writer, resources)
+
+
+async def receive_stream(request: Request, resources: Resources) -> Job:
+    """A job whose items come one a line; memory does not grow with the job."""
+    settings = resources.settings
+    parameters = parse_parameters(request.query_params)
+    idempotency_key = read_idempotency_key(request)
+    new_job = await run_in_threadpool(make_streamed_job, parameters, resources, idempotency_key)
+    reader = ItemReader(max_line_bytes=settings.max_line_bytes, max_key_bytes=settings.max_key_bytes)
+    inflater = make_inflater(request)
+
+    def store(block: bytes, writer: JobWriter) -> None:
+        for piece in inflater.feed(block) if inflater else (block,):
+            write_items(writer, reader.read(piece))
+
+    def store_rest(writer: JobWriter) -> None:
+        if inflater:
+            inflater.finish()
+        write_items(writer, reader.finish())
+
+    async with contextmanager_in_threadpool(open_writer(resources, new_job)) as writer:
+        async for block in read_blocks(request):
+            await run_in_threadpool(store, block, writer)
+        await run_in_threadpool(store_rest, writer)
+        return await finish(writer, resources)
+
+
+def open_writer(resources: Resources, new_job: NewJob) -> JobWriter:
+    return JobWriter(resources.engine, new_job, resources.settings)
+
+
+def write_items(writer: JobWriter, items: Iterable[Item]) -> None:
+    for item in items:
+        writer.add(item)
+
+
+async def finish(writer: JobWriter, resources: Resources) -> Job:
+    job = await run_in_threadpool(writer.finish)
+    if writer.existing is None:
+        resources.metrics.submitted_jobs.inc()
+        resources.metrics.submitted_items.inc(job.num_items)
+    return job
+
+
+def parse_document(
+    body: bytes, resources: Resources, idempotency_key: str | None
+) -> tuple[NewJob, list[Item]]:
+    request = decode_body(body, JOB_DECODER)
+    new_job = make_job(
+        request, request.options, request.metadata, resources=resources, idempotency_key=idempotency_key
+    )
+    items = []
+    for position, item in enumerate(request.items):
+        try:
+            items.append(make_item(item, resources.settings.max_key_bytes))
+        except UnreadableItem as error:
+            raise Problem(
+                422,
+                InvalidItem.code,
+                f"items[{position}].{error.field}: {error.reason}.",
+                errors=[Place(error.reason, pointer=f"/items/{position}/{error.field}")],
+            ) from error
+    return new_job, items
+
+
+def make_streamed_job(
+    parameters: StreamParameters, resources: Resources, idempotency_key: str | None
+) -> NewJob:
+    metadata = None
+    if parameters.metadata is not None:
+        try:
+            metadata = decode_json(parameters.metadata.encode(), OBJECT_DECODER)
+        except DECODING_ERRORS as error:
+            reason = f"metadata must be a JSON object: {split_path(str(error))[0]}"
+            raise Problem(
+                422, InvalidOption.code, f"{reason}.", errors=[Place(reason, parameter="metadata")]
+            ) from error
+    return make_job(parameters, parameters, metadata, resources=resources, idempotency_key=idempotency_key)
+
+
+def make_job(
+    request: JobRequest | StreamParameters,
+    options: OptionsBody,
+    metadata: dict[str, Any] | None,
+    *,
+    resources: Resources,
+    idempotency_key: str | None,
+) -> NewJob:
+    """What is asked for, checked against the model. Raises UnknownModel and InvalidOption."""
+    if request.collection is not None:
+        check_collection_name(request.collection)
+    if metadata is not None:
+        try:
+            encode_metadata(metadata)
+        except UnreadableItem as error:
+            raise InvalidOption(f"The job cannot be kept: {error.reason}.") from error
+    if options.prompt is not None and any(not is_storable(character) for character in options.prompt):
+        raise InvalidOption("The prompt contains a NUL character or half of a UTF-16 surrogate pair.")
+    wanted = EncodingOptions(
+        normalize=options.normalize,
+        dimensions=options.dimensions,
+        prompt=options.prompt,
+        max_tokens=options.max_tokens,
+        truncate=options.truncate,
+    )
+    return NewJob(
+        spec=make_spec(resources.registry.card(request.model), wanted),
+        collection=request.collection,
+        priority=request.priority,
+        metadata=metadata,
+        idempotency_key=idempotency_key,
+    )
+
+
+def is_storable(character: str) -> bool:
+    return character != "\0" and not "\ud800" <= character <= "\udfff"
+
+
+def parse_parameters(query: QueryParams) -> StreamParameters:
+    """The query parameters of a stream. Raises Problem naming one that is unknown, repeated or wrong."""
+    values: dict[str, str] = {}
+    for name, value in query.multi_items():
+        if name in values:
+            raise refuse_parameter(name, "it is given more than once")
+        values[name] = value
+    known = StreamParameters.__struct_fields__
+    for name in values:
+        if name not in known:
+            raise refuse_parameter(name, f"there is no such query parameter; there are {', '.join(known)}")
+    try:
+        return msgspec.convert(values, StreamParameters, strict=False)
+    except msgspec.ValidationError as error:
+        reason, name = split_path(str(error))
+        raise refuse_parameter(name, reason) from error
+
+
+def refuse_parameters(query: Mapping[str, str]) -> None:
+    for name in query:
+        raise refuse_parameter(name, "a JSON submission has its options in the body, not in query parameters")
+
+
+def refuse_parameter(name: str, reason: str) -> Problem:
+    return Problem(422, "invalid-request", f"{name}: {reason}.", errors=[Place(reason, parameter=name)])
+
+
+def read_idempotency_key(request: Request) -> str | None:
+    key = request.headers.get("idempotency-key")
+    if key is not None and not IDEMPOTENCY_KEY.fullmatch(key):
+        detail = "Idempotency-Key must have 1 to 255 visible ASCII characters."
+        raise Problem(422, "invalid-request", detail, errors=[Place(detail, header="Idempotency-Key")])
+    return key
+
+
+def make_inflater(request: Request) -> Inflater | None:
+    """None for a body that comes as it is. Raises Problem for an encoding other than gzip."""
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding in ("identity", ""):
+        return None
+    if encoding in ("gzip", "x-gzip"):
+        return Inflater()
+    raise Problem(
+        415,
+        "unsupported-encoding",
+        f"The Content-Encoding {encoding} cannot be read; send gzip or none.",
+        headers={"Accept-Encoding": "gzip"},
+    )
+
+
+async def read_blocks(request: Request) -> AsyncIterator[bytes]:
+    """The body in blocks of at least BLOCK_BYTES, the last one excepted."""
+    parts: list[bytes] = []
+    num_bytes = 0
+    async for part in request.stream():
+        parts.append(part)
+        num_bytes += len(part)
+        if num_bytes >= BLOCK_BYTES:
+            yield b"".join(parts)
+            parts, num_bytes = [], 0
+    if num_bytes:
+        yield b"".join(parts)
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """The whole body, decompressed. Raises Problem when it is larger, as soon as that is known."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > max_bytes:
+        raise body_too_large(max_bytes)
+    inflater = make_inflater(request)
+    parts: list[bytes] = []
+    num_bytes = 0
+    async for block in read_blocks(request):
+        pieces = inflater.feed(block) if inflater else iter((block,))
+        while (piece := await run_in_threadpool(next, pieces, None)) is not None:
+            parts.append(piece)
+            num_bytes += len(piece)
+            if num_bytes > max_bytes:
+                raise body_too_large(max_bytes)
+    if inflater:
+        inflater.finish()
+    return b"".join(parts)
+
+
+def body_too_large(max_bytes: int) -> Problem:
+    return Problem(
+        413,
+        SubmissionTooLarge.code,
+        f"The body has more than {max_bytes} bytes; send large jobs as a stream of application/x-ndjson.",
+    )

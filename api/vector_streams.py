@@ -1,0 +1,177 @@
+"""Vector streams: a job's vectors as NDJSON, Parquet or NumPy's own format, a block at a time, in constant memory."""
+
+import io
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import anyio
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from anyio import CancelScope
+from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from api.decimals import write_decimals
+from vectormill.db.export import VectorBlock
+from vectormill.domain.job import Job
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+Blocks = Generator[VectorBlock, None, None]
+Pieces = Generator[bytes, None, None]
+
+# Readers like row groups of some megabytes, and a footer that names thousands of them would grow in memory.
+ROW_GROUP_BYTES: Final = 8 << 20
+
+
+def write_ndjson(job: Job, blocks: Blocks) -> Pieces:
+    """One object a line; items without a vector are left out."""
+    encode = msgspec.json.Encoder().encode
+    with closing(blocks):
+        for block in blocks:
+            keys = [key for key, is_present in zip(block.keys, block.present, strict=True) if is_present]
+            if keys:
+                rows = write_decimals(block.vectors[block.present])
+                parts: list[bytes | memoryview] = []
+                for key, row in zip(keys, rows, strict=True):
+                    parts += (b'{"key":', encode(key), b',"embedding":[', row.data, b"}\n")
+                yield b"".join(parts)
+
+
+def write_npy(job: Job, blocks: Blocks) -> Pieces:
+    """float32 [num_items, d] in the order of submission; the row of an item without a vector is NaN."""
+    num_rows = 0
+    with closing(blocks):
+        yield npy_header(job)
+        for block in blocks:
+            vectors = np.where(block.present[:, None], block.vectors, np.float32(np.nan))
+            num_rows += len(vectors)
+            yield vectors.astype("<f4").tobytes()
+    if num_rows != job.num_items:
+        # Rows are found by position: the connection is broken off rather than a short array be taken for whole.
+        raise RuntimeError(
+            f"Job {job.id} has {job.num_items} items, but vectors of {num_rows} could be read."
+        )
+
+
+def npy_header(job: Job) -> bytes:
+    header = io.BytesIO()
+    shape = (job.num_items, job.spec.dimensions)
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    return header.getvalue()
+
+
+def measure_npy(job: Job) -> int:
+    """The bytes of the whole npy stream."""
+    return len(npy_header(job)) + 4 * job.num_items * job.spec.dimensions
+
+
+class PieceSink(io.RawIOBase):
+    """A file for pyarrow that cannot seek: what was written since the last `take` waits in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._parts: list[bytes] = []
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, part: "Buffer") -> int:
+        copied = bytes(part)
+        self._parts.append(copied)
+        return len(copied)
+
+    def take(self) -> bytes:
+        piece = b"".join(self._parts)
+        self._parts.clear()
+        return piece
+
+
+def write_parquet(job: Job, blocks: Blocks) -> Pieces:
+    """Columns key (string) and embedding (fixed_size_list of float32); items without a vector are left out."""
+    dimensions = job.spec.dimensions
+    embedding_type = pa.list_(pa.float32(), dimensions)
+    schema = pa.schema([pa.field("key", pa.string(), nullable=False), pa.field("embedding", embedding_type)])
+    rows_per_group = max(1, ROW_GROUP_BYTES // (4 * dimensions))
+    sink = PieceSink()
+    # Components of unit vectors are as good as random: neither a dictionary nor compression makes them smaller.
+    writer = pq.ParquetWriter(
+        pa.PythonFile(sink, mode="w"),
+        schema,
+        compression={"key": "zstd", "embedding.list.element": "none"},
+        use_dictionary=False,
+        write_statistics=False,
+    )
+    with closing(blocks), writer:
+        for keys, vectors in gather_rows(blocks, rows_per_group):
+            embedding = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), type=embedding_type)
+            writer.write_table(pa.table([pa.array(keys, pa.string()), embedding], schema=schema))
+            yield sink.take()
+        writer.close()
+        yield sink.take()
+
+
+def gather_rows(blocks: Iterator[VectorBlock], num_rows: int) -> Iterator[tuple[list[str], np.ndarray]]:
+    """Keys and vectors, float32 [n, d], of the items that have one, at least `num_rows` at a time."""
+    keys: list[str] = []
+    parts: list[np.ndarray] = []
+    for block in blocks:
+        keys += [key for key, is_present in zip(block.keys, block.present, strict=True) if is_present]
+        parts.append(block.vectors[block.present])
+        if len(keys) >= num_rows:
+            yield keys, np.concatenate(parts)
+            keys, parts = [], []
+    if keys:
+        yield keys, np.concatenate(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class VectorFormat:
+    """How one format is written. `measure` gives the number of bytes, where it is known beforehand."""
+
+    media_type: str
+    extension: str
+    write: Callable[[Job, Blocks], Pieces]
+    measure: Callable[[Job], int] | None = None
+
+
+VECTOR_FORMATS: Final = {
+    "ndjson": VectorFormat("application/x-ndjson", "ndjson", write_ndjson),
+    "parquet": VectorFormat("application/vnd.apache.parquet", "parquet", write_parquet),
+    "npy": VectorFormat("application/x-npy", "npy", write_npy, measure_npy),
+}
+
+
+def start_reading(blocks: Iterator[VectorBlock]) -> Blocks:
+    """The same blocks, of which the first is read now: what fails at once is a problem, not half a stream."""
+    first = next(blocks, None)
+
+    def go_on() -> Blocks:
+        if first is not None:
+            yield first
+            yield from blocks
+
+    return go_on()
+
+
+class VectorResponse(StreamingResponse):
+    """Streams pieces that are made in a thread, and closes their source in a thread when the client leaves."""
+
+    def __init__(self, job: Job, vector_format: VectorFormat, blocks: Blocks) -> None:
+        self._pieces = vector_format.write(job, blocks)
+        headers = {"Content-Disposition": f'attachment; filename="{job.id}.{vector_format.extension}"'}
+        if vector_format.measure is not None:
+            headers["Content-Length"] = str(vector_format.measure(job))
+        super().__init__(self._pieces, headers=headers, media_type=vector_format.media_type)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            with CancelScope(shield=True):
+                await anyio.to_thread.run_sync(self._pieces.close)
