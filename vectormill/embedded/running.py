@@ -1,0 +1,47 @@
+"""The note a running stack leaves in its data directory, so that command-line tools find it."""
+
+import contextlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from vectormill import processes
+from vectormill.embedded.account import write_private
+
+FILE_NAME = "stack.json"
+
+
+@dataclass(frozen=True, slots=True)
+class RunningStack:
+    """Where the servers of one running stack are. The URLs carry passwords: the note is its owner's only."""
+
+    pid: int
+    started_at: float
+    database_url: str
+    redis_url: str
+    api_url: str | None = None
+    flower_url: str | None = None
+
+
+def write_note(data_dir: Path, stack: RunningStack) -> None:
+    """Leaves the note, in place of an earlier one."""
+    write_private(data_dir / FILE_NAME, json.dumps(asdict(stack), indent=2) + "\n")
+
+
+def remove_note(data_dir: Path) -> None:
+    """Takes the note away; its absence is no error."""
+    with contextlib.suppress(FileNotFoundError):
+        (data_dir / FILE_NAME).unlink()
+
+
+def find_running(data_dir: Path) -> RunningStack | None:
+    """The stack that runs on this directory; None when there is none, or only the note of one that was killed.
+
+    Raises PermissionError when the stack is another user's.
+    """
+    try:
+        note = json.loads((data_dir.expanduser() / FILE_NAME).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    stack = RunningStack(**note)
+    return stack if processes.is_alive(stack.pid, stack.started_at) else None

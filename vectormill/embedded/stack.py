@@ -1,0 +1,181 @@
+"""Postgres and Valkey of one data directory, started together, kept alive and stopped. Knows nothing of who uses them.
+
+DATA_DIR/vectormill.lock   held while a stack runs here; names its pid
+DATA_DIR/stack.json        where the servers are, for command-line tools
+DATA_DIR/postgres/         the cluster, or a link to it (see vectormill.embedded.cluster)
+DATA_DIR/valkey/           its configuration
+DATA_DIR/logs/             a log per server
+"""
+
+import logging
+import os
+import threading
+import time
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from vectormill import processes
+from vectormill.domain.errors import VectormillError
+from vectormill.embedded.account import make_directory
+from vectormill.embedded.errors import StartCancelled
+from vectormill.embedded.lock import DirectoryLock
+from vectormill.embedded.postgres import EmbeddedPostgres
+from vectormill.embedded.running import RunningStack, remove_note, write_note
+from vectormill.embedded.valkey import EmbeddedValkey
+from vectormill.supervisor import Backoff
+
+logger = logging.getLogger(__name__)
+
+Server = EmbeddedPostgres | EmbeddedValkey
+
+
+class EmbeddedStack:
+    """A context manager that holds the directory and runs its servers. One object is one run.
+
+    A server whose URL is given is not started: given both, only the directory is held.
+    A server that dies is started again with the same URL, after a pause that grows when it goes on dying.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        database_url: str | None = None,
+        redis_url: str | None = None,
+        stopping: threading.Event | None = None,
+    ) -> None:
+        """stopping, once set, gives up a start that is under way, and every restart."""
+        self.data_dir = data_dir.expanduser().absolute()
+        self._stopping = stopping or threading.Event()
+        self._lock = DirectoryLock(self.data_dir / "vectormill.lock")
+        self._urls = {"postgres": database_url, "valkey": redis_url}
+        own: tuple[Server, ...] = (
+            EmbeddedPostgres(self.data_dir, cancelled=self._stopping),
+            EmbeddedValkey(self.data_dir, cancelled=self._stopping),
+        )
+        self._servers = tuple(server for server in own if self._urls[server.name] is None)
+        self._guards = {server.name: threading.Lock() for server in self._servers}
+        self._watches: list[threading.Thread] = []
+
+    @property
+    def database_url(self) -> str:
+        """A SQLAlchemy URL; known once the stack has started."""
+        return self._url("postgres")
+
+    @property
+    def redis_url(self) -> str:
+        """The broker's URL; known once the stack has started."""
+        return self._url("valkey")
+
+    def _url(self, name: str) -> str:
+        url = self._urls[name]
+        if url is None:
+            raise RuntimeError(f"{name} has no URL before the stack has started")
+        return url
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Holds the directory and starts what is to be started, both at once.
+
+        Raises AlreadyRunning, EmbeddedServerFailed or StartCancelled; then nothing is left running.
+        """
+        if not self.data_dir.exists():
+            # As root: others may pass through (Postgres's user must), but not look around.
+            self.data_dir.parent.mkdir(parents=True, exist_ok=True)
+            make_directory(self.data_dir, 0o711 if os.geteuid() == 0 else 0o700)
+        self._lock.acquire()
+        try:
+            self._start_servers()
+            self.announce()
+        except BaseException:
+            self.stop()
+            raise
+        for server in self._servers:
+            watch = threading.Thread(
+                target=self._keep_alive, args=(server,), name=f"{server.name}-watch", daemon=True
+            )
+            watch.start()
+            self._watches.append(watch)
+
+    def _start_servers(self) -> None:
+        if not self._servers:
+            return
+        with ThreadPoolExecutor(len(self._servers), thread_name_prefix="start") as pool:
+            starts = {server.name: pool.submit(server.start) for server in self._servers}
+            wait(starts.values(), return_when=FIRST_EXCEPTION)
+            failures = [start.exception() for start in starts.values() if start.done() and start.exception()]
+            if failures:
+                self._stopping.set()  # do not let the other finish a long recovery
+        for failure in failures:
+            assert failure is not None
+            raise failure
+        self._urls.update({name: start.result() for name, start in starts.items()})
+
+    def announce(self, *, api_url: str | None = None, flower_url: str | None = None) -> None:
+        """Leaves a note of where everything is, for `find_running`."""
+        pid = os.getpid()
+        began = processes.started_at(pid) or 0.0
+        write_note(
+            self.data_dir, RunningStack(pid, began, self.database_url, self.redis_url, api_url, flower_url)
+        )
+
+    def _keep_alive(self, server: Server) -> None:
+        """Waits for the server to end, and starts it again unless that was asked for. Sleeps all the while."""
+        backoff = Backoff()
+        while True:
+            began = time.monotonic()
+            server.wait()  # returns at once when the last start failed
+            if self._stopping.is_set():
+                return
+            pause = backoff.pause_after(time.monotonic() - began)
+            logger.warning("%s ended; starting it again in %.1f s", server.name, pause)
+            if self._stopping.wait(pause):
+                return
+            self._start_again(server)
+
+    def _start_again(self, server: Server) -> None:
+        with self._guards[server.name]:
+            if self._stopping.is_set():
+                return
+            try:
+                server.start()
+            except StartCancelled:
+                return
+            except (VectormillError, OSError) as error:
+                logger.error("%s could not be started again: %s", server.name, error)
+
+    def stop(self, timeout: float = 4.0) -> None:
+        """Stops the servers, the note and the hold. Postgres gets the time-out (seconds) for a clean shutdown.
+
+        Stopping twice is no error.
+        """
+        self._stopping.set()
+        for server in reversed(self._servers):
+            with self._guards[server.name]:
+                server.stop(timeout)
+        for watch in self._watches:
+            watch.join()
+        self._watches.clear()
+        if self._lock.is_held:
+            remove_note(self.data_dir)
+            self._lock.release()
+
+    def destroy(self) -> None:
+        """Stops the servers and deletes the database, wherever it lies."""
+        self.stop()
+        for server in self._servers:
+            if isinstance(server, EmbeddedPostgres):
+                server.destroy()

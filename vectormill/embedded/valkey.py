@@ -1,0 +1,151 @@
+"""A Valkey server (it speaks Redis's protocol), run as a child of this process. Knows nothing of what passes through.
+
+It keeps nothing: everything in it can be lost at any moment (Postgres is the only truth), so it writes no files and
+never delays a write. It listens on a loopback port and asks for a generated password, which stands in a configuration
+file that only its user can read, not on the command line that everybody can. When we are root it runs as root.
+"""
+
+import contextlib
+import logging
+import secrets
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from vectormill import processes
+from vectormill.embedded.account import write_private
+from vectormill.embedded.binaries import find_valkey_server
+from vectormill.embedded.ending import end_child, end_leftovers
+from vectormill.embedded.errors import EmbeddedServerFailed, StartCancelled
+from vectormill.embedded.lock import DirectoryLock
+from vectormill.logfile import open_log, tail_of
+
+logger = logging.getLogger(__name__)
+
+START_TIMEOUT_SECONDS = 30.0
+BIND_ATTEMPTS = 5
+POLL_SECONDS = 0.02
+NO_RETRY = Retry(NoBackoff(), 0)
+ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LC_ALL": "C"}
+
+CONFIGURATION = """\
+# Written by vectormill at every start.
+bind 127.0.0.1
+port {port}
+protected-mode yes
+requirepass {password}
+dir {directory}
+
+maxmemory 256mb
+# A full broker refuses messages, and the dispatcher sends them later; evicting would drop them unseen.
+maxmemory-policy noeviction
+save ""
+appendonly no
+tcp-keepalive 60
+timeout 0
+# Timers of an idle server: half the usual ten a second. Blocked clients' time-outs are late by at most 0.2 s.
+hz 5
+dynamic-hz yes
+daemonize no
+logfile ""
+"""
+
+
+class EmbeddedValkey:
+    """One server of a home directory. Start and stop may be called again and again; the URL stays."""
+
+    name = "valkey"
+
+    def __init__(
+        self, home: Path, *, log_path: Path | None = None, cancelled: threading.Event | None = None
+    ) -> None:
+        """cancelled, once set, makes a start that is under way raise StartCancelled."""
+        self._directory = home / "valkey"
+        self._home = home
+        self._log_path = log_path or home / "logs" / "valkey.log"
+        self._cancelled = cancelled or threading.Event()
+        self._password = secrets.token_urlsafe(32)
+        self._port: int | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock: DirectoryLock | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process, while there is one."""
+        return self._process.pid if self._process is not None else None
+
+    def start(self) -> str:
+        """Starts the server and returns its URL.
+
+        Raises EmbeddedServerFailed, with the end of the log, AlreadyRunning or StartCancelled.
+        """
+        self.stop()
+        self._directory.mkdir(mode=0o700, exist_ok=True)
+        self._lock = DirectoryLock(self._directory / "vectormill.lock", self._home)
+        self._lock.acquire()
+        try:
+            end_leftovers(self._directory, "valkey-server", ((signal.SIGTERM, 5.0),))
+            return self._start_on_a_port()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start_on_a_port(self) -> str:
+        """Others may take a free port before the server binds it; a port that was handed out in a URL is kept."""
+        for _ in range(BIND_ATTEMPTS):
+            port = self._port or processes.free_port()
+            if self._runs_on(port):
+                self._port = port
+                return f"redis://:{self._password}@127.0.0.1:{port}/0"
+        raise EmbeddedServerFailed(f"Valkey ended while starting:{tail_of(self._log_path)}")
+
+    def _runs_on(self, port: int) -> bool:
+        """Starts the server and waits until it answers; False when it ended instead."""
+        configuration = self._directory / "valkey.conf"
+        text = CONFIGURATION.format(
+            port=port, password=self._password, directory=f'"{self._directory.resolve()}"'
+        )
+        write_private(configuration, text)
+        with open_log(self._log_path) as output:
+            self._process = processes.spawn(
+                [str(find_valkey_server()), str(configuration)], env=ENVIRONMENT, output=output
+            )
+        deadline = time.monotonic() + START_TIMEOUT_SECONDS
+        client = redis.Redis(
+            host="127.0.0.1", port=port, password=self._password, socket_timeout=5, retry=NO_RETRY
+        )
+        with contextlib.closing(client):
+            while self._process.poll() is None:
+                # Another server on that port would refuse the password, which no other knows.
+                with contextlib.suppress(redis.RedisError):
+                    client.ping()
+                    return True
+                if time.monotonic() > deadline:
+                    raise EmbeddedServerFailed(f"Valkey does not answer:{tail_of(self._log_path)}")
+                if self._cancelled.wait(POLL_SECONDS):
+                    raise StartCancelled
+        return False
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """Ends the server, by SIGKILL when it takes longer than the time-out (seconds); it has nothing to save.
+
+        Stopping a server that is not running is no error.
+        """
+        if self._process is not None:
+            end_child(self._process, ((signal.SIGTERM, timeout),))
+            self._process = None
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def wait(self) -> None:
+        """Blocks until the running server has ended, for whatever reason."""
+        process = self._process
+        if process is not None:
+            processes.wait_for_group(process)

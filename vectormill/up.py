@@ -1,0 +1,201 @@
+"""Everything on one machine: servers, migrations, then API, scheduler, workers and Flower, until told to stop.
+
+The composition root of `vectormill up`. Knows the processes by their command lines only, never by import.
+"""
+
+import http.client
+import json
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from vectormill import processes
+from vectormill.domain.errors import Unavailable
+from vectormill.embedded.errors import StartCancelled
+from vectormill.embedded.stack import EmbeddedStack
+from vectormill.logfile import open_log, tail_of
+from vectormill.stopping import StopSignals
+from vectormill.supervisor import ChildSpec, Supervisor
+
+logger = logging.getLogger(__name__)
+
+COMMAND = (sys.executable, "-m", "vectormill.cli")
+READY_TIMEOUT_SECONDS = 300.0  # a worker may load a large model from a slow disk
+MIGRATION_POLL_SECONDS = 0.1
+PROBE_TIMEOUT_SECONDS = 3.0
+# Together under 15 s: the children, then Postgres (and at most 5 s more for its immediate shutdown).
+CHILDREN_GRACE_SECONDS = 8.0
+SERVERS_GRACE_SECONDS = 3.0
+
+
+class MigrationFailed(Unavailable):
+    """The database could not be migrated."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpOptions:
+    """What `vectormill up` runs. Servers whose URL is None are started under data_dir; a port of 0 is chosen."""
+
+    data_dir: Path
+    api_host: str
+    api_port: int
+    flower_host: str
+    flower_port: int
+    database_url: str | None
+    redis_url: str | None
+    models: tuple[str, ...]  # one worker each; none: one worker that decides for itself
+    environ: Mapping[str, str]  # what the children inherit
+    command: tuple[str, ...] = COMMAND
+
+
+def run_up(options: UpOptions, out: TextIO = sys.stdout) -> int:
+    """Runs everything until SIGINT, SIGTERM or SIGHUP; 0 after such a stop. Call it in the main thread.
+
+    Writes one line that starts with "ready" to out when all is healthy. Raises a VectormillError when that cannot be
+    reached: AlreadyRunning, EmbeddedServerFailed, MigrationFailed, ChildNotReady. Nothing is left running either way.
+    """
+    with StopSignals() as stopping:
+        stack = EmbeddedStack(
+            options.data_dir,
+            database_url=options.database_url,
+            redis_url=options.redis_url,
+            stopping=stopping,
+        )
+        try:
+            stack.start()
+            _run_children(options, stack, stopping, out)
+        except StartCancelled:
+            logger.info("stopped while starting")
+        finally:
+            stack.stop(SERVERS_GRACE_SECONDS)
+    return 0
+
+
+def _run_children(options: UpOptions, stack: EmbeddedStack, stopping: threading.Event, out: TextIO) -> None:
+    environ = {
+        **options.environ,
+        "PYTHONUNBUFFERED": "1",  # or the last words of a killed child stay in its buffer
+        "VECTORMILL_DATABASE_URL": stack.database_url,
+        "VECTORMILL_REDIS_URL": stack.redis_url,
+    }
+    logs = stack.data_dir / "logs"
+    _migrate((*options.command, "migrate"), environ, logs / "migrate.log", stopping)
+    api = Endpoint(options.api_host, options.api_port or processes.free_port())
+    flower = Endpoint(options.flower_host, options.flower_port or processes.free_port())
+    children = plan_children(options, api, flower, environ, logs)
+    supervisor = Supervisor(children, stopping=stopping)
+    try:
+        if supervisor.start(READY_TIMEOUT_SECONDS):
+            stack.announce(api_url=api.url, flower_url=flower.url)
+            out.write(f"ready  api {api.url}  flower {flower.url}  data {stack.data_dir}\n")
+            out.flush()
+            supervisor.wait()
+    finally:
+        supervisor.stop(CHILDREN_GRACE_SECONDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a child listens, and how to ask it."""
+
+    host: str
+    port: int
+
+    @property
+    def url(self) -> str:
+        """For people and programs on this machine."""
+        host = self._reachable_host()
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+    def _reachable_host(self) -> str:
+        """A server that listens everywhere is asked on the loopback."""
+        return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)  # noqa: S104 - read, not bound
+
+    def answer(self, path: str) -> bytes | None:
+        """The body of a GET, if the answer is 200. No proxy of the environment is asked."""
+        connection = http.client.HTTPConnection(
+            self._reachable_host(), self.port, timeout=PROBE_TIMEOUT_SECONDS
+        )
+        try:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            body = response.read()
+        except (OSError, http.client.HTTPException):
+            return None
+        finally:
+            connection.close()
+        return body if response.status == 200 else None
+
+    def readiness(self) -> dict[str, Any]:
+        """What the API says of itself, the workers and the scheduler; empty when it is not ready."""
+        try:
+            said = json.loads(self.answer("/readyz") or b"{}")
+        except ValueError:
+            return {}
+        return said if isinstance(said, dict) else {}
+
+
+def plan_children(
+    options: UpOptions, api: Endpoint, flower: Endpoint, environ: Mapping[str, str], logs: Path
+) -> list[ChildSpec]:
+    """The children in the order in which they are named in messages. Starts nothing."""
+
+    def child(name: str, ready: Callable[[], bool], *arguments: str) -> ChildSpec:
+        return ChildSpec(name, (*options.command, *arguments), environ, ready, logs / f"{name}.log")
+
+    def workers_are_ready() -> bool:
+        return int(api.readiness().get("workers") or 0) >= max(1, len(options.models))
+
+    workers = [
+        child(_worker_name(model, len(options.models)), workers_are_ready, "worker", "--model", model)
+        for model in options.models
+    ] or [child("worker", workers_are_ready, "worker")]
+    return [
+        child("api", lambda: api.answer("/readyz") is not None, "api", *_listen(api)),
+        child("scheduler", lambda: bool(api.readiness().get("scheduler")), "scheduler"),
+        *workers,
+        child("flower", lambda: flower.answer("/healthcheck") is not None, "flower", *_listen(flower)),
+    ]
+
+
+def _listen(endpoint: Endpoint) -> tuple[str, ...]:
+    return ("--host", endpoint.host, "--port", str(endpoint.port))
+
+
+def _worker_name(model: str, num_models: int) -> str:
+    """A name that can be a file's: a model may be a path or a hub name."""
+    if num_models == 1:
+        return "worker"
+    return "worker-" + "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in model)
+
+
+def _migrate(
+    argv: tuple[str, ...], environ: Mapping[str, str], log_path: Path, stopping: threading.Event
+) -> None:
+    with open_log(log_path) as output:
+        process = processes.spawn(argv, env=environ, output=output)
+    try:
+        while process.poll() is None:
+            if stopping.wait(MIGRATION_POLL_SECONDS):
+                raise StartCancelled
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            _wait_or_kill(process)
+        processes.kill_group(process.pid)
+    if process.returncode != 0:
+        raise MigrationFailed(f"the database could not be migrated:{tail_of(log_path)}")
+
+
+def _wait_or_kill(process: "subprocess.Popen[bytes]") -> None:
+    """A migration is one transaction: killed, it has not happened."""
+    try:
+        process.wait(CHILDREN_GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
