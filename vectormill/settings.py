@@ -21,7 +21,9 @@ class ModelEntry(BaseModel):
 
     path: str = Field(description="A directory, or a name on the Hugging Face hub.")
     revision: str | None = Field(default=None, description="A commit, tag or branch on the hub.")
-    pooling: str | None = Field(default=None, description="Overrides the model's own pooling: cls, mean, last_token, …")
+    pooling: str | None = Field(
+        default=None, description="Overrides the model's own pooling: cls, mean, last_token, …"
+    )
     normalize: bool | None = Field(default=None, description="Overrides whether vectors have unit length.")
     max_tokens: int | None = Field(default=None, ge=3, description="Overrides the model's longest input.")
 
@@ -29,12 +31,18 @@ class ModelEntry(BaseModel):
 class Settings(BaseSettings):
     """Settings shared by all processes. Each is documented in docs/CONFIGURATION.md."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, env_nested_delimiter=None, frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_nested_delimiter=None, frozen=True, extra="ignore"
+    )
 
     database_url: str | None = Field(default=None, description="Postgres; embedded when unset.")
     redis_url: str | None = Field(default=None, description="Redis or Valkey; embedded when unset.")
-    data_dir: Path = Field(default=Path("~/.vectormill"), description="Where the embedded servers keep their files.")
-    models: dict[str, ModelEntry] = Field(default_factory=dict, description="JSON: name -> path, revision, options.")
+    data_dir: Path = Field(
+        default=Path("~/.vectormill"), description="Where the embedded servers keep their files."
+    )
+    models: dict[str, ModelEntry] = Field(
+        default_factory=dict, description="JSON: name -> path, revision, options."
+    )
 
     api_host: str = "127.0.0.1"
     api_port: int = Field(default=8000, ge=0, le=65535)
@@ -47,20 +55,34 @@ class Settings(BaseSettings):
     chunk_max_items: int = Field(default=512, ge=1, le=65536)
     chunk_max_bytes: int = Field(default=1 << 20, ge=1024, description="Bytes of text in a chunk.")
     max_text_chars: int = Field(default=1_000_000, ge=1, description="A longer text becomes an item error.")
-    max_key_bytes: int = Field(default=1024, ge=1, le=2048, description="A B-tree entry holds about 2700 bytes.")
-    max_json_bytes: int = Field(default=64 << 20, ge=1024, description="Largest JSON body; NDJSON has no limit.")
+    max_key_bytes: int = Field(
+        default=1024, ge=1, le=2048, description="A B-tree entry holds about 2700 bytes."
+    )
+    max_json_bytes: int = Field(
+        default=64 << 20, ge=1024, description="Largest JSON body; NDJSON has no limit."
+    )
     max_line_bytes: int = Field(default=16 << 20, ge=1024, description="Largest line of NDJSON.")
     search_timeout_seconds: float = Field(default=30.0, gt=0)
 
     lease_seconds: float = Field(default=30.0, gt=0)
     heartbeat_seconds: float = Field(default=5.0, gt=0)
     max_attempts: int = Field(default=5, ge=1, description="Claims of a chunk before it is split.")
-    dispatch_seconds: float = Field(default=0.1, gt=0, description="Pause of the dispatcher while jobs are open.")
-    idle_dispatch_seconds: float = Field(default=2.0, gt=0, description="Pause of the dispatcher while none is.")
+    dispatch_seconds: float = Field(
+        default=0.1, gt=0, description="Pause of the dispatcher while jobs are open."
+    )
+    idle_dispatch_seconds: float = Field(
+        default=2.0, gt=0, description="Pause of the dispatcher while none is."
+    )
     reap_seconds: float = Field(default=5.0, gt=0)
-    queued_timeout_seconds: float = Field(default=60.0, gt=0, description="A dispatch unclaimed for so long is lost.")
-    ageing_seconds: float = Field(default=600.0, gt=0, description="Waiting so long lifts a job by one priority.")
-    upload_timeout_seconds: float = Field(default=3600.0, gt=0, description="An upload silent for so long is removed.")
+    queued_timeout_seconds: float = Field(
+        default=60.0, gt=0, description="A dispatch unclaimed for so long is lost."
+    )
+    ageing_seconds: float = Field(
+        default=600.0, gt=0, description="Waiting so long lifts a job by one priority."
+    )
+    upload_timeout_seconds: float = Field(
+        default=3600.0, gt=0, description="An upload silent for so long is removed."
+    )
     retention_days: float = Field(default=30.0, gt=0, description="Ended jobs are removed after so long.")
 
     def child_environment(self) -> dict[str, str]:
@@ -103,5 +125,6 @@ def refuse_unknown_variables(
 def describe_validation_error(error: ValidationError, prefix: str) -> str:
     """One sentence per wrong setting, each naming the variable."""
     return " ".join(
-        f"{prefix}{'.'.join(str(part) for part in entry['loc']).upper()}: {entry['msg']}." for entry in error.errors()
+        f"{prefix}{'.'.join(str(part) for part in entry['loc']).upper()}: {entry['msg']}."
+        for entry in error.errors()
     )

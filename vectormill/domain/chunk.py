@@ -21,18 +21,30 @@ CHUNK_STATES: Final = (PENDING, QUEUED, LEASED, DONE, FAILED, CANCELLED, SPLIT)
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A worker's right to one chunk until its lease ends. The fence is what every later write is checked against."""
+    """A worker's right to one chunk until its lease ends. The fence is what every later write is checked against.
+
+    `first_item` is the position in the job of the chunk's first item. After a retry `only_items` names the positions
+    within the chunk that are to be encoded; the others have their vectors.
+    """
 
     chunk_id: int
     fence: int
     attempt: int
     lost: int
     num_items: int
+    first_item: int
+    only_items: tuple[int, ...] | None
     job_id: UUID
     job_seq: int
     job_priority: int
     spec: EncodingSpec
     generation_id: int | None
+
+    def wanted_items(self, start: int, stop: int) -> list[int] | None:
+        """Positions, counted from `start`, that are to be encoded between `start` and `stop`; None means all."""
+        if self.only_items is None:
+            return None
+        return [item - start for item in self.only_items if start <= item < stop]
 
 
 @dataclass(frozen=True, slots=True)

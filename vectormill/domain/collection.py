@@ -33,6 +33,6 @@ def check_collection_name(name: str) -> str:
     if not COLLECTION_NAME.fullmatch(name):
         raise InvalidOption(
             f"The collection name {name!r} cannot be used: it becomes a SQL view, so it must start with a lower-case "
-            "letter or underscore, go on with lower-case letters, digits and underscores, and have at most 63 characters."
+            "letter or underscore, and have only lower-case letters, digits and underscores, at most 63."
         )
     return name

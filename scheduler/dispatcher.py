@@ -1,0 +1,95 @@
+"""Keeps a small window of chunks with the workers, so that priority, fairness, pause and cancel are SQL and immediate.
+
+Commit first, publish second: a message never names a row that is not there, and a dispatch whose message is lost is
+found by the reaper. Nothing here is needed for correctness; a dispatcher that runs twice only publishes twice.
+"""
+
+import logging
+from collections import defaultdict
+from uuid import UUID
+
+from celery import Celery
+from redis.exceptions import RedisError
+from sqlalchemy import Engine
+
+from scheduler.fairness import plan_shares
+from vectormill.broker.messages import BROKER_ERRORS, publish
+from vectormill.broker.sentinel import Sentinel
+from vectormill.db.dispatch import list_demands, list_rooms, mark_queued, recall_queued_chunks
+from vectormill.db.workers import ALIVE_SECONDS
+from vectormill.domain.chunk import Dispatch
+
+logger = logging.getLogger(__name__)
+
+# Jobs looked at in one round; with more, the most urgent and oldest come first.
+MAX_DEMANDS = 500
+
+
+class Dispatcher:
+    """One round at a time: `dispatch` marks and publishes what there is room for."""
+
+    def __init__(self, engine: Engine, app: Celery, sentinel: Sentinel, ageing_seconds: float) -> None:
+        self._engine = engine
+        self._app = app
+        self._sentinel = sentinel
+        self._ageing_seconds = ageing_seconds
+        # Chunks each job was served, in turns rather than debts. Lost with the process, harmlessly.
+        self._served: dict[UUID, int] = defaultdict(int)
+        self._is_redis_away = False
+
+    def recall_lost_messages(self) -> bool:
+        """Looks whether Redis lost its content, and dispatches again what was in it. False while Redis is away."""
+        try:
+            is_lost = self._sentinel.has_lost_content()
+        except RedisError as error:
+            if not self._is_redis_away:
+                logger.warning("Redis cannot be reached; jobs wait in Postgres until it is back: %s", error)
+            self._is_redis_away = True
+            return False
+        if is_lost:
+            with self._engine.begin() as connection:
+                recalled = recall_queued_chunks(connection)
+            if recalled:
+                logger.warning("Redis lost its content; %d dispatched chunks are dispatched again.", recalled)
+        if self._is_redis_away:
+            logger.info("Redis is back.")
+        self._is_redis_away = False
+        return True
+
+    def dispatch(self) -> int:
+        """Dispatches what there is room for; the number of chunks."""
+        if self._is_redis_away:
+            return 0
+        dispatches = self._mark()
+        if dispatches:
+            try:
+                publish(self._app, dispatches)
+            except BROKER_ERRORS as error:
+                logger.warning(
+                    "Could not ring the bell for %d chunks; the reaper will: %s", len(dispatches), error
+                )
+        return len(dispatches)
+
+    def _mark(self) -> list[Dispatch]:
+        with self._engine.begin() as connection:
+            demands = list_demands(connection, MAX_DEMANDS)
+            if not demands:
+                self._served.clear()
+                return []
+            rooms = {
+                room.model: room.slots - room.outstanding for room in list_rooms(connection, ALIVE_SECONDS)
+            }
+            self._welcome([demand.job_id for demand in demands])
+            shares = plan_shares(demands, rooms, self._served, self._ageing_seconds)
+            if not shares:
+                return []
+            dispatches = mark_queued(connection, [(share.job_id, share.num_chunks) for share in shares])
+        for dispatch in dispatches:
+            self._served[dispatch.job_id] += 1
+        return dispatches
+
+    def _welcome(self, job_ids: list[UUID]) -> None:
+        """A newcomer starts level with the job served least, so that it does not catch up on all they were given."""
+        known = [self._served[job_id] for job_id in job_ids if job_id in self._served]
+        level = min(known, default=0)
+        self._served = defaultdict(int, {job_id: self._served.get(job_id, level) for job_id in job_ids})

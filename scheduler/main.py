@@ -1,0 +1,117 @@
+"""The scheduler process: elected by an advisory lock, it runs every duty at its own pace and never gives up.
+
+Any number may run; one works, the others wait for the lock, which Postgres frees the moment the holder's session ends.
+"""
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import psycopg
+from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from scheduler.dispatcher import Dispatcher
+from scheduler.pruner import prune_expired
+from scheduler.reaper import reap
+from vectormill.broker.app import make_app
+from vectormill.broker.sentinel import Sentinel
+from vectormill.db.session import make_engine
+from vectormill.db.workers import beat_scheduler
+from vectormill.domain.errors import ConfigurationError
+from vectormill.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+# Any number that only Vectormill's scheduler uses.
+ELECTION_LOCK = 0x766D73636865
+_BEAT_SECONDS = 5.0
+_PRUNE_SECONDS = 60.0
+_SENTINEL_SECONDS = 1.0
+
+
+class Duty:
+    """Something done every so many seconds."""
+
+    def __init__(self, seconds: float, act: Callable[[], object]) -> None:
+        self._seconds = seconds
+        self._act = act
+        self._next = 0.0
+
+    def run_if_due(self, now: float) -> None:
+        if now >= self._next:
+            self._next = now + self._seconds
+            self._act()
+
+
+def run(settings: Settings) -> None:
+    """Runs until SIGTERM or SIGINT."""
+    if settings.database_url is None or settings.redis_url is None:
+        raise ConfigurationError(
+            "The scheduler needs VECTORMILL_DATABASE_URL and VECTORMILL_REDIS_URL; `vectormill up` brings its own."
+        )
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    engine = make_engine(settings.database_url, application_name="vectormill scheduler")
+    sentinel = Sentinel(settings.redis_url)
+    dispatcher = Dispatcher(engine, make_app(settings.redis_url), sentinel, settings.ageing_seconds)
+    while not stop.is_set():
+        try:
+            _serve_term(engine, dispatcher, settings, stop)
+        except (SQLAlchemyError, psycopg.Error) as error:
+            logger.warning("Postgres cannot be reached; trying again: %s", error)
+            stop.wait(1.0)
+    sentinel.close()
+    engine.dispose()
+
+
+def _serve_term(engine: Engine, dispatcher: Dispatcher, settings: Settings, stop: threading.Event) -> None:
+    """Waits to be elected, then works until the lock's session breaks or the process is told to stop."""
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        driver = connection.connection.driver_connection
+        assert isinstance(driver, psycopg.Connection)
+        while not _is_elected(driver):
+            if stop.wait(1.0):
+                return
+        logger.info("Elected; dispatching.")
+        driver.execute("LISTEN vectormill_jobs")
+        duties = [
+            Duty(_BEAT_SECONDS, lambda: _beat(engine)),
+            Duty(_SENTINEL_SECONDS, dispatcher.recall_lost_messages),
+            Duty(settings.reap_seconds, lambda: reap(engine, settings.queued_timeout_seconds)),
+            Duty(
+                _PRUNE_SECONDS,
+                lambda: prune_expired(
+                    engine, settings.retention_days * 86400, settings.upload_timeout_seconds
+                ),
+            ),
+        ]
+        while not stop.is_set():
+            now = time.monotonic()
+            for duty in duties:
+                duty.run_if_due(now)
+            dispatcher.dispatch()
+            # A submission wakes us; otherwise the pause is short while jobs are open and long while none is.
+            pause = settings.dispatch_seconds if _has_open_jobs(driver) else settings.idle_dispatch_seconds
+            for _ in driver.notifies(timeout=pause, stop_after=1):
+                pass
+
+
+def _is_elected(driver: psycopg.Connection[object]) -> bool:
+    row = driver.execute("SELECT pg_try_advisory_lock(%s)", (ELECTION_LOCK,)).fetchone()
+    return row is not None and bool(row[0])  # type: ignore[index]
+
+
+def _has_open_jobs(driver: psycopg.Connection[object]) -> bool:
+    row = driver.execute(
+        "SELECT EXISTS (SELECT 1 FROM vectormill.jobs WHERE state IN ('queued', 'running', 'cancelling'))"
+    ).fetchone()
+    return row is not None and bool(row[0])  # type: ignore[index]
+
+
+def _beat(engine: Engine) -> None:
+    with engine.begin() as connection:
+        beat_scheduler(connection)

@@ -1,0 +1,100 @@
+"""Small steps of the chunk protocol for tests: submit, dispatch, claim, and commit with vectors that tell their text."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from uuid import uuid4
+
+import numpy as np
+import numpy.typing as npt
+from sqlalchemy import Engine
+
+from vectormill.db.chunks import claim_chunk
+from vectormill.db.completion import complete_chunk
+from vectormill.db.dispatch import list_demands, mark_queued
+from vectormill.db.payloads import load_payload
+from vectormill.db.submission import JobWriter
+from vectormill.db.workers import beat_worker
+from vectormill.domain.chunk import ChunkOutcome, Claim, Dispatch
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.item import Item, ItemFailure
+from vectormill.domain.job import Job, NewJob
+from vectormill.settings import Settings
+
+SPEC = EncodingSpec(
+    model="fake",
+    revision="1",
+    pooling="mean",
+    normalize=True,
+    dimensions=8,
+    prompt="",
+    max_tokens=64,
+    truncate=True,
+)
+
+
+def make_items(count: int, prefix: str = "k") -> list[Item]:
+    return [Item(f"{prefix}{number}", f"text {prefix} {number}".encode()) for number in range(count)]
+
+
+def submit(
+    engine: Engine,
+    items: Iterable[Item],
+    *,
+    collection: str | None = None,
+    spec: EncodingSpec = SPEC,
+    chunk_max_items: int = 4,
+    priority: int = 5,
+    idempotency_key: str | None = None,
+) -> Job:
+    new_job = NewJob(spec, collection, priority, None, idempotency_key)
+    with JobWriter(engine, new_job, Settings(chunk_max_items=chunk_max_items)) as writer:
+        for item in items:
+            writer.add(item)
+        return writer.finish()
+
+
+def register_worker(engine: Engine, slots: int = 4, name: str = "w") -> None:
+    with engine.begin() as connection:
+        beat_worker(connection, name, uuid4(), SPEC.model, slots, {})
+
+
+def dispatch_all(engine: Engine, limit: int = 1000) -> list[Dispatch]:
+    """Marks every chunk that waits as queued."""
+    with engine.begin() as connection:
+        demands = list_demands(connection, 100)
+        return mark_queued(connection, [(demand.job_id, limit) for demand in demands])
+
+
+def claim(engine: Engine, chunk_id: int, owner: str = "w", lease_seconds: float = 30) -> Claim | None:
+    with engine.begin() as connection:
+        return claim_chunk(connection, chunk_id, owner, lease_seconds)
+
+
+def claim_next(engine: Engine, owner: str = "w", lease_seconds: float = 30) -> Claim:
+    """Dispatches and claims the first chunk that waits."""
+    claimed = claim(
+        engine, min(dispatch.chunk_id for dispatch in dispatch_all(engine, 1)), owner, lease_seconds
+    )
+    assert claimed is not None
+    return claimed
+
+
+def vector_of(text: bytes, dimensions: int = SPEC.dimensions) -> npt.NDArray[np.float32]:
+    """A unit vector float32 [dimensions] that only this text has: a mix-up of rows cannot go unseen."""
+    seed = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest())
+    vector = np.random.default_rng(seed).standard_normal(dimensions).astype(np.float32)
+    return vector / np.linalg.norm(vector)
+
+
+def complete(engine: Engine, claimed: Claim, failures: dict[int, ItemFailure] | None = None) -> bool:
+    """Commits the claimed chunk as a worker would; True when it ended the job."""
+    with engine.begin() as connection:
+        items = load_payload(connection, claimed.chunk_id)
+        wanted = np.array(claimed.only_items or range(len(items)), dtype=np.int64)
+        vectors = stack([items[position] for position in wanted])
+        outcome = ChunkOutcome(failures or {}, 10 * len(wanted), 12 * len(wanted), 0, {"run": 0.5})
+        return complete_chunk(connection, claimed, items, wanted, vectors, outcome)
+
+
+def stack(items: Sequence[Item]) -> npt.NDArray[np.float32]:
+    return np.stack([vector_of(item.text) for item in items])

@@ -1,0 +1,65 @@
+"""The Celery app and its settings, each with its reason. The same for publisher, worker and Flower.
+
+Evidence for the settings is in docs/OPERATIONS.md; issue numbers are celery's or kombu's on GitHub.
+"""
+
+from celery import Celery
+
+ENCODE_CHUNK = "encode.chunk"
+QUEUE_PREFIX = "encode."
+
+
+def queue_of(model: str) -> str:
+    """The queue of a model. Routing is by queue name only: a named exchange loses its bindings in a FLUSHALL."""
+    return QUEUE_PREFIX + model
+
+
+def make_app(redis_url: str) -> Celery:
+    """A Celery app on this Redis. Tasks are registered by the worker alone; others publish by name."""
+    app = Celery("vectormill", broker=redis_url)
+    app.conf.update(
+        # Truth is in Postgres: no result backend, so no leaks and no chords.
+        result_backend=None,
+        task_ignore_result=True,
+        task_serializer="json",
+        accept_content=["json"],
+        broker_connection_retry_on_startup=True,
+        broker_connection_max_retries=None,  # the default gives up after 100
+        broker_connection_timeout=5,
+        broker_pool_acquire_timeout=10,
+        broker_transport_options={
+            "visibility_timeout": 3600,  # the same everywhere, and far above a chunk's time
+            "unacked_restore_interval": 10,
+            "socket_timeout": 30,  # above the 1 s of BRPOP; bounds a publish on a dead connection (#9705)
+            "socket_connect_timeout": 5,
+            "socket_keepalive": True,
+            "health_check_interval": 10,  # finds a half-open consumer connection (kombu #2492)
+            "retry_on_timeout": False,  # a publish repeated blindly only makes duplicates
+            "queue_order_strategy": "priority",
+            "priority_steps": [0, 9],  # interactive before bulk among the few messages of the window
+            "client_name": "vectormill",
+        },
+        task_publish_retry=True,
+        task_publish_retry_policy={
+            "max_retries": 2,
+            "interval_start": 0,
+            "interval_step": 0.2,
+            "interval_max": 0.5,
+        },
+        task_default_queue="encode.unrouted",
+        task_acks_late=True,
+        task_reject_on_worker_lost=False,  # Postgres decides what runs again; True loops for ever
+        task_retry_on_worker_lost=False,
+        worker_prefetch_multiplier=1,  # with late acks: as many messages as slots, none hoarded
+        worker_cancel_long_running_tasks_on_connection_loss=False,  # the fence makes a second copy harmless
+        worker_enable_prefetch_count_reduction=False,
+        worker_send_task_events=True,  # Flower's feed
+        task_send_sent_event=False,
+        worker_hijack_root_logger=False,
+        worker_redirect_stdouts=False,
+        # A heartbeat event every 10 s is enough for Flower and keeps an idle worker idle.
+        broker_heartbeat=0,
+        timezone="UTC",
+        enable_utc=True,
+    )
+    return app

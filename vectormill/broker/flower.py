@@ -1,0 +1,38 @@
+"""Starts Flower, read-only: workers and tasks to look at, nothing to press."""
+
+import os
+import sys
+
+from vectormill.domain.errors import ConfigurationError
+from vectormill.settings import Settings
+
+# Flower's defaults keep 100,000 tasks and every worker that ever was (flower #1305, #1492).
+_BOUNDS = ("--max-tasks=20000", "--max-workers=500", "--purge-offline-workers=3600", "--inspect-timeout=3000")
+_COLUMNS = "name,uuid,state,kwargs,result,received,started,runtime,worker"
+_BUCKETS = "0.05,0.1,0.25,0.5,1,2,5,10,20,40,80,160,inf"
+
+
+def flower_command(settings: Settings, host: str, port: int) -> list[str]:
+    """The arguments of `celery` that start Flower; Celery's own come before the word flower, Flower's after it."""
+    return [
+        "-A",
+        "vectormill.broker.flower_app",
+        "flower",
+        f"--address={host}",
+        f"--port={port}",
+        "--read-only=True",
+        f"--tasks-columns={_COLUMNS}",
+        f"--task-runtime-metric-buckets={_BUCKETS}",
+        *_BOUNDS,
+        *([f"--basic-auth={settings.flower_basic_auth}"] if settings.flower_basic_auth else []),
+    ]
+
+
+def run(settings: Settings, host: str, port: int) -> None:
+    """Becomes Flower; does not return."""
+    if settings.redis_url is None:
+        raise ConfigurationError(
+            "Flower needs VECTORMILL_REDIS_URL; `vectormill up` starts a Redis of its own."
+        )
+    argv = [sys.executable, "-m", "celery", *flower_command(settings, host, port)]
+    os.execv(sys.executable, argv)

@@ -1,0 +1,1 @@
+"""Where things are kept: Postgres, through SQLAlchemy Core and SQL written whole."""

@@ -1,0 +1,132 @@
+"""Collections and their generations: which vectors a name means now, and which are nearest to a query."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from sqlalchemy import Connection, Row, text
+
+from vectormill.db.jsonb import to_jsonb
+from vectormill.db.vectors import create_vector_table, point_view_at, table_name
+from vectormill.domain.collection import LIVE, Generation
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.errors import CollectionNotFound, Conflict, SpecMismatch
+
+FIND_LIVE_GENERATION = text("""
+    SELECT generations.id, collections.name, generations.spec, generations.state
+      FROM vectormill.collections
+      JOIN vectormill.generations ON generations.collection_id = collections.id AND generations.state = 'live'
+     WHERE collections.name = :name
+""")
+
+LIST_LIVE_GENERATIONS = text("""
+    SELECT generations.id, collections.name, generations.spec, generations.state
+      FROM vectormill.collections
+      JOIN vectormill.generations ON generations.collection_id = collections.id AND generations.state = 'live'
+     ORDER BY collections.name
+     LIMIT 1000
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """One search result; `score` is the cosine similarity, -1 to 1."""
+
+    key: str
+    score: float
+    metadata: dict[str, Any] | None
+
+
+def find_generation(connection: Connection, name: str) -> Generation:
+    """The live generation of a collection. Raises CollectionNotFound."""
+    row = connection.execute(FIND_LIVE_GENERATION, {"name": name}).one_or_none()
+    if row is None:
+        raise CollectionNotFound(
+            f"There is no collection {name!r}; submit a job with this collection name to make it."
+        )
+    return _generation(row)
+
+
+def list_collections(connection: Connection) -> list[Generation]:
+    """The live generations of all collections, by name."""
+    return [_generation(row) for row in connection.execute(LIST_LIVE_GENERATIONS)]
+
+
+def _generation(row: Row[Any]) -> Generation:
+    return Generation(row.id, row.name, EncodingSpec.from_json(row.spec), table_name(row.id), row.state)
+
+
+def check_spec_fits(generation: Generation, spec: EncodingSpec) -> None:
+    """Raises SpecMismatch, naming what differs, unless both specs mean the same vector space."""
+    if generation.spec.fingerprint() == spec.fingerprint():
+        return
+    theirs, ours = generation.spec.to_json(), spec.to_json()
+    differences = ", ".join(
+        f"{name} is {theirs[name]!r}, not {ours[name]!r}"
+        for name in theirs
+        if name != "truncate" and theirs[name] != ours[name]
+    )
+    raise SpecMismatch(
+        f"Collection {generation.collection!r} holds vectors of another encoding spec ({differences}). "
+        "Vector spaces are never mixed: use the same options, or another collection name."
+    )
+
+
+def open_collection(connection: Connection, name: str, spec: EncodingSpec) -> Generation:
+    """The live generation for `name`, made now (table and view) when the collection is new.
+
+    Two first submissions to one name are serialized by an advisory lock. Raises SpecMismatch, and Conflict when a table
+    or view of another owner already has the name.
+    """
+    connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 7))"), {"name": name})
+    try:
+        generation = find_generation(connection, name)
+    except CollectionNotFound:
+        return _create_collection(connection, name, spec)
+    check_spec_fits(generation, spec)
+    return generation
+
+
+def _create_collection(connection: Connection, name: str, spec: EncodingSpec) -> Generation:
+    if connection.execute(
+        text("SELECT to_regclass('public.' || quote_ident(:name))"), {"name": name}
+    ).scalar():
+        raise Conflict(
+            f"A table or view named {name!r} exists in the schema public and does not belong to Vectormill; "
+            "choose another collection name."
+        )
+    collection_id = connection.execute(
+        text("INSERT INTO vectormill.collections (name) VALUES (:name) RETURNING id"), {"name": name}
+    ).scalar_one()
+    generation_id: int = connection.execute(
+        text("""
+            INSERT INTO vectormill.generations (collection_id, spec, fingerprint, state)
+            VALUES (:collection_id, CAST(:spec AS jsonb), :fingerprint, 'live') RETURNING id
+        """),
+        {"collection_id": collection_id, "spec": to_jsonb(spec.to_json()), "fingerprint": spec.fingerprint()},
+    ).scalar_one()
+    create_vector_table(connection, generation_id, spec.dimensions)
+    point_view_at(connection, name, generation_id)
+    return Generation(generation_id, name, spec, table_name(generation_id), LIVE)
+
+
+def search_collection(
+    connection: Connection,
+    generation: Generation,
+    embedding: Sequence[float] | npt.NDArray[np.float32],
+    limit: int,
+) -> list[Match]:
+    """The `limit` rows with the highest cosine similarity to `embedding`, float [dimensions], best first."""
+    literal = "[" + ",".join(repr(float(value)) for value in embedding) + "]"
+    rows = connection.execute(
+        text(f"""
+            SELECT key, 1 - (embedding <=> CAST(:embedding AS halfvec)) AS score, metadata
+              FROM vectormill.{generation.table_name}
+             ORDER BY embedding <=> CAST(:embedding AS halfvec)
+             LIMIT :limit
+        """),
+        {"embedding": literal, "limit": limit},
+    )
+    return [Match(row.key, float(row.score), row.metadata) for row in rows]

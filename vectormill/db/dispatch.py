@@ -1,0 +1,103 @@
+"""What waits to be dispatched, and how a chunk is marked queued before its message is published."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from sqlalchemy import Connection, text
+
+from vectormill.domain.chunk import Dispatch
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """A job with chunks that could be dispatched now."""
+
+    job_id: UUID
+    seq: int
+    model: str
+    priority: int
+    waited_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How many chunks of a model are with its live workers, and how many they have slots for."""
+
+    model: str
+    slots: int
+    outstanding: int
+
+
+LIST_DEMANDS = text("""
+    SELECT id, seq, model, priority, extract(epoch FROM now() - created_at)::float8 AS waited_seconds
+      FROM vectormill.jobs
+     WHERE state IN ('queued', 'running')
+       AND EXISTS (SELECT 1 FROM vectormill.chunks
+                    WHERE job_id = jobs.id AND state = 'pending' AND available_at <= now())
+     ORDER BY priority, seq
+     LIMIT :limit
+""")
+
+
+def list_demands(connection: Connection, limit: int) -> list[Demand]:
+    """Jobs with chunks to dispatch, most urgent and oldest first."""
+    return [Demand(*row) for row in connection.execute(LIST_DEMANDS, {"limit": limit})]
+
+
+# Interactive chunks do not count: they ride in slots of their own.
+LIST_ROOMS = text("""
+    SELECT slots.model, slots.slots, coalesce(held.outstanding, 0) AS outstanding
+      FROM (SELECT model, sum(slots)::int AS slots FROM vectormill.workers
+             WHERE heartbeat_at > now() - make_interval(secs => :alive_seconds) GROUP BY model) AS slots
+      LEFT JOIN (SELECT jobs.model, count(*)::int AS outstanding
+                   FROM vectormill.chunks JOIN vectormill.jobs ON jobs.id = chunks.job_id
+                  WHERE chunks.state IN ('queued', 'leased') AND jobs.priority > 0
+                  GROUP BY jobs.model) AS held ON held.model = slots.model
+""")
+
+
+def list_rooms(connection: Connection, alive_seconds: float) -> list[Room]:
+    """Slots and outstanding chunks by model, for models with a worker that has lately given a sign of life."""
+    return [Room(*row) for row in connection.execute(LIST_ROOMS, {"alive_seconds": alive_seconds})]
+
+
+START_JOBS = text("""
+    UPDATE vectormill.jobs SET state = 'running', started_at = coalesce(started_at, now()), updated_at = now()
+     WHERE id = ANY(CAST(:job_ids AS uuid[])) AND state = 'queued'
+""")
+
+# The CTE pins the rows before the update; a plain join could be planned to update more rows than LIMIT says.
+MARK_QUEUED = text("""
+    WITH picked AS MATERIALIZED (
+        SELECT chunks.id
+          FROM unnest(CAST(:job_ids AS uuid[]), CAST(:counts AS int[])) AS share (job_id, num_chunks)
+         CROSS JOIN LATERAL (
+               SELECT id FROM vectormill.chunks
+                WHERE job_id = share.job_id AND state = 'pending' AND available_at <= now()
+                ORDER BY seq LIMIT share.num_chunks
+                  FOR UPDATE SKIP LOCKED) AS chunks
+    )
+    UPDATE vectormill.chunks AS chunk
+       SET state = 'queued', queued_at = now(), dispatch_seq = dispatch_seq + 1
+      FROM picked, vectormill.jobs AS job
+     WHERE chunk.id = picked.id AND job.id = chunk.job_id AND job.state = 'running'
+    RETURNING chunk.id, chunk.dispatch_seq, chunk.job_id, chunk.seq, chunk.num_items, job.model, job.priority
+""")
+
+
+def mark_queued(connection: Connection, shares: Sequence[tuple[UUID, int]]) -> list[Dispatch]:
+    """Marks up to so many chunks of each job as queued; publish the answer only after COMMIT."""
+    values = {"job_ids": [job_id for job_id, _ in shares], "counts": [count for _, count in shares]}
+    connection.execute(START_JOBS, {"job_ids": values["job_ids"]})
+    return [Dispatch(*row) for row in connection.execute(MARK_QUEUED, values)]
+
+
+RECALL_QUEUED = text("""
+    UPDATE vectormill.chunks SET state = 'pending', available_at = now() WHERE state = 'queued' RETURNING id
+""")
+
+
+def recall_queued_chunks(connection: Connection) -> int:
+    """After Redis lost its content: every dispatched but unclaimed chunk is dispatched again."""
+    return len(connection.execute(RECALL_QUEUED).all())

@@ -1,0 +1,176 @@
+"""Jobs as clients see them: find, list, cancel, retry, delete, and the errors of single items."""
+
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Connection, Row, text
+
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.errors import JobNotFound, WrongJobState
+from vectormill.domain.job import (
+    CANCELLED,
+    CANCELLING,
+    COMPLETED_WITH_ERRORS,
+    FAILED,
+    JOB_STATES,
+    UPLOADING,
+    Job,
+)
+
+JOB_COLUMNS = """
+    jobs.id, jobs.seq, jobs.state, jobs.spec, collections.name AS collection, jobs.priority, jobs.metadata,
+    jobs.num_items, jobs.num_done, jobs.num_failed, jobs.num_chunks, jobs.num_open_chunks, jobs.num_retried_chunks,
+    jobs.num_tokens, jobs.num_computed_tokens, jobs.num_truncated, jobs.stage_seconds,
+    jobs.created_at, jobs.started_at, jobs.finished_at, now() AS now
+"""
+
+FROM_JOBS = """
+      FROM vectormill.jobs
+      LEFT JOIN vectormill.generations ON generations.id = jobs.generation_id
+      LEFT JOIN vectormill.collections ON collections.id = generations.collection_id
+"""
+
+FIND_JOB = text(f"SELECT {JOB_COLUMNS} {FROM_JOBS} WHERE jobs.id = :job_id")
+
+LIST_JOBS = text(f"""
+    SELECT {JOB_COLUMNS} {FROM_JOBS}
+     WHERE jobs.seq < :before_seq
+     ORDER BY jobs.seq DESC LIMIT :limit
+""")
+
+LIST_JOBS_IN_STATE = text(f"""
+    SELECT {JOB_COLUMNS} {FROM_JOBS}
+     WHERE jobs.state = :state AND jobs.seq < :before_seq
+     ORDER BY jobs.seq DESC LIMIT :limit
+""")
+
+_MAX_SEQ = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ItemError:
+    """Why an item of a job has no vector; `item` is its position in the job, from 0."""
+
+    item: int
+    key: str
+    code: str
+    detail: str
+
+
+def find_job(connection: Connection, job_id: UUID) -> Job:
+    """The job as it stands now. Raises JobNotFound."""
+    row = connection.execute(FIND_JOB, {"job_id": job_id}).one_or_none()
+    if row is None:
+        raise JobNotFound
+    return _job(row)
+
+
+def list_jobs(connection: Connection, *, state: str | None, before_seq: int | None, limit: int) -> list[Job]:
+    """Jobs, newest first, with a seq below `before_seq`: a keyset page, as cheap at the end as at the start."""
+    values: dict[str, Any] = {"before_seq": _MAX_SEQ if before_seq is None else before_seq, "limit": limit}
+    if state is None:
+        return [_job(row) for row in connection.execute(LIST_JOBS, values)]
+    if state not in JOB_STATES:
+        raise WrongJobState(f"{state!r} is not a job state; the states are {', '.join(JOB_STATES)}.")
+    return [_job(row) for row in connection.execute(LIST_JOBS_IN_STATE, {**values, "state": state})]
+
+
+def _job(row: Row[Any]) -> Job:
+    values = dict(row._mapping)
+    return Job(**{**values, "spec": EncodingSpec.from_json(values["spec"])})
+
+
+# Chunks no worker holds end at once; a leased one ends when its worker hears of it, at the next heartbeat.
+CANCEL_WAITING_CHUNKS = text("""
+    WITH ended AS (
+        UPDATE vectormill.chunks SET state = 'cancelled'
+         WHERE job_id = :job_id AND state IN ('pending', 'queued')
+        RETURNING 1
+    )
+    UPDATE vectormill.jobs
+       SET num_open_chunks = num_open_chunks - (SELECT count(*) FROM ended),
+           state = CASE WHEN num_open_chunks = (SELECT count(*) FROM ended) THEN 'cancelled' ELSE 'cancelling' END,
+           finished_at = CASE WHEN num_open_chunks = (SELECT count(*) FROM ended) THEN now() END,
+           updated_at = now()
+     WHERE id = :job_id
+""")
+
+
+def cancel_job(connection: Connection, job_id: UUID) -> Job:
+    """Stops a job; vectors already committed stay. Cancelling twice is the same as once.
+
+    Raises JobNotFound, and WrongJobState for a job that has ended otherwise or is still being received.
+    """
+    job = _lock_job(connection, job_id)
+    if job.state in (CANCELLING, CANCELLED):
+        return job
+    if job.is_terminal or job.state == UPLOADING:
+        raise WrongJobState(
+            f"The job is {job.state}; only a job that is waiting or running can be cancelled."
+        )
+    # Two statements: the counter must see the job row as it is under our lock, after chunks that completed meanwhile.
+    connection.execute(CANCEL_WAITING_CHUNKS, {"job_id": job_id})
+    return find_job(connection, job_id)
+
+
+RETRY_FAILED_ITEMS = text("""
+    WITH failed AS (
+        DELETE FROM vectormill.item_errors WHERE job_id = :job_id RETURNING chunk_id, item
+    ), by_chunk AS (
+        SELECT chunk_id, array_agg(item ORDER BY item) AS items FROM failed GROUP BY chunk_id
+    ), reopened AS (
+        UPDATE vectormill.chunks
+           SET state = 'pending', attempt = 0, lost = 0, available_at = now(), error = NULL,
+               num_failed = chunks.num_failed - cardinality(by_chunk.items),
+               only_items = (SELECT array_agg(item - first_item ORDER BY item) FROM unnest(by_chunk.items) AS item)
+          FROM by_chunk
+         WHERE chunks.id = by_chunk.chunk_id
+        RETURNING cardinality(by_chunk.items) AS num_items
+    )
+    UPDATE vectormill.jobs
+       SET state = 'queued', finished_at = NULL, updated_at = now(),
+           num_failed = num_failed - (SELECT coalesce(sum(num_items), 0) FROM reopened),
+           num_open_chunks = num_open_chunks + (SELECT count(*) FROM reopened)
+     WHERE id = :job_id
+""")
+
+
+def retry_job(connection: Connection, job_id: UUID) -> Job:
+    """Encodes the failed items of an ended job again, and only these.
+
+    Raises JobNotFound, and WrongJobState unless the job ended with failed items.
+    """
+    job = _lock_job(connection, job_id)
+    if job.state not in (COMPLETED_WITH_ERRORS, FAILED):
+        raise WrongJobState(
+            f"The job is {job.state}; only a job that ended with failed items can be retried."
+        )
+    connection.execute(RETRY_FAILED_ITEMS, {"job_id": job_id})
+    return find_job(connection, job_id)
+
+
+def _lock_job(connection: Connection, job_id: UUID) -> Job:
+    connection.execute(
+        text("SELECT 1 FROM vectormill.jobs WHERE id = :job_id FOR UPDATE"), {"job_id": job_id}
+    )
+    return find_job(connection, job_id)
+
+
+def delete_job(connection: Connection, job_id: UUID) -> None:
+    """Removes a job with its chunks, payloads, own vectors and errors; rows it wrote to a collection stay."""
+    connection.execute(text("DELETE FROM vectormill.jobs WHERE id = :job_id"), {"job_id": job_id})
+
+
+LIST_ITEM_ERRORS = text("""
+    SELECT item, key, code, detail FROM vectormill.item_errors
+     WHERE job_id = :job_id AND item > :after ORDER BY item LIMIT :limit
+""")
+
+
+def list_item_errors(
+    connection: Connection, job_id: UUID, *, after: int | None, limit: int
+) -> list[ItemError]:
+    """Errors in item order, those behind position `after`: a keyset page."""
+    values = {"job_id": job_id, "after": -1 if after is None else after, "limit": limit}
+    return [ItemError(*row) for row in connection.execute(LIST_ITEM_ERRORS, values)]

@@ -1,0 +1,116 @@
+"""What the reaper repairs: expired leases, lost dispatches, jobs left half ended, uploads whose client is gone."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from sqlalchemy import Connection, text
+
+# Back-off doubles with every attempt, to a minute at the most.
+RESCUE_EXPIRED = text("""
+    WITH expired AS (
+        SELECT id FROM vectormill.chunks WHERE state = 'leased' AND lease_until < now()
+         ORDER BY lease_until LIMIT :limit FOR UPDATE SKIP LOCKED
+    ), rescued AS (
+        UPDATE vectormill.chunks AS chunk
+           SET state = 'pending', lost = lost + 1, lease_owner = NULL, lease_until = NULL,
+               error = 'the worker ' || coalesce(lease_owner, '?') || ' stopped renewing its lease',
+               available_at = now() + make_interval(secs => least(60, power(2, least(lost, 6)) - 1))
+          FROM expired WHERE chunk.id = expired.id
+        RETURNING chunk.id, chunk.job_id
+    ), counted AS (
+        UPDATE vectormill.jobs SET num_retried_chunks = num_retried_chunks + by_job.count
+          FROM (SELECT job_id, count(*) FROM rescued GROUP BY job_id) AS by_job WHERE jobs.id = by_job.job_id
+    )
+    SELECT id FROM rescued
+""")
+
+RESCUE_UNCLAIMED = text("""
+    WITH unclaimed AS (
+        SELECT id FROM vectormill.chunks
+         WHERE state = 'queued' AND queued_at < now() - make_interval(secs => :timeout)
+         ORDER BY queued_at LIMIT :limit FOR UPDATE SKIP LOCKED
+    )
+    UPDATE vectormill.chunks AS chunk SET state = 'pending', available_at = now()
+      FROM unclaimed WHERE chunk.id = unclaimed.id
+    RETURNING chunk.id
+""")
+
+
+def rescue_expired_chunks(connection: Connection, limit: int = 1000) -> int:
+    """Leases that were not renewed go back to `pending`, each counted as a loss."""
+    return len(connection.execute(RESCUE_EXPIRED, {"limit": limit}).all())
+
+
+def rescue_unclaimed_chunks(connection: Connection, timeout_seconds: float, limit: int = 1000) -> int:
+    """Dispatches nobody claimed in time go back to `pending`: their message was lost, or no worker consumes."""
+    return len(connection.execute(RESCUE_UNCLAIMED, {"timeout": timeout_seconds, "limit": limit}).all())
+
+
+# Chunks that came back to `pending` while their job was being cancelled.
+END_CANCELLING = text("""
+    WITH ended AS (
+        UPDATE vectormill.chunks AS chunk SET state = 'cancelled'
+          FROM vectormill.jobs AS job
+         WHERE job.id = chunk.job_id AND job.state = 'cancelling' AND chunk.state IN ('pending', 'queued')
+        RETURNING chunk.job_id
+    )
+    UPDATE vectormill.jobs
+       SET num_open_chunks = num_open_chunks - by_job.count, updated_at = now()
+      FROM (SELECT job_id, count(*)::int FROM ended GROUP BY job_id) AS by_job
+     WHERE jobs.id = by_job.job_id
+""")
+
+# The finisher decides by the counter; this only ends what a counter at zero was not followed by, which no code path
+# should leave behind.
+END_FINISHED = text("""
+    UPDATE vectormill.jobs
+       SET finished_at = now(), updated_at = now(),
+           state = CASE WHEN state = 'cancelling' THEN 'cancelled'
+                        WHEN num_failed = 0 THEN 'completed'
+                        WHEN num_done = 0 THEN 'failed'
+                        ELSE 'completed_with_errors' END
+     WHERE state IN ('queued', 'running', 'cancelling') AND num_open_chunks = 0
+    RETURNING id
+""")
+
+
+def end_cancelled_jobs(connection: Connection) -> int:
+    """Ends what a cancellation left; the number of jobs that reached their end."""
+    connection.execute(END_CANCELLING)
+    return len(connection.execute(END_FINISHED).all())
+
+
+DELETE_STALE_UPLOADS = text("""
+    DELETE FROM vectormill.jobs
+     WHERE state = 'uploading' AND updated_at < now() - make_interval(secs => :timeout)
+    RETURNING id
+""")
+
+DELETE_EXPIRED_JOBS = text("""
+    DELETE FROM vectormill.jobs WHERE id IN (
+        SELECT id FROM vectormill.jobs WHERE finished_at < now() - make_interval(secs => :retention)
+         ORDER BY finished_at LIMIT :limit)
+    RETURNING id
+""")
+
+DELETE_DEAD_WORKERS = text("""
+    DELETE FROM vectormill.workers WHERE heartbeat_at < now() - interval '1 day' RETURNING name
+""")
+
+
+def delete_stale_uploads(connection: Connection, timeout_seconds: float) -> Sequence[UUID]:
+    """Uploads whose client has been silent for long."""
+    return [row.id for row in connection.execute(DELETE_STALE_UPLOADS, {"timeout": timeout_seconds})]
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    jobs: int
+    workers: int
+
+
+def prune(connection: Connection, retention_seconds: float, limit: int = 100) -> Pruned:
+    """Removes ended jobs past their retention, with payloads, own vectors and errors; rows in collections stay."""
+    jobs = connection.execute(DELETE_EXPIRED_JOBS, {"retention": retention_seconds, "limit": limit}).all()
+    return Pruned(len(jobs), len(connection.execute(DELETE_DEAD_WORKERS).all()))

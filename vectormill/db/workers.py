@@ -1,0 +1,112 @@
+"""Who is alive: workers and the scheduler, by their own sign of life on the database's clock."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Connection, text
+
+from vectormill.db.jsonb import to_jsonb
+
+# Three heartbeats of 5 s: one lost on the way does not make a worker look dead.
+ALIVE_SECONDS = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A live worker; `report` says what it runs on and why."""
+
+    name: str
+    incarnation: UUID
+    model: str
+    slots: int
+    report: dict[str, Any]
+    started_at: datetime
+    heartbeat_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """Chunks of one model in one state."""
+
+    model: str
+    state: str
+    num_chunks: int
+
+
+BEAT = text("""
+    INSERT INTO vectormill.workers (name, incarnation, model, slots, report)
+    VALUES (:name, :incarnation, :model, :slots, CAST(:report AS jsonb))
+    ON CONFLICT (name) DO UPDATE
+       SET heartbeat_at = now(), incarnation = excluded.incarnation, model = excluded.model, slots = excluded.slots,
+           report = excluded.report,
+           started_at = CASE WHEN workers.incarnation = excluded.incarnation THEN workers.started_at ELSE now() END
+""")
+
+
+def beat_worker(
+    connection: Connection, name: str, incarnation: UUID, model: str, slots: int, report: Mapping[str, Any]
+) -> None:
+    """A worker's sign of life; the first one registers it."""
+    values = {"name": name, "incarnation": incarnation, "model": model, "slots": slots}
+    connection.execute(BEAT, values | {"report": to_jsonb(report)})
+
+
+def delete_worker(connection: Connection, name: str, incarnation: UUID) -> None:
+    """A worker says goodbye, unless another incarnation has taken its name."""
+    connection.execute(
+        text("DELETE FROM vectormill.workers WHERE name = :name AND incarnation = :incarnation"),
+        {"name": name, "incarnation": incarnation},
+    )
+
+
+LIST_WORKERS = text("""
+    SELECT name, incarnation, model, slots, report, started_at, heartbeat_at FROM vectormill.workers
+     WHERE heartbeat_at > now() - make_interval(secs => :alive_seconds)
+     ORDER BY name LIMIT 10000
+""")
+
+
+def list_workers(connection: Connection) -> list[Worker]:
+    """Workers that are alive, by name."""
+    return [Worker(*row) for row in connection.execute(LIST_WORKERS, {"alive_seconds": ALIVE_SECONDS})]
+
+
+def beat_scheduler(connection: Connection) -> None:
+    """The scheduler's sign of life."""
+    connection.execute(
+        text("""
+            INSERT INTO vectormill.heartbeats (duty) VALUES ('scheduler')
+            ON CONFLICT (duty) DO UPDATE SET beat_at = now()
+        """)
+    )
+
+
+def is_scheduler_alive(connection: Connection) -> bool:
+    """Whether a scheduler has given a sign of life lately."""
+    return bool(
+        connection.execute(
+            text("""
+                SELECT EXISTS (SELECT 1 FROM vectormill.heartbeats
+                 WHERE duty = 'scheduler' AND beat_at > now() - make_interval(secs => :alive_seconds))
+            """),
+            {"alive_seconds": ALIVE_SECONDS},
+        ).scalar_one()
+    )
+
+
+# Only states that end are counted from partial indexes; ended chunks may be millions.
+COUNT_BACKLOG = text("""
+    SELECT jobs.model, chunks.state, count(*)::bigint AS num_chunks
+      FROM vectormill.jobs JOIN vectormill.chunks ON chunks.job_id = jobs.id
+     WHERE jobs.state IN ('queued', 'running', 'paused', 'cancelling')
+       AND chunks.state IN ('pending', 'queued', 'leased')
+     GROUP BY jobs.model, chunks.state
+""")
+
+
+def count_backlog(connection: Connection) -> list[Backlog]:
+    """Chunks that are not ended, by model and state."""
+    return [Backlog(*row) for row in connection.execute(COUNT_BACKLOG)]

@@ -1,0 +1,132 @@
+"""One replica: a Celery worker pinned to one device, with the engine that its threads feed. The composition root.
+
+Started by worker.launcher with the device's environment already set, so that nothing imports torch unpinned; torch
+itself lives in the engine's Runner process, never here.
+"""
+
+import argparse
+import logging
+import signal
+import socket
+import threading
+from uuid import uuid4
+
+from celery import Celery
+from celery.signals import worker_shutting_down
+
+from vectormill.broker.app import ENCODE_CHUNK, make_app, queue_of
+from vectormill.db.session import make_engine
+from vectormill.domain.errors import ConfigurationError, ModelError
+from vectormill.processes import die_with_parent
+from vectormill.registry import Registry
+from vectormill.settings import Settings, load_settings
+from worker.devices.detect import parse_devices
+from worker.engine import Engine
+from worker.leases import LeaseKeeper, WorkerIdentity
+from worker.settings import WorkerSettings, load_worker_settings
+from worker.sink.postgres import PostgresSink
+from worker.tasks import ChunkEncoder, Result
+from worker.watchdog import Watchdog
+
+logger = logging.getLogger(__name__)
+
+
+def main() -> None:
+    """`python -m worker.app --model NAME --device cpu:0 --replica 0`."""
+    die_with_parent(signal.SIGTERM)
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--device", required=True)
+    parser.add_argument(
+        "--devices", required=True, help="all devices of this launcher, which share the machine"
+    )
+    options = parser.parse_args()
+    settings = load_settings()
+    logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    run_replica(settings, load_worker_settings(), options.model, options.device, options.devices)
+
+
+def run_replica(
+    settings: Settings, worker_settings: WorkerSettings, model: str, device: str, devices: str
+) -> None:
+    """Loads the model, then consumes the model's queue until SIGTERM."""
+    if settings.database_url is None or settings.redis_url is None:
+        raise ConfigurationError("A worker needs VECTORMILL_DATABASE_URL and VECTORMILL_REDIS_URL.")
+    chosen = next(candidate for candidate in parse_devices(devices) if candidate.name == device)
+    slots = worker_settings.slots + worker_settings.interactive_slots
+    identity = WorkerIdentity(
+        name=f"{model}-{device.replace(':', '')}@{socket.gethostname()}",
+        incarnation=uuid4(),
+        model=model,
+        slots=worker_settings.slots,
+    )
+    stopping = threading.Event()
+    engine = Engine(
+        Registry(settings.models).card(model),
+        chosen,
+        worker_settings,
+        settings.data_dir.expanduser() / "cache",
+    )
+    engine.start()
+    database = make_engine(settings.database_url, application_name=identity.name, pool_size=slots)
+    heart = make_engine(settings.database_url, application_name=f"{identity.name} leases", pool_size=1)
+    keeper = LeaseKeeper(
+        heart,
+        identity,
+        engine.report,
+        heartbeat_seconds=settings.heartbeat_seconds,
+        lease_seconds=settings.lease_seconds,
+    )
+    encoder = ChunkEncoder(
+        database, engine, keeper, PostgresSink(database, stopping), identity.owner, settings
+    )
+    watchdog = Watchdog(heart, identity.model, keeper, engine)
+    keeper.start()
+    watchdog.start()
+
+    def stop_engine(**_: object) -> None:
+        # Called inside Celery's signal handler: hand the chunks back from a thread, then Celery finds its slots empty.
+        stopping.set()
+        threading.Thread(target=engine.stop, name="stop", daemon=True).start()
+
+    worker_shutting_down.connect(stop_engine, weak=False)
+    try:
+        consume(make_app(settings.redis_url), encoder, identity, slots)
+    finally:
+        stopping.set()
+        watchdog.stop()
+        engine.stop()
+        keeper.stop()
+        database.dispose()
+        heart.dispose()
+
+
+def consume(app: Celery, encoder: ChunkEncoder, identity: WorkerIdentity, slots: int) -> None:
+    """Registers the task and runs the Celery worker in this thread until it is told to stop."""
+
+    @app.task(name=ENCODE_CHUNK)
+    def encode_chunk(chunk_id: int, dispatch_seq: int) -> Result:
+        return encoder.encode_chunk(chunk_id)
+
+    app.worker_main(
+        [
+            "worker",
+            "--pool=threads",
+            f"--concurrency={slots}",
+            f"--queues={queue_of(identity.model)}",
+            f"--hostname={identity.name}",
+            "--without-gossip",
+            "--without-mingle",
+            "--heartbeat-interval=10",
+            "--events",
+            "--loglevel=WARNING",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (ConfigurationError, ModelError) as error:
+        logger.error("%s", error)
+        raise SystemExit(2) from error

@@ -1,0 +1,132 @@
+"""Keeps the leases of a worker alive, tells when one is lost or its job cancelled, and gives the worker's sign of life.
+
+One thread with a connection of its own: a busy pool, a long COPY or a slow forward pass must not let leases lapse.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Engine, text
+from sqlalchemy.exc import SQLAlchemyError
+
+from vectormill.db.chunks import renew_leases
+from vectormill.db.workers import beat_worker, delete_worker
+from vectormill.domain.chunk import Claim
+from vectormill.domain.job import CANCELLING
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerIdentity:
+    """Who holds the leases. `name` tells the device; `incarnation` changes at every start."""
+
+    name: str
+    incarnation: UUID
+    model: str
+    slots: int
+
+    @property
+    def owner(self) -> str:
+        return f"{self.name}#{self.incarnation.hex[:8]}"
+
+
+@dataclass(slots=True)
+class Lease:
+    """A held claim. `ended` is set when there is no point in going on; `is_lost` then says why."""
+
+    claim: Claim
+    ended: threading.Event = field(default_factory=threading.Event)
+    is_lost: bool = False
+
+
+class LeaseKeeper:
+    """Start it before the first claim; `stop` says goodbye for the worker."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        identity: WorkerIdentity,
+        report: Callable[[], Mapping[str, Any]],
+        *,
+        heartbeat_seconds: float,
+        lease_seconds: float,
+    ) -> None:
+        self._engine = engine
+        self._identity = identity
+        self._report = report
+        self._heartbeat_seconds = heartbeat_seconds
+        self._lease_seconds = lease_seconds
+        self._leases: dict[int, Lease] = {}
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="leases", daemon=True)
+
+    def start(self) -> None:
+        """Registers the worker, then beats. Raises SQLAlchemyError when the database is away at the start."""
+        self._beat()
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._thread.join(timeout=5)
+        try:
+            with self._engine.begin() as connection:
+                delete_worker(connection, self._identity.name, self._identity.incarnation)
+        except SQLAlchemyError as error:
+            logger.warning("Could not say goodbye; the worker's row will look dead in a moment: %s", error)
+
+    @property
+    def num_held(self) -> int:
+        return len(self._leases)
+
+    @contextmanager
+    def hold(self, claim: Claim) -> Iterator[Lease]:
+        """Renews the lease while the block runs. Leave it before committing: the commit locks the chunk's row."""
+        lease = Lease(claim)
+        with self._lock:
+            self._leases[claim.chunk_id] = lease
+        try:
+            yield lease
+        finally:
+            with self._lock:
+                self._leases.pop(claim.chunk_id, None)
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._heartbeat_seconds):
+            try:
+                self._beat()
+            except SQLAlchemyError as error:
+                # Go on encoding: the work can still be committed if nobody claimed the chunk meanwhile.
+                logger.warning("Heartbeat did not reach Postgres; trying again: %s", error)
+
+    def _beat(self) -> None:
+        with self._lock:
+            leases = list(self._leases.values())
+        with self._engine.begin() as connection:
+            connection.execute(text("SET LOCAL lock_timeout = '2s'"))
+            identity = self._identity
+            beat_worker(
+                connection,
+                identity.name,
+                identity.incarnation,
+                identity.model,
+                identity.slots,
+                self._report(),
+            )
+        if not leases:
+            return
+        with self._engine.begin() as connection:
+            connection.execute(text("SET LOCAL lock_timeout = '2s'"))
+            job_states = renew_leases(connection, [lease.claim for lease in leases], self._lease_seconds)
+        for lease in leases:
+            state = job_states.get(lease.claim.chunk_id)
+            if state is None:
+                lease.is_lost = True
+            if state is None or state == CANCELLING:
+                lease.ended.set()

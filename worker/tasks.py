@@ -1,0 +1,190 @@
+"""encode.chunk: claim, load, encode, commit. What a Celery message sets off, with every way it can end.
+
+Knows the engine and the sink, not the model or the device. Raises nothing: how a chunk ended is the task's result, and
+what happens next is decided in Postgres.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from vectormill.db.chunks import claim_chunk, release_chunk, split_chunk
+from vectormill.db.completion import cancel_chunk, fail_chunk
+from vectormill.db.payloads import load_payload
+from vectormill.domain.chunk import ChunkOutcome, Claim
+from vectormill.domain.errors import DatabaseUnavailable, LeaseLost
+from vectormill.domain.item import CRASHED_WORKER, ENCODING_FAILED, ITEM_ERROR_CODES, Item, ItemFailure
+from vectormill.domain.job import INTERACTIVE_PRIORITY
+from vectormill.settings import Settings
+from worker.engine import EncodeRequest, EncodeResult, EncodingCancelled, EngineStopped, RunnerDied
+from worker.engine import Engine as EncodingEngine
+from worker.leases import LeaseKeeper
+from worker.sink.postgres import PostgresSink
+
+logger = logging.getLogger(__name__)
+
+Result = dict[str, Any]
+
+# A chunk that was lost this often is taken apart instead of being tried whole again.
+MAX_LOST = 2
+
+
+class ChunkEncoder:
+    """Carries one chunk from message to commit; called by several of Celery's threads at once."""
+
+    def __init__(
+        self,
+        database: Engine,
+        encoding: EncodingEngine,
+        keeper: LeaseKeeper,
+        sink: PostgresSink,
+        owner: str,
+        settings: Settings,
+    ) -> None:
+        self._database = database
+        self._encoding = encoding
+        self._keeper = keeper
+        self._sink = sink
+        self._owner = owner
+        self._settings = settings
+
+    def encode_chunk(self, chunk_id: int) -> Result:
+        """Does what the message asks, if it is still to be done. The result is what Flower shows."""
+        started = time.monotonic()
+        try:
+            with self._database.begin() as connection:
+                claim = claim_chunk(connection, chunk_id, self._owner, self._settings.lease_seconds)
+            if claim is None:
+                return {"outcome": "duplicate"}
+            return self._encode_claimed(claim, started)
+        except SQLAlchemyError as error:
+            # Nothing was written. The lease lapses, or the dispatch times out, and the chunk runs again.
+            logger.warning("Chunk %d: Postgres did not answer: %s", chunk_id, error)
+            return {"outcome": "database unavailable"}
+
+    def _encode_claimed(self, claim: Claim, started: float) -> Result:
+        if claim.lost >= MAX_LOST or claim.attempt > self._settings.max_attempts:
+            return self._isolate(claim)
+        try:
+            with self._keeper.hold(claim) as lease:
+                with self._database.connect() as connection:
+                    items = load_payload(connection, claim.chunk_id)
+                loaded = time.monotonic()
+                wanted = np.array(
+                    claim.wanted_items(0, claim.num_items) or range(claim.num_items), dtype=np.int64
+                )
+                encoded = self._encoding.encode(self._request(claim, items, wanted), lease.ended)
+            return self._commit(claim, items, wanted, encoded, started, loaded)
+        except EncodingCancelled:
+            return self._end_cancelled(claim, lease.is_lost)
+        except EngineStopped:
+            self._release(claim, "the worker was asked to stop", is_counted=False)
+            return {"outcome": "handed back"}
+        except RunnerDied as error:
+            self._release(claim, str(error), is_counted=True, is_lost=error.is_suspect)
+            return {"outcome": "model process died", "suspect": error.is_suspect}
+        except LeaseLost:
+            return {"outcome": "lease lost"}
+        except (LookupError, DatabaseUnavailable) as error:
+            logger.warning("Chunk %d was not encoded: %s", claim.chunk_id, error)
+            return {"outcome": "not encoded", "reason": str(error)}
+        except SQLAlchemyError:
+            raise
+        except Exception as error:
+            logger.exception("Chunk %d failed", claim.chunk_id)
+            self._release(
+                claim, f"{type(error).__name__}: {error}", is_counted=True, delay=2.0**claim.attempt
+            )
+            return {"outcome": "failed", "reason": str(error)}
+
+    def _request(
+        self, claim: Claim, items: list[Item], wanted: "np.ndarray[Any, np.dtype[np.int64]]"
+    ) -> EncodeRequest:
+        return EncodeRequest(
+            request_id=f"{claim.chunk_id}/{claim.fence}",
+            spec=claim.spec,
+            texts=[items[position].text for position in wanted],
+            interactive=claim.job_priority == INTERACTIVE_PRIORITY,
+            max_text_chars=self._settings.max_text_chars,
+        )
+
+    def _commit(
+        self,
+        claim: Claim,
+        items: list[Item],
+        wanted: "np.ndarray[Any, np.dtype[np.int64]]",
+        encoded: EncodeResult,
+        started: float,
+        loaded: float,
+    ) -> Result:
+        encoded_at = time.monotonic()
+        outcome = ChunkOutcome(
+            failures={int(wanted[position]): failure for position, failure in encoded.failures.items()},
+            num_tokens=int(encoded.num_tokens.sum()),
+            num_computed_tokens=encoded.num_computed_tokens,
+            num_truncated=encoded.num_truncated,
+            stage_seconds={"load": loaded - started, **encoded.stage_seconds},
+        )
+        self._sink.commit(claim, items, wanted, encoded.vectors, outcome)
+        committed = time.monotonic()
+        return {
+            "outcome": "done",
+            "rows": len(wanted) - len(outcome.failures),
+            "failed": len(outcome.failures),
+            "tokens": outcome.num_tokens,
+            "tokens_per_second": round(outcome.num_tokens / (committed - started)),
+            "encode_ms": round(1000 * (encoded_at - loaded)),
+            "commit_ms": round(1000 * (committed - encoded_at)),
+        }
+
+    def _end_cancelled(self, claim: Claim, is_lost: bool) -> Result:
+        if is_lost:
+            return {"outcome": "lease lost"}
+        self._write(claim, lambda connection: cancel_chunk(connection, claim))
+        return {"outcome": "cancelled"}
+
+    def _isolate(self, claim: Claim) -> Result:
+        """Halves a chunk that keeps ending its workers; the single item that is left is failed with its reason."""
+        wanted = claim.wanted_items(0, claim.num_items)
+        if claim.num_items > 1 and (wanted is None or len(wanted) > 1):
+            reason = f"split after {claim.lost} losses and {claim.attempt - 1} attempts"
+            self._write(claim, lambda connection: split_chunk(connection, claim, reason))
+            return {"outcome": "split"}
+        code = CRASHED_WORKER if claim.lost >= MAX_LOST else ENCODING_FAILED
+        failure = ItemFailure(
+            code, f"{ITEM_ERROR_CODES[code]} ({claim.lost} losses, {claim.attempt - 1} attempts)"
+        )
+
+        def fail(connection: Connection) -> None:
+            fail_chunk(connection, claim, load_payload(connection, claim.chunk_id), failure)
+
+        self._write(claim, fail)
+        return {"outcome": "item failed", "code": code}
+
+    def _release(
+        self, claim: Claim, reason: str, *, is_counted: bool, is_lost: bool = False, delay: float = 0.0
+    ) -> None:
+        self._write(
+            claim,
+            lambda connection: release_chunk(
+                connection,
+                claim,
+                reason,
+                is_counted=is_counted,
+                is_lost=is_lost,
+                delay_seconds=min(delay, 60.0),
+            ),
+        )
+
+    def _write(self, claim: Claim, write: Callable[[Connection], object]) -> None:
+        """One short fenced transaction; a lost lease means that another worker has taken over, which is fine."""
+        try:
+            with self._database.begin() as connection:
+                write(connection)
+        except LeaseLost:
+            logger.info("Chunk %d was taken over by another worker.", claim.chunk_id)
