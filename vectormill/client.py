@@ -222,9 +222,10 @@ class Client:
             "limit": limit,
         }
         path = _path("/v1/collections", collection, "search")
-        # The query waits for a worker, for as long as the server's own VECTORMILL_SEARCH_TIMEOUT_SECONDS.
-        answer: list[Json] = self._call("POST", path, json=_given(query), timeout=self._long)["data"]
-        return answer
+        # Not repeated: the server itself waits for a worker, for its VECTORMILL_SEARCH_TIMEOUT_SECONDS.
+        answer = self._call("POST", path, json=_given(query), timeout=self._long, is_repeatable=False)
+        matches: list[Json] = answer["data"]
+        return matches
 
     # ---- the service
 
@@ -263,7 +264,7 @@ class Client:
     def _pages(self, path: str, parameters: Mapping[str, Any]) -> Iterator[Json]:
         cursor = None
         while True:
-            page = self._call("GET", path, params=_given({**parameters, "cursor": cursor}))
+            page = self._call("GET", path, params=_given({**parameters, "after": cursor}))
             yield from page["data"]
             cursor = page.get("next")
             if cursor is None:

@@ -20,8 +20,9 @@ class ApiError(VectormillError):
         self.title = title
         self.detail = detail
         self.errors = tuple(errors)
-        sentence = detail or f"The API refused the request: {title} (HTTP {status})."
-        super().__init__(" ".join([sentence, *map(_describe_place, self.errors)]))
+        # Our own API's detail names the places already; what stands between us and it may send anything.
+        places = " ".join(map(_describe_place, self.errors))
+        super().__init__(detail or f"The API refused the request: {title} (HTTP {status}). {places}".strip())
 
 
 class ApiFailure(ApiError, Unavailable):  # noqa: N818 - errors are named for what happened

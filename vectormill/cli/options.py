@@ -1,9 +1,12 @@
 """Options: the flags that several commands share, each explained once. Knows no command."""
 
+import json
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Literal
 
 import typer
+
+from vectormill.domain.errors import InvalidOption
 
 ApiUrl = Annotated[
     str | None,
@@ -71,4 +74,20 @@ Truncate = Annotated[
     ),
 ]
 
-JOB_EXAMPLE_ID: Final = "0198c0de-0000-7000-8000-000000000000"
+Metadata = Annotated[
+    str | None,
+    typer.Option("--metadata", metavar="JSON", help="An object to keep with the job, to find it by."),
+]
+
+
+def parse_metadata(text: str | None) -> dict[str, Any] | None:
+    """The object that --metadata gives. Raises InvalidOption."""
+    if text is None:
+        return None
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise InvalidOption(f"--metadata is not JSON: {error}.") from error
+    if not isinstance(value, dict):
+        raise InvalidOption('--metadata must be a JSON object, as {"source": "arxiv"}.')
+    return value

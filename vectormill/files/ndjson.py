@@ -19,7 +19,7 @@ class ItemJson(TypedDict):
     metadata: NotRequired[Mapping[str, Any]]
 
 
-def encode_line(item: ItemJson) -> bytes:
+def encode_line(item: Mapping[str, object]) -> bytes:
     """One line of NDJSON. A lone surrogate has no UTF-8: it travels escaped, and the API reports the item."""
     try:
         return json.dumps(item, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"

@@ -1,3 +1,141 @@
+"""demo: the main job from end to end, on every docstring of the running Python's standard library."""
+
+import math
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
 import typer
 
+from vectormill.cli.exits import EXIT_CODES_HELP, ITEMS_FAILED, CommandFailed, exit_code_of_job
+from vectormill.cli.options import Json, Model
+
+if TYPE_CHECKING:
+    from vectormill.client import Client
+    from vectormill.files.ndjson import ItemJson
+
 app = typer.Typer()
+
+COLLECTION: Final = "docstrings"
+QUERIES: Final = ("how to parse a date", "compress data without loss", "run a function in another process")
+NEAREST: Final = 5
+POLL_SECONDS: Final = 0.25
+
+
+@app.command(epilog=f"Example: vectormill demo --keep\n\n{EXIT_CODES_HELP}")
+def demo(
+    data_dir: Annotated[
+        Path | None,
+        typer.Option("--data-dir", metavar="DIR", help="Use and keep this directory; else a temporary one."),
+    ] = None,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep the temporary directory, for `vectormill up`.")
+    ] = False,
+    api_url: Annotated[
+        str | None,
+        typer.Option("--api-url", metavar="URL", help="Use this running service instead of starting one."),
+    ] = None,
+    model: Model = None,
+    json: Json = False,
+) -> None:
+    """Encode every docstring of the standard library, search them, leave nothing running.
+
+    Starts Postgres, Valkey, API, scheduler, a worker and Flower, submits some 8,900 texts over HTTP and counts the
+    vectors that come back: it succeeds only if every text has one.
+    """
+    from vectormill.client import Client
+    from vectormill.corpus import read_docstrings
+
+    with _service(data_dir, keep, api_url, model) as wait_until_ready:
+        texts = {docstring.key: docstring.text for docstring in read_docstrings()}
+        with Client(wait_until_ready()) as client:
+            job = _encode(client, texts, model)
+            num_vectors = _count_vectors(client, job["id"], texts)
+            queries = QUERIES if num_vectors else ()
+            matches = {query: client.search(COLLECTION, query, limit=NEAREST) for query in queries}
+            _report(job, client.workers(), matches, texts, num_vectors=num_vectors, is_json=json)
+    if num_vectors < len(texts):
+        raise CommandFailed(
+            f"{len(texts) - num_vectors:,} of {len(texts):,} texts have no vector; job {job['id']} {job['state']}.",
+            exit_code_of_job(job["state"]) or ITEMS_FAILED,
+        )
+
+
+@contextmanager
+def _service(
+    data_dir: Path | None, keep: bool, api_url: str | None, model: str | None
+) -> Iterator[Callable[[], str]]:
+    """Something to call for the API's URL, which waits until it is there: a stack of our own starts meanwhile."""
+    if api_url is not None:
+        yield lambda: api_url
+        return
+    from vectormill.cli.stack import Stack
+    from vectormill.cli.workplace import workplace
+
+    with workplace(data_dir, keep) as directory, Stack(directory, model) as stack:
+        _say(f"Starting Postgres, Valkey, API, scheduler, worker and Flower in {directory} …")
+        yield stack.wait_until_ready
+    if keep and data_dir is None:
+        _say(f"Everything is kept: vectormill up --data-dir {directory}")
+
+
+def _encode(client: "Client", texts: Mapping[str, str], model: str | None) -> dict[str, Any]:
+    """Submits the texts over HTTP and shows how the job goes, until it ends."""
+    from vectormill.cli.progress import JobProgress
+
+    items: list[ItemJson] = [{"key": key, "text": text} for key, text in texts.items()]
+    job = client.submit(items, model=model, collection=COLLECTION)
+    _say(f"Submitted {job['num_items']:,} docstrings of {describe_python()} as job {job['id']}.")
+    with JobProgress() as progress:
+        return client.wait(job["id"], progress, poll_seconds=POLL_SECONDS)
+
+
+def _count_vectors(client: "Client", job_id: str, texts: Mapping[str, str]) -> int:
+    """Texts that have a vector of finite numbers; the job's state is not taken on trust."""
+    found = {
+        vector["key"]
+        for vector in client.vectors(job_id, partial=True)
+        if vector["embedding"] and all(map(math.isfinite, vector["embedding"]))
+    }
+    return len(found & texts.keys())
+
+
+def _report(
+    job: Mapping[str, Any],
+    workers: Sequence[Mapping[str, Any]],
+    matches: Mapping[str, Sequence[Mapping[str, Any]]],
+    texts: Mapping[str, str],
+    *,
+    num_vectors: int,
+    is_json: bool,
+) -> None:
+    from vectormill.cli.listing import print_json, print_table
+    from vectormill.cli.summary import summarize_job
+
+    summary = summarize_job(job, workers)
+    if is_json:
+        choices = {line.name: {"value": line.value, "reason": line.reason} for line in summary}
+        print_json({"job": job, "num_vectors": num_vectors, "summary": choices, "searches": matches})
+        return
+    print_table(("", "", ""), [(line.name, line.value, line.reason) for line in summary], "The job")
+    for query, nearest in matches.items():
+        rows = [
+            (f"{match['score']:.3f}", match["key"], first_line(texts.get(match["key"], "")))
+            for match in nearest
+        ]
+        print_table(("score", "docstring of", "first line"), rows, f"Nearest to “{query}”")
+    typer.echo(f"{num_vectors:,} of {len(texts):,} texts have their vector.")
+
+
+def first_line(text: str) -> str:
+    return text.strip().partition("\n")[0]
+
+
+def describe_python() -> str:
+    return f"Python {platform.python_version()}"
+
+
+def _say(sentence: str) -> None:
+    typer.echo(sentence, err=True)

@@ -1,3 +1,175 @@
+"""encode: a file of texts in, a file of vectors out, with whatever service there is or one of our own."""
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
 import typer
 
+from vectormill.cli.exits import EXIT_CODES_HELP, JOB_NOT_COMPLETED, CommandFailed, exit_code_of_job
+from vectormill.cli.options import (
+    ApiUrl,
+    Collection,
+    DataDir,
+    Dimensions,
+    Format,
+    Json,
+    KeyField,
+    MaxTokens,
+    Model,
+    Normalize,
+    Priority,
+    Prompt,
+    TextField,
+    Truncate,
+)
+
+if TYPE_CHECKING:
+    from vectormill.client import Client
+
 app = typer.Typer()
+
+SHOWN_ERRORS: Final = 10
+
+
+@app.command(
+    epilog="Examples: vectormill encode papers.jsonl -o papers.parquet\n\n"
+    "vectormill encode papers.csv -o papers.npy --key-field doi --text-field abstract\n\n"
+    f"{EXIT_CODES_HELP}"
+)
+def encode(
+    input: Annotated[
+        str,
+        typer.Argument(
+            metavar="INPUT",
+            help=".jsonl, .csv, .tsv (also .gz), .parquet, a directory of texts, or - for stdin.",
+        ),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out", "-o", metavar="OUT", help=".parquet, .jsonl, or .npy (keys go to OUT.keys.txt)."
+        ),
+    ],
+    format: Annotated[Format | None, typer.Option("--format", help="Else told by OUT's name.")] = None,
+    errors: Annotated[
+        Path | None, typer.Option("--errors", metavar="FILE", help="Write every failed item here, as NDJSON.")
+    ] = None,
+    model: Model = None,
+    collection: Collection = None,
+    priority: Priority = 5,
+    normalize: Normalize = None,
+    dimensions: Dimensions = None,
+    prompt: Prompt = None,
+    max_tokens: MaxTokens = None,
+    truncate: Truncate = None,
+    key_field: KeyField = None,
+    text_field: TextField = "text",
+    api_url: ApiUrl = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Encode a file of texts into a file of vectors.
+
+    Uses the API that is given, or the stack that runs on the data directory; where there is none, starts one for
+    the time of this command.
+    """
+    from vectormill.files.outputs import check_output, choose_format, write_vectors
+    from vectormill.files.rows import Fields
+    from vectormill.files.texts import read_texts
+
+    # All that can be wrong with the call is found before anything is started.
+    items = read_texts(input, Fields(key=key_field, text=text_field))
+    kind = choose_format(out, format)
+    for path in (out, errors):
+        if path is not None:
+            check_output(path)
+    with _client(api_url, data_dir, model) as client:
+        job = client.submit(
+            items,
+            model=model,
+            collection=collection,
+            priority=priority,
+            normalize=normalize,
+            dimensions=dimensions,
+            prompt=prompt,
+            max_tokens=max_tokens,
+            truncate=truncate,
+        )
+        job = _watch(client, job)
+        if exit_code_of_job(job["state"]) == JOB_NOT_COMPLETED:
+            raise CommandFailed(f"Job {job['id']} {job['state']}; {out} was not written.", JOB_NOT_COMPLETED)
+        write_vectors(lambda file, kind: client.export(job["id"], file, kind), out, kind)
+        _report_failures(client, job, errors)
+    _report(job, out, is_json=json)
+    raise typer.Exit(exit_code_of_job(job["state"]))
+
+
+@contextmanager
+def _client(api_url: str | None, data_dir: Path | None, model: str | None) -> "Iterator[Client]":
+    """A client of the service in question, or of a stack that lives as long as this block."""
+    from vectormill.cli.endpoint import find_api_url
+    from vectormill.cli.stack import Stack
+    from vectormill.client import Client
+    from vectormill.settings import load_settings
+
+    settings = load_settings(api_url=api_url, data_dir=data_dir)
+    with ExitStack() as cleanup:
+        url = find_api_url(settings)
+        if url is None:
+            directory = settings.data_dir.expanduser()
+            typer.echo(f"Starting Vectormill in {directory} …", err=True)
+            url = cleanup.enter_context(Stack(directory, model)).wait_until_ready()
+        yield cleanup.enter_context(Client(url))
+
+
+def _watch(client: "Client", job: dict[str, Any]) -> dict[str, Any]:
+    """Follows the job to its end. Interrupted, it cancels it: nobody would fetch what it goes on making."""
+    from vectormill.cli.progress import JobProgress
+    from vectormill.domain.errors import VectormillError
+
+    try:
+        with JobProgress() as progress:
+            return client.wait(job["id"], progress)
+    except (KeyboardInterrupt, SystemExit):
+        with contextlib.suppress(VectormillError):
+            client.cancel(job["id"])
+            typer.echo(f"Interrupted: job {job['id']} is cancelled, nothing was written.", err=True)
+        raise
+
+
+def _report_failures(client: "Client", job: dict[str, Any], errors: Path | None) -> None:
+    """Writes all failed items to the file, if one was named, and says the first of them."""
+    from vectormill.files.ndjson import encode_line
+    from vectormill.files.replacement import open_replacement
+
+    with ExitStack() as cleanup:
+        file = None if errors is None else cleanup.enter_context(open_replacement(errors))
+        if not job["num_failed"]:
+            return
+        for index, error in enumerate(client.errors(job["id"])):
+            if index < SHOWN_ERRORS:
+                typer.echo(f"failed: {error['key']}: {error['detail']} ({error['code']})", err=True)
+            elif file is None:
+                typer.echo(
+                    f"… and {job['num_failed'] - SHOWN_ERRORS:,} more; --errors FILE has all.", err=True
+                )
+                return
+            if file is not None:
+                file.write(encode_line(error))
+
+
+def _report(job: dict[str, Any], out: Path, *, is_json: bool) -> None:
+    from vectormill.cli.listing import print_json
+    from vectormill.cli.summary import job_seconds
+
+    if is_json:
+        print_json(job | {"out": str(out)})
+        return
+    seconds = job_seconds(job)
+    typer.echo(
+        f"{job['num_done']:,} vectors in {out}, {job['num_failed']:,} items failed; "
+        f"{seconds:,.1f} s, {job['num_done'] / seconds:,.0f} texts/s."
+    )

@@ -1,3 +1,191 @@
+"""Jobs: submit, jobs, status, cancel, retry, errors. Each speaks to one API, and starts nothing."""
+
+import itertools
+from typing import Annotated, Any
+
 import typer
 
+from vectormill.cli.exits import EXIT_CODES_HELP, exit_code_of_job
+from vectormill.cli.options import (
+    ApiUrl,
+    Collection,
+    DataDir,
+    Dimensions,
+    Json,
+    KeyField,
+    MaxTokens,
+    Metadata,
+    Model,
+    Normalize,
+    Priority,
+    Prompt,
+    TextField,
+    Truncate,
+)
+
 app = typer.Typer()
+
+JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's id, as `submit` and `jobs` print it.")]
+
+
+@app.command(
+    epilog="Examples: vectormill submit papers.jsonl.gz --collection papers\n\n"
+    "zcat *.gz | jq -c '{key: .doi, text: .abstract}' | vectormill submit - --collection papers"
+)
+def submit(
+    input: Annotated[
+        str,
+        typer.Argument(
+            metavar="INPUT",
+            help=".jsonl, .csv, .tsv (also .gz), .parquet, a directory of texts, or - for stdin.",
+        ),
+    ],
+    model: Model = None,
+    collection: Collection = None,
+    priority: Priority = 5,
+    normalize: Normalize = None,
+    dimensions: Dimensions = None,
+    prompt: Prompt = None,
+    max_tokens: MaxTokens = None,
+    truncate: Truncate = None,
+    metadata: Metadata = None,
+    key_field: KeyField = None,
+    text_field: TextField = "text",
+    idempotency_key: Annotated[
+        str | None, typer.Option("--idempotency-key", help="The same key never makes a second job.")
+    ] = None,
+    gzip: Annotated[bool, typer.Option("--gzip", help="Compress the upload, for slow networks.")] = False,
+    api_url: ApiUrl = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Submit a file of texts as a job and print the job's id."""
+    from vectormill.cli.endpoint import connected
+    from vectormill.cli.listing import print_json
+    from vectormill.cli.options import parse_metadata
+    from vectormill.files.rows import Fields
+    from vectormill.files.texts import read_texts
+
+    items = read_texts(input, Fields(key=key_field, text=text_field))
+    with connected(api_url, data_dir) as client:
+        job = client.submit(
+            items,
+            model=model,
+            collection=collection,
+            priority=priority,
+            normalize=normalize,
+            dimensions=dimensions,
+            prompt=prompt,
+            max_tokens=max_tokens,
+            truncate=truncate,
+            metadata=parse_metadata(metadata),
+            gzip=gzip,
+            idempotency_key=idempotency_key,
+        )
+    if json:
+        print_json(job)
+        return
+    typer.echo(job["id"])
+    typer.echo(
+        f"{job['num_items']:,} items submitted. Watch: vectormill status {job['id']} --watch", err=True
+    )
+
+
+@app.command(epilog="Example: vectormill jobs --state running")
+def jobs(
+    state: Annotated[str | None, typer.Option("--state", help="Only jobs in this state.")] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many, newest first.")] = 50,
+    api_url: ApiUrl = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """List jobs, newest first."""
+    from vectormill.cli.endpoint import connected
+    from vectormill.cli.listing import print_json, print_table
+    from vectormill.cli.progress import count_ended
+
+    with connected(api_url, data_dir) as client:
+        found = list(itertools.islice(client.jobs(state), limit))
+    if json:
+        for job in found:
+            print_json(job)
+        return
+    columns = ("id", "state", "collection", "items", "ended", "failed", "created")
+    rows = [
+        (
+            job["id"],
+            job["state"],
+            job["collection"],
+            job["num_items"],
+            count_ended(job),
+            job["num_failed"],
+            job["created_at"][:19],
+        )
+        for job in found
+    ]
+    print_table(columns, rows)
+
+
+@app.command(epilog=f"Example: vectormill status JOB --watch\n\nWith --watch: {EXIT_CODES_HELP}")
+def status(
+    job_id: JobId,
+    watch: Annotated[bool, typer.Option("--watch", help="Follow the job until it ends.")] = False,
+    api_url: ApiUrl = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Show how a job stands."""
+    from vectormill.cli.endpoint import connected
+    from vectormill.cli.progress import JobProgress
+
+    with connected(api_url, data_dir) as client:
+        if watch:
+            with JobProgress() as progress:
+                job = client.wait(job_id, progress)
+        else:
+            job = client.job(job_id)
+    _print_job(job, json)
+    if watch:
+        raise typer.Exit(exit_code_of_job(job["state"]))
+
+
+@app.command(epilog="Example: vectormill cancel JOB")
+def cancel(job_id: JobId, api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
+    """Cancel a job. Vectors that it has committed stay."""
+    from vectormill.cli.endpoint import connected
+
+    with connected(api_url, data_dir) as client:
+        _print_job(client.cancel(job_id), json)
+
+
+@app.command(epilog="Example: vectormill retry JOB && vectormill status JOB --watch")
+def retry(job_id: JobId, api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
+    """Encode a job's failed items again, and only those."""
+    from vectormill.cli.endpoint import connected
+
+    with connected(api_url, data_dir) as client:
+        _print_job(client.retry(job_id), json)
+
+
+@app.command(epilog="Example: vectormill errors JOB --json > failed.jsonl")
+def errors(job_id: JobId, api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
+    """List a job's failed items, each with its code and reason."""
+    from vectormill.cli.endpoint import connected
+    from vectormill.cli.listing import print_json, print_table
+
+    with connected(api_url, data_dir) as client:
+        if json:
+            for error in client.errors(job_id):
+                print_json(error)
+        else:
+            rows = ((error["key"], error["code"], error["detail"]) for error in client.errors(job_id))
+            print_table(("key", "code", "detail"), rows)
+
+
+def _print_job(job: dict[str, Any], is_json: bool) -> None:
+    from vectormill.cli.listing import print_json, print_table
+
+    if is_json:
+        print_json(job)
+    else:
+        print_table(("", ""), [(name, value) for name, value in job.items() if value not in (None, {}, [])])

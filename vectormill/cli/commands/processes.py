@@ -1,6 +1,5 @@
 """The processes: api, scheduler, worker, flower, migrate, and `up`, which runs them all on one machine."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -52,7 +51,6 @@ def api(
 ) -> None:
     """Run the HTTP API. Needs Postgres, and works without Redis; its reference is at /docs."""
     from api.app import run
-
     from vectormill.settings import load_settings
 
     run(load_settings(api_host=host, api_port=port))
@@ -65,7 +63,6 @@ def scheduler() -> None:
     Any number may run; a lock in Postgres elects one.
     """
     from scheduler.main import run
-
     from vectormill.settings import load_settings
 
     run(load_settings())
@@ -90,9 +87,8 @@ def worker(
     ] = "auto",
 ) -> None:
     """Run workers: one pinned Celery worker per replica of the placement, restarted when it dies."""
-    from worker.launcher import run
-
     from vectormill.settings import load_settings
+    from worker.launcher import run
 
     run(load_settings(), models=tuple(model or ()), devices=devices)
 

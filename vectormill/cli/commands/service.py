@@ -1,3 +1,52 @@
+"""The service: which models it knows and which workers are alive."""
+
+from typing import Any
+
 import typer
 
+from vectormill.cli.options import ApiUrl, DataDir, Json
+
 app = typer.Typer()
+
+
+@app.command(epilog="Example: vectormill models")
+def models(api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
+    """List the registered models."""
+    from vectormill.cli.endpoint import connected
+
+    with connected(api_url, data_dir) as client:
+        found = client.models()
+    _print_records(
+        found, ("name", "dimension", "max_tokens", "pooling", "normalize", "workers", "problem"), json
+    )
+
+
+@app.command(epilog="Example: vectormill workers")
+def workers(api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
+    """List the live workers: what each runs on, and why."""
+    from vectormill.cli.endpoint import connected
+    from vectormill.cli.summary import CHOICES, describe_choice
+
+    with connected(api_url, data_dir) as client:
+        found = client.workers()
+    if json:
+        _print_records(found, (), json)
+        return
+    rows = []
+    for worker in found:
+        described = {"name": worker["name"], "state": worker["state"]}
+        for name in CHOICES:
+            value, reason = describe_choice(worker["report"], name)
+            described[name] = f"{value} ({reason})" if reason else value
+        rows.append(described)
+    _print_records(rows, ("name", "state", *CHOICES), json)
+
+
+def _print_records(records: list[dict[str, Any]], columns: tuple[str, ...], is_json: bool) -> None:
+    from vectormill.cli.listing import print_json, print_table
+
+    if is_json:
+        for record in records:
+            print_json(record)
+        return
+    print_table(columns, [[record.get(column) for column in columns] for record in records])

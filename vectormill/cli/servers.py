@@ -1,0 +1,103 @@
+"""Servers: what Postgres, Redis and the API say of themselves, as findings. Changes nothing on them."""
+
+from collections.abc import Iterator
+from typing import Final
+
+import httpx
+import redis
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import SQLAlchemyError
+
+from vectormill.cli.checks import FAIL, OK, WARN, Finding
+from vectormill.client import is_loopback
+from vectormill.db.migrations import find_missing_revision
+from vectormill.db.session import make_engine
+
+OLDEST_POSTGRES: Final = 140000
+# 0.8 brought iterative index scans; 0.7 brought halfvec, without which no collection can be made.
+OLDEST_PGVECTOR: Final = (0, 7)
+TIMEOUT_SECONDS: Final = 5.0
+
+
+def ask_postgres(url: str) -> Iterator[Finding]:
+    """Reachable, new enough, with pgvector, and at the newest migration."""
+    engine = make_engine(url, application_name="vectormill doctor", pool_size=1)
+    try:
+        with engine.connect() as connection:
+            yield _judge_version(connection)
+            yield _judge_pgvector(connection)
+        missing = find_missing_revision(engine)
+    except SQLAlchemyError as error:
+        cause = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
+        host = engine.url.render_as_string(hide_password=True)
+        yield Finding("postgres", FAIL, f"{host}: {cause}", "Start it, or correct VECTORMILL_DATABASE_URL.")
+        return
+    finally:
+        engine.dispose()
+    if missing is None:
+        yield Finding("migrations", OK, "the schema is current")
+    else:
+        yield Finding("migrations", FAIL, f"revision {missing} is missing", "Run `vectormill migrate`.")
+
+
+def _judge_version(connection: Connection) -> Finding:
+    number = int(connection.execute(text("SHOW server_version_num")).scalar_one())
+    name = connection.execute(text("SHOW server_version")).scalar_one()
+    if number < OLDEST_POSTGRES:
+        return Finding("postgres", FAIL, f"version {name}", "Use Postgres 14 or newer.")
+    return Finding("postgres", OK, f"version {name}")
+
+
+def _judge_pgvector(connection: Connection) -> Finding:
+    find = text(
+        "SELECT installed_version, default_version FROM pg_available_extensions WHERE name = 'vector'"
+    )
+    row = connection.execute(find).one_or_none()
+    if row is None:
+        return Finding("pgvector", FAIL, "not installed on the server", "Install pgvector 0.8 on the server.")
+    found = row.installed_version or row.default_version
+    if tuple(int(part) for part in found.split(".")[:2]) < OLDEST_PGVECTOR:
+        advice = "Install pgvector 0.8 and run ALTER EXTENSION vector UPDATE."
+        return Finding("pgvector", FAIL, f"version {found}", advice)
+    if row.installed_version is None:
+        return Finding("pgvector", OK, f"version {found} is there; `vectormill migrate` enables it")
+    return Finding("pgvector", OK, f"version {found}")
+
+
+def ask_redis(url: str) -> Iterator[Finding]:
+    """Reachable, and never evicting keys: an evicted queue is lost work for as long as a reaper's round."""
+    try:
+        with redis.Redis.from_url(
+            url, socket_connect_timeout=TIMEOUT_SECONDS, socket_timeout=TIMEOUT_SECONDS
+        ) as connection:
+            server = connection.info("server")
+            policy = connection.info("memory").get("maxmemory_policy", "unknown")
+    except (redis.RedisError, OSError, ValueError) as error:
+        yield Finding("redis", FAIL, f"{error}", "Start it, or correct VECTORMILL_REDIS_URL.")
+        return
+    name = "Valkey" if "valkey_version" in server else "Redis"
+    detail = f"{name} {server.get('valkey_version', server.get('redis_version'))}, maxmemory-policy {policy}"
+    if policy == "noeviction":
+        yield Finding("redis", OK, detail)
+    else:
+        yield Finding("redis", WARN, detail, "Set maxmemory-policy noeviction, or messages may be dropped.")
+
+
+def ask_api(url: str) -> Iterator[Finding]:
+    """Ready, and with whom."""
+    try:
+        answer = httpx.get(f"{url}/readyz", timeout=TIMEOUT_SECONDS, trust_env=not is_loopback(url))
+        readiness = answer.json()
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        yield Finding("service", FAIL, f"{url}: {error}", "Start it with `vectormill up`.")
+        return
+    detail = f"{url} is {readiness.get('status')}, {readiness.get('workers', 0)} workers"
+    if not answer.is_success:
+        yield Finding("service", FAIL, detail, "Its Postgres is away; see the API's log.")
+    elif not readiness.get("redis") or not readiness.get("scheduler") or not readiness.get("workers"):
+        absent = [name for name in ("redis", "scheduler", "workers") if not readiness.get(name)]
+        yield Finding(
+            "service", WARN, f"{detail}; away: {', '.join(absent)}", "Jobs are taken, but they wait."
+        )
+    else:
+        yield Finding("service", OK, detail)

@@ -1,0 +1,115 @@
+"""Stack: a `vectormill up` as a child, for the time of one command. Knows nothing of what it is used for."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Final, NoReturn, Self
+
+from vectormill import leash
+from vectormill.domain.errors import Unavailable
+from vectormill.logfile import open_log, tail_of
+from vectormill.processes import free_port, in_lasting_thread
+
+# The first start makes a Postgres cluster and loads a model; recovery after a crash may replay a large log.
+START_SECONDS: Final = 300.0
+# `up` promises to stop within 15 s.
+STOP_SECONDS: Final = 30.0
+POLL_SECONDS: Final = 0.1
+LOG_NAME: Final = "up.log"
+ENDING_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
+
+
+class StackFailed(Unavailable):
+    """The embedded stack could not be started; its log says why."""
+
+
+class Stack:
+    """Every process of Vectormill on free ports, from the beginning of a `with` block to its end.
+
+    What they say goes to `up.log` in the data directory. The block begins at once; `wait_until_ready` gives the
+    API's URL. SIGTERM and SIGHUP end the block as Ctrl-C does, so that nothing is left running.
+    """
+
+    def __init__(self, data_dir: Path, model: str | None = None) -> None:
+        self._log = data_dir / LOG_NAME
+        api_port, flower_port = free_port(), free_port()
+        self.url = f"http://127.0.0.1:{api_port}"
+        self._command = [sys.executable, "-m", "vectormill.cli", "up", "--data-dir", str(data_dir)]
+        self._command += ["--api-port", str(api_port), "--flower-port", str(flower_port)]
+        self._command += [] if model is None else ["--model", model]
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self._handlers = {number: signal.signal(number, _exit_on_signal) for number in ENDING_SIGNALS}
+        self._child = self._start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for number in ENDING_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)  # a second one must not end the stopping
+        if self._child is not None:
+            stop(self._child)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def wait_until_ready(self) -> str:
+        """The API's URL, once all processes are healthy. Raises StackFailed with the end of the log."""
+        assert self._child is not None, "the stack is started by entering it"
+        deadline = time.monotonic() + START_SECONDS
+        while not has_said_ready(self._log):
+            status = self._child.poll()
+            if status is not None:
+                raise StackFailed(
+                    f"The stack ended before it was ready, with status {status}:{tail_of(self._log)}"
+                )
+            if time.monotonic() > deadline:
+                raise StackFailed(f"The stack was not ready within {START_SECONDS:g} s:{tail_of(self._log)}")
+            time.sleep(POLL_SECONDS)
+        return self.url
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        # On a leash: when this process is killed, the stack is asked to stop. It inherits our environment.
+        numbers = (os.getpid(), int(signal.SIGTERM), -1, -1)
+        held = [sys.executable, "-I", "-S", leash.__file__, *map(str, numbers), *self._command]
+        with open_log(self._log) as output:
+            output.truncate(0)  # the line `ready` of an earlier run must not be taken for this one's
+
+            def start() -> "subprocess.Popen[bytes]":
+                return subprocess.Popen(
+                    held,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # Ctrl-C is for us: we still cancel jobs before the stack stops
+                )
+
+            return in_lasting_thread(start)
+
+
+def has_said_ready(log: Path) -> bool:
+    """Whether `up` has written its line `ready`."""
+    return any(line.startswith(b"ready") for line in log.read_bytes().splitlines())
+
+
+def stop(child: "subprocess.Popen[bytes]") -> None:
+    """Asks a child to stop and waits for it, however often Ctrl-C is pressed meanwhile; kills it when it won't."""
+    deadline = time.monotonic() + STOP_SECONDS
+    with contextlib.suppress(ProcessLookupError):
+        child.terminate()
+    while child.poll() is None and time.monotonic() < deadline:
+        with contextlib.suppress(KeyboardInterrupt, subprocess.TimeoutExpired):
+            child.wait(POLL_SECONDS)
+    if child.poll() is None:
+        child.kill()
+        child.wait()
+
+
+def _exit_on_signal(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
