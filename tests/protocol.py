@@ -1,4 +1,4 @@
-"""Small steps of the chunk protocol for tests: submit, dispatch, claim, and commit with vectors that tell their text."""
+"""Small steps of the chunk protocol for tests: submit, dispatch, claim, commit with vectors that tell their text."""
 
 import hashlib
 from collections.abc import Iterable, Sequence

@@ -143,7 +143,7 @@ INSERT_CHILD = text("""
       FROM child, vectormill.chunk_vectors WHERE chunk_vectors.chunk_id = :parent_id
 """)
 
-DELETE_PARENT_CONTENT = text("""
+DELETE_CONTENT = text("""
     WITH vectors AS (DELETE FROM vectormill.chunk_vectors WHERE chunk_id = :chunk_id)
     DELETE FROM vectormill.chunk_payloads WHERE chunk_id = :chunk_id
 """)
@@ -182,10 +182,7 @@ def split_chunk(connection: Connection, claim: Claim, reason: str) -> None:
                 "row_bytes": row_bytes,
             },
         )
-    for table in ("chunk_payloads", "chunk_vectors"):
-        connection.execute(
-            text(f"DELETE FROM vectormill.{table} WHERE chunk_id = :id"), {"id": claim.chunk_id}
-        )
+    connection.execute(DELETE_CONTENT, {"chunk_id": claim.chunk_id})
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,6 +112,14 @@ def _create_collection(connection: Connection, name: str, spec: EncodingSpec) ->
     return Generation(generation_id, name, spec, table_name(generation_id), LIVE)
 
 
+SEARCH_VECTORS = """
+    SELECT key, 1 - (embedding <=> CAST(:embedding AS halfvec)) AS score, metadata
+      FROM vectormill.{table}
+     ORDER BY embedding <=> CAST(:embedding AS halfvec)
+     LIMIT :limit
+"""
+
+
 def search_collection(
     connection: Connection,
     generation: Generation,
@@ -120,13 +128,6 @@ def search_collection(
 ) -> list[Match]:
     """The `limit` rows with the highest cosine similarity to `embedding`, float [dimensions], best first."""
     literal = "[" + ",".join(repr(float(value)) for value in embedding) + "]"
-    rows = connection.execute(
-        text(f"""
-            SELECT key, 1 - (embedding <=> CAST(:embedding AS halfvec)) AS score, metadata
-              FROM vectormill.{generation.table_name}
-             ORDER BY embedding <=> CAST(:embedding AS halfvec)
-             LIMIT :limit
-        """),
-        {"embedding": literal, "limit": limit},
-    )
+    statement = text(SEARCH_VECTORS.format(table=generation.table_name))
+    rows = connection.execute(statement, {"embedding": literal, "limit": limit})
     return [Match(row.key, float(row.score), row.metadata) for row in rows]
