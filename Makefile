@@ -67,7 +67,8 @@ clean: ## Remove .venv, caches and build leftovers; data directories stay
 
 torch-build-changes:
 
-$(STAMP): requirements.lock pyproject.toml $(STALE)
+# The editable installation lists the packages of the top level, so a new one makes it stale.
+$(STAMP): requirements.lock pyproject.toml $(wildcard */__init__.py) $(STALE)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "Vectormill needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) -V 2>&1). Try: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; \
 		exit 1; }
