@@ -12,6 +12,7 @@ import yaml
 
 from vectormill.cli.app import app
 from vectormill.settings import PREFIX, Settings
+from vectormill.up import Endpoint, UpOptions, plan_children
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE_TEXT = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
@@ -50,6 +51,27 @@ def test_the_command_line_accepts_every_command(name: str) -> None:
         found = group.get_command(context, command)  # type: ignore[attr-defined]
         assert found is not None, f"there is no command {command}"
         found.make_context(command, list(arguments), parent=context).close()
+
+
+def test_containers_run_what_up_runs() -> None:
+    api, flower = Endpoint("0.0.0.0", 8000), Endpoint("0.0.0.0", 5555)
+    options = UpOptions(
+        data_dir=Path("data"),
+        api_host=api.host,
+        api_port=api.port,
+        flower_host=flower.host,
+        flower_port=flower.port,
+        database_url=None,
+        redis_url=None,
+        models=("all-MiniLM-L6-v2",),
+        environ={},
+        command=("vectormill",),
+    )
+    children = plan_children(options, api, flower, {}, Path("logs"))
+    commands = {child.name: list(child.argv) for child in children}
+    assert commands | {"migrate": ["vectormill", "migrate"]} == {
+        name: service["command"] for name, service in find_profile("gpu").items() if name in OWN
+    }
 
 
 def test_gpu_and_cpu_profiles_differ_in_the_worker_alone() -> None:
