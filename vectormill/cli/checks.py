@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from vectormill.cli.exits import describe
+from vectormill.embedded.running import find_running
 from vectormill.settings import Settings
 
 OK: Final = "ok"
@@ -99,7 +100,9 @@ def check_memory(settings: Settings) -> Iterator[Finding]:
 
 
 def check_postgres(settings: Settings) -> Iterator[Finding]:
-    if settings.database_url is None:
+    running = find_running(settings.data_dir)
+    url = settings.database_url or (running.database_url if running else None)
+    if url is None:
         from vectormill.embedded.binaries import find_postgres
 
         found = find_postgres(None)
@@ -109,11 +112,13 @@ def check_postgres(settings: Settings) -> Iterator[Finding]:
         return
     from vectormill.cli.servers import ask_postgres
 
-    yield from ask_postgres(settings.database_url)
+    yield from ask_postgres(url)
 
 
 def check_redis(settings: Settings) -> Iterator[Finding]:
-    if settings.redis_url is None:
+    running = find_running(settings.data_dir)
+    url = settings.redis_url or (running.redis_url if running else None)
+    if url is None:
         from vectormill.embedded.binaries import find_valkey_server
 
         find_valkey_server()
@@ -121,7 +126,7 @@ def check_redis(settings: Settings) -> Iterator[Finding]:
         return
     from vectormill.cli.servers import ask_redis
 
-    yield from ask_redis(settings.redis_url)
+    yield from ask_redis(url)
 
 
 def check_service(settings: Settings) -> Iterator[Finding]:

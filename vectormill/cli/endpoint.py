@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from vectormill.client import Client
+from vectormill.embedded.running import find_running
 from vectormill.settings import Settings, load_settings
 
 
@@ -15,7 +16,8 @@ def find_api_url(settings: Settings) -> str | None:
 
 def find_running_stack(data_dir: Path) -> str | None:
     """The API's URL of the `vectormill up` that runs on this data directory; None when none does."""
-    return None
+    running = find_running(data_dir)
+    return running.api_url if running is not None else None
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """Stack: a `vectormill up` as a child, for the time of one command. Knows nothing of what it is used for."""
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -10,10 +9,11 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Final, NoReturn, Self
 
-from vectormill import leash
+from vectormill.cli.settings import read_environment
+from vectormill.cli.workplace import make_data_dir
 from vectormill.domain.errors import Unavailable
 from vectormill.logfile import open_log, tail_of
-from vectormill.processes import free_port, in_lasting_thread
+from vectormill.processes import free_port, spawn
 
 # The first start makes a Postgres cluster and loads a model; recovery after a crash may replay a large log.
 START_SECONDS: Final = 300.0
@@ -36,6 +36,7 @@ class Stack:
     """
 
     def __init__(self, data_dir: Path, model: str | None = None) -> None:
+        data_dir = make_data_dir(data_dir)
         self._log = data_dir / LOG_NAME
         api_port, flower_port = free_port(), free_port()
         self.url = f"http://127.0.0.1:{api_port}"
@@ -75,22 +76,10 @@ class Stack:
         return self.url
 
     def _start(self) -> "subprocess.Popen[bytes]":
-        # On a leash: when this process is killed, the stack is asked to stop. It inherits our environment.
-        numbers = (os.getpid(), int(signal.SIGTERM), -1, -1)
-        held = [sys.executable, "-I", "-S", leash.__file__, *map(str, numbers), *self._command]
         with open_log(self._log) as output:
             output.truncate(0)  # the line `ready` of an earlier run must not be taken for this one's
-
-            def start() -> "subprocess.Popen[bytes]":
-                return subprocess.Popen(
-                    held,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,  # Ctrl-C is for us: we still cancel jobs before the stack stops
-                )
-
-            return in_lasting_thread(start)
+            # In a session of its own: Ctrl-C is for us, who cancel jobs before the stack stops.
+            return spawn(self._command, env=read_environment(), output=output)
 
 
 def has_said_ready(log: Path) -> bool:

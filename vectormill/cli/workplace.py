@@ -1,4 +1,4 @@
-"""Workplace: the data directory of one command, given or temporary. Knows nothing of what lies in it."""
+"""Workplace: the data directory of one command, given or temporary. Knows nothing of what the servers keep in it."""
 
 import os
 import shutil
@@ -7,32 +7,31 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from vectormill.embedded.account import make_directory
+from vectormill.embedded.cluster import remove_cluster
+
+
+def make_data_dir(directory: Path) -> Path:
+    """The directory, made if need be. Root's can be passed through: its Postgres runs as another user."""
+    directory = directory.expanduser().absolute()
+    if not directory.exists():
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(directory, 0o711 if os.geteuid() == 0 else 0o700)
+    return directory
+
 
 @contextmanager
 def workplace(data_dir: Path | None, keep: bool = False) -> Iterator[Path]:
-    """The directory that was given, made if need be, or a temporary one that is removed at the end unless kept."""
+    """The directory that was given, or a temporary one that is removed at the end unless it shall be kept."""
     if data_dir is not None:
-        directory = data_dir.expanduser()
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        yield directory
+        yield make_data_dir(data_dir)
         return
     directory = Path(tempfile.mkdtemp(prefix="vectormill-"))
     if os.geteuid() == 0:
-        # Root's Postgres runs as another user, who must be able to pass through here; listing stays forbidden.
         directory.chmod(0o711)
     try:
         yield directory
     finally:
         if not keep:
-            remove(directory)
-
-
-def remove(directory: Path) -> None:
-    """Removes a directory of ours, and the Postgres cluster that it links to.
-
-    Where Postgres cannot reach a directory of root's, its cluster lies elsewhere (vectormill.embedded.cluster).
-    """
-    link = directory / "postgres"
-    if link.is_symlink() and link.resolve().parent.name == "clusters":
-        shutil.rmtree(link.resolve(), ignore_errors=True)
-    shutil.rmtree(directory, ignore_errors=True)
+            remove_cluster(directory)  # it may lie elsewhere
+            shutil.rmtree(directory, ignore_errors=True)

@@ -1,12 +1,15 @@
 """The processes: api, scheduler, worker, flower, migrate, and `up`, which runs them all on one machine."""
 
-from typing import Annotated
+import logging
+from typing import Annotated, Final
 
 import typer
 
 from vectormill.cli.options import DataDir
 
 app = typer.Typer()
+
+LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 Host = Annotated[
     str | None, typer.Option("--host", help="The address to listen on.", show_default="127.0.0.1")
@@ -35,13 +38,26 @@ def up(
 
     With VECTORMILL_DATABASE_URL or VECTORMILL_REDIS_URL set, those are used instead.
     """
+    from vectormill.cli.settings import read_environment
     from vectormill.settings import load_settings
     from vectormill.up import UpOptions, run_up
 
     settings = load_settings(
         data_dir=data_dir, api_host=host, flower_host=host, api_port=api_port, flower_port=flower_port
     )
-    run_up(UpOptions(settings=settings, models=tuple(model or ())))
+    log_to_stderr(settings.log_level)
+    options = UpOptions(
+        data_dir=settings.data_dir.expanduser(),
+        api_host=settings.api_host,
+        api_port=settings.api_port,
+        flower_host=settings.flower_host,
+        flower_port=settings.flower_port,
+        database_url=settings.database_url,
+        redis_url=settings.redis_url,
+        models=tuple(model or ()),
+        environ=read_environment(),
+    )
+    raise typer.Exit(run_up(options))
 
 
 @app.command(epilog="Example: vectormill api --host 0.0.0.0 --port 8000")
@@ -113,10 +129,23 @@ def migrate() -> None:
     from vectormill.domain.errors import ConfigurationError
     from vectormill.settings import load_settings
 
-    database_url = load_settings().database_url
-    if database_url is None:
+    settings = load_settings()
+    log_to_stderr(settings.log_level)
+    if settings.database_url is None:
         raise ConfigurationError(
             "There is no database to migrate: set VECTORMILL_DATABASE_URL. The embedded one is migrated by `up`."
         )
-    upgrade(database_url)
+    upgrade(settings.database_url)
     typer.echo("The schema is up to date.")
+
+
+def log_to_stderr(level: str) -> None:
+    """Raises ConfigurationError for a level that Python does not know."""
+    from vectormill.domain.errors import ConfigurationError
+
+    try:
+        logging.basicConfig(level=level.upper(), format=LOG_FORMAT)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"VECTORMILL_LOG_LEVEL is {level!r}; it can be DEBUG, INFO, WARNING, ERROR or CRITICAL."
+        ) from error
