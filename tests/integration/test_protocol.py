@@ -24,6 +24,7 @@ from vectormill.db.jobs import cancel_job, delete_job, find_job, list_item_error
 from vectormill.db.payloads import load_payload
 from vectormill.db.rescue import end_cancelled_jobs, prune, rescue_expired_chunks, rescue_unclaimed_chunks
 from vectormill.domain.errors import (
+    Conflict,
     DuplicateKey,
     EmptyJob,
     IdempotencyMismatch,
@@ -318,3 +319,11 @@ def test_an_ended_job_is_pruned_after_its_retention_but_its_collection_stays(eng
         with pytest.raises(JobNotFound):
             find_job(connection, job.id)
         delete_job(connection, job.id)  # deleting what is gone is no error
+
+
+def test_a_collection_never_takes_the_name_of_a_table_that_is_not_its_own(engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE public.customers (id int)"))
+    for name in ("customers", "jobs"):
+        with pytest.raises(Conflict, match=name):
+            submit(engine, make_items(1), collection=name)

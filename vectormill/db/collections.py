@@ -9,6 +9,7 @@ import numpy.typing as npt
 from sqlalchemy import Connection, Row, text
 
 from vectormill.db.jsonb import to_jsonb
+from vectormill.db.tables import SCHEMA, metadata
 from vectormill.db.vectors import create_vector_table, point_view_at, table_name
 from vectormill.domain.collection import LIVE, Generation
 from vectormill.domain.encoding import EncodingSpec
@@ -94,8 +95,7 @@ def _create_collection(connection: Connection, name: str, spec: EncodingSpec) ->
         text("SELECT to_regclass('public.' || quote_ident(:name))"), {"name": name}
     ).scalar():
         raise Conflict(
-            f"A table or view named {name!r} exists in the schema public and does not belong to Vectormill; "
-            "choose another collection name."
+            f"A table or view named {name!r} exists already and is no collection; choose another collection name."
         )
     collection_id = connection.execute(
         text("INSERT INTO vectormill.collections (name) VALUES (:name) RETURNING id"), {"name": name}
