@@ -1,0 +1,151 @@
+"""Every sequence is batched once, within the budget, with little padding, the oldest request first."""
+
+import random
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker.batching.pool import BatchLimits, SequencePool
+from worker.batching.sequence import Sequence
+from worker.batching.token_batch import TokenBatch
+
+LENGTHS = st.lists(st.integers(1, 600), max_size=60)
+
+
+def drain(pool: SequencePool) -> list[list[Sequence]]:
+    batches = []
+    while batch := pool.take_batch():
+        batches.append(batch)
+    return batches
+
+
+def cost(batch: list[Sequence]) -> int:
+    return max(sequence.num_tokens for sequence in batch) * len(batch)
+
+
+def padding_share(batches: list[list[Sequence]]) -> float:
+    return 1 - sum(s.num_tokens for batch in batches for s in batch) / sum(map(cost, batches))
+
+
+@given(st.lists(st.tuples(LENGTHS, st.booleans()), max_size=8), st.integers(16, 2048))
+def test_every_sequence_is_taken_exactly_once(requests: list[tuple[list[int], bool]], budget: int) -> None:
+    pool = SequencePool(BatchLimits(budget))
+    for number, (lengths, is_interactive) in enumerate(requests):
+        pool.add(number, lengths, is_interactive=is_interactive)
+    expected = [
+        Sequence(n, p, length) for n, (lengths, _) in enumerate(requests) for p, length in enumerate(lengths)
+    ]
+    assert len(pool) == len(expected)
+    taken = [sequence for batch in drain(pool) for sequence in batch]
+    assert sorted(taken, key=lambda s: (s.request, s.position)) == expected
+    assert len(pool) == 0
+
+
+@given(st.lists(LENGTHS, max_size=8), st.integers(16, 2048))
+def test_no_batch_costs_more_than_the_budget_except_a_single_sequence(
+    requests: list[list[int]], budget: int
+) -> None:
+    pool = SequencePool(BatchLimits(budget))
+    for number, lengths in enumerate(requests):
+        pool.add(number, lengths)
+    for batch in drain(pool):
+        assert cost(batch) <= budget or len(batch) == 1
+
+
+@given(st.lists(LENGTHS, max_size=8))
+def test_no_batch_pads_more_than_its_share(requests: list[list[int]]) -> None:
+    limits = BatchLimits(2048, max_padding_share=0.05, min_padding_tokens=64)
+    pool = SequencePool(limits)
+    for number, lengths in enumerate(requests):
+        pool.add(number, lengths)
+    for batch in drain(pool):
+        assert cost(batch) - sum(s.num_tokens for s in batch) <= max(64, 0.05 * cost(batch))
+
+
+@pytest.mark.parametrize(
+    ("mix", "draw"),
+    [
+        ("paragraphs", lambda rng: min(256, max(3, int(rng.lognormvariate(4, 0.8))))),
+        ("short queries", lambda rng: rng.randint(3, 20)),
+        ("long documents", lambda rng: rng.randint(200, 512)),
+        ("one long text in ten", lambda rng: 512 if rng.random() < 0.1 else rng.randint(5, 40)),
+    ],
+)
+def test_padding_stays_below_three_percent_with_six_chunks_in_flight(mix: str, draw) -> None:  # type: ignore[no-untyped-def]
+    rng = random.Random(mix)
+    pool = SequencePool(BatchLimits(2048))
+    for number in range(6):
+        pool.add(number, [draw(rng) for _ in range(512)])
+    assert padding_share(drain(pool)) < 0.03
+
+
+@given(LENGTHS, LENGTHS, st.integers(0, 5))
+def test_a_removed_request_is_in_no_later_batch(
+    kept: list[int], removed: list[int], num_batches: int
+) -> None:
+    pool = SequencePool(BatchLimits(512))
+    pool.add(1, kept)
+    pool.add(2, removed)
+    before = [sequence for _ in range(num_batches) for sequence in pool.take_batch()]
+    pool.remove(2)
+    pool.remove(2)
+    after = [sequence for batch in drain(pool) for sequence in batch]
+    assert all(sequence.request == 1 for sequence in after)
+    assert sorted(s.position for s in before + after if s.request == 1) == list(range(len(kept)))
+
+
+def test_the_oldest_request_is_finished_first_while_its_successors_fill_its_batches() -> None:
+    rng = random.Random(0)
+    pool = SequencePool(BatchLimits(2048))
+    for number in range(6):
+        pool.add(number, [rng.randint(5, 256) for _ in range(200)])
+    last_batch = {s.request: i for i, batch in enumerate(drain(pool)) for s in batch}
+    assert [last_batch[number] for number in range(6)] == sorted(last_batch.values())
+    assert last_batch[0] < last_batch[5]
+
+
+def test_the_longest_sequence_of_the_oldest_request_goes_first() -> None:
+    pool = SequencePool(BatchLimits(100, min_padding_tokens=10))
+    pool.add(1, [10, 50, 20])
+    pool.add(2, [90])
+    assert [s.num_tokens for s in pool.take_batch()] == [50]
+    assert [s.num_tokens for s in pool.take_batch()] == [20, 10]
+
+
+def test_an_interactive_request_overtakes_bulk_and_its_batch_is_filled_with_bulk() -> None:
+    pool = SequencePool(BatchLimits(100))
+    pool.add(1, [20, 19, 100])
+    pool.add(2, [20], is_interactive=True)
+    assert {(s.request, s.num_tokens) for s in pool.take_batch()} == {(2, 20), (1, 20), (1, 19)}
+
+
+def test_a_short_batch_is_filled_with_slightly_longer_sequences() -> None:
+    pool = SequencePool(BatchLimits(1000))
+    pool.add(1, [100])
+    pool.add(2, [102, 300])
+    assert [s.num_tokens for s in pool.take_batch()] == [100, 102]
+
+
+def test_taking_batches_does_not_rescan_the_pool() -> None:
+    """Four times the sequences take about four times the time; with rescans they would take sixteen times."""
+
+    def seconds(num_requests: int) -> float:
+        rng = random.Random(0)
+        pool = SequencePool(BatchLimits(2048))
+        for number in range(num_requests):
+            pool.add(number, [rng.randint(3, 256) for _ in range(512)])
+        start = time.process_time()
+        drain(pool)
+        return time.process_time() - start
+
+    assert min(seconds(32) for _ in range(3)) < 8 * min(seconds(8) for _ in range(3))
+
+
+def test_a_token_batch_knows_what_a_padding_kernel_would_compute() -> None:
+    batch = TokenBatch.from_ids([np.array([1, 2, 3], np.int32), np.array([4], np.int32)], [1, 0])
+    assert (len(batch), batch.num_tokens, batch.num_padded_tokens, batch.max_length) == (2, 4, 6, 3)
+    assert batch.input_ids.tolist() == [1, 2, 3, 4]
+    assert batch.prompt_lengths.tolist() == [1, 0]

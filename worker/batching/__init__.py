@@ -1,0 +1,1 @@
+"""Sequences to batches under a token budget. No torch."""

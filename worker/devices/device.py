@@ -1,0 +1,120 @@
+"""Device: one thing that can hold a model, and how devices are chosen and named. Asks no hardware."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from vectormill.domain.errors import ConfigurationError
+
+CPU: Final = "cpu"
+CUDA: Final = "cuda"
+MPS: Final = "mps"
+
+# Processor flags that mean matrix arithmetic in bf16; without one of them bf16 is emulated, many times slower.
+BF16_FEATURES: Final = frozenset({"avx512_bf16", "amx_bf16"})
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One accelerator, or a set of cores of the processor. `name` is what a user writes: cuda:0, cpu:1.
+
+    `cores` are the logical processors that the encoding process is pinned to; empty leaves it unpinned.
+    `num_threads` is how many of them do not share a physical core. `memory_bytes` is the whole of it.
+    """
+
+    name: str
+    kind: str
+    index: int
+    cores: tuple[int, ...]
+    num_threads: int
+    memory_bytes: int
+    features: frozenset[str] = frozenset()
+    description: str = ""
+
+    @property
+    def has_bf16(self) -> bool:
+        return self.kind == CUDA or bool(self.features & BF16_FEATURES)
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """The devices that are there: accelerators, and the processor's cores as groups that share a physical core."""
+
+    accelerators: tuple[Device, ...]
+    physical_cores: tuple[tuple[int, ...], ...]
+    memory_bytes: int
+    features: frozenset[str]
+    description: str
+
+
+def parse_devices(text: str, inventory: Inventory) -> list[Device]:
+    """The devices named by "auto", "cpu", "cuda", "mps" or a list such as "cuda:0,cuda:1" or "cpu:0,cpu:1".
+
+    auto takes every accelerator, or else the processor as one device. CPU devices share the cores evenly, so that
+    two workers on one machine do not fight. Raises ConfigurationError with the devices that are there.
+    """
+    accelerators = {device.name: device for device in inventory.accelerators}
+    if text == "auto":
+        return list(inventory.accelerators) or split_processor(inventory, 1)
+    if text == CPU:
+        return split_processor(inventory, 1)
+    if text in (CUDA, MPS):
+        found = [device for device in inventory.accelerators if device.kind == text]
+        if found:
+            return found
+    names = [name.strip() for name in text.split(",")]
+    if len(set(names)) != len(names):
+        raise ConfigurationError(f"The devices {text!r} name a device twice.")
+    num_cpus = sum(name.startswith("cpu:") for name in names)
+    processors = {device.name: device for device in split_processor(inventory, num_cpus)} if num_cpus else {}
+    known = accelerators | processors
+    for name in names:
+        if name not in known:
+            there = ", ".join([*accelerators, "cpu"])
+            hint = (
+                f"; {num_cpus} CPU devices are cpu:0 to cpu:{num_cpus - 1}" if name.startswith("cpu:") else ""
+            )
+            raise ConfigurationError(
+                f"There is no device {name!r} on this machine{hint}. There are: {there}."
+            )
+    return [known[name] for name in names]
+
+
+def split_processor(inventory: Inventory, num_devices: int) -> list[Device]:
+    """The processor as devices of equally many physical cores; what cannot be shared evenly goes to the first."""
+    groups = inventory.physical_cores
+    if num_devices > len(groups):
+        raise ConfigurationError(
+            f"{num_devices} CPU devices need as many cores; {len(groups)} may be used here."
+        )
+    bounds = [len(groups) - len(groups) * (num_devices - i) // num_devices for i in range(num_devices + 1)]
+    return [
+        Device(
+            name=f"cpu:{index}",
+            kind=CPU,
+            index=index,
+            cores=tuple(sorted(core for group in groups[start:end] for core in group)),
+            num_threads=end - start,
+            memory_bytes=inventory.memory_bytes // num_devices,
+            features=inventory.features,
+            description=inventory.description,
+        )
+        for index, (start, end) in enumerate(pairwise(bounds))
+    ]
+
+
+def device_environment(device: Device, num_threads: int | None = None) -> dict[str, str]:
+    """Variables that pin a process to the device; they must be set before anything imports torch.
+
+    The thread counts hold for OpenMP (torch), MKL, OpenBLAS (NumPy) and Rayon (tokenizers): each would otherwise
+    start one thread per core of the machine.
+    """
+    threads = str(num_threads or device.num_threads)
+    environment = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
+    environment["RAYON_NUM_THREADS"] = threads
+    # Said explicitly, so that tokenizers does not warn about processes that are forked.
+    environment["TOKENIZERS_PARALLELISM"] = "true"
+    # Without the bus order, CUDA numbers by speed and nvidia-smi by slot.
+    environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    environment["CUDA_VISIBLE_DEVICES"] = str(device.index) if device.kind == CUDA else ""
+    return environment

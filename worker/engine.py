@@ -1,0 +1,248 @@
+"""Engine: texts in, vectors out, for one model on one device. Knows nothing of chunks, jobs, Celery or Postgres.
+
+Many threads call `encode` at the same time; each tokenizes its own texts, and their sequences are batched together
+and encoded by one model process, while other threads tokenize or write to the database.
+"""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.item import ITEM_ERROR_CODES, NON_FINITE_VECTOR, ItemFailure, find_text_failure
+from vectormill.model_card import ModelCard
+from worker.batching.pool import BatchLimits
+from worker.devices.device import CPU, Device, device_environment
+from worker.model.encoder import EncoderOrder
+from worker.parallel.executor import Executor, ExecutorTimeouts
+from worker.parallel.messages import Load
+from worker.request import EncodeRequest, EncodeResult, EncodingCancelled, EngineStopped, RunnerDied
+from worker.settings import WorkerSettings, process_environment
+from worker.switchboard import Switchboard, Ticket
+from worker.tokens.tokenizer import Tokenizer
+
+__all__ = ["EncodeRequest", "EncodeResult", "EncodingCancelled", "Engine", "EngineStopped", "RunnerDied"]
+
+DEFAULT_FACTORY: Final = "worker.model.factory:load_encoder"
+# A stretch in which a small model reaches a CPU's full rate; a GPU needs far more to do at once.
+CPU_BATCH_TOKENS: Final = 2048
+ACCELERATOR_BATCH_TOKENS: Final = 32768
+CANCEL_POLL_SECONDS: Final = 0.1
+SMALLEST_NORM: Final = 1e-12
+
+TOKENIZE: Final = "tokenize"
+RUN: Final = "run"
+COLLECT: Final = "collect"
+
+
+class Engine:
+    """One model on one device. Start it once; `encode` from any thread; stop it once."""
+
+    def __init__(
+        self,
+        card: ModelCard,
+        device: Device,
+        settings: WorkerSettings,
+        cache_dir: Path,
+        *,
+        factory: str = DEFAULT_FACTORY,
+    ) -> None:
+        num_threads = settings.threads or device.num_threads
+        default_budget = CPU_BATCH_TOKENS if device.kind == CPU else ACCELERATOR_BATCH_TOKENS
+        self._card = card
+        self._device = device
+        self._limits = BatchLimits(settings.max_batch_tokens or default_budget)
+        self._tokenizer = Tokenizer(card.path, lowercase=card.lowercase)
+        self._switchboard = Switchboard(self._limits)
+        self._executor = Executor(
+            Load(
+                factory,
+                EncoderOrder(card, device, settings.backend, settings.precision, num_threads, cache_dir),
+            ),
+            runner_environment(process_environment(), device, num_threads),
+            ExecutorTimeouts(
+                settings.model_load_timeout_seconds,
+                settings.forward_timeout_seconds,
+                settings.max_runner_restarts,
+            ),
+            self._switchboard,
+        )
+        # Callers beyond these wait outside, with their texts not yet tokenized: the pool is bounded by them.
+        self._slots = {
+            True: threading.BoundedSemaphore(settings.interactive_slots),
+            False: threading.BoundedSemaphore(settings.slots),
+        }
+        self._stage_seconds = {TOKENIZE: 0.0, COLLECT: 0.0}
+        self._stage_lock = threading.Lock()
+        self._started_at = time.monotonic()
+
+    def start(self) -> None:
+        """Waits until the model is loaded. Raises ModelError."""
+        self._executor.start()
+        self._started_at = time.monotonic()
+
+    def stop(self) -> None:
+        """Ends the model process; requests that wait get EngineStopped."""
+        self._executor.stop()
+
+    def is_healthy(self) -> bool:
+        """False once the engine will never encode again; true while a lost model process is being replaced."""
+        return self._executor.is_alive
+
+    def encode(self, request: EncodeRequest, cancelled: threading.Event) -> EncodeResult:
+        """The vectors of all texts, or the reason for each that has none. Blocks; may be called by many threads.
+
+        Raises EncodingCancelled, EngineStopped, and RunnerDied when the model process died with a batch in which
+        this request had texts. Requests that had none in it never notice.
+        """
+        with _Slot(self._slots[request.interactive], cancelled, self._executor):
+            unique, places = find_unique(request.texts)
+            ticket = self._tokenize(request, unique)
+            self._run(ticket, cancelled)
+            return self._collect(request.spec, ticket, places)
+
+    def report(self) -> dict[str, Any]:
+        """What runs here, why, and how fast; a JSON object for the workers table."""
+        tally, loaded = self._switchboard.tally, self._executor.report
+        stages = self._stage_seconds | {RUN: tally.run_seconds}
+        seconds = max(time.monotonic() - self._started_at, 1e-9)
+        choices = asdict(loaded) if loaded else {}
+        return {
+            "model": self._card.name,
+            "revision": self._card.revision,
+            "state": self._executor.state,
+            "state_reason": self._executor.reason,
+            **choices,
+            "max_batch_tokens": self._limits.max_batch_tokens,
+            "num_batches": tally.num_batches,
+            "num_sequences": tally.num_sequences,
+            "num_tokens": tally.num_tokens,
+            "num_computed_tokens": tally.num_computed_tokens,
+            "tokens_per_second": tally.num_tokens / tally.run_seconds if tally.run_seconds else 0.0,
+            "padding_waste": 1 - tally.num_tokens / tally.num_computed_tokens
+            if tally.num_computed_tokens
+            else 0.0,
+            "num_restarts": self._executor.num_restarts,
+            "stage_seconds": stages,
+            "stage_shares": {name: busy / seconds for name, busy in stages.items()},
+            "bound_stage": max(stages, key=lambda name: stages[name]),
+        }
+
+    def _tokenize(self, request: EncodeRequest, texts: list[bytes]) -> Ticket:
+        start = time.perf_counter()
+        spec = request.spec
+        failures = {
+            index: failure
+            for index, text in enumerate(texts)
+            if (failure := find_text_failure(text, request.max_text_chars)) is not None
+        }
+        sound = [index for index in range(len(texts)) if index not in failures]
+        decoded = [spec.prompt + texts[index].decode() for index in sound]
+        tokenized = self._tokenizer.tokenize(decoded, spec.max_tokens, spec.truncate)
+        prompt_length = 0 if self._card.include_prompt else self._tokenizer.count_prompt_tokens(spec.prompt)
+        spread = tokenized.spread(sound, len(texts))
+        ticket = Ticket.for_texts(spread, self._card.dimension, prompt_length, request.interactive)
+        ticket.failures.update({**failures, **spread.failures})
+        ticket.tokenize_seconds = time.perf_counter() - start
+        self._count_stage(TOKENIZE, ticket.tokenize_seconds)
+        return ticket
+
+    def _run(self, ticket: Ticket, cancelled: threading.Event) -> None:
+        self._switchboard.add(ticket)
+        self._executor.wake()
+        while not ticket.done.wait(CANCEL_POLL_SECONDS):
+            if cancelled.is_set():
+                self._switchboard.withdraw(ticket)
+                raise EncodingCancelled
+        if ticket.error is not None:
+            raise ticket.error
+
+    def _collect(self, spec: EncodingSpec, ticket: Ticket, places: NDArray[np.int64]) -> EncodeResult:
+        """Finishes the vectors and gives every text its own row, duplicates included."""
+        start = time.perf_counter()
+        vectors = finish_vectors(ticket.vectors, spec)
+        for index in np.flatnonzero(~np.isfinite(vectors).all(axis=1)).tolist():
+            ticket.failures.setdefault(
+                index, ItemFailure(NON_FINITE_VECTOR, ITEM_ERROR_CODES[NON_FINITE_VECTOR])
+            )
+        failed = list(ticket.failures)
+        lengths = ticket.texts.lengths.astype(np.int32)
+        truncated = ticket.texts.truncated
+        vectors[failed], lengths[failed], truncated[failed] = 0, 0, False
+        num_tokens = lengths[places]
+        seconds = time.perf_counter() - start
+        self._count_stage(COLLECT, seconds)
+        return EncodeResult(
+            vectors=vectors[places],
+            failures={
+                item: ticket.failures[index]
+                for item, index in enumerate(places.tolist())
+                if index in ticket.failures
+            },
+            num_tokens=num_tokens,
+            num_computed_tokens=int(num_tokens.sum()) + ticket.num_padding_tokens,
+            num_truncated=int(truncated[places].sum()),
+            truncated=truncated[places],
+            stage_seconds={TOKENIZE: ticket.tokenize_seconds, RUN: ticket.run_seconds, COLLECT: seconds},
+        )
+
+    def _count_stage(self, stage: str, seconds: float) -> None:
+        with self._stage_lock:
+            self._stage_seconds[stage] += seconds
+
+
+class _Slot:
+    """A place in the engine for one request; waiting for it ends when the request is cancelled or the engine stops."""
+
+    def __init__(
+        self, slots: threading.BoundedSemaphore, cancelled: threading.Event, executor: Executor
+    ) -> None:
+        self._slots = slots
+        self._cancelled = cancelled
+        self._executor = executor
+
+    def __enter__(self) -> None:
+        while not self._slots.acquire(timeout=CANCEL_POLL_SECONDS):
+            if self._cancelled.is_set():
+                raise EncodingCancelled
+            if not self._executor.is_alive:
+                raise EngineStopped
+
+    def __exit__(self, *exception: object) -> None:
+        self._slots.release()
+
+
+def find_unique(texts: Sequence[bytes]) -> tuple[list[bytes], NDArray[np.int64]]:
+    """The different texts in order of first occurrence, and for every text its place among them."""
+    indexes: dict[bytes, int] = {}
+    places = np.fromiter(
+        (indexes.setdefault(text, len(indexes)) for text in texts), np.int64, count=len(texts)
+    )
+    return list(indexes), places
+
+
+def finish_vectors(vectors: NDArray[np.float32], spec: EncodingSpec) -> NDArray[np.float32]:
+    """Cut to the spec's dimensions (Matryoshka: the leading values), then to unit length if it asks for that.
+
+    The order matters: a cut vector is shorter than 1. Source: Kusupati et al., Matryoshka Representation Learning.
+    """
+    finished = np.array(vectors[:, : spec.dimensions], dtype=np.float32)
+    if spec.normalize:
+        with np.errstate(
+            over="ignore", invalid="ignore"
+        ):  # what is not finite is found and reported by the caller
+            norms = np.linalg.norm(finished, axis=1, keepdims=True)
+            finished /= np.maximum(norms, SMALLEST_NORM)
+    return finished
+
+
+def runner_environment(environment: Mapping[str, str], device: Device, num_threads: int) -> dict[str, str]:
+    """The model process sees its own device only, and asks no hub for anything: files were fetched before."""
+    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    return {**environment, **device_environment(device, num_threads), **offline}

@@ -1,0 +1,1 @@
+"""Batches to vectors: encoders, pooling, and the choice between backends. torch begins here."""

@@ -1,0 +1,60 @@
+"""Encoder: the contract between the engine and whatever computes vectors. Knows no framework; imports no torch."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vectormill.model_card import ModelCard
+from worker.batching.token_batch import TokenBatch
+from worker.devices.device import Device
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderOrder:
+    """What is to be loaded, and where. `backend` and `precision` may be "auto"."""
+
+    card: ModelCard
+    device: Device
+    backend: str
+    precision: str
+    num_threads: int
+    cache_dir: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Something that was chosen, and why, in a sentence for people."""
+
+    value: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderReport:
+    """What was loaded. `attention` is the kernel; `notes` are fallbacks, one sentence each."""
+
+    device: Choice
+    backend: Choice
+    precision: Choice
+    attention: str
+    num_threads: int
+    load_seconds: float
+    notes: tuple[str, ...] = ()
+
+
+class Encoder(Protocol):
+    """One loaded model on one device. Used by one thread at a time."""
+
+    def encode(self, batch: TokenBatch) -> NDArray[np.float32]:
+        """Vectors [n, card.dimension]: pooled and passed through Dense modules, not normalized and not cut.
+
+        Raises whatever the framework raises; the caller finds the sequence that is to blame.
+        """
+        ...
+
+    def describe(self) -> EncoderReport:
+        """What was loaded, and the reason for every choice."""
+        ...

@@ -1,0 +1,31 @@
+"""Loads the encoder that an order asks for, and falls back with a reason where it may. Runs in the runner's process."""
+
+import importlib.util
+import logging
+
+from worker.model.choice import AUTO, OPENVINO, TORCH, choose_backend, choose_precision
+from worker.model.encoder import Choice, Encoder, EncoderOrder
+
+logger = logging.getLogger(__name__)
+
+
+def load_encoder(order: EncoderOrder) -> Encoder:
+    """Raises ModelError when the model, backend or precision cannot be had."""
+    backend = choose_backend(order.backend, order.device, importlib.util.find_spec("openvino") is not None)
+    precision = choose_precision(order.precision, order.device)
+    notes: tuple[str, ...] = ()
+    if backend.value == OPENVINO:
+        from worker.model.openvino_encoder import ConversionFailed, OpenVINOEncoder
+
+        try:
+            return OpenVINOEncoder(order, backend, precision)
+        except ConversionFailed as error:
+            if order.backend != AUTO:
+                raise
+            reason = f"openvino cannot run this model: {error}"
+            logger.warning("Falling back to torch for %s: %s", order.card.name, reason)
+            backend, notes = Choice(TORCH, reason), (reason,)
+    # Imported here, so that a process that runs openvino from its cache never loads torch.
+    from worker.model.torch_encoder import TorchEncoder
+
+    return TorchEncoder(order, backend, precision, notes)

@@ -1,0 +1,110 @@
+"""EncoderNetwork: a transformer, its pooling and its Dense modules as one torch module. Knows no device."""
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel
+from transformers.utils import logging as transformers_logging
+
+from vectormill.domain.errors import ModelError
+from vectormill.model_card import ModelCard, find_weights
+from worker.model.pooling import pool_hidden_states
+
+# Heads that some files leave out and that vectors do not pass through.
+UNUSED_WEIGHTS = ("pooler.",)
+
+
+class Dense(nn.Module):
+    """A sentence-transformers Dense module: a linear layer, an activation and perhaps a residual connection."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        in_features, out_features = config["in_features"], config["out_features"]
+        self.linear = nn.Linear(in_features, out_features, bias=config.get("bias", True))
+        self.activation = _find_activation(config.get("activation_function", "torch.nn.Tanh"))
+        self.has_residual = bool(config.get("use_residual"))
+        if self.has_residual:
+            is_square = in_features == out_features
+            self.residual = nn.Identity() if is_square else nn.Linear(in_features, out_features, bias=False)
+        self.load_state_dict(load_file(find_weights(folder, folder.name)[0]))
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        projected: Tensor = self.activation(self.linear(vectors))
+        return projected + self.residual(vectors) if self.has_residual else projected
+
+
+class EncoderNetwork(nn.Module):
+    """Token ids and masks [n, length] -> vectors [n, card.dimension] in fp32."""
+
+    def __init__(self, card: ModelCard, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.transformer = load_transformer(card, dtype)
+        # Dense modules work on one vector a sequence: their cost in fp32 is nothing, their error in bf16 is not.
+        self.dense = nn.Sequential(*(Dense(card.path / folder) for folder in card.dense))
+        self.modes = card.pooling
+        self.eval()
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, pool_mask: Tensor) -> Tensor:
+        hidden_states = self.transformer(input_ids=input_ids, attention_mask=attention_mask)[0]
+        vectors: Tensor = self.dense(pool_hidden_states(hidden_states, pool_mask, self.modes))
+        return vectors
+
+    @property
+    def pad_token_id(self) -> int:
+        return find_pad_token_id(self.transformer.config.to_dict())
+
+    @property
+    def attention(self) -> str:
+        return str(self.transformer.config._attn_implementation)
+
+
+def find_pad_token_id(config: dict[str, object]) -> int:
+    """Any id will do where the model has none: padding is masked out everywhere."""
+    pad_token_id = config.get("pad_token_id")
+    return pad_token_id if isinstance(pad_token_id, int) and pad_token_id >= 0 else 0
+
+
+def load_transformer(card: ModelCard, dtype: torch.dtype) -> nn.Module:
+    """The bare transformer, from local safetensors. Raises ModelError when weights are missing or do not fit."""
+    find_weights(card.path, card.name)
+    transformers_logging.disable_progress_bar()  # a worker's log is read later, not watched
+    options = {"local_files_only": True, "trust_remote_code": False}
+    try:
+        config = AutoConfig.from_pretrained(card.path, **options)
+        if config.is_encoder_decoder:
+            raise ModelError(
+                f"The model {card.name!r} is an encoder with a decoder; only one stack is supported."
+            )
+        model, loading = AutoModel.from_pretrained(
+            card.path, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
+        )
+    except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
+        raise ModelError(f"The model {card.name!r} cannot be loaded from {card.path}: {error}") from error
+    missing = [key for key in loading["missing_keys"] if not key.startswith(UNUSED_WEIGHTS)]
+    if missing or loading["mismatched_keys"]:
+        raise ModelError(
+            f"The weights in {card.path} do not fill the model {card.name!r}: {len(missing)} tensors are missing "
+            f"(such as {', '.join(missing[:3]) or 'none'}) and {len(loading['mismatched_keys'])} have another shape."
+        )
+    if getattr(model, "pooler", None) is not None:
+        model.pooler = None  # a head for next-sentence prediction, computed by every forward pass for nothing
+    if hasattr(model.config, "use_cache"):
+        model.config.use_cache = (
+            False  # keys and values of earlier tokens, which only text generation reads again
+        )
+    return model
+
+
+def _find_activation(path: str) -> nn.Module:
+    """The torch class of that import path; nothing else is imported, since the path comes with the model."""
+    name = path.rsplit(".", 1)[-1]
+    activation = getattr(nn, name, None)
+    if not path.startswith("torch.") or not (
+        isinstance(activation, type) and issubclass(activation, nn.Module)
+    ):
+        raise ModelError(f"The activation {path!r} of a Dense module is not one of torch; it is not run.")
+    return activation()

@@ -1,0 +1,1 @@
+"""Processes that hold encoders, and what is said to them."""

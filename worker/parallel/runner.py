@@ -1,0 +1,92 @@
+"""Runner: one process that holds one encoder, seen from its parent. Knows no requests; restarts nothing."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from typing import Any, Final
+
+from vectormill.processes import in_lasting_thread
+from worker.parallel.messages import Load
+
+# Not multiprocessing's own start: that would run the parent's main module again in the child (here Celery's), and
+# could not give the child another environment, which is what pins it to its device before torch is imported.
+BOOTSTRAP: Final = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[3]);"
+    "from worker.parallel.runner_process import main; main(int(sys.argv[1]), int(sys.argv[2]))"
+)
+STOP_TIMEOUT_SECONDS: Final = 5.0
+
+
+class RunnerLost(Exception):
+    """The runner's process ended, or was ended because it hung."""
+
+
+class Runner:
+    """A started process and the pipe to it. Used by one thread."""
+
+    def __init__(self, load: Load, environment: Mapping[str, str]) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            arguments = [str(theirs.fileno()), str(os.getpid()), json.dumps(sys.path)]
+
+            def start() -> "subprocess.Popen[bytes]":
+                return subprocess.Popen(
+                    [sys.executable, "-c", BOOTSTRAP, *arguments],
+                    env=dict(environment),
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,  # signals to the worker's group do not reach it
+                )
+
+            # The kernel ends the process with the thread that started it, so that thread has to last.
+            self._process = in_lasting_thread(start)
+        self.connection: Connection[Any, Any] = Connection(ours.detach())
+        self.send(load)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, message: object) -> None:
+        """Raises RunnerLost."""
+        try:
+            self.connection.send(message)
+        except OSError as error:
+            raise RunnerLost(self._describe_end()) from error
+
+    def receive(self) -> Any:
+        """The next message; waits for it. Raises RunnerLost."""
+        try:
+            return self.connection.recv()
+        except (EOFError, OSError) as error:
+            raise RunnerLost(self._describe_end()) from error
+
+    def stop(self) -> None:
+        """Closes the pipe, on which the process ends itself at once, and makes sure of it."""
+        self.connection.close()
+        try:
+            self._process.wait(STOP_TIMEOUT_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        self.connection.close()
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        self._process.wait()
+
+    def _describe_end(self) -> str:
+        """Called when the pipe is broken: how the process ended."""
+        try:
+            status = self._process.wait(STOP_TIMEOUT_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "the model process closed its pipe and did not end"
+        if status < 0:
+            return f"the model process was ended by {signal.Signals(-status).name}"
+        return f"the model process ended with status {status}"

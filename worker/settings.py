@@ -1,0 +1,60 @@
+"""What a worker can be told by environment: VECTORMILL_WORKER_… variables, read once and passed down."""
+
+import os
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from vectormill.domain.errors import ConfigurationError
+from vectormill.settings import WORKER_PREFIX, describe_validation_error, refuse_unknown_variables
+
+
+class WorkerSettings(BaseSettings):
+    """Settings of a worker. Each is documented in docs/CONFIGURATION.md."""
+
+    model_config = SettingsConfigDict(env_prefix=WORKER_PREFIX, frozen=True, extra="ignore")
+
+    devices: str = Field(
+        default="auto", description="auto, cpu, cuda, or a list such as cuda:0,cuda:1 or cpu:0,cpu:1."
+    )
+    backend: Literal["auto", "torch", "openvino"] = Field(default="auto", description="What runs the model.")
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+        default="auto", description="Of weights and arithmetic."
+    )
+    threads: int | None = Field(
+        default=None, ge=1, description="Threads of one forward pass; one per core when unset."
+    )
+    max_batch_tokens: int | None = Field(
+        default=None, ge=16, description="Padded tokens in a batch; by device if unset."
+    )
+    slots: int = Field(default=6, ge=1, description="Bulk chunks encoded at the same time.")
+    interactive_slots: int = Field(
+        default=2, ge=1, description="Interactive chunks encoded at the same time."
+    )
+    model_load_timeout_seconds: float = Field(
+        default=600.0, gt=0, description="A model that loads longer has failed."
+    )
+    forward_timeout_seconds: float = Field(
+        default=600.0, gt=0, description="A forward pass that takes longer hangs."
+    )
+    max_runner_restarts: int = Field(
+        default=5, ge=0, description="Model processes lost in a row before giving up."
+    )
+
+
+def load_worker_settings(**overrides: Any) -> WorkerSettings:
+    """The settings of the environment, with flags given on the command line on top (None means not given).
+
+    Raises ConfigurationError for a value that does not fit and for a misspelt variable, with the nearest right name.
+    """
+    refuse_unknown_variables(os.environ, WORKER_PREFIX, WorkerSettings)
+    try:
+        return WorkerSettings(**{name: value for name, value in overrides.items() if value is not None})
+    except ValidationError as error:
+        raise ConfigurationError(describe_validation_error(error, WORKER_PREFIX)) from error
+
+
+def process_environment() -> dict[str, str]:
+    """A copy of this process's environment, to build that of a child from."""
+    return dict(os.environ)

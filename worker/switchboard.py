@@ -1,0 +1,155 @@
+"""Switchboard: takes the requests' sequences apart into batches and brings the vectors back. Threads meet here.
+
+Callers add tickets and wait for them; the executor's thread takes work and delivers outcomes. Knows nothing of
+processes, texts or specs.
+"""
+
+import threading
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vectormill.domain.errors import ChunkError
+from vectormill.domain.item import ENCODING_FAILED, ITEM_ERROR_CODES, ItemFailure
+from worker.batching.pool import BatchLimits, SequencePool
+from worker.batching.sequence import Sequence
+from worker.batching.token_batch import TokenBatch
+from worker.parallel.executor import Work
+from worker.request import EngineStopped, RunnerDied
+from worker.tokens.tokenized import TokenizedTexts
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """One request while it is being encoded. Written under the switchboard's lock until `done` is set."""
+
+    texts: TokenizedTexts
+    prompt_length: int
+    is_interactive: bool
+    vectors: NDArray[np.float32]  # [n, card.dimension], filled as batches come back
+    positions: NDArray[np.int64]  # the texts that have ids; a Sequence's position is an index of this
+    num_waiting: int
+    number: int = -1
+    failures: dict[int, ItemFailure] = field(default_factory=dict)
+    num_padding_tokens: int = 0
+    tokenize_seconds: float = 0.0
+    run_seconds: float = 0.0
+    error: ChunkError | None = None
+    done: threading.Event = field(default_factory=threading.Event)
+
+    @classmethod
+    def for_texts(
+        cls, texts: TokenizedTexts, dimension: int, prompt_length: int, is_interactive: bool
+    ) -> "Ticket":
+        positions = np.flatnonzero(texts.lengths)
+        vectors = np.zeros((len(texts), dimension), dtype=np.float32)
+        return cls(texts, prompt_length, is_interactive, vectors, positions, len(positions))
+
+
+@dataclass(slots=True)
+class Tally:
+    """What has been run since the start."""
+
+    num_batches: int = 0
+    num_sequences: int = 0
+    num_tokens: int = 0
+    num_computed_tokens: int = 0
+    run_seconds: float = 0.0
+
+
+class Switchboard:
+    """Implements the executor's WorkSource."""
+
+    def __init__(self, limits: BatchLimits) -> None:
+        self._lock = threading.Lock()
+        self._pool = SequencePool(limits)
+        self._tickets: dict[int, Ticket] = {}
+        self._next_number = 0
+        self._closed_because: str | None = None
+        self.tally = Tally()
+
+    def add(self, ticket: Ticket) -> None:
+        """Queues the ticket's sequences. Raises EngineStopped once the switchboard is closed."""
+        with self._lock:
+            if self._closed_because is not None:
+                raise EngineStopped(f"The engine does not run: {self._closed_because}.")
+            ticket.number = self._next_number
+            self._next_number += 1
+            if ticket.num_waiting == 0:
+                ticket.done.set()
+                return
+            self._tickets[ticket.number] = ticket
+            lengths = ticket.texts.lengths[ticket.positions].tolist()
+            self._pool.add(ticket.number, lengths, is_interactive=ticket.is_interactive)
+
+    def withdraw(self, ticket: Ticket) -> None:
+        """Forgets a ticket nobody waits for any more; what is being encoded of it is dropped when it comes."""
+        with self._lock:
+            self._tickets.pop(ticket.number, None)
+            self._pool.remove(ticket.number)
+
+    def next_work(self) -> Work | None:
+        with self._lock:
+            sequences = self._pool.take_batch()
+            if not sequences:
+                return None
+            tickets = [self._tickets[sequence.request] for sequence in sequences]
+            rows = [
+                ticket.texts.ids(int(ticket.positions[sequence.position]))
+                for ticket, sequence in zip(tickets, sequences, strict=True)
+            ]
+        prompt_lengths = [min(t.prompt_length, len(row)) for t, row in zip(tickets, rows, strict=True)]
+        return Work(tuple(sequences), TokenBatch.from_ids(rows, prompt_lengths))
+
+    def deliver(self, work: Work, vectors: NDArray[np.float32], seconds: float) -> None:
+        max_length, num_tokens = work.batch.max_length, work.batch.num_tokens
+        with self._lock:
+            self.tally.num_batches += 1
+            self.tally.num_sequences += len(work.sequences)
+            self.tally.num_tokens += num_tokens
+            self.tally.num_computed_tokens += work.batch.num_padded_tokens
+            self.tally.run_seconds += seconds
+            for row, sequence in enumerate(work.sequences):
+                ticket = self._tickets.get(sequence.request)
+                if ticket is None:  # withdrawn meanwhile
+                    continue
+                ticket.vectors[ticket.positions[sequence.position]] = vectors[row]
+                ticket.num_padding_tokens += max_length - sequence.num_tokens
+                ticket.run_seconds += seconds * sequence.num_tokens / num_tokens
+                self._count_down(ticket)
+
+    def fail_sequence(self, sequence: Sequence, reason: str) -> None:
+        """The model raised on this sequence alone."""
+        with self._lock:
+            ticket = self._tickets.get(sequence.request)
+            if ticket is not None:
+                failure = ItemFailure(ENCODING_FAILED, f"{ITEM_ERROR_CODES[ENCODING_FAILED]} ({reason})")
+                ticket.failures[int(ticket.positions[sequence.position])] = failure
+                self._count_down(ticket)
+
+    def lose_work(self, work: Work, reason: str) -> None:
+        """The model process died with this batch: every request with a sequence in it is suspect."""
+        with self._lock:
+            for number in {sequence.request for sequence in work.sequences}:
+                message = f"The model process died while it encoded texts of this request: {reason}."
+                self._end(number, RunnerDied(message, is_suspect=True))
+
+    def close(self, reason: str) -> None:
+        """Nothing will be encoded any more: all who wait are told."""
+        with self._lock:
+            self._closed_because = reason.rstrip(".") or "it was stopped"
+            for number in list(self._tickets):
+                self._end(number, EngineStopped(f"The engine does not run: {self._closed_because}."))
+
+    def _count_down(self, ticket: Ticket) -> None:
+        ticket.num_waiting -= 1
+        if ticket.num_waiting == 0:
+            self._end(ticket.number, None)
+
+    def _end(self, number: int, error: ChunkError | None) -> None:
+        ticket = self._tickets.pop(number, None)
+        if ticket is not None:
+            self._pool.remove(number)
+            ticket.error = error
+            ticket.done.set()

@@ -1,0 +1,1 @@
+"""Texts to token ids, by the Rust tokenizers library. No torch."""

@@ -1,0 +1,148 @@
+"""Tokenizer: texts to token ids, as transformers would, on the Rust library alone. Knows nothing of batches.
+
+One object serves all threads and every max_tokens: truncation is done here, not by the library, whose setting is
+shared by all callers. The library cuts the text's own tokens before it adds the special ones, and so do we.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from tokenizers import Encoding
+from tokenizers import Tokenizer as RustTokenizer
+from tokenizers.normalizers import Lowercase
+from tokenizers.normalizers import Sequence as NormalizerSequence
+
+from vectormill.domain.errors import ModelError
+from vectormill.domain.item import TOO_MANY_TOKENS, ItemFailure
+from worker.tokens.tokenized import TokenizedTexts
+
+# Pre-tokenizers that never join two words across a space, so that the tokens of a text cut at a space are the first
+# tokens of the whole text. Anything else is tokenized whole.
+SPLITS_AT_SPACES: Final = frozenset({"BertPreTokenizer", "Whitespace", "WhitespaceSplit"})
+# Where a long text is cut at first. A guess that is too small costs a second look at the text, never a wrong token.
+CHARS_PER_TOKEN: Final = 14
+
+
+class Tokenizer:
+    """Tokenizes with the `tokenizer.json` of a model's directory. May be called by many threads at once."""
+
+    def __init__(self, directory: Path, *, lowercase: bool = False) -> None:
+        path = directory / "tokenizer.json"
+        try:
+            description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            self._rust = RustTokenizer.from_file(str(path))
+        except Exception as error:  # the Rust library raises bare Exception
+            raise ModelError(f"The tokenizer {path} cannot be read: {error}.") from error
+        self._rust.no_padding()
+        self._rust.no_truncation()
+        if lowercase and not _lowers_case(description.get("normalizer")):
+            inner = [] if self._rust.normalizer is None else [self._rust.normalizer]
+            self._rust.normalizer = NormalizerSequence([Lowercase(), *inner])
+        self._can_cut_text = _splits_at_spaces(description)
+        self._special_ids = frozenset(
+            token["id"] for token in description.get("added_tokens", []) if token.get("special")
+        )
+        self._num_prefix, self._num_suffix = self._measure_special_tokens()
+
+    @property
+    def num_special_tokens(self) -> int:
+        return self._num_prefix + self._num_suffix
+
+    def tokenize(self, texts: Sequence[str], max_tokens: int, truncate: bool) -> TokenizedTexts:
+        """The ids of all texts; a text of more than `max_tokens` is cut, or fails when `truncate` is not set."""
+        given = [self._cut_text(text, max_tokens) for text in texts] if truncate else texts
+        encodings = self._encode_batch(given)
+        if truncate:
+            self._encode_again_whole(texts, given, encodings, max_tokens)
+        rows: list[list[int]] = []
+        truncated = np.zeros(len(texts), dtype=np.bool_)
+        failures: dict[int, ItemFailure] = {}
+        for index, encoding in enumerate(encodings):
+            ids = encoding.ids
+            if len(ids) > max_tokens:
+                if truncate:
+                    truncated[index] = True
+                    ids = ids[: max_tokens - self._num_suffix] + ids[len(ids) - self._num_suffix :]
+                else:
+                    failures[index] = ItemFailure(
+                        TOO_MANY_TOKENS,
+                        f"the text has {len(ids)} tokens, {max_tokens} are allowed without truncation",
+                    )
+                    ids = []
+            rows.append(ids)
+        offsets = np.zeros(len(rows) + 1, dtype=np.int64)
+        np.cumsum([len(row) for row in rows], out=offsets[1:])
+        input_ids = np.fromiter(
+            (token for row in rows for token in row), dtype=np.int32, count=int(offsets[-1])
+        )
+        return TokenizedTexts(input_ids, offsets, truncated, failures)
+
+    def count_prompt_tokens(self, prompt: str) -> int:
+        """Leading tokens that a prompt takes, without the special ones at its end (as sentence-transformers counts)."""
+        if not prompt:
+            return 0
+        ids = self._rust.encode(prompt).ids
+        return len(ids) - (1 if ids and ids[-1] in self._special_ids else 0)
+
+    def _encode_batch(self, texts: Sequence[str]) -> list[Encoding]:
+        """Releases the GIL; `fast` leaves out the offsets into the text, which nobody asks for."""
+        return list(self._rust.encode_batch_fast(list(texts)))
+
+    def _cut_text(self, text: str, max_tokens: int) -> str:
+        """The text up to a space that lies far enough behind, so that a book is not tokenized for its first page."""
+        limit = max_tokens * CHARS_PER_TOKEN
+        if not self._can_cut_text or len(text) <= 2 * limit:
+            return text
+        end = text.rfind(" ", limit // 2, limit)
+        return text if end < 0 or text[end - 1].isspace() else text[:end]
+
+    def _encode_again_whole(
+        self, texts: Sequence[str], given: Sequence[str], encodings: list[Encoding], max_tokens: int
+    ) -> None:
+        """Replaces, in `encodings`, those of cut texts that turned out not to fill `max_tokens`."""
+        short = [
+            index
+            for index, (text, part) in enumerate(zip(texts, given, strict=True))
+            if part is not text and len(encodings[index].ids) <= max_tokens
+        ]
+        for index, encoding in zip(short, self._encode_batch([texts[index] for index in short]), strict=True):
+            encodings[index] = encoding
+
+    def _measure_special_tokens(self) -> tuple[int, int]:
+        """How many special tokens come before and behind a text, seen on a text without any of its own."""
+        bare = self._rust.encode("a", add_special_tokens=False).ids
+        whole = self._rust.encode("a").ids
+        for start in range(len(whole) - len(bare) + 1):
+            if whole[start : start + len(bare)] == bare:
+                return start, len(whole) - len(bare) - start
+        raise ModelError(
+            "The tokenizer changes a text's own tokens when it adds special ones; that is not supported."
+        )
+
+
+def _splits_at_spaces(description: dict[str, Any]) -> bool:
+    """Whether the first tokens of a text can never depend on what comes behind a later space."""
+    pre_tokenizer = description.get("pre_tokenizer") or {}
+    kind = pre_tokenizer.get("type")
+    is_split = (
+        kind in SPLITS_AT_SPACES
+        or (kind == "ByteLevel" and pre_tokenizer.get("use_regex", True))
+        or (kind == "Metaspace" and pre_tokenizer.get("split", True))
+    )
+    # An added token that holds a space, or eats spaces to its left, would be seen across the cut.
+    plain_tokens = all(
+        " " not in token["content"] and not token.get("lstrip")
+        for token in description.get("added_tokens", [])
+    )
+    return bool(is_split and plain_tokens)
+
+
+def _lowers_case(normalizer: dict[str, Any] | None) -> bool:
+    if normalizer is None:
+        return False
+    if normalizer["type"] == "Sequence":
+        return any(_lowers_case(part) for part in normalizer["normalizers"])
+    return normalizer["type"] == "Lowercase" or bool(normalizer.get("lowercase"))
