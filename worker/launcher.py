@@ -25,7 +25,7 @@ _GRACE_SECONDS = 10.0
 
 
 def run(settings: Settings, models: Sequence[str], devices: str | None = None) -> None:
-    """Runs until SIGTERM or SIGINT. Raises ConfigurationError, UnknownModel or ModelError before anything is started."""
+    """Runs until SIGTERM or SIGINT. Raises ConfigurationError, UnknownModel or ModelError before it starts anything."""
     if settings.database_url is None or settings.redis_url is None:
         raise ConfigurationError(
             "A worker needs VECTORMILL_DATABASE_URL and VECTORMILL_REDIS_URL; `vectormill up` brings its own."
@@ -48,5 +48,15 @@ def run(settings: Settings, models: Sequence[str], devices: str | None = None) -
 
 
 def _replica(model: str, device: Device, devices: str) -> ChildSpec:
-    argv = (sys.executable, "-m", "worker.app", "--model", model, "--device", device.name, "--devices", devices)
+    argv = (
+        sys.executable,
+        "-m",
+        "worker.app",
+        "--model",
+        model,
+        "--device",
+        device.name,
+        "--devices",
+        devices,
+    )
     return ChildSpec(f"{model} on {device.name}", argv, process_environment() | device_environment(device))

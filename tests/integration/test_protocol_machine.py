@@ -5,7 +5,6 @@ cancelled and retried. Whatever happens, a fence that is not the newest writes n
 faults stop every item has exactly one vector of its own text or one error.
 """
 
-from collections.abc import Iterator
 from typing import ClassVar
 
 import numpy as np
@@ -37,7 +36,8 @@ from vectormill.domain.job import CANCELLED, CANCELLING, Job
 FAILURE = ItemFailure(EMPTY_TEXT, "empty")
 
 COUNTERS = text("""
-    SELECT jobs.num_open_chunks = count(*) FILTER (WHERE chunks.state IN ('pending', 'queued', 'leased')) AS open_adds_up,
+    SELECT jobs.num_open_chunks = count(*) FILTER (WHERE chunks.state IN ('pending', 'queued', 'leased'))
+               AS open_adds_up,
            jobs.num_done = coalesce(sum(chunks.num_done) FILTER (WHERE chunks.state <> 'split'), 0) AS done_adds_up,
            jobs.num_failed = (SELECT count(*) FROM vectormill.item_errors WHERE job_id = jobs.id) AS failed_adds_up,
            (jobs.finished_at IS NOT NULL) = (jobs.num_open_chunks = 0) AS end_adds_up
@@ -202,9 +202,9 @@ class FenceExpectation:
 
 
 @pytest.fixture
-def machine(engine: Engine) -> Iterator[type[ProtocolMachine]]:
+def machine(engine: Engine) -> type[ProtocolMachine]:
     ProtocolMachine.engine = engine
-    yield ProtocolMachine
+    return ProtocolMachine
 
 
 def test_no_interleaving_of_faults_loses_or_doubles_an_item(machine: type[ProtocolMachine]) -> None:

@@ -91,9 +91,10 @@ def open_collection(connection: Connection, name: str, spec: EncodingSpec) -> Ge
 
 
 def _create_collection(connection: Connection, name: str, spec: EncodingSpec) -> Generation:
-    if connection.execute(
-        text("SELECT to_regclass('public.' || quote_ident(:name))"), {"name": name}
-    ).scalar():
+    # A role named like our schema has it first in its search path, where our own tables would hide the view.
+    is_ours = f"{SCHEMA}.{name}" in metadata.tables
+    taken = text("SELECT to_regclass('public.' || quote_ident(:name))")
+    if is_ours or connection.execute(taken, {"name": name}).scalar():
         raise Conflict(
             f"A table or view named {name!r} exists already and is no collection; choose another collection name."
         )
