@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Final, NoReturn, Self
@@ -15,6 +16,7 @@ from vectormill.domain.errors import Unavailable
 from vectormill.logfile import open_log, tail_of
 from vectormill.processes import free_port, spawn
 
+COMMAND: Final = (sys.executable, "-m", "vectormill.cli")
 # The first start makes a Postgres cluster and loads a model; recovery after a crash may replay a large log.
 START_SECONDS: Final = 300.0
 # `up` promises to stop within 15 s.
@@ -35,12 +37,12 @@ class Stack:
     API's URL. SIGTERM and SIGHUP end the block as Ctrl-C does, so that nothing is left running.
     """
 
-    def __init__(self, data_dir: Path, model: str | None = None) -> None:
+    def __init__(self, data_dir: Path, model: str | None = None, command: Sequence[str] = COMMAND) -> None:
         data_dir = make_data_dir(data_dir)
         self._log = data_dir / LOG_NAME
         api_port, flower_port = free_port(), free_port()
         self.url = f"http://127.0.0.1:{api_port}"
-        self._command = [sys.executable, "-m", "vectormill.cli", "up", "--data-dir", str(data_dir)]
+        self._command = [*command, "up", "--data-dir", str(data_dir)]
         self._command += ["--api-port", str(api_port), "--flower-port", str(flower_port)]
         self._command += [] if model is None else ["--model", model]
         self._child: subprocess.Popen[bytes] | None = None

@@ -38,7 +38,7 @@ class CsvFile:
             except UnicodeDecodeError as error:
                 raise InvalidItem(f"{self.path}, after line {rows.line_num}: it is not UTF-8.") from error
             except csv.Error as error:
-                raise InvalidItem(f"{self.path}, line {rows.line_num}: {error}.") from error
+                raise InvalidItem(f"{self.path}, after line {rows.line_num}: {error}.") from error
             except (gzip.BadGzipFile, EOFError, zlib.error) as error:
                 raise InvalidItem(f"{self.path} is not a whole gzip file: {error}.") from error
 

@@ -1,0 +1,254 @@
+"""A small Vectormill API over real HTTP for the client's and the command line's tests; keeps jobs in memory.
+
+Its vectors are `[characters, 1.0]`; an empty text fails. A job is seen running once and ended from then on.
+"""
+
+import gzip
+import io
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+PAGE = 2
+REPORT = {
+    "model": {"value": "mini", "reason": "asked for"},
+    "device": {"value": "cpu:0", "reason": "there is no accelerator"},
+    "backend": {"value": "openvino", "reason": "the faster backend on CPUs"},
+    "precision": {"value": "fp32", "reason": "the device has no bf16 matrix instructions"},
+}
+
+
+class FakeApi:
+    """State of the service: jobs, what was asked of it, and how it shall misbehave."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.jobs: dict[str, dict[str, Any]] = {}
+        self.items: dict[str, list[dict[str, Any]]] = {}
+        self.keys: dict[str, str] = {}
+        self.requests: list[tuple[str, str, dict[str, str]]] = []
+        self.headers: list[dict[str, str]] = []
+        self.final_state: str | None = None
+        self.missing_vectors: set[str] = set()
+        self.failures_before_success = 0  # answers 503
+        self.drops_before_success = 0  # closes the connection after the job is stored
+        self.is_export_cut = False
+
+    def submit(self, body: bytes, parameters: dict[str, str], key: str | None) -> dict[str, Any]:
+        if key in self.keys:
+            return self.jobs[self.keys[key]]
+        items = [json.loads(line) for line in body.splitlines()]
+        job_id = f"job-{len(self.jobs) + 1}"
+        num_failed = sum(not item["text"].strip() for item in items)
+        self.items[job_id] = items
+        self.jobs[job_id] = {
+            "id": job_id,
+            "state": "queued",
+            "model": parameters.get("model", "mini"),
+            "collection": parameters.get("collection"),
+            "priority": int(parameters.get("priority", 5)),
+            "num_items": len(items),
+            "num_done": 0,
+            "num_failed": 0,
+            "num_chunks": 1,
+            "num_retried_chunks": 0,
+            "num_tokens": 3 * len(items),
+            "truncated_items": 0,
+            "created_at": "2026-11-01T02:00:00+00:00",
+            "started_at": None,
+            "finished_at": None,
+            "items_per_second": 0.0,
+            "tokens_per_second": 0.0,
+            "eta_seconds": None,
+            "padding_waste": 0.125,
+            "stage_seconds": {},
+            "options": {"dimensions": 2},
+            "metadata": json.loads(parameters.get("metadata", "{}")),
+            "_final": {
+                "state": self.final_state or ("completed_with_errors" if num_failed else "completed"),
+                "num_done": len(items) - num_failed,
+                "num_failed": num_failed,
+                "started_at": "2026-11-01T02:00:01+00:00",
+                "finished_at": "2026-11-01T02:00:05+00:00",
+            },
+        }
+        if key is not None:
+            self.keys[key] = job_id
+        return self.jobs[job_id]
+
+    def poll(self, job: dict[str, Any]) -> dict[str, Any]:
+        if job["state"] == "queued":
+            job["state"] = "running"
+        elif job["state"] == "running":
+            job.update(job["_final"])
+        return job
+
+    def vectors(self, job_id: str) -> list[dict[str, Any]]:
+        return [
+            {"key": item["key"], "embedding": [float(len(item["text"])), 1.0]}
+            for item in self.items[job_id]
+            if item["text"].strip() and item["key"] not in self.missing_vectors
+        ]
+
+    def errors(self, job_id: str) -> list[dict[str, Any]]:
+        return [
+            {"key": item["key"], "code": "empty_text", "detail": "the text is empty or only white space"}
+            for item in self.items[job_id]
+            if not item["text"].strip()
+        ]
+
+
+@contextmanager
+def serving_fake_api() -> Iterator[FakeApi]:
+    """The API on a free port of the loopback, stopped at the end."""
+    api = FakeApi()
+
+    class Handler(FakeHandler):
+        fake = api
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    api.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield api
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class FakeHandler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    fake: FakeApi
+
+    def do_POST(self) -> None:
+        body = self._read_body()
+        path, parameters = self._note("POST")
+        match path.strip("/").split("/")[1:]:
+            case ["jobs"]:
+                if self.fake.failures_before_success:
+                    self.fake.failures_before_success -= 1
+                    self._problem(503, "Postgres cannot be reached; try again later.")
+                    return
+                if b"not json" in body:
+                    self._problem(400, "Line 2 is not valid JSON.", [{"line": 2, "detail": "not JSON"}])
+                    return
+                job = self.fake.submit(body, parameters, self.headers["Idempotency-Key"])
+                if self.fake.drops_before_success:
+                    self.fake.drops_before_success -= 1
+                    self.close_connection = True  # the job is there, its answer is lost
+                    return
+                self._json(job, 202)
+            case ["jobs", job_id, "cancel"]:
+                self.fake.jobs[job_id]["state"] = "cancelled"
+                self._json(self.fake.jobs[job_id])
+            case ["jobs", job_id, "retry"]:
+                self.fake.jobs[job_id]["state"] = "queued"
+                self._json(self.fake.jobs[job_id], 202)
+            case ["collections", name, "search"]:
+                if name == "nowhere":
+                    self._problem(404, "There is no collection nowhere.")
+                    return
+                limit = json.loads(body)["limit"]
+                keys = [item["key"] for items in self.fake.items.values() for item in items][:limit]
+                self._json({"data": [{"key": key, "score": 0.5, "metadata": None} for key in keys]})
+            case _:
+                self._problem(404, "Not found; see /docs for what there is.")
+
+    def do_GET(self) -> None:
+        path, parameters = self._note("GET")
+        match path.strip("/").split("/"):
+            case ["v1", "jobs"]:
+                found = list(reversed(self.fake.jobs.values()))
+                self._page(
+                    [job for job in found if parameters.get("state") in (None, job["state"])], parameters
+                )
+            case ["v1", "jobs", job_id, *_] if job_id not in self.fake.jobs:
+                self._problem(404, f"There is no job {job_id}.")
+            case ["v1", "jobs", job_id]:
+                self._json(self.fake.poll(self.fake.jobs[job_id]))
+            case ["v1", "jobs", job_id, "errors"]:
+                self._page(self.fake.errors(job_id), parameters)
+            case ["v1", "jobs", job_id, "vectors"]:
+                self._export(self.fake.vectors(job_id), parameters["format"])
+            case ["v1", "models"]:
+                self._json({"data": [{"name": "mini", "dimension": 2, "max_tokens": 256, "workers": 1}]})
+            case ["v1", "workers"]:
+                worker = {"name": "encode-cpu0", "models": ["mini"], "state": "alive", "report": REPORT}
+                self._json({"data": [worker]})
+            case ["readyz"]:
+                ready = {"status": "ok", "postgres": True, "redis": True, "workers": 1, "scheduler": True}
+                self._json(ready)
+            case _:
+                self._problem(404, "Not found; see /docs for what there is.")
+
+    def _export(self, vectors: list[dict[str, Any]], format: str) -> None:
+        if format == "parquet":
+            embedding = pa.array([vector["embedding"] for vector in vectors], pa.list_(pa.float32(), 2))
+            table = pa.table(
+                {"key": pa.array([vector["key"] for vector in vectors], pa.string()), "embedding": embedding}
+            )
+            buffer = io.BytesIO()
+            pq.write_table(table, buffer)
+            body = buffer.getvalue()
+        else:
+            body = b"".join(json.dumps(vector, ensure_ascii=False).encode() + b"\n" for vector in vectors)
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.fake.is_export_cut:
+            body = body[: len(body) // 2]
+            self.close_connection = True
+        self.wfile.write(body)
+
+    def _page(self, records: list[dict[str, Any]], parameters: dict[str, str]) -> None:
+        start = int(parameters.get("after", 0))
+        rest = records[start + PAGE :]
+        self._json({"data": records[start : start + PAGE], "next": str(start + PAGE) if rest else None})
+
+    def _note(self, method: str) -> tuple[str, dict[str, str]]:
+        parts = urlsplit(self.path)
+        parameters = {name: values[0] for name, values in parse_qs(parts.query).items()}
+        self.fake.requests.append((method, parts.path, parameters))
+        self.fake.headers.append(dict(self.headers.items()))
+        return parts.path, parameters
+
+    def _read_body(self) -> bytes:
+        if self.headers["Transfer-Encoding"] == "chunked":
+            parts = []
+            while size := int(self.rfile.readline(), 16):
+                parts.append(self.rfile.read(size))
+                self.rfile.readline()
+            self.rfile.readline()
+            body = b"".join(parts)
+        else:
+            body = self.rfile.read(int(self.headers["Content-Length"] or 0))
+        return gzip.decompress(body) if self.headers["Content-Encoding"] == "gzip" else body
+
+    def _json(self, value: dict[str, Any], status: int = 200) -> None:
+        visible = {name: item for name, item in value.items() if not name.startswith("_")}
+        self._send(status, json.dumps(visible, default=str).encode(), "application/json")
+
+    def _problem(self, status: int, detail: str, errors: list[Any] | None = None) -> None:
+        problem = {"type": "https://example.org/x", "title": "Refused", "status": status, "detail": detail}
+        if errors:
+            problem["errors"] = errors
+        self._send(status, json.dumps(problem).encode(), "application/problem+json")
+
+    def _send(self, status: int, body: bytes, media_type: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", media_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Tests are quiet."""

@@ -1,0 +1,129 @@
+import io
+import json
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from vectormill.domain.errors import InvalidOption
+from vectormill.files.ndjson import compress_parts, encode_parts, split_lines
+from vectormill.files.outputs import check_output, choose_format, write_vectors
+from vectormill.files.replacement import open_replacement
+
+KEYS = ["a", "b\nb", "ü"]
+VECTORS = np.arange(6, dtype=np.float32).reshape(3, 2)
+
+
+def fetch(file: BinaryIO, format: str) -> None:
+    """What the API would send."""
+    if format == "parquet":
+        embedding = pa.FixedSizeListArray.from_arrays(pa.array(VECTORS.reshape(-1)), 2)
+        pq.write_table(pa.table({"key": KEYS, "embedding": embedding}), file, row_group_size=2)
+    else:
+        assert format == "ndjson"
+        file.write(b"lines\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "expected"),
+    [
+        ("out.parquet", None, "parquet"),
+        ("out.jsonl", None, "ndjson"),
+        ("out.v1.NDJSON", None, "ndjson"),
+        ("out.npy", None, "npy"),
+        ("out.bin", "npy", "npy"),
+    ],
+)
+def test_the_name_of_the_output_tells_its_format(name: str, given: str | None, expected: str) -> None:
+    assert choose_format(Path(name), given) == expected
+
+
+def test_a_name_that_tells_no_format_is_refused_with_those_that_do() -> None:
+    with pytest.raises(InvalidOption, match=r"\.parquet, \.jsonl or \.npy"):
+        choose_format(Path("out.txt"))
+
+
+def test_an_output_that_cannot_be_written_is_refused_beforehand(tmp_path: Path) -> None:
+    with pytest.raises(InvalidOption, match="is a directory"):
+        check_output(tmp_path)
+    with pytest.raises(InvalidOption, match="There is no directory"):
+        check_output(tmp_path / "missing" / "out.npy")
+
+
+def test_npy_has_its_keys_beside_it_row_by_row(tmp_path: Path) -> None:
+    write_vectors(fetch, tmp_path / "out.npy", "npy")
+    loaded = np.load(tmp_path / "out.npy", mmap_mode="r")
+    assert loaded.dtype == np.float32
+    np.testing.assert_array_equal(loaded, VECTORS)
+    lines = (tmp_path / "out.npy.keys.txt").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == KEYS
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.npy", "out.npy.keys.txt"]
+
+
+def test_npy_of_no_vectors_is_an_empty_matrix(tmp_path: Path) -> None:
+    def fetch_nothing(file: BinaryIO, format: str) -> None:
+        schema = pa.schema({"key": pa.string(), "embedding": pa.list_(pa.float32(), 2)})
+        pq.write_table(schema.empty_table(), file)
+
+    write_vectors(fetch_nothing, tmp_path / "out.npy", "npy")
+    assert np.load(tmp_path / "out.npy").shape[0] == 0
+
+
+@pytest.mark.parametrize("format", ["ndjson", "parquet", "npy"])
+def test_a_fetch_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path, format: str) -> None:
+    def break_off(file: BinaryIO, format: str) -> None:
+        file.write(b"half")
+        raise ConnectionError
+
+    (tmp_path / "out").write_text("before")
+    with pytest.raises(ConnectionError):
+        write_vectors(break_off, tmp_path / "out", format)
+    assert (tmp_path / "out").read_text() == "before"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_replacement_has_the_mode_of_an_ordinary_file(tmp_path: Path) -> None:
+    with open_replacement(tmp_path / "new") as file:
+        file.write(b"x")
+        assert not (tmp_path / "new").exists()
+    (tmp_path / "ordinary").write_text("x")
+    modes = {stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("new", "ordinary")}
+    assert len(modes) == 1
+
+
+def test_a_replacement_takes_the_place_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    path.write_text("before")
+    with path.open() as reader, open_replacement(path) as file:
+        file.write(b"after")
+        file.flush()
+        assert path.read_text() == "before"
+        inode = os.fstat(reader.fileno()).st_ino
+    assert path.read_text() == "after"
+    assert path.stat().st_ino != inode
+
+
+def test_lines_end_at_newlines_only_wherever_the_parts_are_cut() -> None:
+    content = "a\u2028b\r\nc\u0085d\n\nlast".encode()
+    for cut in range(len(content)):
+        parts = [content[:cut], content[cut:]]
+        assert list(split_lines(parts)) == ["a\u2028b\r".encode(), "c\u0085d".encode(), b"", b"last"]
+
+
+def test_parts_are_about_as_large_as_asked_for() -> None:
+    parts = list(encode_parts(({"key": str(i), "text": "x" * 90} for i in range(1000)), part_bytes=1000))
+    assert all(1000 <= len(part) < 1200 for part in parts[:-1])
+    assert len(b"".join(parts).splitlines()) == 1000
+
+
+def test_compressed_parts_are_one_gzip_stream() -> None:
+    import gzip
+
+    parts = [os.urandom(1000), b"", b"x" * 100_000]
+    compressed = b"".join(compress_parts(parts))
+    assert gzip.GzipFile(fileobj=io.BytesIO(compressed)).read() == b"".join(parts)
