@@ -209,7 +209,12 @@ def test_a_wrong_query_parameter_is_refused_by_name(
     ],
 )
 def test_a_wrong_body_is_refused_with_the_place_and_nothing_is_kept(
-    refusing_client: httpx.Client, empty_engine: Engine, body: str, status: int, code: str, pointer: str | None
+    refusing_client: httpx.Client,
+    empty_engine: Engine,
+    body: str,
+    status: int,
+    code: str,
+    pointer: str | None,
 ) -> None:
     answer = refusing_client.post("/v1/jobs", content=body, headers={"Content-Type": "application/json"})
     problem = assert_problem(answer, status, code)
@@ -315,7 +320,9 @@ def test_pages_of_jobs_are_newest_first_and_lose_none(client: httpx.Client) -> N
         ("after=7", "invalid-cursor"),
     ],
 )
-def test_a_listing_refuses_what_it_does_not_understand(refusing_client: httpx.Client, query: str, code: str) -> None:
+def test_a_listing_refuses_what_it_does_not_understand(
+    refusing_client: httpx.Client, query: str, code: str
+) -> None:
     problem = assert_problem(refusing_client.get(f"/v1/jobs?{query}"), 422, code)
     assert problem["errors"][0]["parameter"] == query.partition("=")[0]
 

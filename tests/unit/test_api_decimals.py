@@ -1,0 +1,51 @@
+"""Numbers written by table look-up are the numbers that were meant, bit for bit."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api.decimals import SLOT_BYTES, SMALLEST, STRIP, write_decimals
+
+
+def read_rows(vectors: np.ndarray) -> np.ndarray:
+    rows = [json.loads(b"[" + row.tobytes()) for row in write_decimals(vectors)]
+    return np.array(rows, dtype=np.float64).astype(np.float32)
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=20))
+def test_any_finite_float32_is_read_back_as_it_was(values: list[float]) -> None:
+    vectors = np.array([values, values[::-1]], dtype=np.float32)
+    assert read_rows(vectors).tobytes() == vectors.tobytes()
+
+
+@given(st.floats(width=32, min_value=SMALLEST, max_value=1, exclude_max=True))
+def test_the_common_range_is_exact_to_the_last_bit(value: float) -> None:
+    vectors = np.array([[value, -value]], dtype=np.float32)
+    assert read_rows(vectors).tobytes() == vectors.tobytes()
+
+
+def test_unit_vectors_longer_than_a_strip_come_back_whole() -> None:
+    vectors = np.random.default_rng(0).standard_normal((3, STRIP + 5)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    vectors[1, STRIP - 1 : STRIP + 1] = (3e38, -1.17549435e-38)
+    assert read_rows(vectors).tobytes() == vectors.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (0.5, " 0.500000000000]"),
+        (-0.25, "-0.250000000000]"),
+        (0.0, " 0.000000000000]"),
+        (-0.0, "-0.000000000000]"),  # the sign of zero is a bit too
+        (1.0, "1.0            ]"),  # outside the tables: the shortest form, padded
+        (-1.1754944e-38, "-1.1754944e-38 ]"),  # the longest of the shortest forms
+    ],
+)
+def test_every_number_fills_its_slot(value: float, written: str) -> None:
+    row = write_decimals(np.array([[value]], dtype=np.float32))[0].tobytes().decode()
+    assert row == written
+    assert len(row) == SLOT_BYTES
