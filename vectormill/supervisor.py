@@ -188,7 +188,7 @@ class _Keeper:
         if self._early_ends >= MAX_EARLY_ENDS:
             raise ChildNotReady(f"{self.spec.name} ended {self._early_ends} times while starting:{tail}")
         if timeout is not None:
-            raise ChildNotReady(f"{self.spec.name} was not ready after {timeout:.0f} s:{tail}")
+            raise ChildNotReady(f"{self.spec.name} was not ready after {timeout:g} s:{tail}")
 
     def terminate(self) -> None:
         with self._guard:

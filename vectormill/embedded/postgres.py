@@ -80,15 +80,20 @@ class EmbeddedPostgres:
         Raises EmbeddedServerFailed, with the end of the log, AlreadyRunning or StartCancelled.
         """
         self.stop()
-        cluster = open_cluster(self._home)
-        # Not only the home is locked: a copied home links to the same cluster.
-        self._lock = DirectoryLock(cluster.directory / "vectormill.lock", self._home)
-        self._lock.acquire()
+        cluster = self._hold_cluster()
         try:
             return self._start(cluster)
         except BaseException:
             self.stop()
             raise
+
+    def _hold_cluster(self) -> Cluster:
+        """The cluster, locked. A lock on the home would not do: a copied home links to the same cluster."""
+        cluster = open_cluster(self._home)
+        lock = DirectoryLock(cluster.directory / "vectormill.lock", self._home)
+        lock.acquire()
+        self._lock = lock
+        return cluster
 
     def _start(self, cluster: Cluster) -> str:
         binaries = find_postgres(cluster.account)
@@ -122,9 +127,16 @@ class EmbeddedPostgres:
             processes.wait_for_group(process)
 
     def destroy(self) -> None:
-        """Stops the server and deletes its cluster, wherever it lies."""
+        """Stops the server and deletes its cluster, wherever it lies. Raises AlreadyRunning if another has it."""
         self.stop(timeout=5.0)
-        remove_cluster(self._home)
+        if not (self._home / "postgres").exists():
+            return
+        cluster = self._hold_cluster()
+        try:
+            _end_left_over_server(cluster)
+            remove_cluster(self._home)
+        finally:
+            self.stop()
 
     def _listen_options(self, cluster: Cluster) -> list[str]:
         if _socket_path_fits(cluster.sockets):

@@ -1,0 +1,55 @@
+"""Directories for clusters that are soon deleted, and short ways to look into a running Postgres."""
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+
+from vectormill import processes
+
+# A program: starts a server on the directory named by its argument, prints the URL, stops when its stdin ends.
+START_AND_WAIT = """
+import logging, sys, time
+from pathlib import Path
+from vectormill.embedded.postgres import EmbeddedPostgres
+logging.basicConfig(level=logging.INFO)
+server = EmbeddedPostgres(Path(sys.argv[1]))
+print(server.start(), flush=True)
+sys.stdin.read()
+server.stop()
+"""
+
+
+@contextmanager
+def new_directory() -> Iterator[Path]:
+    """In memory where there is /dev/shm: a new cluster is a thousand files, synced and soon deleted."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(prefix="vm-", dir=memory if memory.is_dir() else None) as name:
+        directory = Path(name)
+        directory.chmod(0o755)
+        yield directory
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def connect(url: str) -> "psycopg.Connection[tuple[object, ...]]":
+    return psycopg.connect(url.replace("+psycopg", ""), autocommit=True)
+
+
+def value(url: str, query: str) -> object:
+    with connect(url) as connection:
+        row = connection.execute(query.encode()).fetchone()
+    assert row is not None
+    return row[0]
+
+
+def servers_of(home: Path) -> list[int]:
+    return [process.pid for process in processes.running_in(home / "postgres" / "data", "postgres")]
