@@ -20,7 +20,8 @@ from vectormill.domain.errors import ConfigurationError, ModelError
 from vectormill.processes import die_with_parent
 from vectormill.registry import Registry
 from vectormill.settings import Settings, load_settings
-from worker.devices.detect import parse_devices
+from worker.devices.detect import detect_inventory
+from worker.devices.device import parse_devices
 from worker.engine import Engine
 from worker.leases import LeaseKeeper, WorkerIdentity
 from worker.settings import WorkerSettings, load_worker_settings
@@ -52,7 +53,9 @@ def run_replica(
     """Loads the model, then consumes the model's queue until SIGTERM."""
     if settings.database_url is None or settings.redis_url is None:
         raise ConfigurationError("A worker needs VECTORMILL_DATABASE_URL and VECTORMILL_REDIS_URL.")
-    chosen = next(candidate for candidate in parse_devices(devices) if candidate.name == device)
+    chosen = next(
+        candidate for candidate in parse_devices(devices, detect_inventory()) if candidate.name == device
+    )
     slots = worker_settings.slots + worker_settings.interactive_slots
     identity = WorkerIdentity(
         name=f"{model}-{device.replace(':', '')}@{socket.gethostname()}",

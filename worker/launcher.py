@@ -14,8 +14,7 @@ from vectormill.registry import Registry
 from vectormill.settings import Settings
 from vectormill.supervisor import ChildSpec, Supervisor
 from worker.devices.detect import detect_inventory
-from worker.devices.device import Device, parse_devices
-from worker.devices.environment import device_environment
+from worker.devices.device import Device, device_environment, parse_devices
 from worker.settings import load_worker_settings, process_environment
 
 logger = logging.getLogger(__name__)
@@ -25,20 +24,24 @@ _GRACE_SECONDS = 10.0
 
 
 def run(settings: Settings, models: Sequence[str], devices: str | None = None) -> None:
-    """Runs until SIGTERM or SIGINT. Raises ConfigurationError, UnknownModel or ModelError before it starts anything."""
+    """Serves the models, or all registered ones, until SIGTERM or SIGINT.
+
+    Raises ConfigurationError, UnknownModel or ModelError before it starts anything.
+    """
     if settings.database_url is None or settings.redis_url is None:
         raise ConfigurationError(
             "A worker needs VECTORMILL_DATABASE_URL and VECTORMILL_REDIS_URL; `vectormill up` brings its own."
         )
     registry = Registry(settings.models)
-    for model in models:
+    served = models or registry.names()
+    for model in served:
         registry.card(model)
     worker_settings = load_worker_settings(devices=devices)
     chosen = parse_devices(worker_settings.devices, detect_inventory())
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
-    children = [_replica(model, device, worker_settings.devices) for model in models for device in chosen]
+    children = [_replica(model, device, worker_settings.devices) for model in served for device in chosen]
     supervisor = Supervisor(children, stopping=stopping)
     try:
         supervisor.start()

@@ -86,16 +86,15 @@ class LeaseKeeper:
         return len(self._leases)
 
     @contextmanager
-    def hold(self, claim: Claim) -> Iterator[Lease]:
+    def hold(self, lease: Lease) -> Iterator[None]:
         """Renews the lease while the block runs. Leave it before committing: the commit locks the chunk's row."""
-        lease = Lease(claim)
         with self._lock:
-            self._leases[claim.chunk_id] = lease
+            self._leases[lease.claim.chunk_id] = lease
         try:
-            yield lease
+            yield
         finally:
             with self._lock:
-                self._leases.pop(claim.chunk_id, None)
+                self._leases.pop(lease.claim.chunk_id, None)
 
     def _run(self) -> None:
         while not self._stopping.wait(self._heartbeat_seconds):

@@ -23,7 +23,7 @@ from vectormill.domain.job import INTERACTIVE_PRIORITY
 from vectormill.settings import Settings
 from worker.engine import EncodeRequest, EncodeResult, EncodingCancelled, EngineStopped, RunnerDied
 from worker.engine import Engine as EncodingEngine
-from worker.leases import LeaseKeeper
+from worker.leases import Lease, LeaseKeeper
 from worker.sink.postgres import PostgresSink
 
 logger = logging.getLogger(__name__)
@@ -70,8 +70,9 @@ class ChunkEncoder:
     def _encode_claimed(self, claim: Claim, started: float) -> Result:
         if claim.lost >= MAX_LOST or claim.attempt > self._settings.max_attempts:
             return self._isolate(claim)
+        lease = Lease(claim)
         try:
-            with self._keeper.hold(claim) as lease:
+            with self._keeper.hold(lease):
                 with self._database.connect() as connection:
                     items = load_payload(connection, claim.chunk_id)
                 loaded = time.monotonic()
