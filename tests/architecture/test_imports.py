@@ -58,7 +58,7 @@ def test_what_all_share_loads_neither_api_nor_scheduler_nor_worker(path: Path) -
         ("scheduler", "the scheduler has nothing to encode"),
         ("worker.app", "the Celery process owns no CUDA: the model lives in spawned runner processes"),
         ("worker.engine", "the engine outlives a runner that a CUDA error killed"),
-        ("worker.placement", "plans are made, and tested, where there is no device"),
+        ("worker.launcher", "it sets a child's environment before anything in that child imports torch"),
         ("worker.batching", "batches are planned from lengths alone"),
     ],
 )
