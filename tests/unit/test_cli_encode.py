@@ -1,0 +1,103 @@
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests.unit.fake_api import FakeApi, serving_fake_api
+from vectormill.cli.app import main
+from vectormill.client import Client
+
+
+@pytest.fixture
+def api() -> Iterator[FakeApi]:
+    with serving_fake_api() as fake:
+        yield fake
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    return int(end.value.code or 0)
+
+
+def encode(api: FakeApi, directory: Path, texts: list[str], *more: str) -> int:
+    rows = [{"key": str(index), "text": text} for index, text in enumerate(texts)]
+    (directory / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    out = str(directory / "out.parquet")
+    return run("encode", str(directory / "in.jsonl"), "-o", out, "--api-url", api.url, *more)
+
+
+def test_texts_go_in_and_vectors_come_out(
+    api: FakeApi, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert encode(api, tmp_path, ["one", "four"], "--model", "mini", "--collection", "docs") == 0
+    assert pq.read_table(tmp_path / "out.parquet").column("key").to_pylist() == ["0", "1"]
+    assert capsys.readouterr().out.startswith("2 vectors in ")
+    assert (api.jobs["job-1"]["model"], api.jobs["job-1"]["collection"]) == ("mini", "docs")
+
+
+def test_failed_items_are_told_and_kept_and_change_the_exit_code(
+    api: FakeApi, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = ["one", *[""] * 12]
+    assert encode(api, tmp_path, texts, "--errors", str(tmp_path / "failed.jsonl"), "--json") == 1
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["num_failed"] == 12
+    assert shown.err.count("failed: ") == 10
+    assert len((tmp_path / "failed.jsonl").read_text().splitlines()) == 12
+    assert pq.read_table(tmp_path / "out.parquet").num_rows == 1
+    assert encode(api, tmp_path, texts) == 1
+    assert "… and 2 more; --errors FILE has all." in capsys.readouterr().err
+
+
+def test_the_file_of_errors_is_there_and_empty_when_nothing_failed(api: FakeApi, tmp_path: Path) -> None:
+    assert encode(api, tmp_path, ["one"], "--errors", str(tmp_path / "failed.jsonl")) == 0
+    assert (tmp_path / "failed.jsonl").read_bytes() == b""
+
+
+@pytest.mark.parametrize("state", ["failed", "cancelled"])
+def test_a_job_that_did_not_complete_writes_nothing(
+    api: FakeApi, tmp_path: Path, state: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api.final_state = state
+    assert encode(api, tmp_path, ["one"]) == 4
+    assert f"Job job-1 {state}" in capsys.readouterr().err
+    assert not (tmp_path / "out.parquet").exists()
+
+
+@pytest.mark.parametrize(
+    ("out", "words"),
+    [("out.txt", "tells no format"), ("missing/out.npy", "There is no directory"), (".", "tells no format")],
+)
+def test_an_output_that_cannot_be_is_refused_before_anything_is_submitted(
+    api: FakeApi, tmp_path: Path, out: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert encode(api, tmp_path, ["one"], "-o", str(tmp_path / out)) == 2
+    assert words in capsys.readouterr().err
+    assert not api.requests
+
+
+@pytest.mark.parametrize(("interruption", "code"), [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])
+def test_an_interrupted_job_is_cancelled(
+    api: FakeApi,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    interruption: BaseException,
+    code: int,
+) -> None:
+    def interrupted(self: Client, *arguments: Any) -> dict[str, Any]:
+        raise interruption
+
+    monkeypatch.setattr(Client, "wait", interrupted)
+    assert encode(api, tmp_path, ["one"]) == code
+    assert api.jobs["job-1"]["state"] == "cancelled"
+    assert "cancelled, nothing was written" in capsys.readouterr().err
+
+
+def test_a_service_that_is_away_has_its_own_code(tmp_path: Path, api: FakeApi) -> None:
+    api.url = "http://127.0.0.1:1"
+    assert encode(api, tmp_path, ["one"]) == 3

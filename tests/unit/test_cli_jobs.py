@@ -1,0 +1,194 @@
+import io
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests.unit.fake_api import FakeApi, serving_fake_api
+from vectormill.cli.app import main
+
+LINES = '{"key": "a", "text": "one"}\n{"key": "b", "text": " "}\n'
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeApi]:
+    with serving_fake_api() as fake:
+        monkeypatch.setenv("VECTORMILL_API_URL", fake.url)
+        yield fake
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> str:
+    path = tmp_path / "in.jsonl"
+    path.write_text(LINES)
+    return str(path)
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    return int(end.value.code or 0)
+
+
+def read_json(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_submit_prints_the_id_alone_so_that_a_script_can_take_it(
+    api: FakeApi, texts: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        run("submit", texts, "--collection", "docs", "--priority", "0", "--metadata", '{"a": 1}', "--gzip")
+        == 0
+    )
+    shown = capsys.readouterr()
+    assert shown.out == "job-1\n"
+    assert "2 items" in shown.err
+    assert api.jobs["job-1"]["collection"] == "docs"
+    assert api.jobs["job-1"]["metadata"] == {"a": 1}
+    assert api.headers[-1]["Content-Encoding"] == "gzip"
+
+
+def test_submit_reads_standard_input(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Stdin:
+        buffer = io.BytesIO(LINES.encode())
+
+    monkeypatch.setattr(sys, "stdin", Stdin)
+    assert run("submit", "-", "--json") == 0
+    assert read_json(capsys.readouterr().out)[0]["num_items"] == 2
+
+
+def test_the_same_idempotency_key_makes_one_job(api: FakeApi, texts: str) -> None:
+    for _ in range(2):
+        run("submit", texts, "--idempotency-key", "nightly")
+    assert list(api.jobs) == ["job-1"]
+
+
+@pytest.mark.parametrize("metadata", ["[1]", "{"])
+def test_metadata_that_is_no_object_is_refused(
+    api: FakeApi, texts: str, metadata: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("submit", texts, "--metadata", metadata) == 2
+    assert "--metadata" in capsys.readouterr().err
+    assert not api.jobs
+
+
+def test_a_broken_line_names_file_and_line_and_leaves_no_job(
+    api: FakeApi, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in.jsonl").write_text(LINES + "oops\n")
+    assert run("submit", str(tmp_path / "in.jsonl")) == 2
+    assert "in.jsonl, line 3: it is not JSON" in capsys.readouterr().err
+    assert not api.jobs
+
+
+def test_jobs_are_listed_newest_first_up_to_a_limit(
+    api: FakeApi, texts: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(4):
+        run("submit", texts)
+    capsys.readouterr()
+    assert run("jobs", "--limit", "3") == 0
+    assert [line.split("\t")[0] for line in capsys.readouterr().out.splitlines()] == [
+        "job-4",
+        "job-3",
+        "job-2",
+    ]
+    assert run("jobs", "--state", "queued", "--json") == 0
+    assert [job["id"] for job in read_json(capsys.readouterr().out)] == ["job-4", "job-3", "job-2", "job-1"]
+
+
+def test_status_shows_the_job_as_it_stands(
+    api: FakeApi, texts: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("submit", texts)
+    capsys.readouterr()
+    assert run("status", "job-1") == 0
+    assert "state\trunning" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("state", "code"), [("completed", 0), ("completed_with_errors", 1), ("failed", 4), ("cancelled", 4)]
+)
+def test_a_watched_job_tells_by_the_exit_code_how_it_ended(
+    api: FakeApi, texts: str, state: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api.final_state = state
+    run("submit", texts)
+    capsys.readouterr()
+    assert run("status", "job-1", "--watch", "--json") == code
+    shown = capsys.readouterr()
+    assert read_json(shown.out)[0]["state"] == state
+    assert shown.err.splitlines() == ["running: 0 of 2 items", f"{state}: 2 of 2 items · 1 failed"]
+
+
+def test_a_job_that_is_not_there_is_bad_input(api: FakeApi, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("status", "job-9") == 2
+    assert capsys.readouterr().err == "vectormill: There is no job job-9.\n"
+
+
+def test_jobs_are_cancelled_and_retried(api: FakeApi, texts: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run("submit", texts)
+    assert run("cancel", "job-1") == 0
+    assert "state\tcancelled" in capsys.readouterr().out
+    assert run("retry", "job-1", "--json") == 0
+    assert read_json(capsys.readouterr().out)[0]["state"] == "queued"
+
+
+def test_errors_are_listed_with_code_and_reason(
+    api: FakeApi, texts: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("submit", texts)
+    capsys.readouterr()
+    assert run("errors", "job-1") == 0
+    assert capsys.readouterr().out == "b\tempty_text\tthe text is empty or only white space\n"
+    assert run("errors", "job-1", "--json") == 0
+    assert read_json(capsys.readouterr().out)[0]["key"] == "b"
+
+
+def test_vectors_are_exported_in_the_format_of_the_name(api: FakeApi, texts: str, tmp_path: Path) -> None:
+    run("submit", texts)
+    for name in ("out.jsonl", "out.parquet", "out.npy"):
+        assert run("export", "job-1", "-o", str(tmp_path / name)) == 0
+    assert read_json((tmp_path / "out.jsonl").read_text()) == [{"key": "a", "embedding": [3.0, 1.0]}]
+    assert pq.read_table(tmp_path / "out.parquet").to_pylist() == [{"key": "a", "embedding": [3.0, 1.0]}]
+    assert (tmp_path / "out.npy.keys.txt").read_text() == '"a"\n'
+
+
+def test_vectors_can_be_piped(api: FakeApi, texts: str, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    run("submit", texts)
+    capfdbinary.readouterr()
+    assert run("export", "job-1", "-o", "-") == 0
+    assert json.loads(capfdbinary.readouterr().out) == {"key": "a", "embedding": [3.0, 1.0]}
+
+
+def test_a_matrix_is_not_piped_because_its_keys_would_be_lost(api: FakeApi, texts: str) -> None:
+    run("submit", texts)
+    assert run("export", "job-1", "-o", "-", "--format", "npy") == 2
+
+
+def test_a_search_prints_the_nearest_keys(
+    api: FakeApi, texts: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("submit", texts)
+    capsys.readouterr()
+    assert run("search", "docs", "how to", "--limit", "1") == 0
+    assert capsys.readouterr().out == "0.5000\ta\t\n"
+    assert run("search", "nowhere", "how to", "--json") == 2
+
+
+def test_models_and_workers_are_listed_with_what_they_chose_and_why(
+    api: FakeApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("models") == 0
+    assert capsys.readouterr().out.startswith("mini\t2\t256\t")
+    assert run("workers") == 0
+    assert "\topenvino (the faster backend on CPUs)\t" in capsys.readouterr().out
+    assert run("workers", "--json") == 0
+    assert read_json(capsys.readouterr().out)[0]["name"] == "encode-cpu0"
