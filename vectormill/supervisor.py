@@ -100,12 +100,12 @@ class Supervisor:
                 self._stopping.wait(READY_POLL_SECONDS)
         return True
 
-    def wait(self) -> None:
-        """Blocks until the stopping event is set. Keeps the children's logs short meanwhile."""
+    def wait(self, other_logs: Sequence[Path] = ()) -> None:
+        """Blocks until the stopping event is set. Keeps the logs of the children, and others, short meanwhile."""
+        own_logs = [keeper.spec.log_path for keeper in self._keepers if keeper.spec.log_path is not None]
         while not self._stopping.wait(LOG_CHECK_SECONDS):
-            for keeper in self._keepers:
-                if keeper.spec.log_path is not None:
-                    rotate_log(keeper.spec.log_path)
+            for log in (*own_logs, *other_logs):
+                rotate_log(log)
 
     def stop(self, grace: float = 8.0) -> None:
         """Sends SIGTERM to all children at once, and SIGKILL to what is left of them after the grace (seconds).

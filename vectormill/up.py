@@ -28,9 +28,9 @@ COMMAND = (sys.executable, "-m", "vectormill.cli")
 READY_TIMEOUT_SECONDS = 300.0  # a worker may load a large model from a slow disk
 MIGRATION_POLL_SECONDS = 0.1
 PROBE_TIMEOUT_SECONDS = 3.0
-# Together under 15 s: the children, then Postgres (and at most 5 s more for its immediate shutdown).
-CHILDREN_GRACE_SECONDS = 8.0
-SERVERS_GRACE_SECONDS = 3.0
+# Together under 15 s: the children, then each server, then at most 2 s for Postgres's immediate shutdown.
+CHILDREN_GRACE_SECONDS = 7.0
+SERVERS_GRACE_SECONDS = 2.5
 
 
 class MigrationFailed(Unavailable):
@@ -94,7 +94,7 @@ def _run_children(options: UpOptions, stack: EmbeddedStack, stopping: threading.
             stack.announce(api_url=api.url, flower_url=flower.url)
             out.write(f"ready  api {api.url}  flower {flower.url}  data {stack.data_dir}\n")
             out.flush()
-            supervisor.wait()
+            supervisor.wait(other_logs=[logs / "postgres.log", logs / "valkey.log"])
     finally:
         supervisor.stop(CHILDREN_GRACE_SECONDS)
 

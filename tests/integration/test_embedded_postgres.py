@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from sqlalchemy import create_engine, text
 
 from tests.clusters import START_AND_WAIT, connect, new_directory, servers_of, until, value
 from vectormill import processes
@@ -139,6 +140,22 @@ def test_a_pid_file_naming_another_living_program_is_removed(home: Path, server:
     data = home / "postgres" / "data"
     (data / "postmaster.pid").write_text(f"{os.getpid()}\n{data}\n1\n5432\n\n\n\nready   \n")
     assert server.start() == url
+
+
+@pytest.mark.parametrize("name", ['a "b" %40 ü', "with, comma"])
+def test_a_directory_may_have_any_name(home: Path, name: str) -> None:
+    odd = home / name
+    odd.mkdir()
+    server = EmbeddedPostgres(odd)
+    try:
+        url = server.start()
+        assert value(url, "SELECT 1") == 1
+        engine = create_engine(url)
+        with engine.connect() as connection:
+            assert connection.execute(text("SELECT 2")).scalar() == 2
+        engine.dispose()
+    finally:
+        server.destroy()
 
 
 def test_a_half_made_cluster_is_made_anew(home: Path, server: EmbeddedPostgres) -> None:

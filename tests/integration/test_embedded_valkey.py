@@ -103,3 +103,15 @@ def test_a_server_that_cannot_start_says_why_with_its_own_words(
     with pytest.raises(EmbeddedServerFailed, match=r"(?s)Valkey ended while starting:.*hz"):
         server.start()
     assert server.pid is None
+
+
+def test_a_directory_may_have_any_name(tmp_path: Path) -> None:
+    odd = tmp_path / 'a "b" \\ ü'
+    odd.mkdir()
+    server = EmbeddedValkey(odd)
+    try:
+        with client_of(server.start()) as client:
+            assert client.ping()
+        assert servers_of(odd) == [server.pid]
+    finally:
+        server.stop()

@@ -17,6 +17,8 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -31,13 +33,14 @@ from vectormill.embedded.account import (
     write_private,
 )
 from vectormill.embedded.binaries import PostgresBinaries
-from vectormill.embedded.errors import EmbeddedServerFailed
+from vectormill.embedded.errors import EmbeddedServerFailed, StartCancelled
 from vectormill.logfile import open_log, tail_of
 
 logger = logging.getLogger(__name__)
 
 SUPERUSER = "vectormill"
 INITDB_TIMEOUT_SECONDS = 120.0
+POLL_SECONDS = 0.02
 # The server gets nothing of our environment: a PGDATA or PGPORT in it would redirect the programs.
 ENVIRONMENT = {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}
 
@@ -181,7 +184,9 @@ def _new_cluster(home: Path, link: Path) -> Cluster:
     return Cluster(directory, account)
 
 
-def initialise(cluster: Cluster, binaries: PostgresBinaries, log_path: Path) -> None:
+def initialise(
+    cluster: Cluster, binaries: PostgresBinaries, log_path: Path, cancelled: threading.Event
+) -> None:
     """Makes the data directory with initdb, unless it is there. A half-made one of a killed start is made anew."""
     if cluster.data.exists():
         version = (cluster.data / "PG_VERSION").read_text(encoding="utf-8").strip()
@@ -195,39 +200,44 @@ def initialise(cluster: Cluster, binaries: PostgresBinaries, log_path: Path) -> 
     shutil.rmtree(draft, ignore_errors=True)
     password_path = cluster.directory / "password"
     write_private(password_path, secrets.token_urlsafe(32) + "\n", cluster.account)
-    _run_initdb(cluster, binaries, draft, password_path, log_path)  # syncs what it made
+    argv = [binaries.program("initdb"), *_initdb_options(draft, password_path)]
+    with open_log(log_path) as output:
+        process = cluster.spawn(argv, output, signal.SIGKILL)
+    try:
+        _wait_for_initdb(process, cancelled)
+    finally:
+        processes.kill_group(process.pid)
+        process.wait()
+    if process.returncode != 0:
+        raise EmbeddedServerFailed(f"initdb could not make {draft}:{tail_of(log_path)}")
     with (draft / "postgresql.conf").open("a", encoding="utf-8") as configuration:
         configuration.write(f"\ninclude_if_exists = '{SETTINGS_FILE}'\n")
     draft.rename(cluster.data)
 
 
-def _run_initdb(
-    cluster: Cluster, binaries: PostgresBinaries, data: Path, password: Path, log_path: Path
-) -> None:
-    argv = [
-        binaries.program("initdb"),
+def _initdb_options(data: Path, password_path: Path) -> tuple[str, ...]:
+    return (
         f"--pgdata={data}",
         f"--username={SUPERUSER}",
-        f"--pwfile={password}",
+        f"--pwfile={password_path}",
         "--auth=scram-sha-256",
         "--encoding=UTF8",
-        # Postgres's own C.UTF-8 sorts by code point everywhere; an operating system's order can change under an index.
+        # Postgres's own C.UTF-8 sorts by code point everywhere; an operating system's order can change under an
+        # index.
         "--locale=C",
         "--locale-provider=builtin",
         "--builtin-locale=C.UTF-8",
         "--data-checksums",
         "--no-instructions",
-    ]
-    with open_log(log_path) as output:
-        process = cluster.spawn(argv, output, signal.SIGKILL)
-    try:
-        status = process.wait(INITDB_TIMEOUT_SECONDS)
-    except subprocess.TimeoutExpired:
-        raise EmbeddedServerFailed(
-            f"initdb was still making {data} after {INITDB_TIMEOUT_SECONDS:.0f} s; is the disk that slow?"
-        ) from None
-    finally:
-        processes.kill_group(process.pid)
-        process.wait()
-    if status != 0:
-        raise EmbeddedServerFailed(f"initdb could not make {data}:{tail_of(log_path)}")
+    )
+
+
+def _wait_for_initdb(process: "subprocess.Popen[bytes]", cancelled: threading.Event) -> None:
+    deadline = time.monotonic() + INITDB_TIMEOUT_SECONDS
+    while process.poll() is None:
+        if cancelled.wait(POLL_SECONDS):
+            raise StartCancelled
+        if time.monotonic() > deadline:
+            raise EmbeddedServerFailed(
+                f"initdb was not done after {INITDB_TIMEOUT_SECONDS:.0f} s; is the disk that slow?"
+            )

@@ -15,6 +15,7 @@ from vectormill import processes
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.02
+KILL_SECONDS = 5.0
 
 # Each step: a signal, and the seconds to wait after it. SIGKILL comes after the last.
 Ladder = Sequence[tuple[signal.Signals, float]]
@@ -43,10 +44,12 @@ def end_leftovers(directory: Path, name: str, ladder: Ladder) -> None:
     for step, seconds in ladder:
         # To all: where the server itself is dead already, its children must be told one by one.
         _send(found, step)
-        if _all_gone(directory, name, seconds):
+        _wait_until_gone(found, seconds)
+        found = processes.running_in(directory, name)
+        if not found:
             return
-    _send(processes.running_in(directory, name), signal.SIGKILL)
-    _all_gone(directory, name, 5.0)
+    _send(found, signal.SIGKILL)
+    _wait_until_gone(found, KILL_SECONDS)
 
 
 def _send(targets: list[psutil.Process], number: int) -> None:
@@ -55,10 +58,14 @@ def _send(targets: list[psutil.Process], number: int) -> None:
             process.send_signal(number)  # psutil checks that the pid is still the same process
 
 
-def _all_gone(directory: Path, name: str, seconds: float) -> bool:
+def _wait_until_gone(targets: list[psutil.Process], seconds: float) -> None:
     deadline = time.monotonic() + seconds
-    while processes.running_in(directory, name):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(POLL_SECONDS)
-    return True
+    while any(map(_is_alive, targets)) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)  # they are nobody's children: there is no event to wait for
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False

@@ -51,6 +51,7 @@ MAX_SOCKET_PATH_BYTES = 107 if sys.platform.startswith("linux") else 103
 
 # Fast shutdown ends sessions and writes a checkpoint. Immediate shutdown writes nothing; the next start recovers.
 FAST, IMMEDIATE = signal.SIGINT, signal.SIGQUIT
+IMMEDIATE_SECONDS = 2.0
 
 
 class EmbeddedPostgres:
@@ -97,7 +98,7 @@ class EmbeddedPostgres:
 
     def _start(self, cluster: Cluster) -> str:
         binaries = find_postgres(cluster.account)
-        initialise(cluster, binaries, self._log_path)
+        initialise(cluster, binaries, self._log_path, self._cancelled)
         _end_left_over_server(cluster)
         write_private(cluster.data / SETTINGS_FILE, SETTINGS, cluster.account)
         argv = [binaries.program("postgres"), "-D", str(cluster.data), *self._listen_options(cluster)]
@@ -114,7 +115,7 @@ class EmbeddedPostgres:
         Stopping a server that is not running is no error.
         """
         if self._process is not None:
-            end_child(self._process, ((FAST, timeout), (IMMEDIATE, 5.0)))
+            end_child(self._process, ((FAST, timeout), (IMMEDIATE, IMMEDIATE_SECONDS)))
             self._process = None
         if self._lock is not None:
             self._lock.release()
@@ -142,7 +143,7 @@ class EmbeddedPostgres:
         if _socket_path_fits(cluster.sockets):
             options = {
                 "listen_addresses": "",
-                "unix_socket_directories": str(cluster.sockets),
+                "unix_socket_directories": _quoted(cluster.sockets),
                 "port": SOCKET_PORT,
             }
         else:
@@ -181,7 +182,7 @@ def _end_left_over_server(cluster: Cluster) -> None:
     shared memory and a new server refuses to start. Pid and socket lock files are removed because the pid in them
     may be another program's by now, which Postgres would take for a running server.
     """
-    end_leftovers(cluster.data, "postgres", ((FAST, 10.0), (IMMEDIATE, 5.0)))
+    end_leftovers(cluster.data, "postgres", ((FAST, 10.0), (IMMEDIATE, IMMEDIATE_SECONDS)))
     with contextlib.suppress(FileNotFoundError):
         (cluster.data / "postmaster.pid").unlink()
     for path in cluster.sockets.iterdir():
@@ -197,7 +198,14 @@ def _is_ready(cluster: Cluster, pid: int) -> bool:
 
 
 def _socket_path_fits(sockets: Path) -> bool:
-    return len(os.fsencode(sockets / f".s.PGSQL.{SOCKET_PORT}")) <= MAX_SOCKET_PATH_BYTES
+    """Whether clients can be told of a socket there: not too long, and no comma, which parts hosts in libpq."""
+    path = os.fsencode(sockets / f".s.PGSQL.{SOCKET_PORT}")
+    return len(path) <= MAX_SOCKET_PATH_BYTES and b"," not in path
+
+
+def _quoted(directory: Path) -> str:
+    """As an element of a list setting."""
+    return '"' + str(directory).replace('"', '""') + '"'
 
 
 def _url(parameters: dict[str, str]) -> str:

@@ -41,7 +41,7 @@ def find_running(data_dir: Path) -> RunningStack | None:
     """
     try:
         note = json.loads((data_dir.expanduser() / FILE_NAME).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    stack = RunningStack(**note)
+        stack = RunningStack(**note)
+    except (FileNotFoundError, ValueError, TypeError):
+        return None  # none, or one of another version
     return stack if processes.is_alive(stack.pid, stack.started_at) else None

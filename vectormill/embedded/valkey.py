@@ -108,9 +108,7 @@ class EmbeddedValkey:
     def _runs_on(self, port: int) -> bool:
         """Starts the server and waits until it answers; False when it ended instead."""
         configuration = self._directory / "valkey.conf"
-        text = CONFIGURATION.format(
-            port=port, password=self._password, directory=f'"{self._directory.resolve()}"'
-        )
+        text = CONFIGURATION.format(port=port, password=self._password, directory=_quoted(self._directory))
         write_private(configuration, text)
         with open_log(self._log_path) as output:
             self._process = processes.spawn(
@@ -132,8 +130,8 @@ class EmbeddedValkey:
                     raise StartCancelled
         return False
 
-    def stop(self, timeout: float = 5.0) -> None:
-        """Ends the server, by SIGKILL when it takes longer than the time-out (seconds); it has nothing to save.
+    def stop(self, timeout: float = 1.0) -> None:
+        """Ends the server, by SIGKILL when it takes longer than the time-out (seconds): it has nothing to save.
 
         Stopping a server that is not running is no error.
         """
@@ -149,3 +147,7 @@ class EmbeddedValkey:
         process = self._process
         if process is not None:
             processes.wait_for_group(process)
+
+
+def _quoted(directory: Path) -> str:
+    return '"' + str(directory.resolve()).replace("\\", "\\\\").replace('"', '\\"') + '"'
