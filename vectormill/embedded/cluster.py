@@ -222,8 +222,7 @@ def _initdb_options(data: Path, password_path: Path) -> tuple[str, ...]:
         f"--pwfile={password_path}",
         "--auth=scram-sha-256",
         "--encoding=UTF8",
-        # Postgres's own C.UTF-8 sorts by code point everywhere; an operating system's order can change under an
-        # index.
+        # Postgres's own C.UTF-8 sorts by code point everywhere; a system's order can change under an index.
         "--locale=C",
         "--locale-provider=builtin",
         "--builtin-locale=C.UTF-8",
