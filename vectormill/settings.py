@@ -40,6 +40,9 @@ class Settings(BaseSettings):
     data_dir: Path = Field(
         default=Path("~/.vectormill"), description="Where the embedded servers keep their files."
     )
+    cache_dir: Path = Field(
+        default=Path("~/.cache/vectormill"), description="Where converted models are kept between starts."
+    )
     models: dict[str, ModelEntry] = Field(
         default_factory=dict, description="JSON: name -> path, revision, options."
     )

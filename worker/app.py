@@ -68,7 +68,7 @@ def run_replica(
         Registry(settings.models).card(model),
         chosen,
         worker_settings,
-        settings.data_dir.expanduser() / "cache",
+        settings.cache_dir.expanduser(),
     )
     engine.start()
     database = make_engine(settings.database_url, application_name=identity.name, pool_size=slots)

@@ -1,0 +1,134 @@
+"""Stack: one `vectormill up` in a child process, and the means to hurt it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+import psycopg
+from redis import Redis
+
+from vectormill.client import Client
+from vectormill.embedded.stack import EmbeddedStack
+from vectormill.processes import free_port
+
+T = TypeVar("T")
+
+# Short leases, so that a test of their expiry takes seconds. The proportions are those of the defaults.
+QUICK_LEASES = {
+    "VECTORMILL_LEASE_SECONDS": "5",
+    "VECTORMILL_HEARTBEAT_SECONDS": "1",
+    "VECTORMILL_REAP_SECONDS": "1",
+    "VECTORMILL_CHUNK_MAX_ITEMS": "64",
+}
+
+
+def wait_for(what: Callable[[], T | None], seconds: float, because: str) -> T:
+    """The first answer of `what` that is true; asks again until the time is over."""
+    deadline = time.monotonic() + seconds
+    while True:
+        answer = what()
+        if answer:
+            return answer
+        assert time.monotonic() < deadline, f"not within {seconds} s: {because}"
+        time.sleep(0.05)  # between two questions to another process: there is no event to wait for
+
+
+class Stack:
+    """Started with `start`, asked through `client`, gone after `destroy`."""
+
+    def __init__(self, data_dir: Path, environment: Mapping[str, str] = QUICK_LEASES) -> None:
+        self.data_dir = data_dir
+        self.api_port = free_port()
+        self.flower_port = free_port()
+        self._environment = dict(os.environ) | environment
+        self.log = data_dir.parent / "up.log"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def command(self) -> list[str]:
+        ports = ["--api-port", str(self.api_port), "--flower-port", str(self.flower_port)]
+        return [sys.executable, "-m", "vectormill.cli", "up", "--data-dir", str(self.data_dir), *ports]
+
+    def spawn(self) -> "subprocess.Popen[bytes]":
+        with self.log.open("ab") as output:
+            return subprocess.Popen(self.command(), stdout=output, stderr=output, env=self._environment)
+
+    def start(self) -> None:
+        """Returns when the `ready` line is there."""
+        before = self.log.read_text().count("ready") if self.log.exists() else 0
+        self.process = self.spawn()
+
+        def is_ready() -> bool:
+            assert self.process is not None
+            assert self.process.poll() is None, self.log.read_text()
+            return self.log.read_text().count("ready") > before
+
+        wait_for(is_ready, 90, "the stack is ready")
+
+    def stop(self, signal_number: int = signal.SIGTERM) -> float:
+        """Sends the signal and waits for the end; the seconds it took."""
+        assert self.process is not None
+        started = time.monotonic()
+        self.process.send_signal(signal_number)
+        assert self.process.wait(timeout=60) == 0, self.log.read_text()
+        self.process = None
+        return time.monotonic() - started
+
+    def kill_everything(self) -> None:
+        """SIGKILL to every process of the stack, as a power cut would."""
+        victims = self.processes()
+        for victim in victims:
+            with suppress(psutil.NoSuchProcess):  # it died with a parent that was killed a moment ago
+                victim.kill()
+        psutil.wait_procs(victims, timeout=10)
+        assert self.process is not None
+        self.process.wait(timeout=10)
+        self.process = None
+
+    def processes(self) -> list[psutil.Process]:
+        """All processes of the stack, `up` itself first."""
+        assert self.process is not None
+        up = psutil.Process(self.process.pid)
+        return [up, *up.children(recursive=True)]
+
+    def find_process(self, word: str) -> psutil.Process | None:
+        """The first process with this word among its arguments."""
+        for process in self.processes():
+            try:
+                if word in process.cmdline():
+                    return process
+            except psutil.Error:
+                continue
+        return None
+
+    def destroy(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.kill_everything()
+        EmbeddedStack(self.data_dir).destroy()
+
+    @property
+    def api_url(self) -> str:
+        return f"http://127.0.0.1:{self.api_port}"
+
+    def client(self) -> Client:
+        return Client(self.api_url)
+
+    def urls(self) -> dict[str, str]:
+        values: dict[str, str] = json.loads((self.data_dir / "stack.json").read_text())
+        return values
+
+    def redis(self) -> "Redis[bytes]":
+        return Redis.from_url(self.urls()["redis_url"])
+
+    def query(self, statement: str) -> Iterator[tuple[object, ...]]:
+        """Rows of a plain SQL statement, as psql would give them."""
+        url = self.urls()["database_url"].replace("postgresql+psycopg", "postgresql")
+        with psycopg.connect(url) as connection:
+            yield from connection.execute(statement)  # type: ignore[call-overload]

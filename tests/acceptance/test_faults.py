@@ -1,0 +1,126 @@
+"""What a user is promised: nothing is lost, whatever dies in the middle. Real processes, real model, real text."""
+
+import signal
+from itertools import islice
+
+import psutil
+import pytest
+
+from tests.acceptance.stack import Stack, wait_for
+from vectormill.corpus import read_docstrings
+
+MODEL = "all-MiniLM-L6-v2"
+NUM_ITEMS = 1200
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def docstrings() -> list[dict[str, str]]:
+    return [{"key": text.key, "text": text.text[:400]} for text in islice(read_docstrings(), NUM_ITEMS)]
+
+
+def submit_and_wait_for_the_middle(stack: Stack) -> str:
+    """A job that has some of its vectors, but not all."""
+    with stack.client() as client:
+        job = client.submit(docstrings(), model=MODEL, collection="docs")
+        wait_for(lambda: client.job(job["id"])["num_done"] > 0, 60, "some vectors are there")
+        assert client.job(job["id"])["state"] == "running"
+    return str(job["id"])
+
+
+def assert_every_key_has_exactly_one_vector(stack: Stack, job_id: str) -> None:
+    with stack.client() as client:
+        job = client.wait(job_id, timeout_seconds=150)
+        assert (job["state"], job["num_done"], job["num_failed"]) == ("completed", NUM_ITEMS, 0)
+        exported = [vector["key"] for vector in client.vectors(job_id)]
+    keys = [item["key"] for item in docstrings()]
+    assert exported == keys
+    assert sorted(str(key) for (key,) in stack.query("SELECT key FROM docs")) == sorted(keys)
+
+
+def test_a_worker_killed_in_the_middle_costs_time_but_no_item(stack: Stack) -> None:
+    job_id = submit_and_wait_for_the_middle(stack)
+    worker = wait_for(lambda: stack.find_process("worker.app"), 5, "a worker runs")
+    runners = worker.children(recursive=True)
+    worker.kill()
+    psutil.wait_procs([worker], timeout=10)
+    gone, alive = psutil.wait_procs(runners, timeout=10)
+    assert not alive, "the model process outlived its worker"
+    assert_every_key_has_exactly_one_vector(stack, job_id)
+    with stack.client() as client:
+        assert client.job(job_id)["num_retried_chunks"] > 0
+
+
+def test_a_flushed_redis_costs_seconds_but_no_item(stack: Stack) -> None:
+    job_id = submit_and_wait_for_the_middle(stack)
+    for _ in range(3):
+        stack.redis().flushall()
+    assert_every_key_has_exactly_one_vector(stack, job_id)
+
+
+def test_a_stack_stopped_in_the_middle_goes_on_when_it_is_started_again(stack: Stack) -> None:
+    job_id = submit_and_wait_for_the_middle(stack)
+    processes = stack.processes()
+    assert stack.stop(signal.SIGTERM) < 15
+    _, alive = psutil.wait_procs(processes, timeout=0.1)
+    assert not alive, "a process outlived the stack"
+    stack.start()
+    assert_every_key_has_exactly_one_vector(stack, job_id)
+
+
+def test_a_stack_killed_with_all_its_processes_recovers_and_goes_on(stack: Stack) -> None:
+    job_id = submit_and_wait_for_the_middle(stack)
+    stack.kill_everything()
+    stack.start()
+    assert_every_key_has_exactly_one_vector(stack, job_id)
+
+
+def test_killed_servers_come_back_and_the_job_goes_on(stack: Stack) -> None:
+    job_id = submit_and_wait_for_the_middle(stack)
+    for word in ("scheduler", "api"):
+        wait_for(lambda word=word: stack.find_process(word), 5, f"{word} runs").kill()
+    for process in stack.processes():
+        if process.name() in ("valkey-server", "postgres") and "-D" in [*process.cmdline(), "-D"]:
+            process.kill()
+            break
+    assert_every_key_has_exactly_one_vector(stack, job_id)
+
+
+def test_a_cancelled_job_stops_and_adds_nothing_afterwards(stack: Stack) -> None:
+    job_id = submit_and_wait_for_the_middle(stack)
+    with stack.client() as client:
+        client.cancel(job_id)
+        job = client.wait(job_id, timeout_seconds=30)
+    assert job["state"] == "cancelled"
+    (before,) = stack.query("SELECT count(*) FROM docs")
+    assert 0 < before[0] < NUM_ITEMS  # type: ignore[operator]
+    with stack.client() as client:
+        again = client.submit(docstrings()[:10], model=MODEL)
+        assert client.wait(again["id"], timeout_seconds=60)["num_done"] == 10
+    assert list(stack.query("SELECT count(*) FROM docs")) == [before]
+
+
+def test_a_second_up_on_the_same_directory_says_that_one_is_running(stack: Stack) -> None:
+    second = stack.spawn()
+    assert second.wait(timeout=30) != 0
+    assert stack.process is not None
+    assert f"(pid {stack.process.pid}) is running on" in stack.log.read_text()
+    with stack.client() as client:
+        assert client.models()
+
+
+def test_search_and_sql_find_the_nearest_texts(stack: Stack) -> None:
+    items = [
+        {"key": "cat", "text": "A cat sleeps on the warm windowsill."},
+        {"key": "bond", "text": "The central bank raised interest rates again."},
+        {"key": "port", "text": "Bind the server to a free TCP port."},
+    ]
+    with stack.client() as client:
+        job = client.submit(items, model=MODEL, collection="notes")
+        client.wait(job["id"], timeout_seconds=60)
+        matches = client.search("notes", "a kitten is napping", limit=3)
+    assert [match["key"] for match in matches][0] == "cat"
+    nearest = stack.query(
+        "SELECT key FROM notes ORDER BY embedding <=> (SELECT embedding FROM notes WHERE key = 'cat') LIMIT 1"
+    )
+    assert list(nearest) == [("cat",)]
