@@ -69,9 +69,7 @@ def serve(connection: "Connection[Any, Any]", encoder: Encoder) -> None:
         start = time.perf_counter()
         try:
             vectors = encoder.encode(message.batch)
-        except (
-            Exception
-        ) as error:  # one bad sequence may raise anything; the executor finds out which one it is
+        except Exception as error:  # noqa: BLE001 - a bad sequence may raise anything; the executor isolates it
             logger.warning("A batch of %d sequences failed: %s", len(message.batch), _reason(error))
             connection.send(EncodeFailed(message.number, _reason(error)))
         else:

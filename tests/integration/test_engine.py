@@ -1,0 +1,74 @@
+"""The engine with the real model, in its own process."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from vectormill.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
+from worker.devices.detect import detect_inventory
+from worker.devices.device import split_processor
+from worker.engine import EncodeRequest, EncodeResult, Engine
+from worker.settings import WorkerSettings
+
+CARD = Registry({}).card(DEFAULT_MODEL, weights=True)
+SPEC = make_spec(CARD, EncodingOptions())
+TEXTS = [
+    "How do I bake bread?",
+    "Bread is made of flour, water, salt and yeast, and baked in an oven. " * 3,
+    "The stock market fell today.",
+    "Ein Satz auf Deutsch über das Wetter in den Bergen.",
+    "x",
+    "A very long text that goes on and on about nothing in particular. " * 40,
+]
+
+
+@pytest.fixture(scope="module", params=["torch", "auto"])
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    settings = WorkerSettings(backend=request.param)
+    device = split_processor(detect_inventory(), 1)[0]
+    engine = Engine(CARD, device, settings, tmp_path_factory.mktemp("cache"))
+    engine.start()
+    yield engine
+    engine.stop()
+
+
+def encode(engine: Engine, texts: list[str], spec=SPEC, interactive: bool = False) -> EncodeResult:  # type: ignore[no-untyped-def]
+    encoded = [text.encode() for text in texts]
+    return engine.encode(EncodeRequest("r", spec, encoded, interactive, 1_000_000), threading.Event())
+
+
+def test_a_text_has_the_same_vector_alone_and_in_any_company(engine: Engine) -> None:
+    together = encode(engine, TEXTS)
+    assert together.vectors.dtype == np.float32
+    assert not together.failures
+    assert together.truncated.tolist() == [False] * 5 + [True]
+    for index, text in enumerate(TEXTS):
+        assert float(encode(engine, [text]).vectors[0] @ together.vectors[index]) >= 0.9999
+    with ThreadPoolExecutor(6) as threads:
+        crowd = list(threads.map(lambda shift: encode(engine, TEXTS[shift:] + TEXTS[:shift]), range(6)))
+    for shift, result in enumerate(crowd):
+        rolled = np.roll(together.vectors, -shift, axis=0)
+        assert float((result.vectors * rolled).sum(1).min()) >= 0.9999
+
+
+def test_texts_of_one_subject_are_nearer_than_others(engine: Engine) -> None:
+    vectors = encode(engine, TEXTS[:3], interactive=True).vectors
+    assert vectors[0] @ vectors[1] > vectors[0] @ vectors[2] + 0.3
+
+
+def test_fewer_dimensions_are_the_leading_ones_at_unit_length(engine: Engine) -> None:
+    whole = encode(engine, TEXTS[:2]).vectors[:, :64]
+    cut = encode(engine, TEXTS[:2], replace(SPEC, dimensions=64)).vectors
+    np.testing.assert_allclose(cut, whole / np.linalg.norm(whole, axis=1, keepdims=True), atol=1e-5)
+    assert cut.shape == (2, 64)
+
+
+def test_the_report_names_backend_precision_and_their_reasons(engine: Engine) -> None:
+    report = engine.report()
+    assert report["backend"]["value"] in ("torch", "openvino")
+    assert all(report[choice]["reason"] for choice in ("device", "backend", "precision"))
+    assert report["max_batch_tokens"] == 2048

@@ -1,0 +1,344 @@
+"""What the engine does when its encoder raises, dies, hangs or answers nonsense: real processes, a fake encoder.
+
+The encoder is this file's `load_faulty_encoder`. It answers by arithmetic on the token ids, and does harm when it
+sees certain words.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from numpy.typing import NDArray
+
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.errors import ModelError
+from vectormill.domain.item import (
+    EMPTY_TEXT,
+    ENCODING_FAILED,
+    NON_FINITE_VECTOR,
+    NUL_CHARACTER,
+    TOO_MANY_TOKENS,
+)
+from vectormill.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
+from worker.batching.token_batch import TokenBatch
+from worker.devices.detect import detect_inventory
+from worker.devices.device import split_processor
+from worker.engine import EncodeRequest, EncodeResult, EncodingCancelled, Engine, EngineStopped, RunnerDied
+from worker.model.encoder import Choice, EncoderOrder, EncoderReport
+from worker.settings import WorkerSettings
+
+CARD = Registry({}).card(DEFAULT_MODEL)
+SPEC = make_spec(CARD, EncodingOptions(normalize=False))
+# Ids of the packaged model's vocabulary.
+ERROR, CRASH, HANG, NAN = 7561, 5823, 6865, 16660  # "error" "crash" "hang" "nan"
+HANG_WHILE_FILE_EXISTS = "hold"
+
+
+class FaultyEncoder:
+    """The vector of a sequence is made of its ids alone, so that its company cannot matter."""
+
+    def __init__(self, order: EncoderOrder) -> None:
+        self._order = order
+
+    def encode(self, batch: TokenBatch) -> NDArray[np.float32]:
+        if np.isin(CRASH, batch.input_ids):
+            os._exit(7)
+        if np.isin(HANG, batch.input_ids):
+            time.sleep(3600)
+        if np.isin(ERROR, batch.input_ids):
+            raise ValueError("a sequence the model cannot take")
+        while (self._order.cache_dir / HANG_WHILE_FILE_EXISTS).exists():
+            time.sleep(0.01)
+        vectors = np.empty((len(batch), self._order.card.dimension), dtype=np.float32)
+        for row, ids in enumerate(np.split(batch.input_ids, np.cumsum(batch.lengths)[:-1])):
+            vectors[row] = np.nan if NAN in ids else np.resize(ids, vectors.shape[1])
+        return vectors
+
+    def describe(self) -> EncoderReport:
+        choice = Choice("fake", "for tests")
+        return EncoderReport(choice, choice, choice, "none", 1, 0.0)
+
+
+def load_faulty_encoder(order: EncoderOrder) -> FaultyEncoder:
+    return FaultyEncoder(order)
+
+
+def load_nothing(order: EncoderOrder) -> FaultyEncoder:
+    raise ModelError("There is no such model; make one.")
+
+
+def die_while_loading(order: EncoderOrder) -> FaultyEncoder:
+    os._exit(3)
+
+
+MakeEngine = Callable[..., Engine]
+
+
+@pytest.fixture
+def make_engine(tmp_path: Path) -> Iterator[MakeEngine]:
+    engines: list[Engine] = []
+
+    def make(function: str = "load_faulty_encoder", **settings: Any) -> Engine:
+        engine = Engine(
+            CARD,
+            split_processor(detect_inventory(), 1)[0],
+            WorkerSettings(**{"max_batch_tokens": 64, **settings}),
+            tmp_path,
+            factory=f"tests.integration.test_engine_faults:{function}",
+        )
+        engines.append(engine)
+        return engine
+
+    yield make
+    for engine in engines:
+        engine.stop()
+    assert runner_pids() == []
+
+
+@pytest.fixture
+def engine(make_engine: MakeEngine) -> Engine:
+    started = make_engine()
+    started.start()
+    return started
+
+
+def runner_pids() -> list[int]:
+    return [
+        child.pid for child in psutil.Process().children() if "runner_process" in " ".join(child.cmdline())
+    ]
+
+
+def request(texts: list[str], *, spec: EncodingSpec = SPEC, interactive: bool = False) -> EncodeRequest:
+    return EncodeRequest("r", spec, [text.encode() for text in texts], interactive, 1000)
+
+
+def encode(engine: Engine, texts: list[str], **options: Any) -> EncodeResult:
+    return engine.encode(request(texts, **options), threading.Event())
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_every_text_gets_the_vector_it_gets_alone(engine: Engine) -> None:
+    texts = [f"text number {i} " + "and more " * (i % 9) for i in range(200)]
+    together = encode(engine, texts)
+    assert not together.failures
+    for index in (0, 8, 199):
+        assert np.array_equal(encode(engine, [texts[index]]).vectors[0], together.vectors[index])
+
+
+def test_requests_that_run_together_get_their_own_vectors(engine: Engine) -> None:
+    texts = [[f"request {r} text {i} " + "word " * (i % 7) for i in range(60)] for r in range(6)]
+    with ThreadPoolExecutor(6) as threads:
+        results = list(threads.map(lambda some: encode(engine, some), texts))
+    for some, result in zip(texts, results, strict=True):
+        assert np.array_equal(result.vectors[-1], encode(engine, some[-1:]).vectors[0])
+    report = engine.report()
+    assert report["num_sequences"] == 366
+    assert report["num_batches"] > 10
+    assert 0 <= report["padding_waste"] < 0.5
+
+
+def test_a_text_that_occurs_twice_is_encoded_once_and_counted_twice(engine: Engine) -> None:
+    result = encode(engine, ["same words", "other", "same words"])
+    assert engine.report()["num_sequences"] == 2
+    assert np.array_equal(result.vectors[0], result.vectors[2])
+    assert result.num_tokens.tolist() == [4, 3, 4]
+    assert result.num_computed_tokens >= 11
+
+
+def test_texts_that_cannot_be_encoded_fail_alone_and_their_rows_are_zeros(engine: Engine) -> None:
+    strict = replace(SPEC, truncate=False, max_tokens=6)
+    result = encode(engine, ["fine", " ", "nul \0 here", "one two three four five", "fine"], spec=strict)
+    assert {index: failure.code for index, failure in result.failures.items()} == {
+        1: EMPTY_TEXT,
+        2: NUL_CHARACTER,
+        3: TOO_MANY_TOKENS,
+    }
+    assert not result.vectors[[1, 2, 3]].any()
+    assert result.vectors[0].any()
+    assert result.num_tokens.tolist() == [3, 0, 0, 0, 3]
+
+
+def test_truncation_is_counted_and_told_for_each_text(engine: Engine) -> None:
+    result = encode(engine, ["one two three four five", "one"], spec=replace(SPEC, max_tokens=4))
+    assert (result.num_truncated, result.truncated.tolist(), result.num_tokens.tolist()) == (
+        1,
+        [True, False],
+        [4, 3],
+    )
+
+
+def test_a_request_without_any_sound_text_is_answered_without_the_model(engine: Engine) -> None:
+    assert len(encode(engine, []).vectors) == 0
+    assert list(encode(engine, ["", " "]).failures) == [0, 1]
+    assert engine.report()["num_batches"] == 0
+
+
+def test_a_text_on_which_the_model_raises_fails_alone_and_its_neighbours_do_not(engine: Engine) -> None:
+    texts = [f"fine {i}" for i in range(40)]
+    texts[13] = texts[31] = "an error here"
+    result = encode(engine, texts)
+    assert sorted(result.failures) == [13, 31]
+    assert result.failures[13].code == ENCODING_FAILED
+    assert "a sequence the model cannot take" in result.failures[13].detail
+    assert np.flatnonzero(~result.vectors.any(axis=1)).tolist() == [13, 31]
+
+
+def test_a_vector_that_is_not_finite_fails_its_text_alone(engine: Engine) -> None:
+    result = encode(engine, ["fine", "nan here", "fine too"])
+    assert {index: failure.code for index, failure in result.failures.items()} == {1: NON_FINITE_VECTOR}
+    assert np.isfinite(result.vectors).all()
+
+
+def test_the_request_whose_text_kills_the_model_is_told_and_the_engine_goes_on(engine: Engine) -> None:
+    first = runner_pids()
+    with pytest.raises(RunnerDied, match="status 7") as caught:
+        encode(engine, ["fine", "crash now"])
+    assert caught.value.is_suspect
+    assert not encode(engine, ["fine"]).failures
+    assert runner_pids() != first
+    assert engine.report()["num_restarts"] == 1
+    assert engine.is_healthy()
+
+
+def test_requests_that_were_not_in_the_fatal_batch_never_notice(
+    make_engine: MakeEngine, tmp_path: Path
+) -> None:
+    engine = make_engine(max_batch_tokens=16)
+    engine.start()
+    (tmp_path / HANG_WHILE_FILE_EXISTS).touch()
+    with ThreadPoolExecutor(3) as threads:
+        held = threads.submit(
+            encode, engine, ["one two three four five six seven eight nine ten eleven twelve"]
+        )
+        wait_until(lambda: engine._executor._outstanding.__len__() == 1)
+        bad = threads.submit(encode, engine, ["crash of the model in a batch that is full of it all"])
+        wait_until(lambda: engine._executor._outstanding.__len__() == 2)
+        good = threads.submit(
+            encode, engine, [f"an innocent text with its number {i} and more" for i in range(20)]
+        )
+        (tmp_path / HANG_WHILE_FILE_EXISTS).unlink()
+        assert not held.result().failures
+        assert isinstance(bad.exception(), RunnerDied)
+        assert not good.result().failures
+
+
+def test_a_model_process_that_is_killed_from_outside_is_replaced(engine: Engine, tmp_path: Path) -> None:
+    (tmp_path / HANG_WHILE_FILE_EXISTS).touch()
+    with ThreadPoolExecutor(1) as threads:
+        future = threads.submit(encode, engine, ["waiting"])
+        wait_until(lambda: len(engine._executor._outstanding) == 1)
+        os.kill(runner_pids()[0], signal.SIGKILL)
+        assert isinstance(future.exception(), RunnerDied)
+        assert "SIGKILL" in str(future.exception())
+    (tmp_path / HANG_WHILE_FILE_EXISTS).unlink()
+    assert not encode(engine, ["again"]).failures
+
+
+def test_a_forward_pass_that_hangs_is_ended(make_engine: MakeEngine) -> None:
+    engine = make_engine(forward_timeout_seconds=0.5)
+    engine.start()
+    with pytest.raises(RunnerDied, match=r"took more than 0\.5 s"):
+        encode(engine, ["hang please"])
+    assert not encode(engine, ["fine"]).failures
+
+
+def test_a_model_process_lost_too_often_stops_the_engine_and_all_who_wait_are_told(
+    make_engine: MakeEngine,
+) -> None:
+    engine = make_engine(max_runner_restarts=0)
+    engine.start()
+    with pytest.raises(RunnerDied):
+        encode(engine, ["crash"])
+    wait_until(lambda: not engine.is_healthy())
+    with pytest.raises(EngineStopped, match="lost 1 times in a row"):
+        encode(engine, ["fine"])
+
+
+def test_a_cancelled_request_returns_at_once_and_leaves_room_for_others(
+    engine: Engine, tmp_path: Path
+) -> None:
+    (tmp_path / HANG_WHILE_FILE_EXISTS).touch()
+    cancelled = threading.Event()
+    with ThreadPoolExecutor(1) as threads:
+        future = threads.submit(engine.encode, request([f"text {i} of many" for i in range(100)]), cancelled)
+        wait_until(lambda: len(engine._executor._outstanding) == 2)
+        cancelled.set()
+        assert isinstance(future.exception(timeout=5), EncodingCancelled)
+    (tmp_path / HANG_WHILE_FILE_EXISTS).unlink()
+    assert not encode(engine, ["fine"]).failures
+    assert engine.report()["num_sequences"] < 60
+
+
+def test_stopping_tells_all_who_wait_and_leaves_no_process(engine: Engine, tmp_path: Path) -> None:
+    (tmp_path / HANG_WHILE_FILE_EXISTS).touch()
+    pid = runner_pids()[0]
+    with ThreadPoolExecutor(8) as threads:
+        # More than there are slots: some wait outside.
+        futures = [threads.submit(encode, engine, [f"text {i}"]) for i in range(8)]
+        wait_until(lambda: len(engine._executor._outstanding) >= 1)
+        engine.stop()
+        assert all(isinstance(future.exception(timeout=5), EngineStopped) for future in futures)
+    assert not psutil.pid_exists(pid)
+    assert not engine.is_healthy()
+    with pytest.raises(EngineStopped):
+        encode(engine, ["late"])
+
+
+def test_an_interactive_request_is_not_kept_waiting_by_bulk_that_fills_all_slots(
+    make_engine: MakeEngine,
+) -> None:
+    engine = make_engine(slots=1, max_batch_tokens=16)
+    engine.start()
+    done: list[str] = []
+
+    def run(name: str, texts: list[str], interactive: bool) -> None:
+        encode(engine, texts, interactive=interactive)
+        done.append(name)
+
+    with ThreadPoolExecutor(3) as threads:
+        threads.submit(run, "bulk", [f"bulk text number {i} of the first" for i in range(600)], False)
+        threads.submit(run, "more bulk", [f"bulk text number {i} of the second" for i in range(600)], False)
+        wait_until(lambda: engine.report()["num_batches"] > 3)
+        threads.submit(run, "interactive", ["a question"], True)
+    assert done[0] == "interactive"
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("load_nothing", "There is no such model; make one"),
+        ("die_while_loading", "status 3"),
+        ("missing", "missing"),
+    ],
+)
+def test_a_model_that_does_not_load_is_an_error_of_start(
+    make_engine: MakeEngine, function: str, message: str
+) -> None:
+    engine = make_engine(function)
+    with pytest.raises(ModelError, match=message):
+        engine.start()
+    assert not engine.is_healthy()
+
+
+def test_the_report_says_what_runs_and_why(engine: Engine) -> None:
+    encode(engine, ["one", "two words"])
+    report = engine.report()
+    assert report["backend"] == {"value": "fake", "reason": "for tests"}
+    assert (report["model"], report["state"], report["max_batch_tokens"]) == (DEFAULT_MODEL, "running", 64)
+    assert set(report["stage_seconds"]) == {"tokenize", "run", "collect"}
+    assert report["bound_stage"] in report["stage_seconds"]

@@ -1,0 +1,152 @@
+"""The pure decisions of the engine: which device, backend and precision, what is finished how, and with what reason."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.errors import ConfigurationError, ModelError
+from worker.devices.detect import detect_inventory
+from worker.devices.device import Device, Inventory, device_environment, parse_devices
+from worker.engine import find_unique, finish_vectors, runner_environment
+from worker.model.choice import choose_backend, choose_precision
+from worker.settings import load_worker_settings
+
+GPUS = tuple(Device(f"cuda:{i}", "cuda", i, (), 4, 80 << 30, frozenset({"sm_90"})) for i in range(2))
+PROCESSOR = Inventory((), ((0, 4), (1, 5), (2, 6)), 64 << 30, frozenset({"avx512f"}), "a processor")
+MACHINE = replace(PROCESSOR, accelerators=GPUS)
+PLAIN_CPU = parse_devices("cpu", PROCESSOR)[0]
+BF16_CPU = replace(PLAIN_CPU, features=frozenset({"amx_bf16"}))
+SPEC = EncodingSpec("m", "r", "mean", True, 2, "", 16, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "inventory", "names"),
+    [
+        ("auto", MACHINE, ["cuda:0", "cuda:1"]),
+        ("auto", PROCESSOR, ["cpu:0"]),
+        ("cpu", MACHINE, ["cpu:0"]),
+        ("cuda", MACHINE, ["cuda:0", "cuda:1"]),
+        ("cuda:1", MACHINE, ["cuda:1"]),
+        ("cpu:0, cpu:1", MACHINE, ["cpu:0", "cpu:1"]),
+        ("cuda:0,cpu:0", MACHINE, ["cuda:0", "cpu:0"]),
+    ],
+)
+def test_devices_are_named_as_users_write_them(text: str, inventory: Inventory, names: list[str]) -> None:
+    assert [device.name for device in parse_devices(text, inventory)] == names
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("cuda", "no device 'cuda'"),
+        ("cuda:0", "There are: cpu"),
+        ("cpu:0,cpu:2", "2 CPU devices are cpu:0 to cpu:1"),
+        ("cpu:0,cpu:0", "twice"),
+        ("cpu:0,cpu:1,cpu:2,cpu:3", "4 CPU devices need as many cores; 3 may be used here"),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused_with_those_that_are(text: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        parse_devices(text, PROCESSOR)
+
+
+def test_cpu_devices_share_the_physical_cores_and_no_core_is_in_two() -> None:
+    first, second = parse_devices("cpu:0,cpu:1", PROCESSOR)
+    assert (first.cores, first.num_threads) == ((0, 1, 4, 5), 2)
+    assert (second.cores, second.num_threads) == ((2, 6), 1)
+    assert parse_devices("cpu", PROCESSOR)[0].cores == (0, 1, 2, 4, 5, 6)
+
+
+def test_a_process_sees_its_own_device_only_and_as_many_threads_as_its_cores() -> None:
+    assert device_environment(GPUS[1])["CUDA_VISIBLE_DEVICES"] == "1"
+    environment = runner_environment({"PATH": "/bin", "OMP_NUM_THREADS": "64"}, PLAIN_CPU, 3)
+    assert environment["CUDA_VISIBLE_DEVICES"] == ""
+    assert (environment["OMP_NUM_THREADS"], environment["RAYON_NUM_THREADS"], environment["PATH"]) == (
+        "3",
+        "3",
+        "/bin",
+    )
+
+
+def test_this_machine_has_at_least_one_device() -> None:
+    device = parse_devices("cpu", detect_inventory())[0]
+    assert device.cores
+    assert 1 <= device.num_threads <= len(device.cores)
+    assert device.memory_bytes > 1 << 28
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device", "has_openvino", "expected"),
+    [
+        ("auto", PLAIN_CPU, True, "openvino"),
+        ("auto", PLAIN_CPU, False, "torch"),
+        ("auto", GPUS[0], True, "torch"),
+        ("torch", PLAIN_CPU, True, "torch"),
+    ],
+)
+def test_the_backend_is_chosen_with_a_reason(
+    wanted: str, device: Device, has_openvino: bool, expected: str
+) -> None:
+    choice = choose_backend(wanted, device, has_openvino)
+    assert choice.value == expected
+    assert choice.reason
+
+
+def test_a_backend_that_cannot_run_is_refused_with_the_better_choice() -> None:
+    with pytest.raises(ModelError, match="use torch"):
+        choose_backend("openvino", GPUS[0], True)
+    with pytest.raises(ModelError, match="pip install openvino"):
+        choose_backend("openvino", PLAIN_CPU, False)
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [(PLAIN_CPU, "fp32"), (BF16_CPU, "bf16"), (GPUS[0], "bf16")],
+)
+def test_sixteen_bits_are_used_only_where_the_device_computes_them(device: Device, expected: str) -> None:
+    assert choose_precision("auto", device).value == expected
+
+
+def test_an_emulated_precision_is_refused_with_the_better_choice() -> None:
+    with pytest.raises(ModelError, match="use fp32"):
+        choose_precision("bf16", PLAIN_CPU)
+    with pytest.raises(ModelError, match="use bf16"):
+        choose_precision("fp16", BF16_CPU)
+
+
+def test_vectors_are_cut_before_they_are_normalized() -> None:
+    raw = np.array([[3.0, 4.0, 12.0]], np.float32)
+    np.testing.assert_allclose(finish_vectors(raw, SPEC), [[0.6, 0.8]], rtol=1e-6)
+    np.testing.assert_allclose(finish_vectors(raw, replace(SPEC, normalize=False)), [[3.0, 4.0]])
+    assert finish_vectors(np.zeros((1, 3), np.float32), SPEC).tolist() == [[0.0, 0.0]]
+    assert raw.tolist() == [[3.0, 4.0, 12.0]]
+
+
+def test_texts_that_occur_twice_are_found() -> None:
+    unique, places = find_unique([b"a", b"b", b"a"])
+    assert (unique, places.tolist()) == ([b"a", b"b"], [0, 1, 0])
+    assert find_unique([])[0] == []
+
+
+def test_a_misspelt_worker_setting_is_an_error_that_suggests_the_right_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("VECTORMILL_WORKER_BACKEN", "torch")
+    with pytest.raises(ConfigurationError, match="VECTORMILL_WORKER_BACKEND"):
+        load_worker_settings()
+
+
+def test_a_flag_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VECTORMILL_WORKER_BACKEND", "openvino")
+    monkeypatch.setenv("VECTORMILL_WORKER_SLOTS", "3")
+    settings = load_worker_settings(backend="torch", devices=None)
+    assert (settings.backend, settings.slots, settings.devices) == ("torch", 3, "auto")
+
+
+def test_the_engine_is_imported_without_torch_transformers_or_openvino() -> None:
+    code = "import sys, worker.engine; print([m for m in ('torch', 'transformers', 'openvino') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
