@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 from anyio import CancelScope
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from api.decimals import write_decimals
+from api.decimals import SLOT_BYTES, write_decimals
 from vectormill.db.export import VectorBlock
 from vectormill.domain.job import Job
 
@@ -25,22 +26,30 @@ if TYPE_CHECKING:
 Blocks = Generator[VectorBlock, None, None]
 Pieces = Generator[bytes, None, None]
 
-# Readers like row groups of some megabytes, and a footer that names thousands of them would grow in memory.
-ROW_GROUP_BYTES: Final = 8 << 20
+# A piece is copied several times on its way to the socket, and a hop to a thread costs as much as formatting ten rows.
+PIECE_BYTES: Final = 1 << 20
+# The footer names every row group, so it grows with the job: some tens of bytes for a megabyte of vectors.
+ROW_GROUP_BYTES: Final = 2 << 20
 
 
 def write_ndjson(job: Job, blocks: Blocks) -> Pieces:
     """One object a line; items without a vector are left out."""
-    encode = msgspec.json.Encoder().encode
+    rows_per_piece = max(1, PIECE_BYTES // (SLOT_BYTES * job.spec.dimensions))
     with closing(blocks):
         for block in blocks:
             keys = [key for key, is_present in zip(block.keys, block.present, strict=True) if is_present]
-            if keys:
-                rows = write_decimals(block.vectors[block.present])
-                parts: list[bytes | memoryview] = []
-                for key, row in zip(keys, rows, strict=True):
-                    parts += (b'{"key":', encode(key), b',"embedding":[', row.data, b"}\n")
-                yield b"".join(parts)
+            vectors = block.vectors[block.present]
+            for start in range(0, len(keys), rows_per_piece):
+                end = start + rows_per_piece
+                yield write_lines(keys[start:end], vectors[start:end])
+
+
+def write_lines(keys: list[str], vectors: npt.NDArray[np.float32]) -> bytes:
+    """One object a line; `vectors` is float32 [len(keys), d]."""
+    parts: list[bytes | memoryview] = []
+    for key, row in zip(keys, write_decimals(vectors), strict=True):
+        parts += (b'{"key":', msgspec.json.encode(key), b',"embedding":[', row.data, b"}\n")
+    return b"".join(parts)
 
 
 def write_npy(job: Job, blocks: Blocks) -> Pieces:
@@ -116,10 +125,12 @@ def write_parquet(job: Job, blocks: Blocks) -> Pieces:
         yield sink.take()
 
 
-def gather_rows(blocks: Iterator[VectorBlock], num_rows: int) -> Iterator[tuple[list[str], np.ndarray]]:
+def gather_rows(
+    blocks: Iterator[VectorBlock], num_rows: int
+) -> Iterator[tuple[list[str], npt.NDArray[np.float32]]]:
     """Keys and vectors, float32 [n, d], of the items that have one, at least `num_rows` at a time."""
     keys: list[str] = []
-    parts: list[np.ndarray] = []
+    parts: list[npt.NDArray[np.float32]] = []
     for block in blocks:
         keys += [key for key, is_present in zip(block.keys, block.present, strict=True) if is_present]
         parts.append(block.vectors[block.present])

@@ -1,34 +1,51 @@
 """A real API server for tests: uvicorn in a thread on a free port, and a stand-in for the workers behind it."""
 
+import json
+import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import httpx
 import uvicorn
 from fastapi import FastAPI
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 
-from api.app import create_app
+from api.app import ApiServer, create_app
 from tests.protocol import claim, complete, dispatch_all
+from tests.services import connected_engine, migrated_database
 from vectormill.db.payloads import load_payload
 from vectormill.domain.item import find_text_failure
 from vectormill.settings import Settings
+
+JOB_FIELDS = {
+    "id", "state", "model", "collection", "priority", "num_items", "num_done", "num_failed", "num_chunks",
+    "num_retried_chunks", "num_tokens", "truncated_items", "created_at", "started_at", "finished_at",
+    "items_per_second", "tokens_per_second", "eta_seconds", "padding_waste", "stage_seconds", "options", "metadata",
+}  # fmt: skip
+ITEMS: list[dict[str, Any]] = [
+    {"key": "a", "text": "one"},
+    {"key": "b", "text": "two", "metadata": {"page": 2}},
+]
+NDJSON = {"Content-Type": "application/x-ndjson"}
+# The stand-in worker of the tests makes vectors of eight dimensions.
+SMALL = {"dimensions": 8}
 
 
 @contextmanager
 def serving(app: FastAPI) -> Iterator[str]:
     """The application behind a real server; its URL."""
     with socket.create_server(("127.0.0.1", 0)) as listener:  # connections wait here until the server is up
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=5))
+        config = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=5)
+        server = ApiServer(config, app.state.stop_request)
         thread = threading.Thread(target=server.run, args=([listener],), name="uvicorn")
         thread.start()
         try:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
-            server.should_exit = True
+            server.handle_exit(signal.SIGTERM, None)
             thread.join()
 
 
@@ -40,6 +57,18 @@ def api_client(engine: Engine, **settings: Any) -> Iterator[httpx.Client]:
         httpx.Client(base_url=url, timeout=30, trust_env=False) as client,
     ):
         yield client
+
+
+@contextmanager
+def refusing_api(postgres_url: str, **settings: Any) -> Iterator[tuple[httpx.Client, Engine]]:
+    """For many requests that are all refused: one database for all of them, and it must stay empty."""
+    with (
+        migrated_database(postgres_url) as url,
+        connected_engine(url) as engine,
+        api_client(engine, **settings) as client,
+    ):
+        yield client, engine
+        assert count_jobs(engine) == 0
 
 
 def encode_waiting(engine: Engine, max_text_chars: int = 1_000_000) -> int:
@@ -61,12 +90,13 @@ def encode_waiting(engine: Engine, max_text_chars: int = 1_000_000) -> int:
 
 
 @contextmanager
-def encoding_meanwhile(engine: Engine) -> Iterator[None]:
-    """Encodes whatever comes while the block runs."""
+def encoding_meanwhile(engine: Engine, before: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Encodes whatever comes while the block runs; `before` is called each time before it looks."""
     is_over = threading.Event()
 
     def work() -> None:
         while not is_over.wait(0.01):
+            before()
             encode_waiting(engine)
 
     thread = threading.Thread(target=work, name="stand-in worker")
@@ -76,3 +106,35 @@ def encoding_meanwhile(engine: Engine) -> Iterator[None]:
     finally:
         is_over.set()
         thread.join()
+
+
+def lines(items: list[dict[str, Any]]) -> bytes:
+    return b"".join(json.dumps(item).encode() + b"\n" for item in items)
+
+
+def many(count: int) -> list[dict[str, Any]]:
+    return [{"key": f"k{number}", "text": f"text {number}"} for number in range(count)]
+
+
+def submit(client: httpx.Client, items: list[dict[str, Any]], **body: Any) -> dict[str, Any]:
+    # json.dumps, unlike httpx, escapes a lone surrogate.
+    content = json.dumps({"items": items, "options": SMALL, **body})
+    answer = client.post("/v1/jobs", content=content, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 202, answer.text
+    job: dict[str, Any] = answer.json()
+    return job
+
+
+def count_jobs(engine: Engine) -> int:
+    with engine.connect() as connection:
+        return int(connection.execute(text("SELECT count(*) FROM vectormill.jobs")).scalar_one())
+
+
+def assert_problem(answer: httpx.Response, status: int, code: str, *said: str) -> dict[str, Any]:
+    problem: dict[str, Any] = answer.json()
+    assert answer.status_code == problem["status"] == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert problem["type"] == f"https://vectormill.dev/problems/{code}"
+    for part in said:
+        assert part in problem["detail"]
+    return problem

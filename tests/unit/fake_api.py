@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 
 PAGE = 2
 REPORT = {
-    "model": {"value": "mini", "reason": "asked for"},
+    "model": "mini",
+    "state": "running",
     "device": {"value": "cpu:0", "reason": "there is no accelerator"},
     "backend": {"value": "openvino", "reason": "the faster backend on CPUs"},
     "precision": {"value": "fp32", "reason": "the device has no bf16 matrix instructions"},
@@ -182,7 +183,7 @@ class FakeHandler(BaseHTTPRequestHandler):
             case ["v1", "models"]:
                 self._json({"data": [{"name": "mini", "dimension": 2, "max_tokens": 256, "workers": 1}]})
             case ["v1", "workers"]:
-                worker = {"name": "encode-cpu0", "models": ["mini"], "state": "alive", "report": REPORT}
+                worker = {"name": "mini-cpu0@host", "model": "mini", "slots": 6, "report": REPORT}
                 self._json({"data": [worker]})
             case ["readyz"]:
                 ready = {"status": "ok", "postgres": True, "redis": True, "workers": 1, "scheduler": True}

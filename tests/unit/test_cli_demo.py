@@ -32,6 +32,7 @@ def test_the_demo_ends_with_figures_reasons_and_three_searches(
     assert "items\t2\t" in lines
     assert "texts/s\t0\t" in lines
     assert "padding waste\t12.5%\tshare of the computed tokens that were padding" in lines
+    assert "model\tmini\tthe default" in lines
     assert "backend\topenvino\tthe faster backend on CPUs" in lines
     assert lines.count("0.500\tjson.loads\tParse JSON.") == 3
     assert lines[-1] == "2 of 2 texts have their vector."

@@ -191,4 +191,4 @@ def test_models_and_workers_are_listed_with_what_they_chose_and_why(
     assert run("workers") == 0
     assert "\topenvino (the faster backend on CPUs)\t" in capsys.readouterr().out
     assert run("workers", "--json") == 0
-    assert read_json(capsys.readouterr().out)[0]["name"] == "encode-cpu0"
+    assert read_json(capsys.readouterr().out)[0]["name"] == "mini-cpu0@host"

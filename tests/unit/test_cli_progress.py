@@ -71,7 +71,7 @@ def test_a_summary_measures_from_submission_to_the_last_commit() -> None:
 
 def test_a_summary_tells_each_different_choice_of_the_workers_of_this_model() -> None:
     def worker(model: str, device: str) -> dict[str, Any]:
-        return {"models": [model], "report": {"device": {"value": device, "reason": "free"}}}
+        return {"model": model, "report": {"device": {"value": device, "reason": "free"}}}
 
     workers = [
         worker("mini", "cuda:0"),
@@ -87,10 +87,9 @@ def test_a_summary_tells_each_different_choice_of_the_workers_of_this_model() ->
     ("report", "expected"),
     [
         ({"device": {"value": "cpu:0", "reason": "only one"}}, ("cpu:0", "only one")),
-        ({"device": "cpu:0", "device_reason": "only one"}, ("cpu:0", "only one")),
-        ({"device": "cpu:0", "reasons": {"device": "only one"}}, ("cpu:0", "only one")),
-        ({"device": "cpu:0"}, ("cpu:0", "")),
-        ({}, ("unknown", "")),
+        ({"device": {"value": "cpu:0"}}, ("cpu:0", "")),
+        ({"device": None}, ("not known yet", "")),  # the model is being loaded
+        ({}, ("not known yet", "")),
     ],
 )
 def test_a_choice_is_read_with_its_reason(report: dict[str, Any], expected: tuple[str, str]) -> None:

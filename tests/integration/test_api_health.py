@@ -1,0 +1,125 @@
+"""Health, metrics, models and the API's own description."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+from sqlalchemy import Engine
+
+from tests.api_server import ITEMS, api_client, submit
+from vectormill.db.session import make_engine
+from vectormill.db.workers import beat_scheduler, beat_worker
+
+MODEL = "all-MiniLM-L6-v2"
+NO_REDIS = "redis://127.0.0.1:1/0"
+
+
+@pytest.fixture
+def client(engine: Engine) -> Iterator[httpx.Client]:
+    with api_client(engine, redis_url=NO_REDIS) as client:
+        yield client
+
+
+def start_others(engine: Engine) -> None:
+    with engine.begin() as connection:
+        beat_worker(connection, "enc-cpu@here", uuid4(), MODEL, 3, {"device": "cpu", "precision": "fp32"})
+        beat_scheduler(connection)
+
+
+def test_ready_says_who_is_there(engine: Engine, redis_url: str) -> None:
+    start_others(engine)
+    with api_client(engine, redis_url=redis_url) as client:
+        answer = client.get("/readyz")
+        assert client.get("/livez").json() == {"status": "ok"}
+    assert answer.status_code == 200
+    assert answer.json() == {"status": "ok", "postgres": True, "redis": True, "workers": 1, "scheduler": True}
+
+
+def test_without_redis_the_api_is_degraded_but_ready_and_takes_jobs(client: httpx.Client) -> None:
+    answer = client.get("/readyz")
+    assert answer.status_code == 200
+    assert answer.json() == {
+        "status": "degraded",
+        "postgres": True,
+        "redis": False,
+        "workers": 0,
+        "scheduler": False,
+    }
+    assert submit(client, ITEMS)["state"] == "queued"
+
+
+def test_without_postgres_the_api_lives_but_is_not_ready() -> None:
+    engine = make_engine("postgresql://nobody@127.0.0.1:1/nothing", application_name="test")
+    with api_client(engine) as client:
+        answer = client.get("/readyz")
+        assert client.get("/livez").status_code == 200
+        assert "vectormill_database_up 0.0" in client.get("/metrics").text
+    engine.dispose()
+    assert answer.status_code == 503
+    assert (answer.json()["status"], answer.json()["postgres"]) == ("unavailable", False)
+
+
+def test_metrics_count_by_route_template_and_show_the_backlog(client: httpx.Client, engine: Engine) -> None:
+    start_others(engine)
+    job = submit(client, ITEMS)
+    client.get(f"/v1/jobs/{job['id']}")
+    client.get("/nothing")
+    text = client.get("/metrics").text
+    assert job["id"] not in text
+    for line in (
+        'vectormill_http_requests_total{method="POST",route="/v1/jobs",status="202"} 1.0',
+        'vectormill_http_requests_total{method="GET",route="/v1/jobs/{job_id}",status="200"} 1.0',
+        'vectormill_http_requests_total{method="GET",route="unmatched",status="404"} 1.0',
+        'vectormill_http_request_seconds_count{method="POST",route="/v1/jobs"} 1.0',
+        "vectormill_submitted_jobs_total 1.0",
+        "vectormill_submitted_items_total 2.0",
+        f'vectormill_chunks{{model="{MODEL}",state="pending"}} 1.0',
+        f'vectormill_workers{{model="{MODEL}"}} 1.0',
+        "vectormill_database_up 1.0",
+    ):
+        assert line in text.splitlines()
+
+
+def test_models_say_what_they_are_and_who_serves_them(engine: Engine, tmp_path: Path) -> None:
+    start_others(engine)
+    with api_client(engine, models={"broken": {"path": str(tmp_path)}}) as client:
+        packaged, broken = client.get("/v1/models").json()["data"]
+        (worker,) = client.get("/v1/workers").json()["data"]
+    assert (packaged["name"], packaged["dimension"], packaged["max_tokens"]) == (MODEL, 384, 256)
+    assert (packaged["pooling"], packaged["normalize"], packaged["workers"]) == ("mean", True, 1)
+    assert packaged["revision"]
+    assert packaged["problem"] is None
+    assert (broken["name"], broken["dimension"]) == ("broken", None)
+    assert "config.json" in broken["problem"]
+    assert (worker["name"], worker["model"], worker["report"]["device"]) == ("enc-cpu@here", MODEL, "cpu")
+
+
+def find_references(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        if isinstance(value.get("$ref"), str):
+            yield value["$ref"]
+        for child in value.values():
+            yield from find_references(child)
+    elif isinstance(value, list):
+        for child in value:
+            yield from find_references(child)
+
+
+def test_the_description_holds_the_bodies_with_examples_and_every_reference_leads_somewhere(
+    client: httpx.Client,
+) -> None:
+    document = client.get("/openapi.json").json()
+    post = document["paths"]["/v1/jobs"]["post"]
+    assert set(post["requestBody"]["content"]) == {"application/json", "application/x-ndjson"}
+    assert all(content["example"] for content in post["requestBody"]["content"].values())
+    assert {"model", "collection", "metadata", "truncate"} <= {entry["name"] for entry in post["parameters"]}
+    schemas = document["components"]["schemas"]
+    assert schemas["JobRequest"]["additionalProperties"] is False
+    for reference in find_references(document):
+        assert reference.removeprefix("#/components/schemas/") in schemas
+    problems = [answers for status, answers in post["responses"].items() if status in ("4XX", "422")]
+    assert all("application/problem+json" in answers["content"] for answers in problems)
+    assert client.get("/docs").status_code == 200

@@ -1,0 +1,167 @@
+"""Vectors become a file of each format, in pieces whose size does not depend on the job's."""
+
+import asyncio
+import io
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from uuid import uuid4
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from starlette.requests import ClientDisconnect
+
+from api.vector_streams import (
+    VECTOR_FORMATS,
+    VectorResponse,
+    gather_rows,
+    measure_npy,
+    start_reading,
+    write_ndjson,
+    write_npy,
+    write_parquet,
+)
+from vectormill.db.export import VectorBlock
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.job import COMPLETED, Job
+
+DIMENSIONS = 3
+NOW = datetime(2026, 11, 21, tzinfo=UTC)
+
+
+def make_job(num_items: int) -> Job:
+    return Job(
+        id=uuid4(),
+        seq=1,
+        state=COMPLETED,
+        spec=EncodingSpec("m", "1", "mean", True, DIMENSIONS, "", 64, True),
+        collection=None,
+        priority=5,
+        metadata={},
+        num_items=num_items,
+        num_done=num_items,
+        num_failed=0,
+        num_chunks=1,
+        num_open_chunks=0,
+        num_retried_chunks=0,
+        num_tokens=0,
+        num_computed_tokens=0,
+        num_truncated=0,
+        stage_seconds={},
+        created_at=NOW,
+        started_at=NOW,
+        finished_at=NOW,
+        now=NOW,
+    )
+
+
+def make_block(start: int, count: int, missing: tuple[int, ...] = ()) -> VectorBlock:
+    vectors = np.arange(start, start + count * DIMENSIONS, dtype=np.float32).reshape(
+        count, DIMENSIONS
+    ) / np.float32(64)
+    present = np.ones(count, dtype=np.bool_)
+    present[list(missing)] = False
+    vectors[~present] = np.nan
+    vectors.setflags(write=False)  # as they come out of a buffer
+    return VectorBlock([f'k"{start + number}' for number in range(count)], vectors, present)
+
+
+BLOCKS = [make_block(0, 4, missing=(1,)), make_block(4, 2, missing=(0, 1)), make_block(6, 1)]
+KEYS = ['k"0', 'k"2', 'k"3', 'k"6']
+VECTORS = np.concatenate([block.vectors[block.present] for block in BLOCKS])
+
+
+def test_ndjson_has_a_line_for_every_item_with_a_vector() -> None:
+    content = b"".join(write_ndjson(make_job(7), start_reading(iter(BLOCKS))))
+    rows = [json.loads(line) for line in content.splitlines()]
+    assert [row["key"] for row in rows] == KEYS
+    assert np.array_equal(np.array([row["embedding"] for row in rows], dtype=np.float32), VECTORS)
+
+
+def test_parquet_has_a_row_for_every_item_with_a_vector() -> None:
+    content = b"".join(write_parquet(make_job(7), start_reading(iter(BLOCKS))))
+    table = pq.read_table(io.BytesIO(content))
+    assert str(table.schema.field("embedding").type) == f"fixed_size_list<element: float>[{DIMENSIONS}]"
+    assert table["key"].to_pylist() == KEYS
+    assert np.array_equal(np.array(table["embedding"].to_pylist(), dtype=np.float32), VECTORS)
+
+
+def test_npy_has_a_row_for_every_item_in_order_and_says_its_length_before() -> None:
+    job = make_job(7)
+    content = b"".join(write_npy(job, start_reading(iter(BLOCKS))))
+    array = np.load(io.BytesIO(content))
+    assert array.dtype == np.float32
+    assert np.array_equal(array, np.concatenate([block.vectors for block in BLOCKS]), equal_nan=True)
+    assert measure_npy(job) == len(content)
+
+
+@pytest.mark.parametrize("name", VECTOR_FORMATS)
+def test_a_job_without_any_vector_is_a_whole_file_all_the_same(name: str) -> None:
+    job = make_job(2)
+    blocks = start_reading(iter([make_block(0, 2, missing=(0, 1))]))
+    content = b"".join(VECTOR_FORMATS[name].write(job, blocks))
+    if name == "ndjson":
+        assert content == b""
+    elif name == "parquet":
+        assert pq.read_table(io.BytesIO(content)).num_rows == 0
+    else:
+        assert np.isnan(np.load(io.BytesIO(content))).all()
+
+
+def test_an_array_that_would_be_short_is_broken_off_instead() -> None:
+    with pytest.raises(RuntimeError, match="has 8 items, but vectors of 7"):
+        list(write_npy(make_job(8), start_reading(iter(BLOCKS))))
+
+
+def test_row_groups_are_gathered_from_blocks_and_bounded() -> None:
+    blocks = (make_block(number * 10, 10) for number in range(100))
+    sizes = [len(keys) for keys, _ in gather_rows(blocks, 64)]
+    assert sizes == [70] * 14 + [20]
+
+
+class Source:
+    """Blocks that notice when nobody wants more of them."""
+
+    def __init__(self) -> None:
+        self.num_read = 0
+        self.is_closed = False
+
+    def __iter__(self) -> Iterator[VectorBlock]:
+        try:
+            while True:
+                self.num_read += 1
+                yield make_block(0, 4)
+        finally:
+            self.is_closed = True
+
+
+def test_what_fails_before_the_first_block_fails_before_the_answer_starts() -> None:
+    def broken() -> Iterator[VectorBlock]:
+        yield from ()
+        raise ConnectionError("the database is away")
+
+    with pytest.raises(ConnectionError):
+        start_reading(broken())
+
+
+def test_a_client_that_leaves_ends_the_reading() -> None:
+    source = Source()
+    response = VectorResponse(make_job(1 << 40), VECTOR_FORMATS["ndjson"], start_reading(iter(source)))
+    num_sent = 0
+
+    async def send(message: object) -> None:
+        nonlocal num_sent
+        num_sent += 1
+        if num_sent == 3:
+            raise OSError("connection lost")
+
+    async def receive() -> dict[str, str]:
+        await asyncio.Event().wait()  # a client that says nothing more
+        raise AssertionError
+
+    scope = {"type": "http", "asgi": {"spec_version": "2.4"}}
+    with pytest.raises(ClientDisconnect):
+        asyncio.run(response(scope, receive, send))
+    assert source.is_closed
+    assert source.num_read <= 4
