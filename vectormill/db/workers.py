@@ -97,13 +97,17 @@ def is_scheduler_alive(connection: Connection) -> bool:
     )
 
 
-# Only states that end are counted from partial indexes; ended chunks may be millions.
+# One state a SELECT, so that each reads its partial index; ended chunks may be millions.
 COUNT_BACKLOG = text("""
-    SELECT jobs.model, chunks.state, count(*)::bigint AS num_chunks
-      FROM vectormill.jobs JOIN vectormill.chunks ON chunks.job_id = jobs.id
-     WHERE jobs.state IN ('queued', 'running', 'paused', 'cancelling')
-       AND chunks.state IN ('pending', 'queued', 'leased')
-     GROUP BY jobs.model, chunks.state
+    SELECT jobs.model, open.state, sum(open.num_chunks)::bigint AS num_chunks
+      FROM (SELECT job_id, 'pending' AS state, count(*) AS num_chunks
+              FROM vectormill.chunks WHERE state = 'pending' GROUP BY job_id
+             UNION ALL
+            SELECT job_id, 'queued', count(*) FROM vectormill.chunks WHERE state = 'queued' GROUP BY job_id
+             UNION ALL
+            SELECT job_id, 'leased', count(*) FROM vectormill.chunks WHERE state = 'leased' GROUP BY job_id) AS open
+      JOIN vectormill.jobs ON jobs.id = open.job_id
+     GROUP BY jobs.model, open.state
 """)
 
 
