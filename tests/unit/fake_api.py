@@ -131,8 +131,12 @@ class FakeHandler(BaseHTTPRequestHandler):
     fake: FakeApi
 
     def do_POST(self) -> None:
-        body = self._read_body()
         path, parameters = self._note("POST")
+        try:
+            body = self._read_body()
+        except (ValueError, ConnectionError):
+            self.close_connection = True  # the client broke off in the middle
+            return
         match path.strip("/").split("/")[1:]:
             case ["jobs"]:
                 if self.fake.failures_before_success:

@@ -101,3 +101,24 @@ def test_an_interrupted_job_is_cancelled(
 def test_a_service_that_is_away_has_its_own_code(tmp_path: Path, api: FakeApi) -> None:
     api.url = "http://127.0.0.1:1"
     assert encode(api, tmp_path, ["one"]) == 3
+
+
+def test_an_unknown_model_is_told_before_a_stack_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("VECTORMILL_API_URL", raising=False)
+    (tmp_path / "in.jsonl").write_text('{"text": "one"}')
+    data, out = str(tmp_path / "data"), str(tmp_path / "out.npy")
+    arguments = (
+        "encode",
+        str(tmp_path / "in.jsonl"),
+        "-o",
+        out,
+        "--data-dir",
+        data,
+        "--model",
+        "all-MiniLM-L6",
+    )
+    assert run(*arguments) == 2
+    assert "Did you mean 'all-MiniLM-L6-v2'?" in capsys.readouterr().err
+    assert not (tmp_path / "data").exists()

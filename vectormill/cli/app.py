@@ -38,7 +38,11 @@ def _print_version(is_asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(epilog="Every command explains itself: vectormill COMMAND --help.")
+@app.callback(
+    epilog="Every command explains itself: vectormill COMMAND --help.\n\n"
+    "Exit codes: 0 done, 2 bad usage or input, 3 service unavailable, 130 interrupted, 70 an error that is ours; "
+    "encode, demo and status --watch also tell how the job ended."
+)
 def vectormill(
     context: typer.Context,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,

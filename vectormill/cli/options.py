@@ -41,7 +41,9 @@ Collection = Annotated[
         "--collection", metavar="NAME", help="Keep the vectors under this name, for search and SQL."
     ),
 ]
-Priority = Annotated[int, typer.Option("--priority", min=0, max=9, help="0 is the most urgent, 9 the least.")]
+Priority = Annotated[
+    int, typer.Option("--priority", metavar="N", min=0, max=9, help="0 is the most urgent, 9 the least.")
+]
 KeyField = Annotated[
     str | None,
     typer.Option(
@@ -60,13 +62,18 @@ Normalize = Annotated[
     ),
 ]
 Dimensions = Annotated[
-    int | None, typer.Option("--dimensions", min=1, help="Keep only so many leading values (Matryoshka).")
+    int | None,
+    typer.Option("--dimensions", metavar="N", min=1, help="Keep only so many leading values (Matryoshka)."),
 ]
 Prompt = Annotated[
     str | None,
-    typer.Option("--prompt", help="A prompt of the model by name, or text to put before every item."),
+    typer.Option(
+        "--prompt", metavar="TEXT", help="A prompt of the model by name, or text to put before every item."
+    ),
 ]
-MaxTokens = Annotated[int | None, typer.Option("--max-tokens", min=1, help="Cut texts at so many tokens.")]
+MaxTokens = Annotated[
+    int | None, typer.Option("--max-tokens", metavar="N", min=1, help="Cut texts at so many tokens.")
+]
 Truncate = Annotated[
     bool | None,
     typer.Option(

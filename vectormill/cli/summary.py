@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-CHOICES: Final = ("model", "device", "backend", "precision")
+CHOICES: Final = ("device", "backend", "precision")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,9 @@ def job_seconds(job: Mapping[str, Any]) -> float:
     return max((finished - created).total_seconds(), 1e-6)
 
 
-def summarize_job(job: Mapping[str, Any], workers: Sequence[Mapping[str, Any]]) -> list[Line]:
+def summarize_job(
+    job: Mapping[str, Any], workers: Sequence[Mapping[str, Any]], model_reason: str = ""
+) -> list[Line]:
     """The lines of the table that ends a run; the choices are those of the workers that serve the job's model."""
     seconds = job_seconds(job)
     lines = [
@@ -37,8 +39,9 @@ def summarize_job(job: Mapping[str, Any], workers: Sequence[Mapping[str, Any]]) 
         Line(
             "padding waste", f"{job['padding_waste']:.1%}", "share of the computed tokens that were padding"
         ),
+        Line("model", job["model"], model_reason),
     ]
-    reports = [worker["report"] for worker in workers if job["model"] in worker["models"]]
+    reports = [worker["report"] for worker in workers if worker["model"] == job["model"]]
     return lines + [line for name in CHOICES for line in _choices(name, reports)]
 
 
@@ -49,11 +52,6 @@ def _choices(name: str, reports: Sequence[Mapping[str, Any]]) -> list[Line]:
 
 
 def describe_choice(report: Mapping[str, Any], name: str) -> tuple[str, str]:
-    """A choice of a worker's report and its reason: `{"value", "reason"}`, or plain beside `NAME_reason`."""
-    choice = report.get(name)
-    if isinstance(choice, Mapping):
-        value = choice.get("value", choice.get("name", choice.get(name)))
-        return str(value), str(choice.get("reason", ""))
-    reasons = report.get("reasons")
-    listed = reasons.get(name, "") if isinstance(reasons, Mapping) else ""
-    return "unknown" if choice is None else str(choice), str(report.get(f"{name}_reason", listed))
+    """A choice of a worker's report and its reason. While its model loads, a worker has not chosen yet."""
+    choice = report.get(name) or {}
+    return str(choice.get("value", "not known yet")), str(choice.get("reason", ""))

@@ -8,7 +8,11 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NotRequired, TypedDict
 
+import msgspec
+
 PART_BYTES: Final = 256 << 10
+# Ten times as fast as the standard library's, which would be the slowest part of a large upload.
+_ENCODER: Final = msgspec.json.Encoder()
 
 
 class ItemJson(TypedDict):
@@ -22,7 +26,7 @@ class ItemJson(TypedDict):
 def encode_line(item: Mapping[str, object]) -> bytes:
     """One line of NDJSON. A lone surrogate has no UTF-8: it travels escaped, and the API reports the item."""
     try:
-        return json.dumps(item, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+        return _ENCODER.encode(item) + b"\n"
     except UnicodeEncodeError:
         return json.dumps(item, separators=(",", ":")).encode() + b"\n"
 

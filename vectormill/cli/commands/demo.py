@@ -13,6 +13,7 @@ from vectormill.cli.exits import EXIT_CODES_HELP, ITEMS_FAILED, CommandFailed, e
 from vectormill.cli.options import Json, Model
 
 if TYPE_CHECKING:
+    from vectormill.cli.summary import Line
     from vectormill.client import Client
     from vectormill.files.ndjson import ItemJson
 
@@ -45,6 +46,7 @@ def demo(
     Starts Postgres, Valkey, API, scheduler, a worker and Flower, submits some 8,900 texts over HTTP and counts the
     vectors that come back: it succeeds only if every text has one.
     """
+    from vectormill.cli.summary import summarize_job
     from vectormill.client import Client
     from vectormill.corpus import read_docstrings
 
@@ -55,7 +57,8 @@ def demo(
             num_vectors = _count_vectors(client, job["id"], texts)
             queries = QUERIES if num_vectors else ()
             matches = {query: client.search(COLLECTION, query, limit=NEAREST) for query in queries}
-            _report(job, client.workers(), matches, texts, num_vectors=num_vectors, is_json=json)
+            summary = summarize_job(job, client.workers(), "the default" if model is None else "asked for")
+            _report(job, summary, matches, texts, num_vectors=num_vectors, is_json=json)
     if num_vectors < len(texts):
         raise CommandFailed(
             f"{len(texts) - num_vectors:,} of {len(texts):,} texts have no vector; job {job['id']} {job['state']}.",
@@ -73,6 +76,12 @@ def _service(
         return
     from vectormill.cli.stack import Stack
     from vectormill.cli.workplace import workplace
+    from vectormill.registry import Registry
+    from vectormill.settings import load_settings
+
+    settings = load_settings()  # a misspelt variable is told here too
+    if model is not None:
+        Registry(settings.models).entry(model)  # a wrong name is told before a minute of starting
 
     with workplace(data_dir, keep) as directory, Stack(directory, model) as stack:
         _say(f"Starting Postgres, Valkey, API, scheduler, worker and Flower in {directory} …")
@@ -104,7 +113,7 @@ def _count_vectors(client: "Client", job_id: str, texts: Mapping[str, str]) -> i
 
 def _report(
     job: Mapping[str, Any],
-    workers: Sequence[Mapping[str, Any]],
+    summary: Sequence["Line"],
     matches: Mapping[str, Sequence[Mapping[str, Any]]],
     texts: Mapping[str, str],
     *,
@@ -112,9 +121,7 @@ def _report(
     is_json: bool,
 ) -> None:
     from vectormill.cli.listing import print_json, print_table
-    from vectormill.cli.summary import summarize_job
 
-    summary = summarize_job(job, workers)
     if is_json:
         choices = {line.name: {"value": line.value, "reason": line.reason} for line in summary}
         print_json({"job": job, "num_vectors": num_vectors, "summary": choices, "searches": matches})

@@ -113,12 +113,15 @@ def _client(api_url: str | None, data_dir: Path | None, model: str | None) -> "I
     from vectormill.cli.endpoint import find_api_url
     from vectormill.cli.stack import Stack
     from vectormill.client import Client
+    from vectormill.registry import Registry
     from vectormill.settings import load_settings
 
     settings = load_settings(api_url=api_url, data_dir=data_dir)
     with ExitStack() as cleanup:
         url = find_api_url(settings)
         if url is None:
+            if model is not None:
+                Registry(settings.models).entry(model)  # a wrong name is told before a minute of starting
             directory = settings.data_dir.expanduser()
             typer.echo(f"Starting Vectormill in {directory} …", err=True)
             url = cleanup.enter_context(Stack(directory, model)).wait_until_ready()

@@ -52,7 +52,8 @@ def submit(
     key_field: KeyField = None,
     text_field: TextField = "text",
     idempotency_key: Annotated[
-        str | None, typer.Option("--idempotency-key", help="The same key never makes a second job.")
+        str | None,
+        typer.Option("--idempotency-key", metavar="KEY", help="The same key never makes a second job."),
     ] = None,
     gzip: Annotated[bool, typer.Option("--gzip", help="Compress the upload, for slow networks.")] = False,
     api_url: ApiUrl = None,
@@ -93,8 +94,12 @@ def submit(
 
 @app.command(epilog="Example: vectormill jobs --state running")
 def jobs(
-    state: Annotated[str | None, typer.Option("--state", help="Only jobs in this state.")] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many, newest first.")] = 50,
+    state: Annotated[
+        str | None, typer.Option("--state", metavar="STATE", help="Only jobs in this state.")
+    ] = None,
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="N", min=1, help="At most so many, newest first.")
+    ] = 50,
     api_url: ApiUrl = None,
     data_dir: DataDir = None,
     json: Json = False,

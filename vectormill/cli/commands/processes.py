@@ -12,7 +12,8 @@ app = typer.Typer()
 LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 Host = Annotated[
-    str | None, typer.Option("--host", help="The address to listen on.", show_default="127.0.0.1")
+    str | None,
+    typer.Option("--host", metavar="HOST", help="The address to listen on.", show_default="127.0.0.1"),
 ]
 
 
@@ -23,9 +24,11 @@ Host = Annotated[
 def up(
     data_dir: DataDir = None,
     host: Host = None,
-    api_port: Annotated[int | None, typer.Option("--api-port", min=1, max=65535, show_default="8000")] = None,
+    api_port: Annotated[
+        int | None, typer.Option("--api-port", metavar="PORT", min=1, max=65535, show_default="8000")
+    ] = None,
     flower_port: Annotated[
-        int | None, typer.Option("--flower-port", min=1, max=65535, show_default="5555")
+        int | None, typer.Option("--flower-port", metavar="PORT", min=1, max=65535, show_default="5555")
     ] = None,
     model: Annotated[
         list[str] | None,
@@ -63,7 +66,9 @@ def up(
 @app.command(epilog="Example: vectormill api --host 0.0.0.0 --port 8000")
 def api(
     host: Host = None,
-    port: Annotated[int | None, typer.Option("--port", min=1, max=65535, show_default="8000")] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", metavar="PORT", min=1, max=65535, show_default="8000")
+    ] = None,
 ) -> None:
     """Run the HTTP API. Needs Postgres, and works without Redis; its reference is at /docs."""
     from api.app import run
@@ -112,7 +117,9 @@ def worker(
 @app.command(epilog="Example: vectormill flower --port 5555")
 def flower(
     host: Host = None,
-    port: Annotated[int | None, typer.Option("--port", min=1, max=65535, show_default="5555")] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", metavar="PORT", min=1, max=65535, show_default="5555")
+    ] = None,
 ) -> None:
     """Run Flower, which shows the workers and their tasks. It changes nothing."""
     from vectormill.broker.flower import run

@@ -34,12 +34,12 @@ def workers(api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False
         return
     rows = []
     for worker in found:
-        described = {"name": worker["name"], "state": worker["state"]}
+        described = {"name": worker["name"], "model": worker["model"], "state": worker["report"].get("state")}
         for name in CHOICES:
             value, reason = describe_choice(worker["report"], name)
             described[name] = f"{value} ({reason})" if reason else value
         rows.append(described)
-    _print_records(rows, ("name", "state", *CHOICES), json)
+    _print_records(rows, ("name", "model", "state", *CHOICES), json)
 
 
 def _print_records(records: list[dict[str, Any]], columns: tuple[str, ...], is_json: bool) -> None:

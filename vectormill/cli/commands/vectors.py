@@ -50,7 +50,9 @@ def export(
 def search(
     collection: Annotated[str, typer.Argument(metavar="COLLECTION")],
     text: Annotated[str, typer.Argument(metavar="TEXT")],
-    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="So many of the nearest.")] = 10,
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="N", min=1, max=1000, help="So many of the nearest.")
+    ] = 10,
     api_url: ApiUrl = None,
     data_dir: DataDir = None,
     json: Json = False,
