@@ -9,6 +9,7 @@ changed. The link is all that refers to such a cluster: moving HOME keeps it, de
 new HOME of the same name gets a new one, so that nothing old comes back by surprise.
 """
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -40,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 SUPERUSER = "vectormill"
 INITDB_TIMEOUT_SECONDS = 120.0
+INITDB_GRACE_SECONDS = 5.0
 POLL_SECONDS = 0.02
 # The server gets nothing of our environment: a PGDATA or PGPORT in it would redirect the programs.
 ENVIRONMENT = {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}
@@ -235,6 +237,9 @@ def _wait_for_initdb(process: "subprocess.Popen[bytes]", cancelled: threading.Ev
     deadline = time.monotonic() + INITDB_TIMEOUT_SECONDS
     while process.poll() is None:
         if cancelled.wait(POLL_SECONDS):
+            # Killed in the middle it leaves System V shared memory that nobody reclaims; it takes a second or two.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(INITDB_GRACE_SECONDS)
             raise StartCancelled
         if time.monotonic() > deadline:
             raise EmbeddedServerFailed(
