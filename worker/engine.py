@@ -15,22 +15,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.errors import ModelError
 from vectormill.domain.item import ITEM_ERROR_CODES, NON_FINITE_VECTOR, ItemFailure, find_text_failure
 from vectormill.model_card import ModelCard
+from vectormill.settings import process_environment
 from worker.batching.pool import BatchLimits
 from worker.devices.device import CPU, Device, device_environment
 from worker.model.encoder import EncoderOrder
 from worker.parallel.executor import Executor, ExecutorTimeouts
 from worker.parallel.messages import Load
 from worker.request import EncodeRequest, EncodeResult, EncodingCancelled, EngineStopped, RunnerDied
-from worker.settings import WorkerSettings, process_environment
+from worker.settings import WorkerSettings
 from worker.switchboard import Switchboard, Ticket
 from worker.tokens.tokenizer import Tokenizer
 
 __all__ = ["EncodeRequest", "EncodeResult", "EncodingCancelled", "Engine", "EngineStopped", "RunnerDied"]
 
 DEFAULT_FACTORY: Final = "worker.model.factory:load_encoder"
-# A stretch in which a small model reaches a CPU's full rate; a GPU needs far more to do at once.
+# First guesses, until budgets are tuned by measuring: a GPU needs far more to do at once than a CPU.
 CPU_BATCH_TOKENS: Final = 2048
 ACCELERATOR_BATCH_TOKENS: Final = 32768
 CANCEL_POLL_SECONDS: Final = 0.1
@@ -98,9 +100,10 @@ class Engine:
     def encode(self, request: EncodeRequest, cancelled: threading.Event) -> EncodeResult:
         """The vectors of all texts, or the reason for each that has none. Blocks; may be called by many threads.
 
-        Raises EncodingCancelled, EngineStopped, and RunnerDied when the model process died with a batch in which
-        this request had texts. Requests that had none in it never notice.
+        Raises ModelError when the spec is not of this very model, EncodingCancelled, EngineStopped, and RunnerDied
+        when the model process died with a batch in which this request had texts. Others never notice.
         """
+        self._refuse_other_spaces(request.spec)
         with _Slot(self._slots[request.interactive], cancelled, self._executor):
             unique, places = find_unique(request.texts)
             ticket = self._tokenize(request, unique)
@@ -133,6 +136,16 @@ class Engine:
             "stage_shares": {name: busy / seconds for name, busy in stages.items()},
             "bound_stage": max(stages, key=lambda name: stages[name]),
         }
+
+    def _refuse_other_spaces(self, spec: EncodingSpec) -> None:
+        """Vector spaces are never mixed: a job waits for a model as it was when the job was submitted."""
+        asked = (spec.model, spec.revision, spec.pooling)
+        here = (self._card.name, self._card.revision, "+".join(self._card.pooling))
+        if asked != here:
+            raise ModelError(
+                f"The job asks for the vectors of {' '.join(asked)}; this worker has {' '.join(here)}. Start a worker "
+                "with that model, or submit the job again."
+            )
 
     def _tokenize(self, request: EncodeRequest, texts: list[bytes]) -> Ticket:
         start = time.perf_counter()

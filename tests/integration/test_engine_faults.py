@@ -335,6 +335,16 @@ def test_a_model_that_does_not_load_is_an_error_of_start(
     assert not engine.is_healthy()
 
 
+def test_a_spec_of_another_model_or_revision_is_refused(engine: Engine) -> None:
+    for other in (
+        replace(SPEC, revision="older"),
+        replace(SPEC, model="other"),
+        replace(SPEC, pooling="cls"),
+    ):
+        with pytest.raises(ModelError, match="The job asks for the vectors of"):
+            encode(engine, ["fine"], spec=other)
+
+
 def test_the_report_says_what_runs_and_why(engine: Engine) -> None:
     encode(engine, ["one", "two words"])
     report = engine.report()

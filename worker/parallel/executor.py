@@ -148,7 +148,7 @@ class Executor:
         self._runner = runner = Runner(self._load, self._environment)
         if not self._wait_until_loaded(runner):
             return
-        self.state = RUNNING
+        self.state, self.reason = RUNNING, ""
         self._settled.set()
         while not self._stopping.is_set():
             self._send_ahead(runner)
@@ -169,7 +169,11 @@ class Executor:
                 raise ModelError(message.reason)
             raise RunnerLost(message.reason)
         assert isinstance(message, Loaded)
-        self.report = message.report
+        self.report = report = message.report
+        for choice in (report.device, report.backend, report.precision):
+            logger.info("%s encodes with %s: %s", self._load.order.card.name, choice.value, choice.reason)
+        for note in report.notes:
+            logger.warning("%s: %s", self._load.order.card.name, note)
         return True
 
     def _send_ahead(self, runner: Runner) -> None:
@@ -232,7 +236,7 @@ class Executor:
             raise ModelError(
                 f"The model process was lost {self._losses_in_row} times in a row, at last because {reason}."
             )
-        self.state = RESTARTING
+        self.state, self.reason = RESTARTING, reason
         self.num_restarts += 1
         pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 4 ** (self._losses_in_row - 1))
         logger.warning("The runner was lost because %s; it is started again in %.1f s.", reason, pause)
