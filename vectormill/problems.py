@@ -25,7 +25,7 @@ class ApiError(VectormillError):
         super().__init__(detail or f"The API refused the request: {title} (HTTP {status}). {places}".strip())
 
 
-class ApiFailure(ApiError, Unavailable):  # noqa: N818 - errors are named for what happened
+class ApiFailure(ApiError, Unavailable):
     """The API answered with a failure of its own; trying again later may help."""
 
 

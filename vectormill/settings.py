@@ -131,3 +131,8 @@ def describe_validation_error(error: ValidationError, prefix: str) -> str:
         f"{prefix}{'.'.join(str(part) for part in entry['loc']).upper()}: {entry['msg']}."
         for entry in error.errors()
     )
+
+
+def process_environment() -> dict[str, str]:
+    """A copy of this process's environment, to build that of a child from."""
+    return dict(os.environ)

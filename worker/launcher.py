@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 from vectormill.domain.errors import ConfigurationError
 from vectormill.registry import Registry
-from vectormill.settings import Settings
+from vectormill.settings import Settings, process_environment
 from vectormill.supervisor import ChildSpec, Supervisor
 from worker.devices.detect import detect_inventory
 from worker.devices.device import Device, device_environment, parse_devices
-from worker.settings import load_worker_settings, process_environment
+from worker.settings import load_worker_settings
 
 logger = logging.getLogger(__name__)
 

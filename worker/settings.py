@@ -53,8 +53,3 @@ def load_worker_settings(**overrides: Any) -> WorkerSettings:
         return WorkerSettings(**{name: value for name, value in overrides.items() if value is not None})
     except ValidationError as error:
         raise ConfigurationError(describe_validation_error(error, WORKER_PREFIX)) from error
-
-
-def process_environment() -> dict[str, str]:
-    """A copy of this process's environment, to build that of a child from."""
-    return dict(os.environ)

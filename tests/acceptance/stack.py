@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
+import httpx
 import psutil
 import psycopg
 from redis import Redis
@@ -48,7 +49,7 @@ class Stack:
         self.data_dir = data_dir
         self.api_port = free_port()
         self.flower_port = free_port()
-        self._environment = dict(os.environ) | environment
+        self._environment = {**os.environ, **environment}
         self.log = data_dir.parent / "up.log"
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -99,10 +100,10 @@ class Stack:
         return [up, *up.children(recursive=True)]
 
     def find_process(self, word: str) -> psutil.Process | None:
-        """The first process with this word among its arguments."""
+        """The first process with this name, or with this word among its arguments."""
         for process in self.processes():
             try:
-                if word in process.cmdline():
+                if process.name() == word or word in process.cmdline():
                     return process
             except psutil.Error:
                 continue
@@ -120,15 +121,23 @@ class Stack:
     def client(self) -> Client:
         return Client(self.api_url)
 
+    def is_ready(self) -> bool:
+        """Whether API, Postgres, Redis, scheduler and a worker all answer."""
+        try:
+            answer = httpx.get(f"{self.api_url}/readyz", timeout=5).json()
+        except (httpx.HTTPError, ValueError):
+            return False
+        return bool(answer["status"] == "ok" and answer["workers"] and answer["scheduler"])
+
     def urls(self) -> dict[str, str]:
         values: dict[str, str] = json.loads((self.data_dir / "stack.json").read_text())
         return values
 
-    def redis(self) -> "Redis[bytes]":
+    def redis(self) -> Redis:
         return Redis.from_url(self.urls()["redis_url"])
 
     def query(self, statement: str) -> Iterator[tuple[object, ...]]:
         """Rows of a plain SQL statement, as psql would give them."""
         url = self.urls()["database_url"].replace("postgresql+psycopg", "postgresql")
         with psycopg.connect(url) as connection:
-            yield from connection.execute(statement)  # type: ignore[call-overload]
+            yield from connection.execute(statement)

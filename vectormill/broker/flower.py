@@ -4,7 +4,7 @@ import os
 import sys
 
 from vectormill.domain.errors import ConfigurationError
-from vectormill.settings import Settings
+from vectormill.settings import Settings, process_environment
 
 # Flower's defaults keep 100,000 tasks and every worker that ever was (flower #1305, #1492).
 _BOUNDS = ("--max-tasks=20000", "--max-workers=500", "--purge-offline-workers=3600", "--inspect-timeout=3000")
@@ -12,7 +12,7 @@ _COLUMNS = "name,uuid,state,kwargs,result,received,started,runtime,worker"
 _BUCKETS = "0.05,0.1,0.25,0.5,1,2,5,10,20,40,80,160,inf"
 
 
-def flower_command(settings: Settings, host: str, port: int) -> list[str]:
+def flower_command(host: str, port: int) -> list[str]:
     """The arguments of `celery` that start Flower; Celery's own come before the word flower, Flower's after it."""
     return [
         "-A",
@@ -24,7 +24,6 @@ def flower_command(settings: Settings, host: str, port: int) -> list[str]:
         f"--tasks-columns={_COLUMNS}",
         f"--task-runtime-metric-buckets={_BUCKETS}",
         *_BOUNDS,
-        *([f"--basic-auth={settings.flower_basic_auth}"] if settings.flower_basic_auth else []),
     ]
 
 
@@ -34,5 +33,10 @@ def run(settings: Settings, host: str, port: int) -> None:
         raise ConfigurationError(
             "Flower needs VECTORMILL_REDIS_URL; `vectormill up` starts a Redis of its own."
         )
-    argv = [sys.executable, "-m", "celery", *flower_command(settings, host, port)]
-    os.execv(sys.executable, argv)
+    environment = process_environment()
+    if settings.flower_basic_auth:
+        environment["FLOWER_BASIC_AUTH"] = (
+            settings.flower_basic_auth
+        )  # not an argument: those are in every `ps`
+    argv = [sys.executable, "-m", "celery", *flower_command(host, port)]
+    os.execve(sys.executable, argv, environment)

@@ -101,11 +101,14 @@ def worker(
         ),
     ] = None,
     devices: Annotated[
-        str,
+        str | None,
         typer.Option(
-            "--devices", metavar="LIST", help="auto, cpu, or a list as cuda:0,cuda:1 or cpu:0,cpu:1."
+            "--devices",
+            metavar="LIST",
+            help="auto, cpu, or a list as cuda:0,cuda:1 or cpu:0,cpu:1.",
+            show_default="VECTORMILL_WORKER_DEVICES, or auto",
         ),
-    ] = "auto",
+    ] = None,
 ) -> None:
     """Run workers: one pinned Celery worker per replica of the placement, restarted when it dies."""
     from vectormill.settings import load_settings
