@@ -1,18 +1,19 @@
 """Vector streams: a job's vectors as NDJSON, Parquet or NumPy's own format, a block at a time, in constant memory."""
 
+import asyncio
 import io
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-import anyio
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 from anyio import CancelScope
+from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
@@ -171,18 +172,34 @@ def start_reading(blocks: Iterator[VectorBlock]) -> Blocks:
 
 
 class VectorResponse(StreamingResponse):
-    """Streams pieces that are made in a thread, and closes their source in a thread when the client leaves."""
+    """Streams pieces that are made in a thread, the next one while the last one is being sent.
+
+    When the client leaves, the source is closed, in a thread too.
+    """
 
     def __init__(self, job: Job, vector_format: VectorFormat, blocks: Blocks) -> None:
         self._pieces = vector_format.write(job, blocks)
+        self._upcoming: asyncio.Task[bytes | None] | None = None
         headers = {"Content-Disposition": f'attachment; filename="{job.id}.{vector_format.extension}"'}
         if vector_format.measure is not None:
             headers["Content-Length"] = str(vector_format.measure(job))
-        super().__init__(self._pieces, headers=headers, media_type=vector_format.media_type)
+        super().__init__(self._read_ahead(), headers=headers, media_type=vector_format.media_type)
+
+    async def _read_ahead(self) -> AsyncIterator[bytes]:
+        self._upcoming = self._start_next()
+        # Shielded: a cancelled request waits for the thread, instead of leaving it behind at work.
+        while (piece := await asyncio.shield(self._upcoming)) is not None:
+            self._upcoming = self._start_next()
+            yield piece
+
+    def _start_next(self) -> "asyncio.Task[bytes | None]":
+        return asyncio.create_task(run_in_threadpool(next, self._pieces, None))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
             with CancelScope(shield=True):
-                await anyio.to_thread.run_sync(self._pieces.close)
+                if self._upcoming is not None:  # a generator that runs cannot be closed
+                    await asyncio.gather(self._upcoming, return_exceptions=True)
+                await run_in_threadpool(self._pieces.close)
