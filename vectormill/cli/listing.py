@@ -3,12 +3,14 @@
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+REPORT_WIDTH: Final = 120
 
 
 def print_json(value: Any) -> None:
@@ -17,17 +19,30 @@ def print_json(value: Any) -> None:
     sys.stdout.flush()
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str | None = None) -> None:
-    """A table for people; where no terminal is, lines with tabs, never cut to some width."""
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """A table for people; where no terminal is, lines with tabs for programs, never cut to some width."""
+    console = Console()
+    if console.is_terminal:
+        console.print(_make_table(columns, rows))
+        return
+    for row in rows:
+        sys.stdout.write("\t".join(_plain(cell) for cell in row) + "\n")
+
+
+def print_report(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """A table with a title, which is for people on a terminal and in a log alike."""
     console = Console()
     if not console.is_terminal:
-        for row in rows:
-            sys.stdout.write("\t".join(_plain(cell) for cell in row) + "\n")
-        return
-    table = Table(*columns, title=title, title_justify="left", box=box.SIMPLE_HEAD, show_header=any(columns))
+        console = Console(width=REPORT_WIDTH)
+    console.print(Text(f"\n{title}", style="bold"))
+    console.print(_make_table(columns, rows))
+
+
+def _make_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
+    table = Table(*columns, box=box.SIMPLE_HEAD, show_header=any(columns), pad_edge=False)
     for row in rows:
         table.add_row(*(Text(_plain(cell)) for cell in row))  # Text: a key such as "[red]" is no markup
-    console.print(table)
+    return table
 
 
 def _plain(cell: Any) -> str:

@@ -120,20 +120,20 @@ def _report(
     num_vectors: int,
     is_json: bool,
 ) -> None:
-    from vectormill.cli.listing import print_json, print_table
+    from vectormill.cli.listing import print_json, print_report
 
     if is_json:
         choices = {line.name: {"value": line.value, "reason": line.reason} for line in summary}
         print_json({"job": job, "num_vectors": num_vectors, "summary": choices, "searches": matches})
         return
-    print_table(("", "", ""), [(line.name, line.value, line.reason) for line in summary], "The job")
+    print_report("The job", ("", "", ""), [(line.name, line.value, line.reason) for line in summary])
     for query, nearest in matches.items():
         rows = [
             (f"{match['score']:.3f}", match["key"], first_line(texts.get(match["key"], "")))
             for match in nearest
         ]
-        print_table(("score", "docstring of", "first line"), rows, f"Nearest to “{query}”")
-    typer.echo(f"{num_vectors:,} of {len(texts):,} texts have their vector.")
+        print_report(f"Nearest to: {query}", ("score", "docstring of", "first line"), rows)
+    typer.echo(f"\n{num_vectors:,} of {len(texts):,} texts have their vector.")
 
 
 def first_line(text: str) -> str:
