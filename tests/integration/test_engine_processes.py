@@ -1,0 +1,84 @@
+"""Where the model process runs and when it ends: pinned to its device's cores, and never longer than its worker."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from vectormill.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
+from worker.devices.detect import detect_inventory
+from worker.devices.device import split_processor
+from worker.engine import EncodeRequest, Engine
+from worker.settings import WorkerSettings
+
+FACTORY = "tests.integration.test_engine_faults:load_faulty_encoder"
+CARD = Registry({}).card(DEFAULT_MODEL)
+
+# A worker in one line: starts an engine, says so, and waits for the end.
+WORKER = f"""
+import pathlib, sys, threading
+from vectormill.registry import Registry
+from worker.devices.detect import detect_inventory
+from worker.devices.device import split_processor
+from worker.engine import Engine
+from worker.settings import WorkerSettings
+card, device = Registry({{}}).card("{DEFAULT_MODEL}"), split_processor(detect_inventory(), 1)[0]
+engine = Engine(card, device, WorkerSettings(), pathlib.Path(sys.argv[1]), factory="{FACTORY}")
+engine.start()
+print("started", flush=True)
+threading.Event().wait()
+"""
+
+
+@pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGTERM])
+def test_the_model_process_dies_with_its_worker_however_that_happens(
+    tmp_path: Path, death: signal.Signals
+) -> None:
+    command = [sys.executable, "-c", WORKER, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path.cwd()) as worker:
+        try:
+            assert worker.stdout is not None
+            assert worker.stdout.readline() == "started\n"
+            runners = psutil.Process(worker.pid).children(recursive=True)
+            assert runners
+        finally:
+            os.kill(worker.pid, death)
+    _, alive = psutil.wait_procs(runners, timeout=20)
+    assert alive == []
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="macOS pins no process to cores")
+def test_the_model_process_runs_on_the_cores_of_its_device_only(tmp_path: Path) -> None:
+    inventory = detect_inventory()
+    device = split_processor(inventory, min(2, len(inventory.physical_cores)))[-1]
+    engine = Engine(CARD, device, WorkerSettings(), tmp_path, factory=FACTORY)
+    engine.start()
+    try:
+        affinities = [set(child.cpu_affinity()) for child in psutil.Process().children()]
+        assert set(device.cores) in affinities
+    finally:
+        engine.stop()
+
+
+def test_an_engine_that_has_nothing_to_do_uses_no_processor_time(tmp_path: Path) -> None:
+    engine = Engine(
+        CARD, split_processor(detect_inventory(), 1)[0], WorkerSettings(), tmp_path, factory=FACTORY
+    )
+    engine.start()
+    try:
+        request = EncodeRequest("r", make_spec(CARD, EncodingOptions()), [b"a text"], False, 100)
+        engine.encode(request, threading.Event())
+        runner = max(psutil.Process().children(), key=lambda child: child.create_time())
+        before = time.process_time() + sum(runner.cpu_times()[:2])
+        runner_ended = threading.Event().wait(1.0)  # a second in which nothing happens is what is measured
+        after = time.process_time() + sum(runner.cpu_times()[:2])
+        assert not runner_ended
+        assert after - before < 0.03
+    finally:
+        engine.stop()
