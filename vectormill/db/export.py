@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
 import numpy as np
@@ -24,17 +25,18 @@ class VectorBlock:
     present: npt.NDArray[np.bool_]
 
 
-LIST_CHUNKS = text("""
-    SELECT chunks.id, chunks.first_item, payload.items, own.vectors
+LIST_CHUNKS = """
+    SELECT chunks.first_item, payload.items, own.vectors
       FROM vectormill.chunks
       JOIN vectormill.chunk_payloads AS payload ON payload.chunk_id = chunks.id
       LEFT JOIN vectormill.chunk_vectors AS own ON own.chunk_id = chunks.id
-     WHERE chunks.job_id = :job_id AND chunks.first_item > :after AND chunks.state <> 'split'
+     WHERE chunks.job_id = %(job_id)s AND chunks.first_item > %(after)s AND chunks.state <> 'split'
      ORDER BY chunks.first_item
-     LIMIT :limit
-""")
+     LIMIT %(limit)s
+"""
 
-_CHUNKS_PER_PAGE = 8
+# A page in memory: 4 chunks of 512 items and 1024 float32 components are 8 MiB of vectors.
+_CHUNKS_PER_PAGE = 4
 
 
 def read_vectors(engine: Engine, job_id: UUID) -> Iterator[VectorBlock]:
@@ -58,11 +60,11 @@ def _read_blocks(engine: Engine, job: Job, generation_id: int | None) -> Iterato
         blocks = []
         with engine.connect() as connection:
             values = {"job_id": job.id, "after": after, "limit": _CHUNKS_PER_PAGE}
-            for row in connection.execute(LIST_CHUNKS, values).all():
-                after = row.first_item
-                items = decode_payload(row.items)
+            for first_item, payload, own in _fetch_binary(connection, LIST_CHUNKS, values):
+                after = first_item
+                items = decode_payload(payload)
                 if generation_id is None:
-                    vectors = _own_vectors(row.vectors, len(items), job.spec.dimensions)
+                    vectors = _own_vectors(own, len(items), job.spec.dimensions)
                 else:
                     vectors = _collection_vectors(connection, generation_id, items, job.spec.dimensions)
                 blocks.append(VectorBlock([item.key for item in items], vectors, ~np.isnan(vectors[:, 0])))
@@ -79,8 +81,8 @@ def _own_vectors(blob: bytes | None, num_items: int, dimensions: int) -> npt.NDA
 
 # halfvec_send gives int16 dimensions, int16 zero, then big-endian float16: concatenated, NumPy reads all rows at once.
 READ_COLLECTION = """
-    SELECT item.ordinal, halfvec_send(live.embedding) AS embedding
-      FROM unnest(CAST(:keys AS text[]), CAST(:hashes AS bytea[])) WITH ORDINALITY AS item (key, content_hash, ordinal)
+    SELECT item.ordinal, halfvec_send(live.embedding)
+      FROM unnest(%(keys)s::text[], %(hashes)s::bytea[]) WITH ORDINALITY AS item (key, content_hash, ordinal)
       JOIN vectormill.{table} AS live ON live.key = item.key AND live.content_hash = item.content_hash
 """
 
@@ -89,11 +91,19 @@ def _collection_vectors(
     connection: Connection, generation_id: int, items: list[Item], dimensions: int
 ) -> npt.NDArray[np.float32]:
     values = {"keys": [item.key for item in items], "hashes": [item.content_hash() for item in items]}
-    rows = connection.execute(text(READ_COLLECTION.format(table=table_name(generation_id))), values).all()
+    statement = READ_COLLECTION.format(table=table_name(generation_id))
+    rows = _fetch_binary(connection, statement, values)
     vectors = np.full((len(items), dimensions), np.nan, dtype=np.float32)
     if rows:
-        wire = np.frombuffer(b"".join(row.embedding for row in rows), dtype=">f2").reshape(
-            len(rows), dimensions + 2
-        )
-        vectors[np.array([row.ordinal for row in rows]) - 1] = wire[:, 2:]
+        wire = np.frombuffer(b"".join(row[1] for row in rows), dtype=">f2").reshape(len(rows), dimensions + 2)
+        vectors[np.array([row[0] for row in rows]) - 1] = wire[:, 2:]
     return vectors
+
+
+def _fetch_binary(connection: Connection, statement: str, values: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """Rows in the binary protocol: as text, every byte of a vector would come as two hexadecimal digits."""
+    driver = connection.connection.driver_connection
+    assert driver is not None
+    with driver.cursor(binary=True) as cursor:
+        rows: list[tuple[Any, ...]] = cursor.execute(statement, values).fetchall()
+    return rows
