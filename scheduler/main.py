@@ -4,7 +4,6 @@ Any number may run; one works, the others wait for the lock, which Postgres free
 """
 
 import logging
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from vectormill.db.session import make_engine
 from vectormill.db.workers import beat_scheduler
 from vectormill.domain.errors import ConfigurationError
 from vectormill.settings import Settings
+from vectormill.stopping import StopSignals
 
 logger = logging.getLogger(__name__)
 
@@ -52,12 +52,14 @@ def run(settings: Settings) -> None:
         raise ConfigurationError(
             "The scheduler needs VECTORMILL_DATABASE_URL and VECTORMILL_REDIS_URL; `vectormill up` brings its own."
         )
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    engine = make_engine(settings.database_url, application_name="vectormill scheduler")
-    sentinel = Sentinel(settings.redis_url)
-    dispatcher = Dispatcher(engine, make_app(settings.redis_url), sentinel, settings.ageing_seconds)
+    with StopSignals() as stop:
+        _serve(settings, settings.database_url, settings.redis_url, stop)
+
+
+def _serve(settings: Settings, database_url: str, redis_url: str, stop: threading.Event) -> None:
+    engine = make_engine(database_url, application_name="vectormill scheduler")
+    sentinel = Sentinel(redis_url)
+    dispatcher = Dispatcher(engine, make_app(redis_url), sentinel, settings.ageing_seconds)
     while not stop.is_set():
         try:
             _serve_term(engine, dispatcher, settings, stop)

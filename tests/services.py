@@ -1,15 +1,14 @@
 """The real servers that integration and acceptance tests run on: embedded Postgres and Valkey, started once."""
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from uuid import uuid4
 
 import psycopg
 from psycopg import sql
 from sqlalchemy import Engine, make_url
 
+from tests.clusters import new_directory
 from vectormill.db.migrations import upgrade
 from vectormill.db.session import make_engine
 from vectormill.embedded.postgres import EmbeddedPostgres
@@ -19,8 +18,8 @@ from vectormill.embedded.valkey import EmbeddedValkey
 @contextmanager
 def running_postgres() -> Iterator[str]:
     """A Postgres of our own; its URL."""
-    with tempfile.TemporaryDirectory(prefix="vectormill-test-") as home:
-        server = EmbeddedPostgres(Path(home))
+    with new_directory() as home:
+        server = EmbeddedPostgres(home)
         try:
             yield server.start()
         finally:
@@ -30,8 +29,8 @@ def running_postgres() -> Iterator[str]:
 @contextmanager
 def running_valkey() -> Iterator[str]:
     """A Valkey of our own; its URL."""
-    with tempfile.TemporaryDirectory(prefix="vectormill-test-") as home:
-        server = EmbeddedValkey(Path(home))
+    with new_directory() as home:
+        server = EmbeddedValkey(home)
         try:
             yield server.start()
         finally:

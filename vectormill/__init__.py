@@ -1,3 +1,17 @@
 """Vectormill: text in, vectors out, in bulk. What API, scheduler, worker and command line share; torch-free."""
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vectormill.client import Client as Client
+
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    """`vectormill.Client`, imported only when asked for: every process imports this package, few need httpx."""
+    if name == "Client":
+        from vectormill.client import Client
+
+        return Client
+    raise AttributeError(f"module 'vectormill' has no attribute {name!r}")

@@ -6,7 +6,6 @@ itself lives in the engine's Runner process, never here.
 
 import argparse
 import logging
-import signal
 import socket
 import threading
 from uuid import uuid4
@@ -17,7 +16,6 @@ from celery.signals import worker_shutting_down
 from vectormill.broker.app import ENCODE_CHUNK, make_app, queue_of
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import ConfigurationError, ModelError
-from vectormill.processes import die_with_parent
 from vectormill.registry import Registry
 from vectormill.settings import Settings, load_settings
 from worker.devices.detect import detect_inventory
@@ -34,7 +32,6 @@ logger = logging.getLogger(__name__)
 
 def main() -> None:
     """`python -m worker.app --model NAME --device cpu:0 --replica 0`."""
-    die_with_parent(signal.SIGTERM)
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--model", required=True)
     parser.add_argument("--device", required=True)
@@ -65,7 +62,7 @@ def run_replica(
     )
     stopping = threading.Event()
     engine = Engine(
-        Registry(settings.models).card(model),
+        Registry(settings.models).card(model, weights=True),
         chosen,
         worker_settings,
         settings.cache_dir.expanduser(),

@@ -17,7 +17,7 @@ from vectormill.db.chunks import claim_chunk, release_chunk, split_chunk
 from vectormill.db.completion import cancel_chunk, fail_chunk
 from vectormill.db.payloads import load_payload
 from vectormill.domain.chunk import ChunkOutcome, Claim
-from vectormill.domain.errors import DatabaseUnavailable, LeaseLost
+from vectormill.domain.errors import DatabaseUnavailable, LeaseLost, ModelError
 from vectormill.domain.item import CRASHED_WORKER, ENCODING_FAILED, ITEM_ERROR_CODES, Item, ItemFailure
 from vectormill.domain.job import INTERACTIVE_PRIORITY
 from vectormill.settings import Settings
@@ -32,6 +32,8 @@ Result = dict[str, Any]
 
 # A chunk that was lost this often is taken apart instead of being tried whole again.
 MAX_LOST = 2
+# Between offers of a chunk to workers that hold another revision of its model.
+_OTHER_MODEL_SECONDS = 15.0
 
 
 class ChunkEncoder:
@@ -89,6 +91,11 @@ class ChunkEncoder:
         except RunnerDied as error:
             self._release(claim, str(error), is_counted=True, is_lost=error.is_suspect)
             return {"outcome": "model process died", "suspect": error.is_suspect}
+        except ModelError as error:
+            # A worker with the job's revision of the model may take it: during an upgrade both are there.
+            logger.error("Chunk %d needs another model than this worker's: %s", claim.chunk_id, error)
+            self._release(claim, str(error), is_counted=False, delay=_OTHER_MODEL_SECONDS)
+            return {"outcome": "other model", "reason": str(error)}
         except LeaseLost:
             return {"outcome": "lease lost"}
         except (LookupError, DatabaseUnavailable) as error:

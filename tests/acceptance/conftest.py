@@ -2,18 +2,18 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
 from tests.acceptance.stack import Stack
+from tests.clusters import new_directory
 
 
 @pytest.fixture
 def data_dir() -> Iterator[Path]:
-    # Not pytest's tmp_path: the embedded servers outlive a test that fails, and the path must be short for a socket.
-    with TemporaryDirectory(prefix="vectormill-") as directory:
-        yield Path(directory) / "data"
+    # Not pytest's tmp_path: as root the servers' user could not reach it, and its path is long for a socket.
+    with new_directory() as directory:
+        yield directory / "data"
 
 
 @pytest.fixture
