@@ -1,0 +1,1 @@
+"""The benchmarks: each measures one promise and answers with one report."""

@@ -1,0 +1,48 @@
+"""OwnStack: a whole `vectormill up` that no setting of the user reaches. Knows nothing of what it is used for."""
+
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from benchmarks.order import BenchmarkFailed
+from vectormill.cli.stack import COMMAND, Stack
+from vectormill.embedded.running import find_running
+
+# Servers of the user's own, which would be used instead of embedded ones.
+FOREIGN_SERVERS: Final = ("VECTORMILL_DATABASE_URL", "VECTORMILL_REDIS_URL")
+
+
+class OwnStack:
+    """Embedded servers and all processes, on the processor alone, with converted models kept in the data directory."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._data_dir = data_dir
+        self._stack = Stack(data_dir, command=stack_command(data_dir / "cache"))
+
+    def __enter__(self) -> Self:
+        self._stack.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, traceback)
+
+    def wait_until_ready(self) -> str:
+        """The API's URL."""
+        return self._stack.wait_until_ready()
+
+    @property
+    def pid(self) -> int:
+        """The process of `up`, once it is ready."""
+        running = find_running(self._data_dir)
+        if running is None:
+            raise BenchmarkFailed("The stack is not running.")
+        return running.pid
+
+
+def stack_command(cache_dir: Path) -> tuple[str, ...]:
+    """The command line of `vectormill`, through env, which replaces itself by it."""
+    unset = [part for name in FOREIGN_SERVERS for part in ("-u", name)]
+    settings = (f"VECTORMILL_CACHE_DIR={cache_dir}", "VECTORMILL_WORKER_DEVICES=cpu")
+    return ("env", *unset, *settings, *COMMAND)

@@ -1,0 +1,86 @@
+"""Our service from end to end: items go in over HTTP, and the time ends when the last vector is committed."""
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.order import BenchmarkFailed
+from benchmarks.probes.process_tree import CELERY_WORKER, MODEL_PROCESS, find_named, list_tree
+from benchmarks.systems.own_stack import OwnStack
+from benchmarks.systems.serving import WARM_UP_SHARE
+from benchmarks.systems.system import EncodingProcesses, Pass
+from benchmarks.texts import take_evenly
+from vectormill.client import Client
+from vectormill.domain.job import COMPLETED
+from vectormill.files.ndjson import ItemJson
+
+# The end is noticed late by up to this; asked more often, the questions would take time from the encoding.
+POLL_SECONDS: Final = 0.1
+
+
+class Service:
+    """A stack of our own and a client. Each pass fills a collection of its own, so that rows are always new."""
+
+    name = "Vectormill, HTTP to committed rows"
+
+    def __init__(self, data_dir: Path, items: Sequence[ItemJson]) -> None:
+        self._data_dir = data_dir
+        self._items = items
+        self._exits = ExitStack()
+        self._num_jobs = 0
+        self._last_job_id: str | None = None
+
+    def __enter__(self) -> Self:
+        with ExitStack() as exits:
+            self._stack = exits.enter_context(OwnStack(self._data_dir))
+            self._client = exits.enter_context(Client(self._stack.wait_until_ready()))
+            self._exits = exits.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._exits.__exit__(kind, error, traceback)
+
+    def warm_up(self) -> None:
+        self._run(take_evenly(self._items, max(1, len(self._items) // WARM_UP_SHARE)))
+
+    def encode(self) -> Pass:
+        started = time.perf_counter()
+        job = self._run(self._items)
+        seconds = time.perf_counter() - started
+        self._last_job_id = job["id"]
+        return Pass(seconds, job["num_tokens"], round(job["num_tokens"] / (1 - job["padding_waste"])))
+
+    def _run(self, items: Sequence[ItemJson]) -> dict[str, Any]:
+        self._num_jobs += 1
+        job = self._client.submit(items, collection=f"docstrings_{self._num_jobs}")
+        job = self._client.wait(job["id"], poll_seconds=POLL_SECONDS)
+        if job["state"] != COMPLETED:
+            raise BenchmarkFailed(
+                f"The job ended {job['state']}, with {job['num_failed']:,} of {job['num_items']:,} items failed."
+            )
+        return job
+
+    def vectors(self) -> NDArray[np.float32]:
+        """Read back from the database over HTTP. Raises BenchmarkFailed when a text has none."""
+        assert self._last_job_id is not None, "there are no vectors before the first pass"
+        found = {
+            vector["key"]: np.asarray(vector["embedding"], dtype=np.float32)
+            for vector in self._client.vectors(self._last_job_id)
+        }
+        missing = [item["key"] for item in self._items if item["key"] not in found]
+        if missing:
+            raise BenchmarkFailed(f"{len(missing):,} texts have no vector, {missing[0]!r} among them.")
+        return np.stack([found[item["key"]] for item in self._items])
+
+    def find_processes(self) -> EncodingProcesses:
+        tree = list_tree(self._stack.pid)
+        model = find_named(tree, MODEL_PROCESS)
+        return EncodingProcesses(model=model, whole=[*model, *find_named(tree, CELERY_WORKER)])

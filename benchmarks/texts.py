@@ -1,0 +1,46 @@
+"""The texts that are encoded: real ones that every machine has. Knows nothing of models."""
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+from vectormill.corpus import Docstring, read_docstrings
+from vectormill.files.ndjson import ItemJson
+
+T = TypeVar("T")
+
+
+def list_docstrings(num_items: int | None = None) -> list[ItemJson]:
+    """Every docstring of the standard library, or so many spread evenly over them, so that their lengths stay alike."""
+    items: list[ItemJson] = [{"key": docstring.key, "text": docstring.text} for docstring in _read_once()]
+    return items if num_items is None else take_evenly(items, num_items)
+
+
+def list_lines(num_items: int) -> list[ItemJson]:
+    """So many short texts, each under a key of its own: the lines of the docstrings, again and again if need be."""
+    lines = [
+        stripped
+        for docstring in _read_once()
+        for line in docstring.text.splitlines()
+        if (stripped := line.strip())
+    ]
+    return [{"key": f"line-{number}", "text": lines[number % len(lines)]} for number in range(num_items)]
+
+
+def take_evenly(values: Sequence[T], count: int) -> list[T]:
+    """`count` values in their order, equally far apart; all of them when there are no more."""
+    if count >= len(values):
+        return list(values)
+    return [values[number * len(values) // count] for number in range(count)]
+
+
+def split_evenly(values: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """Runs of `size` values, the last one perhaps shorter."""
+    for start in range(0, len(values), size):
+        yield values[start : start + size]
+
+
+@functools.cache
+def _read_once() -> tuple[Docstring, ...]:
+    """To read the whole standard library takes seconds."""
+    return tuple(read_docstrings())
