@@ -2,7 +2,7 @@
 
 import signal
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 from rich.console import Console
@@ -14,6 +14,8 @@ from benchmarks.results.report import Report
 from benchmarks.steps import Steps
 from benchmarks.suite import BENCHMARKS
 from vectormill.domain.errors import VectormillError
+
+PLAIN_WIDTH: Final = 160
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -34,9 +36,11 @@ def benchmarks(
     unknown = [name for name in names or () if name not in BENCHMARKS]
     if unknown:
         raise typer.BadParameter(f"there is no benchmark {unknown[0]!r}; there are {', '.join(BENCHMARKS)}")
+    if write and items is not None:
+        raise typer.BadParameter("--write is for each benchmark's own number of texts; leave --items away")
     # As Ctrl-C does: what was started is stopped, and temporary directories go.
     signal.signal(signal.SIGTERM, lambda number, _: raise_exit(128 + number))
-    console, failures = Console(), []
+    console, failures = make_console(), []
     with Steps() as steps:
         steps.begin("matrix rate", 1)
         steps.step("measuring what the processor can do")
@@ -65,6 +69,12 @@ def show(report: Report, console: Console) -> None:
         console.print(table.to_terminal("" if number else f"{report.name}: {report.subject}"))
     for note in report.notes:
         console.print(f"  {note}", highlight=False, style="dim")
+
+
+def make_console() -> Console:
+    """Standard output; where it is no terminal it has no width either, and tables shall not be squeezed."""
+    console = Console()
+    return console if console.is_terminal else Console(width=PLAIN_WIDTH)
 
 
 def raise_exit(status: int) -> None:

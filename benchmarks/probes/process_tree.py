@@ -1,5 +1,6 @@
 """The processes of a tree: which is which, and how much processor time each kind has used."""
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
@@ -23,9 +24,10 @@ def name_process(arguments: Sequence[str]) -> str:
         return COMMANDS.get(command, command)
     if "flower" in arguments:
         return "flower"
-    # Postgres writes what a backend does over its command line: "postgres: checkpointer".
-    program = PurePath(arguments[0].partition(":")[0]).name if arguments else "ended"
-    return program.removesuffix("-server")
+    if not arguments:
+        return "ended"
+    # Servers write what they do over their command line: "postgres: checkpointer", "valkey-server 127.0.0.1:6379".
+    return PurePath(re.split(r"[:\s]", arguments[0])[0]).name.removesuffix("-server")
 
 
 def list_tree(pid: int) -> list[psutil.Process]:

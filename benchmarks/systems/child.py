@@ -1,5 +1,6 @@
 """ChildSystem: an encoder in a process of its own, seen from here. Asks it line by line over its standard streams."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -91,6 +92,8 @@ class ChildSystem:
         assert stream is not None
         line = stream.readline()
         if not line:
+            with contextlib.suppress(subprocess.TimeoutExpired):  # its last words come after its last answer
+                self._running().wait(STOP_SECONDS)
             raise BenchmarkFailed(f"{self.name} ended before it answered:{tail_of(self._log)}")
         answer: dict[str, Any] = json.loads(line)
         return answer

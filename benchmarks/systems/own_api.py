@@ -3,6 +3,7 @@
 import http.client
 import json
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -55,7 +56,7 @@ class OwnApi:
                 )
             exits.callback(stop, child)
             self.process = psutil.Process(child.pid)
-            self._wait_until_ready()
+            self._wait_until_ready(child)
             self._exits = exits.pop_all()
         return self
 
@@ -64,10 +65,10 @@ class OwnApi:
     ) -> None:
         self._exits.__exit__(kind, error, traceback)
 
-    def _wait_until_ready(self) -> None:
+    def _wait_until_ready(self, child: "subprocess.Popen[bytes]") -> None:
         deadline = time.monotonic() + START_SECONDS
         while self._endpoint.answer("/readyz") is None:
-            if not self.process.is_running() or time.monotonic() > deadline:
+            if child.poll() is not None or time.monotonic() > deadline:
                 raise BenchmarkFailed(f"The API did not get ready:{tail_of(self._log)}")
             time.sleep(POLL_SECONDS)
 

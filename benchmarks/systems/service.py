@@ -27,7 +27,7 @@ POLL_SECONDS: Final = 0.1
 class Service:
     """A stack of our own and a client. Each pass fills a collection of its own, so that rows are always new."""
 
-    name = "Vectormill, HTTP to committed rows"
+    name = "ours, end to end"
 
     def __init__(self, data_dir: Path, items: Sequence[ItemJson]) -> None:
         self._data_dir = data_dir
