@@ -8,12 +8,11 @@ import typer
 from rich.console import Console
 
 from benchmarks.order import BenchmarkFailed, Order
-from benchmarks.probes.machine import detect_machine
+from benchmarks.probes.machine import Machine, detect_machine
 from benchmarks.results.readme import write_section
 from benchmarks.results.report import Report
 from benchmarks.steps import Steps
-from benchmarks.suite import BENCHMARKS
-from vectormill.domain.errors import VectormillError
+from benchmarks.suite import BENCHMARKS, run_benchmarks
 
 PLAIN_WIDTH: Final = 160
 
@@ -40,27 +39,36 @@ def benchmarks(
         raise typer.BadParameter("--write is for each benchmark's own number of texts; leave --items away")
     # As Ctrl-C does: what was started is stopped, and temporary directories go.
     signal.signal(signal.SIGTERM, lambda number, _: raise_exit(128 + number))
-    console, failures = make_console(), []
-    with Steps() as steps:
-        steps.begin("matrix rate", 1)
-        steps.step("measuring what the processor can do")
-        order = Order(detect_machine(), steps, repeat, items)
-        steps.end()
-        for name in names or BENCHMARKS:
-            try:
-                report = BENCHMARKS[name](order)
-            except (BenchmarkFailed, VectormillError) as error:
-                failures.append(f"{name} was not measured: {error}")
-                continue
-            steps.end()
+    reports: list[Report] = []
+    failures: list[BenchmarkFailed] = []
+    try:
+        with Steps() as steps:
+            order = Order(find_machine(steps), steps, repeat, items)
+            for result in run_benchmarks(names or list(BENCHMARKS), order):
+                if isinstance(result, BenchmarkFailed):
+                    failures.append(result)
+                    continue
+                reports.append(result)
+                if write:
+                    today = f"{datetime.now(UTC):%Y-%m-%d}"
+                    write_section(result.name, result.to_markdown(today, order.machine.describe()))
+    finally:
+        # After the bars, which would be drawn over them; and after Ctrl-C too, for what was measured until then.
+        console = make_console()
+        for report in reports:
             show(report, console)
-            if write:
-                write_section(
-                    name, report.to_markdown(f"{datetime.now(UTC):%Y-%m-%d}", order.machine.describe())
-                )
-    for failure in failures:
-        typer.echo(failure, err=True)
+        for failure in failures:
+            typer.echo(str(failure), err=True)
     raise typer.Exit(1 if failures else 0)
+
+
+def find_machine(steps: Steps) -> Machine:
+    """The facts, and how fast the processor can multiply: measured first, while nothing of ours runs."""
+    steps.begin("matrix rate", 1)
+    steps.step("measuring what the processor can do")
+    machine = detect_machine()
+    steps.end()
+    return machine
 
 
 def show(report: Report, console: Console) -> None:

@@ -1,11 +1,12 @@
-"""The benchmarks there are, in the order in which they run."""
+"""The benchmarks there are, in the order in which they run, and how they are run one after the other."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from benchmarks.cases import export, idle, machine, main_job, start, submission
-from benchmarks.order import Order
+from benchmarks.order import BenchmarkFailed, Order
 from benchmarks.results.report import Report
+from vectormill.domain.errors import VectormillError
 
 BENCHMARKS: Final[Mapping[str, Callable[[Order], Report]]] = {
     "machine": machine.measure,
@@ -15,3 +16,15 @@ BENCHMARKS: Final[Mapping[str, Callable[[Order], Report]]] = {
     "export": export.measure,
     "main_job": main_job.measure,
 }
+
+
+def run_benchmarks(names: Sequence[str], order: Order) -> Iterator[Report | BenchmarkFailed]:
+    """What each found, as soon as it is known; one that cannot be measured does not end the others."""
+    for name in names:
+        try:
+            report = BENCHMARKS[name](order)
+        except (BenchmarkFailed, VectormillError) as error:
+            yield BenchmarkFailed(f"{name} was not measured: {error}")
+        else:
+            order.steps.end()
+            yield report

@@ -22,7 +22,8 @@ def write_ratio(value: float) -> str:
 
 
 def write_share(value: float) -> str:
-    return f"{value:.1%}"
+    """One decimal, or two below one percent: 41.3%, 0.07%."""
+    return f"{value:.1%}" if abs(value) >= 0.01 else f"{value:.2%}"
 
 
 def write_mebibytes(num_bytes: float) -> str:

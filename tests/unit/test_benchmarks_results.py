@@ -6,7 +6,7 @@ from benchmarks.results.readme import README, closing_marker, opening_marker, re
 from benchmarks.results.report import Report
 from benchmarks.results.spread import Spread
 from benchmarks.results.table import Measure, Table, judge, tabulate
-from benchmarks.results.writing import write_cosine, write_mebibytes, write_number, write_ratio
+from benchmarks.results.writing import write_cosine, write_mebibytes, write_number, write_ratio, write_share
 from benchmarks.suite import BENCHMARKS
 
 SECTION = f"before\n{opening_marker('a')}\n\nold\n\n{closing_marker('a')}\nafter\n"
@@ -46,6 +46,10 @@ def test_a_number_is_written_with_the_digits_that_a_measurement_has(value: float
 
 def test_cosines_close_to_one_do_not_read_alike() -> None:
     assert write_cosine(0.99995) != write_cosine(0.9999)
+
+
+def test_a_small_share_does_not_read_as_nothing() -> None:
+    assert (write_share(0.4127), write_share(0.0007)) == ("41.3%", "0.07%")
 
 
 def test_memory_is_written_in_binary_units_that_say_so() -> None:

@@ -8,10 +8,14 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from benchmarks import suite
 from benchmarks.__main__ import app
 from benchmarks.cases.export import count_rows
 from benchmarks.cases.idle import judge_shares
 from benchmarks.cases.main_job import Record
+from benchmarks.order import BenchmarkFailed, Order
+from benchmarks.probes.machine import Machine
+from benchmarks.results.report import Report
 from benchmarks.results.spread import Spread
 from benchmarks.steps import Steps
 from benchmarks.systems.own_stack import stack_command
@@ -97,6 +101,24 @@ def test_a_benchmark_that_announced_other_steps_is_told() -> None:
         steps.step("one")
         with pytest.raises(AssertionError, match="took 1 steps"):
             steps.end()
+
+
+def test_a_benchmark_that_fails_does_not_end_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(order: Order) -> Report:
+        order.steps.begin("broken", 3)
+        raise BenchmarkFailed("The job ended failed.")
+
+    machine = Machine("a processor", 2, ("avx2",), 8 << 30, "Linux", {"torch": "2"}, {"fp32": 99.5})
+    monkeypatch.setattr(suite, "BENCHMARKS", {"broken": fail, "machine": suite.BENCHMARKS["machine"]})
+    with Steps(Console(file=io.StringIO())) as steps:
+        failure, report = suite.run_benchmarks(["broken", "machine"], Order(machine, steps))
+    assert str(failure) == "broken was not measured: The job ended failed."
+    assert isinstance(report, Report)
+    assert ("matrix product, fp32", "99.5 GFLOP/s") in report.tables[0].rows
+    assert (
+        machine.describe()
+        == "a processor, 2 cores (avx2), 8 GiB, Linux; matrix product fp32 99.5 GFLOP/s; torch 2."
+    )
 
 
 def test_a_quick_look_is_never_written_into_the_readme() -> None:
