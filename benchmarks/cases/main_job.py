@@ -9,7 +9,8 @@ from typing import Final
 
 from benchmarks.order import Order
 from benchmarks.probes.closeness import Closeness
-from benchmarks.probes.machine import Machine, benchmark_device
+from benchmarks.probes.machine import benchmark_device
+from benchmarks.probes.matrix_rate import GIGA, measure_matrix_rates
 from benchmarks.probes.memory import MemorySampler
 from benchmarks.probes.model_cost import ModelCost
 from benchmarks.results.report import Report
@@ -33,6 +34,8 @@ from vectormill.files.ndjson import ItemJson
 from vectormill.model_card import ModelCard
 from vectormill.registry import DEFAULT_MODEL, Registry
 from worker.devices.device import device_environment
+from worker.model.choice import FP32, choose_precision
+from worker.settings import load_worker_settings
 from worker.tokens.tokenizer import Tokenizer
 
 SERVICE: Final = "service"
@@ -49,6 +52,7 @@ class Record:
     """What one system did in all passes."""
 
     name: str
+    precision: str = FP32
     passes: list[Pass] = field(default_factory=list)
     model_peak_bytes: int = 0
     whole_peak_bytes: int = 0
@@ -69,10 +73,11 @@ class Record:
 def measure(order: Order) -> Report:
     card = Registry({}).card(DEFAULT_MODEL, weights=True)
     items = list_docstrings(order.items)
-    order.steps.begin("main_job", 6 + 3 * order.repeat + 1)
+    order.steps.begin("main_job", 6 + 3 * order.repeat + 2)
     with workplace(None) as directory, ExitStack() as exits:
         systems = _start_systems(order, exits, directory, card, items)
         records = _run_passes(order, systems)
+        limits = _measure_limits(order)
         order.steps.step("comparing all vectors")
         peer_vectors = systems[PEER].vectors()
         closeness = {
@@ -84,13 +89,13 @@ def measure(order: Order) -> Report:
     return Report(
         "main_job",
         f"{len(items):,} docstrings, {int(lengths.sum()):,} tokens, {card.name}, {order.repeat} passes of each.",
-        (_compare_systems(records, len(items), flop, order.machine), _judge(records, closeness)),
+        (_compare_systems(records, len(items), flop, limits), _judge(records, closeness)),
         (
             "Median of all passes, smallest and largest in brackets. Ratios are taken repetition by repetition.",
             "Tokens are real ones, special tokens included; padding is the share of the computed tokens beyond them.",
             f"The corpus takes {flop / 1e12:.2f} TFLOP: 2 per token and parameter that is multiplied with, and 4 × "
-            "layers × length × hidden size for attention. The share of the limit is that, by the seconds, by the fp32 "
-            "rate of a matrix product.",
+            "layers × length × hidden size for attention. The share of the limit is that, by the seconds, by the rate "
+            f"of a matrix product: {', '.join(f'{name} {write_number(rate)} GFLOP/s' for name, rate in limits.items())}.",
             "Memory is resident, at its peak: of the process that holds the model, and with the worker that tokenizes "
             "and commits. Postgres and the API are not in it.",
             "The stack starts without a converted model, and torch stays in the process that converted it; the engine "
@@ -134,7 +139,9 @@ def _start_systems(
 
 def _run_passes(order: Order, systems: Mapping[str, System]) -> dict[str, Record]:
     """One pass of each in turn, so that a machine that slows down slows all of them."""
-    records = {name: Record(system.name) for name, system in systems.items()}
+    ours = choose_precision(load_worker_settings().precision, benchmark_device()).value
+    precisions = {SERVICE: ours, ENGINE: ours, PEER: FP32}
+    records = {name: Record(system.name, precisions[name]) for name, system in systems.items()}
     for number in range(order.repeat):
         for name, system in systems.items():
             order.steps.step(f"{system.name}, pass {number + 1} of {order.repeat}")
@@ -145,13 +152,23 @@ def _run_passes(order: Order, systems: Mapping[str, System]) -> dict[str, Record
             ):
                 record.passes.append(system.encode())
             record.model_peak_bytes = max(record.model_peak_bytes, model.peak_bytes)
-            record.whole_peak_bytes = max(record.whole_peak_bytes, whole.peak_bytes)
+            # The samples of the two are not taken at the same moments; the whole is never less than its part.
+            record.whole_peak_bytes = max(record.whole_peak_bytes, whole.peak_bytes, record.model_peak_bytes)
     return records
 
 
-def _compare_systems(records: Mapping[str, Record], num_texts: int, flop: float, machine: Machine) -> Table:
+def _measure_limits(order: Order) -> dict[str, float]:
+    """The rates before and after the passes, the faster of each: another guest of the machine may have slowed one."""
+    order.steps.step("measuring again what the processor can do")
+    again = measure_matrix_rates(benchmark_device())
+    return {precision: max(rate, again[precision]) for precision, rate in order.machine.matrix_rates.items()}
+
+
+def _compare_systems(
+    records: Mapping[str, Record], num_texts: int, flop: float, limits: Mapping[str, float]
+) -> Table:
     def row(record: Record) -> tuple[str, ...]:
-        limit = machine.matrix_rates["fp32"] * 1e9
+        limit = limits[record.precision] * GIGA
         num_tokens = record.passes[-1].num_tokens
         return (
             record.name,
@@ -160,7 +177,7 @@ def _compare_systems(records: Mapping[str, Record], num_texts: int, flop: float,
             write_number(record.rate(num_tokens).median),
             record.speed_against(records[PEER]).describe(write_ratio),
             write_share(record.passes[-1].padding_waste),
-            write_share(record.rate(flop).median / limit),
+            f"{write_share(record.rate(flop).median / limit)} of {record.precision}",
             write_mebibytes(record.model_peak_bytes),
             write_mebibytes(record.whole_peak_bytes),
         )

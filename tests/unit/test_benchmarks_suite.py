@@ -51,8 +51,8 @@ def test_padding_waste_is_a_share_of_what_was_computed() -> None:
 
 
 def test_a_speed_up_is_taken_repetition_by_repetition() -> None:
-    ours = Record("ours", [Pass(1.0, 1, 1), Pass(2.0, 1, 1), Pass(4.0, 1, 1)])
-    peer = Record("peer", [Pass(3.0, 1, 1), Pass(8.0, 1, 1), Pass(8.0, 1, 1)])
+    ours = Record("ours", passes=[Pass(1.0, 1, 1), Pass(2.0, 1, 1), Pass(4.0, 1, 1)])
+    peer = Record("peer", passes=[Pass(3.0, 1, 1), Pass(8.0, 1, 1), Pass(8.0, 1, 1)])
     assert ours.speed_against(peer) == Spread(3.0, 2.0, 4.0)
     assert ours.rate(8) == Spread(4.0, 2.0, 8.0)
 
