@@ -86,6 +86,7 @@ def measure(order: Order) -> Report:
     tokenizer = Tokenizer(card.path, lowercase=card.lowercase)
     lengths = tokenizer.tokenize([item["text"] for item in items], card.max_tokens, truncate=True).lengths
     flop = ModelCost.of(card).count_flop(lengths)
+    rates = ", ".join(f"{precision} {write_number(rate)} GFLOP/s" for precision, rate in limits.items())
     return Report(
         "main_job",
         f"{len(items):,} docstrings, {int(lengths.sum()):,} tokens, {card.name}, {order.repeat} passes of each.",
@@ -95,7 +96,7 @@ def measure(order: Order) -> Report:
             "Tokens are real ones, special tokens included; padding is the share of the computed tokens beyond them.",
             f"The corpus takes {flop / 1e12:.2f} TFLOP: 2 per token and parameter that is multiplied with, and 4 × "
             "layers × length × hidden size for attention. The share of the limit is that, by the seconds, by the rate "
-            f"of a matrix product: {', '.join(f'{name} {write_number(rate)} GFLOP/s' for name, rate in limits.items())}.",
+            f"of a matrix product: {rates}.",
             "Memory is resident, at its peak: of the process that holds the model, and with the worker that tokenizes "
             "and commits. Postgres and the API are not in it.",
             "The stack starts without a converted model, and torch stays in the process that converted it; the engine "
