@@ -146,8 +146,6 @@ def upgrade() -> None:
         sa.Column("state", sa.Text(), nullable=False),
         sa.Column("first_item", sa.BigInteger(), nullable=False),
         sa.Column("num_items", sa.Integer(), nullable=False),
-        sa.Column("num_done", sa.Integer(), server_default=sa.text("0"), nullable=False),
-        sa.Column("num_failed", sa.Integer(), server_default=sa.text("0"), nullable=False),
         sa.Column("only_items", postgresql.ARRAY(sa.Integer()), nullable=True),
         sa.Column("fence", sa.BigInteger(), server_default=sa.text("0"), nullable=False),
         sa.Column("attempt", sa.Integer(), server_default=sa.text("0"), nullable=False),

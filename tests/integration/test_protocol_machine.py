@@ -38,7 +38,6 @@ FAILURE = ItemFailure(EMPTY_TEXT, "empty")
 COUNTERS = text("""
     SELECT jobs.num_open_chunks = count(*) FILTER (WHERE chunks.state IN ('pending', 'queued', 'leased'))
                AS open_adds_up,
-           jobs.num_done = coalesce(sum(chunks.num_done) FILTER (WHERE chunks.state <> 'split'), 0) AS done_adds_up,
            jobs.num_failed = (SELECT count(*) FROM vectormill.item_errors WHERE job_id = jobs.id) AS failed_adds_up,
            (jobs.finished_at IS NOT NULL) = (jobs.num_open_chunks = 0) AS end_adds_up
       FROM vectormill.jobs JOIN vectormill.chunks ON chunks.job_id = jobs.id
@@ -140,7 +139,7 @@ class ProtocolMachine(RuleBasedStateMachine):
     def counters_add_up(self) -> None:
         with self.engine.connect() as connection:
             for row in connection.execute(COUNTERS):
-                assert tuple(row) == (True, True, True, True)
+                assert tuple(row) == (True, True, True)
 
     def teardown(self) -> None:
         """The faults stop: honest workers finish what is left, and every item must be accounted for."""
@@ -211,7 +210,7 @@ def test_no_interleaving_of_faults_loses_or_doubles_an_item(machine: type[Protoc
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=25,
+            max_examples=60,
             stateful_step_count=40,
             deadline=None,
             suppress_health_check=list(HealthCheck),

@@ -128,9 +128,8 @@ COUNT_CHILDREN = text("""
 INSERT_CHILD = text("""
     WITH child AS (
         INSERT INTO vectormill.chunks
-               (job_id, seq, state, first_item, num_items, only_items, parent_id, lost, num_done, num_failed)
-        VALUES (:job_id, :seq, 'pending', :first_item, :num_items, CAST(:only_items AS integer[]), :parent_id, 1,
-                :num_done, 0)
+               (job_id, seq, state, first_item, num_items, only_items, parent_id, lost)
+        VALUES (:job_id, :seq, 'pending', :first_item, :num_items, CAST(:only_items AS integer[]), :parent_id, 1)
         RETURNING id
     ), payload AS (
         INSERT INTO vectormill.chunk_payloads (chunk_id, items) SELECT id, :items FROM child
@@ -166,7 +165,6 @@ def split_chunk(connection: Connection, claim: Claim, reason: str) -> None:
     middle = len(items) // 2
     row_bytes = 4 * claim.spec.dimensions
     for child, (start, stop) in enumerate(((0, middle), (middle, len(items)))):
-        wanted = claim.wanted_items(start, stop)
         connection.execute(
             INSERT_CHILD,
             {
@@ -174,8 +172,7 @@ def split_chunk(connection: Connection, claim: Claim, reason: str) -> None:
                 "seq": next_seq + child,
                 "first_item": claim.first_item + start,
                 "num_items": stop - start,
-                "only_items": wanted,
-                "num_done": 0 if wanted is None else stop - start - len(wanted),
+                "only_items": claim.wanted_items(start, stop),
                 "parent_id": claim.chunk_id,
                 "items": encode_payload(items[start:stop]),
                 "offset_bytes": start * row_bytes,

@@ -8,15 +8,14 @@ from sqlalchemy import Connection, text
 
 from vectormill.db.jsonb import to_jsonb
 from vectormill.db.vectors import MAX_HALF, upsert_vectors
-from vectormill.domain.chunk import ChunkOutcome, Claim
+from vectormill.domain.chunk import CANCELLED, DONE, FAILED, ChunkOutcome, Claim
 from vectormill.domain.errors import LeaseLost
 from vectormill.domain.item import ITEM_ERROR_CODES, NON_FINITE_VECTOR, Item, ItemFailure
 
 # First statement: a worker that lost its lease stops here, before it has written anything.
 FENCE = text("""
     UPDATE vectormill.chunks
-       SET state = :state, lease_owner = NULL, lease_until = NULL, error = NULL, only_items = NULL,
-           num_done = num_done + :num_done, num_failed = num_failed + :num_failed
+       SET state = :state, lease_owner = NULL, lease_until = NULL, error = NULL, only_items = NULL
      WHERE id = :chunk_id AND fence = :fence AND state = 'leased'
     RETURNING id
 """)
@@ -81,10 +80,7 @@ def complete_chunk(
     is_stored = np.array([position not in failures for position in encoded.tolist()], dtype=bool)
     num_done, num_failed = int(is_stored.sum()), len(failures)
 
-    fenced = {"state": "done", "chunk_id": claim.chunk_id, "fence": claim.fence}
-    counts = {"num_done": num_done, "num_failed": num_failed}
-    if connection.execute(FENCE, fenced | counts).one_or_none() is None:
-        raise LeaseLost
+    _end_under_fence(connection, claim, DONE)
     stored, stored_vectors = encoded[is_stored], vectors[is_stored]
     if claim.generation_id is not None:
         upsert_vectors(
@@ -98,6 +94,12 @@ def complete_chunk(
         _store_with_chunk(connection, claim, stored, stored_vectors)
     _insert_errors(connection, claim, items, failures)
     return _count_chunk(connection, claim, outcome, num_done, num_failed)
+
+
+def _end_under_fence(connection: Connection, claim: Claim, state: str) -> None:
+    values = {"state": state, "chunk_id": claim.chunk_id, "fence": claim.fence}
+    if connection.execute(FENCE, values).one_or_none() is None:
+        raise LeaseLost
 
 
 def _unstorable(
@@ -167,15 +169,7 @@ NOTHING = ChunkOutcome(failures={}, num_tokens=0, num_computed_tokens=0, num_tru
 
 def cancel_chunk(connection: Connection, claim: Claim) -> None:
     """Ends a chunk whose job is being cancelled; the last one makes the job `cancelled`. Raises LeaseLost."""
-    values = {
-        "state": "cancelled",
-        "chunk_id": claim.chunk_id,
-        "fence": claim.fence,
-        "num_done": 0,
-        "num_failed": 0,
-    }
-    if connection.execute(FENCE, values).one_or_none() is None:
-        raise LeaseLost
+    _end_under_fence(connection, claim, CANCELLED)
     _count_chunk(connection, claim, NOTHING, 0, 0)
 
 
@@ -183,8 +177,6 @@ def fail_chunk(connection: Connection, claim: Claim, items: Sequence[Item], fail
     """Ends a chunk none of whose items can be encoded, with one reason for all. Raises LeaseLost."""
     wanted = claim.only_items if claim.only_items is not None else range(claim.num_items)
     failures = dict.fromkeys(wanted, failure)
-    values = {"state": "failed", "chunk_id": claim.chunk_id, "fence": claim.fence, "num_done": 0}
-    if connection.execute(FENCE, values | {"num_failed": len(failures)}).one_or_none() is None:
-        raise LeaseLost
+    _end_under_fence(connection, claim, FAILED)
     _insert_errors(connection, claim, items, failures)
     return _count_chunk(connection, claim, NOTHING, 0, len(failures))

@@ -129,8 +129,6 @@ chunks = Table(
     Column("state", Text, CheckConstraint(_one_of("state", CHUNK_STATES), name="state"), nullable=False),
     Column("first_item", BigInteger, nullable=False),  # position in the job of the chunk's first item
     Column("num_items", Integer, nullable=False),
-    _count("num_done", Integer),
-    _count("num_failed", Integer),
     # Set by a retry: only these positions within the chunk are encoded.
     Column("only_items", ARRAY(Integer)),
     _count("fence"),
