@@ -64,7 +64,7 @@ def make_block(start: int, count: int, missing: tuple[int, ...] = ()) -> VectorB
     present[list(missing)] = False
     vectors[~present] = np.nan
     vectors.setflags(write=False)  # as they come out of a buffer
-    return VectorBlock([f'k"{start + number}' for number in range(count)], vectors, present)
+    return VectorBlock(start, [f'k"{start + number}' for number in range(count)], vectors, present)
 
 
 BLOCKS = [make_block(0, 4, missing=(1,)), make_block(4, 2, missing=(0, 1)), make_block(6, 1)]

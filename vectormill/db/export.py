@@ -1,6 +1,7 @@
 """A job's vectors in item order, one chunk at a time, wherever they are kept."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -18,8 +19,9 @@ from vectormill.domain.job import Job
 
 @dataclass(frozen=True, slots=True)
 class VectorBlock:
-    """A run of items: keys [n], vectors float32 [n, d], and whether each has a vector, bool [n]."""
+    """Items from position `first_item` on: keys [n], vectors float32 [n, d], whether each has one bool [n]."""
 
+    first_item: int
     keys: list[str]
     vectors: npt.NDArray[np.float32]
     present: npt.NDArray[np.bool_]
@@ -35,8 +37,8 @@ LIST_CHUNKS = """
      LIMIT %(limit)s
 """
 
-# A page in memory: 4 chunks of 512 items and 1024 float32 components are 8 MiB of vectors.
-_CHUNKS_PER_PAGE = 4
+# Two pages are in memory, the one given out and the next: 4 chunks of 512 items and 1024 components are 8 MiB.
+_CHUNKS_PER_PAGE = 2
 
 
 def read_vectors(engine: Engine, job_id: UUID) -> Iterator[VectorBlock]:
@@ -54,23 +56,28 @@ def read_vectors(engine: Engine, job_id: UUID) -> Iterator[VectorBlock]:
 
 
 def _read_blocks(engine: Engine, job: Job, generation_id: int | None) -> Iterator[VectorBlock]:
-    after = -1
-    while True:
-        # A transaction per page: a slow reader of a large export must not hold back vacuum for hours.
-        blocks = []
-        with engine.connect() as connection:
-            values = {"job_id": job.id, "after": after, "limit": _CHUNKS_PER_PAGE}
-            for first_item, payload, own in _fetch_binary(connection, LIST_CHUNKS, values):
-                after = first_item
-                items = decode_payload(payload)
-                if generation_id is None:
-                    vectors = _own_vectors(own, len(items), job.spec.dimensions)
-                else:
-                    vectors = _collection_vectors(connection, generation_id, items, job.spec.dimensions)
-                blocks.append(VectorBlock([item.key for item in items], vectors, ~np.isnan(vectors[:, 0])))
-        if not blocks:
-            return
-        yield from blocks
+    # One page ahead, on a thread of its own: Postgres and the socket work while the caller formats.
+    with ThreadPoolExecutor(1, thread_name_prefix="export") as reader:
+        upcoming = reader.submit(_read_page, engine, job, generation_id, -1)
+        while page := upcoming.result():
+            upcoming = reader.submit(_read_page, engine, job, generation_id, page[-1].first_item)
+            yield from page
+
+
+def _read_page(engine: Engine, job: Job, generation_id: int | None, after: int) -> list[VectorBlock]:
+    """The next few chunks. A transaction per page: a slow reader must not hold back vacuum for hours."""
+    blocks = []
+    with engine.connect() as connection:
+        values = {"job_id": job.id, "after": after, "limit": _CHUNKS_PER_PAGE}
+        for first_item, payload, own in _fetch_binary(connection, LIST_CHUNKS, values):
+            items = decode_payload(payload)
+            if generation_id is None:
+                vectors = _own_vectors(own, len(items), job.spec.dimensions)
+            else:
+                vectors = _collection_vectors(connection, generation_id, items, job.spec.dimensions)
+            keys = [item.key for item in items]
+            blocks.append(VectorBlock(first_item, keys, vectors, ~np.isnan(vectors[:, 0])))
+    return blocks
 
 
 def _own_vectors(blob: bytes | None, num_items: int, dimensions: int) -> npt.NDArray[np.float32]:
@@ -79,10 +86,11 @@ def _own_vectors(blob: bytes | None, num_items: int, dimensions: int) -> npt.NDA
     return np.frombuffer(blob, dtype="<f4").reshape(num_items, dimensions)
 
 
-# halfvec_send gives int16 dimensions, int16 zero, then big-endian float16: concatenated, NumPy reads all rows at once.
+# halfvec_send gives int16 dimensions, int16 zero, then big-endian float16. Joined in the server, a whole chunk is one
+# value that NumPy reads at once.
 READ_COLLECTION = """
-    SELECT item.ordinal, halfvec_send(live.embedding)
-      FROM unnest(%(keys)s::text[], %(hashes)s::bytea[]) WITH ORDINALITY AS item (key, content_hash, ordinal)
+    SELECT array_agg(item.ordinal), string_agg(halfvec_send(live.embedding), '')
+      FROM unnest(%(keys)b::text[], %(hashes)b::bytea[]) WITH ORDINALITY AS item (key, content_hash, ordinal)
       JOIN vectormill.{table} AS live ON live.key = item.key AND live.content_hash = item.content_hash
 """
 
@@ -92,11 +100,11 @@ def _collection_vectors(
 ) -> npt.NDArray[np.float32]:
     values = {"keys": [item.key for item in items], "hashes": [item.content_hash() for item in items]}
     statement = READ_COLLECTION.format(table=table_name(generation_id))
-    rows = _fetch_binary(connection, statement, values)
+    ((ordinals, wire),) = _fetch_binary(connection, statement, values)
     vectors = np.full((len(items), dimensions), np.nan, dtype=np.float32)
-    if rows:
-        wire = np.frombuffer(b"".join(row[1] for row in rows), dtype=">f2").reshape(len(rows), dimensions + 2)
-        vectors[np.array([row[0] for row in rows]) - 1] = wire[:, 2:]
+    if ordinals is not None:
+        rows = np.frombuffer(wire, dtype=">f2").reshape(len(ordinals), dimensions + 2)
+        vectors[np.array(ordinals) - 1] = rows[:, 2:]
     return vectors
 
 

@@ -88,7 +88,7 @@ UPSERT_STAGED = """
     INSERT INTO {table} AS live (key, content_hash, embedding, job_seq, metadata)
     SELECT item.key, staged.content_hash, staged.embedding, %(job_seq)s, item.metadata::jsonb
       FROM {stage} AS staged
-      JOIN unnest(%(keys)s::text[], %(metadata)s::text[]) WITH ORDINALITY AS item (key, metadata, ordinal)
+      JOIN unnest(%(keys)b::text[], %(metadata)b::text[]) WITH ORDINALITY AS item (key, metadata, ordinal)
         ON item.ordinal = staged.ordinal
      ORDER BY item.key  -- one lock order for all chunks: no deadlocks between chunks that share keys
     ON CONFLICT (key) DO UPDATE

@@ -10,7 +10,10 @@ import shutil
 import tempfile
 import time
 import warnings
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from importlib.metadata import version
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final
 
@@ -89,7 +92,7 @@ def find_or_convert(order: EncoderOrder) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".draft-"))
     try:
-        convert_network(order, draft)
+        convert_in_child(order, draft)
         # Two workers may convert at the same time: the second finds the name taken, by the same content.
         os.rename(draft, folder)  # noqa: PTH104 - Path.rename would say the same
     except OSError:
@@ -98,6 +101,15 @@ def find_or_convert(order: EncoderOrder) -> Path:
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return folder
+
+
+def convert_in_child(order: EncoderOrder, folder: Path) -> None:
+    """Converts in a process that then ends: torch and the tracer would keep 500 MiB in this one, for nothing."""
+    with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
+        try:
+            pool.submit(convert_network, order, folder).result()
+        except BrokenProcessPool as error:
+            raise ConversionFailed("the process that converts the model ended without a word") from error
 
 
 def fingerprint_conversion(order: EncoderOrder) -> str:
