@@ -1,6 +1,6 @@
 """Device: one thing that can hold a model, and how devices are chosen and named. Asks no hardware."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
@@ -30,6 +30,7 @@ class Device:
     memory_bytes: int
     features: frozenset[str] = frozenset()
     description: str = ""
+    reason: str = "asked for"  # why it was chosen, for the worker's report
 
     @property
     def has_bf16(self) -> bool:
@@ -55,7 +56,9 @@ def parse_devices(text: str, inventory: Inventory) -> list[Device]:
     """
     accelerators = {device.name: device for device in inventory.accelerators}
     if text == "auto":
-        return list(inventory.accelerators) or split_processor(inventory, 1)
+        if inventory.accelerators:
+            return [replace(device, reason="every GPU is used") for device in inventory.accelerators]
+        return [replace(device, reason="no GPU was found") for device in split_processor(inventory, 1)]
     if text == CPU:
         return split_processor(inventory, 1)
     if text in (CUDA, MPS):

@@ -32,6 +32,11 @@ class Choice:
     reason: str
 
 
+def device_choice(order: EncoderOrder) -> Choice:
+    """The device with the reason it was chosen and what it is."""
+    return Choice(order.device.name, f"{order.device.reason}; {order.device.description}")
+
+
 @dataclass(frozen=True, slots=True)
 class EncoderReport:
     """What was loaded. `attention` is the kernel; `notes` are fallbacks, one sentence each."""

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from worker.batching.token_batch import TokenBatch
 from worker.model.choice import BF16, FP32
-from worker.model.encoder import Choice, EncoderOrder, EncoderReport
+from worker.model.encoder import Choice, EncoderOrder, EncoderReport, device_choice
 from worker.model.padding import pad_batch
 
 INPUTS: Final = ("input_ids", "attention_mask", "pool_mask")
@@ -62,7 +62,7 @@ class OpenVINOEncoder:
         self._request = compiled.create_infer_request()
         self._pad_token_id = int(json.loads((folder / "network.json").read_text())["pad_token_id"])
         self._report = EncoderReport(
-            device=Choice(order.device.name, order.device.description),
+            device=device_choice(order),
             backend=backend,
             precision=precision,
             attention="openvino",

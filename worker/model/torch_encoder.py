@@ -11,7 +11,7 @@ from torch import Tensor
 from worker.batching.token_batch import TokenBatch
 from worker.devices.device import CPU, CUDA
 from worker.model.choice import BF16, FP16, FP32
-from worker.model.encoder import Choice, EncoderOrder, EncoderReport
+from worker.model.encoder import Choice, EncoderOrder, EncoderReport, device_choice
 from worker.model.network import EncoderNetwork
 from worker.model.padding import pad_batch
 
@@ -31,7 +31,7 @@ class TorchEncoder:
         self._device = torch.device("cuda:0" if order.device.kind == CUDA else order.device.kind)
         self._network = EncoderNetwork(order.card, DTYPES[precision.value]).to(self._device)
         self._report = EncoderReport(
-            device=Choice(order.device.name, order.device.description),
+            device=device_choice(order),
             backend=backend,
             precision=precision,
             attention=self._network.attention,
