@@ -16,6 +16,7 @@ programs outlive a killed parent until the next start finds them with `running_i
 
 import contextlib
 import os
+import random
 import shutil
 import signal
 import socket
@@ -38,6 +39,7 @@ T = TypeVar("T")
 # Wall-clock start times are derived from the boot time, which moves by a little when the clock is set.
 START_TIME_TOLERANCE_SECONDS = 2.0
 PARENT_WATCH_SECONDS = 1.0
+_SERVER_PORTS = (20_000, 32_000)
 
 
 def die_with_parent(death_signal: int = signal.SIGTERM, parent_pid: int | None = None) -> None:
@@ -146,10 +148,16 @@ os.register_at_fork(after_in_child=_forget_lasting_thread)
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port that nothing listens on now; whoever binds it first has it, so be ready to retry."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+    """A TCP port that nothing listens on now, and that no outgoing connection will be given meanwhile.
+
+    Ports the kernel hands out itself (bind to 0) are also those of outgoing connections: seconds later, when a server
+    binds it, one of ours to Redis may have it. Below 32768 there are none on Linux or macOS. Two callers could still
+    choose the same one of 12,000.
+    """
+    while True:
+        port = random.randint(*_SERVER_PORTS)  # noqa: S311 - no secret
+        if is_port_free(port, host):
+            return port
 
 
 def is_port_free(port: int, host: str = "127.0.0.1") -> bool:
