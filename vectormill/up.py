@@ -79,6 +79,7 @@ def run_up(options: UpOptions, out: TextIO = sys.stdout) -> int:
 def _run_children(options: UpOptions, stack: EmbeddedStack, stopping: threading.Event, out: TextIO) -> None:
     environ = {
         **options.environ,
+        "VECTORMILL_DATA_DIR": str(options.data_dir),
         "PYTHONUNBUFFERED": "1",  # or the last words of a killed child stay in its buffer
         "VECTORMILL_DATABASE_URL": stack.database_url,
         "VECTORMILL_REDIS_URL": stack.redis_url,

@@ -8,6 +8,7 @@ import argparse
 import logging
 import socket
 import threading
+from pathlib import Path
 from uuid import uuid4
 
 from celery import Celery
@@ -65,7 +66,7 @@ def run_replica(
         Registry(settings.models).card(model, weights=True),
         chosen,
         worker_settings,
-        settings.cache_dir.expanduser(),
+        find_cache_dir(settings),
     )
     engine.start()
     database = make_engine(settings.database_url, application_name=identity.name, pool_size=slots)
@@ -99,6 +100,20 @@ def run_replica(
         keeper.stop()
         database.dispose()
         heart.dispose()
+
+
+def find_cache_dir(settings: Settings) -> Path:
+    """Where converted models are kept: the cache directory, or the data directory for a user who cannot write there."""
+    wanted = settings.cache_dir.expanduser()
+    try:
+        wanted.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        other = settings.data_dir.expanduser() / "cache"
+        logger.warning(
+            "The cache directory cannot be used (%s); converted models are kept in %s.", error, other
+        )
+        return other
+    return wanted
 
 
 def consume(app: Celery, encoder: ChunkEncoder, identity: WorkerIdentity, slots: int) -> None:

@@ -99,8 +99,6 @@ def measure(order: Order) -> Report:
             f"of a matrix product: {rates}.",
             "Memory is resident, at its peak: of the process that holds the model, and with the worker that tokenizes "
             "and commits. Postgres and the API are not in it.",
-            "The stack starts without a converted model, and torch stays in the process that converted it; the engine "
-            "alone finds the model converted.",
         ),
     )
 
