@@ -1,6 +1,6 @@
 """Corpus: every docstring of the running Python's standard library, found by reading its source.
 
-Some 8,900 real texts that every machine has: the demo, the tests and the benchmarks encode them. Imports nothing of
+Some 8,700 real texts that every machine has: the demo, the tests and the benchmarks encode them. Imports nothing of
 what it reads, and knows nothing of jobs.
 """
 

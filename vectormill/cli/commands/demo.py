@@ -43,7 +43,7 @@ def demo(
 ) -> None:
     """Encode every docstring of the standard library, search them, leave nothing running.
 
-    Starts Postgres, Valkey, API, scheduler, a worker and Flower, submits some 8,900 texts over HTTP and counts the
+    Starts Postgres, Valkey, API, scheduler, a worker and Flower, submits some 8,700 texts over HTTP and counts the
     vectors that come back: it succeeds only if every text has one.
     """
     from vectormill.cli.summary import summarize_job
