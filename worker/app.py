@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 def main() -> None:
-    """`python -m worker.app --model NAME --device cpu:0 --replica 0`."""
+    """`python -m worker.app --model NAME --device cpu:0 --devices cpu:0,cpu:1`."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--model", required=True)
     parser.add_argument("--device", required=True)

@@ -125,3 +125,13 @@ def test_search_and_sql_find_the_nearest_texts(stack: Stack) -> None:
         "SELECT key FROM notes ORDER BY embedding <=> (SELECT embedding FROM notes WHERE key = 'cat') LIMIT 1"
     )
     assert list(nearest) == [("cat",)]
+
+
+def test_a_search_is_answered_while_a_bulk_job_fills_every_slot(stack: Stack) -> None:
+    with stack.client() as client:
+        job = client.submit([{"key": "cat", "text": "A cat sleeps."}], model=MODEL, collection="notes")
+        client.wait(job["id"], timeout_seconds=60)
+        bulk = submit_and_wait_for_the_middle(stack)
+        matches = client.search("notes", "a kitten is napping", limit=1)
+        assert [match["key"] for match in matches] == ["cat"]
+        assert client.job(bulk)["state"] == "running", "the search waited for the bulk job"
