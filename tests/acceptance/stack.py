@@ -6,21 +6,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
 
 import httpx
 import psutil
 import psycopg
 from redis import Redis
 
+from tests.waiting import wait_for
 from vectormill.client import Client
 from vectormill.embedded.stack import EmbeddedStack
 from vectormill.processes import free_port
-
-T = TypeVar("T")
 
 # Short leases, so that a test of their expiry takes seconds. The proportions are those of the defaults.
 QUICK_LEASES = {
@@ -29,17 +27,6 @@ QUICK_LEASES = {
     "VECTORMILL_REAP_SECONDS": "1",
     "VECTORMILL_CHUNK_MAX_ITEMS": "64",
 }
-
-
-def wait_for(what: Callable[[], T | None], seconds: float, because: str) -> T:
-    """The first answer of `what` that is true; asks again until the time is over."""
-    deadline = time.monotonic() + seconds
-    while True:
-        answer = what()
-        if answer:
-            return answer
-        assert time.monotonic() < deadline, f"not within {seconds} s: {because}"
-        time.sleep(0.05)  # between two questions to another process: there is no event to wait for
 
 
 class Stack:

@@ -6,7 +6,8 @@ from itertools import islice
 import psutil
 import pytest
 
-from tests.acceptance.stack import Stack, wait_for
+from tests.acceptance.stack import Stack
+from tests.waiting import wait_for
 from vectormill.corpus import read_docstrings
 from vectormill.files.ndjson import ItemJson
 

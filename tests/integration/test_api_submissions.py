@@ -2,8 +2,7 @@
 
 import gzip
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -24,6 +23,7 @@ from tests.api_server import (
     refusing_api,
     submit,
 )
+from tests.waiting import wait_for
 
 LIMITS = {"chunk_max_items": 4, "max_json_bytes": 4096, "max_line_bytes": 2048}
 
@@ -53,13 +53,6 @@ def empty_engine(refusing: tuple[httpx.Client, Engine]) -> Engine:
 def long_items(count: int) -> list[dict[str, Any]]:
     """Enough bytes for more than one block of a stream, in few chunks."""
     return [{"key": f"k{number}", "text": "word " * 300} for number in range(count)]
-
-
-def wait_until(condition: Callable[[], bool], timeout: float = 20) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "what was waited for did not come"
-        time.sleep(0.01)
 
 
 def test_a_job_is_accepted_with_its_place_and_reads_the_same_there(client: httpx.Client) -> None:
@@ -264,6 +257,6 @@ def test_a_client_that_leaves_in_the_middle_leaves_nothing_behind(
     )
     with socket.create_connection((address.hostname or "", address.port or 0)) as connection:
         connection.sendall(head + lines(long_items(400)))
-        wait_until(lambda: count_jobs(empty_engine) == 1)
+        wait_for(lambda: count_jobs(empty_engine) == 1)
         assert refusing_client.get("/v1/jobs").json()["data"][0]["state"] == "uploading"
-    wait_until(lambda: count_jobs(empty_engine) == 0)
+    wait_for(lambda: count_jobs(empty_engine) == 0)

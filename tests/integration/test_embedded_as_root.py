@@ -138,6 +138,7 @@ def python_of_everybody(environment: dict[str, str]) -> str:
             )
             if ended.returncode == 0:
                 return program
+    # Without one (a Python in /root, say) there is no other user to test as.
     pytest.skip("no interpreter that user nobody can run has our packages")
 
 

@@ -11,7 +11,8 @@ import psycopg
 import pytest
 from sqlalchemy import create_engine, text
 
-from tests.clusters import START_AND_WAIT, connect, new_directory, servers_of, until, value
+from tests.clusters import START_AND_WAIT, connect, new_directory, servers_of, value
+from tests.waiting import wait_for
 from vectormill import processes
 from vectormill.embedded.errors import AlreadyRunning, EmbeddedServerFailed
 from vectormill.embedded.postgres import EmbeddedPostgres
@@ -114,7 +115,7 @@ def test_the_server_shuts_down_by_itself_when_its_parent_is_killed(
         create_table(url)
         assert servers_of(home)
         parent.kill()
-    until(lambda: not servers_of(home))
+    wait_for(lambda: not servers_of(home))
     assert server.start() == url
     assert value(url, "SELECT x FROM t") == 7
 

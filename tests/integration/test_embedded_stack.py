@@ -13,7 +13,8 @@ import psycopg
 import pytest
 import redis
 
-from tests.clusters import connect, new_directory, servers_of, until, value
+from tests.clusters import connect, new_directory, servers_of, value
+from tests.waiting import wait_for
 from vectormill import processes
 from vectormill.embedded.errors import AlreadyRunning, EmbeddedServerFailed, StartCancelled
 from vectormill.embedded.running import find_running
@@ -72,8 +73,8 @@ def test_a_server_that_dies_comes_back_at_the_same_address(data_dir: Path) -> No
         postmaster = int((data_dir / "postgres" / "data" / "postmaster.pid").read_text().split()[0])
         for pid in (postmaster, *valkeys_of(data_dir)):
             os.kill(pid, signal.SIGKILL)
-        until(lambda: not any(map(processes.is_alive, before)))
-        until(lambda: answers(stack))
+        wait_for(lambda: not any(map(processes.is_alive, before)))
+        wait_for(lambda: answers(stack))
         assert (stack.database_url, stack.redis_url) == urls
     assert servers_of(data_dir) == valkeys_of(data_dir) == []
 

@@ -11,7 +11,7 @@ import psutil
 import pytest
 import redis
 
-from tests.clusters import until
+from tests.waiting import wait_for
 from vectormill import processes
 from vectormill.embedded.errors import AlreadyRunning, EmbeddedServerFailed
 from vectormill.embedded.valkey import EmbeddedValkey
@@ -93,7 +93,7 @@ def test_the_server_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
         assert parent.stdout.readline().startswith("redis://")
         assert len(servers_of(tmp_path)) == 1
         parent.kill()
-    until(lambda: not servers_of(tmp_path))
+    wait_for(lambda: not servers_of(tmp_path))
 
 
 def test_a_server_that_cannot_start_says_why_with_its_own_words(

@@ -19,6 +19,7 @@ import psutil
 import pytest
 from numpy.typing import NDArray
 
+from tests.waiting import wait_for
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import ModelError
 from vectormill.domain.item import (
@@ -53,11 +54,11 @@ class FaultyEncoder:
         if np.isin(CRASH, batch.input_ids):
             os._exit(7)
         if np.isin(HANG, batch.input_ids):
-            time.sleep(3600)
+            time.sleep(3600)  # the hang itself: the engine has to end it
         if np.isin(ERROR, batch.input_ids):
             raise ValueError("a sequence the model cannot take")
         while (self._order.cache_dir / HANG_WHILE_FILE_EXISTS).exists():
-            time.sleep(0.01)
+            time.sleep(0.01)  # a hang that the test ends by removing the file, from another process
         vectors = np.empty((len(batch), self._order.card.dimension), dtype=np.float32)
         for row, ids in enumerate(np.split(batch.input_ids, np.cumsum(batch.lengths)[:-1])):
             vectors[row] = np.nan if NAN in ids else np.resize(ids, vectors.shape[1])
@@ -123,13 +124,6 @@ def request(texts: list[str], *, spec: EncodingSpec = SPEC, interactive: bool = 
 
 def encode(engine: Engine, texts: list[str], **options: Any) -> EncodeResult:
     return engine.encode(request(texts, **options), threading.Event())
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_every_text_gets_the_vector_it_gets_alone(engine: Engine) -> None:
@@ -225,9 +219,9 @@ def test_requests_that_were_not_in_the_fatal_batch_never_notice(
         held = threads.submit(
             encode, engine, ["one two three four five six seven eight nine ten eleven twelve"]
         )
-        wait_until(lambda: engine._executor._outstanding.__len__() == 1)
+        wait_for(lambda: engine._executor._outstanding.__len__() == 1)
         bad = threads.submit(encode, engine, ["crash of the model in a batch that is full of it all"])
-        wait_until(lambda: engine._executor._outstanding.__len__() == 2)
+        wait_for(lambda: engine._executor._outstanding.__len__() == 2)
         good = threads.submit(
             encode, engine, [f"an innocent text with its number {i} and more" for i in range(20)]
         )
@@ -241,7 +235,7 @@ def test_a_model_process_that_is_killed_from_outside_is_replaced(engine: Engine,
     (tmp_path / HANG_WHILE_FILE_EXISTS).touch()
     with ThreadPoolExecutor(1) as threads:
         future = threads.submit(encode, engine, ["waiting"])
-        wait_until(lambda: len(engine._executor._outstanding) == 1)
+        wait_for(lambda: len(engine._executor._outstanding) == 1)
         os.kill(runner_pids()[0], signal.SIGKILL)
         assert isinstance(future.exception(), RunnerDied)
         assert "SIGKILL" in str(future.exception())
@@ -264,7 +258,7 @@ def test_a_model_process_lost_too_often_stops_the_engine_and_all_who_wait_are_to
     engine.start()
     with pytest.raises(RunnerDied):
         encode(engine, ["crash"])
-    wait_until(lambda: not engine.is_healthy())
+    wait_for(lambda: not engine.is_healthy())
     with pytest.raises(EngineStopped, match="lost 1 times in a row"):
         encode(engine, ["fine"])
 
@@ -276,7 +270,7 @@ def test_a_cancelled_request_returns_at_once_and_leaves_room_for_others(
     cancelled = threading.Event()
     with ThreadPoolExecutor(1) as threads:
         future = threads.submit(engine.encode, request([f"text {i} of many" for i in range(100)]), cancelled)
-        wait_until(lambda: len(engine._executor._outstanding) == 2)
+        wait_for(lambda: len(engine._executor._outstanding) == 2)
         cancelled.set()
         assert isinstance(future.exception(timeout=5), EncodingCancelled)
     (tmp_path / HANG_WHILE_FILE_EXISTS).unlink()
@@ -290,7 +284,7 @@ def test_stopping_tells_all_who_wait_and_leaves_no_process(engine: Engine, tmp_p
     with ThreadPoolExecutor(8) as threads:
         # More than there are slots: some wait outside.
         futures = [threads.submit(encode, engine, [f"text {i}"]) for i in range(8)]
-        wait_until(lambda: len(engine._executor._outstanding) >= 1)
+        wait_for(lambda: len(engine._executor._outstanding) >= 1)
         engine.stop()
         assert all(isinstance(future.exception(timeout=5), EngineStopped) for future in futures)
     assert not psutil.pid_exists(pid)
@@ -313,7 +307,7 @@ def test_an_interactive_request_is_not_kept_waiting_by_bulk_that_fills_all_slots
     with ThreadPoolExecutor(3) as threads:
         threads.submit(run, "bulk", [f"bulk text number {i} of the first" for i in range(600)], False)
         threads.submit(run, "more bulk", [f"bulk text number {i} of the second" for i in range(600)], False)
-        wait_until(lambda: engine.report()["num_batches"] > 3)
+        wait_for(lambda: engine.report()["num_batches"] > 3)
         threads.submit(run, "interactive", ["a question"], True)
     assert done[0] == "interactive"
 

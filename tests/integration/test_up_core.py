@@ -15,7 +15,8 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-from tests.clusters import connect, new_directory, until, value
+from tests.clusters import connect, new_directory, value
+from tests.waiting import wait_for
 from vectormill import processes
 from vectormill.embedded.running import RunningStack, find_running
 from vectormill.embedded.stack import EmbeddedStack
@@ -50,14 +51,14 @@ class Answers(BaseHTTPRequestHandler):
 
 
 if name == "migrate":
-    time.sleep(float(os.environ.get("MIGRATE_SECONDS", 0)))
+    time.sleep(float(os.environ.get("MIGRATE_SECONDS", 0)))  # a migration that takes so long
     sys.exit(os.environ.get("MIGRATE_FAILS", 0))
 elif name in ("api", "flower"):
     host, port = arguments[arguments.index("--host") + 1], arguments[arguments.index("--port") + 1]
     HTTPServer((host, int(port)), Answers).serve_forever()
 else:
     (state / name).write_text(str(os.getpid()))
-    time.sleep(600)
+    time.sleep(600)  # a process that runs until it is ended
 """
 
 UP = """
@@ -101,7 +102,7 @@ class Up:
         return [line for line in self.output.read_text().splitlines() if line.startswith("ready")]
 
     def wait_until_ready(self) -> RunningStack:
-        until(lambda: bool(self.ready_lines) or self.process.poll() is not None)
+        wait_for(lambda: bool(self.ready_lines) or self.process.poll() is not None)
         found = find_running(self.data_dir)
         assert found is not None, self.output.read_text()
         return found
@@ -122,7 +123,7 @@ def home() -> Iterator[Path]:
         found = find_running(directory / "data")
         if found is not None:
             os.kill(found.pid, signal.SIGKILL)
-            until(lambda: not processes.is_alive(found.pid))
+            wait_for(lambda: not processes.is_alive(found.pid))
         EmbeddedStack(directory / "data").destroy()
 
 
@@ -160,8 +161,8 @@ def test_up_runs_everything_repairs_what_dies_and_leaves_nothing(home: Path) -> 
     os.kill(scheduler, signal.SIGKILL)
     postmaster = int((up.data_dir / "postgres" / "data" / "postmaster.pid").read_text().split()[0])
     os.kill(postmaster, signal.SIGKILL)
-    until(lambda: pid_of(home, "scheduler") not in (0, scheduler))
-    until(lambda: answers(running.database_url))
+    wait_for(lambda: pid_of(home, "scheduler") not in (0, scheduler))
+    wait_for(lambda: answers(running.database_url))
 
     second = Up(home)
     assert second.process.wait(STOP_SECONDS) == 1
@@ -193,7 +194,7 @@ def test_after_a_kill_nothing_stays_and_the_next_up_goes_on(home: Path) -> None:
     descendants = up.descendants()
     up.process.kill()
     up.process.wait()
-    until(lambda: all_gone(descendants))
+    wait_for(lambda: all_gone(descendants))
     again = Up(home)
     assert answers(again.wait_until_ready().database_url)
     assert again.stop(signal.SIGINT) == 0
@@ -211,7 +212,7 @@ def test_a_migration_that_fails_ends_up_with_its_words(home: Path) -> None:
 
 def test_up_can_be_stopped_while_it_starts(home: Path) -> None:
     up = Up(home, MIGRATE_SECONDS="600")
-    until(lambda: (up.data_dir / "logs" / "migrate.log").exists() or up.process.poll() is not None)
+    wait_for(lambda: (up.data_dir / "logs" / "migrate.log").exists() or up.process.poll() is not None)
     descendants = up.descendants()
     assert up.stop() == 0
     assert all_gone(descendants)

@@ -12,6 +12,7 @@ from vectormill.cli.stack import Stack, StackFailed
 from vectormill.cli.workplace import workplace
 from vectormill.processes import is_alive
 
+# Programs that run until they are ended: their long sleep is what a service does, no test waits for it.
 READY = """
 import pathlib, signal, sys, time
 print("booting", sys.argv[1:], flush=True)

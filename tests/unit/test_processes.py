@@ -16,6 +16,7 @@ import pytest
 
 from vectormill import processes
 
+# Programs that run until they are ended: no test waits for their long sleep.
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 ENV = {"PATH": os.defpath}
 

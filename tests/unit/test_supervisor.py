@@ -6,25 +6,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.waiting import wait_for
 from vectormill import processes
 from vectormill.stopping import StopSignals
 from vectormill.supervisor import Backoff, ChildNotReady, ChildSpec, Supervisor
 
 ENV = {"PATH": os.defpath}
 DEADLINE_SECONDS = 20.0
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def shell(tmp_path: Path, name: str, script: str) -> ChildSpec:
@@ -39,7 +33,7 @@ def read(log: Path) -> list[str]:
 
 def number_in(log: Path) -> int:
     """The pid that a child wrote into its log."""
-    until(lambda: any(line.isdigit() for line in read(log)))
+    wait_for(lambda: any(line.isdigit() for line in read(log)))
     return next(int(line) for line in read(log) if line.isdigit())
 
 
@@ -67,7 +61,7 @@ def test_a_child_that_dies_is_started_again(tmp_path: Path) -> None:
         first = supervisor.pids["a"]
         assert first is not None
         os.kill(first, signal.SIGKILL)
-        until(lambda: supervisor.pids["a"] not in (None, first))
+        wait_for(lambda: supervisor.pids["a"] not in (None, first))
 
 
 def test_a_dead_childs_own_children_do_not_survive_it(tmp_path: Path) -> None:
@@ -78,7 +72,7 @@ def test_a_dead_childs_own_children_do_not_survive_it(tmp_path: Path) -> None:
         child = supervisor.pids["a"]
         assert child is not None
         os.kill(child, signal.SIGKILL)
-        until(lambda: not processes.is_alive(grandchild))
+        wait_for(lambda: not processes.is_alive(grandchild))
 
 
 def test_a_child_that_ignores_the_request_to_stop_is_killed_with_all_that_came_of_it(tmp_path: Path) -> None:
@@ -87,9 +81,9 @@ def test_a_child_that_ignores_the_request_to_stop_is_killed_with_all_that_came_o
     supervisor.start(DEADLINE_SECONDS)
     log = tmp_path / "a.log"
     in_own_session = number_in(log)
-    until(lambda: psutil.Process(in_own_session).name() == "sleep")
+    wait_for(lambda: psutil.Process(in_own_session).name() == "sleep")
     supervisor.stop(grace=0.2)
-    until(lambda: not processes.is_alive(in_own_session))
+    wait_for(lambda: not processes.is_alive(in_own_session))
 
 
 def test_all_children_are_asked_to_stop_at_once(tmp_path: Path) -> None:
@@ -152,7 +146,7 @@ def test_a_killed_supervisor_leaves_no_child() -> None:
         assert len(pids) == 2
         assert all(map(processes.is_alive, pids))
         parent.kill()
-    until(lambda: not any(map(processes.is_alive, pids)))
+    wait_for(lambda: not any(map(processes.is_alive, pids)))
 
 
 @pytest.mark.parametrize(
