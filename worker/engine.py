@@ -25,7 +25,9 @@ from worker.model.encoder import EncoderOrder
 from worker.parallel.executor import Executor, ExecutorTimeouts
 from worker.parallel.messages import Load
 from worker.request import EncodeRequest, EncodeResult, EncodingCancelled, EngineStopped, RunnerDied
+from worker.reuse import Division, Flight, VectorReuse, digest_sequences
 from worker.settings import WorkerSettings
+from worker.slot import Slot, wait_unless_cancelled
 from worker.switchboard import Switchboard, Ticket
 from worker.tokens.tokenizer import Tokenizer
 
@@ -35,12 +37,12 @@ DEFAULT_FACTORY: Final = "worker.model.factory:load_encoder"
 # First guesses, until budgets are tuned by measuring: a GPU needs far more to do at once than a CPU.
 CPU_BATCH_TOKENS: Final = 2048
 ACCELERATOR_BATCH_TOKENS: Final = 32768
-CANCEL_POLL_SECONDS: Final = 0.1
 SMALLEST_NORM: Final = 1e-12
 
 TOKENIZE: Final = "tokenize"
 RUN: Final = "run"
 COLLECT: Final = "collect"
+WAIT: Final = "wait"  # for a slot, a place in a batch, or another request's vector: nobody is busy with it
 
 
 class Engine:
@@ -62,6 +64,8 @@ class Engine:
         self._limits = BatchLimits(settings.max_batch_tokens or default_budget)
         self._tokenizer = Tokenizer(card.path, lowercase=card.lowercase)
         self._switchboard = Switchboard(self._limits)
+        self._reuse = VectorReuse(settings.reuse_bytes)
+        self._num_reused = 0
         self._executor = Executor(
             Load(
                 factory,
@@ -104,9 +108,12 @@ class Engine:
         when the model process died with a batch in which this request had texts. Others never notice.
         """
         self._refuse_other_spaces(request.spec)
-        with _Slot(self._slots[request.interactive], cancelled, self._executor):
+        asked_at = time.perf_counter()
+        with Slot(self._slots[request.interactive], cancelled, self.is_healthy):
+            slot_seconds = time.perf_counter() - asked_at
             unique, places = find_unique(request.texts)
             ticket = self._tokenize(request, unique)
+            ticket.wait_seconds += slot_seconds
             self._run(ticket, cancelled)
             return self._collect(request.spec, ticket, places)
 
@@ -131,6 +138,7 @@ class Engine:
             "padding_waste": 1 - tally.num_tokens / tally.num_computed_tokens
             if tally.num_computed_tokens
             else 0.0,
+            "num_reused": self._num_reused,
             "num_restarts": self._executor.num_restarts,
             "stage_seconds": stages,
             "stage_shares": {name: busy / seconds for name, busy in stages.items()},
@@ -167,14 +175,48 @@ class Engine:
         return ticket
 
     def _run(self, ticket: Ticket, cancelled: threading.Event) -> None:
-        self._switchboard.add(ticket)
-        self._executor.wake()
-        while not ticket.done.wait(CANCEL_POLL_SECONDS):
-            if cancelled.is_set():
-                self._switchboard.withdraw(ticket)
-                raise EncodingCancelled
-        if ticket.error is not None:
-            raise ticket.error
+        """Computes what nobody has computed and nobody computes just now, and takes over the rest.
+
+        Own sequences first, others' vectors then: so two requests that await each other's both go on. What does not
+        come from another request, because that one was cancelled or failed, is missing again and computed here.
+        """
+        start = time.perf_counter()
+        missing = digest_sequences(ticket.texts, ticket.positions.tolist(), ticket.prompt_length)
+        while missing:
+            division = self._reuse.divide(missing, may_wait=not ticket.is_interactive)
+            ticket.take_over(division.known)
+            self._compute(ticket, division.flight, cancelled)
+            missing = self._take_over_awaited(ticket, division, missing, cancelled)
+        ticket.wait_seconds += max(time.perf_counter() - start - ticket.run_seconds, 0.0)
+
+    def _compute(self, ticket: Ticket, flight: Flight, cancelled: threading.Event) -> None:
+        rows = list(flight.rows.values())
+        sound: list[int] = []
+        try:
+            ticket.choose(rows)
+            self._switchboard.add(ticket)
+            self._executor.wake()
+            wait_unless_cancelled(ticket.done, cancelled, lambda: self._switchboard.withdraw(ticket))
+            if ticket.error is not None:
+                raise ticket.error
+            is_finite = np.isfinite(ticket.vectors[rows]).all(axis=1)
+            sound = [rows[i] for i in np.flatnonzero(is_finite).tolist() if rows[i] not in ticket.failures]
+        finally:
+            self._reuse.land(flight, ticket.vectors, sound)
+
+    def _take_over_awaited(
+        self, ticket: Ticket, division: Division, digests: Mapping[int, bytes], cancelled: threading.Event
+    ) -> dict[int, bytes]:
+        """Waits until the flights have landed; the rows that none of them brought are missing still."""
+        for flight in division.awaited.values():
+            wait_unless_cancelled(flight.landed, cancelled)
+        brought = {
+            row: flight.vectors[digests[row]]
+            for row, flight in division.awaited.items()
+            if digests[row] in flight.vectors
+        }
+        ticket.take_over(brought)
+        return {row: digests[row] for row in division.awaited if row not in brought}
 
     def _collect(self, spec: EncodingSpec, ticket: Ticket, places: NDArray[np.int64]) -> EncodeResult:
         """Finishes the vectors and gives every text its own row, duplicates included."""
@@ -189,8 +231,13 @@ class Engine:
         truncated = ticket.texts.truncated
         vectors[failed], lengths[failed], truncated[failed] = 0, 0, False
         num_tokens = lengths[places]
+        is_sound = np.ones(len(vectors), dtype=np.bool_)
+        is_sound[failed] = False
+        num_reused = ticket.num_reused + int(is_sound[places].sum() - is_sound.sum())
         seconds = time.perf_counter() - start
         self._count_stage(COLLECT, seconds)
+        with self._stage_lock:
+            self._num_reused += num_reused
         return EncodeResult(
             vectors=vectors[places],
             failures={
@@ -202,33 +249,18 @@ class Engine:
             num_computed_tokens=int(num_tokens.sum()) + ticket.num_padding_tokens,
             num_truncated=int(truncated[places].sum()),
             truncated=truncated[places],
-            stage_seconds={TOKENIZE: ticket.tokenize_seconds, RUN: ticket.run_seconds, COLLECT: seconds},
+            stage_seconds={
+                TOKENIZE: ticket.tokenize_seconds,
+                WAIT: ticket.wait_seconds,
+                RUN: ticket.run_seconds,
+                COLLECT: seconds,
+            },
+            num_reused=num_reused,
         )
 
     def _count_stage(self, stage: str, seconds: float) -> None:
         with self._stage_lock:
             self._stage_seconds[stage] += seconds
-
-
-class _Slot:
-    """A place in the engine for one request; waiting for it ends when the request is cancelled or the engine stops."""
-
-    def __init__(
-        self, slots: threading.BoundedSemaphore, cancelled: threading.Event, executor: Executor
-    ) -> None:
-        self._slots = slots
-        self._cancelled = cancelled
-        self._executor = executor
-
-    def __enter__(self) -> None:
-        while not self._slots.acquire(timeout=CANCEL_POLL_SECONDS):
-            if self._cancelled.is_set():
-                raise EncodingCancelled
-            if not self._executor.is_alive:
-                raise EngineStopped
-
-    def __exit__(self, *exception: object) -> None:
-        self._slots.release()
 
 
 def find_unique(texts: Sequence[bytes]) -> tuple[list[bytes], NDArray[np.int64]]:

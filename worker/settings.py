@@ -32,6 +32,9 @@ class WorkerSettings(BaseSettings):
     interactive_slots: int = Field(
         default=2, ge=1, description="Interactive chunks encoded at the same time."
     )
+    reuse_bytes: int = Field(
+        default=64 << 20, ge=0, description="Memory for vectors of texts that may occur again; 0: none."
+    )
     model_load_timeout_seconds: float = Field(
         default=600.0, gt=0, description="A model that loads longer has failed."
     )

@@ -5,6 +5,7 @@ processes, texts or specs.
 """
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -35,6 +36,8 @@ class Ticket:
     num_padding_tokens: int = 0
     tokenize_seconds: float = 0.0
     run_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    num_reused: int = 0
     error: ChunkError | None = None
     done: threading.Event = field(default_factory=threading.Event)
 
@@ -45,6 +48,18 @@ class Ticket:
         positions = np.flatnonzero(texts.lengths)
         vectors = np.zeros((len(texts), dimension), dtype=np.float32)
         return cls(texts, prompt_length, is_interactive, vectors, positions, len(positions))
+
+    def choose(self, rows: list[int]) -> None:
+        """Says which texts are to be computed when it is added next; nobody else may hold the ticket then."""
+        self.positions = np.array(rows, dtype=np.int64)
+        self.num_waiting = len(rows)
+        self.done.clear()
+
+    def take_over(self, vectors: Mapping[int, NDArray[np.float32]]) -> None:
+        """Rows that need not be computed."""
+        for row, vector in vectors.items():
+            self.vectors[row] = vector
+        self.num_reused += len(vectors)
 
 
 @dataclass(slots=True)

@@ -144,6 +144,7 @@ class ChunkEncoder:
             "outcome": "done",
             "rows": len(wanted) - len(outcome.failures),
             "failed": len(outcome.failures),
+            "reused": encoded.num_reused,
             "tokens": outcome.num_tokens,
             "tokens_per_second": round(outcome.num_tokens / (committed - started)),
             "encode_ms": round(1000 * (encoded_at - loaded)),

@@ -19,7 +19,7 @@ NAME = "benchmark"
 
 
 def load(order: ChildOrder) -> Encode:
-    settings, worker_settings = Settings(), load_worker_settings()
+    settings, worker_settings = Settings(), load_worker_settings(reuse_bytes=0)  # each pass computes all
     card = Registry({NAME: ModelEntry(path=order.model)}).card(NAME, weights=True)
     spec = make_spec(card, EncodingOptions())
     engine = Engine(card, benchmark_device(), worker_settings, Path(order.cache_dir))

@@ -44,5 +44,9 @@ class OwnStack:
 def stack_command(cache_dir: Path) -> tuple[str, ...]:
     """The command line of `vectormill`, through env, which replaces itself by it."""
     unset = [part for name in FOREIGN_SERVERS for part in ("-u", name)]
-    settings = (f"VECTORMILL_CACHE_DIR={cache_dir}", "VECTORMILL_WORKER_DEVICES=cpu")
+    settings = (
+        f"VECTORMILL_CACHE_DIR={cache_dir}",
+        "VECTORMILL_WORKER_DEVICES=cpu",
+        "VECTORMILL_WORKER_REUSE_BYTES=0",  # every pass has the same texts: each is to be computed again
+    )
     return ("env", *unset, *settings, *COMMAND)

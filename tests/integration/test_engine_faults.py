@@ -92,7 +92,8 @@ def make_engine(tmp_path: Path) -> Iterator[MakeEngine]:
         engine = Engine(
             CARD,
             split_processor(detect_inventory(), 1)[0],
-            WorkerSettings(**{"max_batch_tokens": 64, **settings}),
+            # Nothing is reused unless a test asks for it: the same words are to reach the model again.
+            WorkerSettings(**{"max_batch_tokens": 64, "reuse_bytes": 0, **settings}),
             tmp_path,
             factory=f"tests.integration.test_engine_faults:{function}",
         )
