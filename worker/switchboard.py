@@ -104,18 +104,29 @@ class Switchboard:
             self._tickets.pop(ticket.number, None)
             self._pool.remove(ticket.number)
 
-    def next_work(self) -> Work | None:
+    def next_work(self, *, is_runner_idle: bool) -> Work | None:
         with self._lock:
-            sequences = self._pool.take_batch()
-            if not sequences:
-                return None
-            tickets = [self._tickets[sequence.request] for sequence in sequences]
-            rows = [
-                ticket.texts.ids(int(ticket.positions[sequence.position]))
-                for ticket, sequence in zip(tickets, sequences, strict=True)
-            ]
+            return self._take_work()
+
+    def next_urgent_work(self) -> Work | None:
+        with self._lock:
+            return self._take_work() if self._pool.has_interactive else None
+
+    def ask_again_at(self) -> float | None:
+        return None
+
+    def _take_work(self) -> Work | None:
+        is_urgent = self._pool.has_interactive
+        sequences = self._pool.take_batch()
+        if not sequences:
+            return None
+        tickets = [self._tickets[sequence.request] for sequence in sequences]
+        rows = [
+            ticket.texts.ids(int(ticket.positions[sequence.position]))
+            for ticket, sequence in zip(tickets, sequences, strict=True)
+        ]
         prompt_lengths = [min(t.prompt_length, len(row)) for t, row in zip(tickets, rows, strict=True)]
-        return Work(tuple(sequences), TokenBatch.from_ids(rows, prompt_lengths))
+        return Work(tuple(sequences), TokenBatch.from_ids(rows, prompt_lengths), is_urgent)
 
     def deliver(self, work: Work, vectors: NDArray[np.float32], seconds: float) -> None:
         max_length, num_tokens = work.batch.max_length, work.batch.num_tokens

@@ -1,10 +1,12 @@
 """Fixtures on real servers. A server that cannot start fails the tests; nothing is skipped."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine
 
+from tests.faulty_engine import MakeEngine, making_engines
 from tests.services import connected_engine, migrated_database, running_postgres, running_valkey
 
 
@@ -30,3 +32,9 @@ def database_url(postgres_url: str) -> Iterator[str]:
 def engine(database_url: str) -> Iterator[Engine]:
     with connected_engine(database_url) as engine:
         yield engine
+
+
+@pytest.fixture
+def make_engine(tmp_path: Path) -> Iterator[MakeEngine]:
+    with making_engines(tmp_path) as make:
+        yield make

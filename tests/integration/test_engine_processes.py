@@ -17,7 +17,7 @@ from worker.devices.device import split_processor
 from worker.engine import EncodeRequest, Engine
 from worker.settings import WorkerSettings
 
-FACTORY = "tests.integration.test_engine_faults:load_faulty_encoder"
+FACTORY = "tests.faulty_engine:load_faulty_encoder"
 CARD = Registry({}).card(DEFAULT_MODEL)
 
 # A worker in one line: starts an engine, says so, and waits for the end.

@@ -1,6 +1,6 @@
 """A text that several chunks have is encoded once, and a chunk whose computation fails takes no other with it.
 
-Real model processes with the encoder of test_engine_faults.
+Real model processes with the faulty encoder.
 """
 
 import os
@@ -14,14 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.integration.test_engine_faults import (
-    CARD,
-    HANG_WHILE_FILE_EXISTS,
-    SPEC,
-    encode,
-    request,
-    runner_pids,
-)
+from tests.faulty_engine import CARD, HANG_WHILE_FILE_EXISTS, SPEC, encode, request, runner_pids
 from tests.waiting import wait_for
 from vectormill.domain.item import ENCODING_FAILED, NON_FINITE_VECTOR
 from worker.devices.detect import detect_inventory
@@ -36,7 +29,7 @@ SHARED = "a text that many documents begin with"
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[Engine]:
     device = split_processor(detect_inventory(), 1)[0]
-    factory = "tests.integration.test_engine_faults:load_faulty_encoder"
+    factory = "tests.faulty_engine:load_faulty_encoder"
     engine = Engine(CARD, device, WorkerSettings(max_batch_tokens=64), tmp_path, factory=factory)
     engine.start()
     yield engine

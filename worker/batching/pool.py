@@ -63,6 +63,11 @@ class SequencePool:
     def __len__(self) -> int:
         return sum(len(bucket) for bucket in self._by_length.values())
 
+    @property
+    def has_interactive(self) -> bool:
+        """The next batch is led by an interactive request."""
+        return bool(self._interactive)
+
     def add(self, request: int, lengths: Iterable[int], *, is_interactive: bool = False) -> None:
         """Adds the sequences of a new request, one for each length; their positions are 0, 1, 2, …"""
         sequences = [Sequence(request, position, length) for position, length in enumerate(lengths)]

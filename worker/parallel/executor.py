@@ -1,14 +1,13 @@
 """Executor: keeps one runner busy with batches, and starts it again when it dies. Knows no requests, only batches.
 
 One thread owns the runner: it sends, receives, restarts. Two batches are with the runner at a time, so that it never
-waits for the next one. The runner encodes in order, so that the first of them is the one being encoded: if the
-process dies, that one is suspect and the other is not.
+waits for the next one; urgent ones come on top and are encoded first. The runner says which one it starts: if the
+process dies, that one is suspect and the others are not.
 """
 
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing import Pipe
@@ -22,7 +21,17 @@ from vectormill.domain.errors import ModelError
 from worker.batching.sequence import Sequence
 from worker.batching.token_batch import TokenBatch
 from worker.model.encoder import EncoderReport
-from worker.parallel.messages import Encode, Encoded, EncodeFailed, Load, Loaded, LoadFailed
+from worker.parallel.messages import (
+    BATCHES_AHEAD,
+    URGENT_BATCHES_AHEAD,
+    Encode,
+    Encoded,
+    EncodeFailed,
+    Load,
+    Loaded,
+    LoadFailed,
+    Started,
+)
 from worker.parallel.runner import Runner, RunnerLost
 
 logger = logging.getLogger(__name__)
@@ -33,7 +42,6 @@ RESTARTING: Final = "restarting"
 STOPPED: Final = "stopped"
 DEAD: Final = "dead"
 
-BATCHES_AHEAD: Final = 2
 FIRST_PAUSE_SECONDS: Final = 0.1
 LONGEST_PAUSE_SECONDS: Final = 30.0
 
@@ -44,19 +52,26 @@ class Work:
 
     sequences: tuple[Sequence, ...]
     batch: TokenBatch
+    is_urgent: bool = False
 
     def halves(self) -> tuple["Work", "Work"]:
         middle = len(self.sequences) // 2
         return (
-            Work(self.sequences[:middle], self.batch.part(0, middle)),
-            Work(self.sequences[middle:], self.batch.part(middle, len(self.sequences))),
+            Work(self.sequences[:middle], self.batch.part(0, middle), self.is_urgent),
+            Work(self.sequences[middle:], self.batch.part(middle, len(self.sequences)), self.is_urgent),
         )
 
 
 class WorkSource(Protocol):
-    """Where work comes from and where its outcome goes. Called from the executor's thread."""
+    """Where work comes from and where its outcome goes. Called from the executor's thread.
 
-    def next_work(self) -> Work | None: ...
+    `next_work` may hold a batch back, hoping for more to fill it; `ask_again_at`, a moment of time.monotonic, is when
+    it will not any more. None: ask when something is added or an outcome has come.
+    """
+
+    def next_work(self, *, is_runner_idle: bool) -> Work | None: ...
+    def next_urgent_work(self) -> Work | None: ...
+    def ask_again_at(self) -> float | None: ...
     def deliver(self, work: Work, vectors: NDArray[np.float32], seconds: float) -> None: ...
     def fail_sequence(self, sequence: Sequence, reason: str) -> None: ...
     def lose_work(self, work: Work, reason: str) -> None: ...
@@ -88,11 +103,11 @@ class Executor:
         self._stopping = threading.Event()
         self._settled = threading.Event()  # the first load has succeeded or failed
         self._runner: Runner | None = None
-        self._outstanding: deque[Work] = deque()  # with the runner, oldest first; at most BATCHES_AHEAD
-        self._returned: deque[Work] = (
-            deque()
-        )  # to be sent again before anything new: halves, and innocent batches
-        self._head_since = 0.0
+        self._outstanding: dict[int, Work] = {}  # with the runner, by number
+        self._started: int | None = None  # the number of the one that is being encoded
+        self._busy_since = 0.0
+        # To be sent again before anything new: halves, and innocent batches. Urgent ones first.
+        self._returned: list[Work] = []
         self._next_number = 0
         self._losses_in_row = 0
         self.num_restarts = 0
@@ -177,30 +192,50 @@ class Executor:
         return True
 
     def _send_ahead(self, runner: Runner) -> None:
-        while len(self._outstanding) < BATCHES_AHEAD:
-            work = self._returned.popleft() if self._returned else self._source.next_work()
-            if work is None:
-                return
+        while (work := self._next_work()) is not None:
             if not self._outstanding:
-                self._head_since = time.monotonic()
-            self._outstanding.append(work)  # before it is sent: a runner that dies now takes it along
+                self._busy_since = time.monotonic()
             self._next_number += 1
-            runner.send(Encode(self._next_number, work.batch))
+            self._outstanding[self._next_number] = (
+                work  # before it is sent: a runner that dies now takes it along
+            )
+            runner.send(Encode(self._next_number, work.batch, work.is_urgent))
+
+    def _next_work(self) -> Work | None:
+        """What the runner has room for: any batch, or beside two of them an urgent one."""
+        has_room = len(self._outstanding) < BATCHES_AHEAD
+        num_urgent = sum(work.is_urgent for work in self._outstanding.values())
+        if not has_room and num_urgent >= URGENT_BATCHES_AHEAD:
+            return None
+        if self._returned and (has_room or self._returned[0].is_urgent):
+            return self._returned.pop(0)
+        if has_room:
+            return self._source.next_work(is_runner_idle=not self._outstanding)
+        return self._source.next_urgent_work()
 
     def _receive_outcome(self, runner: Runner) -> None:
-        """Waits for the oldest batch's outcome, for new work, or until the forward pass has taken too long."""
-        deadline = self._head_since + self._timeouts.forward_seconds if self._outstanding else None
-        if runner.connection in self._wait(runner, deadline):
-            message = runner.receive()
-            work = self._outstanding.popleft()
-            self._head_since = time.monotonic()
-            if isinstance(message, Encoded):
-                self._losses_in_row = 0
-                self._source.deliver(work, message.vectors, message.seconds)
-            elif isinstance(message, EncodeFailed):
-                self._isolate(work, message.reason)
+        """Waits for the runner's next word, for new work, or until the forward pass has taken too long."""
+        deadline = self._busy_since + self._timeouts.forward_seconds if self._outstanding else None
+        moments = [moment for moment in (deadline, self._source.ask_again_at()) if moment is not None]
+        if runner.connection in self._wait(runner, min(moments, default=None)):
+            self._hear(runner.receive())
         elif deadline is not None and time.monotonic() >= deadline:
             raise self._abandon(runner, f"a forward pass took more than {self._timeouts.forward_seconds:g} s")
+
+    def _hear(self, message: object) -> None:
+        """Takes note of what the runner says of a batch. Outcomes are matched by number: urgent ones overtake."""
+        self._busy_since = time.monotonic()
+        if isinstance(message, Started):
+            self._started = message.number
+        elif isinstance(message, Encoded):
+            self._losses_in_row = 0
+            self._source.deliver(self._end(message.number), message.vectors, message.seconds)
+        elif isinstance(message, EncodeFailed):
+            self._isolate(self._end(message.number), message.reason)
+
+    def _end(self, number: int) -> Work:
+        self._started = None
+        return self._outstanding.pop(number)
 
     def _wait(self, runner: Runner, deadline: float | None) -> list[object]:
         """Which of the runner's pipe and the wake-up pipe can be read; both may be empty at the deadline."""
@@ -216,20 +251,28 @@ class Executor:
         if len(work.sequences) == 1:
             self._source.fail_sequence(work.sequences[0], reason)
         else:
-            self._returned.extendleft(reversed(work.halves()))
+            self._return(*work.halves())
+
+    def _return(self, *works: Work) -> None:
+        self._returned = sorted([*works, *self._returned], key=lambda work: not work.is_urgent)
 
     def _abandon(self, runner: Runner, reason: str) -> RunnerLost:
-        runner.kill()
+        self._kill(runner)
         return RunnerLost(reason)
+
+    def _kill(self, runner: Runner) -> None:
+        """What the runner had said last is heard first: else a batch that it had finished would be suspect."""
+        for message in runner.kill():
+            self._hear(message)
 
     def _recover(self, reason: str) -> None:
         """The batch being encoded is given up as suspect; the others wait for the next runner."""
         if self._runner is not None:
-            self._runner.kill()
+            self._kill(self._runner)
             self._runner = None
-        if self._outstanding:
-            self._source.lose_work(self._outstanding.popleft(), reason)
-        self._returned.extendleft(reversed(self._outstanding))
+        if self._started is not None:
+            self._source.lose_work(self._end(self._started), reason)
+        self._return(*self._outstanding.values())
         self._outstanding.clear()
         self._losses_in_row += 1
         if self._losses_in_row > self._timeouts.max_restarts or self.report is None:

@@ -1,12 +1,18 @@
 """What an executor and its runner say to each other over a pipe. Knows neither of them."""
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from worker.batching.token_batch import TokenBatch
 from worker.model.encoder import EncoderOrder, EncoderReport
+
+# With the runner at a time, of each kind: the one being encoded and the next one, so that it never waits. Urgent
+# batches come on top, because a full house of bulk must not keep them out.
+BATCHES_AHEAD: Final = 2
+URGENT_BATCHES_AHEAD: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +39,18 @@ class LoadFailed:
 
 @dataclass(frozen=True, slots=True)
 class Encode:
-    """To the runner: batches are encoded in the order in which they are sent."""
+    """To the runner: urgent batches are encoded before all others, else in the order in which they are sent."""
 
     number: int
     batch: TokenBatch
+    is_urgent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """From the runner: this batch is encoded next. If the process dies, it alone is suspect."""
+
+    number: int
 
 
 @dataclass(frozen=True, slots=True)

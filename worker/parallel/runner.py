@@ -75,11 +75,16 @@ class Runner:
         except subprocess.TimeoutExpired:
             self.kill()
 
-    def kill(self) -> None:
-        self.connection.close()
+    def kill(self) -> list[Any]:
+        """Ends the process. What it had said before and nobody has read is returned, so that no outcome is lost."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         self._process.wait()
+        unread: list[Any] = []
+        with contextlib.suppress(EOFError, OSError), self.connection:
+            while True:
+                unread.append(self.connection.recv())
+        return unread
 
     def _describe_end(self) -> str:
         """Called when the pipe is broken: how the process ended."""

@@ -1,6 +1,7 @@
 """The process that holds one encoder: loads it, encodes what is sent, and dies with its parent.
 
-Knows nothing of requests, chunks or the pool. A thread reads the next batch while the main thread encodes.
+Knows nothing of requests, chunks or the pool. A thread reads the next batches while the main thread encodes; an urgent
+one is encoded as soon as the current one is done.
 """
 
 import importlib
@@ -11,17 +12,30 @@ import sys
 import threading
 import time
 from multiprocessing.connection import Connection
-from queue import Queue
+from queue import PriorityQueue
 from typing import Any, Final, NoReturn
 
 from vectormill.domain.errors import ModelError
 from vectormill.processes import die_with_parent
 from worker.model.encoder import Encoder
-from worker.parallel.messages import Encode, Encoded, EncodeFailed, Load, Loaded, LoadFailed
+from worker.parallel.messages import (
+    BATCHES_AHEAD,
+    URGENT_BATCHES_AHEAD,
+    Encode,
+    Encoded,
+    EncodeFailed,
+    Load,
+    Loaded,
+    LoadFailed,
+    Started,
+)
 
 logger = logging.getLogger(__name__)
 
 LONGEST_REASON: Final = 500
+
+# Not urgent, number, batch: the least is encoded next. Numbers differ, so that batches are never compared.
+_Waiting = tuple[bool, int, Encode]
 
 
 def main(file_descriptor: int, parent_pid: int) -> NoReturn:
@@ -62,10 +76,12 @@ def _load(connection: "Connection[Any, Any]", load: Load) -> Encoder:
 
 def serve(connection: "Connection[Any, Any]", encoder: Encoder) -> None:
     """Encodes batch after batch until the pipe is closed."""
-    batches: Queue[Encode] = Queue(maxsize=2)
+    # Never full, because the executor sends no more: a reader that waits here would not see the pipe close.
+    batches: PriorityQueue[_Waiting] = PriorityQueue(BATCHES_AHEAD + URGENT_BATCHES_AHEAD)
     threading.Thread(target=_read, args=(connection, batches), name="reader", daemon=True).start()
     while True:
-        message = batches.get()
+        *_, message = batches.get()
+        connection.send(Started(message.number))
         start = time.perf_counter()
         try:
             vectors = encoder.encode(message.batch)
@@ -76,11 +92,12 @@ def serve(connection: "Connection[Any, Any]", encoder: Encoder) -> None:
             connection.send(Encoded(message.number, vectors, time.perf_counter() - start))
 
 
-def _read(connection: "Connection[Any, Any]", batches: "Queue[Encode]") -> None:
+def _read(connection: "Connection[Any, Any]", batches: "PriorityQueue[_Waiting]") -> None:
     """Ends the process at once when the parent closes the pipe, even in the middle of a forward pass."""
     try:
         while True:
-            batches.put(connection.recv())
+            message: Encode = connection.recv()
+            batches.put((not message.is_urgent, message.number, message))
     except (EOFError, OSError):
         os._exit(0)
 

@@ -1,0 +1,109 @@
+"""An engine whose encoder raises, dies, hangs or answers nonsense when it is told to: real processes, no model.
+
+The encoder answers by arithmetic on the token ids, and does harm when it sees certain words.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.errors import ModelError
+from vectormill.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
+from worker.batching.token_batch import TokenBatch
+from worker.devices.detect import detect_inventory
+from worker.devices.device import split_processor
+from worker.engine import EncodeRequest, EncodeResult, Engine
+from worker.model.encoder import Choice, EncoderOrder, EncoderReport
+from worker.settings import WorkerSettings
+
+CARD = Registry({}).card(DEFAULT_MODEL)
+SPEC = make_spec(CARD, EncodingOptions(normalize=False))
+# Ids of the packaged model's vocabulary.
+ERROR, CRASH, HANG, NAN = 7561, 5823, 6865, 16660  # "error" "crash" "hang" "nan"
+HANG_WHILE_FILE_EXISTS = "hold"
+
+
+class FaultyEncoder:
+    """The vector of a sequence is made of its ids alone, so that its company cannot matter."""
+
+    def __init__(self, order: EncoderOrder) -> None:
+        self._order = order
+
+    def encode(self, batch: TokenBatch) -> NDArray[np.float32]:
+        if np.isin(CRASH, batch.input_ids):
+            os._exit(7)
+        if np.isin(HANG, batch.input_ids):
+            time.sleep(3600)  # the hang itself: the engine has to end it
+        if np.isin(ERROR, batch.input_ids):
+            raise ValueError("a sequence the model cannot take")
+        while (self._order.cache_dir / HANG_WHILE_FILE_EXISTS).exists():
+            time.sleep(0.01)  # a hang that the test ends by removing the file, from another process
+        vectors = np.empty((len(batch), self._order.card.dimension), dtype=np.float32)
+        for row, ids in enumerate(np.split(batch.input_ids, np.cumsum(batch.lengths)[:-1])):
+            vectors[row] = np.nan if NAN in ids else np.resize(ids, vectors.shape[1])
+        return vectors
+
+    def describe(self) -> EncoderReport:
+        choice = Choice("fake", "for tests")
+        return EncoderReport(choice, choice, choice, "none", 1, 0.0)
+
+
+def load_faulty_encoder(order: EncoderOrder) -> FaultyEncoder:
+    return FaultyEncoder(order)
+
+
+def load_nothing(order: EncoderOrder) -> FaultyEncoder:
+    raise ModelError("There is no such model; make one.")
+
+
+def die_while_loading(order: EncoderOrder) -> FaultyEncoder:
+    os._exit(3)
+
+
+MakeEngine = Callable[..., Engine]
+
+
+@contextmanager
+def making_engines(directory: Path) -> Iterator[MakeEngine]:
+    """Makes engines that keep their files in `directory`; at the end stops them and sees that no process is left."""
+    engines: list[Engine] = []
+
+    def make(function: str = "load_faulty_encoder", **settings: Any) -> Engine:
+        engine = Engine(
+            CARD,
+            split_processor(detect_inventory(), 1)[0],
+            # Nothing is reused unless a test asks for it: the same words are to reach the model again.
+            WorkerSettings(**{"max_batch_tokens": 64, "reuse_bytes": 0, **settings}),
+            directory,
+            factory=f"tests.faulty_engine:{function}",
+        )
+        engines.append(engine)
+        return engine
+
+    yield make
+    for engine in engines:
+        engine.stop()
+    assert runner_pids() == []
+
+
+def runner_pids() -> list[int]:
+    return [
+        child.pid for child in psutil.Process().children() if "runner_process" in " ".join(child.cmdline())
+    ]
+
+
+def request(texts: list[str], *, spec: EncodingSpec = SPEC, interactive: bool = False) -> EncodeRequest:
+    return EncodeRequest("r", spec, [text.encode() for text in texts], interactive, 1000)
+
+
+def encode(engine: Engine, texts: list[str], **options: Any) -> EncodeResult:
+    return engine.encode(request(texts, **options), threading.Event())
