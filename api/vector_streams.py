@@ -17,8 +17,9 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from api.decimal_tables import write_halves
 from api.decimals import SLOT_BYTES, write_decimals
-from vectormill.db.export import VectorBlock
+from vectormill.db.export import VectorBlock, Vectors
 from vectormill.domain.job import Job
 
 if TYPE_CHECKING:
@@ -27,10 +28,12 @@ if TYPE_CHECKING:
 Blocks = Generator[VectorBlock, None, None]
 Pieces = Generator[bytes, None, None]
 
-# A piece is copied several times on its way to the socket, and a hop to a thread costs as much as formatting ten rows.
-PIECE_BYTES: Final = 1 << 20
-# The footer names every row group, so it grows with the job: some tens of bytes for a megabyte of vectors.
-ROW_GROUP_BYTES: Final = 2 << 20
+# A hop to a thread costs as much as formatting ten rows. Larger pieces cost more: memory for them is given back and
+# taken anew each time, at three page faults a row.
+PIECE_BYTES: Final = 256 << 10
+# A group is several times in memory while it is written. The footer names every one of them, so it grows with the job:
+# some tens of bytes for a megabyte of vectors.
+ROW_GROUP_BYTES: Final = 1 << 20
 
 
 def write_ndjson(job: Job, blocks: Blocks) -> Pieces:
@@ -45,12 +48,19 @@ def write_ndjson(job: Job, blocks: Blocks) -> Pieces:
                 yield write_lines(keys[start:end], vectors[start:end])
 
 
-def write_lines(keys: list[str], vectors: npt.NDArray[np.float32]) -> bytes:
-    """One object a line; `vectors` is float32 [len(keys), d]."""
+def write_lines(keys: list[str], vectors: Vectors) -> bytes:
+    """One object a line; `vectors` is [len(keys), d]."""
     parts: list[bytes | memoryview] = []
-    for key, row in zip(keys, write_decimals(vectors), strict=True):
+    for key, row in zip(keys, write_numbers(vectors), strict=True):
         parts += (b'{"key":', msgspec.json.encode(key), b',"embedding":[', row.data, b"}\n")
     return b"".join(parts)
+
+
+def write_numbers(vectors: Vectors) -> npt.NDArray[np.uint8]:
+    """Characters [n, width] of vectors [n, d]; each row is numbers and commas, ended by "]"."""
+    if vectors.dtype == np.float16:
+        return write_halves(vectors.astype(np.float16, copy=False))
+    return write_decimals(vectors.astype(np.float32, copy=False))
 
 
 def write_npy(job: Job, blocks: Blocks) -> Pieces:
@@ -59,9 +69,8 @@ def write_npy(job: Job, blocks: Blocks) -> Pieces:
     with closing(blocks):
         yield npy_header(job)
         for block in blocks:
-            vectors = np.where(block.present[:, None], block.vectors, np.float32(np.nan))
-            num_rows += len(vectors)
-            yield vectors.astype("<f4").tobytes()
+            num_rows += len(block.vectors)
+            yield block.vectors.astype("<f4").tobytes()
     if num_rows != job.num_items:
         # Rows are found by position: the connection is broken off rather than a short array be taken for whole.
         raise RuntimeError(
@@ -134,7 +143,7 @@ def gather_rows(
     parts: list[npt.NDArray[np.float32]] = []
     for block in blocks:
         keys += [key for key, is_present in zip(block.keys, block.present, strict=True) if is_present]
-        parts.append(block.vectors[block.present])
+        parts.append(block.vectors[block.present].astype(np.float32, copy=False))
         if len(keys) >= num_rows:
             yield keys, np.concatenate(parts)
             keys, parts = [], []

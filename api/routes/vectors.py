@@ -15,8 +15,9 @@ from vectormill.domain.job import UPLOADING
 router = APIRouter(tags=["vectors"])
 
 DESCRIPTION = (
-    '`ndjson`: one `{"key", "embedding"}` a line. `parquet`: columns key and embedding. Both leave out items that '
-    "have no vector. `npy`: float32 [num_items, dimensions] in the order of submission, NaN where there is no vector."
+    '`ndjson`: one `{"key", "embedding"}` a line, with as many digits as the stored numbers have (a collection keeps '
+    "float16: four or five). `parquet`: columns key and embedding. Both leave out items that have no vector. "
+    "`npy`: float32 [num_items, dimensions] in the order of submission, NaN where there is no vector."
 )
 
 

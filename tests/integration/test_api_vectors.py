@@ -44,14 +44,17 @@ def test_every_format_gives_every_vector_in_the_order_of_submission(
 
     table = pq.read_table(io.BytesIO(client.get(path, params={"format": "parquet"}).content))
     assert table["key"].to_pylist() == [item["key"] for item in GOOD]
-    assert np.array_equal(np.array(table["embedding"].to_pylist(), dtype=np.float32), vectors)
+    stored = np.array(table["embedding"].to_pylist(), dtype=np.float32)
+    # NDJSON has as many digits as the vectors are kept with.
+    kept = np.float32 if collection is None else np.float16
+    assert np.array_equal(stored.astype(kept), vectors.astype(kept))
 
     answer = client.get(path, params={"format": "npy"})
     array = np.load(io.BytesIO(answer.content))
     assert answer.headers["content-length"] == str(len(answer.content))
     assert array.shape == (11, 8)
     assert np.isnan(array[5]).all()
-    assert np.array_equal(np.delete(array, 5, axis=0), vectors)
+    assert np.array_equal(np.delete(array, 5, axis=0), stored)
 
 
 def test_a_job_that_has_not_ended_is_exported_only_when_parts_are_asked_for(

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from api.decimal_tables import HALF_SLOT_BYTES, half_slots, write_halves
 from api.decimals import SLOT_BYTES, SMALLEST, STRIP, write_decimals
 
 
@@ -49,3 +50,29 @@ def test_every_number_fills_its_slot(value: float, written: str) -> None:
     row = write_decimals(np.array([[value]], dtype=np.float32))[0].tobytes().decode()
     assert row == written
     assert len(row) == SLOT_BYTES
+
+
+def test_every_float16_is_read_back_as_it_was() -> None:
+    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    halves = halves[np.isfinite(halves)]
+    (row,) = write_halves(halves[None])
+    assert row.size == halves.size * HALF_SLOT_BYTES
+    numbers = json.loads(b"[" + row.tobytes())
+    # Read as float64, or first as float32: both round to the same float16.
+    for width in (np.float64, np.float32):
+        assert np.array(numbers, dtype=width).astype(np.float16).tobytes() == halves.tobytes()
+
+
+def test_rows_of_float16_are_written_apart_and_whatever_the_layout_in_memory() -> None:
+    vectors = np.array([[0.5, -0.08154], [1, 6e-8]], dtype=np.float16)
+    rows = [row.tobytes().decode() for row in write_halves(vectors)]
+    assert rows == ["0.5        ,-0.08154   ]", "1          ,5.96e-08   ]"]
+    assert [row.tobytes() for row in write_halves(vectors.T)] != [row.encode() for row in rows]
+    assert np.array_equal(write_halves(np.asfortranarray(vectors)), write_halves(vectors))
+
+
+def test_no_slot_of_a_float16_is_too_short() -> None:
+    slots = half_slots()
+    assert len(slots) == 1 << 16
+    assert {slot.tobytes()[-1:] for slot in slots} == {b","}
+    assert not any(b"," in slot.tobytes()[:-1] for slot in slots)

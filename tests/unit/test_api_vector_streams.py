@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from uuid import uuid4
 
@@ -77,6 +78,16 @@ def test_ndjson_has_a_line_for_every_item_with_a_vector() -> None:
     rows = [json.loads(line) for line in content.splitlines()]
     assert [row["key"] for row in rows] == KEYS
     assert np.array_equal(np.array([row["embedding"] for row in rows], dtype=np.float32), VECTORS)
+
+
+def test_ndjson_of_float16_has_the_digits_that_tell_it_from_its_neighbours() -> None:
+    halves = [replace(block, vectors=block.vectors.astype(np.float16)) for block in BLOCKS]
+    content = b"".join(write_ndjson(make_job(7), start_reading(iter(halves))))
+    rows = [json.loads(line) for line in content.splitlines()]
+    assert [row["key"] for row in rows] == KEYS
+    assert np.array_equal(
+        np.array([row["embedding"] for row in rows], dtype=np.float16), VECTORS.astype(np.float16)
+    )
 
 
 def test_parquet_has_a_row_for_every_item_with_a_vector() -> None:

@@ -16,14 +16,19 @@ from vectormill.db.vectors import table_name
 from vectormill.domain.item import Item
 from vectormill.domain.job import Job
 
+Vectors = npt.NDArray[np.float32] | npt.NDArray[np.float16]
+
 
 @dataclass(frozen=True, slots=True)
 class VectorBlock:
-    """Items from position `first_item` on: keys [n], vectors float32 [n, d], whether each has one bool [n]."""
+    """Items from position `first_item` on: keys [n], vectors [n, d] as they are kept, whether each has one bool [n].
+
+    A row without a vector is NaN.
+    """
 
     first_item: int
     keys: list[str]
-    vectors: npt.NDArray[np.float32]
+    vectors: Vectors
     present: npt.NDArray[np.bool_]
 
 
@@ -72,7 +77,7 @@ def _read_page(engine: Engine, job: Job, generation_id: int | None, after: int) 
         for first_item, payload, own in _fetch_binary(connection, LIST_CHUNKS, values):
             items = decode_payload(payload)
             if generation_id is None:
-                vectors = _own_vectors(own, len(items), job.spec.dimensions)
+                vectors: Vectors = _own_vectors(own, len(items), job.spec.dimensions)
             else:
                 vectors = _collection_vectors(connection, generation_id, items, job.spec.dimensions)
             keys = [item.key for item in items]
@@ -97,11 +102,11 @@ READ_COLLECTION = """
 
 def _collection_vectors(
     connection: Connection, generation_id: int, items: list[Item], dimensions: int
-) -> npt.NDArray[np.float32]:
+) -> npt.NDArray[np.float16]:
     values = {"keys": [item.key for item in items], "hashes": [item.content_hash() for item in items]}
     statement = READ_COLLECTION.format(table=table_name(generation_id))
     ((ordinals, wire),) = _fetch_binary(connection, statement, values)
-    vectors = np.full((len(items), dimensions), np.nan, dtype=np.float32)
+    vectors = np.full((len(items), dimensions), np.nan, dtype=np.float16)
     if ordinals is not None:
         rows = np.frombuffer(wire, dtype=">f2").reshape(len(ordinals), dimensions + 2)
         vectors[np.array(ordinals) - 1] = rows[:, 2:]
