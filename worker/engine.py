@@ -69,7 +69,15 @@ class Engine:
         self._executor = Executor(
             Load(
                 factory,
-                EncoderOrder(card, device, settings.backend, settings.precision, num_threads, cache_dir),
+                EncoderOrder(
+                    card,
+                    device,
+                    settings.backend,
+                    settings.precision,
+                    num_threads,
+                    cache_dir,
+                    settings.attention,
+                ),
             ),
             runner_environment(process_environment(), device, num_threads),
             ExecutorTimeouts(

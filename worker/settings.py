@@ -22,6 +22,9 @@ class WorkerSettings(BaseSettings):
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         default="auto", description="Of weights and arithmetic."
     )
+    attention: Literal["auto", "packed", "padded"] = Field(
+        default="auto", description="Whether padding is left out of the forward pass."
+    )
     threads: int | None = Field(
         default=None, ge=1, description="Threads of one forward pass; one per core when unset."
     )

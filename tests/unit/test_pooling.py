@@ -2,7 +2,10 @@
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
+from vectormill.model_card import POOLING_NAMES
 from worker.batching.token_batch import TokenBatch
 from worker.model.padding import pad_batch
 
@@ -61,3 +64,54 @@ def test_a_part_of_a_batch_keeps_its_own_tokens() -> None:
     part = TokenBatch.from_ids(rows, [0, 1, 0]).part(1, 3)
     assert part.input_ids.tolist() == [1, 2, 3]
     assert (part.lengths.tolist(), part.prompt_lengths.tolist()) == ([1, 2], [1, 0])
+
+
+SETTINGS = st.tuples(
+    st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(0, 3), st.integers(0, 99)
+)
+
+
+@given(SETTINGS, st.lists(st.sampled_from(sorted(POOLING_NAMES)), min_size=1, max_size=3, unique=True))
+@example(([1], 0, 0), ["mean"])  # one token alone
+@example(([2, 1, 9], 1, 0), ["weighted_mean", "last_token"])  # a sequence that is all prompt
+@example(([2, 1, 9], 3, 0), ["cls", "max", "mean_sqrt_len"])
+def test_pooling_packed_sequences_is_pooling_padded_ones(
+    case: tuple[list[int], int, int], modes: list[str]
+) -> None:
+    import torch
+
+    from worker.model.pooling import pool_hidden_states, pool_packed_states
+
+    lengths, longest_prompt, seed = case
+    prompts = [min(row % (longest_prompt + 1), length) for row, length in enumerate(lengths, start=1)]
+    states = torch.randn(sum(lengths), 3, generator=torch.Generator().manual_seed(seed))
+    padded = torch.full((len(lengths), max(lengths), 3), 99.0)
+    mask = torch.zeros(len(lengths), max(lengths))
+    for row, (part, prompt) in enumerate(zip(states.split(lengths), prompts, strict=True)):
+        padded[row, : len(part)] = part
+        mask[row, prompt : len(part)] = 1
+    cu_seqlens = torch.tensor([0, *lengths]).cumsum(0).int()
+    found = pool_packed_states(
+        states, cu_seqlens, torch.tensor(prompts) if longest_prompt else None, tuple(modes)
+    )
+    expected = pool_hidden_states(padded, mask, tuple(modes))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    # Not close to: the same, whatever stands before and behind it.
+    alone = pool_packed_states(
+        states[: lengths[0]],
+        torch.tensor([0, lengths[0]], dtype=torch.int32),
+        torch.tensor(prompts[:1]) if longest_prompt else None,
+        tuple(modes),
+    )
+    assert torch.equal(alone[0], found[0])
+
+
+def test_packed_poolings_are_computed_in_fp32() -> None:
+    import torch
+
+    from worker.model.pooling import pool_packed_states
+
+    states = torch.tensor(STATES[:3], dtype=torch.float16)
+    pooled = pool_packed_states(states, torch.tensor([0, 3], dtype=torch.int32), None, ("mean", "cls"))
+    assert pooled.dtype == torch.float32
+    assert pooled.tolist() == [[3.0, 1.0, 1.0, -1.0]]

@@ -14,7 +14,7 @@ from worker.devices.device import Device
 
 @dataclass(frozen=True, slots=True)
 class EncoderOrder:
-    """What is to be loaded, and where. `backend` and `precision` may be "auto"."""
+    """What is to be loaded, and where. `backend`, `precision` and `attention` may be "auto"."""
 
     card: ModelCard
     device: Device
@@ -22,6 +22,7 @@ class EncoderOrder:
     precision: str
     num_threads: int
     cache_dir: Path
+    attention: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,10 @@ def device_choice(order: EncoderOrder) -> Choice:
 
 @dataclass(frozen=True, slots=True)
 class EncoderReport:
-    """What was loaded. `attention` is the kernel; `notes` are fallbacks, one sentence each."""
+    """What was loaded. `attention` is the kernel; `notes` are fallbacks, one sentence each.
+
+    `is_packed` says that a batch costs its tokens, and not its longest sequence times its number of sequences.
+    """
 
     device: Choice
     backend: Choice
@@ -48,6 +52,7 @@ class EncoderReport:
     num_threads: int
     load_seconds: float
     notes: tuple[str, ...] = ()
+    is_packed: bool = False
 
 
 class Encoder(Protocol):

@@ -3,6 +3,8 @@
 import importlib.util
 import logging
 
+from vectormill.domain.errors import ModelError
+from worker.model.architectures import PACKED
 from worker.model.choice import AUTO, OPENVINO, TORCH, choose_backend, choose_precision
 from worker.model.encoder import Choice, Encoder, EncoderOrder
 
@@ -12,6 +14,10 @@ logger = logging.getLogger(__name__)
 def load_encoder(order: EncoderOrder) -> Encoder:
     """Raises ModelError when the model, backend or precision cannot be had."""
     backend = choose_backend(order.backend, order.device, importlib.util.find_spec("openvino") is not None)
+    if order.attention == PACKED and backend.value == OPENVINO:
+        if order.backend == OPENVINO:
+            raise ModelError("The backend openvino has no packed attention; use padded or auto, or torch.")
+        backend = Choice(TORCH, "packed attention was asked for, and openvino has none")
     precision = choose_precision(order.precision, order.device)
     notes: tuple[str, ...] = ()
     if backend.value == OPENVINO:

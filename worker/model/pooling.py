@@ -1,10 +1,11 @@
 """Pooling: the hidden states of a sequence's tokens to one vector, as sentence-transformers defines each mode.
 
-Written for sequences padded on the right, and in operations that openvino can convert. Source of the definitions:
-sentence_transformers/sentence_transformer/modules/pooling.py of version 6.
+Each mode is written twice: for sequences padded on the right, in operations that openvino can convert, and for packed
+ones. Source of the definitions: sentence_transformers/sentence_transformer/modules/pooling.py of version 6.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -63,4 +64,82 @@ POOLINGS: Final[dict[str, Callable[[Tensor, Tensor], Tensor]]] = {
     MEAN_SQRT_LEN: _pool_mean_sqrt_len,
     WEIGHTED_MEAN: _pool_weighted_mean,
     LAST_TOKEN: _pool_last,
+}
+
+
+def pool_packed_states(
+    hidden_states: Tensor, cu_seqlens: Tensor, prompt_lengths: Tensor | None, modes: Sequence[str]
+) -> Tensor:
+    """[tokens, dim] with bounds [n + 1] -> [n, dim * number of modes] in fp32, equal to pooling padded sequences.
+
+    `prompt_lengths` [n] are leading tokens that do not count; None when all count. Each sequence is summed on its
+    own and in order, so that no vector depends on its company: an index_add on CUDA adds in any order, and a running
+    sum over the batch carries the rounding of one sequence into the next.
+    """
+    packed = _pack(hidden_states.float(), cu_seqlens, prompt_lengths)
+    return torch.cat([PACKED_POOLINGS[mode](packed) for mode in modes], dim=-1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """States and what the modes read of the bounds. `counts` [n, 1] are the tokens of a sequence that count."""
+
+    states: Tensor  # [tokens, dim]
+    cu_seqlens: Tensor  # [n + 1]
+    first: Tensor  # [n], where the first token that counts would be
+    counts: Tensor  # [n, 1]
+    positions: Tensor  # [tokens, 1], from 1 in every sequence
+    mask: Tensor | None  # [tokens, 1], 1 for a token that counts; None when all count
+
+    def sum(self, weights: Tensor | None) -> Tensor:
+        """[n, dim] of states times weights [tokens, 1]."""
+        weighted = self.states if weights is None else self.states * weights
+        return _reduce(weighted, "sum", self.cu_seqlens)
+
+    def at(self, tokens: Tensor) -> Tensor:
+        """The states of one token a sequence [n]; zero for a sequence of which none counts."""
+        return self.states[tokens.clamp(max=len(self.states) - 1)] * (self.counts > 0)
+
+
+def _pack(states: Tensor, cu_seqlens: Tensor, prompt_lengths: Tensor | None) -> _Packed:
+    starts, ends = cu_seqlens[:-1].long(), cu_seqlens[1:].long()
+    lengths = ends - starts
+    num_tokens = len(states)
+    # The output's size is said because the device would have to be asked for it, and waited for.
+    before = torch.repeat_interleave(starts, lengths, output_size=num_tokens)
+    positions = torch.arange(1, num_tokens + 1, device=states.device) - before
+    if prompt_lengths is None:
+        first, mask = starts, None
+    else:
+        first = starts + prompt_lengths
+        prompts = torch.repeat_interleave(prompt_lengths, lengths, output_size=num_tokens)
+        mask = (positions > prompts).unsqueeze(-1).to(states.dtype)
+    counts = (ends - first).clamp(min=0).unsqueeze(-1).to(states.dtype)
+    return _Packed(states, cu_seqlens, first, counts, positions.unsqueeze(-1).to(states.dtype), mask)
+
+
+def _reduce(rows: Tensor, how: str, cu_seqlens: Tensor) -> Tensor:
+    # unsafe: the check of the bounds would wait for the device; they come from our own lengths.
+    return torch.segment_reduce(rows, how, offsets=cu_seqlens, axis=0, unsafe=True)
+
+
+def _pool_packed_max(packed: _Packed) -> Tensor:
+    rows = (
+        packed.states if packed.mask is None else packed.states.masked_fill(packed.mask == 0, float("-inf"))
+    )
+    return _reduce(rows, "max", packed.cu_seqlens)
+
+
+def _pool_packed_weighted_mean(packed: _Packed) -> Tensor:
+    weights = packed.positions if packed.mask is None else packed.positions * packed.mask
+    return packed.sum(weights) / _reduce(weights, "sum", packed.cu_seqlens).clamp(min=SMALLEST_WEIGHT)
+
+
+PACKED_POOLINGS: Final[dict[str, Callable[[_Packed], Tensor]]] = {
+    CLS: lambda packed: packed.at(packed.first),
+    MAX: _pool_packed_max,
+    MEAN: lambda packed: packed.sum(packed.mask) / packed.counts.clamp(min=SMALLEST_WEIGHT),
+    MEAN_SQRT_LEN: lambda packed: packed.sum(packed.mask) / packed.counts.clamp(min=SMALLEST_WEIGHT).sqrt(),
+    WEIGHTED_MEAN: _pool_packed_weighted_mean,
+    LAST_TOKEN: lambda packed: packed.at(packed.cu_seqlens[1:].long() - 1),
 }

@@ -1,0 +1,74 @@
+"""Tiny transformers with random weights, one for each way an architecture attends, and sequences for them."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+SIZES = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "max_position_embeddings": 80,
+    "pad_token_id": 1,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+}
+GROUPED = {"num_key_value_heads": 2}
+QWEN3 = {**GROUPED, "head_dim": 8}
+WINDOWED = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
+BOTH_WAYS = {"is_causal": False}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "albert": ("Albert", {"embedding_size": 16}),
+    "bert": ("Bert", {}),
+    "camembert": ("Camembert", {}),
+    "distilbert": ("DistilBert", {"dim": 32, "n_heads": 4, "n_layers": 3, "hidden_dim": 64}),
+    "electra": ("Electra", {"embedding_size": 16}),
+    "eurobert": ("EuroBert", {**GROUPED, "mask_token_id": 4}),
+    "gte": ("Gte", {}),
+    "jina_embeddings_v3": ("JinaEmbeddingsV3", {}),
+    "llama": ("Llama", GROUPED),
+    "llama, both ways": ("Llama", {**GROUPED, **BOTH_WAYS}),
+    "mistral": ("Mistral", {**GROUPED, "sliding_window": None}),
+    "mistral, window": ("Mistral", {**GROUPED, "sliding_window": 5}),
+    "mistral, window, both ways": ("Mistral", {**GROUPED, "sliding_window": 5, **BOTH_WAYS}),
+    # Local layers see 4 tokens either way, every second layer all.
+    "modernbert": (
+        "ModernBert",
+        {"local_attention": 8, "global_attn_every_n_layers": 2, "cls_token_id": 2, "sep_token_id": 3},
+    ),
+    "nomic_bert": ("NomicBert", {}),
+    "qwen2": ("Qwen2", GROUPED),
+    "qwen3": ("Qwen3", QWEN3),
+    "qwen3, window": ("Qwen3", {**QWEN3, **WINDOWED}),
+    "qwen3, both ways": ("Qwen3", {**QWEN3, **BOTH_WAYS}),
+    "qwen3, window, both ways": ("Qwen3", {**QWEN3, **WINDOWED, **BOTH_WAYS}),
+    "roberta": ("Roberta", {}),
+    "xlm-roberta": ("XLMRoberta", {}),
+}
+LENGTHS = (9, 1, 30, 2, 17, 1, 64)
+
+
+def make_transformer(name: str, **more: Any) -> Any:
+    """Weights ten times larger than a fresh model's, so that who sees whom changes the outcome."""
+    import torch
+    import transformers
+
+    architecture, options = MODELS[name]
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{architecture}Config")(**{**SIZES, **options, **more})
+    model = getattr(transformers, f"{architecture}Model")(config).eval()
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.25)
+    return model
+
+
+def make_sequences() -> list[NDArray[np.int32]]:
+    """Of mixed lengths, with a padding token in the midst of one, as a text that says "<pad>" has."""
+    tokens = np.random.default_rng(0)
+    sequences = [tokens.integers(2, 300, length).astype(np.int32) for length in LENGTHS]
+    sequences[2][4] = 1
+    return sequences

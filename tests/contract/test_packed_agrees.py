@@ -1,0 +1,175 @@
+"""Packed attention gives, for every architecture in the table, what plain transformers gives for one text at a time."""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity
+from transformers import AttentionInterface
+
+from tests.contract.packed_models import MODELS, make_sequences, make_transformer
+from worker.batching.token_batch import TokenBatch
+from worker.model import packed_attention
+from worker.model.architectures import PACKABLE, read_attention_shape
+from worker.model.packed_attention import EXACT, VARLEN, exact_kernel, make_attention
+from worker.model.packed_network import PackedNetwork, PackingFailed, pack_network
+from worker.model.packing import pack_batch
+
+SEQUENCES = make_sequences()
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads that meet after every tiny product take longer than the products."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+def network_of(transformer: Any) -> Any:
+    """What PackedNetwork takes of an EncoderNetwork."""
+    return SimpleNamespace(
+        transformer=transformer,
+        dense=nn.Sequential(),
+        modes=("mean", "last_token"),
+        pad_token_id=1,
+        attention=transformer.config._attn_implementation,
+    )
+
+
+@torch.inference_mode()
+def alone(transformer: Any) -> Tensor:
+    """[tokens, dim]: plain transformers, one text at a time."""
+    ids = [torch.from_numpy(sequence.astype(np.int64))[None] for sequence in SEQUENCES]
+    return torch.cat([transformer(one, attention_mask=torch.ones_like(one))[0][0] for one in ids])
+
+
+@torch.inference_mode()
+def packed_states(network: PackedNetwork, sequences: list[np.ndarray[Any, Any]]) -> Tensor:
+    shape = read_attention_shape(network.transformer.config)
+    batch = pack_batch(TokenBatch.from_ids(sequences), shape)
+    return network.hidden_states(
+        torch.from_numpy(batch.input_ids),
+        torch.from_numpy(batch.position_ids),
+        torch.from_numpy(batch.cu_seqlens).int(),
+        batch.max_seqlen,
+    )
+
+
+def smallest_cosine(a: Tensor, b: Tensor) -> float:
+    assert a.shape == b.shape
+    return float(cosine_similarity(a, b, dim=-1).min())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_token_is_what_plain_transformers_makes_of_its_text_alone(name: str) -> None:
+    transformer = make_transformer(name)
+    expected = alone(transformer)
+    network = PackedNetwork(network_of(transformer), EXACT)
+    assert smallest_cosine(packed_states(network, SEQUENCES), expected) >= 0.99999
+    one_by_one = torch.cat([packed_states(network, [sequence]) for sequence in SEQUENCES])
+    assert smallest_cosine(one_by_one, expected) >= 0.99999
+    reversed_company = packed_states(network, SEQUENCES[::-1]).split([len(one) for one in SEQUENCES[::-1]])
+    assert smallest_cosine(torch.cat(reversed_company[::-1]), expected) >= 0.99999
+
+
+def test_every_architecture_of_the_table_is_compared() -> None:
+    compared = {make_transformer(name).config.model_type for name in MODELS}
+    assert compared == set(PACKABLE)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_probe_finds_packing_equal_to_padding(name: str) -> None:
+    transformer = make_transformer(name)
+    shape = read_attention_shape(transformer.config)
+    packed = pack_network(network_of(transformer), EXACT, shape, max_tokens=64, device=CPU)
+    assert packed.transformer.config._attn_implementation == EXACT
+
+
+@pytest.mark.parametrize("name", ["bert", "modernbert", "mistral, window", "qwen3"])
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("one sequence", "deviates"),  # bounds ignored: every text sees every other
+        ("wrong direction", "deviates"),
+        ("no kernel", "No such kernel"),
+        ("not a number", "deviates"),
+    ],
+)
+def test_a_kernel_that_is_wrong_or_missing_is_found_out_and_padding_goes_on(
+    name: str, fault: str, reason: str
+) -> None:
+    def kernel(
+        q: Tensor, k: Tensor, v: Tensor, cu: Tensor, n: int, scale: float | None, window: Any
+    ) -> Tensor:
+        if fault == "no kernel":
+            raise RuntimeError("No such kernel")
+        if fault == "one sequence":
+            cu, n = torch.tensor([0, len(q)]), len(q)
+        if fault == "wrong direction":
+            window = (-1, -1) if window[1] == 0 else (-1, 0)
+        output = exact_kernel(q, k, v, cu, n, scale, window)
+        return output * float("nan") if fault == "not a number" else output
+
+    AttentionInterface.register("faulty", make_attention(kernel))
+    transformer = make_transformer(name)
+    network = network_of(transformer)
+    expected = alone(transformer)
+    with pytest.raises(PackingFailed, match=reason):
+        pack_network(network, "faulty", read_attention_shape(transformer.config), 64, CPU)
+    assert torch.equal(alone(transformer), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "windows", "is_grouped"),
+    [
+        ("bert", {(-1, -1)}, False),
+        ("modernbert", {(-1, -1), (4, 4)}, False),  # local_attention 8: four tokens either way
+        ("mistral, window", {(4, 0)}, True),  # a window of 5 counts the token itself
+        ("qwen3", {(-1, 0)}, True),
+        ("qwen3, window, both ways", {(-1, -1), (5, 5)}, True),
+    ],
+)
+def test_varlen_attn_is_called_as_its_documentation_asks(
+    name: str, windows: set[tuple[int, int]], is_grouped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one call that needs a GPU, with its arguments looked at and its result computed by the exact kernel."""
+    seen: set[tuple[int, int]] = set()
+
+    def varlen_attn(
+        q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, **options: Any
+    ) -> Tensor:
+        tokens = sum(len(sequence) for sequence in SEQUENCES)
+        assert q.shape == (tokens, 4, 8)
+        assert k.shape == v.shape == (tokens, 2 if is_grouped else 4, 8)
+        assert q.stride(-1) == k.stride(-1) == v.stride(-1) == 1  # the kernel takes any other stride
+        assert cu_q is cu_k
+        assert cu_q.dtype == torch.int32
+        assert max_q == max_k == 64
+        assert options["enable_gqa"] is is_grouped
+        assert options["num_splits"] is None  # refused without FlashAttention 3
+        seen.add(options["window_size"])
+        return exact_kernel(q, k, v, cu_q, max_q, options["scale"], options["window_size"])
+
+    monkeypatch.setattr(packed_attention, "varlen_attn", varlen_attn)
+    transformer = make_transformer(name)
+    expected = alone(transformer)
+    network = PackedNetwork(network_of(transformer), VARLEN)
+    assert smallest_cosine(packed_states(network, SEQUENCES), expected) >= 0.99999
+    assert seen == windows
+
+
+def test_the_exact_kernel_computes_what_varlen_attn_documents_for_a_window_of_the_whole_sequence() -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 6, 2, 8)
+    cu = torch.tensor([0, 2, 6], dtype=torch.int32)
+    everything = exact_kernel(q, k, v, cu, 4, None, (-1, -1))
+    assert torch.allclose(everything, exact_kernel(q, k, v, cu, 4, None, (9, 9)), atol=1e-6)
+    by_hand = torch.softmax(q[:2, 0] @ k[:2, 0].T / 8**0.5, dim=-1) @ v[:2, 0]
+    assert torch.allclose(everything[:2, 0], by_hand, atol=1e-6)

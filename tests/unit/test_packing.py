@@ -1,0 +1,62 @@
+"""A batch as one row of tokens: bounds, positions, and what each token of a window sees."""
+
+import numpy as np
+import pytest
+
+from worker.batching.token_batch import TokenBatch
+from worker.model.architectures import AttentionShape
+from worker.model.packing import pack_batch
+
+BATCH = TokenBatch.from_ids(
+    [np.array([7, 8, 9], np.int32), np.array([1], np.int32), np.array([5, 1, 6], np.int32)], [2, 0, 1]
+)
+
+
+def test_a_packed_batch_has_bounds_and_no_padding() -> None:
+    packed = pack_batch(BATCH, AttentionShape("bert", 8, 1))
+    assert packed.input_ids.tolist() == [7, 8, 9, 1, 5, 1, 6]
+    assert packed.cu_seqlens.tolist() == [0, 3, 4, 7]
+    assert (packed.prompt_lengths.tolist(), packed.max_seqlen) == ([2, 0, 1], 3)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "padding_id", "expected"),
+    [
+        ("bert", 1, [0, 1, 2, 0, 0, 1, 2]),
+        ("qwen3", 0, [0, 1, 2, 0, 0, 1, 2]),
+        # From the padding id + 1; a padding token in the text itself stands at the padding id and is not counted.
+        ("roberta", 1, [2, 3, 4, 1, 2, 1, 3]),
+        ("xlm-roberta", 0, [1, 2, 3, 1, 1, 2, 3]),
+    ],
+)
+def test_positions_begin_again_with_every_sequence(
+    model_type: str, padding_id: int, expected: list[int]
+) -> None:
+    assert pack_batch(BATCH, AttentionShape(model_type, 8, padding_id)).position_ids.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("window", "expected"),
+    [
+        ((-1, 0), ["1000", "1100", "1110", "1111"]),  # causal
+        ((1, 0), ["1000", "1100", "0110", "0011"]),  # causal, itself and one before
+        ((1, 1), ["1100", "1110", "0111", "0011"]),  # one either way
+        ((-1, 1), ["1100", "1110", "1111", "1111"]),
+    ],
+)
+def test_a_window_is_inclusive_on_both_sides(window: tuple[int, int], expected: list[str]) -> None:
+    import torch
+
+    from worker.model.packed_attention import make_window_mask
+
+    mask = make_window_mask(4, window, torch.device("cpu"))
+    assert mask is not None
+    assert ["".join(str(int(seen)) for seen in row) for row in mask] == expected
+
+
+def test_no_window_needs_no_mask() -> None:
+    import torch
+
+    from worker.model.packed_attention import NO_WINDOW, make_window_mask
+
+    assert make_window_mask(4, NO_WINDOW, torch.device("cpu")) is None

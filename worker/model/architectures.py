@@ -1,0 +1,128 @@
+"""Which architectures can be packed, how their positions run, and which attention a device gets. Imports no framework.
+
+An architecture is packed only when nothing in it but attention and positions sees more than one token. Each one below
+was read for that and is compared with plain transformers in tests/contract/test_packed_agrees.py.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from vectormill.domain.errors import ModelError
+from worker.devices.device import CPU, CUDA, Device
+from worker.model.choice import AUTO, FP32
+from worker.model.encoder import Choice
+
+PACKED: Final = "packed"
+PADDED: Final = "padded"
+
+FROM_ZERO: Final = "from zero"
+# RoBERTa counts from its padding token's id + 1, and gives a padding token that a text itself contains no number.
+BEHIND_PADDING: Final = "behind the padding id"
+
+# model_type of a transformers configuration -> how position_ids run within a sequence.
+PACKABLE: Final[dict[str, str]] = {
+    # Learned positions, every token sees every other.
+    "albert": FROM_ZERO,
+    "bert": FROM_ZERO,
+    "distilbert": FROM_ZERO,
+    "electra": FROM_ZERO,
+    "camembert": BEHIND_PADDING,
+    "roberta": BEHIND_PADDING,
+    "xlm-roberta": BEHIND_PADDING,
+    # Rotary positions, every token sees every other; ModernBERT in local windows on most layers.
+    "eurobert": FROM_ZERO,
+    "gte": FROM_ZERO,
+    "jina_embeddings_v3": FROM_ZERO,
+    "modernbert": FROM_ZERO,
+    "nomic_bert": FROM_ZERO,
+    # Rotary positions, grouped key heads, windows where the configuration has them; causal unless it says
+    # `is_causal: false`.
+    "llama": FROM_ZERO,
+    "mistral": FROM_ZERO,
+    "qwen2": FROM_ZERO,
+    "qwen3": FROM_ZERO,
+}
+
+_RELATIVE: Final = "it adds a relative position bias to the scores, which the packed kernel cannot"
+_SPARSE: Final = "its sparse attention is not the kernel's"
+UNPACKABLE: Final[dict[str, str]] = {
+    "deberta": "its disentangled attention adds scores of positions, which the packed kernel cannot",
+    "deberta-v2": "its disentangled attention adds scores of positions, which the packed kernel cannot",
+    "mpnet": _RELATIVE,
+    "t5": _RELATIVE,
+    "mt5": _RELATIVE,
+    "umt5": _RELATIVE,
+    "xlnet": _RELATIVE,
+    "big_bird": _SPARSE,
+    "longformer": _SPARSE,
+}
+
+LARGEST_HEAD_DIM: Final = 256
+HEAD_DIM_STEP: Final = 8
+SMALLEST_CAPABILITY: Final = 80  # Ampere; the kernel is FlashAttention
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """What a transformer's configuration says that matters to a kernel. Grouped heads are the kernel's own business."""
+
+    model_type: str
+    head_dim: int
+    padding_id: int
+
+    @property
+    def positions(self) -> str:
+        return PACKABLE[self.model_type]
+
+
+def read_attention_shape(config: Any) -> AttentionShape:
+    """From a transformers configuration, whose attribute names are the same for all architectures."""
+    num_heads = getattr(config, "num_attention_heads", None) or 1
+    head_dim = getattr(config, "head_dim", None) or getattr(config, "hidden_size", 0) // num_heads
+    padding_id = getattr(config, "pad_token_id", None)
+    return AttentionShape(config.model_type, head_dim, 0 if padding_id is None else padding_id)
+
+
+def choose_attention(wanted: str, shape: AttentionShape, device: Device, precision: str) -> Choice:
+    """packed or padded. Raises ModelError when packed attention is asked for and cannot be exact or cannot run."""
+    if wanted == PADDED:
+        return Choice(PADDED, "asked for")
+    obstacle = find_obstacle(shape, device, precision)
+    if wanted == PACKED:
+        if obstacle:
+            raise ModelError(f"Packed attention cannot be used, because {obstacle}; use padded or auto.")
+        return Choice(PACKED, "asked for")
+    assert wanted == AUTO
+    if device.kind == CPU:
+        return Choice(PADDED, "a processor has no packed kernel, and batches of like lengths pad little")
+    if obstacle:
+        return Choice(PADDED, obstacle)
+    return Choice(PACKED, "no padding is computed")
+
+
+def find_obstacle(shape: AttentionShape, device: Device, precision: str) -> str:
+    """Why a model cannot be packed there, as the rest of a sentence behind "because"; empty when it can."""
+    if shape.model_type in UNPACKABLE:
+        return UNPACKABLE[shape.model_type]
+    if shape.model_type not in PACKABLE:
+        return f"the architecture {shape.model_type!r} is not one that was compared with padding"
+    if device.kind == CPU:
+        return ""  # computed one sequence at a time, in any precision and head size
+    if device.kind != CUDA:
+        return f"{device.kind} has no packed kernel"
+    if precision == FP32:
+        return "the packed kernel computes in 16 bit only, and the precision is fp32"
+    if shape.head_dim % HEAD_DIM_STEP or shape.head_dim > LARGEST_HEAD_DIM:
+        return f"the packed kernel takes heads of 8, 16, … 256 dimensions, and these have {shape.head_dim}"
+    capability = _compute_capability(device)
+    if capability is not None and capability < SMALLEST_CAPABILITY:
+        return (
+            f"the packed kernel needs compute capability 8.0, and {device.description} has {capability / 10}"
+        )
+    return ""
+
+
+def _compute_capability(device: Device) -> int | None:
+    """80 for 8.0; None when the device does not say."""
+    found = [int(feature[3:]) for feature in device.features if feature.startswith("sm_")]
+    return found[0] if found else None

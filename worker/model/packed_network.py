@@ -1,0 +1,126 @@
+"""PackedNetwork: an EncoderNetwork's own weights, run over sequences one after another instead of padded rows.
+
+Packing is compared with padding before it is used: a kernel is only as good as its build, and a wrong mask or
+position does not fail, it gives wrong vectors.
+"""
+
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity
+
+from worker.batching.token_batch import TokenBatch
+from worker.model.architectures import AttentionShape
+from worker.model.network import EncoderNetwork
+from worker.model.packed_attention import register_packed_attention
+from worker.model.packing import PackedBatch, pack_batch
+from worker.model.padding import pad_batch
+from worker.model.pooling import pool_packed_states
+
+# The probe: one token alone, one behind another's end, and one longer than the window of every known local layer.
+PROBE_LENGTHS: Final = (1, 5, 37, 150)
+# Of a token's hidden state with packing and with padding. Two kernels in 16 bit differ by their rounding.
+SMALLEST_COSINES: Final = {torch.float32: 0.9999}
+SMALLEST_COSINE_16_BIT: Final = 0.99
+
+
+class PackingFailed(Exception):
+    """Packed attention does not give what padding gives. The message is the rest of a sentence behind "because"."""
+
+
+class PackedNetwork(nn.Module):
+    """Tokens [tokens] with bounds [n + 1] -> vectors [n, card.dimension] in fp32.
+
+    Takes the network over: its transformer attends by the packed kernel from now on.
+    """
+
+    def __init__(self, network: EncoderNetwork, kernel: str) -> None:
+        super().__init__()
+        register_packed_attention()
+        self.transformer = network.transformer
+        self.transformer.set_attn_implementation(kernel)
+        self.dense = network.dense
+        self.modes = network.modes
+        self.eval()
+
+    def forward(
+        self,
+        input_ids: Tensor,  # [tokens]
+        position_ids: Tensor,  # [tokens]
+        cu_seqlens: Tensor,  # [n + 1] int32
+        prompt_lengths: Tensor | None,  # [n]
+        max_seqlen: int,
+    ) -> Tensor:
+        hidden_states = self.hidden_states(input_ids, position_ids, cu_seqlens, max_seqlen)
+        vectors: Tensor = self.dense(
+            pool_packed_states(hidden_states, cu_seqlens, prompt_lengths, self.modes)
+        )
+        return vectors
+
+    def hidden_states(
+        self, input_ids: Tensor, position_ids: Tensor, cu_seqlens: Tensor, max_seqlen: int
+    ) -> Tensor:
+        """[tokens, dim], not [batch, length, dim]: packed, so no padding to compute or pool over."""
+        states: Tensor = self.transformer(
+            input_ids=input_ids.unsqueeze(0),
+            position_ids=position_ids.unsqueeze(0),
+            cu_seq_lens_q=cu_seqlens,
+            max_length_q=max_seqlen,
+        )[0]
+        return states[0]
+
+
+def pack_network(
+    network: EncoderNetwork, kernel: str, shape: AttentionShape, max_tokens: int, device: torch.device
+) -> PackedNetwork:
+    """The network, packed. Raises PackingFailed, and leaves the network as it was."""
+    probe = _make_probe(network.transformer.config.vocab_size, max_tokens)
+    padded_attention = network.attention
+    try:
+        with torch.inference_mode():
+            expected = _padded_states(network, probe, device)
+            packed = PackedNetwork(network, kernel)
+            found = _packed_states(packed, pack_batch(probe, shape), device)
+            cosine = float(cosine_similarity(expected.float(), found.float(), dim=-1).min())
+        # Written so that NaN fails too.
+        if not cosine >= SMALLEST_COSINES.get(expected.dtype, SMALLEST_COSINE_16_BIT):
+            raise PackingFailed(
+                f"packed attention deviates from padding: the smallest cosine is {cosine:.4f}"
+            )
+    except Exception as error:
+        network.transformer.set_attn_implementation(padded_attention)
+        if isinstance(error, PackingFailed):
+            raise
+        # A kernel that is missing or refuses a shape raises anything; the padded one still runs.
+        raise PackingFailed(f"packed attention failed: {str(error).strip().splitlines()[0]}") from error
+    return packed
+
+
+def _make_probe(vocab_size: int, max_tokens: int) -> TokenBatch:
+    """The same tokens on every machine."""
+    tokens = np.random.default_rng(0)
+    lengths = [min(length, max_tokens) for length in PROBE_LENGTHS]
+    return TokenBatch.from_ids(
+        [tokens.integers(0, vocab_size, length).astype(np.int32) for length in lengths]
+    )
+
+
+def _padded_states(network: EncoderNetwork, probe: TokenBatch, device: torch.device) -> Tensor:
+    """[tokens, dim] of the padded forward pass, padding left out."""
+    padded = pad_batch(probe, network.pad_token_id)
+    attention_mask = torch.from_numpy(padded.attention_mask).to(device)
+    states: Tensor = network.transformer(
+        input_ids=torch.from_numpy(padded.input_ids).to(device), attention_mask=attention_mask
+    )[0]
+    return states[attention_mask.bool()]
+
+
+def _packed_states(network: PackedNetwork, probe: PackedBatch, device: torch.device) -> Tensor:
+    return network.hidden_states(
+        torch.from_numpy(probe.input_ids).to(device),
+        torch.from_numpy(probe.position_ids).to(device),
+        torch.from_numpy(probe.cu_seqlens).to(device, torch.int32),
+        probe.max_seqlen,
+    )
