@@ -11,6 +11,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.worker_metrics import describe_workers
 from vectormill.db.workers import count_backlog, list_workers
 
 # A scrape that Postgres cannot answer in this time answers without the backlog.
@@ -61,7 +62,6 @@ class BacklogCollector:
         chunks = GaugeMetricFamily(
             "vectormill_chunks", "Chunks that are not ended.", labels=["model", "state"]
         )
-        workers = GaugeMetricFamily("vectormill_workers", "Live workers.", labels=["model"])
         try:
             with self._engine.begin() as connection:
                 connection.execute(text(f"SET LOCAL statement_timeout = {SCRAPE_TIMEOUT_MILLISECONDS}"))
@@ -73,10 +73,7 @@ class BacklogCollector:
         is_up.add_metric([], 1)
         for entry in backlog:
             chunks.add_metric([entry.model, entry.state], entry.num_chunks)
-        served = [worker.model for worker in live_workers]
-        for model in sorted(set(served)):
-            workers.add_metric([model], served.count(model))
-        return [is_up, chunks, workers]
+        return [is_up, chunks, *describe_workers(live_workers)]
 
 
 class RequestMetrics:

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from vectormill.db.collections import Match
 from vectormill.db.workers import Worker
+from vectormill.domain.bottleneck import Bottleneck
 from vectormill.domain.collection import Generation
 from vectormill.domain.job import JOB_STATES, Job
 from vectormill.registry import ModelCard
@@ -15,6 +16,23 @@ from vectormill.registry import ModelCard
 
 def _in_utc(moment: datetime | None) -> datetime | None:
     return moment.astimezone(UTC) if moment else None
+
+
+class StageBody(BaseModel):
+    seconds: float = Field(description="Busy time, over all workers and threads; of `wait`, waiting time.")
+    share: float = Field(
+        description="Of the time in which a worker held chunks of the job: of the device for `run`, of one thread for "
+        "the others, which have several."
+    )
+
+
+class BottleneckBody(BaseModel):
+    value: str
+    reason: str
+
+    @classmethod
+    def from_bottleneck(cls, bottleneck: Bottleneck | None) -> Self | None:
+        return cls(value=bottleneck.value, reason=bottleneck.reason) if bottleneck else None
 
 
 class JobBody(BaseModel):
@@ -39,7 +57,13 @@ class JobBody(BaseModel):
     tokens_per_second: float
     eta_seconds: float | None
     padding_waste: float = Field(description="Share of the computed tokens that were padding, 0 to 1.")
-    stage_seconds: dict[str, float]
+    stages: dict[str, StageBody] = Field(description="By stage, in the order of a text's way.")
+    bound_by: BottleneckBody | None = Field(
+        description="The stage that bounded the job, or `queue`; null until its first chunk is done."
+    )
+    stage_seconds: dict[str, float] = Field(
+        description="As stored: the stages, and `held` and `device`, which their shares are of."
+    )
     options: dict[str, Any] = Field(description="The EncodingSpec: all that decides the vectors.")
     metadata: dict[str, Any]
 
@@ -65,6 +89,11 @@ class JobBody(BaseModel):
             tokens_per_second=job.num_tokens / job.elapsed_seconds if job.elapsed_seconds else 0.0,
             eta_seconds=job.eta_seconds,
             padding_waste=job.padding_waste,
+            stages={
+                stage: StageBody(seconds=job.stage_seconds[stage], share=share)
+                for stage, share in job.stage_shares.items()
+            },
+            bound_by=BottleneckBody.from_bottleneck(job.bottleneck),
             stage_seconds=job.stage_seconds,
             options=job.spec.to_json(),
             metadata=job.metadata,

@@ -23,9 +23,11 @@ from worker.devices.detect import detect_inventory
 from worker.devices.device import parse_devices
 from worker.engine import Engine
 from worker.leases import LeaseKeeper, WorkerIdentity
+from worker.report import WorkerReport
 from worker.settings import WorkerSettings, load_worker_settings
 from worker.sink.postgres import PostgresSink
 from worker.tasks import ChunkEncoder, Result
+from worker.timesheet import Timesheet
 from worker.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
@@ -71,15 +73,17 @@ def run_replica(
     engine.start()
     database = make_engine(settings.database_url, application_name=identity.name, pool_size=slots)
     heart = make_engine(settings.database_url, application_name=f"{identity.name} leases", pool_size=1)
+    timesheet = Timesheet(lambda: engine.run_seconds)
+    report = WorkerReport(engine, timesheet)
     keeper = LeaseKeeper(
         heart,
         identity,
-        engine.report,
+        report.compose,
         heartbeat_seconds=settings.heartbeat_seconds,
         lease_seconds=settings.lease_seconds,
     )
     encoder = ChunkEncoder(
-        database, engine, keeper, PostgresSink(database, stopping), identity.owner, settings
+        database, engine, keeper, PostgresSink(database, stopping), timesheet, identity.owner, settings
     )
     watchdog = Watchdog(heart, identity.model, keeper, engine)
     keeper.start()

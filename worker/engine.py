@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from vectormill.domain.bottleneck import COLLECT, RUN, TOKENIZE, WAIT
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import ModelError
 from vectormill.domain.item import ITEM_ERROR_CODES, NON_FINITE_VECTOR, ItemFailure, find_text_failure
@@ -38,11 +39,6 @@ DEFAULT_FACTORY: Final = "worker.model.factory:load_encoder"
 CPU_BATCH_TOKENS: Final = 2048
 ACCELERATOR_BATCH_TOKENS: Final = 32768
 SMALLEST_NORM: Final = 1e-12
-
-TOKENIZE: Final = "tokenize"
-RUN: Final = "run"
-COLLECT: Final = "collect"
-WAIT: Final = "wait"  # for a slot, a place in a batch, or another request's vector: nobody is busy with it
 
 
 class Engine:
@@ -94,12 +90,10 @@ class Engine:
         }
         self._stage_seconds = {TOKENIZE: 0.0, COLLECT: 0.0}
         self._stage_lock = threading.Lock()
-        self._started_at = time.monotonic()
 
     def start(self) -> None:
         """Waits until the model is loaded. Raises ModelError."""
         self._executor.start()
-        self._started_at = time.monotonic()
 
     def stop(self) -> None:
         """Ends the model process; requests that wait get EngineStopped."""
@@ -125,11 +119,14 @@ class Engine:
             self._run(ticket, cancelled)
             return self._collect(request.spec, ticket, places)
 
+    @property
+    def run_seconds(self) -> float:
+        """How long the device has been computing since the start."""
+        return self._switchboard.tally.run_seconds
+
     def report(self) -> dict[str, Any]:
         """What runs here, why, and how fast; a JSON object for the workers table."""
         tally, loaded = self._switchboard.tally, self._executor.report
-        stages = self._stage_seconds | {RUN: tally.run_seconds}
-        seconds = max(time.monotonic() - self._started_at, 1e-9)
         choices = asdict(loaded) if loaded else {}
         return {
             "model": self._card.name,
@@ -148,9 +145,7 @@ class Engine:
             else 0.0,
             "num_reused": self._num_reused,
             "num_restarts": self._executor.num_restarts,
-            "stage_seconds": stages,
-            "stage_shares": {name: busy / seconds for name, busy in stages.items()},
-            "bound_stage": max(stages, key=lambda name: stages[name]),
+            "stage_seconds": self._stage_seconds | {RUN: tally.run_seconds},
         }
 
     def _refuse_other_spaces(self, spec: EncodingSpec) -> None:

@@ -16,6 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from vectormill.db.chunks import claim_chunk, release_chunk, split_chunk
 from vectormill.db.completion import cancel_chunk, fail_chunk
 from vectormill.db.payloads import load_payload
+from vectormill.domain.bottleneck import LOAD, PERSIST
 from vectormill.domain.chunk import ChunkOutcome, Claim
 from vectormill.domain.errors import DatabaseUnavailable, LeaseLost, ModelError
 from vectormill.domain.item import CRASHED_WORKER, ENCODING_FAILED, ITEM_ERROR_CODES, Item, ItemFailure
@@ -25,6 +26,7 @@ from worker.engine import EncodeRequest, EncodeResult, EncodingCancelled, Engine
 from worker.engine import Engine as EncodingEngine
 from worker.leases import Lease, LeaseKeeper
 from worker.sink.postgres import PostgresSink
+from worker.timesheet import Timesheet
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +47,7 @@ class ChunkEncoder:
         encoding: EncodingEngine,
         keeper: LeaseKeeper,
         sink: PostgresSink,
+        timesheet: Timesheet,
         owner: str,
         settings: Settings,
     ) -> None:
@@ -52,6 +55,7 @@ class ChunkEncoder:
         self._encoding = encoding
         self._keeper = keeper
         self._sink = sink
+        self._timesheet = timesheet
         self._owner = owner
         self._settings = settings
 
@@ -63,7 +67,8 @@ class ChunkEncoder:
                 claim = claim_chunk(connection, chunk_id, self._owner, self._settings.lease_seconds)
             if claim is None:
                 return {"outcome": "duplicate"}
-            return self._encode_claimed(claim, started)
+            with self._timesheet.hold(claim.job_id):
+                return self._encode_claimed(claim, started)
         except SQLAlchemyError as error:
             # Nothing was written. The lease lapses, or the dispatch times out, and the chunk runs again.
             logger.warning("Chunk %d: Postgres did not answer: %s", chunk_id, error)
@@ -131,15 +136,19 @@ class ChunkEncoder:
         loaded: float,
     ) -> Result:
         encoded_at = time.monotonic()
+        stage_seconds = {LOAD: loaded - started, **encoded.stage_seconds}
+        self._timesheet.count(stage_seconds)
         outcome = ChunkOutcome(
             failures={int(wanted[position]): failure for position, failure in encoded.failures.items()},
             num_tokens=int(encoded.num_tokens.sum()),
             num_computed_tokens=encoded.num_computed_tokens,
             num_truncated=encoded.num_truncated,
-            stage_seconds={"load": loaded - started, **encoded.stage_seconds},
+            stage_seconds=stage_seconds | self._timesheet.take(claim.job_id),
         )
-        self._sink.commit(claim, items, wanted, encoded.vectors, outcome)
+        uncounted_seconds = self._sink.commit(claim, items, wanted, encoded.vectors, outcome)
         committed = time.monotonic()
+        self._timesheet.count({PERSIST: committed - encoded_at - uncounted_seconds})
+        self._timesheet.carry(claim.job_id, PERSIST, uncounted_seconds)
         return {
             "outcome": "done",
             "rows": len(wanted) - len(outcome.failures),

@@ -83,6 +83,34 @@ def test_metrics_count_by_route_template_and_show_the_backlog(client: httpx.Clie
         assert line in text.splitlines()
 
 
+def test_metrics_show_what_workers_report_of_themselves(client: httpx.Client, engine: Engine) -> None:
+    report = {
+        "device": {"value": "cuda:0", "reason": "asked for"},
+        "stage_seconds": {"run": 9.5, "persist": 1.0},
+        "num_tokens": 970,
+        "num_computed_tokens": 1000,
+        "num_reused": 7,
+        "device_memory_used_bytes": 3 << 30,
+        "device_memory_total_bytes": None,  # the driver did not say
+    }
+    with engine.begin() as connection:
+        beat_worker(connection, "enc-cuda0@here", uuid4(), MODEL, 3, report)
+        beat_worker(connection, "old-cpu@here", uuid4(), MODEL, 3, {"device": "cpu"})  # of an older release
+    lines = client.get("/metrics").text.splitlines()
+    who = f'model="{MODEL}",worker="enc-cuda0@here"'
+    for line in (
+        f'vectormill_stage_seconds_total{{model="{MODEL}",stage="run",worker="enc-cuda0@here"}} 9.5',
+        f"vectormill_computed_tokens_total{{{who}}} 1000.0",
+        f"vectormill_padding_tokens_total{{{who}}} 30.0",
+        f"vectormill_reused_texts_total{{{who}}} 7.0",
+        'vectormill_device_memory_used_bytes{device="cuda:0",worker="enc-cuda0@here"} 3.221225472e+09',
+        f'vectormill_workers{{model="{MODEL}"}} 2.0',
+    ):
+        assert line in lines
+    assert not any(line.startswith("vectormill_device_memory_total_bytes{") for line in lines)
+    assert not any("old-cpu" in line for line in lines)
+
+
 def test_models_say_what_they_are_and_who_serves_them(engine: Engine, tmp_path: Path) -> None:
     start_others(engine)
     with api_client(engine, models={"broken": {"path": str(tmp_path)}}) as client:

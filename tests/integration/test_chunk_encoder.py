@@ -23,6 +23,7 @@ from worker.engine import EncodeRequest, EncodeResult, EncodingCancelled, Engine
 from worker.leases import LeaseKeeper, WorkerIdentity
 from worker.sink.postgres import PostgresSink
 from worker.tasks import ChunkEncoder
+from worker.timesheet import Timesheet
 
 
 class FakeEngine:
@@ -30,10 +31,12 @@ class FakeEngine:
 
     def __init__(self) -> None:
         self.num_requests = 0
+        self.run_seconds = 0.0
         self.during = threading.Event()
 
     def encode(self, request: EncodeRequest, cancelled: threading.Event) -> EncodeResult:
         self.num_requests += 1
+        self.run_seconds += 0.1
         whole = b" ".join(request.texts)
         if b"crash" in whole:
             raise RunnerDied("the model process died")
@@ -76,7 +79,8 @@ def keeper(engine: Engine) -> Iterator[LeaseKeeper]:
 def encoder(engine: Engine, fake: FakeEngine, keeper: LeaseKeeper) -> ChunkEncoder:
     sink = PostgresSink(engine, threading.Event())
     settings = Settings(max_attempts=2)
-    return ChunkEncoder(engine, cast(Any, fake), keeper, sink, "fake-cpu0@test#1", settings)
+    timesheet = Timesheet(lambda: fake.run_seconds)
+    return ChunkEncoder(engine, cast(Any, fake), keeper, sink, timesheet, "fake-cpu0@test#1", settings)
 
 
 def run_until_ended(engine: Engine, encoder: ChunkEncoder, job: Job) -> tuple[Job, list[str]]:
@@ -105,7 +109,9 @@ def test_a_chunk_is_encoded_and_committed_and_says_what_it_did(engine: Engine, e
     with engine.connect() as connection:
         ended = find_job(connection, job.id)
     assert ended.state == "completed_with_errors"
-    assert set(ended.stage_seconds) == {"load", "run"}
+    assert set(ended.stage_seconds) == {"load", "run", "persist", "held", "device"}
+    assert ended.stage_seconds["device"] == pytest.approx(0.1)
+    assert ended.stage_seconds["persist"] > 0
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,9 @@ class FakeApi:
             "tokens_per_second": 0.0,
             "eta_seconds": None,
             "padding_waste": 0.125,
-            "stage_seconds": {},
+            "stages": {"tokenize": {"seconds": 0.5, "share": 0.125}, "run": {"seconds": 3.6, "share": 0.9}},
+            "bound_by": {"value": "run", "reason": "the model: the device was computing in 90% of the time"},
+            "stage_seconds": {"tokenize": 0.5, "run": 3.6},
             "options": {"dimensions": 2},
             "metadata": json.loads(parameters.get("metadata", "{}")),
             "_final": {

@@ -33,6 +33,7 @@ def test_the_demo_ends_with_figures_reasons_and_three_searches(
     assert "items 2" in lines
     assert "seconds 5.0 from the submission to the last commit" in lines
     assert "padding waste 12.5% share of the computed tokens that were padding" in lines
+    assert "bound by run the model: the device was computing in 90% of the time" in lines
     assert "model mini the default" in lines
     assert "backend openvino the faster backend on CPUs" in lines
     assert "Nearest to: how to parse a date" in lines

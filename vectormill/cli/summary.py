@@ -39,10 +39,26 @@ def summarize_job(
         Line(
             "padding waste", f"{job['padding_waste']:.1%}", "share of the computed tokens that were padding"
         ),
+        *describe_stages(job),
         Line("model", job["model"], model_reason),
     ]
     reports = [worker["report"] for worker in workers if worker["model"] == job["model"]]
     return lines + [line for name in CHOICES for line in _choices(name, reports)]
+
+
+def describe_stages(record: Mapping[str, Any]) -> list[Line]:
+    """What bounded a job, and how busy its stages were; nothing while nothing is known of them."""
+    lines = []
+    bound_by = record.get("bound_by")
+    if bound_by:
+        lines.append(Line("bound by", bound_by["value"], bound_by["reason"]))
+    stages: Mapping[str, Mapping[str, float]] = record.get("stages") or {}
+    if stages:
+        shares = " · ".join(f"{stage} {figures['share']:.0%}" for stage, figures in stages.items())
+        lines.append(
+            Line("stages", shares, "of the time with a chunk in hand: of one device, or of one thread")
+        )
+    return lines
 
 
 def _choices(name: str, reports: Sequence[Mapping[str, Any]]) -> list[Line]:

@@ -1,6 +1,7 @@
 """The commit of a chunk: its vectors, its errors, its state and its job's counters, in one fenced transaction."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -8,6 +9,7 @@ from sqlalchemy import Connection, text
 
 from vectormill.db.jsonb import to_jsonb
 from vectormill.db.vectors import MAX_HALF, upsert_vectors
+from vectormill.domain.bottleneck import PERSIST
 from vectormill.domain.chunk import CANCELLED, DONE, FAILED, ChunkOutcome, Claim
 from vectormill.domain.errors import LeaseLost
 from vectormill.domain.item import ITEM_ERROR_CODES, NON_FINITE_VECTOR, Item, ItemFailure
@@ -67,11 +69,13 @@ def complete_chunk(
     encoded: npt.NDArray[np.int64],
     vectors: npt.NDArray[np.float32],
     outcome: ChunkOutcome,
+    read_persist_seconds: Callable[[], float] | None = None,
 ) -> bool:
     """Commits a chunk inside the caller's transaction; True when this ended the job.
 
     `items` are all items of the chunk. `encoded` [m] are the positions that were encoded, `vectors` float32
     [m, dimensions] their vectors in the same order; rows named in `outcome.failures` are not stored.
+    `read_persist_seconds` is asked before the last statement, for the stage seconds of the job.
     Raises LeaseLost, after which the caller must roll back and forget its work.
     """
     failures = dict(outcome.failures)
@@ -93,6 +97,12 @@ def complete_chunk(
     else:
         _store_with_chunk(connection, claim, stored, stored_vectors)
     _insert_errors(connection, claim, items, failures)
+    if read_persist_seconds is not None:
+        stage_seconds = {**outcome.stage_seconds, PERSIST: read_persist_seconds()}
+        stage_seconds[PERSIST] += outcome.stage_seconds.get(
+            PERSIST, 0.0
+        )  # carried over from an earlier chunk
+        outcome = replace(outcome, stage_seconds=stage_seconds)
     return _count_chunk(connection, claim, outcome, num_done, num_failed)
 
 

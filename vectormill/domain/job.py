@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
+from vectormill.domain.bottleneck import Bottleneck, find_bottleneck, share_stages
 from vectormill.domain.encoding import EncodingSpec
 
 UPLOADING: Final = "uploading"
@@ -96,6 +97,16 @@ class Job:
             return 0.0
         rate = self.items_per_second
         return (self.num_items - self.num_done - self.num_failed) / rate if rate > 0 else None
+
+    @property
+    def stage_shares(self) -> dict[str, float]:
+        """Busy seconds of each stage per second in which a worker held a chunk of the job."""
+        return share_stages(self.stage_seconds, self.elapsed_seconds)
+
+    @property
+    def bottleneck(self) -> Bottleneck | None:
+        """What bounded the job, or bounds it so far; None before its first chunk is done."""
+        return find_bottleneck(self.stage_seconds, self.elapsed_seconds)
 
     @property
     def padding_waste(self) -> float:

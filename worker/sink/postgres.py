@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -37,21 +38,32 @@ class PostgresSink:
         encoded: npt.NDArray[np.int64],
         vectors: npt.NDArray[np.float32],
         outcome: ChunkOutcome,
-    ) -> None:
-        """Commits once, whatever happens on the way. Raises LeaseLost, or DatabaseUnavailable when patience ends."""
+    ) -> float:
+        """Commits once, whatever happens on the way. Raises LeaseLost, or DatabaseUnavailable when patience ends.
+
+        Returns the seconds that came too late to be counted in the job: its own row's turn, and COMMIT.
+        """
+        start = time.monotonic()
+        counted = 0.0
+
+        def read_persist_seconds() -> float:
+            nonlocal counted
+            counted = time.monotonic() - start
+            return counted
+
         waited = 0.0
         pause = _FIRST_PAUSE_SECONDS
         while True:
             try:
                 with self._engine.begin() as connection:
-                    complete_chunk(connection, claim, items, encoded, vectors, outcome)
-                return
+                    complete_chunk(connection, claim, items, encoded, vectors, outcome, read_persist_seconds)
+                return time.monotonic() - start - counted
             except DBAPIError as error:
                 if not _may_pass(error):
                     raise
                 logger.warning("Chunk %d could not be committed yet: %s", claim.chunk_id, error.orig)
             if self._was_committed(claim):
-                return
+                return time.monotonic() - start - counted
             if waited >= _PATIENCE_SECONDS or self._stopping.wait(pause):
                 raise DatabaseUnavailable
             waited += pause

@@ -1,7 +1,7 @@
 """Jobs: submit, jobs, status, cancel, retry, errors. Each speaks to one API, and starts nothing."""
 
 import itertools
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -24,6 +24,9 @@ from vectormill.cli.options import (
 )
 
 app = typer.Typer()
+
+# Told in words; --json has them as they are.
+STAGE_FIELDS: Final = ("stages", "bound_by", "stage_seconds")
 
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's id, as `submit` and `jobs` print it.")]
 
@@ -189,8 +192,13 @@ def errors(job_id: JobId, api_url: ApiUrl = None, data_dir: DataDir = None, json
 
 def _print_job(job: dict[str, Any], is_json: bool) -> None:
     from vectormill.cli.listing import print_json, print_table
+    from vectormill.cli.summary import describe_stages
 
     if is_json:
         print_json(job)
-    else:
-        print_table(("", ""), [(name, value) for name, value in job.items() if value not in (None, {}, [])])
+        return
+    stages = {line.name: f"{line.value} ({line.reason})" for line in describe_stages(job)}
+    plain = {name: value for name, value in job.items() if name not in STAGE_FIELDS}
+    print_table(
+        ("", ""), [(name, value) for name, value in (plain | stages).items() if value not in (None, {}, [])]
+    )

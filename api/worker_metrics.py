@@ -1,0 +1,75 @@
+"""WorkerMetrics: what live workers report of themselves, as Prometheus reads it. Workers need no port for it.
+
+Sums start at 0 with each worker process, as Prometheus expects of counters.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from vectormill.db.workers import Worker
+
+
+def describe_workers(workers: Sequence[Worker]) -> Iterable[Metric]:
+    """Families of all that the reports hold; what an older worker does not report is left out."""
+    live = GaugeMetricFamily("vectormill_workers", "Live workers.", labels=["model"])
+    served = [worker.model for worker in workers]
+    for model in sorted(set(served)):
+        live.add_metric([model], served.count(model))
+    return [live, *_describe_work(workers), *_describe_devices(workers)]
+
+
+def _describe_work(workers: Sequence[Worker]) -> Iterable[Metric]:
+    labels = ["worker", "model"]
+    stages = CounterMetricFamily(
+        "vectormill_stage_seconds_total", "Busy time of a worker by stage.", labels=[*labels, "stage"]
+    )
+    computed = CounterMetricFamily(
+        "vectormill_computed_tokens_total", "Tokens computed, padding with them.", labels=labels
+    )
+    padding = CounterMetricFamily(
+        "vectormill_padding_tokens_total", "Tokens computed that were padding.", labels=labels
+    )
+    reused = CounterMetricFamily(
+        "vectormill_reused_texts_total", "Texts that got the vector of an equal one.", labels=labels
+    )
+    for worker in workers:
+        report, values = worker.report, [worker.name, worker.model]
+        for stage, seconds in (report.get("stage_seconds") or {}).items():
+            stages.add_metric([*values, stage], seconds)
+        if "num_computed_tokens" in report:
+            computed.add_metric(values, report["num_computed_tokens"])
+            padding.add_metric(values, report["num_computed_tokens"] - report["num_tokens"])
+        if "num_reused" in report:
+            reused.add_metric(values, report["num_reused"])
+    return [stages, computed, padding, reused]
+
+
+def _describe_devices(workers: Sequence[Worker]) -> Iterable[Metric]:
+    labels = ["worker", "device"]
+    used = GaugeMetricFamily(
+        "vectormill_device_memory_used_bytes", "Memory in use: of a GPU by all programs.", labels=labels
+    )
+    total = GaugeMetricFamily("vectormill_device_memory_total_bytes", "Memory there is.", labels=labels)
+    utilisation = GaugeMetricFamily(
+        "vectormill_device_utilisation",
+        "Share of the time in which the device computed, 0 to 1.",
+        labels=labels,
+    )
+    families = {
+        "device_memory_used_bytes": used,
+        "device_memory_total_bytes": total,
+        "device_utilisation": utilisation,
+    }
+    for worker in workers:
+        for member, family in families.items():
+            value = worker.report.get(member)
+            if value is not None:
+                family.add_metric([worker.name, _name_device(worker.report)], value)
+    return list(families.values())
+
+
+def _name_device(report: dict[str, Any]) -> str:
+    device = report.get("device")
+    return str(device.get("value", "")) if isinstance(device, dict) else ""

@@ -1,0 +1,77 @@
+"""Bottleneck: which stage of a text's way bounded a job or a worker, by the time each was busy. Measures nothing."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+LOAD: Final = "load"
+TOKENIZE: Final = "tokenize"
+WAIT: Final = "wait"
+RUN: Final = "run"
+COLLECT: Final = "collect"
+PERSIST: Final = "persist"
+
+# In the order of a text's way. All but `wait` are busy time: of one device for `run`, of as many threads as there are
+# chunks in work for the others.
+STAGES: Final = (LOAD, TOKENIZE, WAIT, RUN, COLLECT, PERSIST)
+
+# Beside the stages: how long workers held chunks, added up over the workers, and how long their devices were computing
+# meanwhile, for whatever job.
+HELD: Final = "held"
+DEVICE: Final = "device"
+
+QUEUE: Final = "queue"
+BUSY_SHARE: Final = 0.8  # from here on a device is busy: the rest is the start and the end of a job
+IDLE_SHARE: Final = 0.5  # of the time without a chunk in hand: no stage of the worker can be the reason
+
+WORDS: Final = {
+    LOAD: ("the database", "reading its texts"),
+    TOKENIZE: ("the tokenizer", "tokenizing"),
+    RUN: ("the model", "the forward pass"),
+    COLLECT: ("the worker", "finishing its vectors"),
+    PERSIST: ("the database", "writing its vectors"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Bottleneck:
+    """What bounded it: a stage, or `queue` when there was nothing in hand; and a sentence that says how it is known."""
+
+    value: str
+    reason: str
+
+
+def share_stages(stage_seconds: Mapping[str, float], elapsed_seconds: float) -> dict[str, float]:
+    """Busy seconds of each stage per second in which a worker held a chunk.
+
+    A share of `run` is one of the device and at most 1. Other shares are of one thread: 2 says that two threads were
+    busy with it all the time.
+    """
+    held = stage_seconds.get(HELD) or elapsed_seconds
+    return {stage: stage_seconds[stage] / held if held else 0.0 for stage in STAGES if stage in stage_seconds}
+
+
+def find_bottleneck(stage_seconds: Mapping[str, float], elapsed_seconds: float) -> Bottleneck | None:
+    """What to look at first to make it faster; None while nothing was measured.
+
+    A busy device comes first, for then the other stages are hidden behind it. Otherwise it waited for the stage in
+    which chunks spent the most time.
+    """
+    busy = {stage: stage_seconds.get(stage, 0.0) for stage in WORDS}
+    if elapsed_seconds <= 0 or not any(busy.values()):
+        return None
+    held = stage_seconds.get(HELD) or elapsed_seconds
+    computing = min(max(stage_seconds.get(DEVICE, 0.0), busy[RUN]) / held, 1.0)
+    if held < (1 - IDLE_SHARE) * elapsed_seconds:
+        idle = 1 - held / elapsed_seconds
+        return Bottleneck(QUEUE, f"the queue: no chunk was in hand in {idle:.0%} of the time")
+    said = f"the device was computing in {computing:.0%} of the time"
+    if computing >= BUSY_SHARE:
+        others = max(computing - busy[RUN] / held, 0.0)
+        return Bottleneck(
+            RUN, f"the model: {said}" + (f", {others:.0%} for other jobs" if others >= 0.05 else "")
+        )
+    stage = max(busy, key=lambda name: busy[name])
+    owner, doing = WORDS[stage]
+    share = busy[stage] / sum(busy.values())
+    return Bottleneck(stage, f"{owner}: {said}, and {share:.0%} of a chunk's own time went into {doing}")
