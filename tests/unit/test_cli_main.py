@@ -15,8 +15,8 @@ from vectormill.processes import free_port
 Run = Callable[..., int]
 
 COMMANDS = (
-    "api", "cancel", "demo", "doctor", "encode", "errors", "export", "flower", "jobs", "migrate", "models", "retry",
-    "scheduler", "search", "status", "submit", "up", "worker", "workers",
+    "api", "cancel", "demo", "doctor", "encode", "errors", "export", "flower", "jobs", "migrate", "models", "plan",
+    "retry", "scheduler", "search", "status", "submit", "up", "worker", "workers",
 )  # fmt: skip
 
 

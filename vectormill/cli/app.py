@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from vectormill.cli import exits
-from vectormill.cli.commands import demo, doctor, encode, jobs, processes, service, vectors
+from vectormill.cli.commands import demo, doctor, encode, jobs, plan, processes, service, vectors
 
 app = typer.Typer(
     name="vectormill",
@@ -60,7 +60,7 @@ def vectormill(
         context.obj.is_debugging = debug
 
 
-for group in (demo, encode, jobs, vectors, service, processes, doctor):
+for group in (demo, encode, jobs, vectors, service, processes, plan, doctor):
     app.add_typer(group.app)
 
 

@@ -20,6 +20,7 @@ VectormillError
 │   ├── LeaseLost
 │   └── ChunkCancelled
 ├── ModelError                a model cannot be loaded as asked
+│   └── ModelDoesNotFit
 ├── Unavailable               something needed is away; trying again later helps
 │   ├── DatabaseUnavailable
 │   └── EncodingTimeout
@@ -117,6 +118,10 @@ class ChunkCancelled(ChunkError):
 
 class ModelError(VectormillError):
     """The model cannot be loaded."""
+
+
+class ModelDoesNotFit(ModelError):
+    """The model does not fit on the devices, however it is divided."""
 
 
 class Unavailable(VectormillError):

@@ -1,10 +1,11 @@
 """Device: one thing that can hold a model, and how devices are chosen and named. Asks no hardware."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Final
 
 from vectormill.domain.errors import ConfigurationError
+from worker.devices.links import Links
 
 CPU: Final = "cpu"
 CUDA: Final = "cuda"
@@ -46,6 +47,7 @@ class Inventory:
     memory_bytes: int
     features: frozenset[str]
     description: str
+    links: Links = field(default_factory=Links)
 
 
 def parse_devices(text: str, inventory: Inventory) -> list[Device]:

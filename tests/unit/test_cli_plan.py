@@ -1,0 +1,53 @@
+import json
+
+import pytest
+
+from vectormill.cli.app import main
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as end:
+        main(["plan", *arguments])
+    return int(end.value.code or 0)
+
+
+def test_a_plan_shows_every_device_with_its_layers_and_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--devices", "2x24GiB,nvlink") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("replicate: 2 replicas in bf16")
+    bars = [line for line in lines if "layers 0-5" in line]
+    assert [line.split()[0] for line in bars] == ["cuda:0", "cuda:1"]
+    assert any(line.startswith("Not pipeline over 2: predicted") for line in lines)
+
+
+def test_a_plan_in_json_has_bytes_as_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--devices", "1x8GiB", "--precision", "fp32", "--json") == 0
+    plan = json.loads(capsys.readouterr().out)
+    shard = plan["replicas"][0]["stages"][0]["shards"][0]
+    assert shard["device"] == "cuda:0"
+    assert 80 << 20 < shard["weight_bytes"] < 100 << 20  # 22.7 million values of 4 bytes, without the pooler
+    assert (
+        shard["headroom_bytes"] == shard["capacity_bytes"] - shard["weight_bytes"] - shard["activation_bytes"]
+    )
+
+
+def test_the_devices_of_this_machine_can_be_divided(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--devices", "cpu", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["replicas"][0]["stages"][0]["shards"][0]["device"] == "cpu:0"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--devices", "4x24"], "no device '4x24'"),  # no GiB: taken as a name
+        (["--devices", "4x24GiB,usb"], "Write for example 4x24GiB,nvlink"),
+        (["--devices", "1x1.12GiB"], "What would help: (1)"),
+        (["--devices", "2x8GiB", "--strategy", "best"], "there are auto, replicate"),
+        (["--model", "none"], "all-MiniLM-L6-v2"),
+    ],
+)
+def test_a_plan_that_cannot_be_made_says_why(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*arguments) != 0
+    assert sentence in capsys.readouterr().err

@@ -1,0 +1,72 @@
+"""Devices that are described instead of found, such as "4x24GiB,nvlink": for planning what to buy or to rent."""
+
+import re
+from itertools import combinations, pairwise
+from typing import Final
+
+from vectormill.domain.errors import ConfigurationError
+from worker.devices.device import CUDA, Device, Inventory
+from worker.devices.links import NVLINK, PCIE, SOCKETS, Links
+
+NVLINK_PAIRS: Final = "nvlink-pairs"
+DESCRIBED_LINKS: Final = (NVLINK, NVLINK_PAIRS, PCIE, SOCKETS)
+GROUP: Final = re.compile(r"(?:(?P<count>\d+)x)?(?P<size>\d+(?:\.\d+)?)GiB(?:@(?P<capability>sm_\d+))?")
+MOST_DEVICES: Final = 64
+
+
+def is_description(text: str) -> bool:
+    """Whether the text describes devices ("2x24GiB") rather than naming some that are there ("cuda:0")."""
+    return "GiB" in text
+
+
+def describe_inventory(text: str) -> Inventory:
+    """The inventory of "[COUNTx]SIZEGiB[@sm_NN][+…][,LINK]"; CUDA devices named cuda:0, cuda:1, …, linked by PCIe.
+
+    `nvlink` joins all of them, `nvlink-pairs` the first with the second and so on, and with `sockets` the second half
+    of the devices hangs on another processor. Raises ConfigurationError with the grammar.
+    """
+    groups, _, link = text.replace(" ", "").partition(",")
+    link = link or PCIE
+    sizes: list[tuple[float, str]] = []
+    for part in groups.split("+"):
+        match = GROUP.fullmatch(part)
+        if match is None or link not in DESCRIBED_LINKS:
+            raise ConfigurationError(
+                f"The devices {text!r} cannot be read. Write for example 4x24GiB,nvlink or 2x24GiB+1x80GiB@sm_90; "
+                f"links are {', '.join(DESCRIBED_LINKS)}."
+            )
+        sizes += [(float(match["size"]), match["capability"] or "sm_80")] * int(match["count"] or 1)
+    if not 1 <= len(sizes) <= MOST_DEVICES or min(size for size, _ in sizes) <= 0:
+        raise ConfigurationError(f"The devices {text!r} are not 1 to {MOST_DEVICES} devices with memory.")
+    devices = tuple(
+        Device(
+            name=f"cuda:{index}",
+            kind=CUDA,
+            index=index,
+            cores=(),
+            num_threads=1,
+            memory_bytes=int(size * (1 << 30)),
+            features=frozenset({capability}),
+            description=f"a GPU of {size:g} GiB",
+            reason="described",
+        )
+        for index, (size, capability) in enumerate(sizes)
+    )
+    return Inventory(
+        accelerators=devices,
+        physical_cores=((0,),),
+        memory_bytes=0,
+        features=frozenset(),
+        description="described",
+        links=_describe_links(link, [device.name for device in devices]),
+    )
+
+
+def _describe_links(link: str, names: list[str]) -> Links:
+    if link == NVLINK_PAIRS:
+        return Links(PCIE, {frozenset(pair): NVLINK for pair in list(pairwise(names))[::2]})
+    if link == SOCKETS:
+        half = len(names) // 2
+        halves = [*combinations(names[:half], 2), *combinations(names[half:], 2)]
+        return Links(SOCKETS, {frozenset(pair): PCIE for pair in halves})
+    return Links(link)

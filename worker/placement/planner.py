@@ -1,0 +1,110 @@
+"""plan_placement: decides which devices hold which part of a model. Pure; explains itself; knows no framework.
+
+Every strategy that is allowed is drafted on every number of devices a replica; what fits is ranked by predicted rate,
+and of plans that are about as fast the simplest is taken. So there is one mechanism and no special case for "fits",
+"does not fit" and "fits, but leaves too little room".
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from vectormill.domain.errors import ConfigurationError, ModelDoesNotFit
+from worker.devices.device import CPU, CUDA, MPS, Inventory, parse_devices
+from worker.placement.drafts import AUTO, Draft, draft_plans
+from worker.placement.model_shape import ModelShape
+from worker.placement.placement import STRATEGIES, Placement
+from worker.placement.reasons import (
+    explain_failure,
+    explain_idle,
+    explain_plan,
+    explain_rejections,
+    propose_precision,
+)
+from worker.placement.replicas import Needs, ReplicaBuilder
+from worker.placement.room import Room, measure_room
+
+# Where more tokens at once no longer make the device faster, and how few still use it at all (docs/LOG.md for CPUs).
+FULL_BATCH_TOKENS: Final[Mapping[str, int]] = {CPU: 2048, CUDA: 32768, MPS: 8192}
+MIN_BATCH_TOKENS: Final[Mapping[str, int]] = {CPU: 512, CUDA: 4096, MPS: 1024}
+# What the encoders take when nothing is asked of them, for weights that are compressed.
+ARITHMETIC: Final[Mapping[str, str]] = {CPU: "fp32", CUDA: "bf16", MPS: "fp16"}
+ATTENTION: Final[Mapping[str, str]] = {CPU: "openvino", CUDA: "varlen", MPS: "sdpa"}
+# Predictions are no better than this, so a simpler plan that is nearly as fast is the better plan.
+ABOUT_AS_FAST: Final = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSettings:
+    """What is asked of a plan. `memory_share` is the share of a device's memory that may be filled.
+
+    A replica has to hold one text of `max_tokens`, and `min_batch_tokens` if that is given.
+    """
+
+    precision: str
+    max_tokens: int
+    devices: str = AUTO
+    strategy: str = AUTO
+    memory_share: float = 0.9
+    min_batch_tokens: int | None = None
+
+
+def plan_placement(inventory: Inventory, shape: ModelShape, settings: PlanSettings) -> Placement:
+    """The placement of one model on the devices of one machine. Takes milliseconds; reads no weights.
+
+    Raises ModelDoesNotFit with what is missing and the cheapest ways out, and ConfigurationError for devices and
+    strategies that do not exist.
+    """
+    if settings.strategy not in (AUTO, *STRATEGIES):
+        raise ConfigurationError(
+            f"There is no strategy {settings.strategy!r}; there are {', '.join((AUTO, *STRATEGIES))}."
+        )
+    devices = parse_devices(settings.devices, inventory)
+    rooms = [measure_room(device, device.memory_bytes, settings.memory_share) for device in devices]
+
+    def make_builder(precision: str) -> ReplicaBuilder:
+        return ReplicaBuilder(shape, _needs(rooms, replace(settings, precision=precision)))
+
+    builder = make_builder(settings.precision)
+    drafts = list(draft_plans(rooms, inventory.links, builder, settings.strategy))
+    feasible = [draft for draft in drafts if draft.replicas]
+    if not feasible:
+        raise ModelDoesNotFit(
+            explain_failure(
+                drafts, rooms, inventory.links, make_builder, settings.precision, settings.strategy
+            )
+        )
+    chosen = _choose(feasible)
+    unit = max(builder.full_rate(room) for room in rooms)
+    return Placement(
+        strategy=chosen.strategy,
+        precision=settings.precision,
+        replicas=tuple(replace(each, relative_rate=each.relative_rate / unit) for each in chosen.replicas),
+        idle=explain_idle(chosen, drafts, rooms),
+        reasons=explain_plan(chosen, builder, rooms, settings.precision, settings.memory_share),
+        rejected=explain_rejections(chosen, drafts, unit),
+        proposals=propose_precision(chosen, rooms, make_builder, settings.precision),
+    )
+
+
+def _needs(rooms: Sequence[Room], settings: PlanSettings) -> Needs:
+    """A device has to hold at least one longest text, whatever the least useful batch is."""
+    kind = rooms[0].kind
+    full = FULL_BATCH_TOKENS[kind]
+    least = settings.min_batch_tokens or min(full, max(MIN_BATCH_TOKENS[kind], settings.max_tokens))
+    is_whole = settings.precision in ("fp32", "bf16", "fp16")
+    return Needs(
+        precision=settings.precision,
+        arithmetic=settings.precision if is_whole else ARITHMETIC[kind],
+        attention=ATTENTION[kind],
+        max_tokens=settings.max_tokens,
+        min_batch_tokens=least,
+        full_batch_tokens=max(full, least),
+    )
+
+
+def _choose(drafts: Sequence[Draft]) -> Draft:
+    """The simplest of the plans that are about as fast as the fastest."""
+    fastest = max(draft.rate for draft in drafts)
+    near = [draft for draft in drafts if draft.rate >= ABOUT_AS_FAST * fastest]
+    return min(near, key=lambda draft: (STRATEGIES.index(draft.strategy), draft.group_size, -draft.rate))

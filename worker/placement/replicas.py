@@ -1,0 +1,238 @@
+"""Builds one replica of a model on given rooms, by one strategy, or says why it cannot be had. Chooses nothing.
+
+Bytes of every device: the weights it holds, and the activations of the tokens it works on at a time. What limits the
+tokens is the device with the least left.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from worker.placement.footprint import VALUE_BYTES, make_footprint
+from worker.placement.model_shape import ModelShape
+from worker.placement.placement import (
+    FULLY_SHARDED,
+    LAYERS,
+    PIPELINE,
+    REPLICATE,
+    TENSOR,
+    Replica,
+    Shard,
+    Stage,
+)
+from worker.placement.room import GIB, Room
+from worker.placement.speed import Work, device_rate, fully_sharded_rate, pipeline_rate, tensor_rate
+
+# Four micro-batches a stage keep the bubble (p-1)/(5p-1) at or below a fifth; more of them only add latency.
+MICRO_BATCHES_PER_STAGE: Final = 4
+# While a layer is computed from gathered weights, the next one is gathered.
+GATHERED_LAYERS: Final = 2
+# Hidden states that a stage holds beside the micro-batch it works on: the one that waits and the one that leaves.
+WAITING_MICRO_BATCHES: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class TooTight:
+    """Why a replica cannot be had here. `missing_bytes` is over all of its devices, 0 if bytes are not the reason."""
+
+    reason: str
+    missing_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What every replica has to offer: room for `min_batch_tokens`; more than `full_batch_tokens` help no device."""
+
+    precision: str  # of the weights
+    arithmetic: str  # of activations, and of weights that are not compressed
+    attention: str  # the kernel, as an EncoderReport names it
+    max_tokens: int
+    min_batch_tokens: int
+    full_batch_tokens: int
+
+
+class ReplicaBuilder:
+    """Knows the model; is given devices."""
+
+    def __init__(self, shape: ModelShape, needs: Needs) -> None:
+        arithmetic = needs.arithmetic
+        footprint = make_footprint(shape, needs.precision, needs.attention, arithmetic=arithmetic)
+        self._shape = shape
+        self._needs = needs
+        self._built: dict[tuple[str, tuple[Room, ...], str], Replica | TooTight] = {}
+        self._first_bytes = footprint.embedding_bytes
+        self._layer_bytes = max(footprint.layer_bytes)
+        self._last_bytes = footprint.other_bytes
+        self.weight_bytes = footprint.weight_bytes
+        # The batch that needs most is one of the longest texts.
+        squared = footprint.attention_bytes_per_token_squared * needs.max_tokens
+        self._token_bytes = footprint.activation_bytes_per_token + squared
+        self._hidden_bytes = shape.hidden_size * int(VALUE_BYTES[arithmetic])
+        self.work = Work(
+            flop_per_token=2.0
+            * sum(tensor.num_values for tensor in shape.tensors if tensor.layer is not None),
+            num_layers=shape.num_layers,
+            hidden_bytes_per_token=self._hidden_bytes,
+            layer_weight_bytes=self._layer_bytes,
+        )
+
+    def build(self, strategy: str, rooms: Sequence[Room], link: str) -> Replica | TooTight:
+        """The replica of a strategy on all of the rooms; `link` is the kind of the slowest link among them."""
+        # The same group stands in many of the plans that are compared.
+        asked = (strategy, tuple(rooms), link)
+        if asked not in self._built:
+            self._built[asked] = self._build(strategy, rooms, link)
+        return self._built[asked]
+
+    def _build(self, strategy: str, rooms: Sequence[Room], link: str) -> Replica | TooTight:
+        if strategy == REPLICATE:
+            return self._build_alone(rooms[0])
+        if strategy in (PIPELINE, LAYERS):
+            return self._build_stages(strategy, rooms, link)
+        if strategy == TENSOR:
+            return self._build_tensor(rooms, link)
+        return self._build_fully_sharded(rooms, link)
+
+    def full_rate(self, room: Room) -> float:
+        """Tokens a second of the device if it had room for the weights and a full batch."""
+        return device_rate(room.flops, room.kind, self._needs.full_batch_tokens, self.work)
+
+    def _build_alone(self, room: Room) -> Replica | TooTight:
+        tokens = self._tokens_in(room.capacity_bytes - self.weight_bytes, self._token_bytes)
+        if tight := self._refuse(room, self.weight_bytes, tokens, self._token_bytes):
+            return tight
+        shard = Shard(room.name, room.capacity_bytes, self.weight_bytes, tokens * self._token_bytes)
+        stage = Stage(0, self._shape.num_layers, (shard,))
+        return Replica(REPLICATE, (stage,), 1, tokens, device_rate(room.flops, room.kind, tokens, self.work))
+
+    def _build_stages(self, strategy: str, rooms: Sequence[Room], link: str) -> Replica | TooTight:
+        per_token = self._token_bytes + WAITING_MICRO_BATCHES * self._hidden_bytes
+        counts = self._split_layers(rooms, self._needs.min_batch_tokens * per_token)
+        if isinstance(counts, TooTight):
+            return counts
+        weights = self._stage_weights(counts)
+        tokens = min(
+            self._tokens_in(room.capacity_bytes - held, per_token)
+            for room, held in zip(rooms, weights, strict=True)
+        )
+        micro_batches = 1 if strategy == LAYERS else MICRO_BATCHES_PER_STAGE * len(rooms)
+        rates = [
+            device_rate(room.flops, room.kind, tokens, self.work) * self._shape.num_layers / count
+            for room, count in zip(rooms, counts, strict=True)
+        ]
+        stages, first = [], 0
+        for room, count, held in zip(rooms, counts, weights, strict=True):
+            shard = Shard(room.name, room.capacity_bytes, held, tokens * per_token)
+            stages.append(Stage(first, count, (shard,)))
+            first += count
+        rate = pipeline_rate(rates, micro_batches, tokens, link, self.work)
+        return Replica(strategy, tuple(stages), micro_batches, micro_batches * tokens, rate)
+
+    def _build_tensor(self, rooms: Sequence[Room], link: str) -> Replica | TooTight:
+        ranks = len(rooms)
+        divisors = tensor_parallel_sizes(self._shape)
+        if ranks not in divisors:
+            there = ", ".join(str(divisor) for divisor in divisors)
+            return TooTight(
+                f"{self._shape.num_key_value_heads} heads of keys do not divide by {ranks}; they do by {there}"
+            )
+        layers = self._shape.num_layers * self._layer_bytes
+        held = self._first_bytes + self._last_bytes + -(-layers // ranks)
+        # Hidden states are whole on every rank; what lies between column and row splits is not.
+        residual = min(self._token_bytes, 4 * self._hidden_bytes)
+        per_token = residual + -(-(self._token_bytes - residual) // ranks)
+        return self._build_ranks(TENSOR, rooms, held, per_token, link)
+
+    def _build_fully_sharded(self, rooms: Sequence[Room], link: str) -> Replica | TooTight:
+        held = -(-self.weight_bytes // len(rooms)) + GATHERED_LAYERS * self._layer_bytes
+        return self._build_ranks(FULLY_SHARDED, rooms, held, self._token_bytes, link)
+
+    def _build_ranks(
+        self, strategy: str, rooms: Sequence[Room], held: int, per_token: int, link: str
+    ) -> Replica | TooTight:
+        """One stage over all rooms, each of which holds the same; the smallest decides how many tokens."""
+        smallest = min(rooms, key=lambda room: room.capacity_bytes)
+        tokens = self._tokens_in(smallest.capacity_bytes - held, per_token)
+        if tight := self._refuse(smallest, held, tokens, per_token):
+            return tight
+        shards = tuple(Shard(room.name, room.capacity_bytes, held, tokens * per_token) for room in rooms)
+        flops, kind = [room.flops for room in rooms], rooms[0].kind
+        if strategy == TENSOR:
+            batch_tokens, rate = tokens, tensor_rate(flops, kind, tokens, link, self.work)
+        else:
+            batch_tokens = tokens * len(rooms)
+            rate = fully_sharded_rate(flops, kind, batch_tokens, link, self.work)
+        stage = Stage(0, self._shape.num_layers, shards)
+        return Replica(strategy, (stage,), 1, batch_tokens, rate)
+
+    def _split_layers(self, rooms: Sequence[Room], batch_bytes: int) -> list[int] | TooTight:
+        """How many consecutive layers each device gets: the next one to whoever would be done first and has room.
+
+        With layers of equal cost that is the split whose slowest stage is fastest; of two that are as fast, the device
+        with more memory left gets it.
+        """
+        num_layers = self._shape.num_layers
+        if len(rooms) > num_layers:
+            return TooTight(f"{num_layers} layers cannot be cut into {len(rooms)} stages")
+        left = [room.capacity_bytes - batch_bytes for room in rooms]
+        left[0] -= self._first_bytes
+        left[-1] -= self._last_bytes
+        counts = [0] * len(rooms)
+        for layer in range(num_layers):
+            fits = [place for place in range(len(rooms)) if left[place] >= self._layer_bytes]
+            # Every stage needs a layer: the last ones go to those that have none yet.
+            empty = [place for place in range(len(rooms)) if counts[place] == 0]
+            if len(empty) == num_layers - layer:
+                fits = [place for place in fits if counts[place] == 0]
+            if not fits:
+                missing = (num_layers - layer) * self._layer_bytes + sum(-room for room in left if room < 0)
+                return TooTight(
+                    f"{len(rooms)} stages lack {format_gib(missing)} for the weights and a batch of "
+                    f"{self._needs.min_batch_tokens:,} tokens",
+                    missing,
+                )
+            best = min(fits, key=lambda place: ((counts[place] + 1) / rooms[place].flops, -left[place]))
+            counts[best] += 1
+            left[best] -= self._layer_bytes
+        return counts
+
+    def _stage_weights(self, counts: Sequence[int]) -> list[int]:
+        weights = [count * self._layer_bytes for count in counts]
+        weights[0] += self._first_bytes
+        weights[-1] += self._last_bytes
+        return weights
+
+    def _tokens_in(self, free_bytes: int, per_token: int) -> int:
+        return max(0, min(self._needs.full_batch_tokens, free_bytes // per_token))
+
+    def _refuse(self, room: Room, held: int, tokens: int, per_token: int) -> TooTight | None:
+        wanted = held + self._needs.min_batch_tokens * per_token
+        if tokens >= self._needs.min_batch_tokens:
+            return None
+        missing = wanted - room.capacity_bytes
+        if held > room.capacity_bytes:
+            room_bytes = format_gib(room.capacity_bytes)
+            what = f"the weights, {format_gib(held)}, are larger than the {room_bytes} of {room.name}"
+        else:
+            share = held / room.capacity_bytes
+            what = f"the weights take {share:.0%} of {room.name} and leave room for {tokens:,} tokens"
+        return TooTight(
+            f"{what}; with a batch of {self._needs.min_batch_tokens:,} tokens {format_gib(missing)} are missing",
+            missing,
+        )
+
+
+def tensor_parallel_sizes(shape: ModelShape) -> list[int]:
+    """Numbers of ranks that heads and intermediate values divide by; every rank needs whole heads."""
+    return [
+        ranks
+        for ranks in range(1, shape.num_key_value_heads + 1)
+        if shape.num_heads % ranks
+        == shape.num_key_value_heads % ranks
+        == shape.intermediate_size % ranks
+        == 0
+    ]
+
+
+def format_gib(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:.1f} GiB" if num_bytes >= GIB else f"{num_bytes / (1 << 20):.0f} MiB"

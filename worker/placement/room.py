@@ -1,0 +1,54 @@
+"""Room: what one device offers a plan: bytes that may be filled, and arithmetic per second. Asks no hardware."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from worker.devices.device import CPU, CUDA, MPS, Device
+
+GIB: Final = 1 << 30
+
+# What a process takes of a device before the first weight: CUDA's context with the kernels of torch and cuBLAS'
+# workspace; on a CPU the interpreter with torch imported.
+OVERHEAD_BYTES: Final[Mapping[str, int]] = {CUDA: GIB, MPS: GIB // 2, CPU: 400 << 20}
+# Dense bf16 tensor-core rates of data sheets, halved: what large matrix products of a real model reach. For ranking.
+FLOPS_BY_CAPABILITY: Final[Mapping[str, float]] = {
+    "sm_70": 60e12,
+    "sm_75": 30e12,
+    "sm_80": 150e12,
+    "sm_86": 60e12,
+    "sm_89": 80e12,
+    "sm_90": 400e12,
+    "sm_100": 1000e12,
+    "sm_120": 150e12,
+}
+FLOPS_UNKNOWN_GPU: Final = 60e12
+FLOPS_MPS: Final = 10e12
+FLOPS_PER_CORE: Final = 130e9  # measured: AVX512 without bf16 instructions, fp32 (benchmarks/README.md)
+FLOPS_PER_BF16_CORE: Final = 500e9
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """One device in the eyes of the planner."""
+
+    name: str
+    kind: str
+    capacity_bytes: int
+    flops: float
+
+
+def measure_room(device: Device, free_bytes: int, memory_share: float) -> Room:
+    """The room on a device with so many free bytes, of which the plan may fill a share."""
+    capacity = int(free_bytes * memory_share) - OVERHEAD_BYTES[device.kind]
+    return Room(device.name, device.kind, max(0, capacity), guess_flops(device))
+
+
+def guess_flops(device: Device) -> float:
+    """Arithmetic per second, from what the device says of itself; only its ratio to others matters."""
+    if device.kind == CPU:
+        return device.num_threads * (FLOPS_PER_BF16_CORE if device.has_bf16 else FLOPS_PER_CORE)
+    if device.kind == MPS:
+        return FLOPS_MPS
+    known = [FLOPS_BY_CAPABILITY[feature] for feature in device.features if feature in FLOPS_BY_CAPABILITY]
+    return known[0] if known else FLOPS_UNKNOWN_GPU
