@@ -18,7 +18,7 @@ from api.dependencies import Resources
 from vectormill.db.export import read_vectors
 from vectormill.db.jobs import delete_job, find_job, list_item_errors
 from vectormill.db.submission import JobWriter
-from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingSpec
 from vectormill.domain.errors import EncodingTimeout, InvalidItem, Unavailable
 from vectormill.domain.item import Item, find_text_failure
 from vectormill.domain.job import INTERACTIVE_PRIORITY, Job, NewJob
@@ -53,9 +53,10 @@ async def encode_query(resources: Resources, spec: EncodingSpec, text: str) -> n
 
 
 def make_query_spec(resources: Resources, spec: EncodingSpec) -> EncodingSpec:
-    """The collection's own spec, with the prompt that its model has for queries; queries are cut, never refused."""
+    """The collection's own spec, with the prompt that its model has for queries; a long query is never refused."""
     prompts = resources.registry.card(spec.model).prompts
-    return replace(spec, prompt=prompts.get("query", spec.prompt), truncate=True)
+    long_texts = TRUNCATE if spec.long_texts == FAIL else spec.long_texts
+    return replace(spec, prompt=prompts.get("query", spec.prompt), long_texts=long_texts)
 
 
 def submit_query(engine: Engine, settings: Settings, spec: EncodingSpec, text: bytes) -> Job:

@@ -6,12 +6,13 @@ by the standard library instead, and the text travels to the worker, which repor
 
 import json
 import re
-from typing import Annotated, Any, Final, NoReturn, TypeVar
+from typing import Annotated, Any, Final, Literal, NoReturn, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from api.problems import Place, Problem
+from vectormill.domain.encoding import FAIL, TRUNCATE
 from vectormill.domain.errors import InvalidItem
 from vectormill.domain.item import Item
 from vectormill.domain.job import DEFAULT_PRIORITY, LEAST_URGENT_PRIORITY, MOST_URGENT_PRIORITY
@@ -24,6 +25,19 @@ NUL_ESCAPE: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 DECODING_ERRORS: Final = (msgspec.DecodeError, ValueError, RecursionError)
 
 T = TypeVar("T")
+
+MAX_TOKENS_DESCRIPTION: Final = (
+    "How many tokens are read at once, special tokens and prompt included; else as many as the model reads."
+)
+LONG_TEXTS_DESCRIPTION: Final = (
+    "What becomes of a text of more than max_tokens. truncate, the default: its first tokens decide its vector, it is "
+    "counted in truncated_items and listed by /v1/jobs/{id}/truncated. fail: it becomes an item error. passages: "
+    "overlapping windows of it are encoded, and their vectors averaged, weighted by their tokens."
+)
+PASSAGE_OVERLAP_DESCRIPTION: Final = (
+    "Tokens that neighbouring passages share, less than half of max_tokens; else an eighth of it."
+)
+TRUNCATE_DESCRIPTION: Final = "The older name: true is long_texts=truncate, false is long_texts=fail."
 
 Priority = Annotated[
     int,
@@ -50,8 +64,24 @@ class OptionsBody(msgspec.Struct, forbid_unknown_fields=True):
     prompt: Annotated[
         str | None, Meta(description="A prompt's name in the model's card, or literal text.")
     ] = None
-    max_tokens: Annotated[int | None, Meta(description="Longer texts are cut here.")] = None
-    truncate: Annotated[bool | None, Meta(description="false: longer texts become item errors.")] = None
+    max_tokens: Annotated[int | None, Meta(description=MAX_TOKENS_DESCRIPTION)] = None
+    long_texts: Annotated[
+        Literal["truncate", "fail", "passages"] | None, Meta(description=LONG_TEXTS_DESCRIPTION)
+    ] = None
+    passage_overlap: Annotated[int | None, Meta(description=PASSAGE_OVERLAP_DESCRIPTION)] = None
+    truncate: Annotated[bool | None, Meta(description=TRUNCATE_DESCRIPTION)] = None
+
+    def choose_long_texts(self) -> str | None:
+        """What either name says; None when neither is given. Raises ValueError when they contradict each other."""
+        if self.truncate is None:
+            return self.long_texts
+        said = TRUNCATE if self.truncate else FAIL
+        if self.long_texts not in (None, said):
+            raise ValueError(
+                f"truncate={str(self.truncate).lower()} means long_texts={said}, and long_texts={self.long_texts} "
+                "is given too; leave out truncate, the older name"
+            )
+        return said
 
 
 class JobRequest(msgspec.Struct, forbid_unknown_fields=True):

@@ -179,7 +179,8 @@ def make_job(
         dimensions=options.dimensions,
         prompt=options.prompt,
         max_tokens=options.max_tokens,
-        truncate=options.truncate,
+        long_texts=choose_long_texts(options),
+        passage_overlap=options.passage_overlap,
     )
     return NewJob(
         spec=make_spec(resources.registry.card(request.model), wanted),
@@ -188,6 +189,19 @@ def make_job(
         metadata=metadata,
         idempotency_key=idempotency_key,
     )
+
+
+def choose_long_texts(options: OptionsBody) -> str | None:
+    """What `long_texts` and its older name say together. Raises Problem naming the field that contradicts."""
+    try:
+        return options.choose_long_texts()
+    except ValueError as error:
+        reason = str(error)
+        is_stream = isinstance(options, StreamParameters)
+        place = (
+            Place(reason, parameter="truncate") if is_stream else Place(reason, pointer="/options/truncate")
+        )
+        raise Problem(422, InvalidOption.code, f"{reason}.", errors=[place]) from error
 
 
 def is_storable(character: str) -> bool:

@@ -28,7 +28,6 @@ SPEC = EncodingSpec(
     dimensions=8,
     prompt="",
     max_tokens=64,
-    truncate=True,
 )
 
 

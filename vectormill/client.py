@@ -103,6 +103,8 @@ class Client:
         dimensions: int | None = None,
         prompt: str | None = None,
         max_tokens: int | None = None,
+        long_texts: str | None = None,
+        passage_overlap: int | None = None,
         truncate: bool | None = None,
         metadata: Mapping[str, Any] | None = None,
         gzip: bool = False,
@@ -121,6 +123,8 @@ class Client:
             "dimensions": dimensions,
             "prompt": prompt,
             "max_tokens": max_tokens,
+            "long_texts": long_texts,
+            "passage_overlap": passage_overlap,
             "truncate": truncate,
             "metadata": json.dumps(dict(metadata)) if metadata is not None else None,
         }

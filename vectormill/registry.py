@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.encoding import (
+    DEFAULT_PASSAGE_OVERLAP_SHARE,
+    LONG_TEXT_POLICIES,
+    PASSAGES,
+    TRUNCATE,
+    EncodingSpec,
+)
 from vectormill.domain.errors import InvalidOption, ModelError, UnknownModel
 from vectormill.model_card import ModelCard, read_model_card
 from vectormill.settings import ModelEntry
@@ -31,13 +37,17 @@ WEIGHT_FILES: Final = ("*.safetensors", "*/*.safetensors")
 
 @dataclass(frozen=True, slots=True)
 class EncodingOptions:
-    """What a job asks of its model; None leaves the model's own habit. `prompt`: a prompt's name, or text."""
+    """What a job asks of its model; None leaves the model's own habit. `prompt`: a prompt's name, or text.
+
+    Models have no habit about texts longer than `max_tokens`: they are cut unless `long_texts` says otherwise.
+    """
 
     normalize: bool | None = None
     dimensions: int | None = None
     prompt: str | None = None
     max_tokens: int | None = None
-    truncate: bool | None = None
+    long_texts: str | None = None
+    passage_overlap: int | None = None
 
 
 class Registry:
@@ -129,6 +139,9 @@ def make_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
             f"max_tokens must be from {SMALLEST_MAX_TOKENS} to {card.max_tokens} for model {card.name!r}, "
             f"not {max_tokens}."
         )
+    long_texts = TRUNCATE if options.long_texts is None else options.long_texts
+    if long_texts not in LONG_TEXT_POLICIES:
+        raise InvalidOption(f"long_texts must be one of {', '.join(LONG_TEXT_POLICIES)}, not {long_texts!r}.")
     return EncodingSpec(
         model=card.name,
         revision=card.revision,
@@ -139,5 +152,22 @@ def make_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
         if options.prompt is None
         else card.prompts.get(options.prompt, options.prompt),
         max_tokens=max_tokens,
-        truncate=True if options.truncate is None else options.truncate,
+        long_texts=long_texts,
+        passage_overlap=_choose_overlap(long_texts, options.passage_overlap, max_tokens),
     )
+
+
+def _choose_overlap(long_texts: str, asked: int | None, max_tokens: int) -> int:
+    """Tokens that neighbouring passages share; 0 without passages."""
+    if long_texts != PASSAGES:
+        if asked is not None:
+            raise InvalidOption(
+                f"passage_overlap is for long_texts={PASSAGES!r}; with long_texts={long_texts!r} leave it out."
+            )
+        return 0
+    overlap = int(max_tokens * DEFAULT_PASSAGE_OVERLAP_SHARE) if asked is None else asked
+    if not 0 <= overlap < max_tokens / 2:
+        raise InvalidOption(
+            f"passage_overlap must be less than half of max_tokens, from 0 to {(max_tokens - 1) // 2}, not {overlap}."
+        )
+    return overlap

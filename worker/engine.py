@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vectormill.domain.bottleneck import COLLECT, RUN, TOKENIZE, WAIT
-from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.encoding import PASSAGES, TRUNCATE, EncodingSpec
 from vectormill.domain.errors import ModelError
 from vectormill.domain.item import ITEM_ERROR_CODES, NON_FINITE_VECTOR, ItemFailure, find_text_failure
 from vectormill.model_card import ModelCard
@@ -30,6 +30,7 @@ from worker.reuse import Division, Flight, VectorReuse, digest_sequences
 from worker.settings import WorkerSettings
 from worker.slot import Slot, wait_unless_cancelled
 from worker.switchboard import Switchboard, Ticket
+from worker.tokens.passages import PassagedTexts, cut_passages
 from worker.tokens.tokenizer import Tokenizer
 
 __all__ = ["EncodeRequest", "EncodeResult", "EncodingCancelled", "Engine", "EngineStopped", "RunnerDied"]
@@ -114,10 +115,10 @@ class Engine:
         with Slot(self._slots[request.interactive], cancelled, self.is_healthy):
             slot_seconds = time.perf_counter() - asked_at
             unique, places = find_unique(request.texts)
-            ticket = self._tokenize(request, unique)
+            texts, ticket = self._tokenize(request, unique)
             ticket.wait_seconds += slot_seconds
             self._run(ticket, cancelled)
-            return self._collect(request.spec, ticket, places)
+            return self._collect(request.spec, texts, ticket, places)
 
     @property
     def run_seconds(self) -> float:
@@ -158,7 +159,8 @@ class Engine:
                 "with that model, or submit the job again."
             )
 
-    def _tokenize(self, request: EncodeRequest, texts: list[bytes]) -> Ticket:
+    def _tokenize(self, request: EncodeRequest, texts: list[bytes]) -> tuple[PassagedTexts, Ticket]:
+        """The texts as sequences, and the ticket of these; its failures are theirs."""
         start = time.perf_counter()
         spec = request.spec
         failures = {
@@ -168,14 +170,21 @@ class Engine:
         }
         sound = [index for index in range(len(texts)) if index not in failures]
         decoded = [spec.prompt + texts[index].decode() for index in sound]
-        tokenized = self._tokenizer.tokenize(decoded, spec.max_tokens, spec.truncate)
+        if spec.long_texts == PASSAGES:
+            frame = self._tokenizer.frame(spec.prompt, spec.max_tokens, spec.passage_overlap)
+            whole = self._tokenizer.tokenize_whole(decoded).spread(sound, len(texts))
+            passaged = cut_passages(whole, frame)
+        else:
+            tokenized = self._tokenizer.tokenize(decoded, spec.max_tokens, spec.long_texts == TRUNCATE)
+            passaged = PassagedTexts.whole(tokenized.spread(sound, len(texts)))
+        sequences = passaged.sequences
         prompt_length = 0 if self._card.include_prompt else self._tokenizer.count_prompt_tokens(spec.prompt)
-        spread = tokenized.spread(sound, len(texts))
-        ticket = Ticket.for_texts(spread, self._card.dimension, prompt_length, request.interactive)
-        ticket.failures.update({**failures, **spread.failures})
+        ticket = Ticket.for_texts(sequences, self._card.dimension, prompt_length, request.interactive)
+        ticket.failures.update(sequences.failures)
+        ticket.failures.update({int(passaged.offsets[text]): failure for text, failure in failures.items()})
         ticket.tokenize_seconds = time.perf_counter() - start
         self._count_stage(TOKENIZE, ticket.tokenize_seconds)
-        return ticket
+        return passaged, ticket
 
     def _run(self, ticket: Ticket, cancelled: threading.Event) -> None:
         """Computes what nobody has computed and nobody computes just now, and takes over the rest.
@@ -221,18 +230,18 @@ class Engine:
         ticket.take_over(brought)
         return {row: digests[row] for row in division.awaited if row not in brought}
 
-    def _collect(self, spec: EncodingSpec, ticket: Ticket, places: NDArray[np.int64]) -> EncodeResult:
+    def _collect(
+        self, spec: EncodingSpec, texts: PassagedTexts, ticket: Ticket, places: NDArray[np.int64]
+    ) -> EncodeResult:
         """Finishes the vectors and gives every text its own row, duplicates included."""
         start = time.perf_counter()
-        vectors = finish_vectors(ticket.vectors, spec)
+        vectors = finish_vectors(texts.join_vectors(ticket.vectors), spec)
+        failures = texts.join_failures(ticket.failures)
         for index in np.flatnonzero(~np.isfinite(vectors).all(axis=1)).tolist():
-            ticket.failures.setdefault(
-                index, ItemFailure(NON_FINITE_VECTOR, ITEM_ERROR_CODES[NON_FINITE_VECTOR])
-            )
-        failed = list(ticket.failures)
-        lengths = ticket.texts.lengths.astype(np.int32)
-        truncated = ticket.texts.truncated
-        vectors[failed], lengths[failed], truncated[failed] = 0, 0, False
+            failures.setdefault(index, ItemFailure(NON_FINITE_VECTOR, ITEM_ERROR_CODES[NON_FINITE_VECTOR]))
+        failed = list(failures)
+        lengths, truncated, num_passages = texts.num_tokens, texts.truncated, texts.num_passages
+        vectors[failed], lengths[failed], truncated[failed], num_passages[failed] = 0, 0, False, 0
         num_tokens = lengths[places]
         is_sound = np.ones(len(vectors), dtype=np.bool_)
         is_sound[failed] = False
@@ -244,9 +253,7 @@ class Engine:
         return EncodeResult(
             vectors=vectors[places],
             failures={
-                item: ticket.failures[index]
-                for item, index in enumerate(places.tolist())
-                if index in ticket.failures
+                item: failures[index] for item, index in enumerate(places.tolist()) if index in failures
             },
             num_tokens=num_tokens,
             num_computed_tokens=int(num_tokens.sum()) + ticket.num_padding_tokens,
@@ -259,6 +266,7 @@ class Engine:
                 COLLECT: seconds,
             },
             num_reused=num_reused,
+            num_passages=int(num_passages[places].sum()),
         )
 
     def _count_stage(self, stage: str, seconds: float) -> None:

@@ -45,7 +45,9 @@ class EncodeResult:
     A text that occurs twice in the request is encoded once; `num_tokens` counts it each time. `num_computed_tokens`
     is all of `num_tokens` and the padding that was computed with them, so that 1 - tokens / computed is the waste.
     `stage_seconds` has the busy time of `tokenize` and `collect`, this request's share of that of `run`, and what it
-    spent in `wait`, with nobody busy for it. `num_reused` texts have a vector that was computed for an equal one.
+    spent in `wait`, with nobody busy for it. `num_reused` texts (or passages of
+    them) have a vector that was computed for an equal one. `num_passages` are those of the texts that were longer than
+    one; their tokens are counted in each of them.
     """
 
     vectors: NDArray[np.float32]  # [n, spec.dimensions]
@@ -56,3 +58,4 @@ class EncodeResult:
     truncated: NDArray[np.bool_]  # [n]
     stage_seconds: Mapping[str, float]
     num_reused: int = 0
+    num_passages: int = 0

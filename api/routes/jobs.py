@@ -8,9 +8,16 @@ from pydantic import BaseModel, ConfigDict, Field
 from api.cursors import decode_cursor, encode_cursor
 from api.dependencies import JobId, ResourcesDependency
 from api.problems import Place, Problem
+from api.requests import (
+    LONG_TEXTS_DESCRIPTION,
+    MAX_TOKENS_DESCRIPTION,
+    PASSAGE_OVERLAP_DESCRIPTION,
+    TRUNCATE_DESCRIPTION,
+)
 from api.schemas import ItemErrorBody, ItemErrorPage, JobBody, JobPage
 from api.submissions import receive_job
 from vectormill.db.jobs import cancel_job, find_job, list_item_errors, list_jobs, retry_job
+from vectormill.domain.encoding import LONG_TEXT_POLICIES
 from vectormill.domain.job import JOB_STATES
 
 router = APIRouter(tags=["jobs"])
@@ -27,8 +34,10 @@ STREAM_PARAMETERS = [
         ("normalize", "Whether vectors have unit length.", {"type": "boolean"}),
         ("dimensions", "Keep so many leading dimensions.", {"type": "integer"}),
         ("prompt", "A prompt's name in the model's card, or literal text.", {"type": "string"}),
-        ("max_tokens", "Longer texts are cut here.", {"type": "integer"}),
-        ("truncate", "false: longer texts become item errors.", {"type": "boolean"}),
+        ("max_tokens", MAX_TOKENS_DESCRIPTION, {"type": "integer"}),
+        ("long_texts", LONG_TEXTS_DESCRIPTION, {"type": "string", "enum": list(LONG_TEXT_POLICIES)}),
+        ("passage_overlap", PASSAGE_OVERLAP_DESCRIPTION, {"type": "integer", "minimum": 0}),
+        ("truncate", TRUNCATE_DESCRIPTION, {"type": "boolean"}),
         ("metadata", "A JSON object, kept with the job.", {"type": "string", "example": '{"source":"wiki"}'}),
     )
 ]
@@ -46,7 +55,7 @@ JOB_REQUEST_DOCS: dict[str, Any] = {
                     ],
                     "collection": "docs",
                     "priority": 5,
-                    "options": {"truncate": True},
+                    "options": {"long_texts": "truncate"},
                 },
             },
             "application/x-ndjson": {

@@ -13,6 +13,7 @@ import pytest
 
 from tests.faulty_engine import HANG_WHILE_FILE_EXISTS, SPEC, MakeEngine, encode, request, runner_pids
 from tests.waiting import wait_for
+from vectormill.domain.encoding import FAIL, PASSAGES
 from vectormill.domain.errors import ModelError
 from vectormill.domain.item import (
     EMPTY_TEXT,
@@ -61,7 +62,7 @@ def test_a_text_that_occurs_twice_is_encoded_once_and_counted_twice(engine: Engi
 
 
 def test_texts_that_cannot_be_encoded_fail_alone_and_their_rows_are_zeros(engine: Engine) -> None:
-    strict = replace(SPEC, truncate=False, max_tokens=6)
+    strict = replace(SPEC, long_texts=FAIL, max_tokens=6)
     result = encode(engine, ["fine", " ", "nul \0 here", "one two three four five", "fine"], spec=strict)
     assert {index: failure.code for index, failure in result.failures.items()} == {
         1: EMPTY_TEXT,
@@ -80,6 +81,22 @@ def test_truncation_is_counted_and_told_for_each_text(engine: Engine) -> None:
         [True, False],
         [4, 3],
     )
+
+
+def test_a_text_fails_when_one_of_its_passages_does_and_its_neighbours_do_not(engine: Engine) -> None:
+    spec = replace(SPEC, long_texts=PASSAGES, max_tokens=8, passage_overlap=1)
+    long = "one two three four five six seven eight "
+    texts = ["fine", long + "error " + long, long, " ", long + "nan", "fine"]
+    result = encode(engine, texts, spec=spec)
+    assert {index: failure.code for index, failure in result.failures.items()} == {
+        1: ENCODING_FAILED,
+        3: EMPTY_TEXT,
+        4: NON_FINITE_VECTOR,
+    }
+    assert result.num_tokens.tolist() == [3, 0, 16, 0, 0, 3]
+    assert (result.num_passages, result.num_truncated) == (2, 0)
+    assert np.array_equal(result.vectors[2], encode(engine, [long], spec=spec).vectors[0])
+    assert np.array_equal(result.vectors[0], encode(engine, ["fine"]).vectors[0])
 
 
 def test_a_request_without_any_sound_text_is_answered_without_the_model(engine: Engine) -> None:

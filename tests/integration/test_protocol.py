@@ -1,5 +1,7 @@
 """The chunk protocol on a real Postgres, step by step, without Celery."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from sqlalchemy import Engine, text
@@ -293,7 +295,7 @@ def test_a_refused_submission_leaves_nothing_behind(engine: Engine, count: int) 
 
 def test_a_collection_refuses_vectors_of_another_spec(engine: Engine) -> None:
     submit(engine, make_items(2), collection="docs")
-    other = type(SPEC)(**{**SPEC.to_json(), "normalize": False})
+    other = replace(SPEC, normalize=False)
     with pytest.raises(SpecMismatch, match="normalize is True, not False"):
         submit(engine, make_items(2), collection="docs", spec=other)
 

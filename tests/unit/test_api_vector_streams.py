@@ -36,7 +36,7 @@ def make_job(num_items: int) -> Job:
         id=uuid4(),
         seq=1,
         state=COMPLETED,
-        spec=EncodingSpec("m", "1", "mean", True, DIMENSIONS, "", 64, True),
+        spec=EncodingSpec("m", "1", "mean", True, DIMENSIONS, "", 64),
         collection=None,
         priority=5,
         metadata={},

@@ -20,7 +20,7 @@ PROCESSOR = Inventory((), ((0, 4), (1, 5), (2, 6)), 64 << 30, frozenset({"avx512
 MACHINE = replace(PROCESSOR, accelerators=GPUS)
 PLAIN_CPU = parse_devices("cpu", PROCESSOR)[0]
 BF16_CPU = replace(PLAIN_CPU, features=frozenset({"amx_bf16"}))
-SPEC = EncodingSpec("m", "r", "mean", True, 2, "", 16, True)
+SPEC = EncodingSpec("m", "r", "mean", True, 2, "", 16)
 
 
 @pytest.mark.parametrize(

@@ -212,12 +212,12 @@ def test_options_left_out_keep_the_models_own_habits() -> None:
     card = Registry({}).card(DEFAULT_MODEL)
     spec = make_spec(card, EncodingOptions())
     assert (spec.model, spec.revision, spec.pooling) == (DEFAULT_MODEL, card.revision, "mean")
-    assert (spec.normalize, spec.dimensions, spec.prompt, spec.max_tokens, spec.truncate) == (
+    assert (spec.normalize, spec.dimensions, spec.prompt, spec.max_tokens, spec.long_texts) == (
         True,
         384,
         "",
         256,
-        True,
+        "truncate",
     )
 
 

@@ -63,11 +63,9 @@ def check_spec_fits(generation: Generation, spec: EncodingSpec) -> None:
     """Raises SpecMismatch, naming what differs, unless both specs mean the same vector space."""
     if generation.spec.fingerprint() == spec.fingerprint():
         return
-    theirs, ours = generation.spec.to_json(), spec.to_json()
+    theirs, ours = generation.spec.vector_space(), spec.vector_space()
     differences = ", ".join(
-        f"{name} is {theirs[name]!r}, not {ours[name]!r}"
-        for name in theirs
-        if name != "truncate" and theirs[name] != ours[name]
+        f"{name} is {theirs[name]!r}, not {ours[name]!r}" for name in theirs if theirs[name] != ours[name]
     )
     raise SpecMismatch(
         f"Collection {generation.collection!r} holds vectors of another encoding spec ({differences}). "

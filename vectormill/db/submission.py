@@ -97,7 +97,7 @@ class JobWriter:
 
     def _fixed_content(self) -> list[object]:
         job = self._new_job
-        return [job.spec.to_json(), job.collection, job.priority, job.metadata or {}]
+        return [job.spec.content(), job.collection, job.priority, job.metadata or {}]
 
     def __enter__(self) -> Self:
         with self._engine.begin() as connection:

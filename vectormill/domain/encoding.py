@@ -3,7 +3,20 @@
 import hashlib
 import json
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final
+
+# What becomes of a text of more than max_tokens.
+TRUNCATE: Final = (
+    "truncate"  # its first tokens decide the vector; the text is counted and its key can be listed
+)
+FAIL: Final = "fail"  # it becomes an item error
+PASSAGES: Final = "passages"  # overlapping windows of it are encoded, and their vectors averaged
+
+LONG_TEXT_POLICIES: Final = (TRUNCATE, FAIL, PASSAGES)
+# Of max_tokens. It costs a seventh more tokens; a sentence of usual length lies whole in one of two neighbours.
+DEFAULT_PASSAGE_OVERLAP_SHARE: Final = 1 / 8
+# What `pooling` is followed by in JSON and in the fingerprint of a spec with passages; then comes the overlap.
+_PASSAGES_SUFFIX: Final = "/passages:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,8 +25,8 @@ class EncodingSpec:
 
     `dimensions` is the length of the stored vector; when it is smaller than the model's own, the leading values
     are kept (Matryoshka) and normalized again if `normalize` is set. `prompt` is the literal text put before every
-    item, never the name of a prompt. `max_tokens` counts the special tokens. Longer texts are cut when `truncate`
-    is set and become item errors otherwise.
+    item, never the name of a prompt. `max_tokens` counts the special tokens and the prompt's. What becomes of longer
+    texts `long_texts` says, one of LONG_TEXT_POLICIES; `passage_overlap` is in tokens, and 0 without passages.
     """
 
     model: str
@@ -23,17 +36,49 @@ class EncodingSpec:
     dimensions: int
     prompt: str
     max_tokens: int
-    truncate: bool
+    long_texts: str = TRUNCATE
+    passage_overlap: int = 0
+
+    def vector_space(self) -> dict[str, Any]:
+        """What the fingerprint is made of. Its bytes never change for a spec that an earlier release could write.
+
+        Passages give long texts other vectors, so they are told, as part of the pooling. Cutting and failing only
+        decide which texts get a vector.
+        """
+        return {
+            "model": self.model,
+            "revision": self.revision,
+            "pooling": self.pooling + self._pooling_suffix(),
+            "normalize": self.normalize,
+            "dimensions": self.dimensions,
+            "prompt": self.prompt,
+            "max_tokens": self.max_tokens,
+        }
 
     def fingerprint(self) -> str:
-        """Sixteen hex digits that name the vector space. `truncate` only decides which texts get a vector."""
-        values = asdict(self)
-        del values["truncate"]
-        return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=8).hexdigest()
+        """Sixteen hex digits that name the vector space."""
+        text = json.dumps(self.vector_space(), sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+    def content(self) -> dict[str, Any]:
+        """All that decides the outcome of a job, in the form an Idempotency-Key's hash has always been taken of."""
+        return {**self.vector_space(), "truncate": self.long_texts != FAIL}
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """What is stored and shown.
+
+        A worker of a release without passages knows `truncate` only, and would cut. It finds a pooling that its model
+        does not have, and hands the chunk back to a worker that can.
+        """
+        return {**asdict(self), **self.content()}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "EncodingSpec":
-        return cls(**{name: values[name] for name in cls.__dataclass_fields__})
+        """Reads what any release wrote: the first one knew `truncate` only; what is not known is passed over."""
+        known = {name: values[name] for name in cls.__dataclass_fields__ if name in values}
+        known["pooling"] = values["pooling"].partition(_PASSAGES_SUFFIX)[0]
+        known.setdefault("long_texts", TRUNCATE if values.get("truncate", True) else FAIL)
+        return cls(**known)
+
+    def _pooling_suffix(self) -> str:
+        return f"{_PASSAGES_SUFFIX}{self.passage_overlap}" if self.long_texts == PASSAGES else ""

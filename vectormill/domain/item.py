@@ -18,7 +18,7 @@ ITEM_ERROR_CODES: Final = {
     NUL_CHARACTER: "the text contains a NUL character (U+0000), which Postgres cannot store",
     LONE_SURROGATE: "the text contains half of a UTF-16 surrogate pair and is not valid Unicode",
     TEXT_TOO_LONG: "the text is longer than the hard limit of characters",
-    TOO_MANY_TOKENS: "the text has more tokens than max_tokens and the job does not allow truncation",
+    TOO_MANY_TOKENS: "the text has more tokens than the job allows",
     ENCODING_FAILED: "the model raised an error on this text alone",
     NON_FINITE_VECTOR: "the model answered NaN or infinity, or a value too large for the collection's vector type",
     CRASHED_WORKER: "encoding this text alone ended the worker's model process",

@@ -21,6 +21,17 @@ class TokenizedTexts:
     truncated: NDArray[np.bool_]  # [n]
     failures: Mapping[int, ItemFailure]
 
+    @classmethod
+    def from_rows(
+        cls,
+        rows: Sequence[NDArray[np.int32]],
+        truncated: NDArray[np.bool_],
+        failures: Mapping[int, ItemFailure],
+    ) -> "TokenizedTexts":
+        offsets = np.zeros(len(rows) + 1, dtype=np.int64)
+        np.cumsum([len(row) for row in rows], out=offsets[1:])
+        return cls(np.concatenate([np.zeros(0, np.int32), *rows]), offsets, truncated, failures)
+
     def __len__(self) -> int:
         return len(self.truncated)
 

@@ -5,18 +5,19 @@ shared by all callers. The library cuts the text's own tokens before it adds the
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from tokenizers import Encoding
+from numpy.typing import NDArray
 from tokenizers import Tokenizer as RustTokenizer
 from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as NormalizerSequence
 
 from vectormill.domain.errors import ModelError
 from vectormill.domain.item import TOO_MANY_TOKENS, ItemFailure
+from worker.tokens.passages import PassageFrame
 from worker.tokens.tokenized import TokenizedTexts
 
 # Pre-tokenizers that never join two words across a space, so that the tokens of a text cut at a space are the first
@@ -24,6 +25,8 @@ from worker.tokens.tokenized import TokenizedTexts
 SPLITS_AT_SPACES: Final = frozenset({"BertPreTokenizer", "Whitespace", "WhitespaceSplit"})
 # Where a long text is cut at first. A guess that is too small costs a second look at the text, never a wrong token.
 CHARS_PER_TOKEN: Final = 14
+# Texts tokenized at once. Enough for all threads of the library; a whole chunk of books would be hundreds of MB.
+GROUP_CHARS: Final = 1 << 18
 
 
 class Tokenizer:
@@ -54,31 +57,34 @@ class Tokenizer:
     def tokenize(self, texts: Sequence[str], max_tokens: int, truncate: bool) -> TokenizedTexts:
         """The ids of all texts; a text of more than `max_tokens` is cut, or fails when `truncate` is not set."""
         given = [self._cut_text(text, max_tokens) for text in texts] if truncate else texts
-        encodings = self._encode_batch(given)
+        rows = self._encode(given)
         if truncate:
-            self._encode_again_whole(texts, given, encodings, max_tokens)
-        rows: list[list[int]] = []
+            self._encode_again_whole(texts, given, rows, max_tokens)
         truncated = np.zeros(len(texts), dtype=np.bool_)
         failures: dict[int, ItemFailure] = {}
-        for index, encoding in enumerate(encodings):
-            ids = encoding.ids
+        for index, ids in enumerate(rows):
             if len(ids) > max_tokens:
                 if truncate:
                     truncated[index] = True
-                    ids = ids[: max_tokens - self._num_suffix] + ids[len(ids) - self._num_suffix :]
+                    rows[index] = np.concatenate(
+                        (ids[: max_tokens - self._num_suffix], ids[len(ids) - self._num_suffix :])
+                    )
                 else:
                     failures[index] = ItemFailure(
                         TOO_MANY_TOKENS,
                         f"the text has {len(ids)} tokens, {max_tokens} are allowed without truncation",
                     )
-                    ids = []
-            rows.append(ids)
-        offsets = np.zeros(len(rows) + 1, dtype=np.int64)
-        np.cumsum([len(row) for row in rows], out=offsets[1:])
-        input_ids = np.fromiter(
-            (token for row in rows for token in row), dtype=np.int32, count=int(offsets[-1])
-        )
-        return TokenizedTexts(input_ids, offsets, truncated, failures)
+                    rows[index] = ids[:0]
+        return TokenizedTexts.from_rows(rows, truncated, failures)
+
+    def tokenize_whole(self, texts: Sequence[str]) -> TokenizedTexts:
+        """The ids of all texts, whatever their length."""
+        return TokenizedTexts.from_rows(self._encode(texts), np.zeros(len(texts), dtype=np.bool_), {})
+
+    def frame(self, prompt: str, max_tokens: int, overlap: int) -> PassageFrame:
+        """How texts with this prompt before them are cut into passages."""
+        ids = np.array(self._rust.encode(prompt).ids, dtype=np.int32)
+        return PassageFrame(max_tokens, overlap, ids[: len(ids) - self._num_suffix], self._num_suffix)
 
     def count_prompt_tokens(self, prompt: str) -> int:
         """Leading tokens that a prompt takes, without the special ones at its end (as sentence-transformers counts)."""
@@ -87,9 +93,16 @@ class Tokenizer:
         ids = self._rust.encode(prompt).ids
         return len(ids) - (1 if ids and ids[-1] in self._special_ids else 0)
 
-    def _encode_batch(self, texts: Sequence[str]) -> list[Encoding]:
-        """Releases the GIL; `fast` leaves out the offsets into the text, which nobody asks for."""
-        return list(self._rust.encode_batch_fast(list(texts)))
+    def _encode(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+        """Releases the GIL; `fast` leaves out the offsets into the text, which nobody asks for.
+
+        Some texts at a time: the library keeps more than a hundred bytes for a token, its text included.
+        """
+        rows: list[NDArray[np.int32]] = []
+        for group in _group(texts):
+            encodings = self._rust.encode_batch_fast(group)
+            rows += [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
+        return rows
 
     def _cut_text(self, text: str, max_tokens: int) -> str:
         """The text up to a space that lies far enough behind, so that a book is not tokenized for its first page."""
@@ -100,16 +113,16 @@ class Tokenizer:
         return text if end < 0 or text[end - 1].isspace() else text[:end]
 
     def _encode_again_whole(
-        self, texts: Sequence[str], given: Sequence[str], encodings: list[Encoding], max_tokens: int
+        self, texts: Sequence[str], given: Sequence[str], rows: list[NDArray[np.int32]], max_tokens: int
     ) -> None:
-        """Replaces, in `encodings`, those of cut texts that turned out not to fill `max_tokens`."""
+        """Replaces, in `rows`, those of cut texts that turned out not to fill `max_tokens`."""
         short = [
             index
             for index, (text, part) in enumerate(zip(texts, given, strict=True))
-            if part is not text and len(encodings[index].ids) <= max_tokens
+            if part is not text and len(rows[index]) <= max_tokens
         ]
-        for index, encoding in zip(short, self._encode_batch([texts[index] for index in short]), strict=True):
-            encodings[index] = encoding
+        for index, ids in zip(short, self._encode([texts[index] for index in short]), strict=True):
+            rows[index] = ids
 
     def _measure_special_tokens(self) -> tuple[int, int]:
         """How many special tokens come before and behind a text, seen on a text without any of its own."""
@@ -121,6 +134,20 @@ class Tokenizer:
         raise ModelError(
             "The tokenizer changes a text's own tokens when it adds special ones; that is not supported."
         )
+
+
+def _group(texts: Sequence[str]) -> Iterator[list[str]]:
+    """Runs of texts of about GROUP_CHARS together; a longer text is alone."""
+    group: list[str] = []
+    num_chars = 0
+    for text in texts:
+        if group and num_chars + len(text) > GROUP_CHARS:
+            yield group
+            group, num_chars = [], 0
+        group.append(text)
+        num_chars += len(text)
+    if group:
+        yield group
 
 
 def _splits_at_spaces(description: dict[str, Any]) -> bool:

@@ -1,0 +1,172 @@
+"""Passages: a text of more tokens than the model reads, as overlapping windows; their vectors, as one again.
+
+Every window is as long as the model reads: the last one is moved back to end with the text. So each token is read with
+as much around it as can be, a batch of windows has no padding, and a text of one token too many has nearly the vector
+it has when it is cut. The price is at most one window's work more a text than if the last window were short.
+
+The vector of the text is the mean of its windows' vectors, each weighted by the number of its tokens that no earlier
+window has: every token of the text counts once, whatever the overlap. Weighting the vectors of a long text's parts by
+their length is what OpenAI's cookbook does ("Embedding texts that are longer than the model's maximum context length"),
+there with parts that do not overlap. The model's bare vectors are averaged; what is normalized and cut to fewer
+dimensions is their mean, once. So a model with mean pooling answers the mean over all tokens of the text, `normalize`
+changes a vector's length and never its direction, and fewer dimensions are the leading ones of the whole vector.
+
+Knows neither tokenizer nor model.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from vectormill.domain.item import TOO_MANY_TOKENS, ItemFailure
+from worker.tokens.tokenized import TokenizedTexts
+
+# Bounds what one text can take: 8192 windows of 256 tokens are 8 MiB of ids and, with 1024 dimensions, 32 MiB of
+# vectors. A text of a million characters at one token each, which is the default limit, has 4,505.
+MAX_PASSAGES: Final = 8192
+# Of a window, at least so much must be new: what is computed is at most four times the text.
+SMALLEST_NEW_SHARE: Final = 1 / 4
+
+
+@dataclass(frozen=True, slots=True)
+class PassageFrame:
+    """How windows are cut: `max_tokens` with all that surrounds a window's own tokens, `overlap` of these.
+
+    Each window is put between the text's leading tokens that are those of `leading_ids` (the special ones and the
+    prompt's) and its last `num_suffix` tokens.
+    """
+
+    max_tokens: int
+    overlap: int
+    leading_ids: NDArray[np.int32]
+    num_suffix: int
+
+
+@dataclass(frozen=True, slots=True)
+class PassagedTexts:
+    """Text i has the sequences offsets[i]:offsets[i + 1], at least one; a text that has failed has one without ids.
+
+    `weights` are the sequences' own tokens, each token of a text counted once.
+    """
+
+    sequences: TokenizedTexts
+    offsets: NDArray[np.int64]  # [n + 1]
+    weights: NDArray[np.int64]  # [sequences]
+
+    @classmethod
+    def whole(cls, texts: TokenizedTexts) -> "PassagedTexts":
+        """Every text as the one sequence it is."""
+        return cls(texts, np.arange(len(texts) + 1), texts.lengths)
+
+    @property
+    def num_passages(self) -> NDArray[np.int32]:
+        """[n] windows that a text was cut into; 0 for a text that is one sequence."""
+        counts = np.diff(self.offsets)
+        return np.where(counts > 1, counts, 0).astype(np.int32)
+
+    @property
+    def num_tokens(self) -> NDArray[np.int32]:
+        """[n] tokens that the model reads of each text; what is repeated counts each time."""
+        return np.add.reduceat(self.sequences.lengths, self.offsets[:-1]).astype(np.int32)
+
+    @property
+    def truncated(self) -> NDArray[np.bool_]:
+        """[n]"""
+        return self.sequences.truncated[self.offsets[:-1]]
+
+    def join_vectors(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+        """[sequences, dim] -> [n, dim]. The vector of a text that is one sequence stays as it is, to the bit."""
+        if len(self.weights) == len(self.offsets) - 1:
+            return vectors
+        joined = vectors[self.offsets[:-1]]
+        for text in np.flatnonzero(self.num_passages).tolist():
+            rows = slice(self.offsets[text], self.offsets[text + 1])
+            weights = self.weights[rows].astype(np.float64)
+            joined[text] = weights @ vectors[rows].astype(np.float64) / weights.sum()
+        return joined
+
+    def join_failures(self, failures: Mapping[int, ItemFailure]) -> dict[int, ItemFailure]:
+        """Failures of sequences as failures of their texts: a text fails with the first of its sequences that does."""
+        joined: dict[int, ItemFailure] = {}
+        for sequence in sorted(failures):
+            text = int(np.searchsorted(self.offsets, sequence, side="right")) - 1
+            joined.setdefault(text, failures[sequence])
+        return joined
+
+
+def cut_passages(texts: TokenizedTexts, frame: PassageFrame) -> PassagedTexts:
+    """Texts of any length as sequences of at most `frame.max_tokens`. Texts that fit are not touched."""
+    parts: list[NDArray[np.int32]] = []
+    lengths: list[NDArray[np.int64]] = []
+    weights: list[NDArray[np.int64]] = []
+    failures: dict[int, ItemFailure] = {}
+    for text in range(len(texts)):
+        ids = texts.ids(text)
+        windows, own = ids[np.newaxis], np.array([len(ids)])
+        if len(ids) > frame.max_tokens:
+            windows, own, failure = _cut(ids, frame)
+            if failure is not None:
+                failures[text] = failure
+        parts.append(windows.reshape(-1))
+        lengths.append(np.full(len(windows), windows.shape[1], dtype=np.int64))
+        weights.append(own)
+    counts = np.array([len(some) for some in lengths], dtype=np.int64)
+    offsets = np.concatenate(([0], np.cumsum(counts)))
+    return PassagedTexts(
+        TokenizedTexts(
+            np.concatenate([*parts, np.zeros(0, np.int32)]),
+            np.concatenate(([0], np.cumsum(np.concatenate([*lengths, np.zeros(0, np.int64)])))),
+            np.zeros(int(counts.sum()), dtype=np.bool_),
+            {int(offsets[text]): failure for text, failure in {**texts.failures, **failures}.items()},
+        ),
+        offsets,
+        np.concatenate([*weights, np.zeros(0, np.int64)]),
+    )
+
+
+def plan_windows(num_tokens: int, room: int, overlap: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where windows of `room` tokens start in a text of more than that, and how many tokens of it each one adds.
+
+    Neighbours share `overlap` tokens, and the last two as many more as it takes for the last one to be full.
+    """
+    stride = room - overlap
+    num_windows = -(-(num_tokens - room) // stride) + 1
+    starts = np.minimum(np.arange(num_windows) * stride, num_tokens - room)
+    return starts, np.diff(starts + room, prepend=0)
+
+
+def _cut(
+    ids: NDArray[np.int32], frame: PassageFrame
+) -> tuple[NDArray[np.int32], NDArray[np.int64], ItemFailure | None]:
+    """[windows, max_tokens] of one long text, their weights, and why it cannot be cut."""
+    num_leading = _count_equal(ids, frame.leading_ids)
+    num_own = len(ids) - num_leading - frame.num_suffix
+    room = frame.max_tokens - num_leading - frame.num_suffix
+    failure = None
+    stride = room - frame.overlap
+    if stride < max(frame.max_tokens * SMALLEST_NEW_SHARE, 1):
+        failure = (
+            f"the text has {len(ids)} tokens; of the {frame.max_tokens} of a passage the prompt, the special tokens "
+            f"and the passage_overlap of {frame.overlap} leave {stride}, less than a quarter"
+        )
+    elif num_own - room > (MAX_PASSAGES - 1) * stride:
+        failure = f"the text has {len(ids)} tokens and would be more than {MAX_PASSAGES} passages of {frame.max_tokens}"
+    if failure is not None:
+        return np.zeros((1, 0), np.int32), np.zeros(1, np.int64), ItemFailure(TOO_MANY_TOKENS, failure)
+    starts, weights = plan_windows(num_own, room, frame.overlap)
+    windows = np.empty((len(starts), frame.max_tokens), dtype=np.int32)
+    windows[:, :num_leading] = ids[:num_leading]
+    windows[:, num_leading : num_leading + room] = sliding_window_view(ids[num_leading:], room)[starts]
+    windows[:, num_leading + room :] = ids[len(ids) - frame.num_suffix :]
+    return windows, weights, None
+
+
+def _count_equal(ids: NDArray[np.int32], leading_ids: NDArray[np.int32]) -> int:
+    """How many tokens both begin with. A prompt's last token may be another one when a text follows it."""
+    num_common = min(len(ids), len(leading_ids))
+    differs = np.flatnonzero(ids[:num_common] != leading_ids[:num_common])
+    return int(differs[0]) if len(differs) else num_common
