@@ -1,18 +1,24 @@
 """`python -m benchmarks [NAME …]`: measures what is named, or everything, and shows it. `make bench` calls it."""
 
 import signal
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Final
 
 import typer
 from rich.console import Console
 
-from benchmarks.order import BenchmarkFailed, Order
+from benchmarks.cases.engine import SYSTEMS
+from benchmarks.mixes import NUM_TEXTS
+from benchmarks.models.shapes import SHAPES
+from benchmarks.order import CPU, BenchmarkFailed, Order
+from benchmarks.peers.catalogue import GPU_PEERS
 from benchmarks.probes.machine import Machine, detect_machine
 from benchmarks.results.readme import write_section
 from benchmarks.results.report import Report
 from benchmarks.steps import Steps
 from benchmarks.suite import BENCHMARKS, run_benchmarks
+from benchmarks.systems.line_up import OURS
 
 PLAIN_WIDTH: Final = 160
 
@@ -29,21 +35,56 @@ def benchmarks(
         int | None, typer.Option(min=1, help="Texts to use, instead of each benchmark's own number.")
     ] = None,
     repeat: Annotated[int, typer.Option(min=1, help="Repetitions of what is timed.")] = 3,
+    device: Annotated[
+        str, typer.Option(help="engine: cpu, or cuda for models of random weights on the first GPU.")
+    ] = CPU,
+    mix: Annotated[
+        list[str] | None, typer.Option(help=f"engine: one of {', '.join(NUM_TEXTS)}; may be repeated.")
+    ] = None,
+    system: Annotated[
+        list[str] | None, typer.Option(help=f"engine: one of {', '.join(SYSTEMS)}; may be repeated.")
+    ] = None,
+    model_shape: Annotated[
+        list[str] | None,
+        typer.Option(help=f"engine: random weights of the shape {', '.join(SHAPES)}; may be repeated."),
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=3, help="engine: tokens read of a text, instead of the model's own 256.")
+    ] = None,
     write: Annotated[bool, typer.Option("--write", help="Put the tables into benchmarks/README.md.")] = False,
 ) -> None:
     """Measure speed and memory. Let nothing else run meanwhile: there is no other way to a number."""
-    unknown = [name for name in names or () if name not in BENCHMARKS]
-    if unknown:
-        raise typer.BadParameter(f"there is no benchmark {unknown[0]!r}; there are {', '.join(BENCHMARKS)}")
-    if write and items is not None:
-        raise typer.BadParameter("--write is for each benchmark's own number of texts; leave --items away")
+    refuse_unknown(names or (), tuple(BENCHMARKS), "benchmark")
+    chosen = {
+        "--items": items, "--mix": mix, "--system": system, "--model-shape": model_shape, "--max-tokens": max_tokens,
+    }  # fmt: skip
+    for option, value in chosen.items():
+        if write and value:
+            raise typer.BadParameter(
+                f"--write is for what each benchmark measures by itself; leave {option} away"
+            )
+    for values, known in ((mix, tuple(NUM_TEXTS)), (model_shape, tuple(SHAPES))):
+        refuse_unknown(values or (), known)
+    refuse_unknown(
+        system or (), (*OURS, *(peer.name for peer in GPU_PEERS)) if device != CPU or model_shape else SYSTEMS
+    )
     # As Ctrl-C does: what was started is stopped, and temporary directories go.
     signal.signal(signal.SIGTERM, lambda number, _: raise_exit(128 + number))
     reports: list[Report] = []
     failures: list[BenchmarkFailed] = []
     try:
         with Steps() as steps:
-            order = Order(find_machine(steps), steps, repeat, items)
+            order = Order(
+                find_machine(steps),
+                steps,
+                repeat,
+                items,
+                device,
+                tuple(mix or ()),
+                tuple(system or ()),
+                tuple(model_shape or ()),
+                max_tokens,
+            )
             for result in run_benchmarks(names or list(BENCHMARKS), order):
                 if isinstance(result, BenchmarkFailed):
                     failures.append(result)
@@ -60,6 +101,13 @@ def benchmarks(
         for failure in failures:
             typer.echo(str(failure), err=True)
     raise typer.Exit(1 if failures else 0)
+
+
+def refuse_unknown(values: Sequence[str], known: Sequence[str], kind: str = "choice") -> None:
+    """Raises typer.BadParameter with the names that there are."""
+    for value in values:
+        if value not in known:
+            raise typer.BadParameter(f"there is no {kind} {value!r}; there are {', '.join(known)}")
 
 
 def find_machine(steps: Steps) -> Machine:

@@ -1,19 +1,32 @@
 """Order: what one run of the benchmarks is asked for, handed to each of them."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from benchmarks.probes.machine import Machine
 from benchmarks.steps import Steps
 
+CPU: Final = "cpu"
+CUDA: Final = "cuda"
+
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """`items` replaces each benchmark's own number of texts; None leaves it."""
+    """`items` replaces each benchmark's own number of texts; None leaves it.
+
+    What follows concerns `engine` alone: where to measure, and which mixes, systems and shapes of models (all of them
+    where none is named), and how many tokens of a text are read (as many as the model's own card says).
+    """
 
     machine: Machine
     steps: Steps
     repeat: int = 3
     items: int | None = None
+    device: str = CPU
+    mixes: tuple[str, ...] = ()
+    systems: tuple[str, ...] = ()
+    shapes: tuple[str, ...] = ()
+    max_tokens: int | None = None
 
 
 class BenchmarkFailed(Exception):

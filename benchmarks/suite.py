@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
-from benchmarks.cases import export, idle, machine, main_job, start, submission
+from benchmarks.cases import engine, export, idle, machine, main_job, start, submission
 from benchmarks.order import BenchmarkFailed, Order
 from benchmarks.results.report import Report
 from vectormill.domain.errors import VectormillError
@@ -15,6 +15,7 @@ BENCHMARKS: Final[Mapping[str, Callable[[Order], Report]]] = {
     "submission": submission.measure,
     "export": export.measure,
     "main_job": main_job.measure,
+    "engine": engine.measure,
 }
 
 

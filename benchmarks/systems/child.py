@@ -2,10 +2,11 @@
 
 import contextlib
 import json
+import select
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -15,27 +16,31 @@ from numpy.typing import NDArray
 
 from benchmarks.order import BenchmarkFailed
 from benchmarks.probes.process_tree import MODEL_PROCESS, find_named, list_tree
-from benchmarks.systems.system import EncodingProcesses, Pass
+from benchmarks.systems.protocol import ENCODE, REPORT, SAVE, WARM_UP, ChildOrder, Pass
+from benchmarks.systems.system import EncodingProcesses
 from vectormill.logfile import open_log, tail_of
 
 STOP_SECONDS: Final = 15.0
-
-
-@dataclass(frozen=True, slots=True)
-class ChildOrder:
-    """What a child is told: which model, whose texts (a JSON list), where to put vectors and what else to write."""
-
-    model: str
-    texts: str
-    vectors: str
-    cache_dir: str
+# Loading may export a model first, and a pass of a slow encoder takes minutes; a child silent for longer hangs.
+ANSWER_SECONDS: Final = 1200.0
 
 
 class ChildSystem:
-    """A module with a `main`, run as `python -m MODULE ORDER`. See benchmarks.systems.serving for its side."""
+    """A module with a `main`, run as `python -m MODULE ORDER`. See benchmarks.systems.serving for its side.
 
-    def __init__(self, name: str, module: str, order: ChildOrder, environment: Mapping[str, str]) -> None:
+    `python` may be that of another environment, which needs numpy and what the module itself imports.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        order: ChildOrder,
+        environment: Mapping[str, str],
+        python: Path | str = sys.executable,
+    ) -> None:
         self.name = name
+        self._python = str(python)
         self._module = module
         self._order = order
         self._environment = environment
@@ -46,7 +51,7 @@ class ChildSystem:
         """Starts the child and waits until its model is loaded."""
         with open_log(self._log) as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", self._module, json.dumps(asdict(self._order))],
+                [self._python, "-m", self._module, json.dumps(asdict(self._order))],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -64,14 +69,18 @@ class ChildSystem:
     ) -> None:
         self._stop()
 
-    def warm_up(self) -> None:
-        self._ask("warm_up")
+    def warm_up(self, mix: str) -> None:
+        self._ask(f"{WARM_UP} {mix}")
 
-    def encode(self) -> Pass:
-        return Pass(**self._ask("encode"))
+    def encode(self, mix: str) -> Pass:
+        return Pass(**self._ask(f"{ENCODE} {mix}"))
+
+    def report(self) -> dict[str, Any]:
+        """What the encoder says of itself; empty when it says nothing."""
+        return self._ask(REPORT)
 
     def vectors(self) -> NDArray[np.float32]:
-        self._ask("save")
+        self._ask(SAVE)
         vectors: NDArray[np.float32] = np.load(self._order.vectors)
         return vectors
 
@@ -83,13 +92,16 @@ class ChildSystem:
     def _ask(self, command: str) -> dict[str, Any]:
         stream = self._running().stdin
         assert stream is not None
-        stream.write(command.encode() + b"\n")
-        stream.flush()
+        with contextlib.suppress(BrokenPipeError):  # it has ended, which the missing answer tells
+            stream.write(command.encode() + b"\n")
+            stream.flush()
         return self._answer()
 
     def _answer(self) -> dict[str, Any]:
         stream = self._running().stdout
         assert stream is not None
+        if not select.select([stream], [], [], ANSWER_SECONDS)[0]:
+            raise BenchmarkFailed(f"{self.name} did not answer within {ANSWER_SECONDS:.0f} s.")
         line = stream.readline()
         if not line:
             with contextlib.suppress(subprocess.TimeoutExpired):  # its last words come after its last answer
@@ -107,7 +119,8 @@ class ChildSystem:
         process = self._running()
         for stream in (process.stdin, process.stdout):
             assert stream is not None
-            stream.close()
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
         try:
             process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:

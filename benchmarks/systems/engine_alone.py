@@ -3,48 +3,56 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from benchmarks.probes.machine import benchmark_device
-from benchmarks.systems.child import ChildOrder
-from benchmarks.systems.serving import Encode, Encoded, read_order, serve
+from benchmarks.systems.protocol import ChildOrder
+from benchmarks.systems.serving import Encoded, read_order, serve
 from benchmarks.texts import split_evenly
 from vectormill.registry import EncodingOptions, Registry, make_spec
 from vectormill.settings import ModelEntry, Settings
+from worker.devices.detect import detect_inventory
+from worker.devices.device import parse_devices
 from worker.engine import EncodeRequest, EncodeResult, Engine
 from worker.settings import load_worker_settings
 
 NAME = "benchmark"
 
 
-def load(order: ChildOrder) -> Encode:
-    settings, worker_settings = Settings(), load_worker_settings(reuse_bytes=0)  # each pass computes all
-    card = Registry({NAME: ModelEntry(path=order.model)}).card(NAME, weights=True)
-    spec = make_spec(card, EncodingOptions())
-    engine = Engine(card, benchmark_device(), worker_settings, Path(order.cache_dir))
-    engine.start()
-    pool = ThreadPoolExecutor(worker_settings.slots)
-    never = threading.Event()
+class EngineAlone:
+    """An engine started as a worker starts it. Call it with texts."""
 
-    def encode_chunk(texts: list[bytes]) -> EncodeResult:
-        request = EncodeRequest(NAME, spec, texts, interactive=False, max_text_chars=settings.max_text_chars)
-        return engine.encode(request, never)
+    def __init__(self, order: ChildOrder) -> None:
+        self._settings = Settings()
+        worker_settings = load_worker_settings(reuse_bytes=0)  # each pass computes all
+        card = Registry({NAME: ModelEntry(path=order.model)}).card(NAME, weights=True)
+        (device,) = parse_devices(order.device, detect_inventory())
+        self._spec = make_spec(card, EncodingOptions())
+        self._engine = Engine(card, device, worker_settings, Path(order.cache_dir))
+        self._engine.start()
+        self._pool = ThreadPoolExecutor(worker_settings.slots)
+        self._never = threading.Event()
 
-    def encode(texts: list[str]) -> Encoded:
-        chunks = [
-            [text.encode() for text in chunk] for chunk in split_evenly(texts, settings.chunk_max_items)
-        ]
-        results = list(pool.map(encode_chunk, chunks))
-        assert not any(result.failures for result in results), "every text of the corpus can be encoded"
+    def __call__(self, texts: list[str]) -> Encoded:
+        size = self._settings.chunk_max_items
+        chunks = [[text.encode() for text in chunk] for chunk in split_evenly(texts, size)]
+        results = list(self._pool.map(self._encode_chunk, chunks))
+        assert not any(result.failures for result in results), "every text of the mix can be encoded"
         return Encoded(
             np.concatenate([result.vectors for result in results]),
             sum(int(result.num_tokens.sum()) for result in results),
             sum(result.num_computed_tokens for result in results),
         )
 
-    return encode
+    def report(self) -> dict[str, Any]:
+        return self._engine.report()
+
+    def _encode_chunk(self, texts: list[bytes]) -> EncodeResult:
+        max_text_chars = self._settings.max_text_chars
+        request = EncodeRequest(NAME, self._spec, texts, interactive=False, max_text_chars=max_text_chars)
+        return self._engine.encode(request, self._never)
 
 
 if __name__ == "__main__":
-    serve(read_order(), load)
+    serve(read_order(), EngineAlone)

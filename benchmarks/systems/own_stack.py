@@ -1,5 +1,6 @@
 """OwnStack: a whole `vectormill up` that no setting of the user reaches. Knows nothing of what it is used for."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -13,11 +14,16 @@ FOREIGN_SERVERS: Final = ("VECTORMILL_DATABASE_URL", "VECTORMILL_REDIS_URL")
 
 
 class OwnStack:
-    """Embedded servers and all processes, on the processor alone, with converted models kept in the data directory."""
+    """Embedded servers and all processes, with converted models kept in the data directory.
 
-    def __init__(self, data_dir: Path) -> None:
+    `settings` are variables on top of those that put it on the processor alone; `model` is what its worker loads.
+    """
+
+    def __init__(
+        self, data_dir: Path, settings: Mapping[str, str] | None = None, model: str | None = None
+    ) -> None:
         self._data_dir = data_dir
-        self._stack = Stack(data_dir, command=stack_command(data_dir / "cache"))
+        self._stack = Stack(data_dir, model, stack_command(data_dir / "cache", settings or {}))
 
     def __enter__(self) -> Self:
         self._stack.__enter__()
@@ -41,12 +47,13 @@ class OwnStack:
         return running.pid
 
 
-def stack_command(cache_dir: Path) -> tuple[str, ...]:
+def stack_command(cache_dir: Path, settings: Mapping[str, str]) -> tuple[str, ...]:
     """The command line of `vectormill`, through env, which replaces itself by it."""
+    own = {
+        "VECTORMILL_CACHE_DIR": str(cache_dir),
+        "VECTORMILL_WORKER_DEVICES": "cpu",
+        "VECTORMILL_WORKER_REUSE_BYTES": "0",  # every pass has the same texts: each is to be computed again
+        **settings,
+    }
     unset = [part for name in FOREIGN_SERVERS for part in ("-u", name)]
-    settings = (
-        f"VECTORMILL_CACHE_DIR={cache_dir}",
-        "VECTORMILL_WORKER_DEVICES=cpu",
-        "VECTORMILL_WORKER_REUSE_BYTES=0",  # every pass has the same texts: each is to be computed again
-    )
-    return ("env", *unset, *settings, *COMMAND)
+    return ("env", *unset, *(f"{name}={value}" for name, value in own.items()), *COMMAND)

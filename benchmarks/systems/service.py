@@ -1,7 +1,7 @@
 """Our service from end to end: items go in over HTTP, and the time ends when the last vector is committed."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from benchmarks.order import BenchmarkFailed
 from benchmarks.probes.process_tree import CELERY_WORKER, MODEL_PROCESS, find_named, list_tree
 from benchmarks.systems.own_stack import OwnStack
+from benchmarks.systems.protocol import Pass
 from benchmarks.systems.serving import WARM_UP_SHARE
-from benchmarks.systems.system import EncodingProcesses, Pass
-from benchmarks.texts import take_evenly
+from benchmarks.systems.system import EncodingProcesses
 from vectormill.client import Client
 from vectormill.domain.job import COMPLETED
 from vectormill.files.ndjson import ItemJson
@@ -25,20 +25,32 @@ POLL_SECONDS: Final = 0.1
 
 
 class Service:
-    """A stack of our own and a client. Each pass fills a collection of its own, so that rows are always new."""
+    """A stack of our own and a client. Each pass fills a collection of its own, so that rows are always new.
+
+    `settings` are variables for the stack; `model` is a name that they register, else the packaged default.
+    """
 
     name = "ours, end to end"
 
-    def __init__(self, data_dir: Path, items: Sequence[ItemJson]) -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        mixes: Mapping[str, Sequence[ItemJson]],
+        settings: Mapping[str, str] | None = None,
+        model: str | None = None,
+    ) -> None:
         self._data_dir = data_dir
-        self._items = items
+        self._mixes = mixes
+        self._settings = settings or {}
+        self._model = model
         self._exits = ExitStack()
         self._num_jobs = 0
-        self._last_job_id: str | None = None
+        # The last pass: its job, and what went in.
+        self._last: tuple[str, Sequence[ItemJson]] | None = None
 
     def __enter__(self) -> Self:
         with ExitStack() as exits:
-            self._stack = exits.enter_context(OwnStack(self._data_dir))
+            self._stack = exits.enter_context(OwnStack(self._data_dir, self._settings, self._model))
             self._client = exits.enter_context(Client(self._stack.wait_until_ready()))
             self._exits = exits.pop_all()
         return self
@@ -48,19 +60,20 @@ class Service:
     ) -> None:
         self._exits.__exit__(kind, error, traceback)
 
-    def warm_up(self) -> None:
-        self._run(take_evenly(self._items, max(1, len(self._items) // WARM_UP_SHARE)))
+    def warm_up(self, mix: str) -> None:
+        self._run(self._mixes[mix][::WARM_UP_SHARE])
 
-    def encode(self) -> Pass:
+    def encode(self, mix: str) -> Pass:
+        items = self._mixes[mix]
         started = time.perf_counter()
-        job = self._run(self._items)
+        job = self._run(items)
         seconds = time.perf_counter() - started
-        self._last_job_id = job["id"]
+        self._last = job["id"], items
         return Pass(seconds, job["num_tokens"], round(job["num_tokens"] / (1 - job["padding_waste"])))
 
     def _run(self, items: Sequence[ItemJson]) -> dict[str, Any]:
         self._num_jobs += 1
-        job = self._client.submit(items, collection=f"docstrings_{self._num_jobs}")
+        job = self._client.submit(items, model=self._model, collection=f"mix_{self._num_jobs}")
         job = self._client.wait(job["id"], poll_seconds=POLL_SECONDS)
         if job["state"] != COMPLETED:
             raise BenchmarkFailed(
@@ -70,15 +83,22 @@ class Service:
 
     def vectors(self) -> NDArray[np.float32]:
         """Read back from the database over HTTP. Raises BenchmarkFailed when a text has none."""
-        assert self._last_job_id is not None, "there are no vectors before the first pass"
+        assert self._last is not None, "there are no vectors before the first pass"
+        job_id, items = self._last
         found = {
             vector["key"]: np.asarray(vector["embedding"], dtype=np.float32)
-            for vector in self._client.vectors(self._last_job_id)
+            for vector in self._client.vectors(job_id)
         }
-        missing = [item["key"] for item in self._items if item["key"] not in found]
+        missing = [item["key"] for item in items if item["key"] not in found]
         if missing:
             raise BenchmarkFailed(f"{len(missing):,} texts have no vector, {missing[0]!r} among them.")
-        return np.stack([found[item["key"]] for item in self._items])
+        return np.stack([found[item["key"]] for item in items])
+
+    def report(self) -> dict[str, Any]:
+        """What its one worker says of its engine; empty before the worker's next sign of life."""
+        workers = self._client.workers()
+        report: dict[str, Any] = workers[0].get("report") or {} if workers else {}
+        return report
 
     def find_processes(self) -> EncodingProcesses:
         tree = list_tree(self._stack.pid)

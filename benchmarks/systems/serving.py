@@ -1,6 +1,7 @@
 """The child's side of benchmarks.systems.child: loads an encoder, then does what each line on standard input says.
 
-Knows no encoder. Answers are lines of JSON on what standard output was; what libraries print goes to standard error.
+Knows no encoder, and imports numpy and the standard library alone: it runs in the environments of peers too. Answers
+are lines of JSON on what standard output was; what libraries print goes to standard error.
 """
 
 import json
@@ -10,14 +11,12 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.systems.child import ChildOrder
-from benchmarks.systems.system import Pass
-from benchmarks.texts import take_evenly
+from benchmarks.systems.protocol import ENCODE, REPORT, SAVE, WARM_UP, ChildOrder, Pass
 
 WARM_UP_SHARE = 10
 
@@ -31,7 +30,14 @@ class Encoded:
     num_computed_tokens: int
 
 
-Encode = Callable[[list[str]], Encoded]
+class Encoder(Protocol):
+    """What is measured."""
+
+    def __call__(self, texts: list[str]) -> Encoded: ...
+
+    def report(self) -> dict[str, Any]:
+        """What it says of itself, as a JSON object; empty where it has nothing to say."""
+        ...
 
 
 def read_order() -> ChildOrder:
@@ -39,7 +45,7 @@ def read_order() -> ChildOrder:
     return ChildOrder(**json.loads(sys.argv[1]))
 
 
-def serve(order: ChildOrder, load: Callable[[ChildOrder], Encode]) -> None:
+def serve(order: ChildOrder, load: Callable[[ChildOrder], Encoder]) -> None:
     """Answers commands until standard input ends."""
     with os.fdopen(os.dup(1), "w") as output:
         os.dup2(2, 1)
@@ -48,24 +54,26 @@ def serve(order: ChildOrder, load: Callable[[ChildOrder], Encode]) -> None:
             output.write(json.dumps(values) + "\n")
             output.flush()
 
-        texts: list[str] = json.loads(Path(order.texts).read_text(encoding="utf-8"))
+        mixes: dict[str, list[str]] = json.loads(Path(order.texts).read_text(encoding="utf-8"))
         encode = load(order)
         answer({})
         last: NDArray[np.float32] | None = None
         for line in sys.stdin:
-            command = line.strip()
-            if command == "warm_up":
-                encode(take_evenly(texts, max(1, len(texts) // WARM_UP_SHARE)))
+            command, _, mix = line.strip().partition(" ")
+            if command == WARM_UP:
+                encode(mixes[mix][::WARM_UP_SHARE])
                 answer({})
-            elif command == "encode":
+            elif command == ENCODE:
                 started = time.perf_counter()
-                encoded = encode(texts)
+                encoded = encode(mixes[mix])
                 seconds = time.perf_counter() - started
                 last = encoded.vectors
                 answer(asdict(Pass(seconds, encoded.num_tokens, encoded.num_computed_tokens)))
-            elif command == "save":
+            elif command == SAVE:
                 assert last is not None, "there are no vectors before the first pass"
                 np.save(order.vectors, last)
                 answer({})
+            elif command == REPORT:
+                answer(encode.report())
             else:
                 raise ValueError(f"{command!r} is no command")

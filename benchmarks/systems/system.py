@@ -1,27 +1,15 @@
-"""System: whatever encodes the texts of the main job, so that it can be timed. The seam for further peers."""
+"""System: whatever encodes mixes of texts, so that it can be timed. The seam for further peers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """All texts encoded once. Tokens are real ones; computed tokens have the padding with them."""
-
-    seconds: float
-    num_tokens: int
-    num_computed_tokens: int
-
-    @property
-    def padding_waste(self) -> float:
-        """Share of the computed tokens that were padding."""
-        return 1 - self.num_tokens / self.num_computed_tokens if self.num_computed_tokens else 0.0
+from benchmarks.systems.protocol import Pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +21,7 @@ class EncodingProcesses:
 
 
 class System(Protocol):
-    """Made with the texts it will encode, and entered; encodes them all whenever it is asked."""
+    """Made with mixes of texts, and entered; encodes a whole mix whenever it is asked. Raises BenchmarkFailed."""
 
     name: str
 
@@ -47,16 +35,20 @@ class System(Protocol):
         """Ends all that it started."""
         ...
 
-    def warm_up(self) -> None:
-        """Encodes a tenth of the texts, so that nothing is done for the first time when it is timed."""
+    def warm_up(self, mix: str) -> None:
+        """Encodes a tenth of the mix, so that nothing is done for the first time when it is timed."""
         ...
 
-    def encode(self) -> Pass:
-        """Encodes all texts."""
+    def encode(self, mix: str) -> Pass:
+        """Encodes all texts of the mix."""
         ...
 
     def vectors(self) -> NDArray[np.float32]:
-        """Those of the last pass [n, dimension], in the order of the texts."""
+        """Those of the last pass [n, dimension], in the order of its texts."""
+        ...
+
+    def report(self) -> dict[str, Any]:
+        """What it says of its backend, precision and stages; empty when it says nothing."""
         ...
 
     def find_processes(self) -> EncodingProcesses:

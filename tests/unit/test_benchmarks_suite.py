@@ -12,14 +12,14 @@ from benchmarks import suite
 from benchmarks.__main__ import app
 from benchmarks.cases.export import count_rows
 from benchmarks.cases.idle import judge_shares
-from benchmarks.cases.main_job import Record
 from benchmarks.order import BenchmarkFailed, Order
 from benchmarks.probes.machine import Machine
 from benchmarks.results.report import Report
 from benchmarks.results.spread import Spread
 from benchmarks.steps import Steps
 from benchmarks.systems.own_stack import stack_command
-from benchmarks.systems.system import Pass
+from benchmarks.systems.protocol import Pass
+from benchmarks.systems.turns import Record
 from benchmarks.texts import list_docstrings, list_lines, split_evenly, take_evenly
 
 
@@ -78,9 +78,11 @@ def test_rows_of_an_exported_file_are_counted_in_every_format(tmp_path: Path) ->
 
 
 def test_a_measured_stack_uses_no_server_of_the_user_and_no_model_converted_before() -> None:
-    command = stack_command(Path("/fresh"))
+    command = stack_command(Path("/fresh"), {"VECTORMILL_WORKER_DEVICES": "cuda:0"})
     assert command[0] == "env"
     assert "VECTORMILL_CACHE_DIR=/fresh" in command
+    assert "VECTORMILL_WORKER_DEVICES=cuda:0" in command
+    assert "VECTORMILL_WORKER_DEVICES=cpu" not in command
     for name in ("VECTORMILL_DATABASE_URL", "VECTORMILL_REDIS_URL"):
         assert command[command.index(name) - 1] == "-u"
 

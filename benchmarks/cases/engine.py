@@ -1,0 +1,156 @@
+"""engine: several mixes of texts, encoded by our service, our engine alone and peers, which take turns."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.cases import shapes
+from benchmarks.cases.engine_targets import judge_engine
+from benchmarks.mixes import CHINESE, NUM_TEXTS, Mix, make_mix, plan_sizes
+from benchmarks.models.same_limit import copy_with_limit
+from benchmarks.order import CPU, BenchmarkFailed, Order
+from benchmarks.peers.catalogue import PEERS, SENTENCE_TRANSFORMERS
+from benchmarks.peers.environment import prepare_texts
+from benchmarks.probes.machine import benchmark_device
+from benchmarks.probes.matrix_rate import measure_matrix_rates
+from benchmarks.probes.model_cost import ModelCost
+from benchmarks.results.comparison import Comparison
+from benchmarks.results.report import Report
+from benchmarks.results.writing import write_number
+from benchmarks.systems.line_up import OURS, LineUp
+from benchmarks.systems.turns import Record, Turns
+from vectormill.cli.workplace import workplace
+from vectormill.model_card import ModelCard, read_model_card
+from vectormill.registry import DEFAULT_MODEL, Registry
+from worker.model.choice import BF16, FP32, choose_precision
+from worker.settings import load_worker_settings
+from worker.tokens.tokenizer import Tokenizer
+
+SYSTEMS: Final = (*OURS, *(peer.name for peer in PEERS))
+
+
+def measure(order: Order) -> Report:
+    if order.device != CPU or order.shapes:
+        return shapes.measure(order)
+    names = list(order.mixes or NUM_TEXTS)
+    num_systems = len(order.systems or SYSTEMS)
+    order.steps.begin("engine", 2 + Turns.count_steps(num_systems, len(names), order.repeat) + 1)
+    order.steps.step("collecting texts")
+    mixes, notes = make_mixes(names, order.items)
+    with workplace(None) as directory:
+        packaged = Registry({}).card(DEFAULT_MODEL, weights=True)
+        # Named by what it is and reads: what peers convert is kept under this name.
+        name = f"{packaged.revision}-{order.max_tokens or packaged.max_tokens}"
+        model = copy_with_limit(packaged, directory / "models" / name, order.max_tokens)
+        card = read_model_card(packaged.name, model)
+        order.steps.step("installing what is missing of the peers")
+        systems = LineUp(directory, model, mixes, benchmark_device()).make(order.systems, PEERS)
+        results: dict[str, dict[str, Record]] = {}
+        with Turns(systems, order.steps.step) as turns:
+            for mix in mixes:
+                results[mix.name] = turns.run(mix.name, order.repeat)
+            for _ in range(len(names) - len(mixes)):
+                skip_steps(order, num_systems)
+        order.steps.step("measuring again what the processor can do")
+        limits = find_limits(order)
+        comparisons = [compare(mix, card, results[mix.name], limits) for mix in mixes]
+    return make_report(order, card, comparisons, limits, notes)
+
+
+def make_mixes(names: Sequence[str], items: int | None) -> tuple[list[Mix], list[str]]:
+    """The mixes that can be had, and a sentence for each other one."""
+    mixes, notes, chinese = [], [], Path()
+    for name, num_texts in plan_sizes(names, items).items():
+        try:
+            if name == CHINESE:
+                chinese = prepare_texts()
+            mixes.append(make_mix(name, num_texts, chinese))
+        except (BenchmarkFailed, LookupError) as error:
+            notes.append(f"The mix {name} is missing: {error}")
+    return mixes, notes
+
+
+def skip_steps(order: Order, num_systems: int) -> None:
+    """Those of a mix that is missing were announced too."""
+    for _ in range(num_systems * (1 + order.repeat)):
+        order.steps.step("left out")
+
+
+def find_limits(order: Order) -> dict[str, float]:
+    """The rates before and after the passes, the faster of each: another guest of the machine may have slowed one."""
+    again = measure_matrix_rates(benchmark_device())
+    return {precision: max(rate, again[precision]) for precision, rate in order.machine.matrix_rates.items()}
+
+
+def compare(
+    mix: Mix, card: ModelCard, records: Mapping[str, Record], limits: Mapping[str, float]
+) -> Comparison:
+    lengths = count_tokens(card, mix.texts)
+    return Comparison(
+        mix=mix.name,
+        description=mix.description,
+        num_texts=len(mix.texts),
+        num_tokens=int(lengths.sum()),
+        flop=ModelCost.of(card).count_flop(lengths),
+        peer=SENTENCE_TRANSFORMERS,
+        records=records,
+        precisions={name: find_precision(name, record) for name, record in records.items()},
+        limits=limits,
+    )
+
+
+def count_tokens(card: ModelCard, texts: Sequence[str]) -> NDArray[np.int64]:
+    """Real tokens of each text, cut as every system cuts them: the same count for all, so that rates compare."""
+    tokenizer = Tokenizer(card.path, lowercase=card.lowercase)
+    return tokenizer.tokenize(texts, card.max_tokens, truncate=True).lengths
+
+
+def find_precision(name: str, record: Record) -> str:
+    """That of its arithmetic: what an engine of ours says, or what the peer was asked for."""
+    said = record.report.get("precision")
+    if isinstance(said, Mapping):
+        return str(said.get("value"))
+    if name in OURS:
+        return choose_precision(load_worker_settings().precision, benchmark_device()).value
+    if name == "sentence-transformers-openvino" and benchmark_device().has_bf16:
+        return BF16  # OpenVINO's own default where the processor has the instructions
+    return next((peer.precision for peer in PEERS if peer.name == name), FP32)
+
+
+def make_report(
+    order: Order,
+    card: ModelCard,
+    comparisons: Sequence[Comparison],
+    limits: Mapping[str, float],
+    notes: Sequence[str],
+) -> Report:
+    if not comparisons:
+        raise BenchmarkFailed(" ".join(notes))
+    rates = ", ".join(f"{precision} {write_number(rate)} GFLOP/s" for precision, rate in limits.items())
+    kinds = "; ".join(f"{each.mix}: {each.description}" for each in comparisons)
+    reasons = {name: reason for each in comparisons for name, reason in each.reasons().items()}
+    return Report(
+        "engine",
+        f"{card.name}, the first {card.max_tokens} tokens of a text, {order.repeat} passes of each.",
+        (*(each.to_table() for each in comparisons), judge_engine(comparisons)),
+        (
+            f"The mixes: {kinds}.",
+            "Median of all passes, smallest and largest in brackets. The peer is sentence-transformers with its "
+            "defaults: fp32, batches of 32. Ratios are taken repetition by repetition.",
+            "Tokens are real ones, counted once for all systems; padding is the share of the computed tokens beyond "
+            f"them. The share of the limit is by the rate of a matrix product in the system's precision: {rates}.",
+            "Memory is resident, at its peak: of the encoding process, and for ours with the worker that tokenizes and "
+            "commits. Cosines are to the peer's vectors, over all texts of the mix.",
+            *(f"{name} was not measured: {shorten(reason)}" for name, reason in reasons.items()),
+            *notes,
+        ),
+    )
+
+
+def shorten(reason: str) -> str:
+    """The last line, which is the error's own: what came before it is a traceback."""
+    lines = [line.strip() for line in reason.splitlines() if line.strip()] or [""]
+    return lines[-1][:300]

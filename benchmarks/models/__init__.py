@@ -1,0 +1,1 @@
+"""The models that are measured, as directories that every system can load."""

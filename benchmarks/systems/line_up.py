@@ -1,0 +1,111 @@
+"""The line-up: ours and the peers, made ready to be started with the same model, texts and threads."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from benchmarks.mixes import Mix
+from benchmarks.order import BenchmarkFailed
+from benchmarks.peers.catalogue import Peer, find_obstacle
+from benchmarks.peers.environment import HOME, ROOT, prepare_environment
+from benchmarks.systems.child import ChildSystem
+from benchmarks.systems.missing import MissingSystem
+from benchmarks.systems.protocol import ChildOrder
+from benchmarks.systems.service import Service
+from benchmarks.systems.system import System
+from vectormill.cli.settings import read_environment
+from vectormill.files.ndjson import ItemJson
+from worker.devices.device import CPU, Device, device_environment
+
+SERVICE: Final = "service"
+ENGINE: Final = "engine"
+OURS: Final = (SERVICE, ENGINE)
+MODEL: Final = "benchmark"
+# Nothing is fetched while it is measured, and nobody is told of it.
+QUIET: Final = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "DO_NOT_TRACK": "1",
+    "INFINITY_ANONYMOUS_USAGE_STATS": "0",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LineUp:
+    """Makes systems; starts none. `directory` is temporary, `exports` outlives the run: models that peers convert."""
+
+    directory: Path
+    model: Path
+    mixes: Sequence[Mix]
+    device: Device
+    exports: Path = HOME / "models"
+
+    def make(self, names: Sequence[str], peers: Sequence[Peer]) -> dict[str, System]:
+        """The named systems, or all of them; ours first. A peer that cannot be had is a MissingSystem."""
+        by_name = {peer.name: peer for peer in peers}
+        self._write_texts()
+        wanted = names or (*OURS, *by_name)
+        return {name: self._make(name, by_name) for name in (*OURS, *by_name) if name in wanted}
+
+    def _make(self, name: str, peers: Mapping[str, Peer]) -> System:
+        if name == SERVICE:
+            return self.make_service()
+        if name == ENGINE:
+            return ChildSystem(
+                "our engine alone",
+                "benchmarks.systems.engine_alone",
+                self._order(ENGINE, self.directory / "cache", {}),
+                self._environment(),
+            )
+        return self._make_peer(peers[name])
+
+    def make_service(self) -> Service:
+        items: dict[str, Sequence[ItemJson]] = {
+            mix.name: [{"key": f"{number}", "text": text} for number, text in enumerate(mix.texts)]
+            for mix in self.mixes
+        }
+        settings = {
+            "VECTORMILL_MODELS": json.dumps({MODEL: {"path": str(self.model)}}),
+            "VECTORMILL_WORKER_DEVICES": self._device_name(),
+        }
+        return Service(self.directory, items, settings, MODEL)
+
+    def _make_peer(self, peer: Peer) -> System:
+        obstacle = find_obstacle(peer, self.device)
+        if obstacle is not None:
+            return MissingSystem(peer.title, obstacle)
+        own = self._environment() | QUIET
+        order = self._order(peer.name, self.exports, peer.options)
+        if peer.environment is None:
+            return ChildSystem(peer.title, peer.module, order, own)
+        try:
+            python = prepare_environment(peer.environment)
+        except BenchmarkFailed as error:
+            return MissingSystem(peer.title, str(error))
+        # Our own packages are of other versions: of what is here the child sees the benchmarks alone.
+        return ChildSystem(peer.title, peer.module, order, own | {"PYTHONPATH": str(ROOT)}, python)
+
+    def _order(self, name: str, cache_dir: Path, options: Mapping[str, str]) -> ChildOrder:
+        vectors = self.directory / f"{name}.npy"
+        return ChildOrder(
+            str(self.model),
+            str(self.directory / "texts.json"),
+            str(vectors),
+            str(cache_dir),
+            self._device_name(),
+            options,
+        )
+
+    def _write_texts(self) -> None:
+        texts = {mix.name: mix.texts for mix in self.mixes}
+        (self.directory / "texts.json").write_text(json.dumps(texts), encoding="utf-8")
+
+    def _environment(self) -> dict[str, str]:
+        """Every system has the threads that our worker has."""
+        return read_environment() | device_environment(self.device)
+
+    def _device_name(self) -> str:
+        """The whole processor is `cpu`, whatever its one part is called."""
+        return CPU if self.device.kind == CPU else self.device.name
