@@ -4,6 +4,8 @@ Many threads call `encode` at the same time; each tokenizes its own texts, and t
 and encoded by one model process, while other threads tokenize or write to the database.
 """
 
+import logging
+import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -20,11 +22,13 @@ from vectormill.domain.errors import ModelError
 from vectormill.domain.item import ITEM_ERROR_CODES, NON_FINITE_VECTOR, ItemFailure, find_text_failure
 from vectormill.model_card import ModelCard
 from vectormill.settings import process_environment
-from worker.batching.pool import BatchLimits
+from worker.batching.cost import BatchCost, PackedCost, PaddedCost, find_quadratic_length
+from worker.batching.limits import BatchLimits
 from worker.devices.device import CPU, Device, device_environment
 from worker.model.encoder import EncoderOrder
 from worker.parallel.executor import Executor, ExecutorTimeouts
 from worker.parallel.messages import Load
+from worker.placement.model_shape import read_model_shape
 from worker.request import EncodeRequest, EncodeResult, EncodingCancelled, EngineStopped, RunnerDied
 from worker.reuse import Division, Flight, VectorReuse, digest_sequences
 from worker.settings import WorkerSettings
@@ -34,6 +38,8 @@ from worker.tokens.passages import PassagedTexts, cut_passages
 from worker.tokens.tokenizer import Tokenizer
 
 __all__ = ["EncodeRequest", "EncodeResult", "EncodingCancelled", "Engine", "EngineStopped", "RunnerDied"]
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_FACTORY: Final = "worker.model.factory:load_encoder"
 # First guesses, until budgets are tuned by measuring: a GPU needs far more to do at once than a CPU.
@@ -95,6 +101,8 @@ class Engine:
     def start(self) -> None:
         """Waits until the model is loaded. Raises ModelError."""
         self._executor.start()
+        assert self._executor.report is not None
+        self._switchboard.set_cost(find_batch_cost(self._card, self._executor.report.is_packed))
 
     def stop(self) -> None:
         """Ends the model process; requests that wait get EngineStopped."""
@@ -272,6 +280,24 @@ class Engine:
     def _count_stage(self, stage: str, seconds: float) -> None:
         with self._stage_lock:
             self._stage_seconds[stage] += seconds
+
+
+def find_batch_cost(card: ModelCard, is_packed: bool) -> BatchCost:
+    """What batches cost with this model; a model that does not tell its sizes counts attention as linear."""
+    try:
+        shape = read_model_shape(card)
+    except ModelError as error:
+        logger.warning("Long sequences are counted like short ones: %s", error)
+        quadratic_length = math.inf
+    else:
+        quadratic_length = find_quadratic_length(
+            shape.hidden_size,
+            shape.num_heads * shape.head_size,
+            shape.num_key_value_heads * shape.head_size,
+            shape.intermediate_size,
+            is_gated=shape.is_gated,
+        )
+    return PackedCost(quadratic_length) if is_packed else PaddedCost(quadratic_length)
 
 
 def find_unique(texts: Sequence[bytes]) -> tuple[list[bytes], NDArray[np.int64]]:

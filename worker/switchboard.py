@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from vectormill.domain.errors import ChunkError
 from vectormill.domain.item import ENCODING_FAILED, ITEM_ERROR_CODES, ItemFailure
-from worker.batching.pool import BatchLimits, SequencePool
+from worker.batching.cost import BatchCost
+from worker.batching.limits import BatchLimits, BudgetSource
+from worker.batching.pool import SequencePool
 from worker.batching.sequence import Sequence
 from worker.batching.token_batch import TokenBatch
 from worker.parallel.executor import Work
@@ -84,6 +86,16 @@ class Switchboard:
         self._closed_because: str | None = None
         self.tally = Tally()
 
+    def set_cost(self, cost: BatchCost) -> None:
+        """What batches cost with the encoder that was loaded. To be set before the first ticket."""
+        with self._lock:
+            self._pool.cost = cost
+
+    def set_budget(self, budget: BudgetSource) -> None:
+        """Holds from the next batch on. The budget is asked for every batch under the lock: it must answer at once."""
+        with self._lock:
+            self._pool.budget = budget
+
     def add(self, ticket: Ticket) -> None:
         """Queues the ticket's sequences. Raises EngineStopped once the switchboard is closed."""
         with self._lock:
@@ -106,18 +118,16 @@ class Switchboard:
 
     def next_work(self, *, is_runner_idle: bool) -> Work | None:
         with self._lock:
-            return self._take_work()
+            return self._make_work(self._pool.take_batch())
 
     def next_urgent_work(self) -> Work | None:
         with self._lock:
-            return self._take_work() if self._pool.has_interactive else None
+            return self._make_work(self._pool.take_urgent_batch())
 
     def ask_again_at(self) -> float | None:
         return None
 
-    def _take_work(self) -> Work | None:
-        is_urgent = self._pool.has_interactive
-        sequences = self._pool.take_batch()
+    def _make_work(self, sequences: list[Sequence]) -> Work | None:
         if not sequences:
             return None
         tickets = [self._tickets[sequence.request] for sequence in sequences]
@@ -126,22 +136,24 @@ class Switchboard:
             for ticket, sequence in zip(tickets, sequences, strict=True)
         ]
         prompt_lengths = [min(t.prompt_length, len(row)) for t, row in zip(tickets, rows, strict=True)]
+        is_urgent = any(ticket.is_interactive for ticket in tickets)
         return Work(tuple(sequences), TokenBatch.from_ids(rows, prompt_lengths), is_urgent)
 
     def deliver(self, work: Work, vectors: NDArray[np.float32], seconds: float) -> None:
         max_length, num_tokens = work.batch.max_length, work.batch.num_tokens
         with self._lock:
+            pads = self._pool.cost.pads
             self.tally.num_batches += 1
             self.tally.num_sequences += len(work.sequences)
             self.tally.num_tokens += num_tokens
-            self.tally.num_computed_tokens += work.batch.num_padded_tokens
+            self.tally.num_computed_tokens += work.batch.num_padded_tokens if pads else num_tokens
             self.tally.run_seconds += seconds
             for row, sequence in enumerate(work.sequences):
                 ticket = self._tickets.get(sequence.request)
                 if ticket is None:  # withdrawn meanwhile
                     continue
                 ticket.vectors[ticket.positions[sequence.position]] = vectors[row]
-                ticket.num_padding_tokens += max_length - sequence.num_tokens
+                ticket.num_padding_tokens += max_length - sequence.num_tokens if pads else 0
                 ticket.run_seconds += seconds * sequence.num_tokens / num_tokens
                 self._count_down(ticket)
 

@@ -158,7 +158,7 @@ def test_a_model_process_that_is_killed_from_outside_is_replaced(engine: Engine,
     (tmp_path / HANG_WHILE_FILE_EXISTS).touch()
     with ThreadPoolExecutor(1) as threads:
         future = threads.submit(encode, engine, ["waiting"])
-        wait_for(lambda: len(engine._executor._outstanding) == 1)
+        wait_for(lambda: engine._executor._started is not None)
         os.kill(runner_pids()[0], signal.SIGKILL)
         assert isinstance(future.exception(), RunnerDied)
         assert "SIGKILL" in str(future.exception())

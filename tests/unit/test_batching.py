@@ -4,11 +4,12 @@ import random
 import time
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.batching.pool import BatchLimits, SequencePool
+from worker.batching.cost import PackedCost, PaddedCost
+from worker.batching.limits import BatchLimits
+from worker.batching.pool import SequencePool
 from worker.batching.sequence import Sequence
 from worker.batching.token_batch import TokenBatch
 
@@ -65,23 +66,6 @@ def test_no_batch_pads_more_than_its_share(requests: list[list[int]]) -> None:
         assert cost(batch) - sum(s.num_tokens for s in batch) <= max(64, 0.05 * cost(batch))
 
 
-@pytest.mark.parametrize(
-    ("mix", "draw"),
-    [
-        ("paragraphs", lambda rng: min(256, max(3, int(rng.lognormvariate(4, 0.8))))),
-        ("short queries", lambda rng: rng.randint(3, 20)),
-        ("long documents", lambda rng: rng.randint(200, 512)),
-        ("one long text in ten", lambda rng: 512 if rng.random() < 0.1 else rng.randint(5, 40)),
-    ],
-)
-def test_padding_stays_below_three_percent_with_six_chunks_in_flight(mix: str, draw) -> None:  # type: ignore[no-untyped-def]
-    rng = random.Random(mix)
-    pool = SequencePool(BatchLimits(2048))
-    for number in range(6):
-        pool.add(number, [draw(rng) for _ in range(512)])
-    assert padding_share(drain(pool)) < 0.03
-
-
 @given(LENGTHS, LENGTHS, st.integers(0, 5))
 def test_a_removed_request_is_in_no_later_batch(
     kept: list[int], removed: list[int], num_batches: int
@@ -115,11 +99,27 @@ def test_the_longest_sequence_of_the_oldest_request_goes_first() -> None:
     assert [s.num_tokens for s in pool.take_batch()] == [20, 10]
 
 
-def test_an_interactive_request_overtakes_bulk_and_its_batch_is_filled_with_bulk() -> None:
-    pool = SequencePool(BatchLimits(100))
-    pool.add(1, [20, 19, 100])
+def test_an_interactive_request_overtakes_bulk_and_its_batch_is_topped_up_with_a_little_bulk() -> None:
+    pool = SequencePool(BatchLimits(1000))  # of which 62 for a batch that is topped up
+    pool.add(1, [20, 19, 18, 100])
     pool.add(2, [20], is_interactive=True)
     assert {(s.request, s.num_tokens) for s in pool.take_batch()} == {(2, 20), (1, 20), (1, 19)}
+
+
+def test_an_interactive_batch_takes_a_quarter_of_the_budget_and_no_bulk_on_top() -> None:
+    pool = SequencePool(BatchLimits(1000))
+    pool.add(1, [20] * 50)
+    pool.add(2, [20] * 30, is_interactive=True)
+    assert [(s.request, s.position) for s in pool.take_batch()] == [(2, position) for position in range(12)]
+
+
+def test_bulk_leads_now_and_then_however_many_interactive_requests_come() -> None:
+    pool = SequencePool(BatchLimits(64))
+    pool.add(0, [30])
+    for number in range(1, 20):
+        pool.add(number, [60], is_interactive=True)
+    leaders = [batch[0].request for batch in drain(pool)]
+    assert leaders.index(0) == 8
 
 
 def test_a_short_batch_is_filled_with_slightly_longer_sequences() -> None:
@@ -127,6 +127,25 @@ def test_a_short_batch_is_filled_with_slightly_longer_sequences() -> None:
     pool.add(1, [100])
     pool.add(2, [102, 300])
     assert [s.num_tokens for s in pool.take_batch()] == [100, 102]
+
+
+def test_sequences_of_a_packed_batch_are_counted_by_their_own_lengths() -> None:
+    pool = SequencePool(BatchLimits(100), PackedCost())
+    pool.add(1, [50, 5, 30, 80])
+    assert [[s.num_tokens for s in batch] for batch in drain(pool)] == [[80], [50, 30, 5]]
+
+
+def test_a_long_sequence_takes_more_of_the_budget_than_its_tokens() -> None:
+    pool = SequencePool(BatchLimits(1000), PaddedCost(quadratic_length=100))
+    pool.add(1, [100] * 10)
+    assert [len(batch) for batch in drain(pool)] == [5, 5]
+
+
+def test_the_budget_can_change_while_sequences_wait_and_can_depend_on_the_longest() -> None:
+    pool = SequencePool(BatchLimits(1000))
+    pool.add(1, [100] * 6 + [10] * 6)
+    pool.budget = lambda max_length: 200 if max_length > 50 else 30
+    assert [len(batch) for batch in drain(pool)] == [2, 2, 2, 3, 3]
 
 
 def test_taking_batches_does_not_rescan_the_pool() -> None:

@@ -2,145 +2,126 @@
 
 Knows nothing of devices, tokens or threads: whoever shares it holds a lock.
 
-The next batch is built around an *anchor*, the longest waiting sequence of the oldest request (of the oldest
-interactive request, if there is one). It is filled with the sequences nearest in length, of any request, first the
-shorter ones, then the longer ones. So the oldest chunk is finished first, its successors are encoded while it is
-written to the database, and a batch pads little, because it chooses among the sequences of all chunks in flight.
+The next batch is built around an *anchor*, the longest waiting sequence of the oldest request. It is filled with the
+sequences nearest in length, of any request, first the shorter ones, then the longer ones. So the oldest chunk is
+finished first, its successors are encoded while it is written to the database, and a batch pads little, because it
+chooses among the sequences of all chunks in flight.
 
-A batch costs its longest length times its number of sequences, as a kernel that pads computes it. Cost of building
-it: one step per sequence taken and one per different length visited.
+Interactive requests lead before all others, in short batches. Cost of building a batch: one step per sequence taken
+and one per different length visited.
 """
 
-from bisect import bisect_right, insort
-from collections import OrderedDict
-from collections.abc import Iterable
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable
+from typing import Final
 
+from worker.batching.cost import BatchCost, PaddedCost
+from worker.batching.draft import Draft
+from worker.batching.limits import BatchLimits, BudgetSource
 from worker.batching.sequence import Sequence
+from worker.batching.waiting import WaitingSequences
 
-
-@dataclass(frozen=True, slots=True)
-class BatchLimits:
-    """How large a batch may be, and how much of it may be padding.
-
-    `max_batch_tokens` counts padding. A batch pads at most `max_padding_share` of its cost or `min_padding_tokens`,
-    whichever is more: below that, one batch more would cost the device more than the padding does.
-    """
-
-    max_batch_tokens: int
-    max_padding_share: float = 0.05
-    min_padding_tokens: int = 64
-
-
-class _Request:
-    """One request's waiting sequences, to be asked for the longest of them."""
-
-    def __init__(self, sequences: list[Sequence]) -> None:
-        self._longest_first = sorted(sequences, key=lambda sequence: -sequence.num_tokens)
-        self._next = 0
-        self.waiting = set(sequences)
-
-    def longest(self) -> Sequence:
-        """The longest waiting sequence. Each one that was taken meanwhile is passed over only once."""
-        while self._longest_first[self._next] not in self.waiting:
-            self._next += 1
-        return self._longest_first[self._next]
+# In a row, while bulk waits: then bulk leads once, so that a flood of interactive requests does not starve it. They
+# are short, so this costs an interactive request at most one bulk batch in the time of two.
+MAX_INTERACTIVE_IN_ROW: Final = 8
 
 
 class SequencePool:
     """Holds sequences until they are taken in batches, or removed with their request."""
 
-    def __init__(self, limits: BatchLimits) -> None:
-        self.limits = limits
-        # In order of arrival. Interactive requests are kept apart, because they go first.
-        self._interactive: OrderedDict[int, _Request] = OrderedDict()
-        self._bulk: OrderedDict[int, _Request] = OrderedDict()
-        # Length to the sequences of that length, oldest first; ordered dictionaries, so that any one can be removed
-        # in a step. `_lengths` are the keys, sorted: as many as there are different lengths, not sequences.
-        self._by_length: dict[int, OrderedDict[Sequence, None]] = {}
-        self._lengths: list[int] = []
+    def __init__(self, limits: BatchLimits, cost: BatchCost | None = None) -> None:
+        self._limits = limits
+        self._cost: BatchCost = cost or PaddedCost()
+        self._budget: BudgetSource = lambda max_length: limits.max_batch_tokens
+        self._interactive = WaitingSequences()
+        self._bulk = WaitingSequences()
+        self._num_interactive_in_row = 0
+        self._waiting_cost = 0.0
+        self._saved_padding = float(limits.max_saved_tokens)
 
     def __len__(self) -> int:
-        return sum(len(bucket) for bucket in self._by_length.values())
+        return len(self._interactive) + len(self._bulk)
+
+    @property
+    def cost(self) -> BatchCost:
+        return self._cost
+
+    @cost.setter
+    def cost(self, cost: BatchCost) -> None:
+        """To be set before anything is added."""
+        self._cost = cost
+
+    @property
+    def budget(self) -> BudgetSource:
+        return self._budget
+
+    @budget.setter
+    def budget(self, budget: BudgetSource) -> None:
+        self._budget = budget
 
     @property
     def has_interactive(self) -> bool:
-        """The next batch is led by an interactive request."""
         return bool(self._interactive)
+
+    def can_fill_batch(self) -> bool:
+        """Whether all that waits would fill a batch, were it not for different lengths."""
+        if not self._bulk:
+            return False
+        return self._waiting_cost >= self._budget(self._bulk.longest_of_oldest())
 
     def add(self, request: int, lengths: Iterable[int], *, is_interactive: bool = False) -> None:
         """Adds the sequences of a new request, one for each length; their positions are 0, 1, 2, …"""
         sequences = [Sequence(request, position, length) for position, length in enumerate(lengths)]
-        if not sequences:
-            return
-        (self._interactive if is_interactive else self._bulk)[request] = _Request(sequences)
-        for sequence in sequences:
-            bucket = self._by_length.get(sequence.num_tokens)
-            if bucket is None:
-                bucket = self._by_length[sequence.num_tokens] = OrderedDict()
-                insort(self._lengths, sequence.num_tokens)
-            bucket[sequence] = None
+        if sequences:
+            (self._interactive if is_interactive else self._bulk).add(sequences)
+            self._waiting_cost += self._cost_alone(sequences)
 
     def remove(self, request: int) -> None:
         """Removes what still waits of a request; nothing if it is not in the pool."""
-        found = self._interactive.get(request) or self._bulk.get(request)
-        for sequence in list(found.waiting) if found else ():
-            self._take(sequence)
+        for waiting in (self._interactive, self._bulk):
+            self._waiting_cost -= self._cost_alone(waiting.remove(request))
 
-    def take_batch(self) -> list[Sequence]:
-        """The next batch, which leaves the pool; empty when nothing waits. Longest sequence first or last."""
-        if not self._interactive and not self._bulk:
-            return []
-        oldest = next(iter((self._interactive or self._bulk).values()))
-        draft = _Draft(self.limits, oldest.longest())
-        self._take(draft.sequences[0])
-        anchor_length = draft.max_length
-        self._fill(draft, self._lengths[: bisect_right(self._lengths, anchor_length)][::-1])
-        self._fill(draft, self._lengths[bisect_right(self._lengths, anchor_length) :])
+    def take_batch(self, max_bulk_cost: float = math.inf) -> list[Sequence]:
+        """The next batch, which leaves the pool; empty when nothing waits. Bulk has at most `max_bulk_cost`."""
+        if self._interactive and (not self._bulk or self._num_interactive_in_row < MAX_INTERACTIVE_IN_ROW):
+            return self.take_urgent_batch()
+        self._num_interactive_in_row = 0
+        draft = Draft(self._limits, self._cost, self._saved_padding)
+        if self._bulk:
+            anchor_length = self._bulk.longest_of_oldest()
+            self._fill(
+                draft, self._bulk, anchor_length, lambda length: min(self._budget(length), max_bulk_cost)
+            )
+        return self._finish(draft)
+
+    def take_urgent_batch(self) -> list[Sequence]:
+        """The next batch that an interactive request leads, topped up with bulk; empty when none waits."""
+        draft = Draft(self._limits, self._cost, self._saved_padding)
+        if self._interactive:
+            self._num_interactive_in_row += 1
+            anchor_length = self._interactive.longest_of_oldest()
+            urgent, top_up = self._limits.urgent_share, self._limits.top_up_share
+            self._fill(draft, self._interactive, anchor_length, lambda length: urgent * self._budget(length))
+            self._fill(draft, self._bulk, anchor_length, lambda length: top_up * self._budget(length))
+        return self._finish(draft)
+
+    def _fill(
+        self, draft: Draft, waiting: WaitingSequences, length: int, budget: Callable[[int], float]
+    ) -> None:
+        """Takes the sequences nearest in length: shorter ones until one does not fit, then longer ones."""
+        for lengths in waiting.lengths_around(length):
+            for other in lengths:
+                num_waiting = waiting.count(other)
+                count = draft.count_fitting(other, num_waiting, budget(max(draft.max_length, other)))
+                if count:
+                    draft.append(waiting.take(other, count), other)
+                    self._waiting_cost -= count * self._cost.of_sequence(other)
+                if count < num_waiting:
+                    break
+
+    def _finish(self, draft: Draft) -> list[Sequence]:
+        self._saved_padding = min(draft.saved_padding, self._limits.max_saved_tokens)
         return draft.sequences
 
-    def _fill(self, draft: "_Draft", lengths: list[int]) -> None:
-        """Takes sequences of the given lengths, nearest first, until one does not fit."""
-        for length in lengths:
-            bucket = self._by_length[length]
-            while bucket:
-                if not draft.has_room_for(length):
-                    return
-                sequence = next(iter(bucket))
-                self._take(sequence)
-                draft.append(sequence)
-
-    def _take(self, sequence: Sequence) -> None:
-        bucket = self._by_length[sequence.num_tokens]
-        del bucket[sequence]
-        if not bucket:
-            del self._by_length[sequence.num_tokens]
-            del self._lengths[bisect_right(self._lengths, sequence.num_tokens) - 1]
-        requests = self._interactive if sequence.request in self._interactive else self._bulk
-        waiting = requests[sequence.request].waiting
-        waiting.remove(sequence)
-        if not waiting:
-            del requests[sequence.request]
-
-
-class _Draft:
-    """A batch while it is being filled."""
-
-    def __init__(self, limits: BatchLimits, anchor: Sequence) -> None:
-        self._limits = limits
-        self.sequences = [anchor]
-        self.max_length = anchor.num_tokens
-        self._num_tokens = anchor.num_tokens
-
-    def has_room_for(self, length: int) -> bool:
-        cost = max(self.max_length, length) * (len(self.sequences) + 1)
-        padding = cost - self._num_tokens - length
-        limits = self._limits
-        return cost <= limits.max_batch_tokens and padding <= max(
-            limits.min_padding_tokens, limits.max_padding_share * cost
-        )
-
-    def append(self, sequence: Sequence) -> None:
-        self.sequences.append(sequence)
-        self.max_length = max(self.max_length, sequence.num_tokens)
-        self._num_tokens += sequence.num_tokens
+    def _cost_alone(self, sequences: Iterable[Sequence]) -> float:
+        return sum(self._cost.of_sequence(sequence.num_tokens) for sequence in sequences)

@@ -1,0 +1,156 @@
+"""How batches turn out while chunks come and go as in a worker: little padding, full batches, nobody left behind."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from vectormill.settings import Settings
+from worker.batching.cost import BatchCost, PackedCost, PaddedCost
+from worker.batching.limits import BatchLimits
+from worker.batching.pool import SequencePool
+from worker.engine import CPU_BATCH_TOKENS
+from worker.settings import WorkerSettings
+
+Draw = Callable[[random.Random], int]
+
+SLOTS = WorkerSettings.model_fields["slots"].default
+CHUNK_ITEMS = Settings.model_fields["chunk_max_items"].default
+# A committed chunk is replaced by the next one while this many batches are encoded.
+BATCHES_UNTIL_NEXT_CHUNK = 2
+
+
+def paragraph(rng: random.Random) -> int:
+    return min(256, max(3, int(rng.lognormvariate(4.0, 0.8))))
+
+
+def query(rng: random.Random) -> int:
+    return rng.randint(5, 12)
+
+
+def long_document(rng: random.Random) -> int:
+    return min(256, int(rng.gauss(250, 25)))
+
+
+def longer_document(rng: random.Random) -> int:
+    return 512 if rng.random() < 0.8 else rng.randint(256, 512)
+
+
+def outlier(rng: random.Random) -> int:
+    return rng.randint(256, 512) if rng.random() < 0.1 else max(3, int(rng.gauss(16, 4)))
+
+
+def chinese(rng: random.Random) -> int:
+    return min(256, max(4, int(rng.lognormvariate(4.6, 0.5))))
+
+
+MIXES = [paragraph, query, long_document, longer_document, outlier, chinese]
+
+
+@dataclass
+class Run:
+    """What was seen of one run, without its end, where fewer and fewer chunks are in flight."""
+
+    num_tokens: int = 0
+    num_computed: int = 0
+    fills: list[float] = field(default_factory=list)  # of each batch, cost by budget
+    ages: dict[int, int] = field(default_factory=dict)  # of each chunk, batches from its arrival to its end
+    ended: list[int] = field(default_factory=list)
+
+    @property
+    def waste(self) -> float:
+        return 1 - self.num_tokens / self.num_computed
+
+
+def run_chunks(chunks: list[list[int]], budget: int, cost: BatchCost | None = None) -> Run:
+    """Encodes chunks of these lengths, as many at a time as a worker has slots."""
+    cost = cost or PaddedCost(quadratic_length=2304)
+    pool, run = SequencePool(BatchLimits(budget), cost), Run()
+    left: dict[int, int] = {}
+    arrived: dict[int, int] = {}
+    due = [0] * SLOTS  # the batches after which a slot is free
+    num_batches = 0
+    while len(run.ages) < len(chunks):
+        while due and due[0] <= num_batches and len(arrived) < len(chunks):
+            number = len(arrived)
+            pool.add(number, chunks[number])
+            left[number], arrived[number] = len(chunks[number]), due.pop(0)
+        batch = pool.take_batch()
+        num_batches += 1
+        if not batch:  # all chunks in flight have ended: the next ones are being claimed
+            continue
+        lengths = [sequence.num_tokens for sequence in batch]
+        if len(arrived) < len(chunks):
+            run.num_tokens += sum(lengths)
+            run.num_computed += max(lengths) * len(batch) if cost.pads else sum(lengths)
+            run.fills.append(
+                cost.of_batch(len(batch), max(lengths), sum(map(cost.of_sequence, lengths))) / budget
+            )
+        for sequence in batch:
+            left[sequence.request] -= 1
+            if not left[sequence.request]:
+                run.ages[sequence.request] = num_batches - arrived[sequence.request]
+                run.ended.append(sequence.request)
+                due.append(num_batches + BATCHES_UNTIL_NEXT_CHUNK)
+    return run
+
+
+def draw_chunks(draw: Draw, num_chunks: int = 24, num_items: int = CHUNK_ITEMS) -> list[list[int]]:
+    rng = random.Random(draw.__name__)
+    return [[draw(rng) for _ in range(num_items)] for _ in range(num_chunks)]
+
+
+@pytest.mark.parametrize("draw", MIXES)
+@pytest.mark.parametrize(
+    ("num_items", "budget"),
+    [
+        (CHUNK_ITEMS, CPU_BATCH_TOKENS),
+        (CHUNK_ITEMS // 2, CPU_BATCH_TOKENS),  # fewer to choose from
+        (CHUNK_ITEMS, CPU_BATCH_TOKENS // 4),
+        (CHUNK_ITEMS, 4 * CPU_BATCH_TOKENS),
+        (CHUNK_ITEMS, 16 * CPU_BATCH_TOKENS),  # a GPU, without a packed kernel
+    ],
+)
+def test_at_most_three_percent_is_padding(draw: Draw, num_items: int, budget: int) -> None:
+    assert run_chunks(draw_chunks(draw, num_items=num_items), budget).waste <= 0.03
+
+
+@pytest.mark.parametrize("draw", MIXES)
+def test_batches_are_full(draw: Draw) -> None:
+    fills = run_chunks(draw_chunks(draw), CPU_BATCH_TOKENS).fills
+    assert sum(fills) / len(fills) >= 0.85
+
+
+@pytest.mark.parametrize("draw", MIXES)
+def test_packed_batches_are_full_whatever_the_budget(draw: Draw) -> None:
+    run = run_chunks(draw_chunks(draw), 16 * CPU_BATCH_TOKENS, PackedCost(quadratic_length=2304))
+    # Of 6 x 512 queries, 26,000 tokens, not one batch can be filled.
+    assert sum(run.fills) / len(run.fills) >= (0.6 if draw is query else 0.85)
+
+
+@pytest.mark.parametrize("draw", MIXES)
+def test_every_chunk_ends_within_the_batches_of_the_chunks_before_it(draw: Draw) -> None:
+    """No batch helps a younger chunk without the oldest, so that a chunk waits for those in flight when it came."""
+    chunks = draw_chunks(draw)
+    run = run_chunks(chunks, CPU_BATCH_TOKENS)
+    batches_per_chunk = (
+        sum(map(sum, chunks)) / len(chunks) / CPU_BATCH_TOKENS / (sum(run.fills) / len(run.fills))
+    )
+    assert max(run.ages.values()) <= 1.5 * SLOTS * batches_per_chunk + 2 * SLOTS
+    assert len(run.ended) == len(chunks)
+
+
+def test_of_two_jobs_neither_starves_whatever_its_lengths() -> None:
+    """The dispatcher hands out their chunks in turn. A chunk of queries ends with its elder, long documents or not."""
+    rng = random.Random(0)
+    chunks = [[(longer_document, query)[number % 2](rng) for _ in range(CHUNK_ITEMS)] for number in range(40)]
+    run = run_chunks(chunks, CPU_BATCH_TOKENS)
+    batches_of_a_document_chunk = CHUNK_ITEMS * 512 / CPU_BATCH_TOKENS
+    for job in (0, 1):
+        assert max(age for number, age in run.ages.items() if number % 2 == job) < (
+            (SLOTS + 1) * batches_of_a_document_chunk
+        )
+    # Neither runs far ahead of the other: of any chunks that ended in a row, about as many are of each.
+    for end in range(8, 33):
+        assert 2 <= sum(number % 2 for number in run.ended[end - 8 : end]) <= 6

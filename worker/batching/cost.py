@@ -1,0 +1,68 @@
+"""What a batch costs, in tokens of short sequences. Knows nothing of devices, and of a model only its widths.
+
+A forward pass is linear layers, the same for every token, and attention, in which a token of a sequence of length L
+looks at L tokens. So a token costs 1 + L / quadratic_length, where quadratic_length is the length at which attention
+takes as much arithmetic as the linear layers.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+
+class BatchCost(Protocol):
+    """How the cost of a batch is made of its sequences. `pads` says that each is computed as long as the longest."""
+
+    @property
+    def pads(self) -> bool: ...
+
+    def of_sequence(self, num_tokens: int) -> float:
+        """What this sequence costs alone."""
+        ...
+
+    def of_batch(self, num_sequences: int, max_length: int, sum_of_sequences: float) -> float:
+        """What a batch costs whose sequences cost `sum_of_sequences` when each is alone."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedCost:
+    """For kernels that compute a rectangle: every sequence costs as much as the longest."""
+
+    quadratic_length: float = math.inf
+    pads: ClassVar[bool] = True
+
+    def of_sequence(self, num_tokens: int) -> float:
+        return num_tokens * (1 + num_tokens / self.quadratic_length)
+
+    def of_batch(self, num_sequences: int, max_length: int, sum_of_sequences: float) -> float:
+        return num_sequences * self.of_sequence(max_length)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedCost:
+    """For kernels that compute no padding: every sequence costs what it costs alone."""
+
+    quadratic_length: float = math.inf
+    pads: ClassVar[bool] = False
+
+    def of_sequence(self, num_tokens: int) -> float:
+        return num_tokens * (1 + num_tokens / self.quadratic_length)
+
+    def of_batch(self, num_sequences: int, max_length: int, sum_of_sequences: float) -> float:
+        return sum_of_sequences
+
+
+def find_quadratic_length(
+    hidden_size: int, attention_size: int, key_value_size: int, intermediate_size: int, *, is_gated: bool
+) -> float:
+    """The length at which attention takes as much arithmetic as the linear layers: 2304 for MiniLM-L6, 4608 for BERT.
+
+    `attention_size` is heads times head size, `key_value_size` the same of the heads that queries share (equal where
+    they share none). Per layer and token, two flop a weight: queries and output, keys and values, and the feed-forward
+    block's two matrices, or three when it is gated; then 2 * attention_size * L for the scores and as much for their
+    sum. Source: Kaplan et al., Scaling Laws for Neural Language Models, table 1. Attention over a window costs less.
+    """
+    num_matrices = 3 if is_gated else 2
+    num_weights = hidden_size * (2 * attention_size + 2 * key_value_size + num_matrices * intermediate_size)
+    return 2 * num_weights / (4 * attention_size)
