@@ -49,7 +49,8 @@ class JobBody(BaseModel):
     num_chunks: int
     num_retried_chunks: int
     num_tokens: int
-    truncated_items: int
+    truncated_items: int = Field(description="Items of more than max_tokens that were cut.")
+    num_passages: int = Field(description="Passages that longer items were read in instead of being cut.")
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
@@ -82,6 +83,7 @@ class JobBody(BaseModel):
             num_retried_chunks=job.num_retried_chunks,
             num_tokens=job.num_tokens,
             truncated_items=job.num_truncated,
+            num_passages=job.num_passages,
             created_at=job.created_at.astimezone(UTC),
             started_at=_in_utc(job.started_at),
             finished_at=_in_utc(job.finished_at),
@@ -114,6 +116,15 @@ class ItemErrorBody(BaseModel):
 class ItemErrorPage(BaseModel):
     data: list[ItemErrorBody]
     next: str | None
+
+
+class TruncatedItemBody(BaseModel):
+    key: str
+
+
+class TruncatedItemPage(BaseModel):
+    data: list[TruncatedItemBody]
+    next: str | None = Field(description="Hand it back as `after`; null on the last page.")
 
 
 class MatchBody(BaseModel):

@@ -22,7 +22,7 @@ from vectormill.settings import Settings
 
 JOB_FIELDS = {
     "id", "state", "model", "collection", "priority", "num_items", "num_done", "num_failed", "num_chunks",
-    "num_retried_chunks", "num_tokens", "truncated_items", "created_at", "started_at", "finished_at",
+    "num_retried_chunks", "num_tokens", "truncated_items", "num_passages", "created_at", "started_at", "finished_at",
     "items_per_second", "tokens_per_second", "eta_seconds", "padding_waste", "stages", "bound_by",
     "stage_seconds", "options", "metadata",
 }  # fmt: skip

@@ -31,6 +31,10 @@ SPEC = EncodingSpec(
 )
 
 
+# What the text of an item begins with that a worker would cut.
+LONG = b"long "
+
+
 def make_items(count: int, prefix: str = "k") -> list[Item]:
     return [Item(f"{prefix}{number}", f"text {prefix} {number}".encode()) for number in range(count)]
 
@@ -91,7 +95,10 @@ def complete(engine: Engine, claimed: Claim, failures: dict[int, ItemFailure] | 
         items = load_payload(connection, claimed.chunk_id)
         wanted = np.array(claimed.only_items or range(len(items)), dtype=np.int64)
         vectors = stack([items[position] for position in wanted])
-        outcome = ChunkOutcome(failures or {}, 10 * len(wanted), 12 * len(wanted), 0, {"run": 0.5})
+        truncated = [position for position in wanted.tolist() if items[position].text.startswith(LONG)]
+        outcome = ChunkOutcome(
+            failures or {}, 10 * len(wanted), 12 * len(wanted), truncated, stage_seconds={"run": 0.5}
+        )
         return complete_chunk(connection, claimed, items, wanted, vectors, outcome)
 
 

@@ -192,6 +192,10 @@ class Client:
         """Every failed item as `{"key", "code", "detail"}`, page by page."""
         return self._pages(_path("/v1/jobs", job_id, "errors"), {})
 
+    def truncated(self, job_id: str) -> Iterator[Json]:
+        """Every item that was cut because it was too long, as `{"key"}`, page by page."""
+        return self._pages(_path("/v1/jobs", job_id, "truncated"), {})
+
     # ---- vectors
 
     def export(

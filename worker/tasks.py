@@ -142,7 +142,8 @@ class ChunkEncoder:
             failures={int(wanted[position]): failure for position, failure in encoded.failures.items()},
             num_tokens=int(encoded.num_tokens.sum()),
             num_computed_tokens=encoded.num_computed_tokens,
-            num_truncated=encoded.num_truncated,
+            truncated=wanted[encoded.truncated].tolist(),
+            num_passages=encoded.num_passages,
             stage_seconds=stage_seconds | self._timesheet.take(claim.job_id),
         )
         uncounted_seconds = self._sink.commit(claim, items, wanted, encoded.vectors, outcome)

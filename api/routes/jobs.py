@@ -14,9 +14,17 @@ from api.requests import (
     PASSAGE_OVERLAP_DESCRIPTION,
     TRUNCATE_DESCRIPTION,
 )
-from api.schemas import ItemErrorBody, ItemErrorPage, JobBody, JobPage
+from api.schemas import (
+    ItemErrorBody,
+    ItemErrorPage,
+    JobBody,
+    JobPage,
+    TruncatedItemBody,
+    TruncatedItemPage,
+)
 from api.submissions import receive_job
 from vectormill.db.jobs import cancel_job, find_job, list_item_errors, list_jobs, retry_job
+from vectormill.db.truncations import list_truncated_items
 from vectormill.domain.encoding import LONG_TEXT_POLICIES
 from vectormill.domain.job import JOB_STATES
 
@@ -75,7 +83,7 @@ class JobFilter(BaseModel):
     after: str | None = Field(default=None, description="The `next` of the page before.")
 
 
-class ErrorFilter(BaseModel):
+class ItemFilter(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     limit: int = Field(default=100, ge=1, le=1000)
@@ -140,7 +148,7 @@ def post_retry(resources: ResourcesDependency, job_id: JobId) -> JobBody:
 
 @router.get("/v1/jobs/{job_id}/errors")
 def get_errors(
-    resources: ResourcesDependency, job_id: JobId, wanted: Annotated[ErrorFilter, Query()]
+    resources: ResourcesDependency, job_id: JobId, wanted: Annotated[ItemFilter, Query()]
 ) -> ItemErrorPage:
     """The items that failed, in the order of submission."""
     after = decode_cursor(wanted.after)
@@ -151,4 +159,22 @@ def get_errors(
     return ItemErrorPage(
         data=[ItemErrorBody(key=error.key, code=error.code, detail=error.detail) for error in page],
         next=encode_cursor(page[-1].item) if len(errors) > len(page) else None,
+    )
+
+
+@router.get("/v1/jobs/{job_id}/truncated")
+def get_truncated_items(
+    resources: ResourcesDependency, job_id: JobId, wanted: Annotated[ItemFilter, Query()]
+) -> TruncatedItemPage:
+    """The items of more than max_tokens that were cut, in the order of submission.
+
+    A page may have fewer than `limit` although more follow.
+    """
+    after = decode_cursor(wanted.after)
+    with resources.engine.connect() as connection:
+        find_job(connection, job_id)
+        page = list_truncated_items(connection, job_id, after=after, limit=wanted.limit)
+    return TruncatedItemPage(
+        data=[TruncatedItemBody(key=item.key) for item in page.items],
+        next=encode_cursor(page.items[-1].item) if page.has_more else None,
     )

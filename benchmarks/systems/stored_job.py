@@ -52,5 +52,5 @@ def _complete(
         items = load_payload(connection, claim.chunk_id)
         vectors = random.standard_normal((len(items), dimensions), dtype=np.float32)
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-        outcome = ChunkOutcome(failures={}, num_tokens=0, num_computed_tokens=0, num_truncated=0)
+        outcome = ChunkOutcome(failures={}, num_tokens=0, num_computed_tokens=0)
         complete_chunk(connection, claim, items, np.arange(len(items)), vectors, outcome)

@@ -74,6 +74,7 @@ def test_a_listing_refuses_what_it_does_not_understand(
         ("POST", "/cancel"),
         ("POST", "/retry"),
         ("GET", "/errors"),
+        ("GET", "/truncated"),
         ("GET", "/vectors"),
         ("GET", "/events"),
     ],

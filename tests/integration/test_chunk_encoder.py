@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from sqlalchemy import Engine, text
 
-from tests.protocol import SPEC, dispatch_all, make_items, submit, vector_of
+from tests.protocol import LONG, SPEC, dispatch_all, make_items, submit, vector_of
 from vectormill.db.export import read_vectors
 from vectormill.db.jobs import cancel_job, find_job, list_item_errors
 from vectormill.db.rescue import rescue_unclaimed_chunks
+from vectormill.db.truncations import list_truncated_items
 from vectormill.db.workers import list_workers
 from vectormill.domain.errors import ModelError
 from vectormill.domain.item import CRASHED_WORKER, EMPTY_TEXT, ENCODING_FAILED, Item, ItemFailure
@@ -56,7 +57,10 @@ class FakeEngine:
         }
         vectors = np.stack([vector_of(given) for given in request.texts])
         counts = np.full(n, 3, dtype=np.int32)
-        return EncodeResult(vectors, failures, counts, 4 * n, 0, np.zeros(n, dtype=np.bool_), {"run": 0.1})
+        truncated = np.array([given.startswith(LONG) for given in request.texts])
+        return EncodeResult(
+            vectors, failures, counts, 4 * n, int(truncated.sum()), truncated, {"run": 0.1}, num_passages=5
+        )
 
 
 @pytest.fixture
@@ -112,6 +116,20 @@ def test_a_chunk_is_encoded_and_committed_and_says_what_it_did(engine: Engine, e
     assert set(ended.stage_seconds) == {"load", "run", "persist", "held", "device"}
     assert ended.stage_seconds["device"] == pytest.approx(0.1)
     assert ended.stage_seconds["persist"] > 0
+
+
+def test_the_items_that_were_cut_are_known_by_key_and_passages_are_counted(
+    engine: Engine, encoder: ChunkEncoder
+) -> None:
+    items = [Item("a", b"short"), Item("b", LONG + b"b"), Item("c", b" "), Item("d", LONG + b"d")]
+    job = submit(engine, items)
+    (dispatch,) = dispatch_all(engine)
+    encoder.encode_chunk(dispatch.chunk_id)
+    with engine.connect() as connection:
+        ended = find_job(connection, job.id)
+        page = list_truncated_items(connection, job.id, after=None, limit=10)
+    assert (ended.num_truncated, ended.num_passages) == (2, 5)
+    assert [(item.item, item.key) for item in page.items] == [(1, "b"), (3, "d")]
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,7 @@ def make_job(num_items: int) -> Job:
         num_tokens=0,
         num_computed_tokens=0,
         num_truncated=0,
+        num_passages=0,
         stage_seconds={},
         created_at=NOW,
         started_at=NOW,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, text
 
 from vectormill.db.payloads import encode_payload, load_payload
+from vectormill.db.truncations import move_truncations
 from vectormill.domain.chunk import Claim
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import LeaseLost
@@ -179,6 +180,7 @@ def split_chunk(connection: Connection, claim: Claim, reason: str) -> None:
                 "row_bytes": row_bytes,
             },
         )
+    move_truncations(connection, claim.chunk_id)
     connection.execute(DELETE_CONTENT, {"chunk_id": claim.chunk_id})
 
 

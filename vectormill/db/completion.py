@@ -8,6 +8,7 @@ import numpy.typing as npt
 from sqlalchemy import Connection, text
 
 from vectormill.db.jsonb import to_jsonb
+from vectormill.db.truncations import add_truncations
 from vectormill.db.vectors import MAX_HALF, upsert_vectors
 from vectormill.domain.bottleneck import PERSIST
 from vectormill.domain.chunk import CANCELLED, DONE, FAILED, ChunkOutcome, Claim
@@ -37,6 +38,7 @@ COUNT_CHUNK = text("""
            num_tokens = num_tokens + :num_tokens,
            num_computed_tokens = num_computed_tokens + :num_computed_tokens,
            num_truncated = num_truncated + :num_truncated,
+           num_passages = num_passages + :num_passages,
            stage_seconds = (
                SELECT coalesce(jsonb_object_agg(stage, round((total)::numeric, 4)), '{}')
                  FROM (SELECT stage, sum(seconds::float8) AS total
@@ -97,6 +99,8 @@ def complete_chunk(
     else:
         _store_with_chunk(connection, claim, stored, stored_vectors)
     _insert_errors(connection, claim, items, failures)
+    outcome = replace(outcome, truncated=[item for item in outcome.truncated if item not in failures])
+    add_truncations(connection, claim.chunk_id, outcome.truncated)
     if read_persist_seconds is not None:
         stage_seconds = {**outcome.stage_seconds, PERSIST: read_persist_seconds()}
         stage_seconds[PERSIST] += outcome.stage_seconds.get(
@@ -167,14 +171,15 @@ def _count_chunk(
             "num_failed": num_failed,
             "num_tokens": outcome.num_tokens,
             "num_computed_tokens": outcome.num_computed_tokens,
-            "num_truncated": outcome.num_truncated,
+            "num_truncated": len(outcome.truncated),
+            "num_passages": outcome.num_passages,
             "stage_seconds": to_jsonb(dict(outcome.stage_seconds)),
         },
     ).one()
     return bool(row.is_finished)
 
 
-NOTHING = ChunkOutcome(failures={}, num_tokens=0, num_computed_tokens=0, num_truncated=0)
+NOTHING = ChunkOutcome(failures={}, num_tokens=0, num_computed_tokens=0)
 
 
 def cancel_chunk(connection: Connection, claim: Claim) -> None:

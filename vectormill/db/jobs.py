@@ -21,7 +21,7 @@ from vectormill.domain.job import (
 JOB_COLUMNS = """
     jobs.id, jobs.seq, jobs.state, jobs.spec, collections.name AS collection, jobs.priority, jobs.metadata,
     jobs.num_items, jobs.num_done, jobs.num_failed, jobs.num_chunks, jobs.num_open_chunks, jobs.num_retried_chunks,
-    jobs.num_tokens, jobs.num_computed_tokens, jobs.num_truncated, jobs.stage_seconds,
+    jobs.num_tokens, jobs.num_computed_tokens, jobs.num_truncated, jobs.num_passages, jobs.stage_seconds,
     jobs.created_at, jobs.started_at, jobs.finished_at, now() AS now
 """
 

@@ -109,6 +109,7 @@ jobs = Table(
     _moment("updated_at", is_now=True),
     _moment("started_at"),
     _moment("finished_at"),
+    _count("num_passages"),
     # The dispatcher and the reaper look at jobs in progress many times a second; nearly all jobs are ended ones.
     Index(
         "ix_jobs_in_progress",
@@ -162,6 +163,13 @@ chunk_vectors = Table(
     Column("chunk_id", ForeignKey(chunks.c.id, ondelete="CASCADE"), primary_key=True),
     # float32, little-endian, [num_items, dimensions]; the row of an item without a vector is NaN.
     Column("vectors", LargeBinary, nullable=False),
+)
+
+chunk_truncations = Table(
+    "chunk_truncations",
+    metadata,
+    Column("chunk_id", ForeignKey(chunks.c.id, ondelete="CASCADE"), primary_key=True),
+    Column("items", ARRAY(Integer), nullable=False),  # positions in the chunk of items that were cut
 )
 
 item_errors = Table(

@@ -1,6 +1,6 @@
 """Chunk: a run of items; the unit of claim, lease, retry and commit. Its states and its claim."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 from uuid import UUID
@@ -52,13 +52,15 @@ class ChunkOutcome:
     """What encoding a chunk brought besides its vectors.
 
     `failures` maps the position of an item in the chunk to the reason it has no vector. `num_computed_tokens` counts
-    the padding too. `stage_seconds` is busy time by stage name.
+    the padding too. `truncated` are the positions of items that were cut; `num_passages` counts the passages of those
+    that were not. `stage_seconds` is busy time by stage name.
     """
 
     failures: Mapping[int, ItemFailure]
     num_tokens: int
     num_computed_tokens: int
-    num_truncated: int
+    truncated: Sequence[int] = ()
+    num_passages: int = 0
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
 
 

@@ -69,6 +69,7 @@ class Job:
     num_tokens: int
     num_computed_tokens: int
     num_truncated: int
+    num_passages: int
     stage_seconds: dict[str, float]
     created_at: datetime
     started_at: datetime | None
