@@ -1,7 +1,7 @@
 """One replica: a Celery worker pinned to one device, with the engine that its threads feed. The composition root.
 
-Started by worker.launcher with the device's environment already set, so that nothing imports torch unpinned; torch
-itself lives in the engine's Runner process, never here.
+Started by worker.launcher with its number of threads in the environment. torch, and the variables that pin it to one
+device, live in the engine's Runner process, never here.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from vectormill.db.session import make_engine
 from vectormill.domain.errors import ConfigurationError, ModelError
 from vectormill.registry import Registry
 from vectormill.settings import Settings, load_settings
-from worker.devices.detect import detect_inventory
+from worker.devices.detect import DeviceSampler, detect_inventory
 from worker.devices.device import parse_devices
 from worker.engine import Engine
 from worker.leases import LeaseKeeper, WorkerIdentity
@@ -74,7 +74,7 @@ def run_replica(
     database = make_engine(settings.database_url, application_name=identity.name, pool_size=slots)
     heart = make_engine(settings.database_url, application_name=f"{identity.name} leases", pool_size=1)
     timesheet = Timesheet(lambda: engine.run_seconds)
-    report = WorkerReport(engine, timesheet)
+    report = WorkerReport(engine, timesheet, DeviceSampler(chosen, lambda: engine.runner_pid))
     keeper = LeaseKeeper(
         heart,
         identity,

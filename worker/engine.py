@@ -133,6 +133,11 @@ class Engine:
         """How long the device has been computing since the start."""
         return self._switchboard.tally.run_seconds
 
+    @property
+    def runner_pid(self) -> int | None:
+        """The model's process; None while there is none."""
+        return self._executor.runner_pid
+
     def report(self) -> dict[str, Any]:
         """What runs here, why, and how fast; a JSON object for the workers table."""
         tally, loaded = self._switchboard.tally, self._executor.report

@@ -1,6 +1,7 @@
 """`vectormill worker`: one pinned Celery worker per model and device, each restarted when it dies.
 
-Everything that must be known before torch is imported (visible devices, cores, threads) is in the child's environment.
+The child's environment has its threads. Its device it finds by name, so it sees the same GPUs as this process; only
+the model's own process is shown no other.
 """
 
 import sys
@@ -12,7 +13,7 @@ from vectormill.settings import Settings, process_environment
 from vectormill.stopping import StopSignals
 from vectormill.supervisor import ChildSpec, Supervisor
 from worker.devices.detect import detect_inventory
-from worker.devices.device import Device, device_environment, parse_devices
+from worker.devices.device import Device, parse_devices, thread_environment
 from worker.settings import load_worker_settings
 
 # Below the 7 s that `up` gives to us. Handing a chunk back takes one short transaction.
@@ -56,4 +57,6 @@ def _replica(model: str, device: Device, devices: str) -> ChildSpec:
         "--devices",
         devices,
     )
-    return ChildSpec(f"{model} on {device.name}", argv, process_environment() | device_environment(device))
+    return ChildSpec(
+        f"{model} on {device.name}", argv, process_environment() | thread_environment(device.num_threads)
+    )

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from vectormill.domain.bottleneck import find_bottleneck, share_stages
+from worker.devices.detect import DeviceSampler
 from worker.engine import Engine
 from worker.timesheet import Timesheet
 
@@ -14,10 +15,15 @@ class WorkerReport:
     """Seconds and counts are sums since the start, so that a reader can take differences."""
 
     def __init__(
-        self, engine: Engine, timesheet: Timesheet, clock: Callable[[], float] = time.monotonic
+        self,
+        engine: Engine,
+        timesheet: Timesheet,
+        sampler: DeviceSampler,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._timesheet = timesheet
+        self._sampler = sampler
         self._clock = clock
         self._started_at = clock()
 
@@ -33,4 +39,5 @@ class WorkerReport:
             "stage_seconds": stage_seconds,
             "stage_shares": share_stages(stage_seconds, seconds),
             "bound_by": asdict(bottleneck) if bottleneck else None,
+            **{f"device_{name}": value for name, value in asdict(self._sampler.sample()).items()},
         }

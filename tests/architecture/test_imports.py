@@ -66,6 +66,15 @@ def test_a_process_that_owns_no_device_never_loads_the_model_libraries(module: s
     assert not find_loaded_modules(f"import {module}") & SERVING_LIBRARIES, reason
 
 
+def test_one_file_asks_the_driver_for_gpus() -> None:
+    askers = {
+        str(path) for path in find_sources(*PACKAGES) if "worker.devices.nvml" in find_imports(parse(path))
+    }
+    assert askers == {"worker/devices/detect.py"}
+    bound = {str(path) for path in find_sources(*PACKAGES) if "pynvml" in find_imports(parse(path))}
+    assert bound == {"worker/devices/nvml.py"}
+
+
 def test_the_command_line_answers_help_without_loading_anything_heavy() -> None:
     program = (
         "import sys\n"

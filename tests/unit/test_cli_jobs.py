@@ -10,6 +10,7 @@ import pytest
 
 from tests.unit.fake_api import FakeApi, serving_fake_api
 from vectormill.cli.app import main
+from vectormill.cli.summary import WORKER_COLUMNS, summarize_worker
 
 LINES = '{"key": "a", "text": "one"}\n{"key": "b", "text": " "}\n'
 
@@ -181,6 +182,39 @@ def test_a_search_prints_the_nearest_keys(
     assert run("search", "docs", "how to", "--limit", "1") == 0
     assert capsys.readouterr().out == "0.5000\ta\t\n"
     assert run("search", "nowhere", "how to", "--json") == 2
+
+
+def test_status_without_a_job_shows_what_the_workers_do(
+    api: FakeApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("status") == 0
+    cells = capsys.readouterr().out.rstrip("\n").split("\t")
+    assert cells == [
+        "mini-cpu0@host", "mini", "running", "cpu:0", "7,400", "2.1%", "1.5 of 24 GiB", "-", "run",
+    ]  # fmt: skip
+    assert run("status", "--json") == 0
+    assert read_json(capsys.readouterr().out)[0]["report"]["padding_waste"] == 0.021
+    assert run("status", "--watch") == 2
+    assert "needs a job to follow" in capsys.readouterr().err
+
+
+def test_status_of_a_job_says_what_bounded_it_in_words(
+    api: FakeApi, texts: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("submit", texts)
+    capsys.readouterr()
+    assert run("status", "job-1") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "bound by\trun (the model: the device was computing in 90% of the time)" in lines
+    assert any(line.startswith("stages\ttokenize 12% · run 90% (") for line in lines)
+    assert not any("{'seconds'" in line for line in lines)
+
+
+@pytest.mark.parametrize("report", [{}, {"device": "cpu"}])
+def test_a_worker_that_says_little_is_shown_all_the_same(report: dict[str, Any]) -> None:
+    row = summarize_worker({"name": "w", "model": "m", "report": report})
+    assert set(row) == set(WORKER_COLUMNS)
+    assert (row["memory"], row["tokens/s"], row["bound by"]) == ("-", "-", "-")
 
 
 def test_models_and_workers_are_listed_with_what_they_chose_and_why(

@@ -10,7 +10,7 @@ import pytest
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import ConfigurationError, ModelError
 from worker.devices.detect import detect_inventory
-from worker.devices.device import Device, Inventory, device_environment, parse_devices
+from worker.devices.device import Device, Inventory, device_environment, parse_devices, thread_environment
 from worker.engine import find_unique, finish_vectors, runner_environment
 from worker.model.choice import choose_backend, choose_precision
 from worker.settings import load_worker_settings
@@ -63,6 +63,8 @@ def test_cpu_devices_share_the_physical_cores_and_no_core_is_in_two() -> None:
 
 def test_a_process_sees_its_own_device_only_and_as_many_threads_as_its_cores() -> None:
     assert device_environment(GPUS[1])["CUDA_VISIBLE_DEVICES"] == "1"
+    named = replace(GPUS[1], uuid="GPU-7f3c")  # which means the same device in any numbering
+    assert device_environment(named)["CUDA_VISIBLE_DEVICES"] == "GPU-7f3c"
     environment = runner_environment({"PATH": "/bin", "OMP_NUM_THREADS": "64"}, PLAIN_CPU, 3)
     assert environment["CUDA_VISIBLE_DEVICES"] == ""
     assert (environment["OMP_NUM_THREADS"], environment["RAYON_NUM_THREADS"], environment["PATH"]) == (
@@ -70,6 +72,11 @@ def test_a_process_sees_its_own_device_only_and_as_many_threads_as_its_cores() -
         "3",
         "/bin",
     )
+
+
+def test_a_replica_sees_what_its_launcher_saw_so_that_it_finds_its_device_by_the_same_name() -> None:
+    assert "CUDA_VISIBLE_DEVICES" not in thread_environment(3)
+    assert thread_environment(3)["RAYON_NUM_THREADS"] == "3"
 
 
 def test_this_machine_has_at_least_one_device() -> None:

@@ -61,6 +61,47 @@ def describe_stages(record: Mapping[str, Any]) -> list[Line]:
     return lines
 
 
+WORKER_COLUMNS: Final = (
+    "name",
+    "model",
+    "state",
+    "device",
+    "tokens/s",
+    "padding",
+    "memory",
+    "in use",
+    "bound by",
+)
+
+
+def summarize_worker(worker: Mapping[str, Any]) -> dict[str, str]:
+    """One row of figures by WORKER_COLUMNS; a dash for what the worker does not tell."""
+    report: Mapping[str, Any] = worker["report"]
+    bound_by = report.get("bound_by") or {}
+    return {
+        "name": worker["name"],
+        "model": worker["model"],
+        "state": str(report.get("state", "-")),
+        "device": describe_choice(report, "device")[0],
+        "tokens/s": _figure(report.get("tokens_per_second"), "{:,.0f}"),
+        "padding": _figure(report.get("padding_waste"), "{:.1%}"),
+        "memory": _describe_memory(report),
+        "in use": _figure(report.get("device_utilisation"), "{:.0%}"),
+        "bound by": str(bound_by.get("value", "-")),
+    }
+
+
+def _describe_memory(report: Mapping[str, Any]) -> str:
+    used, total = (report.get(f"device_memory_{name}_bytes") for name in ("used", "total"))
+    if used is None or total is None:
+        return "-"
+    return f"{used / (1 << 30):.1f} of {total / (1 << 30):.0f} GiB"
+
+
+def _figure(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)
+
+
 def _choices(name: str, reports: Sequence[Mapping[str, Any]]) -> list[Line]:
     """What the workers report under a name, each different answer once."""
     found = {describe_choice(report, name) for report in reports}
@@ -70,4 +111,6 @@ def _choices(name: str, reports: Sequence[Mapping[str, Any]]) -> list[Line]:
 def describe_choice(report: Mapping[str, Any], name: str) -> tuple[str, str]:
     """A choice of a worker's report and its reason. While its model loads, a worker has not chosen yet."""
     choice = report.get(name) or {}
+    if not isinstance(choice, Mapping):
+        return str(choice), ""
     return str(choice.get("value", "not known yet")), str(choice.get("reason", ""))

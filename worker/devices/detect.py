@@ -1,10 +1,9 @@
-"""Asks the machine which devices it has. The only file that does; knows nothing of models."""
+"""Asks the machine which devices it has. The only file that does, through NVML for GPUs; knows nothing of models."""
 
-import csv
+import logging
 import os
 import platform
-import shutil
-import subprocess
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
@@ -12,17 +11,14 @@ from typing import Final
 
 import psutil
 
-from worker.devices.device import CPU, CUDA, MPS, Device, Inventory
+from vectormill.settings import process_environment
+from worker.devices.device import CPU, CUDA, MPS, VISIBLE_DEVICES, Device, Inventory
+from worker.devices.nvml import Nvml, list_gpus, open_nvml, read_use, select_visible
 
-NVIDIA_DRIVER: Final = Path("/proc/driver/nvidia/version")
 CGROUP_CPU_LIMIT: Final = Path("/sys/fs/cgroup/cpu.max")
 CPU_TOPOLOGY: Final = Path("/sys/devices/system/cpu")
-QUERY_TIMEOUT_SECONDS: Final = 20.0
-NVIDIA_QUERY: Final = (
-    "nvidia-smi",
-    "--query-gpu=index,name,memory.total,compute_cap",
-    "--format=csv,noheader,nounits",
-)
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +29,16 @@ class Memory:
     available_bytes: int
 
 
-def detect_inventory() -> Inventory:
-    """The devices of this machine that this process may use."""
+def detect_inventory(environment: Mapping[str, str] | None = None) -> Inventory:
+    """The devices of this machine that this process may use. Its own environment unless another is handed in: a batch
+    system such as Slurm says there which GPUs are ours.
+    """
+    visible = (process_environment() if environment is None else environment).get(VISIBLE_DEVICES)
     groups = detect_physical_cores()
     cores = tuple(core for group in groups for core in group)
     features, description = detect_processor()
     return Inventory(
-        accelerators=(*detect_cuda_devices(cores, len(groups)), *detect_mps_devices(cores, len(groups))),
+        accelerators=(*detect_cuda_devices(visible, len(groups)), *detect_mps_devices(cores, len(groups))),
         physical_cores=groups,
         memory_bytes=detect_memory().total_bytes,
         features=features,
@@ -103,28 +102,33 @@ def detect_processor() -> tuple[frozenset[str], str]:
     return flags, name
 
 
-def detect_cuda_devices(cores: tuple[int, ...], num_threads: int) -> list[Device]:
-    """NVIDIA devices, asked of the driver's own tool: to ask torch would create a CUDA context in this process."""
-    if not NVIDIA_DRIVER.exists() and shutil.which(NVIDIA_QUERY[0]) is None:
+def detect_cuda_devices(visible: str | None, num_threads: int, nvml: Nvml | None = None) -> list[Device]:
+    """NVIDIA devices, asked of the driver: to ask torch would create a CUDA context in this process.
+
+    Numbered as CUDA numbers them for this process: cuda:0 is the first that CUDA_VISIBLE_DEVICES, handed in as
+    `visible`, leaves. They are pinned by UUID, so that a model's process means the same one by whatever order.
+    """
+    nvml = nvml or open_nvml()
+    if nvml is None:
         return []
     try:
-        answer = subprocess.run(
-            NVIDIA_QUERY, capture_output=True, text=True, timeout=QUERY_TIMEOUT_SECONDS, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
+        gpus = select_visible(visible, list_gpus(nvml))
+    except nvml.NVMLError as error:
+        logger.warning("The NVIDIA driver does not tell its GPUs, so none is used: %s.", error)
         return []
     return [
         Device(
-            name=f"cuda:{index.strip()}",
+            name=f"cuda:{index}",
             kind=CUDA,
-            index=int(index),
+            index=index,
             cores=(),  # the feeding process is light; pinning it would only get in the way of its neighbours
             num_threads=max(1, min(4, num_threads)),
-            memory_bytes=int(mebibytes) << 20,
-            features=frozenset({f"sm_{capability.strip().replace('.', '')}"}),
-            description=name.strip(),
+            memory_bytes=gpu.memory_bytes,
+            features=frozenset({"sm_{}{}".format(*gpu.capability)}),
+            description=gpu.name,
+            uuid=gpu.uuid,
         )
-        for index, name, mebibytes, capability in csv.reader(answer.stdout.splitlines())
+        for index, gpu in enumerate(gpus)
     ]
 
 
@@ -145,3 +149,52 @@ def detect_mps_devices(cores: tuple[int, ...], num_threads: int) -> list[Device]
             platform.processor() or CPU,
         )
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUse:
+    """One moment of a device. None is what nobody could tell."""
+
+    memory_used_bytes: int | None
+    memory_total_bytes: int
+    utilisation: float | None
+
+
+class DeviceSampler:
+    """Tells how much of a worker's device is in use.
+
+    Of a GPU: by all programs, as the driver says. Of another device, whose memory all share: by the process that
+    encodes there, and utilisation is its share of the device's threads since the last sample. Used by one thread.
+    """
+
+    def __init__(self, device: Device, find_pid: Callable[[], int | None], nvml: Nvml | None = None) -> None:
+        self._device = device
+        self._find_pid = find_pid
+        self._nvml = nvml or (open_nvml() if device.kind == CUDA else None)
+        self._process: psutil.Process | None = None
+
+    def sample(self) -> DeviceUse:
+        if self._nvml is not None:
+            use = read_use(self._nvml, self._device.uuid)
+            if use is not None:
+                return DeviceUse(use.memory_used_bytes, use.memory_total_bytes, use.utilisation)
+        elif self._device.kind != CUDA:
+            return self._sample_process()
+        return DeviceUse(None, self._device.memory_bytes, None)
+
+    def _sample_process(self) -> DeviceUse:
+        total_bytes, pid = self._device.memory_bytes, self._find_pid()
+        try:
+            is_new = self._process is None or self._process.pid != pid
+            if is_new:
+                self._process = psutil.Process(pid) if pid is not None else None
+            if self._process is None:
+                return DeviceUse(None, total_bytes, None)
+            percent = (
+                self._process.cpu_percent()
+            )  # since the call before; the first one has nothing to compare with
+            utilisation = None if is_new else min(percent / 100 / self._device.num_threads, 1.0)
+            return DeviceUse(self._process.memory_info().rss, total_bytes, utilisation)
+        except psutil.Error:  # it has just ended
+            self._process = None
+            return DeviceUse(None, total_bytes, None)

@@ -10,6 +10,7 @@ from worker.devices.links import Links
 CPU: Final = "cpu"
 CUDA: Final = "cuda"
 MPS: Final = "mps"
+VISIBLE_DEVICES: Final = "CUDA_VISIBLE_DEVICES"
 
 # Processor flags that mean matrix arithmetic in bf16; without one of them bf16 is emulated, many times slower.
 BF16_FEATURES: Final = frozenset({"avx512_bf16", "amx_bf16"})
@@ -32,6 +33,7 @@ class Device:
     features: frozenset[str] = frozenset()
     description: str = ""
     reason: str = "asked for"  # why it was chosen, for the worker's report
+    uuid: str = ""  # the driver's own name of a GPU, which no numbering changes
 
     @property
     def has_bf16(self) -> bool:
@@ -108,18 +110,22 @@ def split_processor(inventory: Inventory, num_devices: int) -> list[Device]:
     ]
 
 
-def device_environment(device: Device, num_threads: int | None = None) -> dict[str, str]:
-    """Variables that pin a process to the device; they must be set before anything imports torch.
-
-    The thread counts hold for OpenMP (torch), MKL, OpenBLAS (NumPy) and Rayon (tokenizers): each would otherwise
-    start one thread per core of the machine.
+def thread_environment(num_threads: int) -> dict[str, str]:
+    """Thread counts for OpenMP (torch), MKL, OpenBLAS (NumPy) and Rayon (tokenizers): each would otherwise start one
+    thread per core of the machine. They must be set before any of these is imported.
     """
-    threads = str(num_threads or device.num_threads)
+    threads = str(num_threads)
     environment = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
     environment["RAYON_NUM_THREADS"] = threads
     # Said explicitly, so that tokenizers does not warn about processes that are forked.
     environment["TOKENIZERS_PARALLELISM"] = "true"
+    return environment
+
+
+def device_environment(device: Device, num_threads: int | None = None) -> dict[str, str]:
+    """Variables that pin a process to the device, with its threads; to be set before anything imports torch."""
+    environment = thread_environment(num_threads or device.num_threads)
     # Without the bus order, CUDA numbers by speed and nvidia-smi by slot.
     environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-    environment["CUDA_VISIBLE_DEVICES"] = str(device.index) if device.kind == CUDA else ""
+    environment[VISIBLE_DEVICES] = (device.uuid or str(device.index)) if device.kind == CUDA else ""
     return environment

@@ -136,6 +136,12 @@ class Executor:
             self._wake_writer.send_bytes(b"!")
 
     @property
+    def runner_pid(self) -> int | None:
+        """The model's process; None while there is none."""
+        runner = self._runner
+        return runner.pid if runner is not None else None
+
+    @property
     def is_alive(self) -> bool:
         return self._thread.is_alive() and self.state not in (STOPPED, DEAD)
 

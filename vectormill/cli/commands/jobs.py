@@ -1,6 +1,7 @@
 """Jobs: submit, jobs, status, cancel, retry, errors. Each speaks to one API, and starts nothing."""
 
 import itertools
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -134,18 +135,28 @@ def jobs(
     print_table(columns, rows)
 
 
-@app.command(epilog=f"Example: vectormill status JOB --watch\n\nWith --watch: {EXIT_CODES_HELP}")
+@app.command(
+    epilog=f"Examples: vectormill status JOB --watch\n\nvectormill status\n\nWith --watch: {EXIT_CODES_HELP}"
+)
 def status(
-    job_id: JobId,
+    job_id: Annotated[
+        str | None,
+        typer.Argument(metavar="[JOB]", help="The job's id; without one, the live workers are shown."),
+    ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Follow the job until it ends.")] = False,
     api_url: ApiUrl = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Show how a job stands."""
+    """Show how a job stands, or what the workers do: rates, padding, memory, and what bounds them."""
     from vectormill.cli.endpoint import connected
     from vectormill.cli.progress import JobProgress
 
+    if job_id is None:
+        if watch:
+            raise typer.BadParameter("needs a job to follow.", param_hint="--watch")
+        _print_workers(api_url, data_dir, json)
+        return
     with connected(api_url, data_dir) as client:
         if watch:
             with JobProgress() as progress:
@@ -188,6 +199,26 @@ def errors(job_id: JobId, api_url: ApiUrl = None, data_dir: DataDir = None, json
         else:
             rows = ((error["key"], error["code"], error["detail"]) for error in client.errors(job_id))
             print_table(("key", "code", "detail"), rows)
+
+
+def _print_workers(api_url: str | None, data_dir: Path | None, is_json: bool) -> None:
+    from vectormill.cli.endpoint import connected
+    from vectormill.cli.listing import print_json, print_table
+    from vectormill.cli.summary import WORKER_COLUMNS, summarize_worker
+
+    with connected(api_url, data_dir) as client:
+        workers = client.workers()
+    if is_json:
+        for worker in workers:
+            print_json(worker)
+        return
+    if not workers:
+        typer.echo(
+            "No worker is alive. Start one with `vectormill worker`, or all with `vectormill up`.",
+            err=True,
+        )
+    rows = [summarize_worker(worker) for worker in workers]
+    print_table(WORKER_COLUMNS, [[row[column] for column in WORKER_COLUMNS] for row in rows])
 
 
 def _print_job(job: dict[str, Any], is_json: bool) -> None:

@@ -1,0 +1,192 @@
+"""Which GPUs there are, which of them are ours, and how much of one is in use: with a driver made of dictionaries."""
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+
+from worker.devices.detect import DeviceSampler, DeviceUse, detect_cuda_devices, detect_inventory
+from worker.devices.device import Device, device_environment, split_processor
+from worker.devices.nvml import list_gpus, open_nvml, select_visible
+
+GIB = 1 << 30
+
+
+class FakeError(Exception):
+    """What every function raises for what is not there."""
+
+
+class FakeNvml:
+    """Handles are UUIDs. GPU 1 is cut into two parts, whose places are 0 and 2; GPU 3 has fallen off the bus."""
+
+    NVMLError: type[Exception] = FakeError
+
+    def __init__(self) -> None:
+        self.gpus = ["GPU-aa01", "GPU-bb02", "GPU-cc03", "GPU-lost"]
+        self.parts = {"GPU-bb02": {0: "MIG-b0", 2: "MIG-b2"}}
+        self.used = 30 * GIB
+
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self.gpus)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
+        return self.gpus[index]
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        if uuid in self.gpus or uuid.startswith("MIG-b"):
+            return uuid
+        raise FakeError("Not Found")
+
+    def nvmlDeviceGetUUID(self, handle: str) -> str:
+        return handle
+
+    def nvmlDeviceGetName(self, handle: str) -> str:
+        return "NVIDIA H200 MIG 1g.18gb" if handle.startswith("MIG") else "NVIDIA H200"
+
+    def nvmlDeviceGetMemoryInfo(self, handle: str) -> Any:
+        total = 18 * GIB if handle.startswith("MIG") else 141 * GIB
+        return SimpleNamespace(total=total, used=self.used, free=total - self.used)
+
+    def nvmlDeviceGetCudaComputeCapability(self, handle: str) -> tuple[int, int]:
+        if handle == "GPU-lost":
+            raise FakeError("GPU is lost")
+        return 9, 0
+
+    def nvmlDeviceGetUtilizationRates(self, handle: str) -> Any:
+        if handle.startswith("MIG"):
+            raise FakeError("Not Supported")
+        return SimpleNamespace(gpu=87, memory=40)
+
+    def nvmlDeviceGetMigMode(self, handle: str) -> list[int]:
+        if handle == "GPU-aa01":
+            raise FakeError("Not Supported")
+        return [int(handle in self.parts), 0]
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: str) -> int:
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: str, index: int) -> str:
+        if index not in self.parts[handle]:
+            raise FakeError("Not Found")
+        return self.parts[handle][index]
+
+
+def test_gpus_are_listed_in_the_order_of_the_bus_with_the_parts_of_one_that_is_cut(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    gpus = list_gpus(FakeNvml())
+    assert [(gpu.index, gpu.uuid) for gpu in gpus] == [
+        (0, "GPU-aa01"),
+        (1, "MIG-b0"),
+        (1, "MIG-b2"),
+        (2, "GPU-cc03"),
+    ]
+    assert (gpus[0].memory_bytes, gpus[0].free_bytes, gpus[0].capability) == (141 * GIB, 111 * GIB, (9, 0))
+    assert gpus[1].memory_bytes == 18 * GIB
+    assert "GPU 3 is left out" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        (None, ["GPU-aa01", "MIG-b0", "MIG-b2", "GPU-cc03"]),  # unset: all
+        ("", []),  # set to nothing: none, as device_environment sets it for a CPU
+        ("-1", []),
+        ("NoDevFiles", []),  # what Slurm writes for a job without a GPU
+        ("2,0", ["GPU-cc03", "GPU-aa01"]),  # the order is the user's
+        (" 0 , 2 ", ["GPU-aa01", "GPU-cc03"]),
+        ("1", ["MIG-b0"]),  # CUDA shows the first part only
+        ("GPU-cc", ["GPU-cc03"]),  # the beginning is enough
+        ("MIG-b2,GPU-aa01", ["MIG-b2", "GPU-aa01"]),
+        ("0,9,2", ["GPU-aa01"]),  # CUDA stops at the first that is not there
+        ("MIG-GPU-bb02/1/0", []),  # the form of old drivers is not understood, and is no crash
+        ("0,0", ["GPU-aa01"]),
+        ("G", []),  # no beginning of a UUID
+    ],
+)  # fmt: skip
+def test_only_the_gpus_that_the_batch_system_gave_are_used(visible: str | None, expected: list[str]) -> None:
+    assert [gpu.uuid for gpu in select_visible(visible, list_gpus(FakeNvml()))] == expected
+
+
+def test_a_gpu_that_is_named_and_not_there_is_said_and_none_is_not(caplog: pytest.LogCaptureFixture) -> None:
+    gpus = list_gpus(FakeNvml())
+    caplog.clear()
+    select_visible("", gpus)
+    assert not caplog.text
+    select_visible("7", gpus)
+    assert "names '7', which is no GPU here" in caplog.text
+
+
+def test_devices_are_numbered_as_cuda_numbers_them_and_pinned_by_their_own_name() -> None:
+    first, second = detect_cuda_devices("2,GPU-aa01", 16, FakeNvml())
+    assert (first.name, first.uuid, second.name, second.uuid) == ("cuda:0", "GPU-cc03", "cuda:1", "GPU-aa01")
+    assert (first.features, first.memory_bytes, first.num_threads) == (frozenset({"sm_90"}), 141 * GIB, 4)
+    assert device_environment(first)["CUDA_VISIBLE_DEVICES"] == "GPU-cc03"
+
+
+def test_a_driver_that_cannot_count_its_gpus_leaves_none_and_says_so(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml = FakeNvml()
+
+    def fail() -> int:
+        raise FakeError("Driver/library version mismatch")
+
+    monkeypatch.setattr(nvml, "nvmlDeviceGetCount", fail)
+    assert detect_cuda_devices(None, 4, nvml) == []
+    assert "Driver/library version mismatch" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("code", "is_said"),
+    [
+        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, False),  # no driver: normal
+        (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, False),  # the driver's library in an image, run without a GPU
+        (
+            pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+            True,
+        ),  # a driver that was updated and waits for a restart
+    ],
+)
+def test_a_machine_without_the_driver_has_no_gpu_and_only_a_broken_driver_is_said(
+    code: int, is_said: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse() -> None:
+        raise pynvml.NVMLError(code)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", refuse)
+    assert open_nvml() is None
+    assert not any(device.kind == "cuda" for device in detect_inventory({}).accelerators)
+    assert bool(caplog.text) == is_said
+
+
+def make_gpu(uuid: str) -> Device:
+    return Device("cuda:0", "cuda", 0, (), 4, 141 * GIB, uuid=uuid)
+
+
+@pytest.mark.parametrize(
+    ("uuid", "expected"),
+    [
+        ("GPU-aa01", DeviceUse(30 * GIB, 141 * GIB, 0.87)),
+        ("MIG-b0", DeviceUse(30 * GIB, 18 * GIB, None)),  # the driver tells no utilisation of a part
+        ("GPU-gone", DeviceUse(None, 141 * GIB, None)),
+    ],
+)
+def test_the_use_of_a_gpu_is_what_the_driver_says(uuid: str, expected: DeviceUse) -> None:
+    assert DeviceSampler(make_gpu(uuid), lambda: None, FakeNvml()).sample() == expected
+
+
+def test_the_use_of_a_cpu_is_that_of_the_process_that_encodes() -> None:
+    device = split_processor(detect_inventory({}), 1)[0]
+    pids: list[int | None] = [os.getpid(), os.getpid(), None, 2**22 + 1]
+    sampler = DeviceSampler(device, lambda: pids.pop(0))
+    first, second, without, gone = [sampler.sample() for _ in range(4)]
+    assert first.memory_used_bytes is not None
+    assert first.memory_used_bytes > 10 << 20
+    assert first.utilisation is None  # nothing to compare with yet
+    assert second.utilisation is not None
+    assert 0 <= second.utilisation <= 1
+    nobody = DeviceUse(None, device.memory_bytes, None)
+    assert (without, gone) == (nobody, nobody)

@@ -1,0 +1,153 @@
+"""NVML: NVIDIA's GPUs as their driver describes them, without a CUDA context in this process. Knows no models.
+
+Asked by worker.devices.detect alone. The functions are those of pynvml (nvidia-ml-py), NVIDIA's own binding; tests
+hand in another object with the same ones.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+logger = logging.getLogger(__name__)
+
+
+class Nvml(Protocol):
+    """What is used of pynvml. Handles are opaque; every function may raise NVMLError."""
+
+    NVMLError: type[Exception]
+
+    def nvmlDeviceGetCount(self) -> int: ...
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> Any: ...
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Any: ...
+    def nvmlDeviceGetUUID(self, handle: Any) -> str: ...
+    def nvmlDeviceGetName(self, handle: Any) -> str: ...
+    def nvmlDeviceGetMemoryInfo(self, handle: Any) -> Any: ...
+    def nvmlDeviceGetCudaComputeCapability(self, handle: Any) -> tuple[int, int]: ...
+    def nvmlDeviceGetUtilizationRates(self, handle: Any) -> Any: ...
+    def nvmlDeviceGetMigMode(self, handle: Any) -> Sequence[int]: ...
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: Any) -> int: ...
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: Any, index: int) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU, or one part of a GPU that is cut into several (MIG). `index` is the GPU's place on the bus."""
+
+    index: int
+    uuid: str
+    name: str
+    memory_bytes: int
+    free_bytes: int
+    capability: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuUse:
+    """One moment of a GPU: memory in use by all programs, and how busy it was in the last second, 0 to 1.
+
+    None is what the driver does not say: utilisation of a part of a GPU, mostly.
+    """
+
+    memory_used_bytes: int
+    memory_total_bytes: int
+    utilisation: float | None
+
+
+def open_nvml() -> Nvml | None:
+    """NVML, ready to be asked; None where there is no NVIDIA driver, which is normal and needs no word."""
+    try:
+        import pynvml  # here: `vectormill doctor` runs where the worker's packages are not installed
+    except ImportError:
+        logger.warning(
+            "NVIDIA GPUs are not looked for: install nvidia-ml-py, which comes with vectormill[worker]."
+        )
+        return None
+    try:
+        pynvml.nvmlInit()
+    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
+        return None
+    except pynvml.NVMLError as error:
+        logger.warning("There is an NVIDIA driver, but it cannot be asked for its GPUs: %s.", error)
+        return None
+    nvml: Nvml = pynvml
+    return nvml
+
+
+def list_gpus(nvml: Nvml) -> list[Gpu]:
+    """All GPUs in the order of the bus; of a GPU that is cut into parts, its parts: it cannot be used as a whole."""
+    gpus: list[Gpu] = []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        try:
+            gpus += _describe(nvml, index, nvml.nvmlDeviceGetHandleByIndex(index))
+        except nvml.NVMLError as error:  # one that fell off the bus does not take the others along
+            logger.warning("GPU %d is left out, for its driver does not describe it: %s.", index, error)
+    return gpus
+
+
+def _describe(nvml: Nvml, index: int, whole: Any) -> Iterator[Gpu]:
+    capability = nvml.nvmlDeviceGetCudaComputeCapability(whole)
+    for handle in _find_parts(nvml, whole) if _is_cut(nvml, whole) else [whole]:
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        name = nvml.nvmlDeviceGetName(handle)
+        yield Gpu(index, nvml.nvmlDeviceGetUUID(handle), name, memory.total, memory.free, capability)
+
+
+def _is_cut(nvml: Nvml, handle: Any) -> bool:
+    try:
+        return bool(nvml.nvmlDeviceGetMigMode(handle)[0])
+    except nvml.NVMLError:  # most GPUs cannot be cut
+        return False
+
+
+def _find_parts(nvml: Nvml, whole: Any) -> Iterator[Any]:
+    for place in range(nvml.nvmlDeviceGetMaxMigDeviceCount(whole)):
+        try:
+            yield nvml.nvmlDeviceGetMigDeviceHandleByIndex(whole, place)
+        except nvml.NVMLError:  # nothing in this place, or it is not for this container
+            continue
+
+
+def select_visible(visible: str | None, gpus: Sequence[Gpu]) -> list[Gpu]:
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; None, the variable unset, leaves all.
+
+    Entries are indices or (the beginnings of) UUIDs. As in CUDA, the list ends at the first entry that names no GPU,
+    and the index of a GPU that is cut means its first part.
+    Source: CUDA C++ Programming Guide, environment variables.
+    """
+    if visible is None:
+        return list(gpus)
+    selected: list[Gpu] = []
+    for entry in (part.strip() for part in visible.split(",")):
+        found = [gpu for gpu in gpus if _is_named(gpu, entry)]
+        if not found:
+            if entry not in ("", "-1"):  # the two ways to say that there shall be none
+                logger.warning(
+                    "CUDA_VISIBLE_DEVICES names %r, which is no GPU here; it and what follows it is left out, as CUDA "
+                    "does.",
+                    entry,
+                )
+            break
+        if found[0] not in selected:
+            selected.append(found[0])
+    return selected
+
+
+def _is_named(gpu: Gpu, entry: str) -> bool:
+    if entry.isdecimal():
+        return gpu.index == int(entry)
+    return entry.startswith(("GPU-", "MIG-")) and gpu.uuid.startswith(entry)
+
+
+def read_use(nvml: Nvml, uuid: str) -> GpuUse | None:
+    """How much of a GPU is in use; None when the driver cannot say, as while a GPU is being reset."""
+    try:
+        handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    except nvml.NVMLError:
+        return None
+    try:
+        utilisation: float | None = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+    except nvml.NVMLError:
+        utilisation = None
+    return GpuUse(memory.used, memory.total, utilisation)
