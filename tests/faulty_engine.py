@@ -22,17 +22,17 @@ from worker.batching.token_batch import TokenBatch
 from worker.devices.detect import detect_inventory
 from worker.devices.device import split_processor
 from worker.engine import EncodeRequest, EncodeResult, Engine
-from worker.model.encoder import Choice, EncoderOrder, EncoderReport
+from worker.model.encoder import Choice, DeviceLost, Encoder, EncoderOrder, EncoderReport
 from worker.settings import WorkerSettings
 
 CARD = Registry({}).card(DEFAULT_MODEL)
 SPEC = make_spec(CARD, EncodingOptions(normalize=False))
 # Ids of the packaged model's vocabulary.
-ERROR, CRASH, HANG, NAN = 7561, 5823, 6865, 16660  # "error" "crash" "hang" "nan"
+ERROR, CRASH, HANG, NAN, LOST = 7561, 5823, 6865, 16660, 2439  # "error" "crash" "hang" "nan" "lost"
 HANG_WHILE_FILE_EXISTS = "hold"
 
 
-class FaultyEncoder:
+class FaultyEncoder(Encoder):
     """The vector of a sequence is made of its ids alone, so that its company cannot matter."""
 
     def __init__(self, order: EncoderOrder) -> None:
@@ -43,6 +43,8 @@ class FaultyEncoder:
             os._exit(7)
         if np.isin(HANG, batch.input_ids):
             time.sleep(3600)  # the hang itself: the engine has to end it
+        if np.isin(LOST, batch.input_ids):
+            raise DeviceLost("an illegal memory access")
         if np.isin(ERROR, batch.input_ids):
             raise ValueError("a sequence the model cannot take")
         while (self._order.cache_dir / HANG_WHILE_FILE_EXISTS).exists():

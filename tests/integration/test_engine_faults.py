@@ -132,6 +132,14 @@ def test_the_request_whose_text_kills_the_model_is_told_and_the_engine_goes_on(e
     assert engine.is_healthy()
 
 
+def test_a_device_that_is_lost_ends_its_process_instead_of_failing_every_text(engine: Engine) -> None:
+    with pytest.raises(RunnerDied, match="status 3") as caught:
+        encode(engine, ["fine", "the device is lost"])
+    assert caught.value.is_suspect
+    assert not encode(engine, ["fine"]).failures
+    assert engine.report()["num_restarts"] == 1
+
+
 def test_requests_that_were_not_in_the_fatal_batch_never_notice(
     make_engine: MakeEngine, tmp_path: Path
 ) -> None:
@@ -158,6 +166,7 @@ def test_a_model_process_that_is_killed_from_outside_is_replaced(engine: Engine,
     (tmp_path / HANG_WHILE_FILE_EXISTS).touch()
     with ThreadPoolExecutor(1) as threads:
         future = threads.submit(encode, engine, ["waiting"])
+        # Killed before it says that it started, it would leave nothing to suspect: the next one would wait as it did.
         wait_for(lambda: engine._executor._started is not None)
         os.kill(runner_pids()[0], signal.SIGKILL)
         assert isinstance(future.exception(), RunnerDied)

@@ -60,3 +60,13 @@ def test_no_window_needs_no_mask() -> None:
     from worker.model.packed_attention import NO_WINDOW, make_window_mask
 
     assert make_window_mask(4, NO_WINDOW, torch.device("cpu")) is None
+
+
+def test_inputs_travel_as_one_array_and_arrive_as_they_were() -> None:
+    from worker.model.cuda_pass import join_inputs, split_inputs
+
+    inputs = [np.arange(6).reshape(2, 3), np.arange(4), np.array([[7]])]
+    joined = join_inputs(inputs, pin_memory=False)
+    assert joined.tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 7]
+    parts = split_inputs(joined, [array.shape for array in inputs])
+    assert all(np.array_equal(part.numpy(), array) for part, array in zip(parts, inputs, strict=True))

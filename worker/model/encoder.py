@@ -1,6 +1,8 @@
 """Encoder: the contract between the engine and whatever computes vectors. Knows no framework; imports no torch."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -55,15 +57,50 @@ class EncoderReport:
     is_packed: bool = False
 
 
+class DeviceLost(Exception):
+    """The device can compute nothing more in this process, which has to end; the batch may be to blame or not."""
+
+
+class ForwardPass(Protocol):
+    """One batch on its way: prepared, then started, then computed. Each step raises whatever the framework raises."""
+
+    def start(self) -> None:
+        """Queues the batch on a device that computes by itself, and does not wait for it. Elsewhere it does nothing."""
+        ...
+
+    def vectors(self) -> NDArray[np.float32]:
+        """As of Encoder.encode; waits for the device, or computes them here."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """A forward pass of a processor: whoever asks for the vectors computes them."""
+
+    compute: Callable[[], NDArray[np.float32]]
+
+    def start(self) -> None:
+        pass
+
+    def vectors(self) -> NDArray[np.float32]:
+        return self.compute()
+
+
 class Encoder(Protocol):
-    """One loaded model on one device. Used by one thread at a time."""
+    """One loaded model on one device. One thread encodes, one batch at a time; another may prepare the next."""
 
     def encode(self, batch: TokenBatch) -> NDArray[np.float32]:
         """Vectors [n, card.dimension]: pooled and passed through Dense modules, not normalized and not cut.
 
-        Raises whatever the framework raises; the caller finds the sequence that is to blame.
+        Raises whatever the framework raises; the caller finds the sequence that is to blame. Raises DeviceLost.
         """
-        ...
+        forward_pass = self.prepare(batch)
+        forward_pass.start()
+        return forward_pass.vectors()
+
+    def prepare(self, batch: TokenBatch) -> ForwardPass:
+        """What can be done before the batch's turn. Every encoder writes this or `encode`."""
+        return Deferred(partial(self.encode, batch))
 
     def describe(self) -> EncoderReport:
         """What was loaded, and the reason for every choice."""

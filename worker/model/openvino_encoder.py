@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from worker.batching.token_batch import TokenBatch
 from worker.model.choice import BF16, FP32
-from worker.model.encoder import Choice, EncoderOrder, EncoderReport, device_choice
+from worker.model.encoder import Choice, Encoder, EncoderOrder, EncoderReport, device_choice
 from worker.model.padding import pad_batch
 
 INPUTS: Final = ("input_ids", "attention_mask", "pool_mask")
@@ -37,7 +37,7 @@ class ConversionFailed(Exception):
     """openvino cannot run this network as torch does."""
 
 
-class OpenVINOEncoder:
+class OpenVINOEncoder(Encoder):
     """A converted network on some cores of a CPU; padded batches of any shape."""
 
     def __init__(

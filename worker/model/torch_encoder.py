@@ -2,6 +2,7 @@
 
 import logging
 import time
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -14,7 +15,16 @@ from worker.batching.token_batch import TokenBatch
 from worker.devices.device import CPU, CUDA
 from worker.model.architectures import PACKED, PADDED, choose_attention, read_attention_shape
 from worker.model.choice import AUTO, BF16, FP16, FP32
-from worker.model.encoder import Choice, EncoderOrder, EncoderReport, device_choice
+from worker.model.cuda_pass import Compute, CudaPass
+from worker.model.encoder import (
+    Choice,
+    Deferred,
+    Encoder,
+    EncoderOrder,
+    EncoderReport,
+    ForwardPass,
+    device_choice,
+)
 from worker.model.network import EncoderNetwork
 from worker.model.packed_attention import EXACT, VARLEN
 from worker.model.packed_network import PackedNetwork, PackingFailed, pack_network
@@ -26,7 +36,7 @@ logger = logging.getLogger(__name__)
 DTYPES: Final = {FP32: torch.float32, BF16: torch.bfloat16, FP16: torch.float16}
 
 
-class TorchEncoder:
+class TorchEncoder(Encoder):
     """A network on one torch device: packed where that is exact and asked for or faster, else padded."""
 
     def __init__(
@@ -39,6 +49,8 @@ class TorchEncoder:
         self._device = torch.device("cuda:0" if order.device.kind == CUDA else order.device.kind)
         self._network = EncoderNetwork(order.card, DTYPES[precision.value]).to(self._device)
         self._shape = read_attention_shape(self._network.transformer.config)
+        # Copies to the device have a stream of their own, so that they do not queue behind the current forward pass.
+        self._stream = torch.cuda.Stream() if order.device.kind == CUDA else None
         attention, self._packed = self._load_attention(order, precision)
         logger.info("%s attends %s: %s", order.card.name, attention.value, attention.reason)
         if order.device.kind == CUDA and self._packed is None and order.attention == AUTO:
@@ -54,11 +66,12 @@ class TorchEncoder:
             is_packed=self._packed is not None,
         )
 
-    def encode(self, batch: TokenBatch) -> NDArray[np.float32]:
-        with torch.inference_mode():
-            vectors = self._encode_padded(batch) if self._packed is None else self._encode_packed(batch)
-            result: NDArray[np.float32] = vectors.float().cpu().numpy()
-        return result
+    def prepare(self, batch: TokenBatch) -> ForwardPass:
+        inputs, compute = self._pad(batch) if self._packed is None else self._pack(batch)
+        if self._stream is not None:
+            return CudaPass(inputs, compute, self._device, self._stream)
+        tensors = [torch.from_numpy(array).to(self._device) for array in inputs]
+        return Deferred(partial(_compute_here, compute, tensors))
 
     def describe(self) -> EncoderReport:
         return self._report
@@ -80,30 +93,35 @@ class TorchEncoder:
                 ) from error
             return Choice(PADDED, str(error)), None
 
-    def _encode_padded(self, batch: TokenBatch) -> Tensor:
+    def _pad(self, batch: TokenBatch) -> tuple[list[NDArray[np.int64]], Compute]:
         padded = pad_batch(batch, self._network.pad_token_id)
-        input_ids = self._to_device(padded.input_ids)
-        attention_mask = self._to_device(padded.attention_mask)
-        shares_mask = padded.pool_mask is padded.attention_mask
-        pool_mask = attention_mask if shares_mask else self._to_device(padded.pool_mask)
-        vectors: Tensor = self._network(input_ids, attention_mask, pool_mask)
-        return vectors
+        if padded.pool_mask is not padded.attention_mask:
+            return [padded.input_ids, padded.attention_mask, padded.pool_mask], self._network
+        network = self._network
+        return [padded.input_ids, padded.attention_mask], lambda ids, mask: network(ids, mask, mask)
 
-    def _encode_packed(self, batch: TokenBatch) -> Tensor:
+    def _pack(self, batch: TokenBatch) -> tuple[list[NDArray[np.int64]], Compute]:
         assert self._packed is not None
         packed = pack_batch(batch, self._shape)
-        vectors: Tensor = self._packed(
-            self._to_device(packed.input_ids),
-            self._to_device(packed.position_ids),
-            self._to_device(packed.cu_seqlens).int(),
-            self._to_device(packed.prompt_lengths) if packed.prompt_lengths.any() else None,
-            packed.max_seqlen,
-        )
-        return vectors
+        inputs = [packed.input_ids, packed.position_ids, packed.cu_seqlens]
+        if packed.prompt_lengths.any():
+            inputs.append(packed.prompt_lengths)
+        return inputs, partial(_run_packed, self._packed, packed.max_seqlen)
 
-    def _to_device(self, array: NDArray[np.int64]) -> Tensor:
-        """Through pinned memory, so that the copy to a GPU does not stop the thread that queues the next kernel."""
-        tensor = torch.from_numpy(array)
-        if self._device.type == CUDA:
-            return tensor.pin_memory().to(self._device, non_blocking=True)
-        return tensor.to(self._device)
+
+def _run_packed(
+    network: PackedNetwork,
+    max_seqlen: int,
+    input_ids: Tensor,
+    position_ids: Tensor,
+    cu_seqlens: Tensor,
+    prompt_lengths: Tensor | None = None,
+) -> Tensor:
+    vectors: Tensor = network(input_ids, position_ids, cu_seqlens.int(), prompt_lengths, max_seqlen)
+    return vectors
+
+
+def _compute_here(compute: Compute, tensors: list[Tensor]) -> NDArray[np.float32]:
+    with torch.inference_mode():
+        vectors: NDArray[np.float32] = compute(*tensors).float().cpu().numpy()
+    return vectors

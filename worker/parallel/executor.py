@@ -240,7 +240,8 @@ class Executor:
             self._isolate(self._end(message.number), message.reason)
 
     def _end(self, number: int) -> Work:
-        self._started = None
+        if self._started == number:  # else the next one was started before this outcome was sent
+            self._started = None
         return self._outstanding.pop(number)
 
     def _wait(self, runner: Runner, deadline: float | None) -> list[object]:

@@ -1,7 +1,7 @@
 """The process that holds one encoder: loads it, encodes what is sent, and dies with its parent.
 
-Knows nothing of requests, chunks or the pool. A thread reads the next batches while the main thread encodes; an urgent
-one is encoded as soon as the current one is done.
+Knows nothing of requests, chunks or the pool. A thread reads and prepares the next batches while the main thread
+encodes; an urgent one is encoded as soon as the current one is done.
 """
 
 import importlib
@@ -12,12 +12,12 @@ import sys
 import threading
 import time
 from multiprocessing.connection import Connection
-from queue import PriorityQueue
+from queue import Empty, PriorityQueue
 from typing import Any, Final, NoReturn
 
 from vectormill.domain.errors import ModelError
 from vectormill.processes import die_with_parent
-from worker.model.encoder import Encoder
+from worker.model.encoder import DeviceLost, Encoder, ForwardPass
 from worker.parallel.messages import (
     BATCHES_AHEAD,
     URGENT_BATCHES_AHEAD,
@@ -34,8 +34,11 @@ logger = logging.getLogger(__name__)
 
 LONGEST_REASON: Final = 500
 
-# Not urgent, number, batch: the least is encoded next. Numbers differ, so that batches are never compared.
-_Waiting = tuple[bool, int, Encode]
+# Ends the process, so that the worker starts another: what a device once lost answers with errors, for every batch.
+DEVICE_LOST_STATUS: Final = 3
+
+# Not urgent, number, run: the least is encoded next. Numbers differ, so that runs are never compared.
+_Waiting = tuple[bool, int, "_Run"]
 
 
 def main(file_descriptor: int, parent_pid: int) -> NoReturn:
@@ -53,6 +56,9 @@ def main(file_descriptor: int, parent_pid: int) -> NoReturn:
         serve(connection, encoder)
     except (EOFError, OSError):
         logger.info("The worker is gone or wants no more vectors.")
+    except DeviceLost as error:
+        logger.error("The device is lost to this process, which ends: %s", error)
+        os._exit(DEVICE_LOST_STATUS)
     os._exit(0)
 
 
@@ -75,29 +81,83 @@ def _load(connection: "Connection[Any, Any]", load: Load) -> Encoder:
 
 
 def serve(connection: "Connection[Any, Any]", encoder: Encoder) -> None:
-    """Encodes batch after batch until the pipe is closed."""
+    """Encodes batch after batch until the pipe is closed.
+
+    The next batch is started before the outcome of the last one is sent, so that a device of its own does not wait for
+    pickling and the pipe. It is chosen only then, so that an urgent one overtakes until the last moment.
+    """
     # Never full, because the executor sends no more: a reader that waits here would not see the pipe close.
     batches: PriorityQueue[_Waiting] = PriorityQueue(BATCHES_AHEAD + URGENT_BATCHES_AHEAD)
-    threading.Thread(target=_read, args=(connection, batches), name="reader", daemon=True).start()
+    threading.Thread(target=_read, args=(connection, batches, encoder), name="reader", daemon=True).start()
+    current: _Run | None = None
     while True:
-        *_, message = batches.get()
-        connection.send(Started(message.number))
-        start = time.perf_counter()
+        outcome = None if current is None else current.finish()
+        if current is not None and current.is_urgent:
+            connection.send(
+                outcome
+            )  # somebody waits for it: not even the start of the next batch comes first
+            outcome = None
+        current = _take(batches, must_wait=outcome is None)
+        if current is not None:
+            connection.send(Started(current.number))
+            current.start()
+        if outcome is not None:
+            connection.send(outcome)
+
+
+class _Run:
+    """One batch from its preparation to its outcome: the vectors, or what any step on the way raised."""
+
+    def __init__(self, message: Encode, encoder: Encoder) -> None:
+        self.number = message.number
+        self.is_urgent = message.is_urgent
+        self._num_sequences = len(message.batch)
+        self._started_at = 0.0
+        self._forward_pass: ForwardPass | None = None
+        self._error: Exception | None = None
         try:
-            vectors = encoder.encode(message.batch)
+            self._forward_pass = encoder.prepare(message.batch)
         except Exception as error:  # noqa: BLE001 - a bad sequence may raise anything; the executor isolates it
-            logger.warning("A batch of %d sequences failed: %s", len(message.batch), _reason(error))
-            connection.send(EncodeFailed(message.number, _reason(error)))
-        else:
-            connection.send(Encoded(message.number, vectors, time.perf_counter() - start))
+            self._error = error
+
+    def start(self) -> None:
+        self._started_at = time.perf_counter()
+        if self._forward_pass is not None:
+            try:
+                self._forward_pass.start()
+            except Exception as error:  # noqa: BLE001 - as above
+                self._error = error
+
+    def finish(self) -> Encoded | EncodeFailed:
+        """Raises DeviceLost, whose batch the executor finds by the process that ended."""
+        if self._forward_pass is not None and self._error is None:
+            try:
+                vectors = self._forward_pass.vectors()
+                return Encoded(self.number, vectors, time.perf_counter() - self._started_at)
+            except Exception as error:  # noqa: BLE001 - as above
+                self._error = error
+        assert self._error is not None
+        if isinstance(self._error, DeviceLost):
+            raise self._error
+        logger.warning("A batch of %d sequences failed: %s", self._num_sequences, _reason(self._error))
+        return EncodeFailed(self.number, _reason(self._error))
 
 
-def _read(connection: "Connection[Any, Any]", batches: "PriorityQueue[_Waiting]") -> None:
-    """Ends the process at once when the parent closes the pipe, even in the middle of a forward pass."""
+def _take(batches: "PriorityQueue[_Waiting]", *, must_wait: bool) -> _Run | None:
+    """The next batch; None when there is none and nobody may be kept waiting for it."""
+    try:
+        *_, run = batches.get(block=must_wait)
+    except Empty:
+        return None
+    return run
+
+
+def _read(connection: "Connection[Any, Any]", batches: "PriorityQueue[_Waiting]", encoder: Encoder) -> None:
+    """Prepares batches, and ends the process at once when the parent closes the pipe, even in a forward pass."""
     try:
         while True:
-            message: Encode = connection.recv()
-            batches.put((not message.is_urgent, message.number, message))
+            run = _Run(connection.recv(), encoder)
+            batches.put((not run.is_urgent, run.number, run))
     except (EOFError, OSError):
         os._exit(0)
 

@@ -1,0 +1,80 @@
+"""CudaPass: one batch to a GPU, through the network and back, without a wait in between. Knows no models.
+
+Pinned memory comes from torch's allocator, which keeps blocks that were freed and gives them out again once the copies
+that used them have ended: only the first batches of a size pay for pinning.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from worker.model.encoder import DeviceLost
+
+# Inputs on the device -> vectors [n, dim] on the device.
+Compute = Callable[..., Tensor]
+
+
+class CudaPass:
+    """Copied to the device when it is made, computed when it is started. Implements ForwardPass."""
+
+    def __init__(
+        self,
+        inputs: Sequence[NDArray[np.int64]],
+        compute: Compute,
+        device: torch.device,
+        stream: torch.cuda.Stream,
+    ) -> None:
+        self._compute = compute
+        self._vectors: Tensor | None = None
+        with losing_device(), torch.inference_mode(), torch.cuda.stream(stream):
+            host = join_inputs(inputs, pin_memory=True)
+            self._inputs = host.to(device, non_blocking=True)  # one copy for all inputs
+            self._arrived = stream.record_event()
+        self._shapes = [array.shape for array in inputs]
+
+    def start(self) -> None:
+        stream = torch.cuda.current_stream()
+        with losing_device(), torch.inference_mode():
+            stream.wait_event(self._arrived)
+            self._inputs.record_stream(
+                stream
+            )  # its memory may not be given out again before this stream read it
+            vectors = self._compute(*split_inputs(self._inputs, self._shapes)).float()
+            self._vectors = torch.empty(vectors.shape, dtype=vectors.dtype, pin_memory=True)
+            self._vectors.copy_(vectors, non_blocking=True)
+            self._done = stream.record_event()
+
+    def vectors(self) -> NDArray[np.float32]:
+        assert self._vectors is not None
+        with losing_device():
+            self._done.synchronize()
+        vectors: NDArray[np.float32] = (
+            self._vectors.numpy()
+        )  # keeps its block of pinned memory until it is dropped
+        return vectors
+
+
+@contextmanager
+def losing_device() -> Iterator[None]:
+    """Translates the errors after which CUDA refuses everything in this process. Running out of memory is not one."""
+    try:
+        yield
+    except torch.AcceleratorError as error:
+        raise DeviceLost(str(error).strip().splitlines()[0]) from error
+
+
+def join_inputs(inputs: Sequence[NDArray[np.int64]], *, pin_memory: bool) -> Tensor:
+    """All arrays, one behind the other."""
+    host = torch.empty(sum(array.size for array in inputs), dtype=torch.int64, pin_memory=pin_memory)
+    np.concatenate([array.ravel() for array in inputs], out=host.numpy())
+    return host
+
+
+def split_inputs(joined: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    """Views of the arrays that were joined."""
+    sizes = [int(np.prod(shape)) for shape in shapes]
+    return [part.view(shape) for part, shape in zip(joined.split(sizes), shapes, strict=True)]
