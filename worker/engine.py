@@ -123,7 +123,8 @@ class Engine:
         with Slot(self._slots[request.interactive], cancelled, self.is_healthy):
             slot_seconds = time.perf_counter() - asked_at
             unique, places = find_unique(request.texts)
-            texts, ticket = self._tokenize(request, unique)
+            with self._switchboard.expecting():
+                texts, ticket = self._tokenize(request, unique)
             ticket.wait_seconds += slot_seconds
             self._run(ticket, cancelled)
             return self._collect(request.spec, texts, ticket, places)

@@ -5,7 +5,9 @@ processes, texts or specs.
 """
 
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,6 +16,7 @@ from numpy.typing import NDArray
 from vectormill.domain.errors import ChunkError
 from vectormill.domain.item import ENCODING_FAILED, ITEM_ERROR_CODES, ItemFailure
 from worker.batching.cost import BatchCost
+from worker.batching.feed import Feed
 from worker.batching.limits import BatchLimits, BudgetSource
 from worker.batching.pool import SequencePool
 from worker.batching.sequence import Sequence
@@ -78,9 +81,11 @@ class Tally:
 class Switchboard:
     """Implements the executor's WorkSource."""
 
-    def __init__(self, limits: BatchLimits) -> None:
+    def __init__(self, limits: BatchLimits, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._lock = threading.Lock()
         self._pool = SequencePool(limits)
+        self._feed = Feed(self._pool)
         self._tickets: dict[int, Ticket] = {}
         self._next_number = 0
         self._closed_because: str | None = None
@@ -96,6 +101,17 @@ class Switchboard:
         with self._lock:
             self._pool.budget = budget
 
+    @contextmanager
+    def expecting(self) -> Iterator[None]:
+        """While a request is being tokenized: a batch that is not full may wait for it."""
+        with self._lock:
+            self._feed.num_tokenizing += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._feed.num_tokenizing -= 1
+
     def add(self, ticket: Ticket) -> None:
         """Queues the ticket's sequences. Raises EngineStopped once the switchboard is closed."""
         with self._lock:
@@ -107,6 +123,8 @@ class Switchboard:
                 ticket.done.set()
                 return
             self._tickets[ticket.number] = ticket
+            if ticket.is_interactive:
+                self._feed.note_interactive(self._clock())
             lengths = ticket.texts.lengths[ticket.positions].tolist()
             self._pool.add(ticket.number, lengths, is_interactive=ticket.is_interactive)
 
@@ -118,14 +136,14 @@ class Switchboard:
 
     def next_work(self, *, is_runner_idle: bool) -> Work | None:
         with self._lock:
-            return self._make_work(self._pool.take_batch())
+            return self._make_work(self._feed.take(self._clock(), is_runner_idle=is_runner_idle))
 
     def next_urgent_work(self) -> Work | None:
         with self._lock:
-            return self._make_work(self._pool.take_urgent_batch())
+            return self._make_work(self._feed.take_urgent(self._clock()))
 
     def ask_again_at(self) -> float | None:
-        return None
+        return self._feed.hold_end
 
     def _make_work(self, sequences: list[Sequence]) -> Work | None:
         if not sequences:
@@ -143,6 +161,7 @@ class Switchboard:
         max_length, num_tokens = work.batch.max_length, work.batch.num_tokens
         with self._lock:
             pads = self._pool.cost.pads
+            self._feed.note_encoded(work.sequences, seconds, self._clock())
             self.tally.num_batches += 1
             self.tally.num_sequences += len(work.sequences)
             self.tally.num_tokens += num_tokens

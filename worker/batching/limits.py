@@ -19,7 +19,8 @@ class BatchLimits:
     `mean_padding_share`: what batches of good neighbours did not use, up to `max_saved_tokens`, is left to worse ones.
 
     An interactive batch is short, because someone waits, and others may come meanwhile: `urgent_share` of the budget.
-    Bulk fills it up to `top_up_share`: a GPU needs as long for 2,000 tokens as for ten, a CPU 10 ms for 128.
+    Bulk fills it up to `top_up_share`: a GPU needs as long for 2,000 tokens as for ten, a CPU 10 ms for 128. While
+    interactive requests come, bulk batches are short, too, but never below `shortest_bulk_share`.
     """
 
     max_batch_tokens: int
@@ -29,3 +30,4 @@ class BatchLimits:
     max_saved_tokens: int = 256
     urgent_share: float = 1 / 4
     top_up_share: float = 1 / 16
+    shortest_bulk_share: float = 1 / 8

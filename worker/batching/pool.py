@@ -12,12 +12,12 @@ and one per different length visited.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 from worker.batching.cost import BatchCost, PaddedCost
-from worker.batching.draft import Draft
 from worker.batching.limits import BatchLimits, BudgetSource
+from worker.batching.open_batch import OpenBatch
 from worker.batching.sequence import Sequence
 from worker.batching.waiting import WaitingSequences
 
@@ -36,7 +36,7 @@ class SequencePool:
         self._interactive = WaitingSequences()
         self._bulk = WaitingSequences()
         self._num_interactive_in_row = 0
-        self._waiting_cost = 0.0
+        self._bulk_cost = 0.0  # of all bulk that waits
         self._saved_padding = float(limits.max_saved_tokens)
 
     def __len__(self) -> int:
@@ -63,65 +63,79 @@ class SequencePool:
     def has_interactive(self) -> bool:
         return bool(self._interactive)
 
-    def can_fill_batch(self) -> bool:
-        """Whether all that waits would fill a batch, were it not for different lengths."""
+    def can_fill_batch(self, max_bulk_cost: float = math.inf) -> bool:
+        """Whether all bulk that waits would fill a batch, were it not for different lengths."""
         if not self._bulk:
             return False
-        return self._waiting_cost >= self._budget(self._bulk.longest_of_oldest())
+        return self._bulk_cost >= self._bulk_budget(self._bulk.longest_of_oldest(), max_bulk_cost)
+
+    def cost_of(self, batch: Collection[Sequence]) -> float:
+        """What a batch that was taken costs."""
+        longest = max(sequence.num_tokens for sequence in batch)
+        return self._cost.of_batch(len(batch), longest, self._cost_alone(batch))
 
     def add(self, request: int, lengths: Iterable[int], *, is_interactive: bool = False) -> None:
         """Adds the sequences of a new request, one for each length; their positions are 0, 1, 2, …"""
         sequences = [Sequence(request, position, length) for position, length in enumerate(lengths)]
-        if sequences:
-            (self._interactive if is_interactive else self._bulk).add(sequences)
-            self._waiting_cost += self._cost_alone(sequences)
+        if not sequences:
+            return
+        if is_interactive:
+            self._interactive.add(sequences)
+        else:
+            self._bulk.add(sequences)
+            self._bulk_cost += self._cost_alone(sequences)
 
     def remove(self, request: int) -> None:
         """Removes what still waits of a request; nothing if it is not in the pool."""
-        for waiting in (self._interactive, self._bulk):
-            self._waiting_cost -= self._cost_alone(waiting.remove(request))
+        self._interactive.remove(request)
+        self._bulk_cost -= self._cost_alone(self._bulk.remove(request))
 
     def take_batch(self, max_bulk_cost: float = math.inf) -> list[Sequence]:
         """The next batch, which leaves the pool; empty when nothing waits. Bulk has at most `max_bulk_cost`."""
         if self._interactive and (not self._bulk or self._num_interactive_in_row < MAX_INTERACTIVE_IN_ROW):
             return self.take_urgent_batch()
         self._num_interactive_in_row = 0
-        draft = Draft(self._limits, self._cost, self._saved_padding)
+        batch = OpenBatch(self._limits, self._cost, self._saved_padding)
         if self._bulk:
             anchor_length = self._bulk.longest_of_oldest()
             self._fill(
-                draft, self._bulk, anchor_length, lambda length: min(self._budget(length), max_bulk_cost)
+                batch, self._bulk, anchor_length, lambda length: self._bulk_budget(length, max_bulk_cost)
             )
-        return self._finish(draft)
+        return self._finish(batch)
 
     def take_urgent_batch(self) -> list[Sequence]:
         """The next batch that an interactive request leads, topped up with bulk; empty when none waits."""
-        draft = Draft(self._limits, self._cost, self._saved_padding)
+        batch = OpenBatch(self._limits, self._cost, self._saved_padding)
         if self._interactive:
             self._num_interactive_in_row += 1
             anchor_length = self._interactive.longest_of_oldest()
             urgent, top_up = self._limits.urgent_share, self._limits.top_up_share
-            self._fill(draft, self._interactive, anchor_length, lambda length: urgent * self._budget(length))
-            self._fill(draft, self._bulk, anchor_length, lambda length: top_up * self._budget(length))
-        return self._finish(draft)
+            self._fill(batch, self._interactive, anchor_length, lambda length: urgent * self._budget(length))
+            self._fill(batch, self._bulk, anchor_length, lambda length: top_up * self._budget(length))
+        return self._finish(batch)
 
     def _fill(
-        self, draft: Draft, waiting: WaitingSequences, length: int, budget: Callable[[int], float]
+        self, batch: OpenBatch, waiting: WaitingSequences, length: int, budget: Callable[[int], float]
     ) -> None:
         """Takes the sequences nearest in length: shorter ones until one does not fit, then longer ones."""
         for lengths in waiting.lengths_around(length):
             for other in lengths:
                 num_waiting = waiting.count(other)
-                count = draft.count_fitting(other, num_waiting, budget(max(draft.max_length, other)))
+                count = batch.count_fitting(other, num_waiting, budget(max(batch.max_length, other)))
                 if count:
-                    draft.append(waiting.take(other, count), other)
-                    self._waiting_cost -= count * self._cost.of_sequence(other)
+                    batch.append(waiting.take(other, count), other)
+                    if waiting is self._bulk:
+                        self._bulk_cost -= count * self._cost.of_sequence(other)
                 if count < num_waiting:
                     break
 
-    def _finish(self, draft: Draft) -> list[Sequence]:
-        self._saved_padding = min(draft.saved_padding, self._limits.max_saved_tokens)
-        return draft.sequences
+    def _bulk_budget(self, length: int, max_bulk_cost: float) -> float:
+        budget = self._budget(length)
+        return min(budget, max(max_bulk_cost, self._limits.shortest_bulk_share * budget))
+
+    def _finish(self, batch: OpenBatch) -> list[Sequence]:
+        self._saved_padding = min(batch.saved_padding, self._limits.max_saved_tokens)
+        return batch.sequences
 
     def _cost_alone(self, sequences: Iterable[Sequence]) -> float:
         return sum(self._cost.of_sequence(sequence.num_tokens) for sequence in sequences)

@@ -202,27 +202,30 @@ class Executor:
             if not self._outstanding:
                 self._busy_since = time.monotonic()
             self._next_number += 1
-            self._outstanding[self._next_number] = (
-                work  # before it is sent: a runner that dies now takes it along
-            )
+            # Before it is sent: a runner that dies now takes it along.
+            self._outstanding[self._next_number] = work
             runner.send(Encode(self._next_number, work.batch, work.is_urgent))
+
+    @property
+    def _has_room(self) -> bool:
+        return len(self._outstanding) < BATCHES_AHEAD
 
     def _next_work(self) -> Work | None:
         """What the runner has room for: any batch, or beside two of them an urgent one."""
-        has_room = len(self._outstanding) < BATCHES_AHEAD
         num_urgent = sum(work.is_urgent for work in self._outstanding.values())
-        if not has_room and num_urgent >= URGENT_BATCHES_AHEAD:
+        if not self._has_room and num_urgent >= URGENT_BATCHES_AHEAD:
             return None
-        if self._returned and (has_room or self._returned[0].is_urgent):
+        if self._returned and (self._has_room or self._returned[0].is_urgent):
             return self._returned.pop(0)
-        if has_room:
+        if self._has_room:
             return self._source.next_work(is_runner_idle=not self._outstanding)
         return self._source.next_urgent_work()
 
     def _receive_outcome(self, runner: Runner) -> None:
         """Waits for the runner's next word, for new work, or until the forward pass has taken too long."""
         deadline = self._busy_since + self._timeouts.forward_seconds if self._outstanding else None
-        moments = [moment for moment in (deadline, self._source.ask_again_at()) if moment is not None]
+        ask_again_at = self._source.ask_again_at() if self._has_room else None
+        moments = [moment for moment in (deadline, ask_again_at) if moment is not None]
         if runner.connection in self._wait(runner, min(moments, default=None)):
             self._hear(runner.receive())
         elif deadline is not None and time.monotonic() >= deadline:

@@ -1,4 +1,4 @@
-"""Draft: a batch while it is being filled. Says how many more fit; knows not where they come from."""
+"""OpenBatch: a batch while it is being filled. Says how many more fit; knows not where they come from."""
 
 from collections.abc import Iterable
 
@@ -7,7 +7,7 @@ from worker.batching.limits import BatchLimits
 from worker.batching.sequence import Sequence
 
 
-class Draft:
+class OpenBatch:
     """Begins empty; the first sequence always fits."""
 
     def __init__(self, limits: BatchLimits, cost: BatchCost, saved_padding: float) -> None:
