@@ -53,10 +53,13 @@ async def encode_query(resources: Resources, spec: EncodingSpec, text: str) -> n
 
 
 def make_query_spec(resources: Resources, spec: EncodingSpec) -> EncodingSpec:
-    """The collection's own spec, with the prompt that its model has for queries; a long query is never refused."""
+    """The collection's own spec, with the prompt that its model has for queries; a long query is never refused.
+
+    A query is a vector of floats, whatever type the collection keeps.
+    """
     prompts = resources.registry.card(spec.model).prompts
     long_texts = TRUNCATE if spec.long_texts == FAIL else spec.long_texts
-    return replace(spec, prompt=prompts.get("query", spec.prompt), long_texts=long_texts)
+    return replace(spec, prompt=prompts.get("query", spec.prompt), long_texts=long_texts, vector_type=None)
 
 
 def submit_query(engine: Engine, settings: Settings, spec: EncodingSpec, text: bytes) -> Job:

@@ -37,6 +37,10 @@ LONG_TEXTS_DESCRIPTION: Final = (
 PASSAGE_OVERLAP_DESCRIPTION: Final = (
     "Tokens that neighbouring passages share, less than half of max_tokens; else an eighth of it."
 )
+VECTOR_TYPE_DESCRIPTION: Final = (
+    "float32, float16, int8 (codes of ranges that are measured once for a vector space) or binary (one bit a value, "
+    "eight to a number). Else float16 in a collection, and float32 without one."
+)
 TRUNCATE_DESCRIPTION: Final = "The older name: true is long_texts=truncate, false is long_texts=fail."
 
 Priority = Annotated[
@@ -70,6 +74,9 @@ class OptionsBody(msgspec.Struct, forbid_unknown_fields=True):
     ] = None
     passage_overlap: Annotated[int | None, Meta(description=PASSAGE_OVERLAP_DESCRIPTION)] = None
     truncate: Annotated[bool | None, Meta(description=TRUNCATE_DESCRIPTION)] = None
+    vector_type: Annotated[
+        Literal["float32", "float16", "int8", "binary"] | None, Meta(description=VECTOR_TYPE_DESCRIPTION)
+    ] = None
 
     def choose_long_texts(self) -> str | None:
         """What either name says; None when neither is given. Raises ValueError when they contradict each other."""

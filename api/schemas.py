@@ -129,7 +129,7 @@ class TruncatedItemPage(BaseModel):
 
 class MatchBody(BaseModel):
     key: str
-    score: float = Field(description="Cosine similarity, -1 to 1.")
+    score: float = Field(description="Cosine similarity, -1 to 1; in a binary collection, that of the signs.")
     metadata: dict[str, Any] | None
 
     @classmethod

@@ -181,6 +181,7 @@ def make_job(
         max_tokens=options.max_tokens,
         long_texts=choose_long_texts(options),
         passage_overlap=options.passage_overlap,
+        vector_type=options.vector_type,
     )
     return NewJob(
         spec=make_spec(resources.registry.card(request.model), wanted),

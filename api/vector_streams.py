@@ -5,7 +5,7 @@ import io
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
@@ -17,9 +17,11 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from api.decimal_tables import write_halves
+from api.decimal_tables import HALF_SLOT_BYTES, WHOLE_SLOT_BYTES, write_halves, write_wholes
 from api.decimals import SLOT_BYTES, write_decimals
-from vectormill.db.export import VectorBlock, Vectors
+from vectormill.db.export import VectorBlock
+from vectormill.db.vector_types import VECTOR_TYPE_BY_NAME, Rows, VectorType
+from vectormill.domain.encoding import FLOAT32
 from vectormill.domain.job import Job
 
 if TYPE_CHECKING:
@@ -36,41 +38,58 @@ PIECE_BYTES: Final = 256 << 10
 ROW_GROUP_BYTES: Final = 1 << 20
 
 
+@dataclass(frozen=True, slots=True)
+class NumberFormat:
+    """How the numbers of one type are written: `write` gives characters [n, d × slot_bytes], rows ended by "]"."""
+
+    slot_bytes: int
+    write: Callable[[Any], npt.NDArray[np.uint8]]
+    arrow: pa.DataType
+
+
+NUMBER_FORMATS: Final = {
+    np.dtype(np.float32): NumberFormat(SLOT_BYTES, write_decimals, pa.float32()),
+    np.dtype(np.float16): NumberFormat(HALF_SLOT_BYTES, write_halves, pa.float16()),
+    np.dtype(np.int8): NumberFormat(WHOLE_SLOT_BYTES, write_wholes, pa.int8()),
+    np.dtype(np.uint8): NumberFormat(WHOLE_SLOT_BYTES, write_wholes, pa.uint8()),
+}
+
+
+def delivered_type(job: Job) -> VectorType:
+    """What the numbers of a binary file are: the type asked for, else float32, however a collection keeps them."""
+    return VECTOR_TYPE_BY_NAME[job.spec.vector_type or FLOAT32]
+
+
 def write_ndjson(job: Job, blocks: Blocks) -> Pieces:
     """One object a line; items without a vector are left out."""
-    rows_per_piece = max(1, PIECE_BYTES // (SLOT_BYTES * job.spec.dimensions))
     with closing(blocks):
         for block in blocks:
             keys = [key for key, is_present in zip(block.keys, block.present, strict=True) if is_present]
-            vectors = block.vectors[block.present]
+            rows = block.vectors[block.present]
+            num_bytes = NUMBER_FORMATS[rows.dtype].slot_bytes * rows.shape[1]
+            rows_per_piece = max(1, PIECE_BYTES // num_bytes)
             for start in range(0, len(keys), rows_per_piece):
                 end = start + rows_per_piece
-                yield write_lines(keys[start:end], vectors[start:end])
+                yield write_lines(keys[start:end], rows[start:end])
 
 
-def write_lines(keys: list[str], vectors: Vectors) -> bytes:
-    """One object a line; `vectors` is [len(keys), d]."""
+def write_lines(keys: list[str], rows: Rows) -> bytes:
+    """One object a line; `rows` is [len(keys), width]."""
     parts: list[bytes | memoryview] = []
-    for key, row in zip(keys, write_numbers(vectors), strict=True):
+    for key, row in zip(keys, NUMBER_FORMATS[rows.dtype].write(rows), strict=True):
         parts += (b'{"key":', msgspec.json.encode(key), b',"embedding":[', row.data, b"}\n")
     return b"".join(parts)
 
 
-def write_numbers(vectors: Vectors) -> npt.NDArray[np.uint8]:
-    """Characters [n, width] of vectors [n, d]; each row is numbers and commas, ended by "]"."""
-    if vectors.dtype == np.float16:
-        return write_halves(vectors.astype(np.float16, copy=False))
-    return write_decimals(vectors.astype(np.float32, copy=False))
-
-
 def write_npy(job: Job, blocks: Blocks) -> Pieces:
-    """float32 [num_items, d] in the order of submission; the row of an item without a vector is NaN."""
+    """[num_items, width] in the order of submission; the row of an item without a vector is NaN, or zeros."""
     num_rows = 0
+    kind = delivered_type(job)
     with closing(blocks):
         yield npy_header(job)
         for block in blocks:
             num_rows += len(block.vectors)
-            yield block.vectors.astype("<f4").tobytes()
+            yield block.vectors.astype(kind.row).tobytes()
     if num_rows != job.num_items:
         # Rows are found by position: the connection is broken off rather than a short array be taken for whole.
         raise RuntimeError(
@@ -80,14 +99,22 @@ def write_npy(job: Job, blocks: Blocks) -> Pieces:
 
 def npy_header(job: Job) -> bytes:
     header = io.BytesIO()
-    shape = (job.num_items, job.spec.dimensions)
-    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    kind = delivered_type(job)
+    values = {
+        "descr": np.dtype(kind.row).str,
+        "fortran_order": False,
+        "shape": (job.num_items, kind.width(job.spec.dimensions)),
+    }
+    np.lib.format.write_array_header_1_0(header, values)
     return header.getvalue()
 
 
 def measure_npy(job: Job) -> int:
     """The bytes of the whole npy stream."""
-    return len(npy_header(job)) + 4 * job.num_items * job.spec.dimensions
+    kind = delivered_type(job)
+    return len(npy_header(job)) + np.dtype(kind.row).itemsize * job.num_items * kind.width(
+        job.spec.dimensions
+    )
 
 
 class PieceSink(io.RawIOBase):
@@ -112,11 +139,13 @@ class PieceSink(io.RawIOBase):
 
 
 def write_parquet(job: Job, blocks: Blocks) -> Pieces:
-    """Columns key (string) and embedding (fixed_size_list of float32); items without a vector are left out."""
-    dimensions = job.spec.dimensions
-    embedding_type = pa.list_(pa.float32(), dimensions)
+    """Columns key (string) and embedding (fixed_size_list of numbers); items without a vector are left out."""
+    kind = delivered_type(job)
+    number = np.dtype(kind.row)
+    width = kind.width(job.spec.dimensions)
+    embedding_type = pa.list_(NUMBER_FORMATS[number].arrow, width)
     schema = pa.schema([pa.field("key", pa.string(), nullable=False), pa.field("embedding", embedding_type)])
-    rows_per_group = max(1, ROW_GROUP_BYTES // (4 * dimensions))
+    rows_per_group = max(1, ROW_GROUP_BYTES // (number.itemsize * width))
     sink = PieceSink()
     # Components of unit vectors are as good as random: neither a dictionary nor compression makes them smaller.
     writer = pq.ParquetWriter(
@@ -127,8 +156,8 @@ def write_parquet(job: Job, blocks: Blocks) -> Pieces:
         write_statistics=False,
     )
     with closing(blocks), writer:
-        for keys, vectors in gather_rows(blocks, rows_per_group):
-            embedding = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), type=embedding_type)
+        for keys, rows in gather_rows(blocks, rows_per_group, number):
+            embedding = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), type=embedding_type)
             writer.write_table(pa.table([pa.array(keys, pa.string()), embedding], schema=schema))
             yield sink.take()
         writer.close()
@@ -136,14 +165,14 @@ def write_parquet(job: Job, blocks: Blocks) -> Pieces:
 
 
 def gather_rows(
-    blocks: Iterator[VectorBlock], num_rows: int
-) -> Iterator[tuple[list[str], npt.NDArray[np.float32]]]:
-    """Keys and vectors, float32 [n, d], of the items that have one, at least `num_rows` at a time."""
+    blocks: Iterator[VectorBlock], num_rows: int, number: "np.dtype[Any]"
+) -> Iterator[tuple[list[str], Rows]]:
+    """Keys and rows [n, width] of `number` of the items that have a vector, at least `num_rows` at a time."""
     keys: list[str] = []
-    parts: list[npt.NDArray[np.float32]] = []
+    parts: list[Rows] = []
     for block in blocks:
         keys += [key for key, is_present in zip(block.keys, block.present, strict=True) if is_present]
-        parts.append(block.vectors[block.present].astype(np.float32, copy=False))
+        parts.append(block.vectors[block.present].astype(number, copy=False))
         if len(keys) >= num_rows:
             yield keys, np.concatenate(parts)
             keys, parts = [], []

@@ -106,6 +106,7 @@ class Client:
         long_texts: str | None = None,
         passage_overlap: int | None = None,
         truncate: bool | None = None,
+        vector_type: str | None = None,
         metadata: Mapping[str, Any] | None = None,
         gzip: bool = False,
         idempotency_key: str | None = None,
@@ -126,6 +127,7 @@ class Client:
             "long_texts": long_texts,
             "passage_overlap": passage_overlap,
             "truncate": truncate,
+            "vector_type": vector_type,
             "metadata": json.dumps(dict(metadata)) if metadata is not None else None,
         }
         headers = {

@@ -17,6 +17,7 @@ from vectormill.domain.encoding import (
     LONG_TEXT_POLICIES,
     PASSAGES,
     TRUNCATE,
+    VECTOR_TYPES,
     EncodingSpec,
 )
 from vectormill.domain.errors import InvalidOption, ModelError, UnknownModel
@@ -48,6 +49,7 @@ class EncodingOptions:
     max_tokens: int | None = None
     long_texts: str | None = None
     passage_overlap: int | None = None
+    vector_type: str | None = None
 
 
 class Registry:
@@ -139,6 +141,10 @@ def make_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
             f"max_tokens must be from {SMALLEST_MAX_TOKENS} to {card.max_tokens} for model {card.name!r}, "
             f"not {max_tokens}."
         )
+    if options.vector_type not in (None, *VECTOR_TYPES):
+        raise InvalidOption(
+            f"vector_type must be one of {', '.join(VECTOR_TYPES)}, not {options.vector_type!r}."
+        )
     long_texts = TRUNCATE if options.long_texts is None else options.long_texts
     if long_texts not in LONG_TEXT_POLICIES:
         raise InvalidOption(f"long_texts must be one of {', '.join(LONG_TEXT_POLICIES)}, not {long_texts!r}.")
@@ -154,6 +160,7 @@ def make_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
         max_tokens=max_tokens,
         long_texts=long_texts,
         passage_overlap=_choose_overlap(long_texts, options.passage_overlap, max_tokens),
+        vector_type=options.vector_type,
     )
 
 

@@ -22,6 +22,7 @@ from vectormill.domain.errors import DatabaseUnavailable, LeaseLost, ModelError
 from vectormill.domain.item import CRASHED_WORKER, ENCODING_FAILED, ITEM_ERROR_CODES, Item, ItemFailure
 from vectormill.domain.job import INTERACTIVE_PRIORITY
 from vectormill.settings import Settings
+from worker.calibrator import Calibrator
 from worker.engine import EncodeRequest, EncodeResult, EncodingCancelled, EngineStopped, RunnerDied
 from worker.engine import Engine as EncodingEngine
 from worker.leases import Lease, LeaseKeeper
@@ -53,6 +54,7 @@ class ChunkEncoder:
     ) -> None:
         self._database = database
         self._encoding = encoding
+        self._calibrator = Calibrator(database, encoding)
         self._keeper = keeper
         self._sink = sink
         self._timesheet = timesheet
@@ -86,6 +88,7 @@ class ChunkEncoder:
                 wanted = np.array(
                     claim.wanted_items(0, claim.num_items) or range(claim.num_items), dtype=np.int64
                 )
+                self._calibrator.prepare(claim.spec, lease.ended)
                 encoded = self._encoding.encode(self._request(claim, items, wanted), lease.ended)
             return self._commit(claim, items, wanted, encoded, started, loaded)
         except EncodingCancelled:

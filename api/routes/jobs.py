@@ -13,6 +13,7 @@ from api.requests import (
     MAX_TOKENS_DESCRIPTION,
     PASSAGE_OVERLAP_DESCRIPTION,
     TRUNCATE_DESCRIPTION,
+    VECTOR_TYPE_DESCRIPTION,
 )
 from api.schemas import (
     ItemErrorBody,
@@ -25,7 +26,7 @@ from api.schemas import (
 from api.submissions import receive_job
 from vectormill.db.jobs import cancel_job, find_job, list_item_errors, list_jobs, retry_job
 from vectormill.db.truncations import list_truncated_items
-from vectormill.domain.encoding import LONG_TEXT_POLICIES
+from vectormill.domain.encoding import LONG_TEXT_POLICIES, VECTOR_TYPES
 from vectormill.domain.job import JOB_STATES
 
 router = APIRouter(tags=["jobs"])
@@ -46,6 +47,7 @@ STREAM_PARAMETERS = [
         ("long_texts", LONG_TEXTS_DESCRIPTION, {"type": "string", "enum": list(LONG_TEXT_POLICIES)}),
         ("passage_overlap", PASSAGE_OVERLAP_DESCRIPTION, {"type": "integer", "minimum": 0}),
         ("truncate", TRUNCATE_DESCRIPTION, {"type": "boolean"}),
+        ("vector_type", VECTOR_TYPE_DESCRIPTION, {"type": "string", "enum": list(VECTOR_TYPES)}),
         ("metadata", "A JSON object, kept with the job.", {"type": "string", "example": '{"source":"wiki"}'}),
     )
 ]

@@ -17,7 +17,9 @@ router = APIRouter(tags=["vectors"])
 DESCRIPTION = (
     '`ndjson`: one `{"key", "embedding"}` a line, with as many digits as the stored numbers have (a collection keeps '
     "float16: four or five). `parquet`: columns key and embedding. Both leave out items that have no vector. "
-    "`npy`: float32 [num_items, dimensions] in the order of submission, NaN where there is no vector."
+    "`npy`: [num_items, width] in the order of submission, NaN where there is no vector, zeros in a type without NaN. "
+    "Numbers are of the job's vector_type, float32 where it names none: int8 codes are -128 to 127, and binary is "
+    "eight bits to a number, 0 to 255, the first value in the highest bit."
 )
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.decimal_tables import HALF_SLOT_BYTES, half_slots, write_halves
+from api.decimal_tables import HALF_SLOT_BYTES, half_slots, write_halves, write_wholes
 from api.decimals import SLOT_BYTES, SMALLEST, STRIP, write_decimals
 
 
@@ -69,6 +69,14 @@ def test_rows_of_float16_are_written_apart_and_whatever_the_layout_in_memory() -
     assert rows == ["0.5        ,-0.08154   ]", "1          ,5.96e-08   ]"]
     assert [row.tobytes() for row in write_halves(vectors.T)] != [row.encode() for row in rows]
     assert np.array_equal(write_halves(np.asfortranarray(vectors)), write_halves(vectors))
+
+
+@pytest.mark.parametrize("number", [np.int8, np.uint8])
+def test_every_whole_number_is_written_as_such(number: type) -> None:
+    limits = np.iinfo(number)
+    numbers: np.ndarray = np.arange(limits.min, limits.max + 1).astype(number).reshape(2, 128)
+    for row, written in zip(numbers, write_wholes(numbers), strict=True):
+        assert json.loads(b"[" + written.tobytes()) == row.tolist()
 
 
 def test_no_slot_of_a_float16_is_too_short() -> None:

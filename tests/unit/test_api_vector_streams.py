@@ -128,7 +128,7 @@ def test_an_array_that_would_be_short_is_broken_off_instead() -> None:
 
 def test_row_groups_are_gathered_from_blocks_and_bounded() -> None:
     blocks = (make_block(number * 10, 10) for number in range(100))
-    sizes = [len(keys) for keys, _ in gather_rows(blocks, 64)]
+    sizes = [len(keys) for keys, _ in gather_rows(blocks, 64, np.dtype(np.float32))]
     assert sizes == [70] * 14 + [20]
 
 

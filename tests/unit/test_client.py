@@ -50,8 +50,9 @@ def test_a_job_goes_out_and_its_vectors_come_back(client: Client, api: FakeApi) 
 
 
 def test_what_is_not_given_is_not_sent_so_that_the_server_decides(client: Client, api: FakeApi) -> None:
-    client.submit(ITEMS, collection="docs", truncate=False)
-    assert api.requests[-1] == ("POST", "/v1/jobs", {"collection": "docs", "truncate": "false"})
+    client.submit(ITEMS, collection="docs", truncate=False, vector_type="int8")
+    given = {"collection": "docs", "truncate": "false", "vector_type": "int8"}
+    assert api.requests[-1] == ("POST", "/v1/jobs", given)
 
 
 @pytest.mark.parametrize("gzip", [True, False])

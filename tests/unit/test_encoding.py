@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import pytest
 
-from vectormill.domain.encoding import FAIL, PASSAGES, TRUNCATE, EncodingSpec
+from vectormill.domain.encoding import FAIL, PASSAGES, TRUNCATE, VECTOR_TYPES, EncodingSpec
 
 SPEC = EncodingSpec("m", "r", "mean", True, 8, "query: ", 64)
 IN_PASSAGES = replace(SPEC, long_texts=PASSAGES, passage_overlap=8)
@@ -26,6 +26,34 @@ OLD_JSON: Final[dict[str, Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("vector_type", VECTOR_TYPES)
+def test_a_worker_of_the_first_release_refuses_a_vector_type_instead_of_writing_its_own(
+    vector_type: str,
+) -> None:
+    stored = replace(SPEC, vector_type=vector_type).to_json()
+    assert stored["pooling"] == f"mean/vectors:{vector_type}"
+    in_passages = replace(IN_PASSAGES, vector_type=vector_type)
+    assert in_passages.to_json()["pooling"] == f"mean/passages:8/vectors:{vector_type}"
+    assert EncodingSpec.from_json(in_passages.to_json()) == in_passages
+
+
+@pytest.mark.parametrize(
+    ("vector_type", "is_same"),
+    [
+        ("float16", True),  # what a collection of the first release holds
+        ("float32", False),
+        ("int8", False),
+        ("binary", False),
+    ],
+)
+def test_a_vector_type_that_a_collection_has_anyway_is_no_other_space(
+    vector_type: str, is_same: bool
+) -> None:
+    spec = replace(SPEC, vector_type=vector_type)
+    assert (spec.fingerprint() == "15a39d8e2c8f265a") is is_same
+    assert spec.content() != SPEC.content()  # a job without a collection gets other numbers
+
+
 def test_the_fingerprint_of_a_spec_without_passages_is_that_of_the_first_release() -> None:
     assert SPEC.fingerprint() == "15a39d8e2c8f265a"
     assert replace(SPEC, long_texts=FAIL).fingerprint() == SPEC.fingerprint()
@@ -41,7 +69,9 @@ def test_a_spec_that_the_first_release_stored_is_read(truncate: bool, policy: st
     assert EncodingSpec.from_json(OLD_JSON | {"truncate": truncate}) == replace(SPEC, long_texts=policy)
 
 
-@pytest.mark.parametrize("spec", [SPEC, replace(SPEC, long_texts=FAIL), IN_PASSAGES])
+@pytest.mark.parametrize(
+    "spec", [SPEC, replace(SPEC, long_texts=FAIL), IN_PASSAGES, replace(SPEC, vector_type="int8")]
+)
 def test_a_spec_is_read_as_it_was_written_and_what_is_not_known_is_passed_over(spec: EncodingSpec) -> None:
     assert EncodingSpec.from_json(spec.to_json() | {"of a later release": 1}) == spec
 

@@ -65,6 +65,20 @@ def test_npy_has_its_keys_beside_it_row_by_row(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.npy", "out.npy.keys.txt"]
 
 
+@pytest.mark.parametrize("number", [np.float16, np.int8, np.uint8])
+def test_npy_has_the_numbers_that_the_vectors_are_of(tmp_path: Path, number: type) -> None:
+    rows: np.ndarray = np.array([[1, -2, 3], [4, 5, 6]]).astype(number)
+
+    def fetch_rows(file: BinaryIO, format: str) -> None:
+        embedding = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), 3)
+        pq.write_table(pa.table({"key": ["a", "b"], "embedding": embedding}), file)
+
+    write_vectors(fetch_rows, tmp_path / "out.npy", "npy")
+    loaded = np.load(tmp_path / "out.npy")
+    assert loaded.dtype == np.dtype(number)
+    np.testing.assert_array_equal(loaded, rows)
+
+
 def test_npy_of_no_vectors_is_an_empty_matrix(tmp_path: Path) -> None:
     def fetch_nothing(file: BinaryIO, format: str) -> None:
         schema = pa.schema({"key": pa.string(), "embedding": pa.list_(pa.float32(), 2)})

@@ -80,6 +80,14 @@ Truncate = Annotated[
         "--truncate/--no-truncate", help="Cut long texts, or fail them one by one.", show_default="cut"
     ),
 ]
+VectorType = Annotated[
+    Literal["float32", "float16", "int8", "binary"] | None,
+    typer.Option(
+        "--vector-type",
+        help="The numbers of a vector; else float16 in a collection, float32 without one.",
+        show_default=False,
+    ),
+]
 
 Metadata = Annotated[
     str | None,

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, text
 
 from vectormill.db.payloads import encode_payload, load_payload
 from vectormill.db.truncations import move_truncations
+from vectormill.db.vector_types import choose_vector_type, measure_item
 from vectormill.domain.chunk import Claim
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import LeaseLost
@@ -164,7 +165,8 @@ def split_chunk(connection: Connection, claim: Claim, reason: str) -> None:
     items = load_payload(connection, claim.chunk_id)
     next_seq: int = connection.execute(COUNT_CHILDREN, {"job_id": claim.job_id}).scalar_one() - 2
     middle = len(items) // 2
-    row_bytes = 4 * claim.spec.dimensions
+    # Only of a job without a collection; in one, there is nothing to cut.
+    row_bytes = measure_item(choose_vector_type(claim.spec, in_collection=False), claim.spec.dimensions)
     for child, (start, stop) in enumerate(((0, middle), (middle, len(items)))):
         connection.execute(
             INSERT_CHILD,

@@ -1,18 +1,20 @@
 """Collections and their generations: which vectors a name means now, and which are nearest to a query."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 from sqlalchemy import Connection, Row, text
 
+from vectormill.db.calibrations import find_ranges
 from vectormill.db.jsonb import to_jsonb
 from vectormill.db.tables import SCHEMA, metadata
+from vectormill.db.vector_types import choose_vector_type
 from vectormill.db.vectors import create_vector_table, point_view_at, table_name
 from vectormill.domain.collection import LIVE, Generation
-from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.encoding import BINARY, FLOAT16, FLOAT32, INT8, EncodingSpec
 from vectormill.domain.errors import CollectionNotFound, Conflict, SpecMismatch
 
 FIND_LIVE_GENERATION = text("""
@@ -33,7 +35,7 @@ LIST_LIVE_GENERATIONS = text("""
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """One search result; `score` is the cosine similarity, -1 to 1."""
+    """One search result; `score` is the cosine similarity, -1 to 1; in a binary collection, that of the signs."""
 
     key: str
     score: float
@@ -63,7 +65,8 @@ def check_spec_fits(generation: Generation, spec: EncodingSpec) -> None:
     """Raises SpecMismatch, naming what differs, unless both specs mean the same vector space."""
     if generation.spec.fingerprint() == spec.fingerprint():
         return
-    theirs, ours = generation.spec.vector_space(), spec.vector_space()
+    default = {"vector_type": FLOAT16}
+    theirs, ours = default | generation.spec.vector_space(), default | spec.vector_space()
     differences = ", ".join(
         f"{name} is {theirs[name]!r}, not {ours[name]!r}" for name in theirs if theirs[name] != ours[name]
     )
@@ -106,27 +109,55 @@ def _create_collection(connection: Connection, name: str, spec: EncodingSpec) ->
         """),
         {"collection_id": collection_id, "spec": to_jsonb(spec.to_json()), "fingerprint": spec.fingerprint()},
     ).scalar_one()
-    create_vector_table(connection, generation_id, spec.dimensions)
+    kind = choose_vector_type(spec, in_collection=True)
+    create_vector_table(connection, generation_id, kind, spec.dimensions)
     point_view_at(connection, name, generation_id)
     return Generation(generation_id, name, spec, table_name(generation_id), LIVE)
 
 
+# The distance is of the column as it is, so that an index on it can serve: cosine for floats, differing bits for
+# binary. int8 codes are restored first, since every dimension has a scale and an offset of its own.
 SEARCH_VECTORS = """
-    SELECT key, 1 - (embedding <=> CAST(:embedding AS halfvec)) AS score, metadata
-      FROM vectormill.{table}
-     ORDER BY embedding <=> CAST(:embedding AS halfvec)
-     LIMIT :limit
+    SELECT key, 1 - distance * :unit AS score, metadata
+      FROM (SELECT key, metadata, {distance} AS distance
+              FROM vectormill.{table} ORDER BY distance LIMIT :limit) AS nearest
+     ORDER BY distance
 """
+DISTANCES: Final[Mapping[str, str]] = {
+    FLOAT32: "embedding <=> CAST(:query AS vector)",
+    FLOAT16: "embedding <=> CAST(:query AS halfvec)",
+    INT8: "(CAST(embedding AS vector) * CAST(:steps AS vector) + CAST(:offsets AS vector)) <=> CAST(:query AS vector)",
+    BINARY: "embedding <~> CAST(:query AS bit({dimensions}))",
+}
 
 
 def search_collection(
-    connection: Connection,
-    generation: Generation,
-    embedding: Sequence[float] | npt.NDArray[np.float32],
-    limit: int,
+    connection: Connection, generation: Generation, embedding: npt.NDArray[np.float32], limit: int
 ) -> list[Match]:
-    """The `limit` rows with the highest cosine similarity to `embedding`, float [dimensions], best first."""
-    literal = "[" + ",".join(repr(float(value)) for value in embedding) + "]"
-    statement = text(SEARCH_VECTORS.format(table=generation.table_name))
-    rows = connection.execute(statement, {"embedding": literal, "limit": limit})
+    """The `limit` rows that are nearest to `embedding`, finite float32 [dimensions], best first.
+
+    Nearest means the highest cosine similarity; in a binary collection, that of the signs, which is 1 - 2 × the
+    share of bits that differ.
+    """
+    spec = generation.spec
+    kind = choose_vector_type(spec, in_collection=True)
+    values: dict[str, object] = {"limit": limit, "unit": 1.0, "query": write_vector(embedding)}
+    if kind.name == BINARY:
+        values |= {
+            "unit": 2 / spec.dimensions,
+            "query": "".join("01"[sign] for sign in (embedding > 0).tolist()),
+        }
+    if kind.name == INT8:
+        ranges = find_ranges(connection, spec)
+        if ranges is None:
+            return []  # measured before the first row is written
+        values |= {"steps": write_vector(ranges.steps), "offsets": write_vector(ranges.offsets)}
+    distance = DISTANCES[kind.name].format(dimensions=spec.dimensions)
+    statement = text(SEARCH_VECTORS.format(distance=distance, table=generation.table_name))
+    rows = connection.execute(statement, values)
     return [Match(row.key, float(row.score), row.metadata) for row in rows]
+
+
+def write_vector(values: npt.NDArray[np.float32]) -> str:
+    """A vector as pgvector reads it."""
+    return "[" + ",".join(repr(float(value)) for value in values) + "]"

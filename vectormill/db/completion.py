@@ -7,11 +7,23 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import Connection, text
 
+from vectormill.db.calibrations import find_ranges
 from vectormill.db.jsonb import to_jsonb
 from vectormill.db.truncations import add_truncations
-from vectormill.db.vectors import MAX_HALF, upsert_vectors
+from vectormill.db.vector_types import (
+    MAX_HALF,
+    Rows,
+    VectorType,
+    choose_vector_type,
+    make_rows,
+    missing_rows,
+    pack_block,
+    read_block,
+)
+from vectormill.db.vectors import upsert_vectors
 from vectormill.domain.bottleneck import PERSIST
 from vectormill.domain.chunk import CANCELLED, DONE, FAILED, ChunkOutcome, Claim
+from vectormill.domain.encoding import FLOAT16, INT8
 from vectormill.domain.errors import LeaseLost
 from vectormill.domain.item import ITEM_ERROR_CODES, NON_FINITE_VECTOR, Item, ItemFailure
 
@@ -76,28 +88,35 @@ def complete_chunk(
     """Commits a chunk inside the caller's transaction; True when this ended the job.
 
     `items` are all items of the chunk. `encoded` [m] are the positions that were encoded, `vectors` float32
-    [m, dimensions] their vectors in the same order; rows named in `outcome.failures` are not stored.
+    [m, dimensions] their vectors in the same order; rows named in `outcome.failures` are not stored. For int8 the
+    ranges of the spec's space are kept already.
     `read_persist_seconds` is asked before the last statement, for the stage seconds of the job.
     Raises LeaseLost, after which the caller must roll back and forget its work.
     """
+    spec = claim.spec
+    kind = choose_vector_type(spec, in_collection=claim.generation_id is not None)
     failures = dict(outcome.failures)
-    if claim.generation_id is not None:
+    if kind.name == FLOAT16:
         failures |= _unstorable(encoded, vectors, failures)
     is_stored = np.array([position not in failures for position in encoded.tolist()], dtype=bool)
     num_done, num_failed = int(is_stored.sum()), len(failures)
 
     _end_under_fence(connection, claim, DONE)
-    stored, stored_vectors = encoded[is_stored], vectors[is_stored]
+    stored = encoded[is_stored]
+    ranges = find_ranges(connection, spec) if kind.name == INT8 else None
+    rows = make_rows(vectors[is_stored], kind, ranges)
     if claim.generation_id is not None:
         upsert_vectors(
             connection,
             claim.generation_id,
             claim.job_seq,
             [items[position] for position in stored],
-            stored_vectors,
+            rows,
+            kind,
+            spec.dimensions,
         )
     else:
-        _store_with_chunk(connection, claim, stored, stored_vectors)
+        _store_with_chunk(connection, claim, stored, rows, kind)
     _insert_errors(connection, claim, items, failures)
     outcome = replace(outcome, truncated=[item for item in outcome.truncated if item not in failures])
     add_truncations(connection, claim.chunk_id, outcome.truncated)
@@ -119,25 +138,27 @@ def _end_under_fence(connection: Connection, claim: Claim, state: str) -> None:
 def _unstorable(
     encoded: npt.NDArray[np.int64], vectors: npt.NDArray[np.float32], failures: dict[int, ItemFailure]
 ) -> dict[int, ItemFailure]:
-    """Items whose vector would overflow the collection's float16; one of them would make COPY refuse all."""
+    """Items whose vector would overflow float16; one of them would make COPY refuse all."""
     too_large = encoded[np.abs(vectors).max(axis=1, initial=0) > MAX_HALF]
     failure = ItemFailure(NON_FINITE_VECTOR, ITEM_ERROR_CODES[NON_FINITE_VECTOR])
     return {position: failure for position in too_large.tolist() if position not in failures}
 
 
 def _store_with_chunk(
-    connection: Connection, claim: Claim, stored: npt.NDArray[np.int64], vectors: npt.NDArray[np.float32]
+    connection: Connection, claim: Claim, stored: npt.NDArray[np.int64], rows: Rows, kind: VectorType
 ) -> None:
-    """Keeps the vectors of a job without a collection beside its chunk: one row a chunk, NaN where there is none."""
-    block = np.full((claim.num_items, claim.spec.dimensions), np.nan, dtype="<f4")
+    """Keeps the rows of a job without a collection beside its chunk, all of them in one value."""
+    num_items, dimensions = claim.num_items, claim.spec.dimensions
+    block, present = missing_rows(num_items, kind, dimensions), np.zeros(num_items, dtype=np.bool_)
     if claim.only_items is not None:
         earlier = connection.execute(
             text("SELECT vectors FROM vectormill.chunk_vectors WHERE chunk_id = :id"), {"id": claim.chunk_id}
         ).scalar_one_or_none()
         if earlier is not None:
-            block[:] = np.frombuffer(earlier, dtype="<f4").reshape(block.shape)
-    block[stored] = vectors
-    connection.execute(UPSERT_CHUNK_VECTORS, {"chunk_id": claim.chunk_id, "vectors": block.tobytes()})
+            block[:], present[:] = read_block(earlier, kind, num_items, dimensions)
+    block[stored], present[stored] = rows, True
+    values = {"chunk_id": claim.chunk_id, "vectors": pack_block(block, present, kind)}
+    connection.execute(UPSERT_CHUNK_VECTORS, values)
 
 
 def _insert_errors(

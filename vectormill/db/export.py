@@ -12,23 +12,20 @@ from sqlalchemy import Connection, Engine, text
 
 from vectormill.db.jobs import find_job
 from vectormill.db.payloads import decode_payload
+from vectormill.db.vector_types import Rows, choose_vector_type, missing_rows, read_block, read_columns
 from vectormill.db.vectors import table_name
+from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.item import Item
 from vectormill.domain.job import Job
-
-Vectors = npt.NDArray[np.float32] | npt.NDArray[np.float16]
 
 
 @dataclass(frozen=True, slots=True)
 class VectorBlock:
-    """Items from position `first_item` on: keys [n], vectors [n, d] as they are kept, whether each has one bool [n].
-
-    A row without a vector is NaN.
-    """
+    """Items from position `first_item` on: keys [n], vectors [n, width] as they are kept, whether each has one [n]."""
 
     first_item: int
     keys: list[str]
-    vectors: Vectors
+    vectors: Rows
     present: npt.NDArray[np.bool_]
 
 
@@ -77,40 +74,43 @@ def _read_page(engine: Engine, job: Job, generation_id: int | None, after: int) 
         for first_item, payload, own in _fetch_binary(connection, LIST_CHUNKS, values):
             items = decode_payload(payload)
             if generation_id is None:
-                vectors: Vectors = _own_vectors(own, len(items), job.spec.dimensions)
+                rows, present = _read_own(own, len(items), job.spec)
             else:
-                vectors = _collection_vectors(connection, generation_id, items, job.spec.dimensions)
-            keys = [item.key for item in items]
-            blocks.append(VectorBlock(first_item, keys, vectors, ~np.isnan(vectors[:, 0])))
+                rows, present = _read_collection(connection, generation_id, items, job.spec)
+            blocks.append(VectorBlock(first_item, [item.key for item in items], rows, present))
     return blocks
 
 
-def _own_vectors(blob: bytes | None, num_items: int, dimensions: int) -> npt.NDArray[np.float32]:
-    if blob is None:
-        return np.full((num_items, dimensions), np.nan, dtype=np.float32)
-    return np.frombuffer(blob, dtype="<f4").reshape(num_items, dimensions)
+def _read_own(
+    content: bytes | None, num_items: int, spec: EncodingSpec
+) -> tuple[Rows, npt.NDArray[np.bool_]]:
+    kind = choose_vector_type(spec, in_collection=False)
+    if content is None:
+        return missing_rows(num_items, kind, spec.dimensions), np.zeros(num_items, dtype=np.bool_)
+    return read_block(content, kind, num_items, spec.dimensions)
 
 
-# halfvec_send gives int16 dimensions, int16 zero, then big-endian float16. Joined in the server, a whole chunk is one
-# value that NumPy reads at once.
+# vector_send, halfvec_send and bit_send give what COPY takes. Joined in the server, a whole chunk is one value that
+# NumPy reads at once.
 READ_COLLECTION = """
-    SELECT array_agg(item.ordinal), string_agg(halfvec_send(live.embedding), '')
+    SELECT array_agg(item.ordinal), string_agg({column}_send(live.embedding), '')
       FROM unnest(%(keys)b::text[], %(hashes)b::bytea[]) WITH ORDINALITY AS item (key, content_hash, ordinal)
       JOIN vectormill.{table} AS live ON live.key = item.key AND live.content_hash = item.content_hash
 """
 
 
-def _collection_vectors(
-    connection: Connection, generation_id: int, items: list[Item], dimensions: int
-) -> npt.NDArray[np.float16]:
+def _read_collection(
+    connection: Connection, generation_id: int, items: list[Item], spec: EncodingSpec
+) -> tuple[Rows, npt.NDArray[np.bool_]]:
+    kind = choose_vector_type(spec, in_collection=True)
     values = {"keys": [item.key for item in items], "hashes": [item.content_hash() for item in items]}
-    statement = READ_COLLECTION.format(table=table_name(generation_id))
+    statement = READ_COLLECTION.format(table=table_name(generation_id), column=kind.column)
     ((ordinals, wire),) = _fetch_binary(connection, statement, values)
-    vectors = np.full((len(items), dimensions), np.nan, dtype=np.float16)
+    rows, present = missing_rows(len(items), kind, spec.dimensions), np.zeros(len(items), dtype=np.bool_)
     if ordinals is not None:
-        rows = np.frombuffer(wire, dtype=">f2").reshape(len(ordinals), dimensions + 2)
-        vectors[np.array(ordinals) - 1] = rows[:, 2:]
-    return vectors
+        places = np.array(ordinals) - 1
+        rows[places], present[places] = read_columns(wire, kind, spec.dimensions), True
+    return rows, present
 
 
 def _fetch_binary(connection: Connection, statement: str, values: dict[str, Any]) -> list[tuple[Any, ...]]:

@@ -161,7 +161,7 @@ chunk_vectors = Table(
     "chunk_vectors",
     metadata,
     Column("chunk_id", ForeignKey(chunks.c.id, ondelete="CASCADE"), primary_key=True),
-    # float32, little-endian, [num_items, dimensions]; the row of an item without a vector is NaN.
+    # Rows [num_items, width] of the job's vector type: see pack_block in vector_types.py.
     Column("vectors", LargeBinary, nullable=False),
 )
 
@@ -170,6 +170,16 @@ chunk_truncations = Table(
     metadata,
     Column("chunk_id", ForeignKey(chunks.c.id, ondelete="CASCADE"), primary_key=True),
     Column("items", ARRAY(Integer), nullable=False),  # positions in the chunk of items that were cut
+)
+
+calibrations = Table(
+    "calibrations",
+    metadata,
+    # Of an EncodingSpec: it names the vector space whose int8 codes these ranges explain.
+    Column("fingerprint", Text, primary_key=True),
+    # float32, little-endian, [2, dimensions]: the smallest and the largest value of each dimension.
+    Column("ranges", LargeBinary, nullable=False),
+    _moment("created_at", is_now=True),
 )
 
 item_errors = Table(

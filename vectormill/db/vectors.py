@@ -1,38 +1,39 @@
 """Vector tables: one per generation, made at run time; filled by binary COPY, through a staged upsert.
 
-The wire format of `halfvec` and `vector` is int16 dimensions, int16 zero, then big-endian float16 or float32 (pgvector,
-src/halfvec.c and src/vector.c), so a whole chunk is laid out by NumPy in one go, with no Python per row.
+A whole chunk is laid out by NumPy in one go, with no Python per row.
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 from psycopg import sql
 from sqlalchemy import Connection, text
 
+from vectormill.db.vector_types import Rows, VectorType
 from vectormill.domain.item import Item
 
 _COPY_HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _COPY_TRAILER = b"\xff\xff"
-# The largest finite float16; a component beyond it would make COPY refuse the whole chunk.
-MAX_HALF = 65504.0
-# pgvector's limit for halfvec columns is 16,000 dimensions; HNSW indexes end at 4,000.
-MAX_DIMENSIONS = 16_000
+# pgvector's limit for halfvec and vector columns; their HNSW indexes end at 4,000 and 2,000.
+MAX_DIMENSIONS: Final = 16_000
 
 
 def table_name(generation_id: int) -> str:
     return f"generation_{generation_id}"
 
 
-def create_vector_table(connection: Connection, generation_id: int, dimensions: int) -> None:
-    """Makes a generation's table, of halfvec: a 768-d row stays inline in the heap page, and WAL is halved."""
+def create_vector_table(
+    connection: Connection, generation_id: int, kind: VectorType, dimensions: int
+) -> None:
+    """Makes a generation's table. By default of halfvec: a 768-d row stays inline in its page, and WAL is halved."""
     connection.execute(
         text(f"""
         CREATE TABLE vectormill.{table_name(generation_id)} (
             key          text PRIMARY KEY,
             content_hash bytea NOT NULL,
-            embedding    halfvec({int(dimensions)}) NOT NULL,
+            embedding    {kind.column}({int(dimensions)}) NOT NULL,
             job_seq      bigint NOT NULL,
             metadata     jsonb
         )""")
@@ -52,14 +53,19 @@ def point_view_at(connection: Connection, collection: str, generation_id: int) -
 
 
 def pack_copy_rows(
-    ordinals: npt.NDArray[np.int32], hashes: npt.NDArray[np.void], vectors: npt.NDArray[np.float32]
+    ordinals: npt.NDArray[np.int32],
+    hashes: npt.NDArray[np.void],
+    rows: Rows,
+    kind: VectorType,
+    dimensions: int,
 ) -> bytes:
-    """Rows (ordinal int4, content_hash bytea of 16 bytes, embedding halfvec) in PostgreSQL's binary COPY format.
+    """Rows (ordinal int4, content_hash bytea of 16 bytes, embedding) in PostgreSQL's binary COPY format.
 
-    `vectors` is float32 [n, dimensions], finite and within ±65504; `hashes` is V16 [n].
+    `rows` is [n, width], of floats that are finite; `hashes` is V16 [n].
     """
-    n, dimensions = vectors.shape
-    row = np.dtype(
+    n, width = rows.shape
+    values = np.dtype((kind.wire, (width,)))
+    line = np.dtype(
         [
             ("num_fields", ">i2"),
             ("ordinal_bytes", ">i4"),
@@ -67,21 +73,20 @@ def pack_copy_rows(
             ("hash_bytes", ">i4"),
             ("hash", "V16"),
             ("vector_bytes", ">i4"),
-            ("dimensions", ">i2"),
-            ("unused", ">i2"),
-            ("vector", ">f2", (dimensions,)),
+            ("vector_header", "V4"),
+            ("vector", values),
         ]
     )
-    rows = np.zeros(n, dtype=row)
-    rows["num_fields"] = 3
-    rows["ordinal_bytes"] = 4
-    rows["ordinal"] = ordinals
-    rows["hash_bytes"] = 16
-    rows["hash"] = hashes
-    rows["vector_bytes"] = 4 + 2 * dimensions
-    rows["dimensions"] = dimensions
-    rows["vector"] = vectors
-    return _COPY_HEADER + rows.tobytes() + _COPY_TRAILER
+    lines = np.zeros(n, dtype=line)
+    lines["num_fields"] = 3
+    lines["ordinal_bytes"] = 4
+    lines["ordinal"] = ordinals
+    lines["hash_bytes"] = 16
+    lines["hash"] = hashes
+    lines["vector_bytes"] = 4 + values.itemsize
+    lines["vector_header"] = np.void(kind.header(dimensions))
+    lines["vector"] = rows
+    return _COPY_HEADER + lines.tobytes() + _COPY_TRAILER
 
 
 UPSERT_STAGED = """
@@ -103,29 +108,30 @@ def upsert_vectors(
     generation_id: int,
     job_seq: int,
     items: Sequence[Item],
-    vectors: npt.NDArray[np.float32],
+    rows: Rows,
+    kind: VectorType,
+    dimensions: int,
 ) -> None:
-    """Writes one vector per item into the generation's table, inside the caller's transaction.
+    """Writes one row per item into the generation's table, inside the caller's transaction.
 
-    `vectors` is float32 [len(items), dimensions]; keys are unique within `items`.
+    `rows` is [len(items), width]; keys are unique within `items`.
     """
     if not items:
         return
-    dimensions = vectors.shape[1]
     driver = connection.connection.driver_connection
     assert driver is not None
-    stage = sql.Identifier(f"stage_{dimensions}")
+    stage = sql.Identifier(f"stage_{kind.column}_{dimensions}")
     hashes = np.frombuffer(b"".join(item.content_hash() for item in items), dtype="V16")
     ordinals = np.arange(1, len(items) + 1, dtype=np.int32)
     with driver.cursor() as cursor:
         cursor.execute(
             sql.SQL(
-                "CREATE TEMP TABLE IF NOT EXISTS {} (ordinal int, content_hash bytea, embedding halfvec({}))"
+                "CREATE TEMP TABLE IF NOT EXISTS {} (ordinal int, content_hash bytea, embedding {}({}))"
                 " ON COMMIT DELETE ROWS"
-            ).format(stage, sql.Literal(dimensions))
+            ).format(stage, sql.Identifier(kind.column), sql.Literal(dimensions))
         )
         with cursor.copy(sql.SQL("COPY {} FROM STDIN (FORMAT BINARY)").format(stage)) as copy:
-            copy.write(pack_copy_rows(ordinals, hashes, vectors))
+            copy.write(pack_copy_rows(ordinals, hashes, rows, kind, dimensions))
         cursor.execute(
             sql.SQL(UPSERT_STAGED).format(
                 table=sql.Identifier("vectormill", table_name(generation_id)), stage=stage

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ def keys_path(matrix: Path) -> Path:
 
 
 def write_matrix(vectors: Path, matrix: Path) -> int:
-    """Turns a Parquet file of `key` and `embedding` into float32 [rows, dimensions] and returns the rows.
+    """Turns a Parquet file of `key` and `embedding` into [rows, width] of the same numbers and returns the rows.
 
     Line i of the keys file is the key of row i, as a JSON string, since a key may hold a line end. One batch of
     rows is in memory at a time. The keys take their place first: a matrix never lies there without its keys.
@@ -35,23 +35,21 @@ def write_matrix(vectors: Path, matrix: Path) -> int:
         for batch in file.iter_batches(BATCH_ROWS, columns=["key", "embedding"]):
             rows = flatten_vectors(batch.column("embedding"), batch.num_rows)
             if is_first:
-                _write_header(values, num_rows, rows.shape[1])
+                _write_header(values, num_rows, rows.shape[1], rows.dtype)
                 is_first = False
             values.write(rows.tobytes())
             keys.write(b"".join(json.dumps(key).encode() + b"\n" for key in batch.column("key").to_pylist()))
         if is_first:
-            _write_header(values, 0, 0)
+            _write_header(values, 0, 0, np.dtype("<f4"))
     return int(num_rows)
 
 
-def flatten_vectors(column: pyarrow.Array, num_rows: int) -> npt.NDArray[np.float32]:
-    """A column of equally long lists as float32 [num_rows, dimensions]."""
-    values: npt.NDArray[np.float32] = (
-        column.flatten().to_numpy(zero_copy_only=False).astype("<f4", copy=False)
-    )
+def flatten_vectors(column: pyarrow.Array, num_rows: int) -> npt.NDArray[Any]:
+    """A column of equally long lists as [num_rows, width] of its numbers."""
+    values: npt.NDArray[Any] = column.flatten().to_numpy(zero_copy_only=False)
     return values.reshape(num_rows, -1)
 
 
-def _write_header(file: BinaryIO, num_rows: int, dimensions: int) -> None:
-    header = {"descr": "<f4", "fortran_order": False, "shape": (num_rows, dimensions)}
+def _write_header(file: BinaryIO, num_rows: int, width: int, number: "np.dtype[Any]") -> None:
+    header = {"descr": number.str, "fortran_order": False, "shape": (num_rows, width)}
     np.lib.format.write_array_header_1_0(file, header)

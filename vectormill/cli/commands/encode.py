@@ -24,6 +24,7 @@ from vectormill.cli.options import (
     Prompt,
     TextField,
     Truncate,
+    VectorType,
 )
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ def encode(
     prompt: Prompt = None,
     max_tokens: MaxTokens = None,
     truncate: Truncate = None,
+    vector_type: VectorType = None,
     key_field: KeyField = None,
     text_field: TextField = "text",
     api_url: ApiUrl = None,
@@ -97,6 +99,7 @@ def encode(
             prompt=prompt,
             max_tokens=max_tokens,
             truncate=truncate,
+            vector_type=vector_type,
         )
         job = _watch(client, job)
         if exit_code_of_job(job["state"]) == JOB_NOT_COMPLETED:

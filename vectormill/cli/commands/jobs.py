@@ -22,6 +22,7 @@ from vectormill.cli.options import (
     Prompt,
     TextField,
     Truncate,
+    VectorType,
 )
 
 app = typer.Typer()
@@ -52,6 +53,7 @@ def submit(
     prompt: Prompt = None,
     max_tokens: MaxTokens = None,
     truncate: Truncate = None,
+    vector_type: VectorType = None,
     metadata: Metadata = None,
     key_field: KeyField = None,
     text_field: TextField = "text",
@@ -83,6 +85,7 @@ def submit(
             prompt=prompt,
             max_tokens=max_tokens,
             truncate=truncate,
+            vector_type=vector_type,
             metadata=parse_metadata(metadata),
             gzip=gzip,
             idempotency_key=idempotency_key,
