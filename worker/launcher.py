@@ -57,6 +57,5 @@ def _replica(model: str, device: Device, devices: str) -> ChildSpec:
         "--devices",
         devices,
     )
-    return ChildSpec(
-        f"{model} on {device.name}", argv, process_environment() | thread_environment(device.num_threads)
-    )
+    threads = thread_environment(device.num_threads, device.num_tokenizer_threads)
+    return ChildSpec(f"{model} on {device.name}", argv, process_environment() | threads)

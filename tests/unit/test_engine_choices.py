@@ -77,6 +77,8 @@ def test_a_process_sees_its_own_device_only_and_as_many_threads_as_its_cores() -
 def test_a_replica_sees_what_its_launcher_saw_so_that_it_finds_its_device_by_the_same_name() -> None:
     assert "CUDA_VISIBLE_DEVICES" not in thread_environment(3)
     assert thread_environment(3)["RAYON_NUM_THREADS"] == "3"
+    fed = thread_environment(4, num_tokenizer_threads=16)  # of a GPU
+    assert (fed["OMP_NUM_THREADS"], fed["RAYON_NUM_THREADS"]) == ("4", "16")
 
 
 def test_this_machine_has_at_least_one_device() -> None:

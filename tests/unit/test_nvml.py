@@ -123,6 +123,7 @@ def test_devices_are_numbered_as_cuda_numbers_them_and_pinned_by_their_own_name(
     first, second = detect_cuda_devices("2,GPU-aa01", 16, FakeNvml())
     assert (first.name, first.uuid, second.name, second.uuid) == ("cuda:0", "GPU-cc03", "cuda:1", "GPU-aa01")
     assert (first.features, first.memory_bytes, first.num_threads) == (frozenset({"sm_90"}), 141 * GIB, 4)
+    assert (first.num_tokenizer_threads, second.num_tokenizer_threads) == (8, 8)  # 16 cores for two GPUs
     assert device_environment(first)["CUDA_VISIBLE_DEVICES"] == "GPU-cc03"
 
 

@@ -126,6 +126,7 @@ def detect_cuda_devices(visible: str | None, num_threads: int, nvml: Nvml | None
             memory_bytes=gpu.memory_bytes,
             features=frozenset({"sm_{}{}".format(*gpu.capability)}),
             description=gpu.name,
+            num_tokenizer_threads=max(1, num_threads // len(gpus)),  # GPUs share the cores evenly
             uuid=gpu.uuid,
         )
         for index, gpu in enumerate(gpus)

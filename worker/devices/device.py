@@ -21,7 +21,8 @@ class Device:
     """One accelerator, or a set of cores of the processor. `name` is what a user writes: cuda:0, cpu:1.
 
     `cores` are the logical processors that the encoding process is pinned to; empty leaves it unpinned.
-    `num_threads` is how many of them do not share a physical core. `memory_bytes` is the whole of it.
+    `num_threads` is how many of them do not share a physical core. `num_tokenizer_threads`, when not 0, is how many
+    tokenize for it instead. `memory_bytes` is the whole of it.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Device:
     features: frozenset[str] = frozenset()
     description: str = ""
     reason: str = "asked for"  # why it was chosen, for the worker's report
+    num_tokenizer_threads: int = 0
     uuid: str = ""  # the driver's own name of a GPU, which no numbering changes
 
     @property
@@ -110,13 +112,17 @@ def split_processor(inventory: Inventory, num_devices: int) -> list[Device]:
     ]
 
 
-def thread_environment(num_threads: int) -> dict[str, str]:
+def thread_environment(num_threads: int, num_tokenizer_threads: int = 0) -> dict[str, str]:
     """Thread counts for OpenMP (torch), MKL, OpenBLAS (NumPy) and Rayon (tokenizers): each would otherwise start one
     thread per core of the machine. They must be set before any of these is imported.
+
+    On a CPU the tokenizer gets as many threads as the model, on the same cores. Fewer would not disturb it less: a
+    forward pass goes on when its last thread is done, so one core that is taken away for long costs more than all of
+    them for a short time. A GPU's model needs no cores, and a fast one takes what all of them can tokenize.
     """
     threads = str(num_threads)
     environment = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
-    environment["RAYON_NUM_THREADS"] = threads
+    environment["RAYON_NUM_THREADS"] = str(num_tokenizer_threads or num_threads)
     # Said explicitly, so that tokenizers does not warn about processes that are forked.
     environment["TOKENIZERS_PARALLELISM"] = "true"
     return environment
