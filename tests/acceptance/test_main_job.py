@@ -25,6 +25,7 @@ def test_every_docstring_has_the_vector_that_sentence_transformers_gives_it(stac
         job = client.submit(items, model=DEFAULT_MODEL, collection="docstrings")  # type: ignore[arg-type]
         job = client.wait(job["id"], timeout_seconds=400)
         assert (job["state"], job["num_done"], job["num_failed"]) == ("completed", len(texts), 0)
+        assert job["bound_by"]["value"] == "run", job["bound_by"]["reason"]  # the device never waits
         exported = {vector["key"]: vector["embedding"] for vector in client.vectors(job["id"])}
     assert list(exported) == [text.key for text in texts]
     stack.kill_everything()  # the cores are the reference's now
