@@ -74,12 +74,12 @@ def reference(directory: Path, prompt: str = "") -> NDArray[np.float32]:
 def write_sentence_transformer(
     directory: Path, transformer: Path, pooling: str, *, dense: bool = False, include_prompt: bool = True
 ) -> Path:
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.models import Dense, Pooling, Transformer
-
     modes = tuple(pooling.split("+"))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+        warnings.simplefilter("ignore")  # the import itself warns, that the classes move in a later version
+        from sentence_transformers import SentenceTransformer
+        from sentence_transformers.models import Dense, Pooling, Transformer
+
         first = Transformer(str(transformer), max_seq_length=64)
         modules: list[Any] = [first, Pooling(32, pooling_mode=modes, include_prompt=include_prompt)]
         if dense:
@@ -171,6 +171,30 @@ def test_dense_modules_and_a_prompt_that_is_not_pooled_over_agree(
     assert (
         smallest_cosine(encode(directory, backend, cache_dir, prompt="represent this: "), expected) >= 0.9999
     )
+
+
+@pytest.mark.parametrize("name", ["query", "document", None])  # None: the default_prompt_name
+@pytest.mark.parametrize("include_prompt", [True, False])
+def test_prompts_by_name_and_the_default_one_agree(
+    name: str | None, include_prompt: bool, cache_dir: Path, tmp_path: Path
+) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    transformer = write_transformer(tmp_path / "plain", "Bert")
+    directory = write_sentence_transformer(
+        tmp_path / "st", transformer, "mean", include_prompt=include_prompt
+    )
+    path = directory / "config_sentence_transformers.json"
+    prompts = {"query": "search query: ", "document": "title: none | text: "}
+    config = json.loads(path.read_text()) | {"prompts": prompts, "default_prompt_name": "document"}
+    path.write_text(json.dumps(config))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = SentenceTransformer(str(directory), device="cpu", local_files_only=True)
+        expected = model.encode(TEXTS, prompt_name=name, show_progress_bar=False)
+    assert smallest_cosine(encode(directory, "torch", cache_dir, prompt=name), expected) >= 0.9999
+    other = "query" if name != "query" else "document"
+    assert smallest_cosine(encode(directory, "torch", cache_dir, prompt=other), expected) < 0.9999
 
 
 def test_a_kept_conversion_is_used_again(cache_dir: Path, tmp_path: Path) -> None:

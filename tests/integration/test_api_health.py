@@ -143,7 +143,9 @@ def test_the_description_holds_the_bodies_with_examples_and_every_reference_lead
     post = document["paths"]["/v1/jobs"]["post"]
     assert set(post["requestBody"]["content"]) == {"application/json", "application/x-ndjson"}
     assert all(content["example"] for content in post["requestBody"]["content"].values())
-    assert {"model", "collection", "metadata", "truncate"} <= {entry["name"] for entry in post["parameters"]}
+    assert {"model", "collection", "metadata", "long_texts", "passage_overlap", "truncate"} <= {
+        entry["name"] for entry in post["parameters"]
+    }
     schemas = document["components"]["schemas"]
     assert schemas["JobRequest"]["additionalProperties"] is False
     for reference in find_references(document):

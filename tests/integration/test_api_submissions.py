@@ -110,6 +110,72 @@ def test_every_option_of_a_stream_is_read_as_its_own_type(client: httpx.Client) 
     assert (options["prompt"], options["max_tokens"]) == ("query: ", 32)
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, ("truncate", 0, True)),  # the default
+        ({"truncate": True}, ("truncate", 0, True)),
+        ({"truncate": False}, ("fail", 0, False)),
+        ({"truncate": False, "long_texts": "fail"}, ("fail", 0, False)),
+        ({"long_texts": "passages"}, ("passages", 32, True)),  # an eighth of the model's 256 tokens
+        ({"long_texts": "passages", "max_tokens": 64}, ("passages", 8, True)),
+        ({"long_texts": "passages", "passage_overlap": 0}, ("passages", 0, True)),
+        ({"long_texts": "passages", "passage_overlap": 127}, ("passages", 127, True)),
+    ],
+)
+def test_what_becomes_of_long_texts_is_said_by_either_name(
+    client: httpx.Client, options: dict[str, Any], expected: tuple[str, int, bool]
+) -> None:
+    job = submit(client, ITEMS, options=options)
+    streamed = client.post(
+        "/v1/jobs",
+        params={
+            name: str(value).lower() if isinstance(value, bool) else value for name, value in options.items()
+        },
+        content=lines(ITEMS),
+        headers=NDJSON,
+    ).json()
+    shown = job["options"]
+    assert (shown["long_texts"], shown["passage_overlap"], shown["truncate"]) == expected
+    assert streamed["options"] == shown
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        ({"truncate": True, "long_texts": "passages"}, "invalid-option", "truncate=true means"),
+        ({"truncate": False, "long_texts": "truncate"}, "invalid-option", "leave out truncate, the older"),
+        ({"long_texts": "split"}, "invalid-request", "long_texts"),
+        ({"passage_overlap": 8}, "invalid-option", "is for long_texts='passages'"),
+        ({"long_texts": "fail", "passage_overlap": 8}, "invalid-option", "is for long_texts='passages'"),
+        ({"long_texts": "passages", "passage_overlap": 128}, "invalid-option", "from 0 to 127, not 128"),
+        ({"long_texts": "passages", "passage_overlap": -1}, "invalid-option", "from 0 to 127"),
+    ],
+)
+def test_options_for_long_texts_that_cannot_be_meant_are_refused(
+    refusing_client: httpx.Client, options: dict[str, Any], code: str, said: str
+) -> None:
+    answer = refusing_client.post("/v1/jobs", json={"items": ITEMS, "options": options})
+    assert_problem(answer, 422, code, said)
+
+
+def test_the_name_that_contradicts_is_pointed_at(refusing_client: httpx.Client) -> None:
+    both = {"truncate": False, "long_texts": "passages"}
+    document = refusing_client.post("/v1/jobs", json={"items": ITEMS, "options": both}).json()
+    assert document["errors"][0]["pointer"] == "/options/truncate"
+    query = "truncate=false&long_texts=passages"
+    stream = refusing_client.post(f"/v1/jobs?{query}", content=lines(ITEMS), headers=NDJSON).json()
+    assert stream["errors"][0]["parameter"] == "truncate"
+
+
+def test_a_collection_of_passages_and_one_of_cut_texts_are_never_mixed(client: httpx.Client) -> None:
+    submit(client, ITEMS, collection="docs")
+    submit(client, ITEMS, collection="docs", options=SMALL | {"long_texts": "fail"})
+    body = {"items": ITEMS, "collection": "docs", "options": SMALL | {"long_texts": "passages"}}
+    answer = client.post("/v1/jobs", json=body)
+    assert_problem(answer, 409, "spec-mismatch", "pooling is 'mean', not 'mean/passages:32'")
+
+
 def test_a_long_stream_becomes_many_chunks(client: httpx.Client) -> None:
     items = many(5000)
     answer = client.post(

@@ -32,6 +32,10 @@ REPORT = {
 }
 
 
+# The fake model cuts texts of more characters.
+LONG_CHARS = 100
+
+
 class FakeApi:
     """State of the service: jobs, what was asked of it, and how it shall misbehave."""
 
@@ -67,7 +71,8 @@ class FakeApi:
             "num_chunks": 1,
             "num_retried_chunks": 0,
             "num_tokens": 3 * len(items),
-            "truncated_items": 0,
+            "truncated_items": sum(is_long(item) for item in items),
+            "num_passages": 0,
             "created_at": "2026-11-01T02:00:00+00:00",
             "started_at": None,
             "finished_at": None,
@@ -78,7 +83,8 @@ class FakeApi:
             "stages": {"tokenize": {"seconds": 0.5, "share": 0.125}, "run": {"seconds": 3.6, "share": 0.9}},
             "bound_by": {"value": "run", "reason": "the model: the device was computing in 90% of the time"},
             "stage_seconds": {"tokenize": 0.5, "run": 3.6},
-            "options": {"dimensions": 2},
+            "options": {"dimensions": 2, "max_tokens": 256}
+            | {name: parameters[name] for name in ("long_texts", "passage_overlap") if name in parameters},
             "metadata": json.loads(parameters.get("metadata", "{}")),
             "_final": {
                 "state": self.final_state or ("completed_with_errors" if num_failed else "completed"),
@@ -112,6 +118,10 @@ class FakeApi:
             for item in self.items[job_id]
             if not item["text"].strip()
         ]
+
+
+def is_long(item: dict[str, Any]) -> bool:
+    return len(item["text"]) > LONG_CHARS
 
 
 @contextmanager
@@ -190,6 +200,9 @@ class FakeHandler(BaseHTTPRequestHandler):
                 self._json(self.fake.poll(self.fake.jobs[job_id]))
             case ["v1", "jobs", job_id, "errors"]:
                 self._page(self.fake.errors(job_id), parameters)
+            case ["v1", "jobs", job_id, "truncated"]:
+                cut = [{"key": item["key"]} for item in self.fake.items[job_id] if is_long(item)]
+                self._page(cut, parameters)
             case ["v1", "jobs", job_id, "vectors"]:
                 self._export(self.fake.vectors(job_id), parameters["format"])
             case ["v1", "models"]:

@@ -53,6 +53,15 @@ def test_failed_items_are_told_and_kept_and_change_the_exit_code(
     assert "… and 2 more; --errors FILE has all." in capsys.readouterr().err
 
 
+def test_texts_that_were_cut_are_told_with_the_way_out(
+    api: FakeApi, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert encode(api, tmp_path, ["one", "long " * 30]) == 0
+    assert "1 text was longer than 256 tokens and cut there" in capsys.readouterr().err
+    assert encode(api, tmp_path, ["one"]) == 0
+    assert "longer than" not in capsys.readouterr().err
+
+
 def test_the_file_of_errors_is_there_and_empty_when_nothing_failed(api: FakeApi, tmp_path: Path) -> None:
     assert encode(api, tmp_path, ["one"], "--errors", str(tmp_path / "failed.jsonl")) == 0
     assert (tmp_path / "failed.jsonl").read_bytes() == b""

@@ -142,6 +142,32 @@ def test_jobs_are_cancelled_and_retried(api: FakeApi, texts: str, capsys: pytest
     assert read_json(capsys.readouterr().out)[0]["state"] == "queued"
 
 
+def test_texts_that_were_cut_are_told_and_their_keys_listed(
+    api: FakeApi, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "long.jsonl"
+    path.write_text("".join(json.dumps({"key": key, "text": key * 101}) + "\n" for key in "abc"))
+    run("submit", str(path))
+    capsys.readouterr()
+    assert run("status", "job-1") == 0
+    shown = capsys.readouterr()
+    assert "3 texts were longer than 256 tokens and cut there" in shown.err
+    assert "3 texts were" not in shown.out  # that is for programs
+    assert run("truncated", "job-1") == 0
+    assert capsys.readouterr().out == "a\nb\nc\n"
+    assert run("truncated", "job-1", "--json") == 0
+    assert read_json(capsys.readouterr().out) == [{"key": "a"}, {"key": "b"}, {"key": "c"}]
+
+
+def test_what_becomes_of_long_texts_is_asked_of_the_api(api: FakeApi, texts: str) -> None:
+    assert run("submit", texts, "--long-texts", "passages", "--passage-overlap", "16") == 0
+    assert run("submit", texts, "--long-texts", "summarize") == 2
+    assert run("submit", texts, "--no-truncate") == 0
+    sent = [parameters for method, path, parameters in api.requests if method == "POST"]
+    assert [parameters.get("long_texts") for parameters in sent] == ["passages", None]
+    assert (sent[0]["passage_overlap"], sent[1]["truncate"]) == ("16", "false")
+
+
 def test_errors_are_listed_with_code_and_reason(
     api: FakeApi, texts: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,7 +16,7 @@ Run = Callable[..., int]
 
 COMMANDS = (
     "api", "cancel", "demo", "doctor", "encode", "errors", "export", "flower", "jobs", "migrate", "models", "plan",
-    "retry", "scheduler", "search", "status", "submit", "up", "worker", "workers",
+    "retry", "scheduler", "search", "status", "submit", "truncated", "up", "worker", "workers",
 )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from vectormill.cli.listing import print_table
 from vectormill.cli.progress import JobProgress, describe_counts, describe_seconds
-from vectormill.cli.summary import Line, describe_choice, summarize_job
+from vectormill.cli.summary import Line, describe_choice, describe_long_texts, summarize_job
 
 JOB: dict[str, Any] = {
     "id": "x",
@@ -18,6 +18,8 @@ JOB: dict[str, Any] = {
     "num_retried_chunks": 1,
     "num_tokens": 100_000,
     "truncated_items": 3,
+    "num_passages": 0,
+    "options": {"max_tokens": 256},
     "items_per_second": 512.4,
     "eta_seconds": 75.2,
     "padding_waste": 0.0312,
@@ -81,6 +83,34 @@ def test_a_summary_tells_each_different_choice_of_the_workers_of_this_model() ->
     ]
     devices = [line for line in summarize_job(JOB, workers) if line.name == "device"]
     assert devices == [Line("device", "cuda:0", "free"), Line("device", "cuda:1", "free")]
+
+
+@pytest.mark.parametrize(
+    ("counts", "sentences"),
+    [
+        (
+            {},
+            [
+                "3 texts were longer than 256 tokens and cut there; list them with `vectormill truncated x`, or"
+            ],
+        ),
+        ({"truncated_items": 1}, ["1 text was longer than 256 tokens and cut there;"]),
+        ({"truncated_items": 0}, []),
+        (
+            {"truncated_items": 0, "num_passages": 12_345},
+            ["Texts longer than 256 tokens were read in 12,345 passages."],
+        ),
+    ],
+)
+def test_what_became_of_long_texts_is_told_in_a_sentence(
+    counts: dict[str, int], sentences: list[str]
+) -> None:
+    found = describe_long_texts(JOB | counts)
+    assert len(found) == len(sentences)
+    assert all(full.startswith(start) for full, start in zip(found, sentences, strict=True))
+    lines = {line.name: line for line in summarize_job(JOB | counts, [])}
+    assert lines["truncated"].reason == "longer than 256 tokens, and cut there"
+    assert ("passages" in lines) == ("num_passages" in counts)
 
 
 @pytest.mark.parametrize(

@@ -72,12 +72,29 @@ Prompt = Annotated[
     ),
 ]
 MaxTokens = Annotated[
-    int | None, typer.Option("--max-tokens", metavar="N", min=1, help="Cut texts at so many tokens.")
+    int | None, typer.Option("--max-tokens", metavar="N", min=1, help="Read so many tokens at once.")
+]
+LongTexts = Annotated[
+    Literal["truncate", "fail", "passages"] | None,
+    typer.Option(
+        "--long-texts",
+        help="Texts longer than the model reads: cut them, fail them one by one, or average their passages.",
+        show_default="truncate",
+    ),
+]
+PassageOverlap = Annotated[
+    int | None,
+    typer.Option(
+        "--passage-overlap",
+        metavar="N",
+        min=0,
+        help="Tokens that neighbouring passages share; else an eighth of a passage.",
+    ),
 ]
 Truncate = Annotated[
     bool | None,
     typer.Option(
-        "--truncate/--no-truncate", help="Cut long texts, or fail them one by one.", show_default="cut"
+        "--truncate/--no-truncate", help="The older name of --long-texts truncate or fail.", hidden=True
     ),
 ]
 VectorType = Annotated[

@@ -31,7 +31,7 @@ def summarize_job(
     lines = [
         Line("items", f"{job['num_items']:,}"),
         Line("failed", f"{job['num_failed']:,}"),
-        Line("truncated", f"{job['truncated_items']:,}", "longer than the model reads"),
+        *_long_text_lines(job),
         Line("tokens", f"{job['num_tokens']:,}"),
         Line("seconds", f"{seconds:,.1f}", "from the submission to the last commit"),
         Line("texts/s", f"{job['num_done'] / seconds:,.0f}"),
@@ -44,6 +44,35 @@ def summarize_job(
     ]
     reports = [worker["report"] for worker in workers if worker["model"] == job["model"]]
     return lines + [line for name in CHOICES for line in _choices(name, reports)]
+
+
+def _long_text_lines(job: Mapping[str, Any]) -> list[Line]:
+    lines = [Line("truncated", f"{job['truncated_items']:,}", f"longer than {_limit(job)}, and cut there")]
+    if job.get("num_passages"):
+        lines.append(
+            Line("passages", f"{job['num_passages']:,}", f"that texts longer than {_limit(job)} were read in")
+        )
+    return lines
+
+
+def describe_long_texts(job: Mapping[str, Any]) -> list[str]:
+    """Sentences that say what became of texts longer than the model reads; none when there was none."""
+    sentences = []
+    num_cut, num_passages = job["truncated_items"], job.get("num_passages", 0)
+    if num_cut:
+        subject = "1 text was" if num_cut == 1 else f"{num_cut:,} texts were"
+        sentences.append(
+            f"{subject} longer than {_limit(job)} and cut there; list them with `vectormill truncated {job['id']}`, "
+            "or submit with --long-texts passages."
+        )
+    if num_passages:
+        sentences.append(f"Texts longer than {_limit(job)} were read in {num_passages:,} passages.")
+    return sentences
+
+
+def _limit(job: Mapping[str, Any]) -> str:
+    max_tokens = job["options"].get("max_tokens")
+    return f"{max_tokens:,} tokens" if max_tokens else "the model reads"
 
 
 def describe_stages(record: Mapping[str, Any]) -> list[Line]:

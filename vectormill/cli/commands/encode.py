@@ -17,9 +17,11 @@ from vectormill.cli.options import (
     Format,
     Json,
     KeyField,
+    LongTexts,
     MaxTokens,
     Model,
     Normalize,
+    PassageOverlap,
     Priority,
     Prompt,
     TextField,
@@ -65,6 +67,8 @@ def encode(
     dimensions: Dimensions = None,
     prompt: Prompt = None,
     max_tokens: MaxTokens = None,
+    long_texts: LongTexts = None,
+    passage_overlap: PassageOverlap = None,
     truncate: Truncate = None,
     vector_type: VectorType = None,
     key_field: KeyField = None,
@@ -98,6 +102,8 @@ def encode(
             dimensions=dimensions,
             prompt=prompt,
             max_tokens=max_tokens,
+            long_texts=long_texts,
+            passage_overlap=passage_overlap,
             truncate=truncate,
             vector_type=vector_type,
         )
@@ -169,7 +175,7 @@ def _report_failures(client: "Client", job: dict[str, Any], errors: Path | None)
 
 def _report(job: dict[str, Any], out: Path, *, is_json: bool) -> None:
     from vectormill.cli.listing import print_json
-    from vectormill.cli.summary import job_seconds
+    from vectormill.cli.summary import describe_long_texts, job_seconds
 
     if is_json:
         print_json(job | {"out": str(out)})
@@ -179,3 +185,5 @@ def _report(job: dict[str, Any], out: Path, *, is_json: bool) -> None:
         f"{job['num_done']:,} vectors in {out}, {job['num_failed']:,} items failed; "
         f"{seconds:,.1f} s, {job['num_done'] / seconds:,.0f} texts/s."
     )
+    for sentence in describe_long_texts(job):
+        typer.echo(sentence, err=True)

@@ -1,4 +1,4 @@
-"""Jobs: submit, jobs, status, cancel, retry, errors. Each speaks to one API, and starts nothing."""
+"""Jobs: submit, jobs, status, cancel, retry, errors, truncated. Each speaks to one API, and starts nothing."""
 
 import itertools
 from pathlib import Path
@@ -14,10 +14,12 @@ from vectormill.cli.options import (
     Dimensions,
     Json,
     KeyField,
+    LongTexts,
     MaxTokens,
     Metadata,
     Model,
     Normalize,
+    PassageOverlap,
     Priority,
     Prompt,
     TextField,
@@ -52,6 +54,8 @@ def submit(
     dimensions: Dimensions = None,
     prompt: Prompt = None,
     max_tokens: MaxTokens = None,
+    long_texts: LongTexts = None,
+    passage_overlap: PassageOverlap = None,
     truncate: Truncate = None,
     vector_type: VectorType = None,
     metadata: Metadata = None,
@@ -84,6 +88,8 @@ def submit(
             dimensions=dimensions,
             prompt=prompt,
             max_tokens=max_tokens,
+            long_texts=long_texts,
+            passage_overlap=passage_overlap,
             truncate=truncate,
             vector_type=vector_type,
             metadata=parse_metadata(metadata),
@@ -204,6 +210,20 @@ def errors(job_id: JobId, api_url: ApiUrl = None, data_dir: DataDir = None, json
             print_table(("key", "code", "detail"), rows)
 
 
+@app.command(epilog="Example: vectormill truncated JOB > cut.txt")
+def truncated(job_id: JobId, api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
+    """List the keys of a job's texts that were cut because they were too long."""
+    from vectormill.cli.endpoint import connected
+    from vectormill.cli.listing import print_json, print_table
+
+    with connected(api_url, data_dir) as client:
+        if json:
+            for item in client.truncated(job_id):
+                print_json(item)
+        else:
+            print_table(("key",), ((item["key"],) for item in client.truncated(job_id)))
+
+
 def _print_workers(api_url: str | None, data_dir: Path | None, is_json: bool) -> None:
     from vectormill.cli.endpoint import connected
     from vectormill.cli.listing import print_json, print_table
@@ -226,7 +246,7 @@ def _print_workers(api_url: str | None, data_dir: Path | None, is_json: bool) ->
 
 def _print_job(job: dict[str, Any], is_json: bool) -> None:
     from vectormill.cli.listing import print_json, print_table
-    from vectormill.cli.summary import describe_stages
+    from vectormill.cli.summary import describe_long_texts, describe_stages
 
     if is_json:
         print_json(job)
@@ -236,3 +256,5 @@ def _print_job(job: dict[str, Any], is_json: bool) -> None:
     print_table(
         ("", ""), [(name, value) for name, value in (plain | stages).items() if value not in (None, {}, [])]
     )
+    for sentence in describe_long_texts(job):
+        typer.echo(sentence, err=True)
