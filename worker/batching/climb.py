@@ -1,0 +1,120 @@
+"""Climb: finds the knee of tokens per second over the size of batches, by measuring. Knows no device and no clock.
+
+Sizes are compared two at a time, an incumbent and a challenger of twice or half its size, whose batches alternate: a
+machine that grows slower for a while, or texts that grow longer, slow both. What counts is the median of the ratios.
+Each size is measured against its neighbour once, so that a climb ends; then it stays at the smallest size whose rate is
+within 3 % of the best, because a larger one only takes more memory and lets interactive texts wait longer.
+"""
+
+from collections.abc import Mapping
+from statistics import median
+from typing import Final
+
+STEP: Final = 2
+# Pairs of full batches in a comparison. With rates that scatter by 3 %, the median of 7 ratios scatters by 2 %.
+NUM_PAIRS: Final = 7
+TOLERATED_LOSS: Final = 0.03
+# A step up that brings less than this is the last one.
+SMALLEST_GAIN: Final = 0.015
+# A batch that takes so long has outgrown every fixed cost, which are milliseconds: a larger one would only delay.
+LONGEST_SECONDS: Final = 0.5
+
+
+class Climb:
+    """Rates are relative to that of the first size, their first key, and chained: 2 to 1 times 4 to 2 is 4 to 1."""
+
+    def __init__(
+        self,
+        start: int,
+        smallest: int,
+        largest: int,
+        rates: Mapping[int, float] | None = None,
+        seconds: Mapping[int, float] | None = None,
+    ) -> None:
+        self._smallest = smallest
+        self._largest = largest
+        self.rates: dict[int, float] = dict(rates or {min(start, largest): 1.0})
+        self.seconds: dict[int, float] = dict(seconds or {})  # of a full batch of that size
+        self._choose_pair()
+
+    @property
+    def max_batch_tokens(self) -> int:
+        """What the next batch should be filled to."""
+        if self._challenger is None:
+            return self._incumbent
+        is_behind = len(self._samples[self._challenger]) < len(self._samples[self._incumbent])
+        return self._challenger if is_behind else self._incumbent
+
+    @property
+    def settled_tokens(self) -> int:
+        """The best size known so far."""
+        return choose_size(self.rates)
+
+    @property
+    def is_settled(self) -> bool:
+        return self._challenger is None
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes that are being compared; the chosen one alone when nothing is."""
+        return tuple(self._samples)
+
+    def limit(self, smallest: int, largest: int) -> None:
+        """From now on nothing else is tried. A limit that is lifted lets the climb go on where it was stopped."""
+        if (smallest, largest) != (self._smallest, self._largest):
+            self._smallest, self._largest = smallest, largest
+            if self._challenger is None or max(self._incumbent, self._challenger) > largest:
+                self._choose_pair()
+
+    def observe(self, size: int, num_tokens: int, seconds: float) -> None:
+        """A batch that was filled to `size` and took so long."""
+        if size not in self._samples:
+            return
+        samples = self._samples[size]
+        if len(samples) < NUM_PAIRS:
+            samples.append((num_tokens / seconds, seconds))
+        if self._challenger is not None and all(len(s) == NUM_PAIRS for s in self._samples.values()):
+            self._compare(self._incumbent, self._challenger)
+            self._choose_pair()
+
+    def _compare(self, incumbent: int, challenger: int) -> None:
+        ours, theirs = self._samples[incumbent], self._samples[challenger]
+        ratio = median(their / our for (our, _), (their, _) in zip(ours, theirs, strict=True))
+        self.rates[challenger] = self.rates[incumbent] * ratio
+        for size, samples in self._samples.items():
+            self.seconds[size] = median(seconds for _, seconds in samples)
+
+    def _choose_pair(self) -> None:
+        pair = choose_pair(self.rates, self.seconds, self._smallest, self._largest)
+        self._incumbent: int = pair[0] if pair else self.settled_tokens
+        self._challenger: int | None = pair[1] if pair else None
+        # Rate and seconds of each batch, by size.
+        self._samples: dict[int, list[tuple[float, float]]] = {
+            size: [] for size in pair or (self._incumbent,)
+        }
+
+
+def choose_pair(
+    rates: Mapping[int, float], seconds: Mapping[int, float], smallest: int, largest: int
+) -> tuple[int, int] | None:
+    """The next two sizes to compare, incumbent first; None when the knee is known as far as it may be looked for."""
+    first = next(iter(rates))
+    rates = {size: rate for size, rate in rates.items() if size <= largest}
+    if not rates:
+        return None
+    top, bottom = max(rates), min(rates)
+    below = [rate for size, rate in rates.items() if size < top]
+    is_gaining = not below or rates[top] >= max(below) * (1 + SMALLEST_GAIN)
+    if is_gaining and top * STEP <= largest and seconds.get(top, 0.0) <= LONGEST_SECONDS:
+        return top, top * STEP
+    # From the first size one step down is always measured: where it has outgrown a cache, all above it is slow alike.
+    is_unsure = bottom == first or rates[bottom] >= (1 - TOLERATED_LOSS) * max(rates.values())
+    if is_unsure and bottom // STEP >= smallest:
+        return bottom, bottom // STEP
+    return None
+
+
+def choose_size(rates: Mapping[int, float]) -> int:
+    """The smallest size whose rate is as good as the best."""
+    best = max(rates.values())
+    return min(size for size, rate in rates.items() if rate >= (1 - TOLERATED_LOSS) * best)
