@@ -24,7 +24,7 @@ from vectormill.model_card import ModelCard
 from vectormill.settings import process_environment
 from worker.batching.cost import BatchCost, PackedCost, PaddedCost, find_quadratic_length
 from worker.batching.limits import BatchLimits
-from worker.devices.device import CPU, Device, device_environment
+from worker.devices.device import Device, device_environment
 from worker.model.encoder import EncoderOrder
 from worker.parallel.executor import Executor, ExecutorTimeouts
 from worker.parallel.messages import Load
@@ -36,15 +36,13 @@ from worker.slot import Slot, wait_unless_cancelled
 from worker.switchboard import Switchboard, Ticket
 from worker.tokens.passages import PassagedTexts, cut_passages
 from worker.tokens.tokenizer import Tokenizer
+from worker.tuner import Tuner
 
 __all__ = ["EncodeRequest", "EncodeResult", "EncodingCancelled", "Engine", "EngineStopped", "RunnerDied"]
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_FACTORY: Final = "worker.model.factory:load_encoder"
-# First guesses, until budgets are tuned by measuring: a GPU needs far more to do at once than a CPU.
-CPU_BATCH_TOKENS: Final = 2048
-ACCELERATOR_BATCH_TOKENS: Final = 32768
 SMALLEST_NORM: Final = 1e-12
 
 
@@ -61,10 +59,10 @@ class Engine:
         factory: str = DEFAULT_FACTORY,
     ) -> None:
         num_threads = settings.threads or device.num_threads
-        default_budget = CPU_BATCH_TOKENS if device.kind == CPU else ACCELERATOR_BATCH_TOKENS
         self._card = card
         self._device = device
-        self._limits = BatchLimits(settings.max_batch_tokens or default_budget)
+        self._tuner = Tuner(card, device, settings, cache_dir)
+        self._limits = BatchLimits(self._tuner.max_batch_tokens(1))
         self._tokenizer = Tokenizer(card.path, lowercase=card.lowercase)
         self._switchboard = Switchboard(self._limits)
         self._reuse = VectorReuse(settings.reuse_bytes)
@@ -89,6 +87,7 @@ class Engine:
                 settings.max_runner_restarts,
             ),
             self._switchboard,
+            self._tuner,
         )
         # Callers beyond these wait outside, with their texts not yet tokenized: the pool is bounded by them.
         self._slots = {
@@ -102,7 +101,10 @@ class Engine:
         """Waits until the model is loaded. Raises ModelError."""
         self._executor.start()
         assert self._executor.report is not None
-        self._switchboard.set_cost(find_batch_cost(self._card, self._executor.report.is_packed))
+        cost = find_batch_cost(self._card, self._executor.report.is_packed)
+        self._tuner.begin(self._executor.report, self._executor.memory, cost)
+        self._switchboard.set_cost(cost)
+        self._switchboard.set_budget(self._tuner.max_batch_tokens)
 
     def stop(self) -> None:
         """Ends the model process; requests that wait get EngineStopped."""
@@ -149,7 +151,7 @@ class Engine:
             "state": self._executor.state,
             "state_reason": self._executor.reason,
             **choices,
-            "max_batch_tokens": self._limits.max_batch_tokens,
+            **self._tuner.describe(),
             "num_batches": tally.num_batches,
             "num_sequences": tally.num_sequences,
             "num_tokens": tally.num_tokens,

@@ -1,9 +1,9 @@
 """What a worker can be told by environment: VECTORMILL_WORKER_… variables, read once and passed down."""
 
 import os
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from vectormill.domain.errors import ConfigurationError
@@ -31,6 +31,12 @@ class WorkerSettings(BaseSettings):
     max_batch_tokens: int | None = Field(
         default=None, ge=16, description="Padded tokens in a batch; by device if unset."
     )
+    memory_high_watermark: float = Field(
+        default=0.8, gt=0, le=1, description="Share of the device's memory above which batches shrink."
+    )
+    memory_low_watermark: float = Field(
+        default=0.5, ge=0, le=1, description="Share of it above which batches do not grow."
+    )
     slots: int = Field(default=6, ge=1, description="Bulk chunks encoded at the same time.")
     interactive_slots: int = Field(
         default=2, ge=1, description="Interactive chunks encoded at the same time."
@@ -47,6 +53,15 @@ class WorkerSettings(BaseSettings):
     max_runner_restarts: int = Field(
         default=5, ge=0, description="Model processes lost in a row before giving up."
     )
+
+    @model_validator(mode="after")
+    def _order_watermarks(self) -> Self:
+        if self.memory_low_watermark > self.memory_high_watermark:
+            raise ValueError(
+                f"memory_low_watermark ({self.memory_low_watermark:g}) must not be above memory_high_watermark "
+                f"({self.memory_high_watermark:g})"
+            )
+        return self
 
 
 def load_worker_settings(**overrides: Any) -> WorkerSettings:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vectormill.domain.errors import ChunkError
-from vectormill.domain.item import ENCODING_FAILED, ITEM_ERROR_CODES, ItemFailure
+from vectormill.domain.item import ITEM_ERROR_CODES, ItemFailure
 from worker.batching.cost import BatchCost
 from worker.batching.feed import Feed
 from worker.batching.limits import BatchLimits, BudgetSource
@@ -176,12 +176,12 @@ class Switchboard:
                 ticket.run_seconds += seconds * sequence.num_tokens / num_tokens
                 self._count_down(ticket)
 
-    def fail_sequence(self, sequence: Sequence, reason: str) -> None:
-        """The model raised on this sequence alone."""
+    def fail_sequence(self, sequence: Sequence, code: str, reason: str) -> None:
+        """The model raised on this sequence alone; `code` is that of an item error."""
         with self._lock:
             ticket = self._tickets.get(sequence.request)
             if ticket is not None:
-                failure = ItemFailure(ENCODING_FAILED, f"{ITEM_ERROR_CODES[ENCODING_FAILED]} ({reason})")
+                failure = ItemFailure(code, f"{ITEM_ERROR_CODES[code]} ({reason})")
                 ticket.failures[int(ticket.positions[sequence.position])] = failure
                 self._count_down(ticket)
 

@@ -10,8 +10,8 @@ from vectormill.settings import Settings
 from worker.batching.cost import BatchCost, PackedCost, PaddedCost
 from worker.batching.limits import BatchLimits
 from worker.batching.pool import SequencePool
-from worker.engine import CPU_BATCH_TOKENS
 from worker.settings import WorkerSettings
+from worker.tuner import CPU_BATCH_TOKENS
 
 Draw = Callable[[random.Random], int]
 

@@ -29,7 +29,7 @@ def run(budget: TokenBudget, device: Device, *, length: int = 32, batches: int =
         on_their_way.append(budget.max_batch_tokens(length))
         tokens = on_their_way.pop(0) // length * length
         sizes.append(tokens)
-        budget.observe(length, tokens, tokens, device(tokens))
+        budget.observe(length, tokens, length, tokens, device(tokens))
     return sizes
 
 
@@ -97,7 +97,7 @@ def test_a_batch_that_takes_half_a_second_is_not_made_larger() -> None:
 def test_batches_that_are_not_full_say_nothing() -> None:
     budget = make_budget()
     for _ in range(100):
-        budget.observe(32, 1024, 1024, 1e-6)
+        budget.observe(32, 1024, 32, 1024, 1e-6)
     assert budget.max_batch_tokens(32) == 2048
     assert not budget.is_changed
 
@@ -163,7 +163,7 @@ def test_out_of_memory_while_climbing_ends_the_climb_below_it() -> None:
         if tokens > 9000:
             budget.observe_out_of_memory(32, tokens)
         else:
-            budget.observe(32, tokens // 32 * 32, tokens, device(tokens))
+            budget.observe(32, tokens // 32 * 32, 32, tokens, device(tokens))
     assert 4096 <= budget.max_batch_tokens(32) <= 16384
     assert budget.describe()["up to 64"]["num_out_of_memory"] <= 3
 

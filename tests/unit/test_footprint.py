@@ -46,9 +46,11 @@ def test_compression_compresses_matrices_and_leaves_embeddings_and_norms() -> No
 @pytest.mark.parametrize(
     ("attention", "num_bytes"),
     [
-        ("sdpa", 5),  # a mask, as bool and as fp32
+        ("sdpa", 5),
+        ("padded (sdpa)", 5),  # a mask, as bool and as fp32
         ("eager", 5 + 2 * 12 * 4),  # and the scores of twelve heads, before and after the softmax
         ("packed", 0),
+        ("packed (vectormill_varlen)", 0),
         ("openvino", 16),
     ],
 )

@@ -18,8 +18,8 @@ LARGEST_TOKENS: Final = 1 << 20
 # Good full batches after an out-of-memory until one step back up is tried; doubled with every relapse.
 NUM_GOOD_BATCHES: Final = 64
 MOST_DOUBLINGS: Final = 6
-# Batches between two shrinks by the watermark: the next ones are on their way at the old size.
-NUM_SHRINK_BATCHES: Final = 8
+# Memory reports from one shrink by the watermark to the next: batches of the old size are still on their way.
+NUM_SHRINK_REPORTS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class _Class:
         self.num_relapses = learned.num_relapses
         self.has_grown_back = False
         self.tokens_per_second = learned.tokens_per_second
-        self.longest = 1
+        self.longest_cost = 1  # the cost of the longest sequence seen
         self.num_good = 0
 
 
@@ -104,17 +104,15 @@ class TokenBudget:
         found = self._classes[find_length_class(max_length)]
         return max(max_length, min(found.climb.max_batch_tokens, self._ceiling(found, max_length)))
 
-    def observe(self, max_length: int, computed_tokens: int, num_tokens: int, seconds: float) -> None:
-        """A batch came back. Only full ones say anything: `computed_tokens` and one sequence more would be too many."""
+    def observe(self, max_length: int, cost: int, one_more: int, num_tokens: int, seconds: float) -> None:
+        """A batch of that cost came back. Only full ones say anything: with `one_more` it would have cost too much."""
         found = self._classes[find_length_class(max_length)]
-        found.longest = max(found.longest, max_length)
+        found.longest_cost = max(found.longest_cost, one_more)
         self._limit(found)
         ceiling = self._ceiling(found, max_length)
-        bounds = {size: max(max_length, min(size, ceiling)) for size in found.climb.sizes}
+        bounds = {size: max(one_more, min(size, ceiling)) for size in found.climb.sizes}
         # More than one where the sequences are so long that both sizes hold equally many of them.
-        filled = [
-            size for size, most in bounds.items() if computed_tokens <= most < computed_tokens + max_length
-        ]
+        filled = [size for size, most in bounds.items() if cost <= most < cost + one_more]
         if not filled or seconds <= 0:
             return
         found.tokens_per_second = blend(found.tokens_per_second, num_tokens / seconds)
@@ -130,7 +128,7 @@ class TokenBudget:
         self._num_until_shrink = max(0, self._num_until_shrink - 1)
         if used_share <= self.rules.high_watermark or self._num_until_shrink:
             return False
-        self._num_until_shrink = NUM_SHRINK_BATCHES
+        self._num_until_shrink = NUM_SHRINK_REPORTS
         is_shrunk = False
         for found in self._classes.values():
             size = min(found.climb.settled_tokens, found.ceiling_tokens or LARGEST_TOKENS)
@@ -141,11 +139,10 @@ class TokenBudget:
         self.num_shrunk += is_shrunk
         return is_shrunk
 
-    def observe_out_of_memory(self, max_length: int, computed_tokens: int) -> None:
+    def observe_out_of_memory(self, max_length: int, cost: int) -> None:
         """A batch did not fit: half of it is its class's ceiling, from which one sequence is always let off."""
         found = self._classes[find_length_class(max_length)]
-        found.longest = max(found.longest, max_length)
-        ceiling = max(1, computed_tokens // 2)
+        ceiling = max(1, cost // 2)
         found.ceiling_tokens = min(found.ceiling_tokens or ceiling, ceiling)
         found.num_out_of_memory += 1
         found.num_relapses += found.has_grown_back
@@ -198,10 +195,10 @@ class TokenBudget:
 
     def _limit(self, found: _Class) -> None:
         """What may be tried: no less than one sequence, and above the low watermark nothing new that is larger."""
-        largest = min(self._largest_tried, self._ceiling(found, found.longest))
+        largest = min(self._largest_tried, self._ceiling(found, found.longest_cost))
         if self._used_share > self.rules.low_watermark:
             largest = min(largest, max(found.climb.rates))
-        found.climb.limit(max(self._smallest_tried, found.longest), largest)
+        found.climb.limit(max(self._smallest_tried, found.longest_cost), largest)
 
     def _grow_back(self, found: _Class) -> None:
         """After an out-of-memory or a shrink: half as much again, once enough full batches went well."""

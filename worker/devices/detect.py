@@ -15,7 +15,8 @@ from vectormill.settings import process_environment
 from worker.devices.device import CPU, CUDA, MPS, VISIBLE_DEVICES, Device, Inventory
 from worker.devices.nvml import Nvml, list_gpus, open_nvml, read_use, select_visible
 
-CGROUP_CPU_LIMIT: Final = Path("/sys/fs/cgroup/cpu.max")
+CGROUP: Final = Path("/sys/fs/cgroup")
+CGROUP_CPU_LIMIT: Final = CGROUP / "cpu.max"
 CPU_TOPOLOGY: Final = Path("/sys/devices/system/cpu")
 
 logger = logging.getLogger(__name__)
@@ -27,6 +28,10 @@ class Memory:
 
     total_bytes: int
     available_bytes: int
+
+    @property
+    def used_share(self) -> float:
+        return 1 - self.available_bytes / self.total_bytes
 
 
 def detect_inventory(environment: Mapping[str, str] | None = None) -> Inventory:
@@ -47,8 +52,29 @@ def detect_inventory(environment: Mapping[str, str] | None = None) -> Inventory:
 
 
 def detect_memory() -> Memory:
-    memory = psutil.virtual_memory()
-    return Memory(total_bytes=memory.total, available_bytes=memory.available)
+    """Main memory. A container's limit is obeyed: beyond it processes are killed, however much the machine has."""
+    machine = psutil.virtual_memory()
+    limit = _read_number(CGROUP / "memory.max")
+    used = _read_number(CGROUP / "memory.current")
+    if limit is None or used is None or limit >= machine.total:
+        return Memory(total_bytes=machine.total, available_bytes=machine.available)
+    # Pages of files that were read, and that the kernel drops when memory is asked for.
+    cached = next(
+        (
+            int(line.split()[1])
+            for line in (CGROUP / "memory.stat").read_text().splitlines()
+            if line.startswith("inactive_file ")
+        ),
+        0,
+    )
+    available = max(0, min(machine.available, limit - used + cached))
+    return Memory(total_bytes=limit, available_bytes=available)
+
+
+def _read_number(path: Path) -> int | None:
+    """None where the file is missing or says "max"."""
+    text = path.read_text().strip() if path.is_file() else ""
+    return int(text) if text.isdigit() else None
 
 
 def detect_physical_cores() -> tuple[tuple[int, ...], ...]:

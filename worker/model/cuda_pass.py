@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from worker.model.encoder import DeviceLost
+from worker.model.exhaustion import is_out_of_memory
 
 # Inputs on the device -> vectors [n, dim] on the device.
 Compute = Callable[..., Tensor]
@@ -64,6 +65,8 @@ def losing_device() -> Iterator[None]:
     try:
         yield
     except torch.AcceleratorError as error:
+        if is_out_of_memory(error):  # of pinned memory, which no allocator of torch's retries
+            raise
         raise DeviceLost(str(error).strip().splitlines()[0]) from error
 
 

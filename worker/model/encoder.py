@@ -92,7 +92,8 @@ class Encoder(Protocol):
     def encode(self, batch: TokenBatch) -> NDArray[np.float32]:
         """Vectors [n, card.dimension]: pooled and passed through Dense modules, not normalized and not cut.
 
-        Raises whatever the framework raises; the caller finds the sequence that is to blame. Raises DeviceLost.
+        Raises whatever the framework raises: worker.model.exhaustion tells which of it means too little memory, and of
+        all else the caller finds the sequence that is to blame. Raises DeviceLost.
         """
         forward_pass = self.prepare(batch)
         forward_pass.start()

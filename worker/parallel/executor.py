@@ -18,9 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vectormill.domain.errors import ModelError
+from vectormill.domain.item import ENCODING_FAILED, OUT_OF_MEMORY
 from worker.batching.sequence import Sequence
 from worker.batching.token_batch import TokenBatch
 from worker.model.encoder import EncoderReport
+from worker.parallel.memory import MemoryReport
 from worker.parallel.messages import (
     BATCHES_AHEAD,
     URGENT_BATCHES_AHEAD,
@@ -73,9 +75,16 @@ class WorkSource(Protocol):
     def next_urgent_work(self) -> Work | None: ...
     def ask_again_at(self) -> float | None: ...
     def deliver(self, work: Work, vectors: NDArray[np.float32], seconds: float) -> None: ...
-    def fail_sequence(self, sequence: Sequence, reason: str) -> None: ...
+    def fail_sequence(self, sequence: Sequence, code: str, reason: str) -> None: ...
     def lose_work(self, work: Work, reason: str) -> None: ...
     def close(self, reason: str) -> None: ...
+
+
+class WorkObserver(Protocol):
+    """Hears what batches cost. Called from the executor's thread, between batches."""
+
+    def observe_encoded(self, work: Work, seconds: float, memory: MemoryReport | None) -> None: ...
+    def observe_out_of_memory(self, work: Work, reason: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +100,18 @@ class Executor:
     """Runs one replica of the model."""
 
     def __init__(
-        self, load: Load, environment: Mapping[str, str], timeouts: ExecutorTimeouts, source: WorkSource
+        self,
+        load: Load,
+        environment: Mapping[str, str],
+        timeouts: ExecutorTimeouts,
+        source: WorkSource,
+        observer: WorkObserver,
     ) -> None:
         self._load = load
         self._environment = dict(environment)
         self._timeouts = timeouts
         self._source = source
+        self._observer = observer
         self._thread = threading.Thread(target=self._run, name="executor", daemon=True)
         self._wake_reader, self._wake_writer = Pipe(duplex=False)
         self._is_woken = threading.Event()
@@ -114,6 +129,7 @@ class Executor:
         self.state = LOADING
         self.reason = ""
         self.report: EncoderReport | None = None
+        self.memory: MemoryReport | None = None  # the newest
 
     def start(self) -> None:
         """Waits until the model is loaded. Raises ModelError, and has ended then."""
@@ -191,6 +207,7 @@ class Executor:
             raise RunnerLost(message.reason)
         assert isinstance(message, Loaded)
         self.report = report = message.report
+        self.memory = message.memory
         for choice in (report.device, report.backend, report.precision):
             logger.info("%s encodes with %s: %s", self._load.order.card.name, choice.value, choice.reason)
         for note in report.notes:
@@ -238,9 +255,16 @@ class Executor:
             self._started = message.number
         elif isinstance(message, Encoded):
             self._losses_in_row = 0
-            self._source.deliver(self._end(message.number), message.vectors, message.seconds)
+            self.memory = message.memory or self.memory
+            work = self._end(message.number)
+            self._observer.observe_encoded(work, message.seconds, message.memory)
+            self._source.deliver(work, message.vectors, message.seconds)
         elif isinstance(message, EncodeFailed):
-            self._isolate(self._end(message.number), message.reason)
+            work = self._end(message.number)
+            if message.is_out_of_memory:
+                self._observer.observe_out_of_memory(work, message.reason)
+            code = OUT_OF_MEMORY if message.is_out_of_memory else ENCODING_FAILED
+            self._isolate(work, code, message.reason)
 
     def _end(self, number: int) -> Work:
         if self._started == number:  # else the next one was started before this outcome was sent
@@ -256,10 +280,10 @@ class Executor:
             self._is_woken.clear()
         return ready
 
-    def _isolate(self, work: Work, reason: str) -> None:
+    def _isolate(self, work: Work, code: str, reason: str) -> None:
         """One bad text fails alone: a failed batch is tried again in halves, down to a single sequence."""
         if len(work.sequences) == 1:
-            self._source.fail_sequence(work.sequences[0], reason)
+            self._source.fail_sequence(work.sequences[0], code, reason)
         else:
             self._return(*work.halves())
 

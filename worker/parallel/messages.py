@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from worker.batching.token_batch import TokenBatch
 from worker.model.encoder import EncoderOrder, EncoderReport
+from worker.parallel.memory import MemoryReport
 
 # With the runner at a time, of each kind: the one being encoded and the next one, so that it never waits. Urgent
 # batches come on top, because a full house of bulk must not keep them out.
@@ -28,6 +29,7 @@ class Loaded:
     """From the runner: the encoder is ready for batches."""
 
     report: EncoderReport
+    memory: MemoryReport | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +57,21 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """From the runner: the vectors [n, dim] of a batch, and the seconds that the encoder took."""
+    """From the runner: the vectors [n, dim] of a batch, and the seconds that the encoder took.
+
+    `memory` is None where it was reported a moment ago.
+    """
 
     number: int
     vectors: NDArray[np.float32]
     seconds: float
+    memory: MemoryReport | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class EncodeFailed:
-    """From the runner, which goes on: the encoder raised on this batch."""
+    """From the runner, which goes on: the encoder raised on this batch, maybe only because it was too large."""
 
     number: int
     reason: str
+    is_out_of_memory: bool = False

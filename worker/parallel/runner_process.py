@@ -18,6 +18,8 @@ from typing import Any, Final, NoReturn
 from vectormill.domain.errors import ModelError
 from vectormill.processes import die_with_parent
 from worker.model.encoder import DeviceLost, Encoder, ForwardPass
+from worker.model.exhaustion import is_out_of_memory
+from worker.parallel.memory import MemoryGauge
 from worker.parallel.messages import (
     BATCHES_AHEAD,
     URGENT_BATCHES_AHEAD,
@@ -52,8 +54,9 @@ def main(file_descriptor: int, parent_pid: int) -> NoReturn:
     connection: Connection[Any, Any] = Connection(file_descriptor)
     try:
         load: Load = connection.recv()
-        encoder = _load(connection, load)
-        serve(connection, encoder)
+        gauge = MemoryGauge(load.order.device)
+        encoder = _load(connection, load, gauge)
+        serve(connection, encoder, gauge)
     except (EOFError, OSError):
         logger.info("The worker is gone or wants no more vectors.")
     except DeviceLost as error:
@@ -62,7 +65,7 @@ def main(file_descriptor: int, parent_pid: int) -> NoReturn:
     os._exit(0)
 
 
-def _load(connection: "Connection[Any, Any]", load: Load) -> Encoder:
+def _load(connection: "Connection[Any, Any]", load: Load, gauge: MemoryGauge) -> Encoder:
     """The encoder, on the cores of its device; a reason is sent and the process ends when it cannot be had."""
     if load.order.device.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, load.order.device.cores)
@@ -75,12 +78,12 @@ def _load(connection: "Connection[Any, Any]", load: Load) -> Encoder:
         logger.exception("The model cannot be loaded.")
         connection.send(LoadFailed(f"The model {load.order.card.name!r} cannot be loaded: {_reason(error)}"))
     else:
-        connection.send(Loaded(encoder.describe()))
+        connection.send(Loaded(encoder.describe(), gauge.read()))
         return encoder
     os._exit(1)
 
 
-def serve(connection: "Connection[Any, Any]", encoder: Encoder) -> None:
+def serve(connection: "Connection[Any, Any]", encoder: Encoder, gauge: MemoryGauge) -> None:
     """Encodes batch after batch until the pipe is closed.
 
     The next batch is started before the outcome of the last one is sent, so that a device of its own does not wait for
@@ -91,7 +94,7 @@ def serve(connection: "Connection[Any, Any]", encoder: Encoder) -> None:
     threading.Thread(target=_read, args=(connection, batches, encoder), name="reader", daemon=True).start()
     current: _Run | None = None
     while True:
-        outcome = None if current is None else current.finish()
+        outcome = None if current is None else current.finish(gauge)
         if current is not None and current.is_urgent:
             connection.send(
                 outcome
@@ -114,11 +117,12 @@ class _Run:
         self._num_sequences = len(message.batch)
         self._started_at = 0.0
         self._forward_pass: ForwardPass | None = None
-        self._error: Exception | None = None
+        self._failed: EncodeFailed | None = None
+        self._lost: DeviceLost | None = None
         try:
             self._forward_pass = encoder.prepare(message.batch)
         except Exception as error:  # noqa: BLE001 - a bad sequence may raise anything; the executor isolates it
-            self._error = error
+            self._note(error)
 
     def start(self) -> None:
         self._started_at = time.perf_counter()
@@ -126,21 +130,37 @@ class _Run:
             try:
                 self._forward_pass.start()
             except Exception as error:  # noqa: BLE001 - as above
-                self._error = error
+                self._note(error)
 
-    def finish(self) -> Encoded | EncodeFailed:
+    def finish(self, gauge: MemoryGauge) -> Encoded | EncodeFailed:
         """Raises DeviceLost, whose batch the executor finds by the process that ended."""
-        if self._forward_pass is not None and self._error is None:
+        if self._forward_pass is not None:
             try:
                 vectors = self._forward_pass.vectors()
-                return Encoded(self.number, vectors, time.perf_counter() - self._started_at)
+                seconds = time.perf_counter() - self._started_at
+                return Encoded(self.number, vectors, seconds, gauge.read())
             except Exception as error:  # noqa: BLE001 - as above
-                self._error = error
-        assert self._error is not None
-        if isinstance(self._error, DeviceLost):
-            raise self._error
-        logger.warning("A batch of %d sequences failed: %s", self._num_sequences, _reason(self._error))
-        return EncodeFailed(self.number, _reason(self._error))
+                self._note(error)
+        if self._lost is not None:
+            raise self._lost
+        assert self._failed is not None
+        return self._failed
+
+    def _note(self, error: Exception) -> None:
+        """Keeps what is to be said of the error, and not the error: its traceback holds the frames of the forward pass,
+        and with them the tensors, and the next batch needs their memory.
+
+        That is all that is freed here. Nothing is emptied after an out-of-memory: before torch raises one, its
+        allocator has given all it kept back to CUDA and tried again.
+        """
+        self._forward_pass = None
+        if isinstance(error, DeviceLost):
+            self._lost = error
+            return
+        reason, is_exhausted = _reason(error), is_out_of_memory(error)
+        if not is_exhausted:  # of the other, the executor says it once
+            logger.warning("A batch of %d sequences failed: %s", self._num_sequences, reason)
+        self._failed = EncodeFailed(self.number, reason, is_exhausted)
 
 
 def _take(batches: "PriorityQueue[_Waiting]", *, must_wait: bool) -> _Run | None:

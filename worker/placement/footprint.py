@@ -19,7 +19,6 @@ GROUP_SCALE_BYTES: Final = 3
 # Bytes per sequence and squared length. A fused kernel holds no scores, but a padded batch has a mask [n, 1, L, L]:
 # bool, and as the numbers that are added to the scores (sdpa); with openvino 16 bytes were measured.
 OPENVINO_MASK_BYTES: Final = 16
-UNMASKED_KERNELS: Final = frozenset({"packed", "varlen", "flash_attention_2", "flash_attention_3"})
 
 # What kernels keep for themselves at the first batch: packed matrices, thread stacks, code. Measured 13 to 16 MB on a
 # CPU; on CUDA the workspace of cuBLAS is of that size.
@@ -113,11 +112,11 @@ def _tensor_bytes(tensor: TensorSize, precision: str, value_bytes: int) -> int:
 
 
 def _attention_bytes(shape: ModelShape, attention: str, value_bytes: int) -> int:
-    if attention in UNMASKED_KERNELS:
+    if attention.startswith("packed"):
         return 0
-    if attention == "openvino":
+    if attention.startswith("openvino"):
         return OPENVINO_MASK_BYTES
     mask_bytes = 1 + value_bytes
-    if attention == "eager":
+    if "eager" in attention:
         return mask_bytes + 2 * shape.num_heads * value_bytes  # scores before and after the softmax
     return mask_bytes

@@ -1,0 +1,158 @@
+"""An engine whose model process runs out of memory: the real torch encoder, under a limit that the kernel enforces.
+
+The factories of this file load it in the model process and then limit that process's address space to a little more
+than it has, so that large batches fail in the allocator itself. Only Linux obeys that limit.
+"""
+
+import json
+import resource
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from vectormill.domain.item import OUT_OF_MEMORY
+from vectormill.registry import DEFAULT_MODEL, EncodingOptions, ModelCard, Registry, make_spec
+from vectormill.settings import ModelEntry
+from worker.batching.token_batch import TokenBatch
+from worker.devices.detect import detect_inventory
+from worker.devices.device import split_processor
+from worker.engine import EncodeRequest, EncodeResult, Engine
+from worker.model.encoder import Encoder, EncoderOrder
+from worker.model.factory import load_encoder
+from worker.settings import WorkerSettings
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux",
+    reason="RLIMIT_AS is not obeyed outside Linux, so that no allocation can be made to fail",
+)
+
+MEBIBYTE = 1 << 20
+PACKAGED = Registry({}).card(DEFAULT_MODEL).path
+WORDS = ("the", "engine", "reads", "many", "words", "and", "gives", "every", "text", "one", "vector")
+LONG_POSITIONS = 8192
+
+
+def load_limited(order: EncoderOrder, free_bytes: int) -> Encoder:
+    encoder = load_encoder(order)
+    # Threads, their stacks and the kernels' own memory come with the first batch: they shall lie below the limit.
+    encoder.encode(TokenBatch.from_ids([np.arange(5, 69, dtype=np.int32)] * 4))
+    limit = psutil.Process().memory_info().vms + free_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    return encoder
+
+
+def load_with_little_memory(order: EncoderOrder) -> Encoder:
+    """A token of the wide model needs 34 kB, so that 4,096 of them do not fit and 1,024 do."""
+    return load_limited(order, 80 * MEBIBYTE)
+
+
+@pytest.fixture(scope="module")
+def card(tmp_path_factory: pytest.TempPathFactory) -> ModelCard:
+    """A BERT with random weights that reads 8,192 tokens, and needs much memory for little arithmetic."""
+    import torch
+    import transformers
+
+    directory = tmp_path_factory.mktemp("wide")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=30522,
+        hidden_size=128,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        intermediate_size=4096,
+        max_position_embeddings=LONG_POSITIONS,
+    )
+    transformers.BertModel(config).save_pretrained(directory)
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt"):
+        shutil.copy(PACKAGED / name, directory / name)
+    tokenizer = json.loads((directory / "tokenizer_config.json").read_text())
+    (directory / "tokenizer_config.json").write_text(
+        json.dumps(tokenizer | {"model_max_length": LONG_POSITIONS})
+    )
+    return Registry({"wide": ModelEntry(path=str(directory))}).card("wide", weights=True)
+
+
+MakeEngine = Callable[..., Engine]
+
+
+@pytest.fixture
+def make_engine(card: ModelCard, tmp_path: Path) -> Iterator[MakeEngine]:
+    engines: list[Engine] = []
+
+    def make(function: str | None = None, **settings: Any) -> Engine:
+        choices: dict[str, Any] = {"backend": "torch", "attention": "padded", **settings}
+        factory = {"factory": f"tests.integration.test_engine_memory:{function}"} if function else {}
+        device = split_processor(detect_inventory(), 1)[0]
+        engine = Engine(card, device, WorkerSettings(**choices), tmp_path / "cache", **factory)
+        engines.append(engine)
+        engine.start()
+        return engine
+
+    yield make
+    for engine in engines:
+        engine.stop()
+
+
+def encode(engine: Engine, card: ModelCard, texts: list[str]) -> EncodeResult:
+    spec = make_spec(card, EncodingOptions())
+    encoded = [text.encode() for text in texts]
+    return engine.encode(EncodeRequest("r", spec, encoded, False, 1_000_000), threading.Event())
+
+
+def make_texts(num_texts: int, num_words: int) -> list[str]:
+    return [
+        " ".join(WORDS[(i + j * j) % len(WORDS)] for j in range(num_words - i % 7)) for i in range(num_texts)
+    ]
+
+
+def test_batches_that_do_not_fit_are_tried_in_halves_and_every_text_gets_its_vector(
+    make_engine: MakeEngine, card: ModelCard
+) -> None:
+    texts = make_texts(16, 250)
+    engine = make_engine("load_with_little_memory", max_batch_tokens=4096)
+    result = encode(engine, card, texts)
+    report = engine.report()
+    engine.stop()
+    assert not result.failures
+    expected = encode(make_engine(max_batch_tokens=512), card, texts).vectors
+    assert float((result.vectors * expected).sum(axis=1).min()) >= 0.9999
+    assert report["num_out_of_memory"] >= 1
+    assert report["num_restarts"] == 0
+    assert report["budgets"]["up to 256"]["max_batch_tokens"] <= 2048
+    assert report["budgets"]["up to 64"]["max_batch_tokens"] == 4096, "another length class"
+    assert report["num_sequences"] == 16
+    assert report["peak_memory_bytes"] >= report["memory_bytes"] > 100 * MEBIBYTE
+
+
+def test_a_text_that_does_not_fit_alone_fails_alone(make_engine: MakeEngine, card: ModelCard) -> None:
+    texts = make_texts(20, 30)
+    texts[7] = make_texts(1, 7900)[0]
+    engine = make_engine("load_with_little_memory", max_batch_tokens=16384)
+    result = encode(engine, card, texts)
+    assert {index: failure.code for index, failure in result.failures.items()} == {7: OUT_OF_MEMORY}
+    assert "allocate" in result.failures[7].detail
+    assert result.num_tokens[7] == 0
+    assert np.flatnonzero(~result.vectors.any(axis=1)).tolist() == [7]
+    again = encode(engine, card, texts[:7])
+    assert float((again.vectors * result.vectors[:7]).sum(axis=1).min()) >= 0.9999
+    assert engine.report()["num_restarts"] == 0
+
+
+def test_the_next_engine_starts_with_what_the_last_one_learned(
+    make_engine: MakeEngine, card: ModelCard
+) -> None:
+    first = make_engine("load_with_little_memory", max_batch_tokens=4096)
+    encode(first, card, make_texts(16, 250))
+    learned = first.report()["budgets"]["up to 256"]
+    first.stop()
+    assert learned["ceiling_tokens"] <= 2048
+    second = make_engine(max_batch_tokens=4096).report()
+    assert second["budgets"]["up to 256"]["ceiling_tokens"] == learned["ceiling_tokens"]
+    assert second["num_out_of_memory"] == 0, "it met none itself"

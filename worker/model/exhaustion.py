@@ -1,0 +1,30 @@
+"""Exhaustion: whether what a framework raised means that memory was short. Imports none of the frameworks."""
+
+from typing import Final
+
+# torch.OutOfMemoryError is what CUDA and MPS raise. On a CPU torch raises RuntimeError with "DefaultCPUAllocator: can't
+# allocate memory"; C++ underneath, openvino's too, std::bad_alloc; cuBLAS and cuDNN have a status of their own.
+TYPES: Final = frozenset({"OutOfMemoryError", "MemoryError"})
+SENTENCES: Final = (
+    "can't allocate memory",
+    "cannot allocate memory",
+    "not enough memory",
+    "out of memory",
+    "bad_alloc",
+    "bad allocation",
+    "alloc_failed",
+    "failed to allocate",
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Also where the error that was raised is only the consequence of one that was."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if TYPES & {kind.__name__ for kind in type(seen).__mro__}:
+            return True
+        message = str(seen).lower()
+        if isinstance(seen, RuntimeError) and any(sentence in message for sentence in SENTENCES):
+            return True
+        seen = seen.__cause__
+    return False

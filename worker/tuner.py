@@ -1,0 +1,159 @@
+"""Tuner: tells the TokenBudget what batches cost, and keeps on disk what it learned. Knows no texts and no chunks.
+
+`max_batch_tokens` and the observing are called from the executor's thread; `describe` from any.
+"""
+
+import logging
+import math
+from pathlib import Path
+from typing import Any, Final
+
+from vectormill.domain.errors import ModelError
+from vectormill.model_card import ModelCard
+from worker.batching.budget import SMALLEST_TOKENS, BudgetRules, TokenBudget
+from worker.batching.budget_file import BudgetFile
+from worker.batching.cost import BatchCost, PaddedCost
+from worker.devices.device import CPU, Device
+from worker.model.encoder import EncoderReport
+from worker.parallel.executor import Work
+from worker.parallel.memory import MemoryReport
+from worker.placement.footprint import VALUE_BYTES, Footprint, make_footprint
+from worker.placement.model_shape import read_model_shape
+from worker.settings import WorkerSettings
+
+logger = logging.getLogger(__name__)
+
+# Where tuning starts: a GPU needs far more to do at once than a CPU.
+CPU_BATCH_TOKENS: Final = 2048
+ACCELERATOR_BATCH_TOKENS: Final = 32768
+
+
+class Tuner:
+    """Implements the executor's WorkObserver and answers the pool's question for the size of a batch."""
+
+    def __init__(self, card: ModelCard, device: Device, settings: WorkerSettings, cache_dir: Path) -> None:
+        self._card = card
+        self._device = device
+        self._cache_dir = cache_dir
+        start_tokens = CPU_BATCH_TOKENS if device.kind == CPU else ACCELERATOR_BATCH_TOKENS
+        self._budget = TokenBudget(
+            BudgetRules(
+                settings.max_batch_tokens or start_tokens,
+                is_tuned=settings.max_batch_tokens is None,
+                high_watermark=settings.memory_high_watermark,
+                low_watermark=settings.memory_low_watermark,
+            )
+        )
+        self._high_watermark = settings.memory_high_watermark
+        self._file: BudgetFile | None = None
+        self._cost: BatchCost = PaddedCost()
+        self._memory: MemoryReport | None = None
+        self.num_out_of_memory = 0
+
+    def begin(self, report: EncoderReport, memory: MemoryReport | None, cost: BatchCost) -> None:
+        """The encoder is loaded: what is left of the memory is known, and what batches of it were learned earlier."""
+        self._cost = cost
+        self._file = BudgetFile(
+            self._cache_dir,
+            {
+                "model": self._card.name,
+                "revision": self._card.revision,
+                "device": f"{self._device.kind} {self._device.description}",
+                "backend": report.backend.value,
+                "precision": report.precision.value,
+                "attention": report.attention,
+                "threads": report.num_threads,
+            },
+        )
+        self._budget.recall(self._file.load())
+        self._memory = memory
+        footprint = foresee_footprint(self._card, report)
+        if footprint is not None and memory is not None:
+            self._bound(footprint, memory.used_share)
+
+    def max_batch_tokens(self, max_length: int) -> int:
+        """The most that a batch may cost whose longest sequence is that long. A BudgetSource."""
+        return self._budget.max_batch_tokens(max_length)
+
+    def observe_encoded(self, work: Work, seconds: float, memory: MemoryReport | None) -> None:
+        if memory is not None:
+            self._memory = memory
+            if self._budget.observe_memory(memory.used_share):
+                logger.warning(
+                    "%.0f %% of the memory of %s is in use, more than the high watermark of %.0f %%: batches shrink.",
+                    100 * memory.used_share,
+                    self._device.name,
+                    100 * self._high_watermark,
+                )
+        if not work.is_urgent:  # an urgent batch is short on purpose
+            longest = work.batch.max_length
+            one_more = math.ceil(self._cost.of_sequence(longest))
+            self._budget.observe(longest, self._count_cost(work), one_more, work.batch.num_tokens, seconds)
+        self._keep()
+
+    def observe_out_of_memory(self, work: Work, reason: str) -> None:
+        """Every time it is counted; said once, because a batch that is halved five times is one event."""
+        if self.num_out_of_memory == 0:
+            logger.warning(
+                "%s has too little memory for a batch of %d sequences of up to %d tokens (%s). It is tried again in "
+                "halves, and batches of such lengths are smaller from now on; further ones are only counted.",
+                self._device.name,
+                len(work.batch),
+                work.batch.max_length,
+                reason,
+            )
+        self.num_out_of_memory += 1
+        self._budget.observe_out_of_memory(work.batch.max_length, self._count_cost(work))
+        self._keep()
+
+    def describe(self) -> dict[str, Any]:
+        """For the worker's report."""
+        memory = self._memory or MemoryReport(0, 0, 0, 0.0)
+        budgets = self._budget.describe()
+        return {
+            "max_batch_tokens": max(budget["max_batch_tokens"] for budget in budgets.values()),
+            "budgets": budgets,
+            "memory_bytes": memory.process_bytes,
+            "peak_memory_bytes": memory.peak_process_bytes,
+            "device_memory_bytes": memory.device_bytes,
+            "memory_used_share": memory.used_share,
+            "num_out_of_memory": self.num_out_of_memory,
+            "num_budget_shrinks": self._budget.num_shrunk,
+        }
+
+    def _count_cost(self, work: Work) -> int:
+        """What the batch cost in the pool's eyes, so that a full one is known as such."""
+        alone = sum(self._cost.of_sequence(int(length)) for length in work.batch.lengths)
+        return math.floor(self._cost.of_batch(len(work.batch), work.batch.max_length, alone))
+
+    def _bound(self, footprint: Footprint, used_share: float) -> None:
+        """No batch is larger than what was free below the high watermark when the weights were loaded."""
+        free_bytes = int((self._high_watermark - used_share) * self._device.memory_bytes)
+
+        def largest_batch_tokens(length: int) -> int:
+            return max(SMALLEST_TOKENS, footprint.largest_batch_tokens(free_bytes, length))
+
+        self._budget.largest_batch_tokens = largest_batch_tokens
+        if free_bytes <= 0:
+            logger.warning(
+                "%.0f %% of the memory of %s is in use before the first batch, above the high watermark of %.0f %%; "
+                "batches have %d tokens.",
+                100 * used_share,
+                self._device.name,
+                100 * self._high_watermark,
+                SMALLEST_TOKENS,
+            )
+
+    def _keep(self) -> None:
+        if self._budget.is_changed and self._file is not None:
+            self._file.save(self._budget.learn())
+
+
+def foresee_footprint(card: ModelCard, report: EncoderReport) -> Footprint | None:
+    """None for a model whose files do not tell its sizes: then only out-of-memory and watermarks bound its batches."""
+    precision = report.precision.value if report.precision.value in VALUE_BYTES else "fp32"
+    try:
+        return make_footprint(read_model_shape(card), precision, report.attention)
+    except ModelError as error:
+        logger.warning("The size of batches is found by trying: %s", error)
+        return None
