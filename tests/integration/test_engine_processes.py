@@ -8,13 +8,19 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
+from tests.faulty_engine import CRASH
 from vectormill.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
+from worker.batching.token_batch import TokenBatch
 from worker.devices.detect import detect_inventory
 from worker.devices.device import split_processor
 from worker.engine import EncodeRequest, Engine
+from worker.model.encoder import EncoderOrder
+from worker.parallel.messages import Encode, Encoded, Load, Loaded, Started
+from worker.parallel.runner import Runner
 from worker.settings import WorkerSettings
 
 FACTORY = "tests.faulty_engine:load_faulty_encoder"
@@ -82,3 +88,17 @@ def test_an_engine_that_has_nothing_to_do_uses_no_processor_time(tmp_path: Path)
         assert after - before < 0.03
     finally:
         engine.stop()
+
+
+def test_what_a_runner_said_before_it_died_is_heard(tmp_path: Path) -> None:
+    """Else a batch that it had finished would be blamed for its death."""
+    device = split_processor(detect_inventory(), 1)[0]
+    order = EncoderOrder(CARD, device, "auto", "auto", 1, tmp_path)
+    runner = Runner(Load(FACTORY, order), dict(os.environ))
+    assert isinstance(runner.receive(), Loaded)
+    for number, word in enumerate((1, CRASH), start=1):
+        runner.send(Encode(number, TokenBatch.from_ids([np.array([word], np.int32)]), is_urgent=False))
+    psutil.Process(runner.pid).wait(20)
+    said = runner.kill()
+    assert {(type(message), message.number) for message in said} == {(Started, 1), (Encoded, 1), (Started, 2)}
+    assert runner.kill() == []

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -9,9 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.faulty_engine import HANG_WHILE_FILE_EXISTS, MakeEngine, encode, runner_pids
+from tests.faulty_engine import HANG_WHILE_FILE_EXISTS, MakeEngine, encode, request, runner_pids
 from tests.waiting import wait_for
-from worker.engine import RunnerDied
+from worker.engine import EncodingCancelled, RunnerDied
 from worker.parallel.executor import Work
 
 
@@ -103,3 +104,25 @@ def test_a_batch_that_was_encoded_before_its_process_died_is_delivered_and_not_b
             bad = threads.submit(encode, engine, ["crash of the model in a batch that is full of it all"])
             assert isinstance(bad.exception(), RunnerDied)
             assert all(not future.result().failures for future in good)
+
+
+def test_an_interactive_request_that_is_cancelled_in_the_runner_takes_nobody_along(
+    make_engine: MakeEngine, tmp_path: Path
+) -> None:
+    engine = make_engine(max_batch_tokens=16)
+    engine.start()
+    (tmp_path / HANG_WHILE_FILE_EXISTS).touch()
+    cancelled = threading.Event()
+    with ThreadPoolExecutor(3) as threads:
+        bulk = []
+        for name in ("first", "second"):
+            text = f"a {name} text that alone fills a batch of the model"
+            bulk.append(threads.submit(encode, engine, [text]))
+            wait_for(lambda: len(engine._executor._outstanding) == len(bulk))
+        question = threads.submit(engine.encode, request(["a question"], interactive=True), cancelled)
+        wait_for(lambda: len(engine._executor._outstanding) == 3)
+        cancelled.set()
+        assert isinstance(question.exception(timeout=5), EncodingCancelled)
+        (tmp_path / HANG_WHILE_FILE_EXISTS).unlink()
+        assert all(not future.result().failures for future in bulk)
+    assert not encode(engine, ["another question"], interactive=True).failures

@@ -1,6 +1,8 @@
 """When the runner gets its next batch: the moments are the test's own."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from worker.batching.feed import SHORT_BULK_SECONDS, Feed
 from worker.batching.limits import BatchLimits
@@ -117,6 +119,47 @@ def test_an_empty_pool_asks_for_no_moment(feed: Feed, pool: SequencePool) -> Non
     pool.remove(1)
     assert feed.take(0.02, is_runner_idle=False) == []
     assert feed.hold_end is None
+
+
+@given(
+    arrivals=st.lists(
+        st.tuples(st.floats(0, 0.3), st.lists(st.integers(1, 200), min_size=1, max_size=30), st.booleans()),
+        min_size=1,
+        max_size=8,
+    ),
+    seconds_per_token=st.floats(1e-6, 1e-3),
+    num_tokenizing=st.integers(0, 2),
+)
+def test_a_runner_never_stands_still_for_long_while_sequences_wait(
+    arrivals: list[tuple[float, list[int], bool]], seconds_per_token: float, num_tokenizing: int
+) -> None:
+    """An executor and its runner, with a clock of their own: two batches ahead, requests that come at any moment."""
+    pool = SequencePool(BatchLimits(BUDGET))
+    feed = Feed(pool)
+    feed.num_tokenizing = num_tokenizing
+    arrivals = sorted(arrivals)
+    ahead: list[tuple[float, float, tuple[Sequence, ...]]] = []  # end, seconds, sequences
+    now, idle_since, num_taken = 0.0, 0.0, 0
+    while arrivals or ahead or len(pool):
+        while arrivals and arrivals[0][0] <= now:
+            _, lengths, is_interactive = arrivals.pop(0)
+            idle_since = idle_since if len(pool) or ahead else now
+            pool.add(len(arrivals), lengths, is_interactive=is_interactive)
+        while ahead and ahead[0][0] <= now:
+            _, seconds, sequences = ahead.pop(0)
+            feed.note_encoded(sequences, seconds, now)
+            idle_since = now
+        while len(ahead) < 2 and (batch := feed.take(now, is_runner_idle=not ahead)):
+            num_taken += len(batch)
+            seconds = pool.cost_of(batch) * seconds_per_token
+            ahead.append(((ahead[-1][0] if ahead else now) + seconds, seconds, tuple(batch)))
+        if len(pool) and not ahead:
+            assert now - idle_since <= TOKENIZING_SECONDS
+        moments = [ahead[0][0]] if ahead else []
+        moments += [arrivals[0][0]] if arrivals else []
+        moments += [feed.hold_end] if feed.hold_end is not None and len(ahead) < 2 else []
+        assert moments or not len(pool)
+        now = max(now, min(moments, default=now))
 
 
 @pytest.mark.parametrize(
