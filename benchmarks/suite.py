@@ -3,7 +3,17 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
-from benchmarks.cases import engine, export, idle, machine, main_job, start, submission
+from benchmarks.cases import (
+    engine,
+    export,
+    idle,
+    interactive,
+    machine,
+    main_job,
+    short_texts,
+    start,
+    submission,
+)
 from benchmarks.order import BenchmarkFailed, Order
 from benchmarks.results.report import Report
 from vectormill.domain.errors import VectormillError
@@ -16,6 +26,8 @@ BENCHMARKS: Final[Mapping[str, Callable[[Order], Report]]] = {
     "export": export.measure,
     "main_job": main_job.measure,
     "engine": engine.measure,
+    "short_texts": short_texts.measure,
+    "interactive": interactive.measure,
 }
 
 

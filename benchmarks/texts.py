@@ -8,6 +8,8 @@ from vectormill.corpus import Docstring, read_docstrings
 from vectormill.files.ndjson import ItemJson
 
 T = TypeVar("T")
+# About as many as there are, those that occur again included.
+NUM_LINES = 36_000
 
 
 def list_docstrings(num_items: int | None = None) -> list[ItemJson]:
@@ -25,6 +27,20 @@ def list_lines(num_items: int) -> list[ItemJson]:
         if (stripped := line.strip())
     ]
     return [{"key": f"line-{number}", "text": lines[number % len(lines)]} for number in range(num_items)]
+
+
+def list_distinct_lines(num_items: int) -> list[ItemJson]:
+    """So many short texts of which no two are equal: equal ones would be encoded once.
+
+    When the lines are used up they come again, behind the number of the round.
+    """
+    lines = list(dict.fromkeys(item["text"] for item in list_lines(NUM_LINES)))
+    items: list[ItemJson] = []
+    for number in range(num_items):
+        rounds, place = divmod(number, len(lines))
+        text = lines[place] if not rounds else f"{rounds} {lines[place]}"
+        items.append({"key": f"line-{number}", "text": text})
+    return items
 
 
 def take_evenly(values: Sequence[T], count: int) -> list[T]:

@@ -10,6 +10,7 @@ import psutil
 
 MODEL_PROCESS: Final = "model process"
 CELERY_WORKER: Final = "Celery worker"
+POSTGRES: Final = "postgres"
 COMMANDS: Final = {"worker": "worker's launcher"}
 
 

@@ -1,5 +1,6 @@
 """Spread: the median of repeated measurements, with the smallest and the largest of them."""
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,3 +26,14 @@ class Spread:
         """The median, and the extremes behind it where they read differently."""
         median, low, high = write(self.median), write(self.low), write(self.high)
         return median if low == high else f"{median} ({low} to {high})"
+
+
+def find_percentile(values: Sequence[float], percent: float) -> float:
+    """The smallest value that so many percent of all do not exceed (nearest rank): one that was measured.
+
+    Raises ValueError when there is no value.
+    """
+    if not values:
+        raise ValueError("a percentile needs at least one measurement")
+    rank = max(1, math.ceil(len(values) * percent / 100))
+    return sorted(values)[rank - 1]
