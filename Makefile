@@ -10,6 +10,8 @@ STAMP  := $(VENV)/.installed
 TORCH_INDEX_URL ?=
 # Further flags for `make lock`, for example LOCK_FLAGS=--upgrade or LOCK_FLAGS='--upgrade-package celery'.
 LOCK_FLAGS ?=
+# Names and options for `make bench`, for example BENCH_FLAGS='engine --repeat 1'.
+BENCH_FLAGS ?=
 
 # pip shows its progress bars to a person and nothing to a log.
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -48,7 +50,7 @@ lint: setup
 	$(BIN)/lint-imports --no-logo
 
 bench: setup ## Measure speed and memory; the last table is in benchmarks/README.md
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks $(BENCH_FLAGS)
 
 # The lock serves every build of torch: no local version (+cpu), none of the CUDA libraries that one build pins by itself.
 lock: $(STAMP) ## Recompute requirements.lock from pyproject.toml (LOCK_FLAGS=--upgrade takes newer versions)

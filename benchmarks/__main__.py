@@ -58,6 +58,8 @@ def benchmarks(
     chosen = {
         "--items": items, "--mix": mix, "--system": system, "--model-shape": model_shape, "--max-tokens": max_tokens,
     }  # fmt: skip
+    if write and device != CPU:
+        raise typer.BadParameter("--write is for the processor; a report on another device is only shown")
     for option, value in chosen.items():
         if write and value:
             raise typer.BadParameter(

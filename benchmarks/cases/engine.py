@@ -4,10 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from benchmarks.cases import shapes
+from benchmarks.cases.comparing import compare, list_reasons
 from benchmarks.cases.engine_targets import judge_engine
 from benchmarks.mixes import CHINESE, NUM_TEXTS, Mix, make_mix, plan_sizes
 from benchmarks.models.same_limit import copy_with_limit
@@ -16,7 +14,6 @@ from benchmarks.peers.catalogue import PEERS, SENTENCE_TRANSFORMERS
 from benchmarks.peers.environment import prepare_texts
 from benchmarks.probes.machine import benchmark_device
 from benchmarks.probes.matrix_rate import measure_matrix_rates
-from benchmarks.probes.model_cost import ModelCost
 from benchmarks.results.comparison import Comparison
 from benchmarks.results.report import Report
 from benchmarks.results.writing import write_number
@@ -25,9 +22,6 @@ from benchmarks.systems.turns import Record, Turns
 from vectormill.cli.workplace import workplace
 from vectormill.model_card import ModelCard, read_model_card
 from vectormill.registry import DEFAULT_MODEL, Registry
-from worker.model.choice import BF16, FP32, choose_precision
-from worker.settings import load_worker_settings
-from worker.tokens.tokenizer import Tokenizer
 
 SYSTEMS: Final = (*OURS, *(peer.name for peer in PEERS))
 
@@ -56,7 +50,7 @@ def measure(order: Order) -> Report:
                 skip_steps(order, num_systems)
         order.steps.step("measuring again what the processor can do")
         limits = find_limits(order)
-        comparisons = [compare(mix, card, results[mix.name], limits) for mix in mixes]
+        comparisons = [compare(mix, card, results[mix.name], limits, SENTENCE_TRANSFORMERS) for mix in mixes]
     return make_report(order, card, comparisons, limits, notes)
 
 
@@ -85,41 +79,6 @@ def find_limits(order: Order) -> dict[str, float]:
     return {precision: max(rate, again[precision]) for precision, rate in order.machine.matrix_rates.items()}
 
 
-def compare(
-    mix: Mix, card: ModelCard, records: Mapping[str, Record], limits: Mapping[str, float]
-) -> Comparison:
-    lengths = count_tokens(card, mix.texts)
-    return Comparison(
-        mix=mix.name,
-        description=mix.description,
-        num_texts=len(mix.texts),
-        num_tokens=int(lengths.sum()),
-        flop=ModelCost.of(card).count_flop(lengths),
-        peer=SENTENCE_TRANSFORMERS,
-        records=records,
-        precisions={name: find_precision(name, record) for name, record in records.items()},
-        limits=limits,
-    )
-
-
-def count_tokens(card: ModelCard, texts: Sequence[str]) -> NDArray[np.int64]:
-    """Real tokens of each text, cut as every system cuts them: the same count for all, so that rates compare."""
-    tokenizer = Tokenizer(card.path, lowercase=card.lowercase)
-    return tokenizer.tokenize(texts, card.max_tokens, truncate=True).lengths
-
-
-def find_precision(name: str, record: Record) -> str:
-    """That of its arithmetic: what an engine of ours says, or what the peer was asked for."""
-    said = record.report.get("precision")
-    if isinstance(said, Mapping):
-        return str(said.get("value"))
-    if name in OURS:
-        return choose_precision(load_worker_settings().precision, benchmark_device()).value
-    if name == "sentence-transformers-openvino" and benchmark_device().has_bf16:
-        return BF16  # OpenVINO's own default where the processor has the instructions
-    return next((peer.precision for peer in PEERS if peer.name == name), FP32)
-
-
 def make_report(
     order: Order,
     card: ModelCard,
@@ -131,7 +90,6 @@ def make_report(
         raise BenchmarkFailed(" ".join(notes))
     rates = ", ".join(f"{precision} {write_number(rate)} GFLOP/s" for precision, rate in limits.items())
     kinds = "; ".join(f"{each.mix}: {each.description}" for each in comparisons)
-    reasons = {name: reason for each in comparisons for name, reason in each.reasons().items()}
     return Report(
         "engine",
         f"{card.name}, the first {card.max_tokens} tokens of a text, {order.repeat} passes of each.",
@@ -144,13 +102,7 @@ def make_report(
             f"them. The share of the limit is by the rate of a matrix product in the system's precision: {rates}.",
             "Memory is resident, at its peak: of the encoding process, and for ours with the worker that tokenizes and "
             "commits. Cosines are to the peer's vectors, over all texts of the mix.",
-            *(f"{name} was not measured: {shorten(reason)}" for name, reason in reasons.items()),
+            *list_reasons(comparisons),
             *notes,
         ),
     )
-
-
-def shorten(reason: str) -> str:
-    """The last line, which is the error's own: what came before it is a traceback."""
-    lines = [line.strip() for line in reason.splitlines() if line.strip()] or [""]
-    return lines[-1][:300]

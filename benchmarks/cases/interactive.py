@@ -25,7 +25,8 @@ COLLECTION: Final = "searched"
 RATIO_TARGET: Final = 3.0
 # Between two searches, so that they meet the bulk job's batches at every moment of them.
 PAUSE_SECONDS: Final = 0.02
-START_SECONDS: Final = 60.0
+# A loaded machine may need minutes for the first chunk of a job.
+START_SECONDS: Final = 300.0
 
 
 class BulkLoad:

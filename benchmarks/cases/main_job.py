@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Final
 
-from benchmarks.cases.engine import count_tokens, find_limits, find_precision
+from benchmarks.cases.comparing import count_tokens, find_precision
+from benchmarks.cases.engine import find_limits
 from benchmarks.mixes import Mix
 from benchmarks.order import BenchmarkFailed, Order
 from benchmarks.peers.catalogue import PEERS, SENTENCE_TRANSFORMERS

@@ -8,6 +8,7 @@ from worker.devices.device import Device
 from worker.model.choice import BF16, FP32
 
 SENTENCE_TRANSFORMERS: Final = "sentence-transformers"
+OPENVINO: Final = "sentence-transformers-openvino"
 _SENTENCE_TRANSFORMER_MODULE: Final = "benchmarks.systems.sentence_transformer"
 _INFINITY_MODULE: Final = "benchmarks.systems.infinity"
 
@@ -34,7 +35,7 @@ PEERS: Final = (
         precision=BF16,
     ),
     Peer(
-        "sentence-transformers-openvino",
+        OPENVINO,
         "sentence-transformers, OpenVINO",
         _SENTENCE_TRANSFORMER_MODULE,
         environment="openvino",

@@ -41,6 +41,9 @@ class Comparison:
     def title(self) -> str:
         return f"{self.mix}: {self.num_texts:,} texts, {self.num_tokens:,} tokens"
 
+    def peer_name(self) -> str:
+        return self.records[self.peer].name if self.peer in self.records else self.peer
+
     def measured(self, key: str) -> Record | None:
         """A record with passes, if there is one."""
         record = self.records.get(key)

@@ -33,12 +33,16 @@ class EngineAlone:
         self._engine.start()
         self._pool = ThreadPoolExecutor(worker_settings.slots)
         self._never = threading.Event()
+        self._pass_stage_seconds: dict[str, float] = {}
 
     def __call__(self, texts: list[str]) -> Encoded:
+        before = self._engine.report()["stage_seconds"]
         size = self._settings.chunk_max_items
         chunks = [[text.encode() for text in chunk] for chunk in split_evenly(texts, size)]
         results = list(self._pool.map(self._encode_chunk, chunks))
         assert not any(result.failures for result in results), "every text of the mix can be encoded"
+        after = self._engine.report()["stage_seconds"]
+        self._pass_stage_seconds = {name: seconds - before.get(name, 0.0) for name, seconds in after.items()}
         return Encoded(
             np.concatenate([result.vectors for result in results]),
             sum(int(result.num_tokens.sum()) for result in results),
@@ -46,7 +50,8 @@ class EngineAlone:
         )
 
     def report(self) -> dict[str, Any]:
-        return self._engine.report()
+        """The engine's own, and how long each stage was at work in the last pass."""
+        return self._engine.report() | {"pass_stage_seconds": self._pass_stage_seconds}
 
     def _encode_chunk(self, texts: list[bytes]) -> EncodeResult:
         max_text_chars = self._settings.max_text_chars

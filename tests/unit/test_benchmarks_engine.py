@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from benchmarks import mixes
-from benchmarks.cases.engine import shorten
+from benchmarks.cases.comparing import list_reasons
 from benchmarks.cases.engine_targets import find_fastest_peer, judge_engine
 from benchmarks.mixes import (
     CHINESE,
@@ -226,7 +226,7 @@ def test_a_system_that_was_not_measured_has_a_row_and_a_reason() -> None:
     row = comparison.to_table().rows[-1]
     assert row[:2] == ("gone", "not measured")
     assert set(row[2:]) == {""}
-    assert shorten(comparison.reasons()["gone"]) == "ImportError: no such module"
+    assert list_reasons([comparison]) == ["gone was not measured: ImportError: no such module"]
 
 
 def test_a_table_can_be_made_without_the_peer_that_all_are_compared_with() -> None:
