@@ -10,6 +10,7 @@ from vectormill.db.collections import Match
 from vectormill.db.workers import Worker
 from vectormill.domain.bottleneck import Bottleneck
 from vectormill.domain.collection import Generation
+from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.job import JOB_STATES, Job
 from vectormill.registry import ModelCard
 
@@ -33,6 +34,11 @@ class BottleneckBody(BaseModel):
     @classmethod
     def from_bottleneck(cls, bottleneck: Bottleneck | None) -> Self | None:
         return cls(value=bottleneck.value, reason=bottleneck.reason) if bottleneck else None
+
+
+def describe_spec(spec: EncodingSpec) -> dict[str, Any]:
+    """The spec's fields as a client knows them; what is stored has a pooling that speaks to older workers."""
+    return {**spec.to_json(), "pooling": spec.pooling}
 
 
 class JobBody(BaseModel):
@@ -97,7 +103,7 @@ class JobBody(BaseModel):
             },
             bound_by=BottleneckBody.from_bottleneck(job.bottleneck),
             stage_seconds=job.stage_seconds,
-            options=job.spec.to_json(),
+            options=describe_spec(job.spec),
             metadata=job.metadata,
         )
 
@@ -151,7 +157,10 @@ class CollectionBody(BaseModel):
     def from_generation(cls, generation: Generation) -> Self:
         spec = generation.spec
         return cls(
-            name=generation.collection, model=spec.model, dimensions=spec.dimensions, options=spec.to_json()
+            name=generation.collection,
+            model=spec.model,
+            dimensions=spec.dimensions,
+            options=describe_spec(spec),
         )
 
 

@@ -63,7 +63,7 @@ def test_every_format_gives_the_rows_of_the_type(
     client: httpx.Client, engine: Engine, vector_type: str, collection: str | None
 ) -> None:
     job = submit(client, ITEMS, collection=collection, options=options(vector_type))
-    assert job["options"]["vector_type"] == vector_type
+    assert (job["options"]["vector_type"], job["options"]["pooling"]) == (vector_type, "mean")
     encode_waiting(engine)
     expected = make_rows(VECTORS, VECTOR_TYPE_BY_NAME[vector_type], RANGES)
     path = f"/v1/jobs/{job['id']}/vectors"
