@@ -4,6 +4,7 @@ Real model processes with the faulty encoder.
 """
 
 import os
+import random
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from vectormill.domain.item import ENCODING_FAILED, NON_FINITE_VECTOR
 from worker.devices.detect import detect_inventory
 from worker.devices.device import split_processor
 from worker.engine import EncodeResult, EncodingCancelled, Engine, RunnerDied
-from worker.reuse import Division
+from worker.reuse import Division, VectorReuse
 from worker.settings import WorkerSettings
 
 SHARED = "a text that many documents begin with"
@@ -147,3 +148,33 @@ def test_a_prompt_is_part_of_what_must_be_equal(engine: Engine) -> None:
     prompted = encode(engine, ["cats"], spec=replace(SPEC, prompt="query: "))
     np.testing.assert_array_equal(plain.vectors, prompted.vectors)
     assert prompted.num_reused == 1  # the same ids, and this model pools over its prompts
+
+
+def test_many_chunks_with_the_same_texts_all_end_and_each_text_has_its_own_vector(engine: Engine) -> None:
+    """Chunks that share texts, some cancelled and one that kills the model: none hangs, none gets another's vector."""
+    dice = random.Random(7)
+    texts = [f"text {i} of " + "many " * (i % 5) for i in range(40)]
+    expected = dict(zip(texts, encode(engine, texts).vectors, strict=True))
+    engine._reuse = VectorReuse(20 * 2000)  # room for about half of them
+    chunks = [dice.choices(texts, k=dice.randint(1, 30)) for _ in range(60)]
+    chunks[20] = [*chunks[20], "crash"]
+
+    def run(number: int) -> bool:
+        cancelled = threading.Event()
+        if number % 10 == 3:
+            cancelled.set()  # seen at the first wait that is not over at once
+        try:
+            result = engine.encode(request(chunks[number], interactive=number % 7 == 0), cancelled)
+        except (EncodingCancelled, RunnerDied):
+            return False
+        assert not result.failures
+        for text, vector in zip(chunks[number], result.vectors, strict=True):
+            np.testing.assert_array_equal(vector, expected[text])
+        return True
+
+    with ThreadPoolExecutor(8) as threads:
+        outcomes = list(threads.map(run, range(len(chunks)), timeout=100))
+    assert not outcomes[20]
+    assert sum(outcomes) >= len(chunks) - 15
+    assert engine.report()["num_reused"] > 100
+    assert not engine._reuse._flights
