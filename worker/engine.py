@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from vectormill.domain.bottleneck import COLLECT, RUN, TOKENIZE, WAIT
+from vectormill.domain.bottleneck import COLLATE, COLLECT, RUN, TOKENIZE, WAIT
 from vectormill.domain.encoding import PASSAGES, TRUNCATE, EncodingSpec
 from vectormill.domain.errors import ModelError
 from vectormill.domain.item import ITEM_ERROR_CODES, NON_FINITE_VECTOR, ItemFailure, find_text_failure
@@ -162,7 +162,7 @@ class Engine:
             else 0.0,
             "num_reused": self._num_reused,
             "num_restarts": self._executor.num_restarts,
-            "stage_seconds": self._stage_seconds | {RUN: tally.run_seconds},
+            "stage_seconds": self._stage_seconds | {COLLATE: tally.collate_seconds, RUN: tally.run_seconds},
         }
 
     def _refuse_other_spaces(self, spec: EncodingSpec) -> None:
@@ -278,6 +278,7 @@ class Engine:
             stage_seconds={
                 TOKENIZE: ticket.tokenize_seconds,
                 WAIT: ticket.wait_seconds,
+                COLLATE: ticket.collate_seconds,
                 RUN: ticket.run_seconds,
                 COLLECT: seconds,
             },

@@ -44,8 +44,8 @@ class EncodeResult:
 
     A text that occurs twice in the request is encoded once; `num_tokens` counts it each time. `num_computed_tokens`
     is all of `num_tokens` and the padding that was computed with them, so that 1 - tokens / computed is the waste.
-    `stage_seconds` has the busy time of `tokenize` and `collect`, this request's share of that of `run`, and what it
-    spent in `wait`, with nobody busy for it. `num_reused` texts (or passages of
+    `stage_seconds` has the busy time of `tokenize` and `collect`, this request's share of that of `collate` and `run`,
+    and what it spent in `wait`, with nobody busy for it. `num_reused` texts (or passages of
     them) have a vector that was computed for an equal one. `num_passages` are those of the texts that were longer than
     one; their tokens are counted in each of them.
     """

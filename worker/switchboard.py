@@ -41,6 +41,7 @@ class Ticket:
     num_padding_tokens: int = 0
     tokenize_seconds: float = 0.0
     run_seconds: float = 0.0
+    collate_seconds: float = 0.0
     wait_seconds: float = 0.0
     num_reused: int = 0
     error: ChunkError | None = None
@@ -75,6 +76,7 @@ class Tally:
     num_sequences: int = 0
     num_tokens: int = 0
     num_computed_tokens: int = 0
+    collate_seconds: float = 0.0
     run_seconds: float = 0.0
 
 
@@ -157,7 +159,9 @@ class Switchboard:
         is_urgent = any(ticket.is_interactive for ticket in tickets)
         return Work(tuple(sequences), TokenBatch.from_ids(rows, prompt_lengths), is_urgent)
 
-    def deliver(self, work: Work, vectors: NDArray[np.float32], seconds: float) -> None:
+    def deliver(
+        self, work: Work, vectors: NDArray[np.float32], seconds: float, collate_seconds: float = 0.0
+    ) -> None:
         max_length, num_tokens = work.batch.max_length, work.batch.num_tokens
         with self._lock:
             pads = self._pool.cost.pads
@@ -167,6 +171,7 @@ class Switchboard:
             self.tally.num_tokens += num_tokens
             self.tally.num_computed_tokens += work.batch.num_padded_tokens if pads else num_tokens
             self.tally.run_seconds += seconds
+            self.tally.collate_seconds += collate_seconds
             for row, sequence in enumerate(work.sequences):
                 ticket = self._tickets.get(sequence.request)
                 if ticket is None:  # withdrawn meanwhile
@@ -174,6 +179,7 @@ class Switchboard:
                 ticket.vectors[ticket.positions[sequence.position]] = vectors[row]
                 ticket.num_padding_tokens += max_length - sequence.num_tokens if pads else 0
                 ticket.run_seconds += seconds * sequence.num_tokens / num_tokens
+                ticket.collate_seconds += collate_seconds * sequence.num_tokens / num_tokens
                 self._count_down(ticket)
 
     def fail_sequence(self, sequence: Sequence, code: str, reason: str) -> None:

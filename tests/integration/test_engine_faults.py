@@ -257,4 +257,4 @@ def test_the_report_says_what_runs_and_why(engine: Engine) -> None:
     report = engine.report()
     assert report["backend"] == {"value": "fake", "reason": "for tests"}
     assert (report["model"], report["state"], report["max_batch_tokens"]) == (DEFAULT_MODEL, "running", 64)
-    assert set(report["stage_seconds"]) == {"tokenize", "run", "collect"}
+    assert set(report["stage_seconds"]) == {"tokenize", "collate", "run", "collect"}

@@ -43,11 +43,11 @@ def test_an_interactive_request_overtakes_the_bulk_batches_that_wait_in_the_runn
     (tmp_path / HANG_WHILE_FILE_EXISTS).touch()
     deliver, order = engine._switchboard.deliver, []
 
-    def record(work: Work, vectors: NDArray[np.float32], seconds: float) -> None:
+    def record(work: Work, vectors: NDArray[np.float32], *seconds: float) -> None:
         order.append(names[work.sequences[0].request])
-        deliver(work, vectors, seconds)
+        deliver(work, vectors, *seconds)
 
-    engine._switchboard.deliver = record  # type: ignore[method-assign]
+    engine._switchboard.deliver = record  # type: ignore[method-assign, assignment]
     names = ["first", "second", "question"]
     with ThreadPoolExecutor(3) as threads:
         for count, name in enumerate(names, start=1):

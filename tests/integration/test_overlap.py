@@ -107,5 +107,5 @@ def test_one_chunk_is_tokenized_and_another_written_while_the_device_encodes_a_t
     with engine.connect() as connection:
         ended = find_job(connection, job.id)
     assert (ended.state, ended.num_done) == ("completed", 12)
-    assert set(ended.stage_shares) == {"load", "tokenize", "wait", "run", "collect", "persist"}
+    assert set(ended.stage_shares) == {"load", "tokenize", "wait", "collate", "run", "collect", "persist"}
     assert ended.bottleneck is not None

@@ -7,13 +7,14 @@ from typing import Final
 LOAD: Final = "load"
 TOKENIZE: Final = "tokenize"
 WAIT: Final = "wait"
+COLLATE: Final = "collate"
 RUN: Final = "run"
 COLLECT: Final = "collect"
 PERSIST: Final = "persist"
 
 # In the order of a text's way. All but `wait` are busy time: of one device for `run`, of as many threads as there are
 # chunks in work for the others.
-STAGES: Final = (LOAD, TOKENIZE, WAIT, RUN, COLLECT, PERSIST)
+STAGES: Final = (LOAD, TOKENIZE, WAIT, COLLATE, RUN, COLLECT, PERSIST)
 
 # Beside the stages: how long workers held chunks, added up over the workers, and how long their devices were computing
 # meanwhile, for whatever job.
@@ -27,6 +28,7 @@ IDLE_SHARE: Final = 0.5  # of the time without a chunk in hand: no stage of the 
 WORDS: Final = {
     LOAD: ("the database", "reading its texts"),
     TOKENIZE: ("the tokenizer", "tokenizing"),
+    COLLATE: ("the worker", "padding or packing its batches"),
     RUN: ("the model", "the forward pass"),
     COLLECT: ("the worker", "finishing its vectors"),
     PERSIST: ("the database", "writing its vectors"),

@@ -57,7 +57,8 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """From the runner: the vectors [n, dim] of a batch, and the seconds that the encoder took.
+    """From the runner: the vectors [n, dim] of a batch, the seconds that the device took, from the forward pass to the
+    copy back, and those that were taken to prepare it, which may have passed while the device had another batch.
 
     `memory` is None where it was reported a moment ago.
     """
@@ -66,6 +67,7 @@ class Encoded:
     vectors: NDArray[np.float32]
     seconds: float
     memory: MemoryReport | None = None
+    collate_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

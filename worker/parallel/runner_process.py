@@ -119,10 +119,12 @@ class _Run:
         self._forward_pass: ForwardPass | None = None
         self._failed: EncodeFailed | None = None
         self._lost: DeviceLost | None = None
+        collating_since = time.perf_counter()
         try:
             self._forward_pass = encoder.prepare(message.batch)
         except Exception as error:  # noqa: BLE001 - a bad sequence may raise anything; the executor isolates it
             self._note(error)
+        self._collate_seconds = time.perf_counter() - collating_since
 
     def start(self) -> None:
         self._started_at = time.perf_counter()
@@ -138,7 +140,7 @@ class _Run:
             try:
                 vectors = self._forward_pass.vectors()
                 seconds = time.perf_counter() - self._started_at
-                return Encoded(self.number, vectors, seconds, gauge.read())
+                return Encoded(self.number, vectors, seconds, gauge.read(), self._collate_seconds)
             except Exception as error:  # noqa: BLE001 - as above
                 self._note(error)
         if self._lost is not None:
