@@ -19,8 +19,8 @@ class WorkerSettings(BaseSettings):
         default="auto", description="auto, cpu, cuda, or a list such as cuda:0,cuda:1 or cpu:0,cpu:1."
     )
     backend: Literal["auto", "torch", "openvino"] = Field(default="auto", description="What runs the model.")
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
-        default="auto", description="Of weights and arithmetic."
+    precision: Literal["auto", "fp32", "bf16", "fp16", "int8", "int4"] = Field(
+        default="auto", description="Of weights; int8 and int4 are restored for the arithmetic."
     )
     attention: Literal["auto", "packed", "padded"] = Field(
         default="auto", description="Whether padding is left out of the forward pass."

@@ -12,13 +12,15 @@ from vectormill.domain.errors import ConfigurationError, ModelError
 from worker.devices.detect import detect_inventory
 from worker.devices.device import Device, Inventory, device_environment, parse_devices, thread_environment
 from worker.engine import find_unique, finish_vectors, runner_environment
-from worker.model.choice import choose_backend, choose_precision
+from worker.model.choice import choose_backend, choose_precision, find_arithmetic
 from worker.settings import load_worker_settings
 
 GPUS = tuple(Device(f"cuda:{i}", "cuda", i, (), 4, 80 << 30, frozenset({"sm_90"})) for i in range(2))
 PROCESSOR = Inventory((), ((0, 4), (1, 5), (2, 6)), 64 << 30, frozenset({"avx512f"}), "a processor")
 MACHINE = replace(PROCESSOR, accelerators=GPUS)
 PLAIN_CPU = parse_devices("cpu", PROCESSOR)[0]
+OLD_GPU = replace(GPUS[0], features=frozenset({"sm_75"}), description="a Turing")
+APPLE_GPU = Device("mps:0", "mps", 0, (), 4, 16 << 30)
 BF16_CPU = replace(PLAIN_CPU, features=frozenset({"amx_bf16"}))
 SPEC = EncodingSpec("m", "r", "mean", True, 2, "", 16)
 
@@ -89,42 +91,71 @@ def test_this_machine_has_at_least_one_device() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "device", "has_openvino", "expected"),
+    ("wanted", "precision", "device", "has_openvino", "expected"),
     [
-        ("auto", PLAIN_CPU, True, "openvino"),
-        ("auto", PLAIN_CPU, False, "torch"),
-        ("auto", GPUS[0], True, "torch"),
-        ("torch", PLAIN_CPU, True, "torch"),
+        ("auto", "fp32", PLAIN_CPU, True, None),  # both can: only measuring tells
+        ("auto", "bf16", BF16_CPU, True, None),
+        ("auto", "fp32", PLAIN_CPU, False, "torch"),  # the only one that is there
+        ("auto", "int8", PLAIN_CPU, True, "openvino"),  # torch restores the weight before the product
+        ("auto", "int4", PLAIN_CPU, True, "openvino"),
+        ("auto", "int4", PLAIN_CPU, False, "torch"),
+        ("auto", "bf16", GPUS[0], True, "torch"),
+        ("torch", "fp32", PLAIN_CPU, True, "torch"),  # a wish is not measured
+        ("openvino", "fp32", PLAIN_CPU, True, "openvino"),
     ],
 )
-def test_the_backend_is_chosen_with_a_reason(
-    wanted: str, device: Device, has_openvino: bool, expected: str
+def test_the_backend_is_chosen_with_a_reason_or_left_to_a_measurement(
+    wanted: str, precision: str, device: Device, has_openvino: bool, expected: str | None
 ) -> None:
-    choice = choose_backend(wanted, device, has_openvino)
-    assert choice.value == expected
-    assert choice.reason
+    choice = choose_backend(wanted, precision, device, has_openvino)
+    assert (choice and choice.value) == expected
+    assert choice is None or choice.reason
 
 
 def test_a_backend_that_cannot_run_is_refused_with_the_better_choice() -> None:
     with pytest.raises(ModelError, match="use torch"):
-        choose_backend("openvino", GPUS[0], True)
+        choose_backend("openvino", "bf16", GPUS[0], True)
     with pytest.raises(ModelError, match="pip install openvino"):
-        choose_backend("openvino", PLAIN_CPU, False)
+        choose_backend("openvino", "fp32", PLAIN_CPU, False)
 
 
 @pytest.mark.parametrize(
-    ("device", "expected"),
-    [(PLAIN_CPU, "fp32"), (BF16_CPU, "bf16"), (GPUS[0], "bf16")],
+    ("wanted", "device", "expected", "arithmetic"),
+    [
+        ("auto", PLAIN_CPU, "fp32", "fp32"),  # would emulate bf16
+        ("auto", BF16_CPU, "bf16", "bf16"),
+        ("auto", GPUS[0], "bf16", "bf16"),
+        ("auto", OLD_GPU, "fp16", "fp16"),  # Turing and older
+        ("auto", APPLE_GPU, "fp32", "fp32"),
+        ("fp16", OLD_GPU, "fp16", "fp16"),
+        ("int8", PLAIN_CPU, "int8", "fp32"),  # restored to what the device computes well
+        ("int4", BF16_CPU, "int4", "bf16"),
+        ("int8", GPUS[0], "int8", "bf16"),
+        ("int4", APPLE_GPU, "int4", "fp32"),
+        ("int8", OLD_GPU, "int8", "fp16"),
+    ],
 )
-def test_sixteen_bits_are_used_only_where_the_device_computes_them(device: Device, expected: str) -> None:
-    assert choose_precision("auto", device).value == expected
+def test_sixteen_bits_are_computed_only_where_the_device_has_them(
+    wanted: str, device: Device, expected: str, arithmetic: str
+) -> None:
+    choice = choose_precision(wanted, device)
+    assert choice.value == expected
+    assert choice.reason
+    assert find_arithmetic(choice.value, device) == arithmetic
 
 
-def test_an_emulated_precision_is_refused_with_the_better_choice() -> None:
-    with pytest.raises(ModelError, match="use fp32"):
-        choose_precision("bf16", PLAIN_CPU)
-    with pytest.raises(ModelError, match="use bf16"):
-        choose_precision("fp16", BF16_CPU)
+@pytest.mark.parametrize(
+    ("wanted", "device", "better"),
+    [
+        ("bf16", PLAIN_CPU, "use fp32"),
+        ("fp16", BF16_CPU, "use bf16"),
+        ("fp16", PLAIN_CPU, "use fp32"),
+        ("bf16", OLD_GPU, "use fp16"),
+    ],
+)
+def test_a_slow_precision_is_refused_with_the_better_choice(wanted: str, device: Device, better: str) -> None:
+    with pytest.raises(ModelError, match=better):
+        choose_precision(wanted, device)
 
 
 def test_vectors_are_cut_before_they_are_normalized() -> None:

@@ -39,7 +39,9 @@ class Device:
 
     @property
     def has_bf16(self) -> bool:
-        return self.kind == CUDA or bool(self.features & BF16_FEATURES)
+        if self.kind == CUDA:
+            return not self.features & {"sm_60", "sm_61", "sm_70", "sm_72", "sm_75"}  # Pascal, Volta, Turing
+        return bool(self.features & BF16_FEATURES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,15 +13,19 @@ logger = logging.getLogger(__name__)
 
 def load_encoder(order: EncoderOrder) -> Encoder:
     """Raises ModelError when the model, backend or precision cannot be had."""
-    backend = choose_backend(order.backend, order.device, importlib.util.find_spec("openvino") is not None)
-    if order.attention == PACKED and backend.value == OPENVINO:
+    precision = choose_precision(order.precision, order.device)
+    has_openvino = importlib.util.find_spec("openvino") is not None
+    backend = choose_backend(order.backend, precision.value, order.device, has_openvino)
+    notes: tuple[str, ...] = ()
+    if order.attention == PACKED and (backend is None or backend.value == OPENVINO):
         if order.backend == OPENVINO:
             raise ModelError("The backend openvino has no packed attention; use padded or auto, or torch.")
         backend = Choice(TORCH, "packed attention was asked for, and openvino has none")
-    precision = choose_precision(order.precision, order.device)
-    notes: tuple[str, ...] = ()
+    if backend is None:
+        backend = Choice(OPENVINO, "the faster backend on CPUs")
     if backend.value == OPENVINO:
-        from worker.model.openvino_encoder import ConversionFailed, OpenVINOEncoder
+        from worker.model.conversion import ConversionFailed
+        from worker.model.openvino_encoder import OpenVINOEncoder
 
         try:
             return OpenVINOEncoder(order, backend, precision)

@@ -14,7 +14,7 @@ from vectormill.domain.errors import ModelError
 from worker.batching.token_batch import TokenBatch
 from worker.devices.device import CPU, CUDA
 from worker.model.architectures import PACKED, PADDED, choose_attention, read_attention_shape
-from worker.model.choice import AUTO, BF16, FP16, FP32
+from worker.model.choice import AUTO, BF16, COMPRESSED, FP16, FP32, find_arithmetic
 from worker.model.cuda_pass import Compute, CudaPass
 from worker.model.encoder import (
     Choice,
@@ -30,6 +30,7 @@ from worker.model.packed_attention import EXACT, VARLEN
 from worker.model.packed_network import PackedNetwork, PackingFailed, pack_network
 from worker.model.packing import pack_batch
 from worker.model.padding import pad_batch
+from worker.model.weights.quantization import apply_quantization
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +48,11 @@ class TorchEncoder(Encoder):
             torch.set_num_threads(order.num_threads)
         # The environment shows a process only its own GPU, which is therefore always the first.
         self._device = torch.device("cuda:0" if order.device.kind == CUDA else order.device.kind)
-        self._network = EncoderNetwork(order.card, DTYPES[precision.value]).to(self._device)
+        arithmetic = find_arithmetic(precision.value, order.device)
+        self._network = EncoderNetwork(order.card, DTYPES[arithmetic])
+        if precision.value in COMPRESSED:
+            apply_quantization(self._network.transformer, precision.value)
+        self._network = self._network.to(self._device)
         self._shape = read_attention_shape(self._network.transformer.config)
         # Copies to the device have a stream of their own, so that they do not queue behind the current forward pass.
         self._stream = torch.cuda.Stream() if order.device.kind == CUDA else None

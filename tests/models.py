@@ -1,0 +1,189 @@
+"""Tiny models with random weights in every layout we read, what sentence-transformers makes of them, and what we do."""
+
+import ast
+import inspect
+import json
+import shutil
+import warnings
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vectormill.model_card import ModelCard
+from vectormill.registry import EncodingOptions, Registry, find_packaged_model, make_spec
+from vectormill.settings import ModelEntry
+from worker.batching.token_batch import TokenBatch
+from worker.devices.detect import detect_inventory
+from worker.devices.device import split_processor
+from worker.engine import finish_vectors
+from worker.model.encoder import Encoder, EncoderOrder
+from worker.model.factory import load_encoder
+from worker.tokens.tokenizer import Tokenizer
+
+PACKED = "torch, packed"
+BACKENDS = ("torch", PACKED, "openvino")
+SENTENCES = [line.strip() for line in inspect.getsource(ast).split("\n") if len(line.strip()) > 20]
+TEXTS = [*SENTENCES[:12], " ".join(SENTENCES[:60]), "short", "Ünïcödé, 漢字かな交じり文, русский"]
+DEVICE = split_processor(detect_inventory(), 1)[0]
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
+HIDDEN_SIZE = 32
+
+
+def packaged_model() -> Path:
+    directory = find_packaged_model()
+    assert directory is not None
+    return directory
+
+
+def write_transformer(directory: Path, architecture: str, *, pads_left: bool = False) -> Path:
+    """A tiny transformer with random weights and the packaged model's tokenizer, in the plain layout."""
+    import transformers
+
+    sizes = {
+        "vocab_size": 30522,
+        "hidden_size": HIDDEN_SIZE,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
+    sizes |= {"intermediate_size": 64, "max_position_embeddings": 80, "pad_token_id": 0}
+    more: dict[str, Any] = {"num_key_value_heads": 2, "head_dim": 8} if architecture == "Qwen3" else {}
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{architecture}Config")(**sizes, **more)
+    getattr(transformers, f"{architecture}Model")(config).save_pretrained(directory)
+    for name in TOKENIZER_FILES:
+        shutil.copy(packaged_model() / name, directory / name)
+    # Said outright, because sentence-transformers gives RoBERTa and MPNet two tokens more than they have positions.
+    changes = {"model_max_length": 64} | ({"padding_side": "left"} if pads_left else {})
+    tokenizer_config = json.loads((directory / "tokenizer_config.json").read_text())
+    (directory / "tokenizer_config.json").write_text(json.dumps(tokenizer_config | changes))
+    return directory
+
+
+def write_sentence_transformer(
+    directory: Path,
+    transformer: Path,
+    pooling: str,
+    *,
+    dense: bool = False,
+    normalize: bool = False,
+    include_prompt: bool = True,
+) -> Path:
+    """The transformer with pooling and modules behind it, as sentence-transformers itself writes them."""
+    modes = tuple(pooling.split("+"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the import itself warns, that the classes move in a later version
+        from sentence_transformers import SentenceTransformer
+        from sentence_transformers.models import Dense, Normalize, Pooling, Transformer
+
+        first = Transformer(str(transformer), max_seq_length=64)
+        modules: list[Any] = [first, Pooling(HIDDEN_SIZE, pooling_mode=modes, include_prompt=include_prompt)]
+        if dense:
+            torch.manual_seed(1)
+            modules.append(Dense(HIDDEN_SIZE * len(modes), 24))
+        if normalize:
+            modules.append(Normalize())
+        SentenceTransformer(modules=modules, device="cpu").save(str(directory))
+    return directory
+
+
+class TinyModels:
+    """Tiny models by what they are made of, each written once."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def transformer(self, architecture: str, *, pads_left: bool = False) -> Path:
+        directory = self._directory / f"{architecture}{'-left' * pads_left}"
+        return (
+            directory
+            if directory.exists()
+            else write_transformer(directory, architecture, pads_left=pads_left)
+        )
+
+    def sentence_transformer(
+        self,
+        pooling: str,
+        *,
+        architecture: str = "Bert",
+        pads_left: bool = False,
+        dense: bool = False,
+        normalize: bool = False,
+        include_prompt: bool = True,
+    ) -> Path:
+        transformer = self.transformer(architecture, pads_left=pads_left)
+        directory = self._directory / f"{transformer.name}-{pooling}-{dense}-{normalize}-{include_prompt}"
+        if not directory.exists():
+            write_sentence_transformer(
+                directory,
+                transformer,
+                pooling,
+                dense=dense,
+                normalize=normalize,
+                include_prompt=include_prompt,
+            )
+        return directory
+
+
+@cache
+def reference(directory: Path, prompt: str = "") -> NDArray[np.float32]:
+    """What sentence-transformers itself answers to TEXTS, all in one batch."""
+    from sentence_transformers import SentenceTransformer
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = SentenceTransformer(str(directory), device="cpu", local_files_only=True)
+        vectors: NDArray[np.float32] = model.encode(TEXTS, prompt=prompt, show_progress_bar=False)
+    return vectors
+
+
+def read_card(directory: Path) -> ModelCard:
+    return Registry({"m": ModelEntry(path=str(directory))}).card("m", weights=True)
+
+
+@cache
+def loaded_encoder(directory: Path, backend: str, cache_dir: Path, precision: str = "fp32") -> Encoder:
+    card = read_card(directory)
+    is_packed, name = backend == PACKED, backend.partition(",")[0]
+    attention = "packed" if is_packed else "auto"
+    order = EncoderOrder(card, DEVICE, name, precision, DEVICE.num_threads, cache_dir, attention)
+    encoder = load_encoder(order)
+    report = encoder.describe()
+    assert (report.backend.value, report.precision.value, report.is_packed) == (name, precision, is_packed)
+    return encoder
+
+
+def encode(
+    directory: Path,
+    backend: str,
+    cache_dir: Path,
+    *,
+    precision: str = "fp32",
+    prompt: str | None = None,
+    groups: Sequence[Sequence[int]] = (range(len(TEXTS)),),
+) -> NDArray[np.float32]:
+    """Our vectors of TEXTS, through registry, tokenizer and encoder as the engine uses them.
+
+    `groups` says which texts share a batch; the vectors come in its order.
+    """
+    card = read_card(directory)
+    spec = make_spec(card, EncodingOptions(prompt=prompt))
+    encoder = loaded_encoder(directory, backend, cache_dir, precision)
+    tokenizer = Tokenizer(card.path, lowercase=card.lowercase)
+    texts = tokenizer.tokenize([spec.prompt + text for text in TEXTS], spec.max_tokens, truncate=True)
+    prompt_length = 0 if card.include_prompt else tokenizer.count_prompt_tokens(spec.prompt)
+    outputs = [
+        encoder.encode(TokenBatch.from_ids([texts.ids(i) for i in group], [prompt_length] * len(group)))
+        for group in groups
+    ]
+    assert all(output.dtype == np.float32 and output.shape[1] == card.dimension for output in outputs)
+    return finish_vectors(np.concatenate(outputs), spec)
+
+
+def smallest_cosine(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
+    assert a.shape == b.shape
+    return float(((a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)).min())
