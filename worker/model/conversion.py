@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import tempfile
 import warnings
 from concurrent.futures import ProcessPoolExecutor
@@ -20,6 +21,7 @@ import numpy as np
 import openvino as ov
 from numpy.typing import NDArray
 
+from vectormill.processes import die_with_parent
 from worker.model.choice import COMPRESSED, INT4, INT8
 from worker.model.encoder import EncoderOrder
 from worker.model.weights.compression import apply_compression
@@ -59,7 +61,13 @@ def find_or_convert(order: EncoderOrder, precision: str) -> Path:
 
 def convert_in_child(order: EncoderOrder, precision: str, folder: Path) -> None:
     """Converts in a process that then ends: torch and the tracer would keep 500 MiB in this one, for nothing."""
-    with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(
+        max_workers=1,
+        mp_context=get_context("spawn"),
+        # It ends with us, whatever it is doing and however we end.
+        initializer=die_with_parent,
+        initargs=(signal.SIGKILL, os.getpid()),
+    ) as pool:
         try:
             pool.submit(convert_network, order, precision, folder).result()
         except BrokenProcessPool as error:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import logging
+from dataclasses import replace
 
 from vectormill.domain.errors import ModelError
 from worker.model.architectures import PACKED
@@ -22,7 +23,9 @@ def load_encoder(order: EncoderOrder) -> Encoder:
             raise ModelError("The backend openvino has no packed attention; use padded or auto, or torch.")
         backend = Choice(TORCH, "packed attention was asked for, and openvino has none")
     if backend is None:
-        backend = Choice(OPENVINO, "the faster backend on CPUs")
+        from worker.model.contest.choice import choose_by_contest
+
+        backend, notes = choose_by_contest(replace(order, precision=precision.value))
     if backend.value == OPENVINO:
         from worker.model.conversion import ConversionFailed
         from worker.model.openvino_encoder import OpenVINOEncoder
