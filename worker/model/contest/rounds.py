@@ -14,7 +14,7 @@ from worker.model.contest.candidate import Candidate, CandidateLost
 from worker.model.contest.outcome import Outcome
 
 NUM_ROUNDS: Final = 3
-ROUNDS_SECONDS: Final = 20.0  # a crowded machine or a large model gets fewer rounds, but never none
+ROUNDS_SECONDS: Final = 10.0  # a crowded machine or a large model gets fewer rounds, but never none
 LOAD_TIMEOUT_SECONDS: Final = 300.0  # the first start converts
 PASS_TIMEOUT_SECONDS: Final = 60.0
 # Shortest and longest sequence of a batch: titles; paragraphs. Like lengths together, as in a job.
