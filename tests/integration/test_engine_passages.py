@@ -30,8 +30,10 @@ SHORT = "How do I bake bread?"
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    # Nothing is reused: a passage that is encoded again in other company is to reach the model again.
+    settings = WorkerSettings(reuse_bytes=0)
     engine = Engine(
-        CARD, split_processor(detect_inventory(), 1)[0], WorkerSettings(), tmp_path_factory.mktemp("cache")
+        CARD, split_processor(detect_inventory(), 1)[0], settings, tmp_path_factory.mktemp("cache")
     )
     engine.start()
     yield engine

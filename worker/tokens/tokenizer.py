@@ -72,7 +72,7 @@ class Tokenizer:
                 else:
                     failures[index] = ItemFailure(
                         TOO_MANY_TOKENS,
-                        f"the text has {len(ids)} tokens, {max_tokens} are allowed without truncation",
+                        f"the text has {len(ids)} tokens, {max_tokens} are allowed with long_texts=fail",
                     )
                     rows[index] = ids[:0]
         return TokenizedTexts.from_rows(rows, truncated, failures)
