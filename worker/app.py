@@ -17,12 +17,16 @@ from celery.signals import worker_shutting_down
 from vectormill.broker.app import ENCODE_CHUNK, make_app, queue_of
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import ConfigurationError, ModelError
+from vectormill.model_card import ModelCard
 from vectormill.registry import Registry
 from vectormill.settings import Settings, load_settings
 from worker.devices.detect import DeviceSampler, detect_inventory
-from worker.devices.device import parse_devices
+from worker.devices.device import Device, parse_devices
 from worker.engine import Engine
 from worker.leases import LeaseKeeper, WorkerIdentity
+from worker.parallel.starter import Sharing
+from worker.placement.placement import Replica
+from worker.plan import plan_worker
 from worker.report import WorkerReport
 from worker.settings import WorkerSettings, load_worker_settings
 from worker.sink.postgres import PostgresSink
@@ -37,44 +41,42 @@ def main() -> None:
     """`python -m worker.app --model NAME --device cpu:0 --devices cpu:0,cpu:1`."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--model", required=True)
-    parser.add_argument("--device", required=True)
+    parser.add_argument("--device", required=True, help="the device of the replica, or those that share it")
     parser.add_argument(
         "--devices", required=True, help="all devices of this launcher, which share the machine"
     )
     options = parser.parse_args()
     settings = load_settings()
     logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    run_replica(settings, load_worker_settings(), options.model, options.device, options.devices)
+    run_replica(settings, load_worker_settings(devices=options.devices), options.model, options.device)
 
 
-def run_replica(
-    settings: Settings, worker_settings: WorkerSettings, model: str, device: str, devices: str
-) -> None:
+def run_replica(settings: Settings, worker_settings: WorkerSettings, model: str, names: str) -> None:
     """Loads the model, then consumes the model's queue until SIGTERM."""
     if settings.database_url is None or settings.redis_url is None:
         raise ConfigurationError("A worker needs VECTORMILL_DATABASE_URL and VECTORMILL_REDIS_URL.")
-    chosen = next(
-        candidate for candidate in parse_devices(devices, detect_inventory()) if candidate.name == device
-    )
+    card = Registry(settings.models).card(model, weights=True)
+    replica, devices = find_replica(card, worker_settings, names)
     slots = worker_settings.slots + worker_settings.interactive_slots
     identity = WorkerIdentity(
-        name=f"{model}-{device.replace(':', '')}@{socket.gethostname()}",
+        name=f"{model}-{names.replace(':', '').replace(',', '+')}@{socket.gethostname()}",
         incarnation=uuid4(),
         model=model,
         slots=worker_settings.slots,
     )
     stopping = threading.Event()
     engine = Engine(
-        Registry(settings.models).card(model, weights=True),
-        chosen,
+        card,
+        devices[0],
         worker_settings,
         find_cache_dir(settings),
+        sharing=Sharing(replica, devices) if len(devices) > 1 else None,
     )
     engine.start()
     database = make_engine(settings.database_url, application_name=identity.name, pool_size=slots)
     heart = make_engine(settings.database_url, application_name=f"{identity.name} leases", pool_size=1)
     timesheet = Timesheet(lambda: engine.run_seconds)
-    report = WorkerReport(engine, timesheet, DeviceSampler(chosen, lambda: engine.runner_pid))
+    report = WorkerReport(engine, timesheet, DeviceSampler(devices[0], lambda: engine.runner_pid))
     keeper = LeaseKeeper(
         heart,
         identity,
@@ -104,6 +106,18 @@ def run_replica(
         keeper.stop()
         database.dispose()
         heart.dispose()
+
+
+def find_replica(card: ModelCard, settings: WorkerSettings, names: str) -> tuple[Replica, tuple[Device, ...]]:
+    """The replica on the named devices, as the launcher has planned it on the same machine."""
+    inventory = detect_inventory()
+    devices = {device.name: device for device in parse_devices(settings.devices, inventory)}
+    for replica in plan_worker(card, inventory, settings).replicas:
+        if ",".join(replica.devices) == names:
+            return replica, tuple(devices[name] for name in replica.devices)
+    raise ConfigurationError(
+        f"The plan for {card.name} has no replica on {names}; start `vectormill worker` instead."
+    )
 
 
 def find_cache_dir(settings: Settings) -> Path:

@@ -24,11 +24,12 @@ from vectormill.model_card import ModelCard
 from vectormill.settings import process_environment
 from worker.batching.cost import BatchCost, PackedCost, PaddedCost, find_quadratic_length
 from worker.batching.limits import BatchLimits
-from worker.devices.device import Device, device_environment
+from worker.devices.device import Device
 from worker.model.encoder import EncoderOrder
 from worker.parallel.executor import Executor, ExecutorTimeouts
-from worker.parallel.messages import Load
+from worker.parallel.starter import RunnerStarter, Sharing
 from worker.placement.model_shape import read_model_shape
+from worker.placement.picture import replica_json
 from worker.request import EncodeRequest, EncodeResult, EncodingCancelled, EngineStopped, RunnerDied
 from worker.reuse import Division, Flight, VectorReuse, digest_sequences
 from worker.settings import WorkerSettings
@@ -57,7 +58,11 @@ class Engine:
         cache_dir: Path,
         *,
         factory: str = DEFAULT_FACTORY,
+        sharing: Sharing | None = None,
     ) -> None:
+        if sharing is not None:  # the plan has divided the memory of several devices; nothing is left to tune
+            tokens = settings.max_batch_tokens or sharing.replica.max_batch_tokens
+            settings = settings.model_copy(update={"max_batch_tokens": tokens})
         num_threads = settings.threads or device.num_threads
         self._card = card
         self._device = device
@@ -67,8 +72,9 @@ class Engine:
         self._switchboard = Switchboard(self._limits)
         self._reuse = VectorReuse(settings.reuse_bytes)
         self._num_reused = 0
+        self._sharing = sharing
         self._executor = Executor(
-            Load(
+            RunnerStarter(
                 factory,
                 EncoderOrder(
                     card,
@@ -79,8 +85,13 @@ class Engine:
                     cache_dir,
                     settings.attention,
                 ),
+                process_environment(),
+                sharing=sharing,
+                # A rank waits as long for one that still loads; a pass that hangs is ended by the executor before.
+                collective_timeout_seconds=max(
+                    settings.model_load_timeout_seconds, settings.forward_timeout_seconds
+                ),
             ),
-            runner_environment(process_environment(), device, num_threads),
             ExecutorTimeouts(
                 settings.model_load_timeout_seconds,
                 settings.forward_timeout_seconds,
@@ -151,6 +162,7 @@ class Engine:
             "state": self._executor.state,
             "state_reason": self._executor.reason,
             **choices,
+            **({"placement": replica_json(self._sharing.replica)} if self._sharing else {}),
             **self._tuner.describe(),
             "num_batches": tally.num_batches,
             "num_sequences": tally.num_sequences,
@@ -331,9 +343,3 @@ def finish_vectors(vectors: NDArray[np.float32], spec: EncodingSpec) -> NDArray[
             norms = np.linalg.norm(finished, axis=1, keepdims=True)
             finished /= np.maximum(norms, SMALLEST_NORM)
     return finished
-
-
-def runner_environment(environment: Mapping[str, str], device: Device, num_threads: int) -> dict[str, str]:
-    """The model process sees its own device only, and asks no hub for anything: files were fetched before."""
-    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-    return {**environment, **device_environment(device, num_threads), **offline}

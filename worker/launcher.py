@@ -1,9 +1,10 @@
-"""`vectormill worker`: one pinned Celery worker per model and device, each restarted when it dies.
+"""`vectormill worker`: plans the placement, and starts one pinned Celery worker per replica, again when it dies.
 
 The child's environment has its threads. Its device it finds by name, so it sees the same GPUs as this process; only
 the model's own process is shown no other.
 """
 
+import logging
 import sys
 from collections.abc import Sequence
 
@@ -14,7 +15,12 @@ from vectormill.stopping import StopSignals
 from vectormill.supervisor import ChildSpec, Supervisor
 from worker.devices.detect import detect_inventory
 from worker.devices.device import Device, parse_devices, thread_environment
+from worker.placement.picture import draw_placement
+from worker.placement.placement import Replica
+from worker.plan import plan_worker
 from worker.settings import load_worker_settings
+
+logger = logging.getLogger(__name__)
 
 # Below the 7 s that `up` gives to us. Handing a chunk back takes one short transaction.
 _GRACE_SECONDS = 5.0
@@ -34,8 +40,16 @@ def run(settings: Settings, models: Sequence[str], devices: str | None = None) -
     for model in served:
         registry.card(model)
     worker_settings = load_worker_settings(devices=devices)
-    chosen = parse_devices(worker_settings.devices, detect_inventory())
-    children = [_replica(model, device, worker_settings.devices) for model in served for device in chosen]
+    inventory = detect_inventory()
+    devices_by_name = {device.name: device for device in parse_devices(worker_settings.devices, inventory)}
+    children = []
+    for model in served:
+        placement = plan_worker(registry.card(model, weights=True), inventory, worker_settings)
+        logger.info("%s is placed as planned:\n%s", model, draw_placement(placement))
+        children += [
+            _replica(model, replica, devices_by_name[replica.devices[0]], worker_settings.devices)
+            for replica in placement.replicas
+        ]
     with StopSignals() as stopping:
         supervisor = Supervisor(children, stopping=stopping)
         try:
@@ -45,7 +59,9 @@ def run(settings: Settings, models: Sequence[str], devices: str | None = None) -
             supervisor.stop(_GRACE_SECONDS)
 
 
-def _replica(model: str, device: Device, devices: str) -> ChildSpec:
+def _replica(model: str, replica: Replica, first: Device, devices: str) -> ChildSpec:
+    """The Celery worker of one replica. It is pinned to the first device; its model processes each to their own."""
+    names = ",".join(replica.devices)
     argv = (
         sys.executable,
         "-m",
@@ -53,9 +69,9 @@ def _replica(model: str, device: Device, devices: str) -> ChildSpec:
         "--model",
         model,
         "--device",
-        device.name,
+        names,
         "--devices",
         devices,
     )
-    threads = thread_environment(device.num_threads, device.num_tokenizer_threads)
-    return ChildSpec(f"{model} on {device.name}", argv, process_environment() | threads)
+    threads = thread_environment(first.num_threads, first.num_tokenizer_threads)
+    return ChildSpec(f"{model} on {names}", argv, process_environment() | threads)

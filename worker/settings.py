@@ -25,6 +25,9 @@ class WorkerSettings(BaseSettings):
     attention: Literal["auto", "packed", "padded"] = Field(
         default="auto", description="Whether padding is left out of the forward pass."
     )
+    strategy: Literal["auto", "replicate", "pipeline", "layers", "tensor", "fully_sharded", "hybrid"] = Field(
+        default="auto", description="How devices share the model."
+    )
     threads: int | None = Field(
         default=None, ge=1, description="Threads of one forward pass; one per core when unset."
     )

@@ -23,7 +23,7 @@ from vectormill.settings import ModelEntry
 from worker.batching.token_batch import TokenBatch
 from worker.devices.detect import detect_inventory
 from worker.devices.device import split_processor
-from worker.engine import EncodeRequest, EncodeResult, Engine
+from worker.engine import DEFAULT_FACTORY, EncodeRequest, EncodeResult, Engine
 from worker.model.encoder import Encoder, EncoderOrder
 from worker.model.factory import load_encoder
 from worker.settings import WorkerSettings
@@ -88,9 +88,9 @@ def make_engine(card: ModelCard, tmp_path: Path) -> Iterator[MakeEngine]:
 
     def make(function: str | None = None, **settings: Any) -> Engine:
         choices: dict[str, Any] = {"backend": "torch", "attention": "padded", **settings}
-        factory = {"factory": f"tests.integration.test_engine_memory:{function}"} if function else {}
+        factory = f"tests.integration.test_engine_memory:{function}" if function else DEFAULT_FACTORY
         device = split_processor(detect_inventory(), 1)[0]
-        engine = Engine(card, device, WorkerSettings(**choices), tmp_path / "cache", **factory)
+        engine = Engine(card, device, WorkerSettings(**choices), tmp_path / "cache", factory=factory)
         engines.append(engine)
         engine.start()
         return engine

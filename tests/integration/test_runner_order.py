@@ -66,7 +66,7 @@ class Conversation:
         order = EncoderOrder(Registry({}).card(DEFAULT_MODEL), device, "auto", "auto", 1, directory)
         load = Load("tests.integration.test_runner_order:load_fake_encoder", order)
         self.runner = Runner(load, os.environ)
-        assert isinstance(self.runner.receive(), Loaded)
+        assert isinstance(self.runner.receive()[0], Loaded)
 
     def send(self, number: int, first_token: int = PLAIN, *, is_urgent: bool = False) -> None:
         batch = TokenBatch.from_ids([np.array([first_token, number], np.int32)])
@@ -81,7 +81,7 @@ class Conversation:
         (self.directory / f"computed {number}").touch()
 
     def hear(self) -> Any:
-        message = self.runner.receive()
+        (message,) = self.runner.receive()
         if isinstance(message, Encoded):
             assert message.vectors.tolist() == [[message.number]]
             assert message.seconds > 0
@@ -141,7 +141,7 @@ def test_a_batch_that_fails_at_any_step_fails_alone(conversation: Conversation, 
     assert conversation.hear() == (Started, 1)
     if fault == FAILS:
         conversation.compute(1)
-    message = conversation.runner.receive()
+    (message,) = conversation.runner.receive()
     assert isinstance(message, EncodeFailed)
     assert (message.number, message.reason) == (1, f"ValueError: step {fault} failed")
     conversation.send(2)

@@ -11,7 +11,7 @@ from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import ConfigurationError, ModelError
 from worker.devices.detect import detect_inventory
 from worker.devices.device import Device, Inventory, device_environment, parse_devices, thread_environment
-from worker.engine import find_unique, finish_vectors, runner_environment
+from worker.engine import find_unique, finish_vectors
 from worker.model.choice import choose_backend, choose_precision, find_arithmetic
 from worker.settings import load_worker_settings
 
@@ -67,7 +67,7 @@ def test_a_process_sees_its_own_device_only_and_as_many_threads_as_its_cores() -
     assert device_environment(GPUS[1])["CUDA_VISIBLE_DEVICES"] == "1"
     named = replace(GPUS[1], uuid="GPU-7f3c")  # which means the same device in any numbering
     assert device_environment(named)["CUDA_VISIBLE_DEVICES"] == "GPU-7f3c"
-    environment = runner_environment({"PATH": "/bin", "OMP_NUM_THREADS": "64"}, PLAIN_CPU, 3)
+    environment = {"PATH": "/bin", "OMP_NUM_THREADS": "64"} | device_environment(PLAIN_CPU, 3)
     assert environment["CUDA_VISIBLE_DEVICES"] == ""
     assert (environment["OMP_NUM_THREADS"], environment["RAYON_NUM_THREADS"], environment["PATH"]) == (
         "3",

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from vectormill.model_card import ModelCard
 from worker.batching.token_batch import TokenBatch
 from worker.devices.device import Device
+from worker.placement.rank import Rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class EncoderOrder:
     num_threads: int
     cache_dir: Path
     attention: str = "auto"
+    rank: Rank | None = None  # when several devices share the model
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ process dies, that one is suspect and the others are not.
 import logging
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
@@ -29,14 +28,17 @@ from worker.parallel.messages import (
     Encode,
     Encoded,
     EncodeFailed,
-    Load,
     Loaded,
     LoadFailed,
     Started,
 )
 from worker.parallel.runner import Runner, RunnerLost
+from worker.parallel.runner_group import RunnerGroup
+from worker.parallel.starter import RunnerStarter
 
 logger = logging.getLogger(__name__)
+
+AnyRunner = Runner | RunnerGroup
 
 LOADING: Final = "loading"
 RUNNING: Final = "running"
@@ -103,14 +105,13 @@ class Executor:
 
     def __init__(
         self,
-        load: Load,
-        environment: Mapping[str, str],
+        starter: RunnerStarter,
         timeouts: ExecutorTimeouts,
         source: WorkSource,
         observer: WorkObserver,
     ) -> None:
-        self._load = load
-        self._environment = dict(environment)
+        self._starter = starter
+        self._name = starter.order.card.name
         self._timeouts = timeouts
         self._source = source
         self._observer = observer
@@ -119,7 +120,7 @@ class Executor:
         self._is_woken = threading.Event()
         self._stopping = threading.Event()
         self._settled = threading.Event()  # the first load has succeeded or failed
-        self._runner: Runner | None = None
+        self._runner: AnyRunner | None = None
         self._outstanding: dict[int, Work] = {}  # with the runner, by number
         self._started: int | None = None  # the number of the one that is being encoded
         self._busy_since = 0.0
@@ -184,7 +185,7 @@ class Executor:
             self._source.close(self.reason)
 
     def _run_one_runner(self) -> None:
-        self._runner = runner = Runner(self._load, self._environment)
+        self._runner = runner = self._starter.start()
         if not self._wait_until_loaded(runner):
             return
         self.state, self.reason = RUNNING, ""
@@ -193,16 +194,16 @@ class Executor:
             self._send_ahead(runner)
             self._receive_outcome(runner)
 
-    def _wait_until_loaded(self, runner: Runner) -> bool:
+    def _wait_until_loaded(self, runner: AnyRunner) -> bool:
         """False when the executor was stopped meanwhile."""
         deadline = time.monotonic() + self._timeouts.load_seconds
-        while runner.connection not in self._wait(runner, deadline):
+        while not (said := self._listen(runner, deadline)):
             if self._stopping.is_set():
                 runner.kill()  # it would hear of the closed pipe only when it has loaded
                 return False
             if time.monotonic() >= deadline:
                 raise self._abandon(runner, f"loading took more than {self._timeouts.load_seconds:g} s")
-        message = runner.receive()
+        message = said[0]
         if isinstance(message, LoadFailed):
             if self.report is None:  # it never loaded: trying again would not help
                 raise ModelError(message.reason)
@@ -211,12 +212,12 @@ class Executor:
         self.report = report = message.report
         self.memory = message.memory
         for choice in (report.device, report.backend, report.precision):
-            logger.info("%s encodes with %s: %s", self._load.order.card.name, choice.value, choice.reason)
+            logger.info("%s encodes with %s: %s", self._name, choice.value, choice.reason)
         for note in report.notes:
-            logger.warning("%s: %s", self._load.order.card.name, note)
+            logger.warning("%s: %s", self._name, note)
         return True
 
-    def _send_ahead(self, runner: Runner) -> None:
+    def _send_ahead(self, runner: AnyRunner) -> None:
         while (work := self._next_work()) is not None:
             if not self._outstanding:
                 self._busy_since = time.monotonic()
@@ -240,14 +241,15 @@ class Executor:
             return self._source.next_work(is_runner_idle=not self._outstanding)
         return self._source.next_urgent_work()
 
-    def _receive_outcome(self, runner: Runner) -> None:
+    def _receive_outcome(self, runner: AnyRunner) -> None:
         """Waits for the runner's next word, for new work, or until the forward pass has taken too long."""
         deadline = self._busy_since + self._timeouts.forward_seconds if self._outstanding else None
         ask_again_at = self._source.ask_again_at() if self._has_room else None
         moments = [moment for moment in (deadline, ask_again_at) if moment is not None]
-        if runner.connection in self._wait(runner, min(moments, default=None)):
-            self._hear(runner.receive())
-        elif deadline is not None and time.monotonic() >= deadline:
+        said = self._listen(runner, min(moments, default=None))
+        for message in said:
+            self._hear(message)
+        if not said and deadline is not None and time.monotonic() >= deadline:
             raise self._abandon(runner, f"a forward pass took more than {self._timeouts.forward_seconds:g} s")
 
     def _hear(self, message: object) -> None:
@@ -273,14 +275,15 @@ class Executor:
             self._started = None
         return self._outstanding.pop(number)
 
-    def _wait(self, runner: Runner, deadline: float | None) -> list[object]:
-        """Which of the runner's pipe and the wake-up pipe can be read; both may be empty at the deadline."""
+    def _listen(self, runner: AnyRunner, deadline: float | None) -> list[object]:
+        """What the runner says until the deadline; nothing when only the source has, or ranks have still to speak."""
         timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
-        ready: list[object] = list(wait([runner.connection, self._wake_reader], timeout))
+        ready: list[object] = list(wait([*runner.connections, self._wake_reader], timeout))
         if self._wake_reader in ready:
             self._wake_reader.recv_bytes()
             self._is_woken.clear()
-        return ready
+            ready.remove(self._wake_reader)
+        return runner.receive() if ready else []
 
     def _isolate(self, work: Work, code: str, reason: str) -> None:
         """One bad text fails alone: a failed batch is tried again in halves, down to a single sequence."""
@@ -292,11 +295,11 @@ class Executor:
     def _return(self, *works: Work) -> None:
         self._returned = sorted([*works, *self._returned], key=lambda work: not work.is_urgent)
 
-    def _abandon(self, runner: Runner, reason: str) -> RunnerLost:
+    def _abandon(self, runner: AnyRunner, reason: str) -> RunnerLost:
         self._kill(runner)
         return RunnerLost(reason)
 
-    def _kill(self, runner: Runner) -> None:
+    def _kill(self, runner: AnyRunner) -> None:
         """What the runner had said last is heard first: else a batch that it had finished would be suspect."""
         for message in runner.kill():
             self._hear(message)

@@ -60,10 +60,15 @@ class Runner:
         except OSError as error:
             raise RunnerLost(self._describe_end()) from error
 
-    def receive(self) -> Any:
+    @property
+    def connections(self) -> "list[Connection[Any, Any]]":
+        """What to wait for before `receive`."""
+        return [self.connection]
+
+    def receive(self) -> list[Any]:
         """The next message; waits for it. Raises RunnerLost."""
         try:
-            return self.connection.recv()
+            return [self.connection.recv()]
         except (EOFError, OSError) as error:
             raise RunnerLost(self._describe_end()) from error
 

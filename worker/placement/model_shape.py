@@ -64,6 +64,7 @@ class ModelShape:
     has_joined_gate: bool
     tensors: tuple[TensorSize, ...]
     dense_values: int
+    model_type: str = ""
 
 
 def read_model_shape(card: ModelCard) -> ModelShape:
@@ -90,6 +91,7 @@ def read_model_shape(card: ModelCard) -> ModelShape:
             for path in find_weights(card.path / folder, folder)
             for shape in read_header(path).values()
         ),
+        model_type=str(config.get("model_type", "")),
     )
 
 

@@ -66,34 +66,36 @@ def placement_json(placement: Placement) -> dict[str, Any]:
         "strategy": placement.strategy,
         "precision": placement.precision,
         "relative_rate": round(placement.relative_rate, 4),
-        "replicas": [
-            {
-                "strategy": replica.strategy,
-                "micro_batches": replica.micro_batches,
-                "max_batch_tokens": replica.max_batch_tokens,
-                "relative_rate": round(replica.relative_rate, 4),
-                "stages": [
-                    {
-                        "first_layer": stage.first_layer,
-                        "num_layers": stage.num_layers,
-                        "shards": [
-                            {
-                                "device": shard.device,
-                                "capacity_bytes": shard.capacity_bytes,
-                                "weight_bytes": shard.weight_bytes,
-                                "activation_bytes": shard.activation_bytes,
-                                "headroom_bytes": shard.headroom_bytes,
-                            }
-                            for shard in stage.shards
-                        ],
-                    }
-                    for stage in replica.stages
-                ],
-            }
-            for replica in placement.replicas
-        ],
+        "replicas": [replica_json(replica) for replica in placement.replicas],
         "idle": dict(placement.idle),
         "reasons": list(placement.reasons),
         "rejected": [{"alternative": each.alternative, "reason": each.reason} for each in placement.rejected],
         "proposals": list(placement.proposals),
+    }
+
+
+def replica_json(replica: Replica) -> dict[str, Any]:
+    """One replica as a JSON object: how it is shared, and what each device holds."""
+    return {
+        "strategy": replica.strategy,
+        "micro_batches": replica.micro_batches,
+        "max_batch_tokens": replica.max_batch_tokens,
+        "relative_rate": round(replica.relative_rate, 4),
+        "stages": [
+            {
+                "first_layer": stage.first_layer,
+                "num_layers": stage.num_layers,
+                "shards": [
+                    {
+                        "device": shard.device,
+                        "capacity_bytes": shard.capacity_bytes,
+                        "weight_bytes": shard.weight_bytes,
+                        "activation_bytes": shard.activation_bytes,
+                        "headroom_bytes": shard.headroom_bytes,
+                    }
+                    for shard in stage.shards
+                ],
+            }
+            for stage in replica.stages
+        ],
     }

@@ -38,7 +38,8 @@ ABOUT_AS_FAST: Final = 0.95
 class PlanSettings:
     """What is asked of a plan. `memory_share` is the share of a device's memory that may be filled.
 
-    A replica has to hold one text of `max_tokens`, and `min_batch_tokens` if that is given.
+    A replica has to hold one text of `max_tokens`, and `min_batch_tokens` if that is given. `sharing_obstacle` is a
+    sentence when the model cannot be divided at all.
     """
 
     precision: str
@@ -47,6 +48,7 @@ class PlanSettings:
     strategy: str = AUTO
     memory_share: float = 0.9
     min_batch_tokens: int | None = None
+    sharing_obstacle: str = ""
 
 
 def plan_placement(inventory: Inventory, shape: ModelShape, settings: PlanSettings) -> Placement:
@@ -100,6 +102,7 @@ def _needs(rooms: Sequence[Room], settings: PlanSettings) -> Needs:
         max_tokens=settings.max_tokens,
         min_batch_tokens=least,
         full_batch_tokens=max(full, least),
+        sharing_obstacle=settings.sharing_obstacle,
     )
 
 

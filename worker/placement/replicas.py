@@ -49,6 +49,7 @@ class Needs:
     max_tokens: int
     min_batch_tokens: int
     full_batch_tokens: int
+    sharing_obstacle: str = ""
 
 
 class ReplicaBuilder:
@@ -87,6 +88,8 @@ class ReplicaBuilder:
     def _build(self, strategy: str, rooms: Sequence[Room], link: str) -> Replica | TooTight:
         if strategy == REPLICATE:
             return self._build_alone(rooms[0])
+        if self._needs.sharing_obstacle:
+            return TooTight(self._needs.sharing_obstacle)
         if strategy in (PIPELINE, LAYERS):
             return self._build_stages(strategy, rooms, link)
         if strategy == TENSOR:

@@ -43,23 +43,18 @@ def plan(
     from vectormill.settings import load_settings
     from worker.devices.described import describe_inventory, is_description
     from worker.devices.detect import detect_inventory
-    from worker.devices.device import parse_devices
-    from worker.model.choice import choose_precision
     from worker.placement.drafts import AUTO
-    from worker.placement.model_shape import read_model_shape
     from worker.placement.picture import draw_placement, placement_json
-    from worker.placement.planner import PlanSettings, plan_placement
+    from worker.plan import plan_worker
+    from worker.settings import load_worker_settings
 
     is_described = is_description(devices)
     inventory = describe_inventory(devices) if is_described else detect_inventory()
-    names = AUTO if is_described else devices
-    card = Registry(load_settings().models).card(model or DEFAULT_MODEL, weights=True)
-    chosen = choose_precision(precision, parse_devices(names, inventory)[0])
-    placement = plan_placement(
-        inventory,
-        read_model_shape(card),
-        PlanSettings(chosen.value, card.max_tokens, names, strategy),
+    settings = load_worker_settings(
+        devices=AUTO if is_described else devices, precision=precision, strategy=strategy
     )
+    card = Registry(load_settings().models).card(model or DEFAULT_MODEL, weights=True)
+    placement = plan_worker(card, inventory, settings)
     if as_json:
         typer.echo(json.dumps(placement_json(placement), indent=2))
     else:

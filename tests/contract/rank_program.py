@@ -1,0 +1,59 @@
+"""What each rank of a shared model runs in the tests: `python -m tests.contract.rank_program NUMBER WORLD DIRECTORY`.
+
+Every model in the directory is divided in every way and encodes the same batches; what this rank answers is left there.
+"""
+
+import sys
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from tests.contract.packed_models import make_sequences
+from vectormill.model_card import read_model_card
+from worker.batching.token_batch import TokenBatch
+from worker.devices.device import CPU, Device
+from worker.model.encoder import EncoderOrder
+from worker.parallel.shard_encoder import ShardEncoder
+from worker.placement.placement import FULLY_SHARDED, LAYERS, PIPELINE, TENSOR
+from worker.placement.rank import Rank
+
+NUM_LAYERS: Final = 4
+STRATEGIES: Final = (TENSOR, FULLY_SHARDED, PIPELINE, LAYERS)
+DEVICE: Final = Device("cpu:0", CPU, 0, (), 1, 1 << 30)
+
+
+def stage_layers(strategy: str, world_size: int) -> tuple[int, ...]:
+    """Stages of unequal size where that is possible."""
+    if strategy in (TENSOR, FULLY_SHARDED):
+        return (NUM_LAYERS,)
+    return {2: (1, 3), 4: (1, 1, 1, 1)}[world_size]
+
+
+def batches() -> list[TokenBatch]:
+    """A batch of every length, and one with fewer texts than ranks."""
+    sequences = make_sequences()
+    return [
+        TokenBatch.from_ids(sequences, [2] + [0] * (len(sequences) - 1)),
+        TokenBatch.from_ids(sequences[2:3]),
+    ]
+
+
+def main() -> None:
+    number, world_size, directory = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    answers: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32 | np.int64]]] = {}
+    for folder in sorted(path for path in directory.iterdir() if path.is_dir()):
+        card = read_model_card(folder.name, folder, pooling="mean+last_token")
+        for strategy in STRATEGIES:
+            layers = stage_layers(strategy, world_size)
+            rank = Rank(number, world_size, strategy, layers, 3, directory / "meeting_point", 60.0)
+            order = EncoderOrder(card, DEVICE, "torch", "fp32", 1, directory, rank=rank)
+            encoder = ShardEncoder(order, rank)
+            for place, batch in enumerate(batches()):
+                answers[f"{folder.name}|{strategy}|{place}"] = encoder.encode(batch)
+            answers[f"{folder.name}|{strategy}|bytes"] = np.array(encoder.num_bytes_read)
+    np.savez(directory / f"{number}.npz", allow_pickle=False, **answers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""A model that several devices share gives the vectors that it gives on one: real processes, every way of sharing."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from tests.architecture.sources import ROOT
+from tests.contract.packed_models import make_transformer
+from tests.contract.rank_program import NUM_LAYERS, STRATEGIES, batches
+from vectormill.model_card import read_model_card
+from vectormill.settings import process_environment
+from worker.devices.device import CPU, Device, device_environment
+from worker.model.choice import FP32, TORCH
+from worker.model.encoder import Choice, EncoderOrder
+from worker.model.torch_encoder import TorchEncoder
+from worker.parallel.loopback import loopback_environment
+from worker.placement.placement import FULLY_SHARDED, LAYERS, PIPELINE, TENSOR
+
+# One of each kind: learned positions, positions behind the padding id, rotary with windows on some layers and joined
+# matrices, causal with grouped heads, causal with windows on some layers.
+MODELS = ("bert", "xlm-roberta", "modernbert", "qwen3", "qwen3, window", "mistral, window")
+TOKENIZER = '{"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "b"}}'
+DEVICE = Device("cpu:0", CPU, 0, (), 1, 1 << 30)
+
+Shared = tuple[int, Path, list[Any]]
+
+
+def save_models(directory: Path, world_size: int) -> None:
+    """Key heads have to divide among the ranks."""
+    for name in MODELS:
+        grouped = {"num_key_value_heads": max(2, world_size)} if "wen" in name or "mistral" in name else {}
+        make_transformer(name, num_hidden_layers=NUM_LAYERS, **grouped).save_pretrained(directory / name)
+        (directory / name / "tokenizer.json").write_text(TOKENIZER)
+
+
+@pytest.fixture(scope="module", params=[2, 4], ids=["2 ranks", "4 ranks"])
+def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+    """The number of ranks, the directory of the models, and what every rank has answered."""
+    world_size: int = request.param
+    directory = tmp_path_factory.mktemp("shared")
+    save_models(directory, world_size)
+    environment = process_environment() | device_environment(DEVICE, 1) | loopback_environment()
+    program = [sys.executable, "-m", "tests.contract.rank_program"]
+    ranks = [
+        subprocess.Popen([*program, str(number), str(world_size), str(directory)], env=environment, cwd=ROOT)
+        for number in range(world_size)
+    ]
+    try:
+        statuses = [rank.wait(110) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert statuses == [0] * world_size
+    answers = [np.load(directory / f"{number}.npz") for number in range(world_size)]
+    yield world_size, directory, answers
+    assert not [child for child in psutil.Process().children() if "rank_program" in " ".join(child.cmdline())]
+
+
+def whole(directory: Path, name: str) -> TorchEncoder:
+    card = read_model_card(name, directory / name, pooling="mean+last_token")
+    order = EncoderOrder(card, DEVICE, TORCH, FP32, 1, directory)
+    return TorchEncoder(order, Choice(TORCH, "for tests"), Choice(FP32, "for tests"))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_shared_model_gives_the_vectors_of_a_whole_one(shared: Shared, name: str, strategy: str) -> None:
+    world_size, directory, answers = shared
+    encoder = whole(directory, name)
+    for place, batch in enumerate(batches()):
+        expected = encoder.encode(batch)
+        parts = [answers[number][f"{name}|{strategy}|{place}"] for number in range(world_size)]
+        vectors = np.concatenate(parts)
+        assert vectors.shape == expected.shape
+        norms = np.linalg.norm(vectors, axis=1) * np.linalg.norm(expected, axis=1)
+        assert ((vectors * expected).sum(axis=1) / norms).min() >= 0.99999
+
+
+@pytest.mark.parametrize("strategy", [FULLY_SHARDED, PIPELINE, LAYERS])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_ranks_together_read_the_weights_once(shared: Shared, name: str, strategy: str) -> None:
+    world_size, directory, answers = shared
+    read = sum(int(answers[number][f"{name}|{strategy}|bytes"]) for number in range(world_size))
+    transformer = make_transformer(name, num_hidden_layers=NUM_LAYERS, **_grouped(directory, name))
+    held = sum(value.nbytes for key, value in transformer.named_parameters() if not key.startswith("pooler"))
+    assert read == held
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_rank_of_a_tensor_parallel_model_reads_its_part_of_every_layer(shared: Shared, name: str) -> None:
+    world_size, directory, answers = shared
+    transformer = make_transformer(name, num_hidden_layers=NUM_LAYERS, **_grouped(directory, name))
+    matrices = {
+        key: value.nbytes
+        for key, value in transformer.named_parameters()
+        if value.ndim == 2 and any(part.isdigit() for part in key.split("."))
+    }
+    whole_bytes = sum(
+        value.nbytes for key, value in transformer.named_parameters() if not key.startswith("pooler")
+    )
+    saved = sum(matrices.values()) * (world_size - 1) / world_size
+    for number in range(world_size):
+        assert int(answers[number][f"{name}|{TENSOR}|bytes"]) <= whole_bytes - saved
+
+
+def _grouped(directory: Path, name: str) -> dict[str, int]:
+    config = read_config(directory / name)
+    return {"num_key_value_heads": config["num_key_value_heads"]} if "num_key_value_heads" in config else {}
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    return config

@@ -1,0 +1,22 @@
+"""Full sharding: every rank keeps a slice of every tensor, and gathers a layer's weights while it needs them.
+
+Source: Zhao et al., PyTorch FSDP (2023); here for inference, through torch's `fully_shard`.
+"""
+
+from itertools import pairwise
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+
+from worker.parallel.layouts import Layout
+
+
+def apply_fully_sharded(transformer: nn.Module, layout: Layout, mesh: DeviceMesh) -> None:
+    """Cuts every parameter along its first dimension; the weights of the next layer are gathered while one computes."""
+    layers = list(transformer.get_submodule(layout.layers))
+    for layer in layers:
+        fully_shard(layer, mesh=mesh, reshard_after_forward=True)
+    fully_shard(transformer, mesh=mesh, reshard_after_forward=True)
+    for layer, following in pairwise(layers):
+        layer.set_modules_to_forward_prefetch([following])

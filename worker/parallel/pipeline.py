@@ -1,0 +1,111 @@
+"""Pipeline: consecutive layers on every rank, and micro-batches that follow one another through them.
+
+Knows no files and no vectors: a stage turns what the stage before it sent into what it sends on.
+"""
+
+import copy
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from worker.batching.token_batch import TokenBatch
+from worker.parallel.layouts import Layout
+from worker.placement.rank import Rank
+
+
+class PassedOn(nn.Module):
+    """Stands where the embeddings are in the first stage: hidden states come in, and go on to the layers."""
+
+    def forward(
+        self, input_ids: Tensor | None = None, inputs_embeds: Tensor | None = None, **_: Any
+    ) -> Tensor:
+        assert inputs_embeds is not None
+        return inputs_embeds
+
+
+def cut_stage(transformer: nn.Module, layout: Layout, rank: Rank) -> None:
+    """Leaves of the model what the rank's stage computes: its layers, embeddings at the front, a norm at the end."""
+    first, count = rank.first_layer, rank.stage_layers[rank.number]
+    parent_path, _, name = layout.layers.rpartition(".")
+    parent = transformer.get_submodule(parent_path)
+    setattr(parent, name, getattr(parent, name)[first : first + count])
+    config = copy.deepcopy(transformer.config)
+    config.num_hidden_layers = count
+    if getattr(config, "layer_types", None):  # which layers see a window only; looked up by position
+        config.layer_types = config.layer_types[first : first + count]
+    transformer.config = config
+    if not rank.is_first:
+        setattr(transformer, layout.embeddings, PassedOn())
+    if not rank.is_last and layout.final_norm is not None:
+        setattr(transformer, layout.final_norm, nn.Identity())
+
+
+def split_micro_batches(batch: TokenBatch, count: int) -> list[TokenBatch]:
+    """At most `count` parts of about equally many tokens; the same on every rank, which all get the same batch."""
+    bounds = [0]
+    tokens, target = 0, batch.num_tokens / count
+    for position, length in enumerate(batch.lengths.tolist(), start=1):
+        tokens += length
+        if tokens >= target * len(bounds) or position == len(batch):
+            bounds.append(position)
+    return [batch.part(start, end) for start, end in pairwise(bounds) if end > start]
+
+
+@dataclass(slots=True)
+class StageClock:
+    """How long a stage computed, and how long it was there for: 1 - busy / wall is its bubble."""
+
+    busy_seconds: float = 0.0
+    wall_seconds: float = 0.0
+
+
+class PipelineStage:
+    """Runs one rank's part of every micro-batch; the host waits only for hidden states that are not there yet."""
+
+    def __init__(self, rank: Rank, dtype: torch.dtype, device: torch.device) -> None:
+        self._rank = rank
+        self._dtype = dtype
+        self._device = device
+        self.clock = StageClock()
+
+    def run(
+        self,
+        shapes: Sequence[tuple[int, ...]],
+        compute: Callable[[int, Tensor | None], Tensor],
+    ) -> list[Tensor]:
+        """What `compute(number, hidden states)` makes of every micro-batch; sent on, or returned by the last stage.
+
+        `shapes` are those of the hidden states [n, length, hidden size] of each micro-batch; every rank knows them.
+        """
+        start = time.perf_counter()
+        # All receives are posted before anything is computed, so that a neighbour never waits for us to ask.
+        arriving = [] if self._rank.is_first else [self._receive(shape) for shape in shapes]
+        results: list[Tensor] = []
+        leaving: list[tuple[Any, Tensor]] = []
+        for number in range(len(shapes)):
+            hidden_states = None
+            if arriving:
+                request, hidden_states = arriving[number]
+                request.wait()
+            busy_since = time.perf_counter()
+            made = compute(number, hidden_states)
+            self.clock.busy_seconds += time.perf_counter() - busy_since
+            if self._rank.is_last:
+                results.append(made)
+            else:
+                made = made.contiguous()
+                leaving.append((dist.isend(made, self._rank.number + 1), made))
+        for request, _ in leaving:  # the tensor has to live until it was sent
+            request.wait()
+        self.clock.wall_seconds += time.perf_counter() - start
+        return results
+
+    def _receive(self, shape: tuple[int, ...]) -> tuple[Any, Tensor]:
+        hidden_states = torch.empty(shape, dtype=self._dtype, device=self._device)
+        return dist.irecv(hidden_states, self._rank.number - 1), hidden_states

@@ -1,0 +1,164 @@
+"""ShardEncoder: one rank's part of a model that several devices share. Pads; knows no chunks and no pipes.
+
+Every rank is given the same batch and answers the vectors it ends up with, perhaps none: put one behind the other in
+the order of the ranks, they are the batch's.
+"""
+
+import logging
+import time
+from datetime import timedelta
+from typing import Final
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from worker.batching.token_batch import TokenBatch
+from worker.devices.device import CPU, CUDA
+from worker.model.choice import choose_precision
+from worker.model.encoder import Choice, Encoder, EncoderOrder, EncoderReport, device_choice
+from worker.model.network import Dense, find_pad_token_id
+from worker.model.padding import PaddedBatch, pad_batch
+from worker.model.pooling import pool_hidden_states
+from worker.model.torch_encoder import DTYPES
+from worker.parallel.fully_sharded import apply_fully_sharded
+from worker.parallel.layouts import Layout, find_layout
+from worker.parallel.pipeline import PipelineStage, cut_stage, split_micro_batches
+from worker.parallel.skeleton import build_skeleton, fill
+from worker.parallel.tensor_parallel import apply_tensor_parallel
+from worker.placement.placement import FULLY_SHARDED, TENSOR
+from worker.placement.rank import Rank
+
+logger = logging.getLogger(__name__)
+
+PROCESS_GROUPS: Final = {CPU: "gloo", CUDA: "nccl"}
+
+
+class ShardEncoder(Encoder):
+    """A shard of the network, ready when every other rank is."""
+
+    def __init__(self, order: EncoderOrder, rank: Rank) -> None:
+        start = time.perf_counter()
+        if order.device.kind == CPU:
+            torch.set_num_threads(order.num_threads)
+        self._card = order.card
+        self._rank = rank
+        self._device = torch.device("cuda:0" if order.device.kind == CUDA else "cpu")
+        precision = choose_precision(order.precision, order.device)
+        self._dtype = DTYPES[precision.value]
+        self._transformer = build_skeleton(order.card, self._dtype)
+        layout = find_layout(str(self._transformer.config.model_type))
+        join_process_group(rank, PROCESS_GROUPS[order.device.kind])
+        self._divide(layout)
+        self.num_bytes_read = fill(
+            self._transformer,
+            order.card,
+            layout,
+            self._device,
+            first_layer=0 if rank.strategy in (TENSOR, FULLY_SHARDED) else rank.first_layer,
+            joined=layout.joined if rank.strategy == TENSOR else {},
+        )
+        self._dense = nn.Sequential(*(Dense(order.card.path / folder) for folder in order.card.dense))
+        self._dense.to(self._device).eval()
+        self._stage = PipelineStage(rank, self._dtype, self._device)
+        seconds = time.perf_counter() - start
+        logger.info("Rank %d read %.1f MB in %.1f s.", rank.number, self.num_bytes_read / 1e6, seconds)
+        self._report = EncoderReport(
+            device=device_choice(order),
+            backend=Choice("torch", f"a model is shared by {rank.strategy} with torch only"),
+            precision=precision,
+            attention=f"padded ({self._transformer.config._attn_implementation})",
+            num_threads=order.num_threads,
+            load_seconds=seconds,
+        )
+
+    def encode(self, batch: TokenBatch) -> NDArray[np.float32]:
+        # Not inference_mode: what fully_shard gathers into was made outside of it.
+        with torch.no_grad():
+            if self._rank.strategy == TENSOR:
+                vectors = self._encode_whole(batch)
+            elif self._rank.strategy == FULLY_SHARDED:
+                vectors = self._encode_share(batch)
+            else:
+                vectors = self._encode_stage(batch)
+            result: NDArray[np.float32] = vectors.float().cpu().numpy()
+        return result
+
+    def describe(self) -> EncoderReport:
+        return self._report
+
+    def _divide(self, layout: Layout) -> None:
+        if self._rank.strategy not in (TENSOR, FULLY_SHARDED):
+            cut_stage(self._transformer, layout, self._rank)
+            return
+        mesh = init_device_mesh(self._device.type, (self._rank.world_size,))
+        apply = apply_tensor_parallel if self._rank.strategy == TENSOR else apply_fully_sharded
+        apply(self._transformer, layout, mesh)
+
+    def _encode_whole(self, batch: TokenBatch) -> Tensor:
+        """Every rank ends up with all hidden states; the first one answers."""
+        padded = pad_batch(batch, self._pad_token_id)
+        hidden_states = self._transformer(**self._inputs(padded))[0]
+        return self._pool(hidden_states, padded) if self._rank.is_first else self._no_vectors()
+
+    def _encode_share(self, batch: TokenBatch) -> Tensor:
+        """Every rank encodes sequences of its own. One without any runs along, since gathering takes all ranks."""
+        shares = split_micro_batches(batch, self._rank.world_size)
+        is_idle = self._rank.number >= len(shares)
+        padded = pad_batch(batch.part(0, 1) if is_idle else shares[self._rank.number], self._pad_token_id)
+        hidden_states = self._transformer(**self._inputs(padded))[0]
+        return self._no_vectors() if is_idle else self._pool(hidden_states, padded)
+
+    def _encode_stage(self, batch: TokenBatch) -> Tensor:
+        parts = split_micro_batches(batch, self._rank.micro_batches)
+        padded = [pad_batch(part, self._pad_token_id) for part in parts]
+        hidden_size = int(self._transformer.config.hidden_size)
+
+        def compute(number: int, hidden_states: Tensor | None) -> Tensor:
+            inputs = self._inputs(padded[number])
+            if hidden_states is not None:
+                del inputs["input_ids"]
+                inputs["inputs_embeds"] = hidden_states
+            made: Tensor = self._transformer(**inputs)[0]
+            return self._pool(made, padded[number]) if self._rank.is_last else made
+
+        vectors = self._stage.run([(*part.input_ids.shape, hidden_size) for part in padded], compute)
+        return torch.cat(vectors) if vectors else self._no_vectors()
+
+    def _inputs(self, padded: PaddedBatch) -> dict[str, Tensor]:
+        return {
+            "input_ids": torch.from_numpy(padded.input_ids).to(self._device),
+            "attention_mask": torch.from_numpy(padded.attention_mask).to(self._device),
+        }
+
+    def _pool(self, hidden_states: Tensor, padded: PaddedBatch) -> Tensor:
+        pool_mask = torch.from_numpy(padded.pool_mask).to(self._device)
+        vectors: Tensor = self._dense(pool_hidden_states(hidden_states, pool_mask, self._card.pooling))
+        return vectors
+
+    def _no_vectors(self) -> Tensor:
+        return torch.empty((0, self._card.dimension))
+
+    @property
+    def _pad_token_id(self) -> int:
+        return find_pad_token_id(self._transformer.config.to_dict())
+
+
+def join_process_group(rank: Rank, backend: str) -> None:
+    """Waits until all ranks are there. A collective that takes longer than the timeout raises on every rank."""
+    if dist.is_initialized():  # by another model of this process
+        return
+    timeout = timedelta(seconds=rank.timeout_seconds)
+    store = dist.FileStore(str(rank.meeting_point), rank.world_size)
+    dist.init_process_group(
+        backend, store=store, rank=rank.number, world_size=rank.world_size, timeout=timeout
+    )
+
+
+def load_shard(order: EncoderOrder) -> ShardEncoder:
+    """Raises ModelError when the model cannot be divided as its rank says."""
+    assert order.rank is not None
+    return ShardEncoder(order, order.rank)

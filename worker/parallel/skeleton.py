@@ -1,0 +1,119 @@
+"""Skeleton: a transformer without weights, which a strategy divides and then fills with this rank's parts only.
+
+Parameters are on torch's meta device until then; buffers (tables of positions and rotary frequencies) are real, since
+no file holds them.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Shard
+from transformers import AutoConfig, AutoModel
+
+from vectormill.domain.errors import ModelError
+from vectormill.model_card import ModelCard
+from worker.parallel.layouts import Layout
+from worker.parallel.weight_files import WeightFiles
+
+Range = tuple[int, int]
+
+
+def build_skeleton(card: ModelCard, dtype: torch.dtype) -> nn.Module:
+    """The bare transformer in evaluation mode, its parameters without storage. Raises ModelError."""
+    try:
+        config = AutoConfig.from_pretrained(card.path, local_files_only=True, trust_remote_code=False)
+        if hasattr(config, "use_cache"):
+            config.use_cache = (
+                False  # keys and values of earlier tokens, which only text generation reads again
+            )
+        with _parameters_on_meta():
+            model: nn.Module = AutoModel.from_config(config, dtype=dtype)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise ModelError(f"The model {card.name!r} cannot be built from {card.path}: {error}") from error
+    if getattr(model, "pooler", None) is not None:
+        model.pooler = None
+    return model.eval().requires_grad_(False)
+
+
+def fill(
+    model: nn.Module,
+    card: ModelCard,
+    layout: Layout,
+    device: torch.device,
+    *,
+    first_layer: int = 0,
+    joined: Mapping[str, int] = MappingProxyType({}),
+) -> int:
+    """Gives every parameter its storage on the device and its values from the files; the number of bytes read.
+
+    `first_layer` is the number, in the whole model, of the first layer that this one has. `joined` are the layout's,
+    where each of the matrices in one is cut by itself.
+    """
+    buffers = [
+        (module, name, buffer)
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
+    model.to_empty(device=device)  # which empties buffers too
+    for module, name, buffer in buffers:
+        setattr(module, name, buffer.to(device))
+    prefix = str(getattr(model, "base_model_prefix", ""))
+    with WeightFiles(card, prefix) as files, torch.no_grad():
+        for name, parameter in model.named_parameters():
+            stored = _name_in_whole(name, layout, first_layer)
+            dim, ranges = _own_ranges(parameter, files.shape(stored), _num_joined(name, joined))
+            local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            values = files.read(stored, dim, ranges, local.dtype)
+            if values.shape != local.shape:
+                raise ModelError(
+                    f"The tensor {stored!r} in {card.path} has another shape than its configuration says."
+                )
+            local.copy_(values)
+        return files.num_bytes
+
+
+def _own_ranges(parameter: Tensor, shape: tuple[int, ...], num_joined: int) -> tuple[int, list[Range]]:
+    """Along which dimension, and from where to where, this rank's part of a stored tensor runs."""
+    placement = parameter.placements[0] if isinstance(parameter, DTensor) else None
+    if not isinstance(placement, Shard):
+        return 0, [(0, shape[0])]
+    mesh = parameter.device_mesh
+    part = shape[placement.dim] // num_joined
+    step = -(-part // mesh.size())  # as torch.chunk cuts: the last ranks may have less, or nothing
+    start, end = (min(part, step * (mesh.get_local_rank() + ahead)) for ahead in (0, 1))
+    return placement.dim, [(part * number + start, part * number + end) for number in range(num_joined)]
+
+
+def _num_joined(name: str, joined: Mapping[str, int]) -> int:
+    return next((count for path, count in joined.items() if f".{path}." in name), 1)
+
+
+def _name_in_whole(name: str, layout: Layout, first_layer: int) -> str:
+    """The name that a stage's parameter has in the whole model, where the layers before it are counted."""
+    return re.sub(
+        rf"^({re.escape(layout.layers)}\.)(\d+)\.",
+        lambda match: f"{match[1]}{int(match[2]) + first_layer}.",
+        name,
+    )
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Within it every new parameter is moved to the meta device as it is registered; what it held is freed at once."""
+    register = nn.Module.register_parameter
+
+    def register_on_meta(module: nn.Module, name: str, parameter: Any) -> None:
+        register(module, name, parameter)
+        if parameter is not None:
+            module._parameters[name] = nn.Parameter(parameter.to("meta"), requires_grad=False)
+
+    nn.Module.register_parameter = register_on_meta
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register

@@ -1,0 +1,34 @@
+"""Plans the placement of a model as a worker with these settings would run it. Starts nothing; asks no hardware."""
+
+from vectormill.model_card import ModelCard
+from worker.devices.device import Inventory, parse_devices
+from worker.model.choice import choose_precision
+from worker.parallel.layouts import LAYOUTS
+from worker.placement.footprint import COMPRESSED
+from worker.placement.model_shape import read_model_shape
+from worker.placement.placement import Placement
+from worker.placement.planner import PlanSettings, plan_placement
+from worker.settings import WorkerSettings
+
+
+def plan_worker(card: ModelCard, inventory: Inventory, settings: WorkerSettings) -> Placement:
+    """The same for everyone who asks on one machine. Raises ModelError, ModelDoesNotFit and ConfigurationError."""
+    shape = read_model_shape(card)
+    precision = choose_precision(settings.precision, parse_devices(settings.devices, inventory)[0]).value
+    if shape.model_type not in LAYOUTS:
+        obstacle = f"models of the architecture {shape.model_type!r} cannot be shared between devices"
+    elif precision in COMPRESSED:
+        obstacle = f"a model with {precision} weights cannot be shared between devices"
+    else:
+        obstacle = ""
+    return plan_placement(
+        inventory,
+        shape,
+        PlanSettings(
+            precision=precision,
+            max_tokens=card.max_tokens,
+            devices=settings.devices,
+            strategy=settings.strategy,
+            sharing_obstacle=obstacle,
+        ),
+    )
