@@ -1,7 +1,8 @@
 """VectorReuse: which sequences need not be computed, because their vector is known or on its way. Knows no texts.
 
 A sequence is known by a digest of its token ids, so two texts that a tokenizer makes equal are one sequence. Vectors
-are those of one model, as the encoder gives them: not cut, not normalized. Threads meet here.
+are those of one model, as the encoder gives them: not cut, not normalized. Taking one over changes nothing, because no
+vector depends on its batch. Threads meet here.
 """
 
 import threading
