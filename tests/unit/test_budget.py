@@ -91,7 +91,9 @@ def test_a_batch_that_takes_half_a_second_is_not_made_larger() -> None:
     slow = saturating(
         2000, rate=2048 / 0.4
     )  # at 2048 tokens 0.8 s, and larger ones would still be 30 % faster
-    assert max(run(make_budget(), slow)) <= 2048 * 2
+    sizes = run(make_budget(), slow)
+    assert max(sizes) <= 2048 * 2
+    assert sizes.count(4096) <= 4, "nor is the comparison carried to its end"
 
 
 def test_batches_that_are_not_full_say_nothing() -> None:
@@ -100,6 +102,16 @@ def test_batches_that_are_not_full_say_nothing() -> None:
         budget.observe(32, 1024, 32, 1024, 1e-6)
     assert budget.max_batch_tokens(32) == 2048
     assert not budget.is_changed
+
+
+def test_a_size_that_texts_of_many_lengths_cannot_fill_is_not_asked_for_for_ever() -> None:
+    budget = make_budget()
+    for _ in range(300):
+        most = budget.max_batch_tokens(32)
+        tokens = min(most // 32 * 32, 3008)  # beyond it there would be too much padding
+        budget.observe(32, tokens, 32, tokens, saturating(2000)(tokens))
+    assert budget.describe()["up to 64"]["state"] == "tuned"
+    assert budget.max_batch_tokens(32) == 2048
 
 
 def test_length_classes_are_tuned_apart() -> None:

@@ -113,14 +113,16 @@ class TokenBudget:
         bounds = {size: max(one_more, min(size, ceiling)) for size in found.climb.sizes}
         # More than one where the sequences are so long that both sizes hold equally many of them.
         filled = [size for size, most in bounds.items() if cost <= most < cost + one_more]
-        if not filled or seconds <= 0:
-            return
-        found.tokens_per_second = blend(found.tokens_per_second, num_tokens / seconds)
         num_known = len(found.climb.rates)
-        for size in filled if self.rules.is_tuned else ():
-            found.climb.observe(size, num_tokens, seconds)
+        if not filled:
+            if cost > min(bounds.values()):
+                found.climb.observe_unfilled()
+        elif seconds > 0:
+            found.tokens_per_second = blend(found.tokens_per_second, num_tokens / seconds)
+            for size in filled if self.rules.is_tuned else ():
+                found.climb.observe(size, num_tokens, seconds)
+            self._grow_back(found)
         self.is_changed |= len(found.climb.rates) != num_known
-        self._grow_back(found)
 
     def observe_memory(self, used_share: float) -> bool:
         """How much of the device's memory is in use, by anyone. True when budgets were shrunk because of it."""

@@ -13,6 +13,10 @@ from typing import Final
 STEP: Final = 2
 # Pairs of full batches in a comparison. With rates that scatter by 3 %, the median of 7 ratios scatters by 2 %.
 NUM_PAIRS: Final = 7
+# Batches in a comparison that could not be filled to the larger size.
+MOST_UNFILLED: Final = 40
+# Batches after which it is known how long one of that size takes.
+NUM_FIRST: Final = 3
 TOLERATED_LOSS: Final = 0.03
 # A step up that brings less than this is the last one.
 SMALLEST_GAIN: Final = 0.015
@@ -73,8 +77,23 @@ class Climb:
         samples = self._samples[size]
         if len(samples) < NUM_PAIRS:
             samples.append((num_tokens / seconds, seconds))
+        if len(samples) == NUM_FIRST and max(self._samples) > size:
+            # Not first the whole comparison with batches of twice the time, if already these take too long.
+            self.seconds[size] = median(seconds for _, seconds in samples)
+            if self.seconds[size] > LONGEST_SECONDS and self._challenger == size * STEP:
+                self._choose_pair()
+                return
         if self._challenger is not None and all(len(s) == NUM_PAIRS for s in self._samples.values()):
             self._compare(self._incumbent, self._challenger)
+            self._choose_pair()
+
+    def observe_unfilled(self) -> None:
+        """A batch was meant for the challenger and had more than the incumbent may have, but padding kept it from being
+        full. When that is the rule, the larger size is not to be had, and is taken to bring nothing.
+        """
+        self._num_unfilled += 1
+        if self._challenger is not None and self._num_unfilled >= MOST_UNFILLED:
+            self.rates[self._challenger] = self.rates[self._incumbent]
             self._choose_pair()
 
     def _compare(self, incumbent: int, challenger: int) -> None:
@@ -88,6 +107,7 @@ class Climb:
         pair = choose_pair(self.rates, self.seconds, self._smallest, self._largest)
         self._incumbent: int = pair[0] if pair else self.settled_tokens
         self._challenger: int | None = pair[1] if pair else None
+        self._num_unfilled = 0
         # Rate and seconds of each batch, by size.
         self._samples: dict[int, list[tuple[float, float]]] = {
             size: [] for size in pair or (self._incumbent,)

@@ -47,10 +47,13 @@ class MemoryGauge:
         if now - self._read_at < PAUSE_SECONDS:
             return None
         self._read_at = now
+        process_bytes = self._process.memory_info().rss
+        peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * PEAK_UNIT_BYTES
         device_bytes, used_share = _read_cuda() if self._is_cuda else (0, detect_memory().used_share)
         return MemoryReport(
-            process_bytes=self._process.memory_info().rss,
-            peak_process_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * PEAK_UNIT_BYTES,
+            process_bytes=process_bytes,
+            # The kernel notes the peak a little late.
+            peak_process_bytes=max(process_bytes, peak_bytes),
             device_bytes=device_bytes,
             used_share=used_share,
         )
