@@ -12,8 +12,9 @@ from torch.nn.functional import cosine_similarity
 from transformers import AttentionInterface
 
 from tests.contract.packed_models import MODELS, make_sequences, make_transformer
+from vectormill.domain.errors import ModelError
 from worker.batching.token_batch import TokenBatch
-from worker.model import packed_attention
+from worker.model import packed_attention, packed_network
 from worker.model.architectures import PACKABLE, read_attention_shape
 from worker.model.packed_attention import EXACT, VARLEN, exact_kernel, make_attention
 from worker.model.packed_network import PackedNetwork, PackingFailed, pack_network
@@ -124,6 +125,21 @@ def test_a_kernel_that_is_wrong_or_missing_is_found_out_and_padding_goes_on(
     with pytest.raises(PackingFailed, match=reason):
         pack_network(network, "faulty", read_attention_shape(transformer.config), 64, CPU)
     assert torch.equal(alone(transformer), expected)
+
+
+def test_a_kernel_that_breaks_the_device_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Padding could not go on in this process, and the next one would try the same kernel again."""
+    monkeypatch.setattr(packed_network, "is_device_lost", lambda: True)
+    transformer = make_transformer("bert")
+    with pytest.raises(ModelError, match=r"broke cuda:99 .*; ask for padded attention\.$"):
+        # Without a GPU the first copy to it fails, which stands for the kernel.
+        pack_network(
+            network_of(transformer),
+            VARLEN,
+            read_attention_shape(transformer.config),
+            64,
+            torch.device("cuda", 99),
+        )
 
 
 @pytest.mark.parametrize(

@@ -61,13 +61,22 @@ class CudaPass:
 
 @contextmanager
 def losing_device() -> Iterator[None]:
-    """Translates the errors after which CUDA refuses everything in this process. Running out of memory is not one."""
+    """Turns an error into DeviceLost if CUDA refuses everything in this process after it; too little memory is none."""
     try:
         yield
-    except torch.AcceleratorError as error:
-        if is_out_of_memory(error):  # of pinned memory, which no allocator of torch's retries
+    except RuntimeError as error:
+        if is_out_of_memory(error) or not is_device_lost():
             raise
         raise DeviceLost(str(error).strip().splitlines()[0]) from error
+
+
+def is_device_lost() -> bool:
+    """Whether an error stays: CUDA answers each call with it then, be it only the question whether all is done."""
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
 
 
 def join_inputs(inputs: Sequence[NDArray[np.int64]], *, pin_memory: bool) -> Tensor:

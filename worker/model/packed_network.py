@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
+from vectormill.domain.errors import ModelError
 from worker.batching.token_batch import TokenBatch
 from worker.model.architectures import AttentionShape
+from worker.model.cuda_pass import is_device_lost
 from worker.model.network import EncoderNetwork
 from worker.model.packed_attention import register_packed_attention
 from worker.model.packing import PackedBatch, pack_batch
@@ -75,7 +77,7 @@ class PackedNetwork(nn.Module):
 def pack_network(
     network: EncoderNetwork, kernel: str, shape: AttentionShape, max_tokens: int, device: torch.device
 ) -> PackedNetwork:
-    """The network, packed. Raises PackingFailed, and leaves the network as it was."""
+    """The network, packed. Raises PackingFailed, and leaves the network as it was; ModelError if that is too late."""
     probe = _make_probe(network.transformer.config.vocab_size, max_tokens)
     padded_attention = network.attention
     try:
@@ -90,12 +92,20 @@ def pack_network(
                 f"packed attention deviates from padding: the smallest cosine is {cosine:.4f}"
             )
     except Exception as error:
+        if device.type == "cuda" and is_device_lost():
+            raise ModelError(
+                f"Packed attention broke {device} for this process ({_first_line(error)}); ask for padded attention."
+            ) from error
         network.transformer.set_attn_implementation(padded_attention)
         if isinstance(error, PackingFailed):
             raise
         # A kernel that is missing or refuses a shape raises anything; the padded one still runs.
-        raise PackingFailed(f"packed attention failed: {str(error).strip().splitlines()[0]}") from error
+        raise PackingFailed(f"packed attention failed: {_first_line(error)}") from error
     return packed
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _make_probe(vocab_size: int, max_tokens: int) -> TokenBatch:
