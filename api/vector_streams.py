@@ -2,9 +2,11 @@
 
 import asyncio
 import io
+import math
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -33,9 +35,11 @@ Pieces = Generator[bytes, None, None]
 # A hop to a thread costs as much as formatting ten rows. Larger pieces cost more: memory for them is given back and
 # taken anew each time, at three page faults a row.
 PIECE_BYTES: Final = 256 << 10
-# A group is several times in memory while it is written. The footer names every one of them, so it grows with the job:
-# some tens of bytes for a megabyte of vectors.
-ROW_GROUP_BYTES: Final = 1 << 20
+# While a group of rows is on its way from Postgres to the socket, so many copies of it are in memory; and the footer,
+# which is written last, takes so many bytes for every group there is.
+GROUP_COPIES: Final = 9
+FOOTER_BYTES: Final = 1200
+SMALLEST_GROUP_BYTES: Final = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +149,7 @@ def write_parquet(job: Job, blocks: Blocks) -> Pieces:
     width = kind.width(job.spec.dimensions)
     embedding_type = pa.list_(NUMBER_FORMATS[number].arrow, width)
     schema = pa.schema([pa.field("key", pa.string(), nullable=False), pa.field("embedding", embedding_type)])
-    rows_per_group = max(1, ROW_GROUP_BYTES // (number.itemsize * width))
+    rows_per_group = max(1, choose_group_bytes(job) // (number.itemsize * width))
     sink = PieceSink()
     # Components of unit vectors are as good as random: neither a dictionary nor compression makes them smaller.
     writer = pq.ParquetWriter(
@@ -164,20 +168,35 @@ def write_parquet(job: Job, blocks: Blocks) -> Pieces:
         yield sink.take()
 
 
+def choose_group_bytes(job: Job) -> int:
+    """Bytes of a row group with which the copies of one and the footer of all take the least memory together."""
+    kind = delivered_type(job)
+    total_bytes = job.num_items * kind.width(job.spec.dimensions) * np.dtype(kind.row).itemsize
+    return max(SMALLEST_GROUP_BYTES, math.isqrt(total_bytes * FOOTER_BYTES // GROUP_COPIES))
+
+
 def gather_rows(
     blocks: Iterator[VectorBlock], num_rows: int, number: "np.dtype[Any]"
 ) -> Iterator[tuple[list[str], Rows]]:
-    """Keys and rows [n, width] of `number` of the items that have a vector, at least `num_rows` at a time."""
+    """Keys and rows [n, width] of `number` of the items that have a vector, about `num_rows` at a time."""
     keys: list[str] = []
     parts: list[Rows] = []
     for block in blocks:
         keys += [key for key, is_present in zip(block.keys, block.present, strict=True) if is_present]
         parts.append(block.vectors[block.present].astype(number, copy=False))
         if len(keys) >= num_rows:
-            yield keys, np.concatenate(parts)
+            yield from _cut_evenly(keys, np.concatenate(parts), num_rows)
             keys, parts = [], []
     if keys:
-        yield keys, np.concatenate(parts)
+        yield from _cut_evenly(keys, np.concatenate(parts), num_rows)
+
+
+def _cut_evenly(keys: list[str], rows: Rows, num_rows: int) -> Iterator[tuple[list[str], Rows]]:
+    """Parts of nearly one size, as many as have `num_rows` at least."""
+    num_parts = max(1, len(keys) // num_rows)
+    ends = [len(keys) * part // num_parts for part in range(num_parts + 1)]
+    for start, end in pairwise(ends):
+        yield keys[start:end], rows[start:end]
 
 
 @dataclass(frozen=True, slots=True)

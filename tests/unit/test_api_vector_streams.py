@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect
 from api.vector_streams import (
     VECTOR_FORMATS,
     VectorResponse,
+    choose_group_bytes,
     gather_rows,
     measure_npy,
     start_reading,
@@ -130,6 +131,31 @@ def test_row_groups_are_gathered_from_blocks_and_bounded() -> None:
     blocks = (make_block(number * 10, 10) for number in range(100))
     sizes = [len(keys) for keys, _ in gather_rows(blocks, 64, np.dtype(np.float32))]
     assert sizes == [70] * 14 + [20]
+
+
+def test_large_blocks_are_cut_evenly_and_nothing_is_lost_between() -> None:
+    blocks = [make_block(0, 512), make_block(512, 100)]
+    groups = list(gather_rows(iter(blocks), 170, np.dtype(np.float32)))
+    assert [len(keys) for keys, _ in groups] == [170, 171, 171, 100]
+    assert [key for keys, _ in groups for key in keys] == [key for block in blocks for key in block.keys]
+    rows = np.concatenate([rows for _, rows in groups])
+    assert np.array_equal(rows, np.concatenate([block.vectors for block in blocks]))
+
+
+@pytest.mark.parametrize(
+    ("num_items", "group_bytes"),
+    [
+        (1, 256 << 10),  # a small job: groups so small that their copies do not count
+        (
+            10_000_000,
+            1_430_000,
+        ),  # of 384 values: 13 MB in nine copies, and as much in the footer of 10,700 groups
+    ],
+)
+def test_row_groups_grow_with_the_root_of_the_job(num_items: int, group_bytes: int) -> None:
+    job = make_job(num_items)
+    job = replace(job, spec=replace(job.spec, dimensions=384))
+    assert choose_group_bytes(job) == pytest.approx(group_bytes, rel=0.01)
 
 
 class Source:
