@@ -106,6 +106,17 @@ class Tuner:
         self._budget.observe_out_of_memory(work.batch.max_length, self._count_cost(work))
         self._keep()
 
+    def observe_killed(self, work: Work) -> None:
+        """The kernel kills without a word what exhausts main memory: its next batches had better be smaller."""
+        logger.warning(
+            "The model process was killed, as the kernel does when memory is exhausted, during a batch of %d sequences "
+            "of up to %d tokens: batches of such lengths are halved.",
+            len(work.batch),
+            work.batch.max_length,
+        )
+        self._budget.observe_out_of_memory(work.batch.max_length, self._count_cost(work))
+        self._keep()
+
     def describe(self) -> dict[str, Any]:
         """For the worker's report."""
         memory = self._memory or MemoryReport(0, 0, 0, 0.0)

@@ -89,6 +89,7 @@ class WorkObserver(Protocol):
 
     def observe_encoded(self, work: Work, seconds: float, memory: MemoryReport | None) -> None: ...
     def observe_out_of_memory(self, work: Work, reason: str) -> None: ...
+    def observe_killed(self, work: Work) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +172,7 @@ class Executor:
                 try:
                     self._run_one_runner()
                 except RunnerLost as loss:
-                    self._recover(str(loss))
+                    self._recover(str(loss), is_killed=loss.is_killed)
             self.state, self.reason = STOPPED, "the engine was stopped"
         except ModelError as error:
             self.state, self.reason = DEAD, str(error)
@@ -304,13 +305,16 @@ class Executor:
         for message in runner.kill():
             self._hear(message)
 
-    def _recover(self, reason: str) -> None:
+    def _recover(self, reason: str, *, is_killed: bool) -> None:
         """The batch being encoded is given up as suspect; the others wait for the next runner."""
         if self._runner is not None:
             self._kill(self._runner)
             self._runner = None
         if self._started is not None:
-            self._source.lose_work(self._end(self._started), reason)
+            work = self._end(self._started)
+            if is_killed:
+                self._observer.observe_killed(work)
+            self._source.lose_work(work, reason)
         self._return(*self._outstanding.values())
         self._outstanding.clear()
         self._losses_in_row += 1

@@ -24,7 +24,14 @@ STOP_TIMEOUT_SECONDS: Final = 5.0
 
 
 class RunnerLost(Exception):
-    """The runner's process ended, or was ended because it hung."""
+    """The runner's process ended, or was ended because it hung.
+
+    `is_killed` says that somebody else sent it SIGKILL, as the kernel does with the process that exhausts memory.
+    """
+
+    def __init__(self, reason: str, *, is_killed: bool = False) -> None:
+        super().__init__(reason)
+        self.is_killed = is_killed
 
 
 class Runner:
@@ -58,7 +65,7 @@ class Runner:
         try:
             self.connection.send(message)
         except OSError as error:
-            raise RunnerLost(self._describe_end()) from error
+            raise self._find_loss() from error
 
     @property
     def connections(self) -> "list[Connection[Any, Any]]":
@@ -70,7 +77,7 @@ class Runner:
         try:
             return [self.connection.recv()]
         except (EOFError, OSError) as error:
-            raise RunnerLost(self._describe_end()) from error
+            raise self._find_loss() from error
 
     def stop(self) -> None:
         """Closes the pipe, on which the process ends itself at once, and makes sure of it."""
@@ -90,6 +97,10 @@ class Runner:
             while True:
                 unread.append(self.connection.recv())
         return unread
+
+    def _find_loss(self) -> RunnerLost:
+        reason = self._describe_end()
+        return RunnerLost(reason, is_killed=self._process.returncode == -signal.SIGKILL)
 
     def _describe_end(self) -> str:
         """Called when the pipe is broken: how the process ended."""
