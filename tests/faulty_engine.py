@@ -22,7 +22,8 @@ from worker.batching.token_batch import TokenBatch
 from worker.devices.detect import detect_inventory
 from worker.devices.device import split_processor
 from worker.engine import EncodeRequest, EncodeResult, Engine
-from worker.model.encoder import Choice, DeviceLost, Encoder, EncoderOrder, EncoderReport
+from worker.model.encoder import Choice, Encoder, EncoderOrder, EncoderReport
+from worker.model.forward_pass import DeviceLost
 from worker.settings import WorkerSettings
 
 CARD = Registry({}).card(DEFAULT_MODEL)

@@ -181,7 +181,7 @@ def test_vectors_come_back_through_pinned_memory() -> None:
 LOSE_DEVICE = """
 import numpy as np, torch
 from worker.model.cuda_pass import CudaPass
-from worker.model.encoder import DeviceLost
+from worker.model.forward_pass import DeviceLost
 
 table = torch.zeros(4, 4, device="cuda")
 forward_pass = CudaPass([np.array([4000])], lambda ids: table[ids], torch.device("cuda:0"), torch.cuda.Stream())

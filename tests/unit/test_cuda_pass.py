@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from worker.model.cuda_pass import losing_device
-from worker.model.encoder import DeviceLost
+from worker.model.forward_pass import DeviceLost
 
 ILLEGAL_ACCESS = torch.AcceleratorError(
     "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might"

@@ -1,6 +1,5 @@
 """Encoder: the contract between the engine and whatever computes vectors. Knows no framework; imports no torch."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 from vectormill.model_card import ModelCard
 from worker.batching.token_batch import TokenBatch
 from worker.devices.device import Device
+from worker.model.forward_pass import Deferred, ForwardPass
 from worker.placement.rank import Rank
 
 
@@ -57,35 +57,6 @@ class EncoderReport:
     load_seconds: float
     notes: tuple[str, ...] = ()
     is_packed: bool = False
-
-
-class DeviceLost(Exception):
-    """The device can compute nothing more in this process, which has to end; the batch may be to blame or not."""
-
-
-class ForwardPass(Protocol):
-    """One batch on its way: prepared, then started, then computed. Each step raises whatever the framework raises."""
-
-    def start(self) -> None:
-        """Queues the batch on a device that computes by itself, and does not wait for it. Elsewhere it does nothing."""
-        ...
-
-    def vectors(self) -> NDArray[np.float32]:
-        """As of Encoder.encode; waits for the device, or computes them here."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Deferred:
-    """A forward pass of a processor: whoever asks for the vectors computes them."""
-
-    compute: Callable[[], NDArray[np.float32]]
-
-    def start(self) -> None:
-        pass
-
-    def vectors(self) -> NDArray[np.float32]:
-        return self.compute()
 
 
 class Encoder(Protocol):

@@ -18,13 +18,12 @@ from worker.model.choice import AUTO, BF16, COMPRESSED, FP16, FP32, find_arithme
 from worker.model.cuda_pass import Compute, CudaPass
 from worker.model.encoder import (
     Choice,
-    Deferred,
     Encoder,
     EncoderOrder,
     EncoderReport,
-    ForwardPass,
     device_choice,
 )
+from worker.model.forward_pass import Deferred, ForwardPass
 from worker.model.network import EncoderNetwork
 from worker.model.packed_attention import EXACT, VARLEN
 from worker.model.packed_network import PackedNetwork, PackingFailed, pack_network

@@ -17,8 +17,9 @@ from typing import Any, Final, NoReturn
 
 from vectormill.domain.errors import ModelError
 from vectormill.processes import die_with_parent
-from worker.model.encoder import DeviceLost, Encoder, ForwardPass
+from worker.model.encoder import Encoder
 from worker.model.exhaustion import is_out_of_memory
+from worker.model.forward_pass import DeviceLost, ForwardPass
 from worker.parallel.memory import MemoryGauge
 from worker.parallel.messages import (
     BATCHES_AHEAD,

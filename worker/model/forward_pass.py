@@ -1,0 +1,37 @@
+"""ForwardPass: one batch on its way through an encoder. Knows no framework and no device."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class DeviceLost(Exception):
+    """The device can compute nothing more in this process, which has to end; the batch may be to blame or not."""
+
+
+class ForwardPass(Protocol):
+    """One batch on its way: prepared, then started, then computed. Each step raises whatever the framework raises."""
+
+    def start(self) -> None:
+        """Queues the batch on a device that computes by itself, and does not wait for it. Elsewhere it does nothing."""
+        ...
+
+    def vectors(self) -> NDArray[np.float32]:
+        """As of Encoder.encode; waits for the device, or computes them here."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """A forward pass of a processor: whoever asks for the vectors computes them."""
+
+    compute: Callable[[], NDArray[np.float32]]
+
+    def start(self) -> None:
+        pass
+
+    def vectors(self) -> NDArray[np.float32]:
+        return self.compute()
