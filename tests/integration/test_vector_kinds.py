@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, cast
+from uuid import uuid4
 
 import httpx
 import numpy as np
@@ -27,8 +28,13 @@ from vectormill.domain.encoding import VECTOR_TYPES
 from vectormill.domain.item import EMPTY_TEXT, ItemFailure
 from vectormill.domain.job import Job
 from vectormill.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
+from vectormill.settings import Settings
 from worker.calibrator import MARGIN_SHARE, Calibrator, read_sample
+from worker.leases import LeaseKeeper, WorkerIdentity
 from worker.request import EncodeRequest, EncodeResult
+from worker.sink.postgres import PostgresSink
+from worker.tasks import ChunkEncoder
+from worker.timesheet import Timesheet
 
 ITEMS = [*many(5), {"key": "blank", "text": " "}, *[{"key": f"x{n}", "text": f"more {n}"} for n in range(5)]]
 GOOD = [item for item in ITEMS if item["key"] != "blank"]
@@ -188,8 +194,10 @@ class CountingEngine:
         self.num_requests += 1
         n = len(request.texts)
         vectors = np.stack([vector_of(given) for given in request.texts]) * self.scale
-        failures = {0: ItemFailure(EMPTY_TEXT, "")}  # one bad text must not spoil the sample
-        vectors[0] = 1000
+        failures = {}
+        if request.request_id.startswith("calibration"):
+            failures = {0: ItemFailure(EMPTY_TEXT, "")}  # one bad text must not spoil the sample
+            vectors[0] = 1000
         counts = np.full(n, 3, dtype=np.int32)
         return EncodeResult(vectors, failures, counts, 4 * n, 0, np.zeros(n, dtype=np.bool_), {"run": 0.1})
 
@@ -218,6 +226,28 @@ def test_ranges_are_measured_once_by_whoever_is_first(engine: Engine) -> None:
         kept = find_ranges(connection, spec)
     assert kept is not None
     assert np.array_equal(kept.low, ranges.low)
+
+
+def test_a_worker_calibrates_before_its_first_chunk_of_codes_and_never_again(engine: Engine) -> None:
+    spec = replace(SPEC, vector_type="int8")
+    job = submit_directly(engine, make_items(6), spec=spec, collection="docs", chunk_max_items=2)
+    model = CountingEngine()
+    identity = WorkerIdentity("fake-cpu0@test", uuid4(), SPEC.model, slots=4)
+    keeper = LeaseKeeper(engine, identity, dict, heartbeat_seconds=5, lease_seconds=30)
+    sink, timesheet = PostgresSink(engine, threading.Event()), Timesheet(lambda: 0.0)
+    encoder = ChunkEncoder(engine, cast(Any, model), keeper, sink, timesheet, "fake#1", Settings())
+    keeper.start()
+    try:
+        outcomes = [encoder.encode_chunk(each.chunk_id)["outcome"] for each in dispatch_all(engine)]
+    finally:
+        keeper.stop()
+    assert outcomes == ["done"] * 3
+    assert model.num_requests == 1 + 3
+    with engine.connect() as connection:
+        ranges = find_ranges(connection, spec)
+    assert ranges is not None
+    expected = quantize(np.stack([vector_of(item.text) for item in make_items(6)]), ranges)
+    assert np.array_equal(read_all(engine, job)[0], expected)
 
 
 @pytest.mark.parametrize("vector_type", [None, "float32", "float16", "binary"])

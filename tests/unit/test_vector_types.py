@@ -2,6 +2,9 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from vectormill.db.quantization import measure_ranges
 from vectormill.db.vector_types import (
@@ -69,6 +72,26 @@ def test_a_block_cut_between_two_items_is_two_blocks(kind: VectorType) -> None:
     first, last = block[: 2 * size], block[2 * size :]
     assert np.array_equal(read_block(first, kind, 2, DIMENSIONS)[0], rows[:2])
     assert np.array_equal(read_block(last, kind, 4, DIMENSIONS)[0], rows[2:])
+
+
+@given(
+    kind=st.sampled_from(KINDS),
+    vectors=arrays(
+        np.float32, st.tuples(st.integers(1, 5), st.integers(1, 20)), elements=st.floats(-2, 2, width=32)
+    ),
+)
+def test_any_rows_survive_column_and_block(kind: VectorType, vectors: np.ndarray) -> None:
+    num_rows, dimensions = vectors.shape
+    rows = make_rows(vectors, kind, measure_ranges(vectors))
+    hashes = np.frombuffer(bytes(16 * num_rows), dtype="V16")
+    wire = pack_copy_rows(np.arange(num_rows, dtype=np.int32), hashes, rows, kind, dimensions)
+    lines = np.frombuffer(wire[19:-2], dtype="u1").reshape(num_rows, -1)
+    assert np.array_equal(read_columns(lines[:, 34:].tobytes(), kind, dimensions), rows)
+    kept, present = read_block(
+        pack_block(rows, np.ones(num_rows, dtype=np.bool_), kind), kind, num_rows, dimensions
+    )
+    assert present.all()
+    assert np.array_equal(kept, rows)
 
 
 def test_a_block_of_float32_is_what_the_first_release_wrote() -> None:
