@@ -6,9 +6,10 @@ processes, texts or specs.
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
@@ -150,19 +151,28 @@ class Switchboard:
     def _make_work(self, sequences: list[Sequence]) -> Work | None:
         if not sequences:
             return None
-        tickets = [self._tickets[sequence.request] for sequence in sequences]
-        rows = [
-            ticket.texts.ids(int(ticket.positions[sequence.position]))
-            for ticket, sequence in zip(tickets, sequences, strict=True)
-        ]
-        prompt_lengths = [min(t.prompt_length, len(row)) for t, row in zip(tickets, rows, strict=True)]
-        is_urgent = any(ticket.is_interactive for ticket in tickets)
-        return Work(tuple(sequences), TokenBatch.from_ids(rows, prompt_lengths), is_urgent)
+        sequences.sort(
+            key=lambda sequence: sequence.request
+        )  # so that each request's rows can be copied at once
+        input_ids, lengths, prompt_lengths, is_urgent = [], [], [], False
+        for request, _, places in split_by_request(sequences):
+            ticket = self._tickets[request]
+            texts = ticket.positions[places]
+            input_ids.append(ticket.texts.gather(texts))
+            lengths.append(ticket.texts.lengths[texts])
+            prompt_lengths.append(np.minimum(ticket.prompt_length, lengths[-1]))
+            is_urgent |= ticket.is_interactive
+        batch = TokenBatch(
+            np.concatenate(input_ids),
+            np.concatenate(lengths).astype(np.int32),
+            np.concatenate(prompt_lengths).astype(np.int32),
+        )
+        return Work(tuple(sequences), batch, is_urgent)
 
     def deliver(
         self, work: Work, vectors: NDArray[np.float32], seconds: float, collate_seconds: float = 0.0
     ) -> None:
-        max_length, num_tokens = work.batch.max_length, work.batch.num_tokens
+        num_tokens, lengths = work.batch.num_tokens, work.batch.lengths
         with self._lock:
             pads = self._pool.cost.pads
             self._feed.note_encoded(work.sequences, seconds, self._clock())
@@ -172,15 +182,17 @@ class Switchboard:
             self.tally.num_computed_tokens += work.batch.num_padded_tokens if pads else num_tokens
             self.tally.run_seconds += seconds
             self.tally.collate_seconds += collate_seconds
-            for row, sequence in enumerate(work.sequences):
-                ticket = self._tickets.get(sequence.request)
+            for request, rows, places in split_by_request(work.sequences):
+                ticket = self._tickets.get(request)
                 if ticket is None:  # withdrawn meanwhile
                     continue
-                ticket.vectors[ticket.positions[sequence.position]] = vectors[row]
-                ticket.num_padding_tokens += max_length - sequence.num_tokens if pads else 0
-                ticket.run_seconds += seconds * sequence.num_tokens / num_tokens
-                ticket.collate_seconds += collate_seconds * sequence.num_tokens / num_tokens
-                self._count_down(ticket)
+                ticket.vectors[ticket.positions[places]] = vectors[rows]
+                own_tokens = int(lengths[rows].sum())
+                if pads:
+                    ticket.num_padding_tokens += work.batch.max_length * len(places) - own_tokens
+                ticket.run_seconds += seconds * own_tokens / num_tokens
+                ticket.collate_seconds += collate_seconds * own_tokens / num_tokens
+                self._count_down(ticket, len(places))
 
     def fail_sequence(self, sequence: Sequence, code: str, reason: str) -> None:
         """The model raised on this sequence alone; `code` is that of an item error."""
@@ -189,7 +201,7 @@ class Switchboard:
             if ticket is not None:
                 failure = ItemFailure(code, f"{ITEM_ERROR_CODES[code]} ({reason})")
                 ticket.failures[int(ticket.positions[sequence.position])] = failure
-                self._count_down(ticket)
+                self._count_down(ticket, 1)
 
     def lose_work(self, work: Work, reason: str) -> None:
         """The model process died with this batch: every request with a sequence in it is suspect."""
@@ -205,8 +217,8 @@ class Switchboard:
             for number in list(self._tickets):
                 self._end(number, EngineStopped(f"The engine does not run: {self._closed_because}."))
 
-    def _count_down(self, ticket: Ticket) -> None:
-        ticket.num_waiting -= 1
+    def _count_down(self, ticket: Ticket, num_sequences: int) -> None:
+        ticket.num_waiting -= num_sequences
         if ticket.num_waiting == 0:
             self._end(ticket.number, None)
 
@@ -216,3 +228,14 @@ class Switchboard:
             self._pool.remove(number)
             ticket.error = error
             ticket.done.set()
+
+
+def split_by_request(
+    sequences: Iterable[Sequence],
+) -> Iterator[tuple[int, slice, NDArray[np.int64]]]:
+    """Of sequences in order of request, each request with its rows of the batch and its sequences' positions."""
+    start = 0
+    for request, group in groupby(sequences, key=lambda sequence: sequence.request):
+        positions = np.array([sequence.position for sequence in group], dtype=np.int64)
+        yield request, slice(start, start + len(positions)), positions
+        start += len(positions)

@@ -43,6 +43,15 @@ class TokenizedTexts:
         """A view of one text's ids."""
         return self.input_ids[self.offsets[index] : self.offsets[index + 1]]
 
+    def gather(self, indexes: NDArray[np.int64]) -> NDArray[np.int32]:
+        """A copy of the ids of these texts, one after another; no step per text."""
+        starts = self.offsets[indexes]
+        lengths = self.offsets[indexes + 1] - starts
+        ends = np.cumsum(lengths)
+        # Where each text begins here is where it begins there: the difference, for every token of it.
+        shifts = np.repeat(starts - (ends - lengths), lengths)
+        return self.input_ids[shifts + np.arange(len(shifts))]
+
     def spread(self, places: Sequence[int], num_texts: int) -> "TokenizedTexts":
         """The same ids as texts of a longer list: text i becomes text places[i] (ascending); others have none."""
         lengths = np.zeros(num_texts, dtype=np.int64)
