@@ -7,7 +7,13 @@ from typing import Any
 import pynvml
 import pytest
 
-from worker.devices.detect import DeviceSampler, DeviceUse, detect_cuda_devices, detect_inventory
+from worker.devices.detect import (
+    DeviceSampler,
+    DeviceUse,
+    detect_cuda_devices,
+    detect_inventory,
+    detect_links,
+)
 from worker.devices.device import Device, device_environment, split_processor
 from worker.devices.nvml import list_gpus, open_nvml, select_visible
 
@@ -63,6 +69,16 @@ class FakeNvml:
         if handle == "GPU-aa01":
             raise FakeError("Not Supported")
         return [int(handle in self.parts), 0]
+
+    def nvmlDeviceGetP2PStatus(self, one: str, other: str, what: int) -> int:
+        if what != 2 or "MIG" in one + other:
+            raise FakeError("Not Supported")
+        return 0 if {one, other} == {"GPU-aa01", "GPU-cc03"} else 4
+
+    def nvmlDeviceGetTopologyCommonAncestor(self, one: str, other: str) -> int:
+        if {one, other} == {"MIG-b0", "MIG-b2"}:
+            raise FakeError("Not Supported")
+        return 50 if "MIG-b2" in (one, other) else 30
 
     def nvmlDeviceGetMaxMigDeviceCount(self, handle: str) -> int:
         return 7
@@ -191,3 +207,17 @@ def test_the_use_of_a_cpu_is_that_of_the_process_that_encodes() -> None:
     assert 0 <= second.utilisation <= 1
     nobody = DeviceUse(None, device.memory_bytes, None)
     assert (without, gone) == (nobody, nobody)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        ("cuda:0", "cuda:3", "nvlink"),
+        ("cuda:0", "cuda:1", "pcie"),  # below one host bridge
+        ("cuda:0", "cuda:2", "sockets"),  # another processor lies between
+        ("cuda:1", "cuda:2", "pcie"),  # the driver does not say
+    ],
+)
+def test_the_links_between_gpus_are_those_that_the_driver_names(one: str, other: str, expected: str) -> None:
+    nvml = FakeNvml()
+    assert detect_links(detect_cuda_devices(None, 8, nvml), nvml).between(one, other) == expected

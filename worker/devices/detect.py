@@ -3,7 +3,7 @@
 import logging
 import os
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
@@ -13,7 +13,8 @@ import psutil
 
 from vectormill.settings import process_environment
 from worker.devices.device import CPU, CUDA, MPS, VISIBLE_DEVICES, Device, Inventory
-from worker.devices.nvml import Nvml, list_gpus, open_nvml, read_use, select_visible
+from worker.devices.links import MEMORY, PCIE, Links
+from worker.devices.nvml import Nvml, list_gpus, open_nvml, read_links, read_use, select_visible
 
 CGROUP: Final = Path("/sys/fs/cgroup")
 CGROUP_CPU_LIMIT: Final = CGROUP / "cpu.max"
@@ -42,13 +43,25 @@ def detect_inventory(environment: Mapping[str, str] | None = None) -> Inventory:
     groups = detect_physical_cores()
     cores = tuple(core for group in groups for core in group)
     features, description = detect_processor()
+    gpus = detect_cuda_devices(visible, len(groups))
     return Inventory(
-        accelerators=(*detect_cuda_devices(visible, len(groups)), *detect_mps_devices(cores, len(groups))),
+        accelerators=(*gpus, *detect_mps_devices(cores, len(groups))),
         physical_cores=groups,
         memory_bytes=detect_memory().total_bytes,
         features=features,
         description=description,
+        links=detect_links(gpus) if gpus else Links(MEMORY),
     )
+
+
+def detect_links(gpus: Sequence[Device], nvml: Nvml | None = None) -> Links:
+    """How the GPUs reach each other, by their names."""
+    nvml = nvml or open_nvml()
+    if nvml is None or len(gpus) < 2:
+        return Links(PCIE)
+    names = {gpu.uuid: gpu.name for gpu in gpus}
+    kinds = read_links(nvml, list(names))
+    return Links(PCIE, {frozenset(names[uuid] for uuid in pair): kind for pair, kind in kinds.items()})
 
 
 def detect_memory() -> Memory:

@@ -7,7 +7,10 @@ hand in another object with the same ones.
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from itertools import combinations
+from typing import Any, Final, Protocol
+
+from worker.devices.links import NVLINK, PCIE, SOCKETS
 
 logger = logging.getLogger(__name__)
 
@@ -26,8 +29,16 @@ class Nvml(Protocol):
     def nvmlDeviceGetCudaComputeCapability(self, handle: Any) -> tuple[int, int]: ...
     def nvmlDeviceGetUtilizationRates(self, handle: Any) -> Any: ...
     def nvmlDeviceGetMigMode(self, handle: Any) -> Sequence[int]: ...
+    def nvmlDeviceGetP2PStatus(self, one: Any, other: Any, what: int) -> int: ...
+    def nvmlDeviceGetTopologyCommonAncestor(self, one: Any, other: Any) -> int: ...
     def nvmlDeviceGetMaxMigDeviceCount(self, handle: Any) -> int: ...
     def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: Any, index: int) -> Any: ...
+
+
+# Of nvml.h: what peer access is asked about, its "yes", and the way that leads over another processor.
+P2P_NVLINK: Final = 2
+P2P_OK: Final = 0
+TOPOLOGY_SYSTEM: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,3 +162,25 @@ def read_use(nvml: Nvml, uuid: str) -> GpuUse | None:
     except nvml.NVMLError:
         utilisation = None
     return GpuUse(memory.used, memory.total, utilisation)
+
+
+def read_links(nvml: Nvml, uuids: Sequence[str]) -> dict[frozenset[str], str]:
+    """The kind of link between every two GPUs, by their UUIDs. What the driver does not say is taken for PCIe."""
+    return {frozenset(pair): _read_link(nvml, *pair) for pair in combinations(uuids, 2)}
+
+
+def _read_link(nvml: Nvml, one: str, other: str) -> str:
+    try:
+        handles = nvml.nvmlDeviceGetHandleByUUID(one), nvml.nvmlDeviceGetHandleByUUID(other)
+    except nvml.NVMLError:
+        return PCIE
+    try:
+        if nvml.nvmlDeviceGetP2PStatus(*handles, P2P_NVLINK) == P2P_OK:
+            return NVLINK
+    except nvml.NVMLError:  # parts of a GPU, and drivers of consumer cards
+        pass
+    try:
+        is_far = nvml.nvmlDeviceGetTopologyCommonAncestor(*handles) >= TOPOLOGY_SYSTEM
+    except nvml.NVMLError:
+        return PCIE
+    return SOCKETS if is_far else PCIE
