@@ -65,6 +65,9 @@ def apply_quantization(transformer: nn.Module, precision: str) -> None:
                 setattr(parent, name, RoundedLinear(child, precision))
             elif type(child) is nn.Embedding and child.num_embeddings >= SMALLEST_TABLE_ROWS:
                 setattr(parent, name, RoundedEmbedding(child))
+    for parameter in transformer.parameters():
+        # What is left may be a view into the file of all weights, and would keep the whole of it in memory.
+        parameter.data = parameter.data.clone()
 
 
 def _pack(rounded: RoundedWeight) -> Tensor:
