@@ -26,11 +26,12 @@ TEXTS = [
 ]
 
 
-@pytest.fixture(scope="module", params=["torch", "auto"])
+PACKED = {"backend": "auto", "attention": "packed"}  # on a processor torch alone can
+
+
+@pytest.fixture(scope="module", params=[{"backend": "torch"}, PACKED, {"backend": "auto"}], ids=str)
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    settings = WorkerSettings(
-        backend=request.param, reuse_bytes=0
-    )  # else a text alone is not computed at all
+    settings = WorkerSettings(**request.param, reuse_bytes=0)  # else a text alone is not computed at all
     device = split_processor(detect_inventory(), 1)[0]
     engine = Engine(CARD, device, settings, tmp_path_factory.mktemp("cache"))
     engine.start()
@@ -67,6 +68,20 @@ def test_fewer_dimensions_are_the_leading_ones_at_unit_length(engine: Engine) ->
     cut = encode(engine, TEXTS[:2], replace(SPEC, dimensions=64)).vectors
     np.testing.assert_allclose(cut, whole / np.linalg.norm(whole, axis=1, keepdims=True), atol=1e-5)
     assert cut.shape == (2, 64)
+
+
+def test_a_packed_engine_computes_no_padding_and_says_that_it_is_packed(engine: Engine) -> None:
+    encode(engine, TEXTS)
+    report = engine.report()
+    if not report["is_packed"]:
+        assert report["attention"].startswith(("padded", "openvino"))
+        return
+    assert report["attention"] == "packed (vectormill_exact)"
+    assert report["backend"] == {
+        "value": "torch",
+        "reason": "packed attention was asked for, and openvino has none",
+    }
+    assert report["num_computed_tokens"] == report["num_tokens"]
 
 
 def test_the_report_names_backend_precision_and_their_reasons(engine: Engine) -> None:
