@@ -67,9 +67,7 @@ def benchmarks(
             )
     for values, known in ((mix, tuple(NUM_TEXTS)), (model_shape, tuple(SHAPES))):
         refuse_unknown(values or (), known)
-    refuse_unknown(
-        system or (), (*OURS, *(peer.name for peer in GPU_PEERS)) if device != CPU or model_shape else SYSTEMS
-    )
+    refuse_unknown(system or (), SYSTEMS if device == CPU else (*OURS, *(peer.name for peer in GPU_PEERS)))
     # As Ctrl-C does: what was started is stopped, and temporary directories go.
     signal.signal(signal.SIGTERM, lambda number, _: raise_exit(128 + number))
     reports: list[Report] = []

@@ -46,7 +46,10 @@ def measure(order: Order) -> Report:
     device = find_device(order.device)
     shapes = [SHAPES[name] for name in order.shapes or GPU_SHAPES]
     peers = GPU_PEERS if device.kind == CUDA else PEERS[:1]
-    num_systems = len(order.systems or (*OURS, *peers))
+    known = (*OURS, *(peer.name for peer in peers))
+    num_systems = sum(name in (order.systems or known) for name in known)
+    if not num_systems:
+        raise BenchmarkFailed(f"On {device.kind} there are the systems {', '.join(known)}.")
     order.steps.begin("engine", 2 + len(shapes) * (1 + Turns.count_steps(num_systems, 1, order.repeat)))
     order.steps.step("measuring what the device can do")
     limits = measure_matrix_rates(device)

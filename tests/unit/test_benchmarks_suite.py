@@ -129,6 +129,25 @@ def test_a_quick_look_is_never_written_into_the_readme() -> None:
     assert "--items" in result.output
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["engine", "--mix", "poems"], "there are paragraphs, queries"),
+        (["engine", "--system", "tei"], "there are service, engine, sentence-transformers"),
+        (["engine", "--system", "infinity", "--device", "cuda"], "sentence-transformers-32"),  # not on a GPU
+        (["engine", "--model-shape", "large"], "there are bert-base"),
+        (["engine", "--write", "--mix", "queries"], "leave --mix away"),
+        (["engine", "--write", "--device", "cuda"], "only shown"),
+    ],
+)
+def test_a_choice_that_cannot_be_measured_is_refused_before_anything_starts(
+    arguments: list[str], words: str
+) -> None:
+    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "500"})
+    assert result.exit_code == 2
+    assert words in " ".join(result.output.split())
+
+
 def test_an_unknown_benchmark_is_refused_with_the_names_that_exist() -> None:
     result = CliRunner().invoke(app, ["speed"])
     assert result.exit_code == 2
