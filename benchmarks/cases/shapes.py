@@ -86,7 +86,7 @@ def measure_shape(
         model = write_random_model(shape, tokenizer, directory / "models" / shape.name)
         card = read_model_card(shape.name, model)
         mix = make_mixed(shape, card, texts, order.items)
-        line_up = LineUp(directory, model, [mix], device, directory / "exports")
+        line_up = LineUp(directory, model, [mix], device)
         records: dict[str, Record] = {}
         for name, system in line_up.make(order.systems, peers).items():
             read = partial(read_device_bytes, device.index)

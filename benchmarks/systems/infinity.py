@@ -15,6 +15,8 @@ from benchmarks.systems.protocol import ChildOrder
 from benchmarks.systems.serving import Encoded, read_order, serve
 
 OPTIMUM = "optimum"
+# As optimum names what it exports.
+ONNX_FILE = "model.onnx"
 
 
 class Infinity:
@@ -26,7 +28,10 @@ class Infinity:
         engine = order.options["engine"]
         # Its optimum engine does not read the model's pooling and would take the first token's vector.
         arguments = {"pooling_method": "mean"} if engine == OPTIMUM else {}
-        model = export_once(order) if engine == OPTIMUM else Path(order.model)
+        model = Path(order.model)
+        if engine == OPTIMUM:
+            model = export_once(order)
+            name_relatively()
         self._loop = asyncio.new_event_loop()
         self._engine: Any = AsyncEmbeddingEngine.from_args(
             EngineArgs(
@@ -62,6 +67,13 @@ class Infinity:
         replica.encode_core = counting
 
 
+def name_relatively() -> None:
+    """In a directory it finds the file by its whole path, which its optimum takes relative to that directory."""
+    from infinity_emb.transformer.embedder import optimum
+
+    optimum.get_onnx_files = lambda **_: Path(ONNX_FILE)
+
+
 def export_once(order: ChildOrder) -> Path:
     """The model as ONNX, which this engine wants to find in its directory; kept, with its optimized form."""
     target = Path(order.cache_dir) / f"{Path(order.model).name}-infinity"
@@ -70,12 +82,14 @@ def export_once(order: ChildOrder) -> Path:
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(order.model)
-        ORTModelForFeatureExtraction.from_pretrained(order.model, export=True).save_pretrained(target)
-        tokenizer.save_pretrained(target)
+        part = target.with_suffix(".part")
+        ORTModelForFeatureExtraction.from_pretrained(order.model, export=True).save_pretrained(part)
+        tokenizer.save_pretrained(part)
         # It cuts texts at the number of positions, whatever the tokenizer's own limit is.
-        config = json.loads((target / "config.json").read_text(encoding="utf-8"))
+        config = json.loads((part / "config.json").read_text(encoding="utf-8"))
         config["max_position_embeddings"] = tokenizer.model_max_length
-        (target / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        (part / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        part.rename(target)  # whole or not at all: a run may be interrupted
     return target
 
 

@@ -34,13 +34,12 @@ QUIET: Final = {
 
 @dataclass(frozen=True, slots=True)
 class LineUp:
-    """Makes systems; starts none. `directory` is temporary, `exports` outlives the run: models that peers convert."""
+    """Makes systems; starts none. `directory` is temporary."""
 
     directory: Path
     model: Path
     mixes: Sequence[Mix]
     device: Device
-    exports: Path = HOME / "models"
 
     def make(self, names: Sequence[str], peers: Sequence[Peer]) -> dict[str, System]:
         """The named systems, or all of them; ours first. A peer that cannot be had is a MissingSystem."""
@@ -77,13 +76,15 @@ class LineUp:
         if obstacle is not None:
             return MissingSystem(peer.title, obstacle)
         own = self._environment() | QUIET
-        order = self._order(peer.name, self.exports, peer.options)
         if peer.environment is None:
+            order = self._order(peer.name, self.directory / "exports", peer.options)
             return ChildSystem(peer.title, peer.module, order, own)
         try:
             python = prepare_environment(peer.environment)
         except BenchmarkFailed as error:
             return MissingSystem(peer.title, str(error))
+        # In the environment, so that what it converted goes with it when its pins change.
+        order = self._order(peer.name, HOME / peer.environment / "models", peer.options)
         # Our own packages are of other versions: of what is here the child sees the benchmarks alone.
         return ChildSystem(peer.title, peer.module, order, own | {"PYTHONPATH": str(ROOT)}, python)
 

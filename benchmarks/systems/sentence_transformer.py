@@ -53,7 +53,9 @@ class Peer:
                 local_files_only=True,
             )
         if backend != TORCH and not is_exported:
-            self._model.save_pretrained(str(exported))
+            part = exported.with_suffix(".part")
+            self._model.save_pretrained(str(part))
+            part.rename(exported)  # whole or not at all: a run may be interrupted
 
     def __call__(self, texts: list[str]) -> Encoded:
         count = TokenCount()
