@@ -20,7 +20,7 @@ from vectormill.settings import ModelEntry
 from worker.batching.token_batch import TokenBatch
 from worker.devices.detect import detect_inventory
 from worker.devices.device import split_processor
-from worker.engine import finish_vectors
+from worker.finishing import finish_vectors
 from worker.model.encoder import Encoder, EncoderOrder
 from worker.model.factory import load_encoder
 from worker.tokens.tokenizer import Tokenizer

@@ -8,7 +8,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +25,7 @@ from vectormill.settings import process_environment
 from worker.batching.cost import BatchCost, PackedCost, PaddedCost, find_quadratic_length
 from worker.batching.limits import BatchLimits
 from worker.devices.device import Device
+from worker.finishing import find_unique, finish_vectors
 from worker.model.encoder import EncoderOrder
 from worker.parallel.executor import Executor, ExecutorTimeouts
 from worker.parallel.starter import RunnerStarter, Sharing
@@ -44,7 +45,6 @@ __all__ = ["EncodeRequest", "EncodeResult", "EncodingCancelled", "Engine", "Engi
 logger = logging.getLogger(__name__)
 
 DEFAULT_FACTORY: Final = "worker.model.factory:load_encoder"
-SMALLEST_NORM: Final = 1e-12
 
 
 class Engine:
@@ -319,27 +319,3 @@ def find_batch_cost(card: ModelCard, is_packed: bool) -> BatchCost:
             is_gated=shape.is_gated,
         )
     return PackedCost(quadratic_length) if is_packed else PaddedCost(quadratic_length)
-
-
-def find_unique(texts: Sequence[bytes]) -> tuple[list[bytes], NDArray[np.int64]]:
-    """The different texts in order of first occurrence, and for every text its place among them."""
-    indexes: dict[bytes, int] = {}
-    places = np.fromiter(
-        (indexes.setdefault(text, len(indexes)) for text in texts), np.int64, count=len(texts)
-    )
-    return list(indexes), places
-
-
-def finish_vectors(vectors: NDArray[np.float32], spec: EncodingSpec) -> NDArray[np.float32]:
-    """Cut to the spec's dimensions (Matryoshka: the leading values), then to unit length if it asks for that.
-
-    The order matters: a cut vector is shorter than 1. Source: Kusupati et al., Matryoshka Representation Learning.
-    """
-    finished = np.array(vectors[:, : spec.dimensions], dtype=np.float32)
-    if spec.normalize:
-        with np.errstate(
-            over="ignore", invalid="ignore"
-        ):  # what is not finite is found and reported by the caller
-            norms = np.linalg.norm(finished, axis=1, keepdims=True)
-            finished /= np.maximum(norms, SMALLEST_NORM)
-    return finished

@@ -11,7 +11,7 @@ from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import ConfigurationError, ModelError
 from worker.devices.detect import detect_inventory
 from worker.devices.device import Device, Inventory, device_environment, parse_devices, thread_environment
-from worker.engine import find_unique, finish_vectors
+from worker.finishing import find_unique, finish_vectors
 from worker.model.choice import choose_backend, choose_precision, find_arithmetic
 from worker.settings import load_worker_settings
 

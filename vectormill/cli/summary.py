@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
+from vectormill.domain.bottleneck import WAIT
+
 CHOICES: Final = ("device", "backend", "precision")
 
 
@@ -83,7 +85,9 @@ def describe_stages(record: Mapping[str, Any]) -> list[Line]:
         lines.append(Line("bound by", bound_by["value"], bound_by["reason"]))
     stages: Mapping[str, Mapping[str, float]] = record.get("stages") or {}
     if stages:
-        shares = " · ".join(f"{stage} {figures['share']:.0%}" for stage, figures in stages.items())
+        # Waiting is no work, and with several chunks in hand most of them wait: several hundred per cent say nothing.
+        busy = {stage: figures["share"] for stage, figures in stages.items() if stage != WAIT}
+        shares = " · ".join(f"{stage} {share:.0%}" for stage, share in busy.items())
         lines.append(
             Line("stages", shares, "of the time with a chunk in hand: of one device, or of one thread")
         )
