@@ -23,8 +23,9 @@ from worker.settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
 
-# Where tuning starts: a GPU needs far more to do at once than a CPU.
-CPU_BATCH_TOKENS: Final = 2048
+# Where tuning starts: a GPU needs far more to do at once than a CPU, which keeps the memory of the largest batch it was
+# ever tried with. Up from 1,024 it tries 2,048, and 4,096 only if that was faster.
+CPU_BATCH_TOKENS: Final = 1024
 ACCELERATOR_BATCH_TOKENS: Final = 32768
 
 

@@ -12,7 +12,7 @@ from vectormill.corpus import read_docstrings
 from vectormill.files.ndjson import ItemJson
 
 MODEL = "all-MiniLM-L6-v2"
-NUM_ITEMS = 1200
+NUM_ITEMS = 900
 
 pytestmark = pytest.mark.timeout(240)
 

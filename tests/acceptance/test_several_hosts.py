@@ -22,7 +22,7 @@ from vectormill.problems import ApiUnreachable
 from vectormill.processes import free_port
 from vectormill.settings import process_environment
 
-NUM_ITEMS = 1500
+NUM_ITEMS = 900
 REASON = why_not()
 pytestmark = [pytest.mark.timeout(300), pytest.mark.skipif(bool(REASON), reason=REASON)]
 

@@ -95,7 +95,7 @@ def test_what_a_runner_said_before_it_died_is_heard(tmp_path: Path) -> None:
     device = split_processor(detect_inventory(), 1)[0]
     order = EncoderOrder(CARD, device, "auto", "auto", 1, tmp_path)
     runner = Runner(Load(FACTORY, order), dict(os.environ))
-    assert isinstance(runner.receive(), Loaded)
+    assert isinstance(runner.receive()[0], Loaded)
     for number, word in enumerate((1, CRASH), start=1):
         runner.send(Encode(number, TokenBatch.from_ids([np.array([word], np.int32)]), is_urgent=False))
     psutil.Process(runner.pid).wait(20)

@@ -1,11 +1,14 @@
 """What a runner says of its memory, and what is left of a batch that failed."""
 
 import gc
+import subprocess
+import sys
 import weakref
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.architecture.sources import ROOT
 from worker.batching.token_batch import TokenBatch
 from worker.devices.detect import detect_inventory, detect_memory
 from worker.devices.device import split_processor
@@ -67,3 +70,12 @@ def test_memory_that_can_be_had_is_never_more_than_there_is() -> None:
     memory = detect_memory()
     assert 0 < memory.available_bytes <= memory.total_bytes
     assert DEVICE.memory_bytes <= memory.total_bytes
+
+
+def test_the_peak_of_a_process_is_not_that_of_the_one_that_started_it() -> None:
+    held = np.ones(400 << 20, dtype=np.uint8)
+    program = "from worker.parallel.memory import read_peak_bytes; print(read_peak_bytes())"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert 10 << 20 < int(done.stdout) < held.nbytes

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import psutil
@@ -14,8 +15,7 @@ from worker.devices.device import CUDA, Device
 
 # Asking costs 0.1 ms on a CPU and up to 1 ms on CUDA, a batch of a small model as much: it is not asked for every one.
 PAUSE_SECONDS: Final = 0.25
-# Kilobytes on Linux, bytes on macOS.
-PEAK_UNIT_BYTES: Final = 1 if sys.platform == "darwin" else 1024
+STATUS: Final = Path("/proc/self/status")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +48,26 @@ class MemoryGauge:
             return None
         self._read_at = now
         process_bytes = self._process.memory_info().rss
-        peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * PEAK_UNIT_BYTES
         device_bytes, used_share = _read_cuda() if self._is_cuda else (0, detect_memory().used_share)
         return MemoryReport(
             process_bytes=process_bytes,
             # The kernel notes the peak a little late.
-            peak_process_bytes=max(process_bytes, peak_bytes),
+            peak_process_bytes=max(process_bytes, read_peak_bytes()),
             device_bytes=device_bytes,
             used_share=used_share,
         )
+
+
+def read_peak_bytes() -> int:
+    """The most memory that this program has held.
+
+    On Linux not from getrusage, whose figure is inherited from the process that started this one.
+    """
+    if STATUS.is_file():
+        peaks = [line.split()[1] for line in STATUS.read_text().splitlines() if line.startswith("VmHWM:")]
+        return int(peaks[0]) * 1024
+    unit_bytes = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit_bytes
 
 
 def _read_cuda() -> tuple[int, float]:
