@@ -11,11 +11,11 @@ from worker.batching.cost import BatchCost, PackedCost, PaddedCost
 from worker.batching.limits import BatchLimits
 from worker.batching.pool import SequencePool
 from worker.settings import WorkerSettings
-from worker.tuner import CPU_BATCH_TOKENS
 
 Draw = Callable[[random.Random], int]
 
 SLOTS = WorkerSettings.model_fields["slots"].default
+BUDGET = 2048  # in 1,024 tokens there is room for one long text and nothing beside it
 CHUNK_ITEMS = Settings.model_fields["chunk_max_items"].default
 # A committed chunk is replaced by the next one while this many batches are encoded.
 BATCHES_UNTIL_NEXT_CHUNK = 2
@@ -105,11 +105,11 @@ def draw_chunks(draw: Draw, num_chunks: int = 24, num_items: int = CHUNK_ITEMS) 
 @pytest.mark.parametrize(
     ("num_items", "budget"),
     [
-        (CHUNK_ITEMS, CPU_BATCH_TOKENS),
-        (CHUNK_ITEMS // 2, CPU_BATCH_TOKENS),  # fewer to choose from
-        (CHUNK_ITEMS, CPU_BATCH_TOKENS // 4),
-        (CHUNK_ITEMS, 4 * CPU_BATCH_TOKENS),
-        (CHUNK_ITEMS, 16 * CPU_BATCH_TOKENS),  # a GPU, without a packed kernel
+        (CHUNK_ITEMS, BUDGET),
+        (CHUNK_ITEMS // 2, BUDGET),  # fewer to choose from
+        (CHUNK_ITEMS, BUDGET // 4),
+        (CHUNK_ITEMS, 4 * BUDGET),
+        (CHUNK_ITEMS, 16 * BUDGET),  # a GPU, without a packed kernel
     ],
 )
 def test_at_most_three_percent_is_padding(draw: Draw, num_items: int, budget: int) -> None:
@@ -118,13 +118,13 @@ def test_at_most_three_percent_is_padding(draw: Draw, num_items: int, budget: in
 
 @pytest.mark.parametrize("draw", MIXES)
 def test_batches_are_full(draw: Draw) -> None:
-    fills = run_chunks(draw_chunks(draw), CPU_BATCH_TOKENS).fills
+    fills = run_chunks(draw_chunks(draw), BUDGET).fills
     assert sum(fills) / len(fills) >= 0.85
 
 
 @pytest.mark.parametrize("draw", MIXES)
 def test_packed_batches_are_full_whatever_the_budget(draw: Draw) -> None:
-    run = run_chunks(draw_chunks(draw), 16 * CPU_BATCH_TOKENS, PackedCost(quadratic_length=2304))
+    run = run_chunks(draw_chunks(draw), 16 * BUDGET, PackedCost(quadratic_length=2304))
     # Of 6 x 512 queries, 26,000 tokens, not one batch can be filled.
     assert sum(run.fills) / len(run.fills) >= (0.6 if draw is query else 0.85)
 
@@ -133,10 +133,8 @@ def test_packed_batches_are_full_whatever_the_budget(draw: Draw) -> None:
 def test_every_chunk_ends_within_the_batches_of_the_chunks_before_it(draw: Draw) -> None:
     """No batch helps a younger chunk without the oldest, so that a chunk waits for those in flight when it came."""
     chunks = draw_chunks(draw)
-    run = run_chunks(chunks, CPU_BATCH_TOKENS)
-    batches_per_chunk = (
-        sum(map(sum, chunks)) / len(chunks) / CPU_BATCH_TOKENS / (sum(run.fills) / len(run.fills))
-    )
+    run = run_chunks(chunks, BUDGET)
+    batches_per_chunk = sum(map(sum, chunks)) / len(chunks) / BUDGET / (sum(run.fills) / len(run.fills))
     assert max(run.ages.values()) <= 1.5 * SLOTS * batches_per_chunk + 2 * SLOTS
     assert len(run.ended) == len(chunks)
 
@@ -145,8 +143,8 @@ def test_of_two_jobs_neither_starves_whatever_its_lengths() -> None:
     """The dispatcher hands out their chunks in turn. A chunk of queries ends with its elder, long documents or not."""
     rng = random.Random(0)
     chunks = [[(longer_document, query)[number % 2](rng) for _ in range(CHUNK_ITEMS)] for number in range(40)]
-    run = run_chunks(chunks, CPU_BATCH_TOKENS)
-    batches_of_a_document_chunk = CHUNK_ITEMS * 512 / CPU_BATCH_TOKENS
+    run = run_chunks(chunks, BUDGET)
+    batches_of_a_document_chunk = CHUNK_ITEMS * 512 / BUDGET
     for job in (0, 1):
         assert max(age for number, age in run.ages.items() if number % 2 == job) < (
             (SLOTS + 1) * batches_of_a_document_chunk
