@@ -81,6 +81,7 @@ def test_a_server_that_dies_comes_back_at_the_same_address(data_dir: Path) -> No
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has PR_SET_PDEATHSIG")
 def test_a_killed_stack_is_not_found_and_the_next_goes_on_with_its_data(data_dir: Path) -> None:
+    # It sleeps until the test kills it, which is the point; no test waits for the end of the minute.
     program = (
         "import sys, time; from pathlib import Path; from vectormill.embedded.stack import EmbeddedStack\n"
         "stack = EmbeddedStack(Path(sys.argv[1])); stack.start(); print(stack.database_url, flush=True)\n"

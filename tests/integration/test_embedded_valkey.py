@@ -83,6 +83,7 @@ def test_a_server_left_running_is_ended(server: EmbeddedValkey, tmp_path: Path) 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has PR_SET_PDEATHSIG")
 def test_the_server_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
+    # It sleeps until the test kills it, which is the point; no test waits for the end of the minute.
     program = (
         "import sys, time; from pathlib import Path; from vectormill.embedded.valkey import EmbeddedValkey\n"
         "server = EmbeddedValkey(Path(sys.argv[1])); print(server.start(), flush=True); time.sleep(60)"

@@ -49,6 +49,7 @@ class FakeEncoder:
         if self._behaviour == "hang":
             threading.Event().wait()
         assert tuple(os.sched_getaffinity(0)) == CORES
+        # The speed that the contest is to find: a slow first pass, which must not count, then slow or fast ones.
         time.sleep(0.5 if self._num_passes == 1 else 0.1 if self._behaviour == "slow" else 0.01)
         return np.zeros((len(batch), 2), np.float32)
 

@@ -25,6 +25,7 @@ on_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only
 
 def child_of_a_parent(body: str) -> tuple["subprocess.Popen[str]", int]:
     """A parent process that runs the body, prints its child's pid and waits; and that pid."""
+    # The parent sleeps until the test kills it, and so does every child below; no test waits for that.
     program = f"import os, sys, threading, time\nfrom vectormill import processes\n{body}\ntime.sleep(60)"
     parent = subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=Path.cwd()
