@@ -67,7 +67,7 @@ def find_device(name: str) -> Device:
     for device in there:
         if name in (CUDA, device.name):
             return device
-    names = ", ".join(device.name for device in there) or "no GPU that nvidia-smi knows of"
+    names = ", ".join(device.name for device in there) or "no GPU that the driver names"
     raise BenchmarkFailed(f"There is no device {name!r} here; there is cpu, and {names}.")
 
 
