@@ -25,7 +25,8 @@ from worker.devices.device import Device, parse_devices
 from worker.engine import Engine
 from worker.leases import LeaseKeeper, WorkerIdentity
 from worker.parallel.starter import Sharing
-from worker.placement.placement import Replica
+from worker.placement.picture import part_json
+from worker.placement.placement import Placement, Replica
 from worker.plan import plan_worker
 from worker.report import WorkerReport
 from worker.settings import WorkerSettings, load_worker_settings
@@ -56,7 +57,7 @@ def run_replica(settings: Settings, worker_settings: WorkerSettings, model: str,
     if settings.database_url is None or settings.redis_url is None:
         raise ConfigurationError("A worker needs VECTORMILL_DATABASE_URL and VECTORMILL_REDIS_URL.")
     card = Registry(settings.models).card(model, weights=True)
-    replica, devices = find_replica(card, worker_settings, names)
+    placement, replica, devices = find_replica(card, worker_settings, names)
     slots = worker_settings.slots + worker_settings.interactive_slots
     identity = WorkerIdentity(
         name=f"{model}-{names.replace(':', '').replace(',', '+')}@{socket.gethostname()}",
@@ -76,7 +77,9 @@ def run_replica(settings: Settings, worker_settings: WorkerSettings, model: str,
     database = make_engine(settings.database_url, application_name=identity.name, pool_size=slots)
     heart = make_engine(settings.database_url, application_name=f"{identity.name} leases", pool_size=1)
     timesheet = Timesheet(lambda: engine.run_seconds)
-    report = WorkerReport(engine, timesheet, DeviceSampler(devices[0], lambda: engine.runner_pid))
+    report = WorkerReport(
+        engine, timesheet, DeviceSampler(devices[0], lambda: engine.runner_pid), part_json(placement, replica)
+    )
     keeper = LeaseKeeper(
         heart,
         identity,
@@ -108,13 +111,16 @@ def run_replica(settings: Settings, worker_settings: WorkerSettings, model: str,
         heart.dispose()
 
 
-def find_replica(card: ModelCard, settings: WorkerSettings, names: str) -> tuple[Replica, tuple[Device, ...]]:
-    """The replica on the named devices, as the launcher has planned it on the same machine."""
+def find_replica(
+    card: ModelCard, settings: WorkerSettings, names: str
+) -> tuple[Placement, Replica, tuple[Device, ...]]:
+    """The replica on the named devices, in the plan that the launcher has made on the same machine."""
     inventory = detect_inventory()
     devices = {device.name: device for device in parse_devices(settings.devices, inventory)}
-    for replica in plan_worker(card, inventory, settings).replicas:
+    placement = plan_worker(card, inventory, settings)
+    for replica in placement.replicas:
         if ",".join(replica.devices) == names:
-            return replica, tuple(devices[name] for name in replica.devices)
+            return placement, replica, tuple(devices[name] for name in replica.devices)
     raise ConfigurationError(
         f"The plan for {card.name} has no replica on {names}; start `vectormill worker` instead."
     )

@@ -30,7 +30,6 @@ from worker.model.encoder import EncoderOrder
 from worker.parallel.executor import Executor, ExecutorTimeouts
 from worker.parallel.starter import RunnerStarter, Sharing
 from worker.placement.model_shape import read_model_shape
-from worker.placement.picture import replica_json
 from worker.request import EncodeRequest, EncodeResult, EncodingCancelled, EngineStopped, RunnerDied
 from worker.reuse import Division, Flight, VectorReuse, digest_sequences
 from worker.settings import WorkerSettings
@@ -72,7 +71,6 @@ class Engine:
         self._switchboard = Switchboard(self._limits)
         self._reuse = VectorReuse(settings.reuse_bytes)
         self._num_reused = 0
-        self._sharing = sharing
         self._executor = Executor(
             RunnerStarter(
                 factory,
@@ -162,7 +160,6 @@ class Engine:
             "state": self._executor.state,
             "state_reason": self._executor.reason,
             **choices,
-            **({"placement": replica_json(self._sharing.replica)} if self._sharing else {}),
             **self._tuner.describe(),
             "num_batches": tally.num_batches,
             "num_sequences": tally.num_sequences,

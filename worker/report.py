@@ -1,7 +1,7 @@
 """WorkerReport: what a worker says of itself with each sign of life: what runs, why, how fast, and what bounds it."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -12,18 +12,23 @@ from worker.timesheet import Timesheet
 
 
 class WorkerReport:
-    """Seconds and counts are sums since the start, so that a reader can take differences."""
+    """Seconds and counts are sums since the start, so that a reader can take differences.
+
+    `placement` is this worker's part of the plan, as JSON; it never changes.
+    """
 
     def __init__(
         self,
         engine: Engine,
         timesheet: Timesheet,
         sampler: DeviceSampler,
+        placement: Mapping[str, Any],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._timesheet = timesheet
         self._sampler = sampler
+        self._placement = placement
         self._clock = clock
         self._started_at = clock()
 
@@ -35,6 +40,7 @@ class WorkerReport:
         seconds = self._clock() - self._started_at
         bottleneck = find_bottleneck(stage_seconds, seconds)
         return report | {
+            "placement": self._placement,
             "uptime_seconds": seconds,
             "stage_seconds": stage_seconds,
             "stage_shares": share_stages(stage_seconds, seconds),

@@ -21,6 +21,10 @@ REPORT = {
     "model": "mini",
     "state": "running",
     "device": {"value": "cpu:0", "reason": "there is no accelerator"},
+    "placement": {
+        "strategy": "replicate",
+        "stages": [{"first_layer": 0, "num_layers": 6, "shards": [{"device": "cpu:0"}]}],
+    },
     "backend": {"value": "openvino", "reason": "the faster backend on CPUs"},
     "tokens_per_second": 7400.4,
     "padding_waste": 0.021,

@@ -10,7 +10,12 @@ import pytest
 
 from tests.unit.fake_api import FakeApi, serving_fake_api
 from vectormill.cli.app import main
-from vectormill.cli.summary import WORKER_COLUMNS, summarize_worker
+from vectormill.cli.summary import WORKER_COLUMNS, describe_plan, summarize_worker
+from vectormill.registry import DEFAULT_MODEL, Registry
+from worker.devices.described import describe_inventory
+from worker.placement.picture import part_json
+from worker.plan import plan_worker
+from worker.settings import load_worker_settings
 
 LINES = '{"key": "a", "text": "one"}\n{"key": "b", "text": " "}\n'
 
@@ -216,7 +221,8 @@ def test_status_without_a_job_shows_what_the_workers_do(
     assert run("status") == 0
     cells = capsys.readouterr().out.rstrip("\n").split("\t")
     assert cells == [
-        "mini-cpu0@host", "mini", "running", "cpu:0", "7,400", "2.1%", "1.5 of 24 GiB", "-", "run",
+        "mini-cpu0@host", "mini", "running", "cpu:0", "replicate: layers 0-5", "7,400", "2.1%",
+        "1.5 of 24 GiB", "-", "run",
     ]  # fmt: skip
     assert run("status", "--json") == 0
     assert read_json(capsys.readouterr().out)[0]["report"]["padding_waste"] == 0.021
@@ -240,7 +246,28 @@ def test_status_of_a_job_says_what_bounded_it_in_words(
 def test_a_worker_that_says_little_is_shown_all_the_same(report: dict[str, Any]) -> None:
     row = summarize_worker({"name": "w", "model": "m", "report": report})
     assert set(row) == set(WORKER_COLUMNS)
-    assert (row["memory"], row["tokens/s"], row["bound by"]) == ("-", "-", "-")
+    assert (row["memory"], row["tokens/s"], row["bound by"], row["plan"]) == ("-", "-", "-", "-")
+
+
+@pytest.mark.parametrize(
+    ("devices", "strategy", "expected"),
+    [
+        ("1x24GiB", "auto", "replicate: layers 0-5"),
+        ("2x24GiB", "pipeline", "pipeline: layers 0-2 | 3-5"),
+        ("2x24GiB", "fully_sharded", "fully sharded: layers 0-5, each over 2 devices"),
+    ],
+)
+def test_a_worker_s_part_of_the_plan_is_shown_in_few_words(
+    devices: str, strategy: str, expected: str
+) -> None:
+    inventory = describe_inventory(devices)
+    card = Registry({}).card(DEFAULT_MODEL)
+    placement = plan_worker(card, inventory, load_worker_settings(strategy=strategy))
+    part = part_json(placement, placement.replicas[0])
+    assert describe_plan({"placement": part}) == expected
+    # What a worker of the release before reported, of its own part alone, and shared ones only.
+    older = {name: value for name, value in part.items() if name != "plan"}
+    assert describe_plan({"placement": older}) == expected
 
 
 def test_models_and_workers_are_listed_with_what_they_chose_and_why(

@@ -9,6 +9,8 @@ from worker.devices.detect import DeviceUse
 from worker.report import WorkerReport
 from worker.timesheet import Timesheet
 
+PLACEMENT = {"strategy": "replicate", "stages": []}
+
 
 class FakeEngine:
     """Has computed for nine of the ten seconds since its start."""
@@ -27,7 +29,7 @@ class FakeSampler:
 def test_a_worker_tells_its_stages_what_bounds_it_and_how_much_of_its_device_is_in_use() -> None:
     now, engine = [100.0], FakeEngine()
     timesheet = Timesheet(lambda: engine.run_seconds, lambda: now[0])
-    report = WorkerReport(cast(Any, engine), timesheet, cast(Any, FakeSampler()), lambda: now[0])
+    report = WorkerReport(cast(Any, engine), timesheet, cast(Any, FakeSampler()), PLACEMENT, lambda: now[0])
     with timesheet.hold(UUID(int=1)):
         now[0], engine.run_seconds = 110.0, 9.0
         timesheet.count({"load": 0.2, "tokenize": 0.4, "persist": 1.0})
@@ -48,6 +50,7 @@ def test_a_worker_tells_its_stages_what_bounds_it_and_how_much_of_its_device_is_
     assert "computing in 90% of the time" in said["bound_by"]["reason"]
     assert (said["device_memory_used_bytes"], said["device_memory_total_bytes"]) == (3 << 30, 141 << 30)
     assert said["device_utilisation"] is None
+    assert said["placement"] == PLACEMENT
 
 
 def test_a_worker_that_has_done_nothing_is_bound_by_nothing() -> None:
@@ -55,5 +58,7 @@ def test_a_worker_that_has_done_nothing_is_bound_by_nothing() -> None:
         def report(self) -> dict[str, Any]:
             return {"stage_seconds": {"tokenize": 0.0, "run": 0.0}}
 
-    said = WorkerReport(cast(Any, Idle()), Timesheet(lambda: 0.0), cast(Any, FakeSampler())).compose()
+    said = WorkerReport(
+        cast(Any, Idle()), Timesheet(lambda: 0.0), cast(Any, FakeSampler()), PLACEMENT
+    ).compose()
     assert said["bound_by"] is None

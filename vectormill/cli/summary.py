@@ -99,6 +99,7 @@ WORKER_COLUMNS: Final = (
     "model",
     "state",
     "device",
+    "plan",
     "tokens/s",
     "padding",
     "memory",
@@ -116,12 +117,27 @@ def summarize_worker(worker: Mapping[str, Any]) -> dict[str, str]:
         "model": worker["model"],
         "state": str(report.get("state", "-")),
         "device": describe_choice(report, "device")[0],
+        "plan": describe_plan(report),
         "tokens/s": _figure(report.get("tokens_per_second"), "{:,.0f}"),
         "padding": _figure(report.get("padding_waste"), "{:.1%}"),
         "memory": _describe_memory(report),
         "in use": _figure(report.get("device_utilisation"), "{:.0%}"),
         "bound by": str(bound_by.get("value", "-")),
     }
+
+
+def describe_plan(report: Mapping[str, Any]) -> str:
+    """Strategy and layers, those of one stage after another; workers of older releases do not tell them all."""
+    placement = report.get("placement")
+    if not placement:
+        return "-"
+    stages = " | ".join(
+        f"{stage['first_layer']}-{stage['first_layer'] + stage['num_layers'] - 1}"
+        for stage in placement["stages"]
+    )
+    num_shards = max(len(stage["shards"]) for stage in placement["stages"])
+    cut = f", each over {num_shards} devices" if num_shards > 1 else ""
+    return f"{placement['strategy'].replace('_', ' ')}: layers {stages}{cut}"
 
 
 def _describe_memory(report: Mapping[str, Any]) -> str:

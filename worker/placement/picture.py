@@ -74,6 +74,13 @@ def placement_json(placement: Placement) -> dict[str, Any]:
     }
 
 
+def part_json(placement: Placement, replica: Replica) -> dict[str, Any]:
+    """One replica's part of a plan, for the worker that runs it, with the plan's own sentences under `plan`."""
+    plan = placement_json(placement)
+    num_replicas = len(plan.pop("replicas"))
+    return replica_json(replica) | {"plan": {"num_replicas": num_replicas, **plan}}
+
+
 def replica_json(replica: Replica) -> dict[str, Any]:
     """One replica as a JSON object: how it is shared, and what each device holds."""
     return {

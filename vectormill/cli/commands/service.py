@@ -25,7 +25,7 @@ def models(api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False)
 def workers(api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
     """List the live workers: what each runs on, and why."""
     from vectormill.cli.endpoint import connected
-    from vectormill.cli.summary import CHOICES, describe_choice
+    from vectormill.cli.summary import CHOICES, describe_choice, describe_plan
 
     with connected(api_url, data_dir) as client:
         found = client.workers()
@@ -38,8 +38,9 @@ def workers(api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False
         for name in CHOICES:
             value, reason = describe_choice(worker["report"], name)
             described[name] = f"{value} ({reason})" if reason else value
+        described["plan"] = describe_plan(worker["report"])
         rows.append(described)
-    _print_records(rows, ("name", "model", "state", *CHOICES), json)
+    _print_records(rows, ("name", "model", "state", *CHOICES, "plan"), json)
 
 
 def _print_records(records: list[dict[str, Any]], columns: tuple[str, ...], is_json: bool) -> None:
