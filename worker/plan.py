@@ -21,6 +21,7 @@ def plan_worker(card: ModelCard, inventory: Inventory, settings: WorkerSettings)
         obstacle = f"a model with {precision} weights cannot be shared between devices"
     else:
         obstacle = ""
+    layout = LAYOUTS.get(shape.model_type)
     return plan_placement(
         inventory,
         shape,
@@ -30,5 +31,6 @@ def plan_worker(card: ModelCard, inventory: Inventory, settings: WorkerSettings)
             devices=settings.devices,
             strategy=settings.strategy,
             sharing_obstacle=obstacle,
+            tensor_obstacle=layout.tensor_obstacle if layout is not None else "",
         ),
     )

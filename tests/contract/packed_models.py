@@ -48,6 +48,22 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "roberta": ("Roberta", {}),
     "xlm-roberta": ("XLMRoberta", {}),
 }
+# As DeBERTa-v3 has them: positions are relative, in buckets, and multiplied with the projections of the content.
+RELATIVE = {
+    "relative_attention": True,
+    "position_buckets": 16,
+    "pos_att_type": ["p2c", "c2p"],
+    "share_att_key": True,
+    "norm_rel_ebd": "layer_norm",
+    "position_biased_input": False,
+    "type_vocab_size": 0,
+}
+# Those that cannot be packed.
+PADDED_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "deberta-v2": ("DebertaV2", RELATIVE),
+    # As the larger ones of DeBERTa-v2.
+    "deberta-v2, convolution": ("DebertaV2", {**RELATIVE, "conv_kernel_size": 3}),
+}
 LENGTHS = (9, 1, 30, 2, 17, 1, 64)
 
 
@@ -56,7 +72,7 @@ def make_transformer(name: str, **more: Any) -> Any:
     import torch
     import transformers
 
-    architecture, options = MODELS[name]
+    architecture, options = (MODELS | PADDED_MODELS)[name]
     torch.manual_seed(0)
     config = getattr(transformers, f"{architecture}Config")(**{**SIZES, **options, **more})
     model = getattr(transformers, f"{architecture}Model")(config).eval()

@@ -30,6 +30,11 @@ def stage_layers(strategy: str, world_size: int) -> tuple[int, ...]:
     return {2: (1, 3), 4: (1, 1, 1, 1)}[world_size]
 
 
+def strategies_of(name: str) -> tuple[str, ...]:
+    """Those by which the model can be divided."""
+    return tuple(each for each in STRATEGIES if each != TENSOR or not name.startswith("deberta"))
+
+
 def batches() -> list[TokenBatch]:
     """A batch of every length, and one with fewer texts than ranks."""
     sequences = make_sequences()
@@ -44,7 +49,7 @@ def main() -> None:
     answers: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32 | np.int64]]] = {}
     for folder in sorted(path for path in directory.iterdir() if path.is_dir()):
         card = read_model_card(folder.name, folder, pooling="mean+last_token")
-        for strategy in STRATEGIES:
+        for strategy in strategies_of(folder.name):
             layers = stage_layers(strategy, world_size)
             rank = Rank(number, world_size, strategy, layers, 3, directory / "meeting_point", 60.0)
             order = EncoderOrder(card, DEVICE, "torch", "fp32", 1, directory, rank=rank)

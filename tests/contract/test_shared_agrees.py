@@ -13,19 +13,24 @@ import pytest
 
 from tests.architecture.sources import ROOT
 from tests.contract.packed_models import make_transformer
-from tests.contract.rank_program import NUM_LAYERS, STRATEGIES, batches
+from tests.contract.rank_program import NUM_LAYERS, STRATEGIES, batches, strategies_of
+from vectormill.domain.errors import ModelError
 from vectormill.model_card import read_model_card
 from vectormill.settings import process_environment
 from worker.devices.device import CPU, Device, device_environment
 from worker.model.choice import FP32, TORCH
 from worker.model.encoder import Choice, EncoderOrder
 from worker.model.torch_encoder import TorchEncoder
+from worker.parallel.layouts import find_layout
 from worker.parallel.loopback import loopback_environment
+from worker.parallel.tensor_parallel import apply_tensor_parallel
 from worker.placement.placement import FULLY_SHARDED, LAYERS, PIPELINE, TENSOR
 
 # One of each kind: learned positions, positions behind the padding id, rotary with windows on some layers and joined
-# matrices, causal with grouped heads, causal with windows on some layers.
-MODELS = ("bert", "xlm-roberta", "modernbert", "qwen3", "qwen3, window", "mistral, window")
+# matrices, causal with grouped heads, causal with windows on some layers, relative positions that all layers share, and
+# these with a convolution behind the first layer.
+DEBERTA = ("deberta-v2", "deberta-v2, convolution")
+MODELS = ("bert", "xlm-roberta", "modernbert", "qwen3", "qwen3, window", "mistral, window", *DEBERTA)
 TOKENIZER = '{"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "b"}}'
 DEVICE = Device("cpu:0", CPU, 0, (), 1, 1 << 30)
 
@@ -70,8 +75,10 @@ def whole(directory: Path, name: str) -> TorchEncoder:
     return TorchEncoder(order, Choice(TORCH, "for tests"), Choice(FP32, "for tests"))
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "strategy"),
+    [(name, strategy) for name in MODELS for strategy in STRATEGIES if strategy in strategies_of(name)],
+)
 def test_a_shared_model_gives_the_vectors_of_a_whole_one(shared: Shared, name: str, strategy: str) -> None:
     world_size, directory, answers = shared
     encoder = whole(directory, name)
@@ -90,11 +97,18 @@ def test_the_ranks_together_read_the_weights_once(shared: Shared, name: str, str
     world_size, directory, answers = shared
     read = sum(int(answers[number][f"{name}|{strategy}|bytes"]) for number in range(world_size))
     transformer = make_transformer(name, num_hidden_layers=NUM_LAYERS, **_grouped(directory, name))
-    held = sum(value.nbytes for key, value in transformer.named_parameters() if not key.startswith("pooler"))
-    assert read == held
+    sizes = {
+        key: value.nbytes for key, value in transformer.named_parameters() if not key.startswith("pooler")
+    }
+    # What all layers read, every stage has.
+    shared = sum(
+        size for key, size in sizes.items() if key.startswith(("encoder.rel_embeddings", "encoder.LayerNorm"))
+    )
+    copies = 0 if strategy == FULLY_SHARDED else world_size - 1
+    assert read == sum(sizes.values()) + copies * shared
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in DEBERTA])
 def test_a_rank_of_a_tensor_parallel_model_reads_its_part_of_every_layer(shared: Shared, name: str) -> None:
     world_size, directory, answers = shared
     transformer = make_transformer(name, num_hidden_layers=NUM_LAYERS, **_grouped(directory, name))
@@ -109,6 +123,16 @@ def test_a_rank_of_a_tensor_parallel_model_reads_its_part_of_every_layer(shared:
     saved = sum(matrices.values()) * (world_size - 1) / world_size
     for number in range(world_size):
         assert int(answers[number][f"{name}|{TENSOR}|bytes"]) <= whole_bytes - saved
+
+
+def test_deberta_says_why_its_layers_cannot_be_cut() -> None:
+    class TwoRanks:
+        def size(self) -> int:
+            return 2
+
+    transformer = make_transformer("deberta-v2")
+    with pytest.raises(ModelError, match=r"relative positions.*use pipeline or fully_sharded"):
+        apply_tensor_parallel(transformer, find_layout("deberta-v2"), TwoRanks())
 
 
 def _grouped(directory: Path, name: str) -> dict[str, int]:

@@ -147,6 +147,14 @@ def test_a_machine_and_a_model_get_the_strategy_that_an_engineer_would_choose(
     check_plan(placement, describe_inventory(devices))
 
 
+def test_layers_that_cannot_be_cut_are_divided_in_another_way() -> None:
+    chosen, inventory = MODELS["7B"], describe_inventory("2x16GiB,nvlink")
+    settings = PlanSettings("bf16", chosen.max_tokens, tensor_obstacle="its heads share their positions")
+    placement = plan_placement(inventory, chosen.shape, settings)
+    assert placement.strategy == PIPELINE
+    assert any("its heads share their positions" in rejection.reason for rejection in placement.rejected)
+
+
 def plan(devices: str, name: str, precision: str, strategy: str = "auto") -> Placement:
     chosen = MODELS[name]
     settings = PlanSettings(precision, chosen.max_tokens, strategy=strategy)

@@ -16,6 +16,9 @@ class Layout:
     Between a column and the row behind it every rank has its own heads or its own intermediate values, so that one
     all-reduce at the end of each makes them whole (Shoeybi et al., Megatron-LM, 2019, section 3). `joined` are columns
     that hold several matrices one below the other, each of which is cut by itself.
+
+    `after_first_layer` is a module that may be there, and works behind the first layer of the whole model only.
+    `tensor_obstacle` says why an architecture without columns and rows has none.
     """
 
     layers: str
@@ -24,6 +27,8 @@ class Layout:
     columns: tuple[str, ...]
     rows: tuple[str, ...]
     joined: dict[str, int] = field(default_factory=dict)
+    after_first_layer: str | None = None
+    tensor_obstacle: str = ""
 
 
 _BERT: Final = Layout(
@@ -48,6 +53,17 @@ _DECODER: Final = Layout(
     columns=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj"),
     rows=("self_attn.o_proj", "mlp.down_proj"),
 )
+# The embeddings of relative positions stand beside the layers, all of which read them: every stage has them whole.
+_DEBERTA: Final = Layout(
+    layers="encoder.layer",
+    embeddings="embeddings",
+    final_norm=None,
+    columns=(),
+    rows=(),
+    after_first_layer="encoder.conv",
+    tensor_obstacle="its attention multiplies the queries and keys of all heads with those of relative positions, "
+    "which no rank has whole",
+)
 # model_type of a transformers configuration.
 LAYOUTS: Final[dict[str, Layout]] = {
     "bert": _BERT,
@@ -55,6 +71,7 @@ LAYOUTS: Final[dict[str, Layout]] = {
     "xlm-roberta": _BERT,
     "camembert": _BERT,
     "electra": _BERT,
+    "deberta-v2": _DEBERTA,
     "modernbert": _MODERNBERT,
     "qwen3": _DECODER,
     "qwen2": _DECODER,

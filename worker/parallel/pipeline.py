@@ -42,6 +42,9 @@ def cut_stage(transformer: nn.Module, layout: Layout, rank: Rank) -> None:
     transformer.config = config
     if not rank.is_first:
         setattr(transformer, layout.embeddings, PassedOn())
+        if layout.after_first_layer is not None:
+            parent_path, _, name = layout.after_first_layer.rpartition(".")
+            setattr(transformer.get_submodule(parent_path), name, None)
     if not rank.is_last and layout.final_norm is not None:
         setattr(transformer, layout.final_norm, nn.Identity())
 

@@ -11,9 +11,14 @@ from worker.parallel.layouts import Layout
 def apply_tensor_parallel(transformer: nn.Module, layout: Layout, mesh: DeviceMesh) -> None:
     """Cuts the linear layers of every layer, whose parameters may still be on the meta device.
 
-    Raises ModelError when heads or intermediate values do not divide by the number of ranks.
+    Raises ModelError when heads or intermediate values do not divide by the number of ranks, or no layer can be cut.
     """
     config, ranks = transformer.config, mesh.size()
+    if layout.tensor_obstacle:
+        raise ModelError(
+            f"A model of the architecture {config.model_type!r} cannot be tensor parallel: {layout.tensor_obstacle}; "
+            "use pipeline or fully_sharded."
+        )
     key_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     for count, what in (
         (config.num_attention_heads, "attention heads"),

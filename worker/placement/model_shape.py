@@ -22,7 +22,9 @@ UNUSED_PARTS: Final = frozenset(
 UNUSED_FIRST_PARTS: Final = frozenset({"head", "decoder"}) | {
     f"vocab_{name}" for name in ("transform", "layer_norm", "projector")
 }
-EMBEDDING_PARTS: Final = frozenset({"embeddings", "embed_tokens", "embed_positions", "wte", "wpe", "shared"})
+EMBEDDING_PARTS: Final = frozenset(
+    {"embeddings", "embed_tokens", "embed_positions", "rel_embeddings", "wte", "wpe", "shared"}
+)
 LAYER_NUMBER: Final = re.compile(r"(?:^|\.)(\d+)\.")
 # The first linear layer of a gated feed-forward block, and whether both halves are one matrix.
 GATES: Final = {"gate_proj": False, "gate_up_proj": True, "up_gate_proj": True, "Wi": True}

@@ -39,7 +39,7 @@ class PlanSettings:
     """What is asked of a plan. `memory_share` is the share of a device's memory that may be filled.
 
     A replica has to hold one text of `max_tokens`, and `min_batch_tokens` if that is given. `sharing_obstacle` is a
-    sentence when the model cannot be divided at all.
+    sentence when the model cannot be divided at all, `tensor_obstacle` when its layers cannot be cut.
     """
 
     precision: str
@@ -49,6 +49,7 @@ class PlanSettings:
     memory_share: float = 0.9
     min_batch_tokens: int | None = None
     sharing_obstacle: str = ""
+    tensor_obstacle: str = ""
 
 
 def plan_placement(inventory: Inventory, shape: ModelShape, settings: PlanSettings) -> Placement:
@@ -103,6 +104,7 @@ def _needs(rooms: Sequence[Room], settings: PlanSettings) -> Needs:
         min_batch_tokens=least,
         full_batch_tokens=max(full, least),
         sharing_obstacle=settings.sharing_obstacle,
+        tensor_obstacle=settings.tensor_obstacle,
     )
 
 

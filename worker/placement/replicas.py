@@ -50,6 +50,7 @@ class Needs:
     min_batch_tokens: int
     full_batch_tokens: int
     sharing_obstacle: str = ""
+    tensor_obstacle: str = ""
 
 
 class ReplicaBuilder:
@@ -133,6 +134,8 @@ class ReplicaBuilder:
 
     def _build_tensor(self, rooms: Sequence[Room], link: str) -> Replica | TooTight:
         ranks = len(rooms)
+        if self._needs.tensor_obstacle:
+            return TooTight(self._needs.tensor_obstacle)
         divisors = tensor_parallel_sizes(self._shape)
         if ranks not in divisors:
             there = ", ".join(str(divisor) for divisor in divisors)
