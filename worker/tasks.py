@@ -18,7 +18,7 @@ from vectormill.db.completion import cancel_chunk, fail_chunk
 from vectormill.db.payloads import load_payload
 from vectormill.domain.bottleneck import LOAD, PERSIST
 from vectormill.domain.chunk import ChunkOutcome, Claim
-from vectormill.domain.errors import DatabaseUnavailable, LeaseLost, ModelError
+from vectormill.domain.errors import DatabaseUnavailable, LeaseLost, ModelError, PayloadGone
 from vectormill.domain.item import CRASHED_WORKER, ENCODING_FAILED, ITEM_ERROR_CODES, Item, ItemFailure
 from vectormill.domain.job import INTERACTIVE_PRIORITY
 from vectormill.settings import Settings
@@ -85,9 +85,9 @@ class ChunkEncoder:
                 with self._database.connect() as connection:
                     items = load_payload(connection, claim.chunk_id)
                 loaded = time.monotonic()
-                wanted = np.array(
-                    claim.wanted_items(0, claim.num_items) or range(claim.num_items), dtype=np.int64
-                )
+                # Not `or`: the half of a split chunk may want none of its items, which is not all of them.
+                some = claim.wanted_items(0, claim.num_items)
+                wanted = np.array(range(claim.num_items) if some is None else some, dtype=np.int64)
                 self._calibrator.prepare(claim.spec, lease.ended)
                 encoded = self._encoding.encode(self._request(claim, items, wanted), lease.ended)
             return self._commit(claim, items, wanted, encoded, started, loaded)
@@ -106,7 +106,7 @@ class ChunkEncoder:
             return {"outcome": "other model", "reason": str(error)}
         except LeaseLost:
             return {"outcome": "lease lost"}
-        except (LookupError, DatabaseUnavailable) as error:
+        except (PayloadGone, DatabaseUnavailable) as error:
             logger.warning("Chunk %d was not encoded: %s", claim.chunk_id, error)
             return {"outcome": "not encoded", "reason": str(error)}
         except SQLAlchemyError:

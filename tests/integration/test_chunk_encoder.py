@@ -12,7 +12,7 @@ from sqlalchemy import Engine, text
 
 from tests.protocol import LONG, SPEC, dispatch_all, make_items, submit, vector_of
 from vectormill.db.export import read_vectors
-from vectormill.db.jobs import cancel_job, find_job, list_item_errors
+from vectormill.db.jobs import cancel_job, find_job, list_item_errors, retry_job
 from vectormill.db.rescue import rescue_unclaimed_chunks
 from vectormill.db.truncations import list_truncated_items
 from vectormill.db.workers import list_workers
@@ -34,15 +34,19 @@ class FakeEngine:
         self.num_requests = 0
         self.run_seconds = 0.0
         self.during = threading.Event()
+        self.dies_of_blanks = False
 
     def encode(self, request: EncodeRequest, cancelled: threading.Event) -> EncodeResult:
         self.num_requests += 1
         self.run_seconds += 0.1
         whole = b" ".join(request.texts)
-        if b"crash" in whole:
+        has_blank = not all(given.strip() for given in request.texts)
+        if b"crash" in whole or (self.dies_of_blanks and has_blank):
             raise RunnerDied("the model process died")
         if b"raise" in whole:
             raise ValueError("no good")
+        if b"look up" in whole:
+            raise KeyError("no good")
         if b"stop" in whole:
             raise EngineStopped
         if b"other model" in whole:
@@ -55,9 +59,9 @@ class FakeEngine:
         failures = {
             i: ItemFailure(EMPTY_TEXT, "") for i, given in enumerate(request.texts) if not given.strip()
         }
-        vectors = np.stack([vector_of(given) for given in request.texts])
+        vectors = np.array([vector_of(given) for given in request.texts]).reshape(n, SPEC.dimensions)
         counts = np.full(n, 3, dtype=np.int32)
-        truncated = np.array([given.startswith(LONG) for given in request.texts])
+        truncated = np.array([given.startswith(LONG) for given in request.texts], dtype=np.bool_)
         return EncodeResult(
             vectors, failures, counts, 4 * n, int(truncated.sum()), truncated, {"run": 0.1}, num_passages=5
         )
@@ -134,7 +138,11 @@ def test_the_items_that_were_cut_are_known_by_key_and_passages_are_counted(
 
 @pytest.mark.parametrize(
     ("mark", "code"),
-    [(b"crash", CRASHED_WORKER), (b"raise", ENCODING_FAILED)],
+    [
+        (b"crash", CRASHED_WORKER),
+        (b"raise", ENCODING_FAILED),
+        (b"look up", ENCODING_FAILED),  # a LookupError, but not the chunk's texts that are gone
+    ],
 )
 def test_a_text_that_ruins_its_chunk_is_found_by_halving_and_fails_alone(
     engine: Engine, encoder: ChunkEncoder, mark: bytes, code: str
@@ -151,6 +159,21 @@ def test_a_text_that_ruins_its_chunk_is_found_by_halving_and_fails_alone(
     present = np.concatenate([block.present for block in blocks])
     vectors = np.concatenate([block.vectors for block in blocks])[present]
     np.testing.assert_array_equal(vectors, [vector_of(item.text) for item in items if item.text != mark])
+
+
+def test_the_half_of_a_retried_chunk_in_which_nothing_failed_is_not_encoded_again(
+    engine: Engine, encoder: ChunkEncoder, fake: FakeEngine
+) -> None:
+    items = make_items(8)
+    items[0], items[1] = replace(items[0], text=b" "), replace(items[1], text=b"  ")
+    job, _ = run_until_ended(engine, encoder, submit(engine, items, chunk_max_items=8))
+    assert (job.num_done, job.num_failed) == (6, 2)
+    fake.dies_of_blanks = True
+    with engine.begin() as connection:
+        retry_job(connection, job.id)
+    job, outcomes = run_until_ended(engine, encoder, job)
+    assert "split" in outcomes
+    assert (job.state, job.num_done, job.num_failed) == ("completed_with_errors", 6, 2)
 
 
 @pytest.mark.parametrize(("mark", "outcome"), [(b"stop", "handed back"), (b"other model", "other model")])

@@ -6,6 +6,7 @@ import msgspec
 import zstandard
 from sqlalchemy import Connection, text
 
+from vectormill.domain.errors import PayloadGone
 from vectormill.domain.item import Item
 
 # Level 1: on docstrings it compresses threefold at several hundred MB/s; higher levels only move the bottleneck here.
@@ -26,10 +27,10 @@ def decode_payload(blob: bytes) -> list[Item]:
 
 
 def load_payload(connection: Connection, chunk_id: int) -> list[Item]:
-    """The items of a chunk. Raises LookupError when the pruner has removed them."""
+    """The items of a chunk. Raises PayloadGone when the pruner has removed them."""
     blob = connection.execute(
         text("SELECT items FROM vectormill.chunk_payloads WHERE chunk_id = :chunk_id"), {"chunk_id": chunk_id}
     ).scalar_one_or_none()
     if blob is None:
-        raise LookupError(f"Chunk {chunk_id} has no payload; its job's retention has ended.")
+        raise PayloadGone(f"Chunk {chunk_id} has no texts any more; its job's retention has ended.")
     return decode_payload(blob)

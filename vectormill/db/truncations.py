@@ -10,7 +10,7 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 
 from vectormill.db.payloads import load_payload
-from vectormill.domain.errors import JobNotFound
+from vectormill.domain.errors import JobNotFound, PayloadGone
 
 # A page ends behind so many payloads, so that it costs the same however few of their items were cut.
 _CHUNKS_PER_PAGE = 16
@@ -100,6 +100,6 @@ def _name_items(
 ) -> list[TruncatedItem]:
     try:
         items = load_payload(connection, chunk_id)
-    except LookupError as error:  # removed between two statements
+    except PayloadGone as error:  # removed between two statements
         raise JobNotFound from error
     return [TruncatedItem(first_item + position, items[position].key) for position in positions]

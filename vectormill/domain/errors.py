@@ -18,7 +18,7 @@ VectormillError
 │   └── WrongJobState
 ├── ChunkError                inside a worker; never reaches a client
 │   ├── LeaseLost
-│   └── ChunkCancelled
+│   └── PayloadGone
 ├── ModelError                a model cannot be loaded as asked
 │   └── ModelDoesNotFit
 ├── Unavailable               something needed is away; trying again later helps
@@ -112,8 +112,8 @@ class LeaseLost(ChunkError):
     """The chunk's lease expired and another worker may hold it; nothing was written."""
 
 
-class ChunkCancelled(ChunkError):
-    """The chunk's job was cancelled while the chunk was being encoded; nothing was written."""
+class PayloadGone(ChunkError):
+    """The chunk's texts were removed when its job's retention ended; there is nothing to encode."""
 
 
 class ModelError(VectormillError):
