@@ -44,6 +44,7 @@ __all__ = ["EncodeRequest", "EncodeResult", "EncodingCancelled", "Engine", "Engi
 logger = logging.getLogger(__name__)
 
 DEFAULT_FACTORY: Final = "worker.model.factory:load_encoder"
+COLLECTIVE_GRACE_SECONDS: Final = 60.0
 
 
 class Engine:
@@ -85,10 +86,12 @@ class Engine:
                 ),
                 process_environment(),
                 sharing=sharing,
-                # A rank waits as long for one that still loads; a pass that hangs is ended by the executor before.
+                # A rank waits as long for one that still loads. Longer than both: the executor ends what hangs first,
+                # and says where every rank was; torch's own time-out is for a worker whose executor hangs itself.
                 collective_timeout_seconds=max(
                     settings.model_load_timeout_seconds, settings.forward_timeout_seconds
-                ),
+                )
+                + COLLECTIVE_GRACE_SECONDS,
             ),
             ExecutorTimeouts(
                 settings.model_load_timeout_seconds,

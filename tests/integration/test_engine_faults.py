@@ -1,6 +1,7 @@
 """What the engine does when its encoder raises, dies, hangs or answers nonsense: real processes, a fake encoder."""
 
 import os
+import re
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -175,11 +176,14 @@ def test_a_model_process_that_is_killed_from_outside_is_replaced(engine: Engine,
     assert not encode(engine, ["again"]).failures
 
 
-def test_a_forward_pass_that_hangs_is_ended(make_engine: MakeEngine) -> None:
+def test_a_forward_pass_that_hangs_is_ended_and_where_it_hung_is_logged(
+    make_engine: MakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
     engine = make_engine(forward_timeout_seconds=0.5)
     engine.start()
     with pytest.raises(RunnerDied, match=r"took more than 0\.5 s"):
         encode(engine, ["hang please"])
+    assert re.search(r"Current thread .*\n  File .*faulty_engine.py\", line \d+ in encode", caplog.text)
     assert not encode(engine, ["fine"]).failures
 
 

@@ -99,13 +99,21 @@ def test_a_rank_that_is_killed_ends_its_replica_which_is_built_anew(make_engine:
     assert encode(engine, TEXTS[:3]).shape == (3, CARD.dimension)
 
 
-def test_a_rank_that_stops_answering_is_ended_with_its_replica(make_engine: MakeEngine) -> None:
+def test_a_rank_that_stops_answering_is_ended_with_its_replica(
+    make_engine: MakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
     """A process that is stopped keeps its pipe open: only the time that a forward pass may take tells."""
     engine = make_engine(TENSOR, forward_timeout_seconds=3.0)
     first = rank_pids()
     os.kill(first[1], signal.SIGSTOP)
     with pytest.raises(RunnerDied, match="took more than 3 s"):
         encode(engine, TEXTS)
+    stuck, stopped = [said.getMessage() for said in caplog.records if "rank " in said.getMessage()]
+    assert "took more than 3 s, rank 0, not done with the batch" in stuck
+    assert "_functional_collectives.py" in stuck, "where it waits for the other"
+    assert "worker/parallel/shard_encoder.py" in stuck, "and in which kind of forward pass"
+    assert f"process {first[1]} on cpu:1" in stopped
+    assert "it gave no answer" in stopped
     wait_for(lambda: engine.report()["state"] == "running", seconds=60)
     assert set(first).isdisjoint(rank_pids())
     assert encode(engine, TEXTS[:3]).shape == (3, CARD.dimension)

@@ -297,6 +297,9 @@ class Executor:
         self._returned = sorted([*works, *self._returned], key=lambda work: not work.is_urgent)
 
     def _abandon(self, runner: AnyRunner, reason: str) -> RunnerLost:
+        """Ends a runner that makes no progress; where it was stands in the log."""
+        for stacks in runner.stacks():
+            logger.error("%s: %s, %s", self._name, reason, stacks)
         self._kill(runner)
         return RunnerLost(reason)
 

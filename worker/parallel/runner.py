@@ -13,12 +13,13 @@ from typing import Any, Final
 
 from vectormill.processes import in_lasting_thread
 from worker.parallel.messages import Load
+from worker.parallel.stacks import StackFile
 
 # Not multiprocessing's own start: that would run the parent's main module again in the child (here Celery's), and
 # could not give the child another environment, which is what pins it to its device before torch is imported.
 BOOTSTRAP: Final = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[3]);"
-    "from worker.parallel.runner_process import main; main(int(sys.argv[1]), int(sys.argv[2]))"
+    "import json, sys; sys.path[:] = json.loads(sys.argv[4]);"
+    "from worker.parallel.runner_process import main; main(*map(int, sys.argv[1:4]))"
 )
 STOP_TIMEOUT_SECONDS: Final = 5.0
 
@@ -39,15 +40,19 @@ class Runner:
 
     def __init__(self, load: Load, environment: Mapping[str, str]) -> None:
         ours, theirs = socket.socketpair()
+        self._device = load.order.device.name
+        self._stack_file = StackFile()
         with theirs:
-            arguments = [str(theirs.fileno()), str(os.getpid()), json.dumps(sys.path)]
+            handed_down = (theirs.fileno(), self._stack_file.fileno())
+            numbers = [handed_down[0], os.getpid(), handed_down[1]]
+            arguments = [*map(str, numbers), json.dumps(sys.path)]
 
             def start() -> "subprocess.Popen[bytes]":
                 return subprocess.Popen(
                     [sys.executable, "-c", BOOTSTRAP, *arguments],
                     env=dict(environment),
                     stdin=subprocess.DEVNULL,
-                    pass_fds=[theirs.fileno()],
+                    pass_fds=handed_down,
                     start_new_session=True,  # signals to the worker's group do not reach it
                 )
 
@@ -79,6 +84,10 @@ class Runner:
         except (EOFError, OSError) as error:
             raise self._find_loss() from error
 
+    def stacks(self) -> list[str]:
+        """Where the process is, for people; asked of one that makes no progress, before it is ended."""
+        return [f"process {self.pid} on {self._device}:\n{self._stack_file.ask(self._process.send_signal)}"]
+
     def stop(self) -> None:
         """Closes the pipe, on which the process ends itself at once, and makes sure of it."""
         self.connection.close()
@@ -86,12 +95,14 @@ class Runner:
             self._process.wait(STOP_TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
             self.kill()
+        self._stack_file.close()
 
     def kill(self) -> list[Any]:
         """Ends the process. What it had said before and nobody has read is returned, so that no outcome is lost."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         self._process.wait()
+        self._stack_file.close()
         unread: list[Any] = []
         with contextlib.suppress(EOFError, OSError), self.connection:
             while True:

@@ -84,6 +84,16 @@ class RunnerGroup:
             for message in self._hear(number, heard)
         ]
 
+    def stacks(self) -> list[str]:
+        """Where every rank is, and which of them have done what the others wait for."""
+        outcome = self._outcomes.get(self._begun[0]) if self._begun else None
+        done = {} if outcome is None else outcome.parts
+        return [
+            f"rank {number}, {'done' if number in done else 'not done'} with the batch, {stacks}"
+            for number, runner in enumerate(self._runners)
+            for stacks in runner.stacks()
+        ]
+
     def stop(self) -> None:
         for runner in self._runners:
             runner.stop()

@@ -32,6 +32,7 @@ from worker.parallel.messages import (
     LoadFailed,
     Started,
 )
+from worker.parallel.stacks import answer_with_stacks
 
 logger = logging.getLogger(__name__)
 
@@ -44,11 +45,12 @@ DEVICE_LOST_STATUS: Final = 3
 _Waiting = tuple[bool, int, "_Run"]
 
 
-def main(file_descriptor: int, parent_pid: int) -> NoReturn:
+def main(file_descriptor: int, parent_pid: int, stacks_descriptor: int) -> NoReturn:
     # SIGKILL: a native call that hangs runs no Python handler, and a GPU must not stay occupied.
     die_with_parent(signal.SIGKILL, parent_pid)
     # A terminal's Ctrl-C goes to the worker, which first finishes its chunks here.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    answer_with_stacks(stacks_descriptor)
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s runner %(levelname)s %(message)s"
     )
