@@ -235,7 +235,22 @@ def upgrade() -> None:
     )
 
 
+# A generation's table is named by a number that the next installation counts anew. Its view in `public` goes with it.
+DROP_GENERATIONS = """
+    DO $$
+    DECLARE generation regclass;
+    BEGIN
+        FOR generation IN SELECT to_regclass('vectormill.generation_' || id) FROM vectormill.generations LOOP
+            CONTINUE WHEN generation IS NULL;
+            EXECUTE 'DROP TABLE ' || generation || ' CASCADE';
+        END LOOP;
+    END $$
+"""
+
+
 def downgrade() -> None:
+    """Removes all of Vectormill, its collections too."""
+    op.execute(DROP_GENERATIONS)
     op.drop_table("chunk_vectors", schema="vectormill")
     op.drop_table("chunk_payloads", schema="vectormill")
     op.drop_table("item_errors", schema="vectormill")

@@ -1,13 +1,21 @@
-"""Models and migrations agree, and migrating is safe to repeat and to run twice at once."""
+"""Models and migrations agree; migrating is safe to repeat, to run twice at once and to take back."""
 
 import subprocess
 import sys
 
+import pytest
+from alembic import command
+from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, text
 
+from tests.protocol import claim_next, complete, make_items, submit
 from tests.services import connected_engine
-from vectormill.db.migrations import find_missing_revision
+from vectormill.db.jobs import find_job
+from vectormill.db.migrations import SCRIPTS, find_missing_revision, make_config, upgrade
 from vectormill.db.tables import SCHEMA, metadata
+from vectormill.domain.job import Job
+
+OLDEST_FIRST = [script.revision for script in ScriptDirectory(str(SCRIPTS)).walk_revisions()][::-1]
 
 # Everything Postgres knows of our tables: columns with types and defaults, constraints and indexes with definitions.
 DESCRIBE_SCHEMA = text("""
@@ -58,3 +66,57 @@ def test_processes_that_migrate_at_once_do_not_disturb_each_other(database_url: 
     assert [process.wait(timeout=60) for process in processes] == [0, 0, 0]
     with connected_engine(database_url) as engine:
         assert find_missing_revision(engine) is None
+
+
+def downgrade(database_url: str, revision: str) -> None:
+    command.downgrade(make_config(database_url), revision)
+
+
+def encode_a_job(engine: Engine) -> Job:
+    """A job whose vectors lie in the collection `docs`."""
+    job = submit(engine, make_items(6), collection="docs")
+    while not complete(engine, claim_next(engine)):
+        pass
+    return job
+
+
+def test_every_migration_is_undone_by_its_downgrade(database_url: str, engine: Engine) -> None:
+    newest = describe(engine)
+    downgrade(database_url, "base")
+    schemas = []
+    for revision in OLDEST_FIRST:
+        schemas.append(describe(engine))
+        upgrade(database_url, revision)
+    assert describe(engine) == newest
+    for revision, before in zip(["base", *OLDEST_FIRST][-2::-1], reversed(schemas), strict=True):
+        downgrade(database_url, revision)
+        assert describe(engine) == before, revision
+    assert describe(engine) == []
+
+
+@pytest.mark.parametrize("revision", OLDEST_FIRST[:-1])
+def test_jobs_and_vectors_survive_the_way_to_an_older_schema_and_back(
+    database_url: str, engine: Engine, revision: str
+) -> None:
+    job = encode_a_job(engine)
+    with engine.connect() as connection:
+        before = connection.execute(text("SELECT * FROM docs ORDER BY key")).all()
+        done = find_job(connection, job.id).num_done
+    downgrade(database_url, revision)
+    upgrade(database_url)
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT * FROM docs ORDER BY key")).all() == before
+        assert find_job(connection, job.id).num_done == done == len(before) == 6
+
+
+def test_after_the_first_migration_is_undone_a_collection_can_be_made_anew(
+    database_url: str, engine: Engine
+) -> None:
+    encode_a_job(engine)
+    downgrade(database_url, "base")
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT to_regclass('docs')")).scalar_one() is None
+    upgrade(database_url)
+    encode_a_job(engine)
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT count(*) FROM docs")).scalar_one() == 6
