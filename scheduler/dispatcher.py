@@ -21,7 +21,7 @@ from vectormill.domain.chunk import Dispatch
 
 logger = logging.getLogger(__name__)
 
-# Jobs looked at in one round; with more, the most urgent and oldest come first.
+# Jobs of one model looked at in one round; with more, the most urgent and oldest come first.
 MAX_DEMANDS = 500
 
 
@@ -36,9 +36,10 @@ class Dispatcher:
         # Chunks each job was served, in turns rather than debts. Lost with the process, harmlessly.
         self._served: dict[UUID, int] = defaultdict(int)
         self._is_redis_away = False
+        self._has_unrung = False  # a dispatch was marked whose message may not have reached Redis
 
     def recall_lost_messages(self) -> bool:
-        """Looks whether Redis lost its content, and dispatches again what was in it. False while Redis is away."""
+        """Looks whether Redis lost messages, and dispatches again what it may not hold. False while Redis is away."""
         try:
             is_lost = self._sentinel.has_lost_content()
         except RedisError as error:
@@ -46,11 +47,12 @@ class Dispatcher:
                 logger.warning("Redis cannot be reached; jobs wait in Postgres until it is back: %s", error)
             self._is_redis_away = True
             return False
-        if is_lost:
+        if is_lost or self._has_unrung:
             with self._engine.begin() as connection:
                 recalled = recall_queued_chunks(connection)
+            self._has_unrung = False
             if recalled:
-                logger.warning("Redis lost its content; %d dispatched chunks are dispatched again.", recalled)
+                logger.warning("Redis lost messages; %d dispatched chunks are dispatched again.", recalled)
         if self._is_redis_away:
             logger.info("Redis is back.")
         self._is_redis_away = False
@@ -66,19 +68,15 @@ class Dispatcher:
                 publish(self._app, dispatches)
             except BROKER_ERRORS as error:
                 logger.warning(
-                    "Could not ring the bell for %d chunks; the reaper will: %s", len(dispatches), error
+                    "Could not ring the bell for %d chunks; trying again: %s", len(dispatches), error
                 )
+                self._has_unrung = True
         return len(dispatches)
 
     def _mark(self) -> list[Dispatch]:
         with self._engine.begin() as connection:
-            demands = list_demands(connection, MAX_DEMANDS)
-            if not demands:
-                self._served.clear()
-                return []
-            rooms = {
-                room.model: room.slots - room.outstanding for room in list_rooms(connection, ALIVE_SECONDS)
-            }
+            rooms = list_rooms(connection, ALIVE_SECONDS)
+            demands = list_demands(connection, [room.model for room in rooms], MAX_DEMANDS)
             self._welcome([demand.job_id for demand in demands])
             shares = plan_shares(demands, rooms, self._served, self._ageing_seconds)
             if not shares:

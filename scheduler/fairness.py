@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from vectormill.db.dispatch import Demand
+from vectormill.db.dispatch import Demand, Room
 from vectormill.domain.job import INTERACTIVE_PRIORITY
 
 
@@ -17,7 +17,8 @@ class Share:
     num_chunks: int
 
 
-# An interactive job has a chunk or two; this many at once keeps a burst of them from flooding Redis.
+# Of one model, queued and leased. A search is one chunk, so this is a burst of searches; but a client may give a job of
+# a million texts the priority 0, and Redis must not hold all of it.
 MAX_INTERACTIVE_CHUNKS = 64
 
 
@@ -29,25 +30,32 @@ def effective_priority(demand: Demand, ageing_seconds: float) -> int:
 
 
 def plan_shares(
-    demands: Sequence[Demand], rooms: Mapping[str, int], served: Mapping[UUID, int], ageing_seconds: float
+    demands: Sequence[Demand], rooms: Sequence[Room], served: Mapping[UUID, int], ageing_seconds: float
 ) -> list[Share]:
     """Shares the room of each model among the jobs that demand it.
 
     Within the most urgent class every job gets a chunk in turn, the one served least so far first; a class is looked at
     only when all of the more urgent ones got theirs. Whether a job has as many chunks as its share is the database's to
-    know, so the room that is left over when it has fewer goes to the next call. Interactive jobs need no room.
+    know, so the room that is left over when it has fewer goes to the next call. Interactive jobs take nobody's room.
     """
     shares: dict[UUID, int] = defaultdict(int)
-    for demand in demands:
-        if demand.priority == INTERACTIVE_PRIORITY and demand.model in rooms:
-            shares[demand.job_id] = MAX_INTERACTIVE_CHUNKS
-    for model, room in rooms.items():
-        waiting = [d for d in demands if d.model == model and d.priority != INTERACTIVE_PRIORITY]
-        if not waiting or room <= 0:
-            continue
-        most_urgent = min(effective_priority(demand, ageing_seconds) for demand in waiting)
-        in_class = [demand for demand in waiting if effective_priority(demand, ageing_seconds) == most_urgent]
-        turns = sorted(in_class, key=lambda demand: (served.get(demand.job_id, 0), demand.seq))
-        for turn in range(room):
-            shares[turns[turn % len(turns)].job_id] += 1
+    for room in rooms:
+        waiting = [demand for demand in demands if demand.model == room.model]
+        interactive = [demand for demand in waiting if demand.priority == INTERACTIVE_PRIORITY]
+        bulk = [demand for demand in waiting if demand.priority != INTERACTIVE_PRIORITY]
+        in_turns = (
+            (interactive, MAX_INTERACTIVE_CHUNKS - room.interactive),
+            (_most_urgent(bulk, ageing_seconds), room.slots - room.outstanding),
+        )
+        for jobs, num_chunks in in_turns:
+            turns = sorted(jobs, key=lambda demand: (served.get(demand.job_id, 0), demand.seq))
+            for turn in range(num_chunks if turns else 0):
+                shares[turns[turn % len(turns)].job_id] += 1
     return [Share(job_id, num_chunks) for job_id, num_chunks in shares.items()]
+
+
+def _most_urgent(demands: Sequence[Demand], ageing_seconds: float) -> list[Demand]:
+    priorities = [effective_priority(demand, ageing_seconds) for demand in demands]
+    return [
+        demand for demand, priority in zip(demands, priorities, strict=True) if priority == min(priorities)
+    ]

@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 
 from vectormill.db.chunks import claim_chunk
 from vectormill.db.completion import complete_chunk
@@ -62,9 +62,10 @@ def register_worker(engine: Engine, slots: int = 4, name: str = "w") -> None:
 
 
 def dispatch_all(engine: Engine, limit: int = 1000) -> list[Dispatch]:
-    """Marks every chunk that waits as queued."""
+    """Marks every chunk that waits as queued, of whatever model."""
     with engine.begin() as connection:
-        demands = list_demands(connection, 100)
+        models = connection.execute(text("SELECT DISTINCT model FROM vectormill.jobs")).scalars().all()
+        demands = list_demands(connection, models, 100)
         return mark_queued(connection, [(demand.job_id, limit) for demand in demands])
 
 

@@ -81,7 +81,7 @@ class Settings(BaseSettings):
         default=60.0, gt=0, description="A dispatch unclaimed for so long is lost."
     )
     ageing_seconds: float = Field(
-        default=600.0, gt=0, description="Waiting so long lifts a job by one priority."
+        default=600.0, gt=0, description="So long without progress lifts a job by one priority."
     )
     upload_timeout_seconds: float = Field(
         default=3600.0, gt=0, description="An upload silent for so long is removed."

@@ -11,7 +11,7 @@ from vectormill.domain.chunk import Dispatch
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """A job with chunks that could be dispatched now."""
+    """A job with chunks that could be dispatched now; how long it has waited since a worker last brought it on."""
 
     job_id: UUID
     seq: int
@@ -22,41 +22,50 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """How many chunks of a model are with its live workers, and how many they have slots for."""
+    """How many chunks of a model its live workers have slots for, and how many of bulk and of interactive jobs are
+    queued or leased.
+    """
 
     model: str
     slots: int
     outstanding: int
+    interactive: int
 
 
+# So many of each model: thousands of jobs whose model no worker serves must not hide those of another. A job ages while
+# nothing moves in it, and not while it is served: a night of bulk work would end up before everything else.
 LIST_DEMANDS = text("""
-    SELECT id, seq, model, priority, extract(epoch FROM now() - created_at)::float8 AS waited_seconds
-      FROM vectormill.jobs
-     WHERE state IN ('queued', 'running')
-       AND EXISTS (SELECT 1 FROM vectormill.chunks
-                    WHERE job_id = jobs.id AND state = 'pending' AND available_at <= now())
-     ORDER BY priority, seq
-     LIMIT :limit
+    SELECT waiting.*
+      FROM unnest(CAST(:models AS text[])) AS served (model)
+     CROSS JOIN LATERAL (
+           SELECT id, seq, model, priority, extract(epoch FROM now() - updated_at)::float8 AS waited_seconds
+             FROM vectormill.jobs
+            WHERE jobs.model = served.model AND state IN ('queued', 'running')
+              AND EXISTS (SELECT 1 FROM vectormill.chunks
+                           WHERE job_id = jobs.id AND state = 'pending' AND available_at <= now())
+            ORDER BY priority, seq
+            LIMIT :limit) AS waiting
 """)
 
 
-def list_demands(connection: Connection, limit: int) -> list[Demand]:
-    """Jobs with chunks to dispatch, most urgent and oldest first."""
-    return [Demand(*row) for row in connection.execute(LIST_DEMANDS, {"limit": limit})]
+def list_demands(connection: Connection, models: Sequence[str], limit: int) -> list[Demand]:
+    """Jobs of these models with chunks to dispatch, at most `limit` of each model: the most urgent and oldest."""
+    values = {"models": list(models), "limit": limit}
+    return [Demand(*row) for row in connection.execute(LIST_DEMANDS, values)]
 
 
-# Interactive chunks do not count: they ride in slots of their own. One state a SELECT: a partial index serves
+# Interactive chunks are counted apart: they ride in slots of their own. One state a SELECT: a partial index serves
 # state = 'queued', but no IN; with a million ended chunks the difference is 236 ms to 1 ms.
 LIST_ROOMS = text("""
-    SELECT slots.model, slots.slots, coalesce(held.outstanding, 0) AS outstanding
+    SELECT slots.model, slots.slots, coalesce(held.outstanding, 0), coalesce(held.interactive, 0)
       FROM (SELECT model, sum(slots)::int AS slots FROM vectormill.workers
              WHERE heartbeat_at > now() - make_interval(secs => :alive_seconds) GROUP BY model) AS slots
-      LEFT JOIN (SELECT jobs.model, count(*)::int AS outstanding
+      LEFT JOIN (SELECT jobs.model, count(*) FILTER (WHERE jobs.priority > 0)::int AS outstanding,
+                        count(*) FILTER (WHERE jobs.priority = 0)::int AS interactive
                    FROM (SELECT job_id FROM vectormill.chunks WHERE state = 'queued'
                           UNION ALL
                          SELECT job_id FROM vectormill.chunks WHERE state = 'leased') AS chunks
                    JOIN vectormill.jobs ON jobs.id = chunks.job_id
-                  WHERE jobs.priority > 0
                   GROUP BY jobs.model) AS held ON held.model = slots.model
 """)
 
@@ -103,5 +112,5 @@ RECALL_QUEUED = text("""
 
 
 def recall_queued_chunks(connection: Connection) -> int:
-    """After Redis lost its content: every dispatched but unclaimed chunk is dispatched again."""
+    """After Redis lost messages: every dispatched but unclaimed chunk is dispatched again."""
     return len(connection.execute(RECALL_QUEUED).all())

@@ -1,0 +1,85 @@
+"""What the dispatcher finds to do in a real Postgres, and what becomes of a bell that could not be rung."""
+
+from dataclasses import replace
+from typing import cast
+
+import pytest
+from celery import Celery
+from sqlalchemy import Engine, text
+
+from scheduler.dispatcher import Dispatcher
+from tests.protocol import SPEC, claim_next, complete, make_items, register_worker, submit
+from vectormill.broker.sentinel import Sentinel
+from vectormill.db.dispatch import list_demands, list_rooms
+from vectormill.domain.chunk import Dispatch
+
+
+class QuietSentinel:
+    """A Redis that is there and has lost nothing."""
+
+    def has_lost_content(self) -> bool:
+        return False
+
+
+def chunk_states(engine: Engine) -> list[str]:
+    with engine.connect() as connection:
+        return list(connection.execute(text("SELECT state FROM vectormill.chunks ORDER BY id")).scalars())
+
+
+def test_jobs_of_a_model_without_a_worker_do_not_hide_those_of_another(engine: Engine) -> None:
+    for _ in range(3):
+        submit(engine, make_items(1), spec=replace(SPEC, model="nobody serves it"))
+    served = submit(engine, make_items(1))
+    with engine.connect() as connection:
+        assert [each.job_id for each in list_demands(connection, [SPEC.model], 2)] == [served.id]
+
+
+def test_a_job_ages_while_nothing_moves_in_it_and_not_while_it_is_served(engine: Engine) -> None:
+    submit(engine, make_items(12))
+    with engine.begin() as connection:
+        connection.execute(
+            text(
+                "UPDATE vectormill.jobs SET created_at = created_at - interval '1 day', "
+                "updated_at = updated_at - interval '1 hour'"
+            )
+        )
+        (waiting,) = list_demands(connection, [SPEC.model], 10)
+    assert 3600 <= waiting.waited_seconds < 7200
+    complete(engine, claim_next(engine))
+    with engine.connect() as connection:
+        (served,) = list_demands(connection, [SPEC.model], 10)
+    assert served.waited_seconds < 1800
+
+
+def test_a_job_of_priority_0_is_counted_apart_from_bulk(engine: Engine) -> None:
+    register_worker(engine, slots=6)
+    submit(engine, make_items(8), priority=0)
+    claim_next(engine)
+    with engine.connect() as connection:
+        (room,) = list_rooms(connection, alive_seconds=15)
+    assert (room.slots, room.outstanding, room.interactive) == (6, 0, 1)
+
+
+def test_a_bell_that_could_not_be_rung_is_rung_at_the_next_look_at_redis(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rung: list[Dispatch] = []
+
+    def publish(app: Celery, dispatches: list[Dispatch]) -> None:
+        if not rung:
+            rung.extend(dispatches)
+            raise OSError("Redis was away for a moment")
+        rung.extend(dispatches)
+
+    monkeypatch.setattr("scheduler.dispatcher.publish", publish)
+    dispatcher = Dispatcher(engine, Celery(), cast(Sentinel, QuietSentinel()), ageing_seconds=600)
+    register_worker(engine)
+    submit(engine, make_items(4))
+    assert dispatcher.dispatch() == 1
+    assert chunk_states(engine) == ["queued"]
+    assert dispatcher.recall_lost_messages()
+    assert chunk_states(engine) == ["pending"]
+    assert dispatcher.dispatch() == 1
+    assert [dispatch.dispatch_seq for dispatch in rung] == [1, 2]
+    assert dispatcher.recall_lost_messages()
+    assert chunk_states(engine) == ["queued"]  # nothing was lost since
