@@ -88,36 +88,43 @@ class LeaseKeeper:
     @contextmanager
     def hold(self, lease: Lease) -> Iterator[None]:
         """Renews the lease while the block runs. Leave it before committing: the commit locks the chunk's row."""
+        chunk_id = lease.claim.chunk_id
         with self._lock:
-            self._leases[lease.claim.chunk_id] = lease
+            earlier = self._leases.get(chunk_id)
+            self._leases[chunk_id] = lease
+        if (
+            earlier is not None
+        ):  # its lease had lapsed, and another thread of this worker has claimed the chunk
+            _end(earlier, is_lost=True)
         try:
             yield
         finally:
             with self._lock:
-                self._leases.pop(lease.claim.chunk_id, None)
+                if self._leases.get(chunk_id) is lease:
+                    del self._leases[chunk_id]
 
     def _run(self) -> None:
         while not self._stopping.wait(self._heartbeat_seconds):
             try:
+                self._renew()
                 self._beat()
             except SQLAlchemyError as error:
                 # Go on encoding: the work can still be committed if nobody claimed the chunk meanwhile.
                 logger.warning("Heartbeat did not reach Postgres; trying again: %s", error)
+            except Exception:  # the report asks drivers and files: what they raise must not end this thread
+                logger.exception("The worker cannot say how it does; its leases are renewed nevertheless.")
 
     def _beat(self) -> None:
-        with self._lock:
-            leases = list(self._leases.values())
+        identity, report = self._identity, self._report()
         with self._engine.begin() as connection:
             connection.execute(text("SET LOCAL lock_timeout = '2s'"))
-            identity = self._identity
             beat_worker(
-                connection,
-                identity.name,
-                identity.incarnation,
-                identity.model,
-                identity.slots,
-                self._report(),
+                connection, identity.name, identity.incarnation, identity.model, identity.slots, report
             )
+
+    def _renew(self) -> None:
+        with self._lock:
+            leases = list(self._leases.values())
         if not leases:
             return
         with self._engine.begin() as connection:
@@ -125,7 +132,10 @@ class LeaseKeeper:
             job_states = renew_leases(connection, [lease.claim for lease in leases], self._lease_seconds)
         for lease in leases:
             state = job_states.get(lease.claim.chunk_id)
-            if state is None:
-                lease.is_lost = True
             if state is None or state == CANCELLING:
-                lease.ended.set()
+                _end(lease, is_lost=state is None)
+
+
+def _end(lease: Lease, *, is_lost: bool) -> None:
+    lease.is_lost = is_lost  # first: whoever waits for the end reads it
+    lease.ended.set()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from worker.batching.budget import LENGTH_CLASSES, BudgetRules, TokenBudget, find_length_class
-from worker.batching.climb import NUM_PAIRS, choose_pair, choose_size
+from worker.batching.climb import NUM_PAIRS, Climb, choose_pair, choose_size
 
 Device = Callable[[int], float]  # tokens in a batch -> seconds
 
@@ -239,3 +239,13 @@ def test_which_sizes_are_compared_next(rates: dict[int, float], pair: tuple[int,
     assert choose_pair(rates, {}, smallest=256, largest=8192) == pair
     assert choose_size(rates) in rates
     assert NUM_PAIRS % 2 == 1, "a median of an odd number is one of them"
+
+
+def test_rates_that_another_thread_reads_for_the_report_never_change() -> None:
+    climb = Climb(start=1024, smallest=256, largest=4096)
+    reading = iter(climb.rates.items())
+    for _ in range(NUM_PAIRS):
+        climb.observe(1024, 1024, 0.01)
+        climb.observe(2048, 2048, 0.01)
+    assert list(climb.rates) == [1024, 2048]
+    assert list(reading) == [(1024, 1.0)]

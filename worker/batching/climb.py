@@ -93,15 +93,19 @@ class Climb:
         """
         self._num_unfilled += 1
         if self._challenger is not None and self._num_unfilled >= MOST_UNFILLED:
-            self.rates[self._challenger] = self.rates[self._incumbent]
+            self._note_rate(self._challenger, self.rates[self._incumbent])
             self._choose_pair()
 
     def _compare(self, incumbent: int, challenger: int) -> None:
         ours, theirs = self._samples[incumbent], self._samples[challenger]
         ratio = median(their / our for (our, _), (their, _) in zip(ours, theirs, strict=True))
-        self.rates[challenger] = self.rates[incumbent] * ratio
+        self._note_rate(challenger, self.rates[incumbent] * ratio)
         for size, samples in self._samples.items():
             self.seconds[size] = median(seconds for _, seconds in samples)
+
+    def _note_rate(self, size: int, rate: float) -> None:
+        # In a new dictionary: another thread may be reading the one that is there, for the worker's report.
+        self.rates = {**self.rates, size: rate}
 
     def _choose_pair(self) -> None:
         pair = choose_pair(self.rates, self.seconds, self._smallest, self._largest)
