@@ -19,8 +19,9 @@ from worker.devices.detect import detect_inventory
 from worker.devices.device import split_processor
 from worker.engine import EncodeRequest, Engine
 from worker.model.encoder import EncoderOrder
+from worker.parallel import runner as runner_module
 from worker.parallel.messages import Encode, Encoded, Load, Loaded, Started
-from worker.parallel.runner import Runner
+from worker.parallel.runner import Runner, RunnerLost
 from worker.settings import WorkerSettings
 
 FACTORY = "tests.faulty_engine:load_faulty_encoder"
@@ -102,3 +103,20 @@ def test_what_a_runner_said_before_it_died_is_heard(tmp_path: Path) -> None:
     said = runner.kill()
     assert {(type(message), message.number) for message in said} == {(Started, 1), (Encoded, 1), (Started, 2)}
     assert runner.kill() == []
+
+
+def test_a_process_that_reads_nothing_any_more_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one whose reader is stuck in a driver: a batch that fills the pipe must not be sent for ever."""
+    monkeypatch.setattr(runner_module, "SEND_TIMEOUT_SECONDS", 1)
+    device = split_processor(detect_inventory(), 1)[0]
+    runner = Runner(Load(FACTORY, EncoderOrder(CARD, device, "auto", "auto", 1, tmp_path)), dict(os.environ))
+    try:
+        os.kill(runner.pid, signal.SIGSTOP)
+        batch = TokenBatch.from_ids([np.ones(1 << 20, np.int32)])
+        with pytest.raises(RunnerLost, match="has read nothing for 1 s"):
+            runner.send(Encode(1, batch, is_urgent=False))
+    finally:
+        runner.kill()
+    assert not psutil.pid_exists(runner.pid)

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -22,6 +23,9 @@ BOOTSTRAP: Final = (
     "from worker.parallel.runner_process import main; main(*map(int, sys.argv[1:4]))"
 )
 STOP_TIMEOUT_SECONDS: Final = 5.0
+# A process has a thread that does nothing but read, and reads a batch in milliseconds. Where that thread is stuck, in a
+# driver that no longer answers, a batch larger than the pipe would be sent for ever, and no time-out be looked at.
+SEND_TIMEOUT_SECONDS: Final = 60
 
 
 class RunnerLost(Exception):
@@ -42,6 +46,7 @@ class Runner:
         ours, theirs = socket.socketpair()
         self._device = load.order.device.name
         self._stack_file = StackFile()
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_TIMEOUT_SECONDS, 0))
         with theirs:
             handed_down = (theirs.fileno(), self._stack_file.fileno())
             numbers = [handed_down[0], os.getpid(), handed_down[1]]
@@ -66,9 +71,11 @@ class Runner:
         return self._process.pid
 
     def send(self, message: object) -> None:
-        """Raises RunnerLost."""
+        """Raises RunnerLost, also when the process reads nothing any more."""
         try:
             self.connection.send(message)
+        except BlockingIOError as error:
+            raise RunnerLost(f"the model process has read nothing for {SEND_TIMEOUT_SECONDS} s") from error
         except OSError as error:
             raise self._find_loss() from error
 
