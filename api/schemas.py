@@ -11,7 +11,7 @@ from vectormill.db.workers import Worker
 from vectormill.domain.bottleneck import Bottleneck
 from vectormill.domain.collection import Generation
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.job import JOB_STATES, Job
+from vectormill.domain.job import JOB_STATES, PAUSED, Job
 from vectormill.registry import ModelCard
 
 
@@ -57,12 +57,14 @@ class JobBody(BaseModel):
     num_tokens: int
     truncated_items: int = Field(description="Items of more than max_tokens that were cut.")
     num_passages: int = Field(description="Passages that longer items were read in instead of being cut.")
+    num_reused: int = Field(description="Items, or passages of them, that got the vector of an equal one.")
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
-    items_per_second: float
+    paused_at: datetime | None = Field(description="Null unless the job is paused.")
+    items_per_second: float = Field(description="The mean since its start, pauses left out.")
     tokens_per_second: float
-    eta_seconds: float | None
+    eta_seconds: float | None = Field(description="Null while nothing is known, and while the job is paused.")
     padding_waste: float = Field(description="Share of the computed tokens that were padding, 0 to 1.")
     stages: dict[str, StageBody] = Field(description="By stage, in the order of a text's way.")
     bound_by: BottleneckBody | None = Field(
@@ -90,9 +92,11 @@ class JobBody(BaseModel):
             num_tokens=job.num_tokens,
             truncated_items=job.num_truncated,
             num_passages=job.num_passages,
+            num_reused=job.num_reused,
             created_at=job.created_at.astimezone(UTC),
             started_at=_in_utc(job.started_at),
             finished_at=_in_utc(job.finished_at),
+            paused_at=_in_utc(job.paused_at) if job.state == PAUSED else None,
             items_per_second=job.items_per_second,
             tokens_per_second=job.num_tokens / job.elapsed_seconds if job.elapsed_seconds else 0.0,
             eta_seconds=job.eta_seconds,

@@ -4,7 +4,12 @@ import logging
 
 from sqlalchemy import Engine
 
-from vectormill.db.rescue import end_cancelled_jobs, rescue_expired_chunks, rescue_unclaimed_chunks
+from vectormill.db.rescue import (
+    end_cancelled_jobs,
+    recall_paused_chunks,
+    rescue_expired_chunks,
+    rescue_unclaimed_chunks,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -15,6 +20,8 @@ def reap(engine: Engine, queued_timeout_seconds: float) -> int:
         expired = rescue_expired_chunks(connection)
     with engine.begin() as connection:
         unclaimed = rescue_unclaimed_chunks(connection, queued_timeout_seconds)
+    with engine.begin() as connection:
+        recall_paused_chunks(connection)
     with engine.begin() as connection:
         end_cancelled_jobs(connection)
     if expired:

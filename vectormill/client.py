@@ -186,6 +186,14 @@ class Client:
     def cancel(self, job_id: str) -> Json:
         return self._call("POST", _path("/v1/jobs", job_id, "cancel"))
 
+    def pause(self, job_id: str) -> Json:
+        """Keeps back what no worker holds yet; what a worker has is finished."""
+        return self._call("POST", _path("/v1/jobs", job_id, "pause"))
+
+    def resume(self, job_id: str) -> Json:
+        """Lets a paused job go on."""
+        return self._call("POST", _path("/v1/jobs", job_id, "resume"))
+
     def retry(self, job_id: str) -> Json:
         """Encodes the job's failed items again; the others stay as they are."""
         return self._call("POST", _path("/v1/jobs", job_id, "retry"), is_repeatable=False)

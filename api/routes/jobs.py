@@ -1,4 +1,4 @@
-"""Jobs over HTTP: submit, look, list, cancel, retry, and the errors of single items."""
+"""Jobs over HTTP: submit, look, list, pause, resume, cancel, retry, and the errors of single items."""
 
 from typing import Annotated, Any
 
@@ -24,7 +24,15 @@ from api.schemas import (
     TruncatedItemPage,
 )
 from api.submissions import receive_job
-from vectormill.db.jobs import cancel_job, find_job, list_item_errors, list_jobs, retry_job
+from vectormill.db.jobs import (
+    cancel_job,
+    find_job,
+    list_item_errors,
+    list_jobs,
+    pause_job,
+    resume_job,
+    retry_job,
+)
 from vectormill.db.truncations import list_truncated_items
 from vectormill.domain.encoding import LONG_TEXT_POLICIES, VECTOR_TYPES
 from vectormill.domain.job import JOB_STATES
@@ -140,9 +148,25 @@ def post_cancel(resources: ResourcesDependency, job_id: JobId) -> JobBody:
     return JobBody.from_job(job)
 
 
+@router.post("/v1/jobs/{job_id}/pause")
+def post_pause(resources: ResourcesDependency, job_id: JobId) -> JobBody:
+    """Keeps back what no worker holds yet; chunks at a worker are finished. Twice is the same as once."""
+    with resources.engine.begin() as connection:
+        job = pause_job(connection, job_id)
+    return JobBody.from_job(job)
+
+
+@router.post("/v1/jobs/{job_id}/resume")
+def post_resume(resources: ResourcesDependency, job_id: JobId) -> JobBody:
+    """Lets a paused job go on. Twice is the same as once."""
+    with resources.engine.begin() as connection:
+        job = resume_job(connection, job_id)
+    return JobBody.from_job(job)
+
+
 @router.post("/v1/jobs/{job_id}/retry")
 def post_retry(resources: ResourcesDependency, job_id: JobId) -> JobBody:
-    """Encodes the failed items of an ended job again, and only these."""
+    """Encodes the failed items of an ended or paused job again, and only these. A paused job stays paused."""
     with resources.engine.begin() as connection:
         job = retry_job(connection, job_id)
     return JobBody.from_job(job)

@@ -71,6 +71,8 @@ def test_a_listing_refuses_what_it_does_not_understand(
     ("method", "path"),
     [
         ("GET", ""),
+        ("POST", "/pause"),
+        ("POST", "/resume"),
         ("POST", "/cancel"),
         ("POST", "/retry"),
         ("GET", "/errors"),
@@ -123,6 +125,24 @@ def test_a_job_is_cancelled_once_and_a_completed_one_not_at_all(client: httpx.Cl
     encode_waiting(engine)
     assert_problem(client.post(f"/v1/jobs/{done}/cancel"), 409, "wrong-job-state", "completed")
     assert_problem(client.post(f"/v1/jobs/{done}/retry"), 409, "wrong-job-state")
+
+
+def test_a_job_is_paused_and_resumed_as_often_as_one_likes_until_it_has_ended(
+    client: httpx.Client, engine: Engine
+) -> None:
+    path = f"/v1/jobs/{submit(client, ITEMS)['id']}"
+    assert client.post(f"{path}/resume").json()["state"] == "queued"  # it was not paused, and goes on anyway
+    for _ in range(2):
+        paused = client.post(f"{path}/pause").json()
+        assert (paused["state"], paused["eta_seconds"]) == ("paused", None)
+        assert paused["paused_at"] is not None
+    assert encode_waiting(engine) == 0
+    for _ in range(2):
+        resumed = client.post(f"{path}/resume").json()
+        assert (resumed["state"], resumed["paused_at"]) == ("queued", None)
+    assert encode_waiting(engine) == 1
+    for wish in ("pause", "resume"):
+        assert_problem(client.post(f"{path}/{wish}"), 409, "wrong-job-state", "The job is completed")
 
 
 def test_progress_is_streamed_until_the_job_has_ended(client: httpx.Client, engine: Engine) -> None:

@@ -1,8 +1,9 @@
 """Thousands of interleavings of the chunk protocol, on a real Postgres, with a model that knows what must be true.
 
 Workers crash, stall beyond their lease and come back; messages are lost, repeated and late; Redis is flushed; jobs are
-cancelled and retried. Whatever happens, a fence that is not the newest writes nothing, counters add up, and once the
-faults stop every item has exactly one vector of its own text or one error.
+paused, resumed, cancelled and retried. Whatever happens, a fence that is not the newest writes nothing, no
+chunk of a paused job is dispatched, counters add up, and once the faults stop every item has exactly one vector of its
+own text or one error.
 """
 
 from typing import ClassVar
@@ -26,12 +27,17 @@ from tests.protocol import claim, complete, dispatch_all, make_items, submit, ve
 from vectormill.db.chunks import release_chunk, split_chunk
 from vectormill.db.dispatch import recall_queued_chunks
 from vectormill.db.export import read_vectors
-from vectormill.db.jobs import cancel_job, find_job, retry_job
-from vectormill.db.rescue import end_cancelled_jobs, rescue_expired_chunks, rescue_unclaimed_chunks
+from vectormill.db.jobs import cancel_job, find_job, pause_job, resume_job, retry_job
+from vectormill.db.rescue import (
+    end_cancelled_jobs,
+    recall_paused_chunks,
+    rescue_expired_chunks,
+    rescue_unclaimed_chunks,
+)
 from vectormill.domain.chunk import Claim
 from vectormill.domain.errors import LeaseLost, WrongJobState
 from vectormill.domain.item import EMPTY_TEXT, ItemFailure
-from vectormill.domain.job import CANCELLED, CANCELLING, Job
+from vectormill.domain.job import CANCELLED, CANCELLING, PAUSED, Job
 
 FAILURE = ItemFailure(EMPTY_TEXT, "empty")
 
@@ -42,6 +48,12 @@ COUNTERS = text("""
            (jobs.finished_at IS NOT NULL) = (jobs.num_open_chunks = 0) AS end_adds_up
       FROM vectormill.jobs JOIN vectormill.chunks ON chunks.job_id = jobs.id
      GROUP BY jobs.id
+""")
+
+
+DISPATCHED_OF_PAUSED = text("""
+    SELECT count(*) FROM vectormill.chunks JOIN vectormill.jobs ON jobs.id = chunks.job_id
+     WHERE jobs.state = 'paused' AND chunks.state = 'queued'
 """)
 
 
@@ -79,6 +91,7 @@ class ProtocolMachine(RuleBasedStateMachine):
         claimed = claim(self.engine, chunk_id, lease_seconds=seconds)
         if claimed is None:
             return multiple()
+        assert self.find(claimed.job_id).state != PAUSED
         self.newest_fence[claimed.chunk_id] = claimed.fence
         return claimed
 
@@ -123,14 +136,41 @@ class ProtocolMachine(RuleBasedStateMachine):
                 except WrongJobState:
                     connection.rollback()
 
+    @rule(choice=st.integers(0, 100))
+    def pause(self, choice: int) -> None:
+        if choice < 50 and self.jobs:
+            job_id = list(self.jobs)[choice % len(self.jobs)]
+            with self.engine.begin() as connection:
+                try:
+                    pause_job(connection, job_id)  # type: ignore[arg-type]
+                except WrongJobState:
+                    connection.rollback()
+
+    @rule(choice=st.integers(0, 100))
+    def resume(self, choice: int) -> None:
+        if self.jobs:
+            self.resume_job(list(self.jobs)[choice % len(self.jobs)])
+
+    def resume_job(self, job_id: object) -> None:
+        with self.engine.begin() as connection:
+            try:
+                resume_job(connection, job_id)  # type: ignore[arg-type]
+            except WrongJobState:
+                connection.rollback()
+
     @rule(is_flushed=st.booleans())
     def repair(self, is_flushed: bool) -> None:
         with self.engine.begin() as connection:
             rescue_expired_chunks(connection)
             rescue_unclaimed_chunks(connection, timeout_seconds=-1)
+            recall_paused_chunks(connection)
             end_cancelled_jobs(connection)
             if is_flushed:
                 recall_queued_chunks(connection)
+
+    def find(self, job_id: object) -> Job:
+        with self.engine.connect() as connection:
+            return find_job(connection, job_id)  # type: ignore[arg-type]
 
     def expect_fence(self, claimed: Claim) -> "FenceExpectation":
         return FenceExpectation(claimed.fence < self.newest_fence[claimed.chunk_id])
@@ -140,9 +180,12 @@ class ProtocolMachine(RuleBasedStateMachine):
         with self.engine.connect() as connection:
             for row in connection.execute(COUNTERS):
                 assert tuple(row) == (True, True, True)
+            assert not connection.execute(DISPATCHED_OF_PAUSED).scalar_one()
 
     def teardown(self) -> None:
-        """The faults stop: honest workers finish what is left, and every item must be accounted for."""
+        """The faults and pauses stop: honest workers finish what is left, and every item must be accounted for."""
+        for job_id in self.jobs:
+            self.resume_job(job_id)
         for _ in range(100):
             with self.engine.begin() as connection:
                 connection.execute(
@@ -167,8 +210,7 @@ class ProtocolMachine(RuleBasedStateMachine):
             self.check_job(job, number)
 
     def check_job(self, job: Job, number: int) -> None:
-        with self.engine.connect() as connection:
-            ended = find_job(connection, job.id)
+        ended = self.find(job.id)
         assert ended.is_terminal
         blocks = list(read_vectors(self.engine, job.id))
         keys = [key for block in blocks for key in block.keys]

@@ -77,9 +77,11 @@ class FakeApi:
             "num_tokens": 3 * len(items),
             "truncated_items": sum(is_long(item) for item in items),
             "num_passages": 0,
+            "num_reused": 0,
             "created_at": "2026-11-01T02:00:00+00:00",
             "started_at": None,
             "finished_at": None,
+            "paused_at": None,
             "items_per_second": 0.0,
             "tokens_per_second": 0.0,
             "eta_seconds": None,
@@ -176,6 +178,12 @@ class FakeHandler(BaseHTTPRequestHandler):
                 self._json(job, 202)
             case ["jobs", job_id, "cancel"]:
                 self.fake.jobs[job_id]["state"] = "cancelled"
+                self._json(self.fake.jobs[job_id])
+            case ["jobs", job_id, "pause"]:
+                self.fake.jobs[job_id]["state"] = "paused"
+                self._json(self.fake.jobs[job_id])
+            case ["jobs", job_id, "resume"]:
+                self.fake.jobs[job_id]["state"] = "queued"
                 self._json(self.fake.jobs[job_id])
             case ["jobs", job_id, "retry"]:
                 self.fake.jobs[job_id]["state"] = "queued"

@@ -51,10 +51,13 @@ def make_job(num_items: int) -> Job:
         num_computed_tokens=0,
         num_truncated=0,
         num_passages=0,
+        num_reused=0,
         stage_seconds={},
         created_at=NOW,
         started_at=NOW,
         finished_at=NOW,
+        paused_at=None,
+        idle_seconds=0.0,
         now=NOW,
     )
 

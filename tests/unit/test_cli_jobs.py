@@ -139,6 +139,14 @@ def test_a_job_that_is_not_there_is_bad_input(api: FakeApi, capsys: pytest.Captu
     assert capsys.readouterr().err == "vectormill: There is no job job-9.\n"
 
 
+def test_jobs_are_paused_and_resumed(api: FakeApi, texts: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run("submit", texts)
+    assert run("pause", "job-1") == 0
+    assert "state\tpaused" in capsys.readouterr().out
+    assert run("resume", "job-1", "--json") == 0
+    assert read_json(capsys.readouterr().out)[0]["state"] == "queued"
+
+
 def test_jobs_are_cancelled_and_retried(api: FakeApi, texts: str, capsys: pytest.CaptureFixture[str]) -> None:
     run("submit", texts)
     assert run("cancel", "job-1") == 0

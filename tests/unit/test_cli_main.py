@@ -15,8 +15,9 @@ from vectormill.processes import free_port
 Run = Callable[..., int]
 
 COMMANDS = (
-    "api", "cancel", "demo", "doctor", "encode", "errors", "export", "flower", "jobs", "migrate", "models", "plan",
-    "retry", "scheduler", "search", "status", "submit", "truncated", "up", "worker", "workers",
+    "api", "cancel", "demo", "doctor", "encode", "errors", "export", "flower", "jobs", "migrate", "models",
+    "pause", "plan", "resume", "retry", "scheduler", "search", "status", "submit", "truncated", "up", "worker",
+    "workers",
 )  # fmt: skip
 
 

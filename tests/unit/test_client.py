@@ -181,8 +181,10 @@ def test_an_export_goes_to_a_path_or_to_an_open_file(client: Client, tmp_path: P
     assert [json.loads(line)["key"] for line in buffer.getvalue().split(b"\n") if line] == ["a", "c\u2028c"]
 
 
-def test_jobs_are_cancelled_and_retried(client: Client) -> None:
+def test_jobs_are_paused_resumed_cancelled_and_retried(client: Client) -> None:
     job = client.submit(ITEMS)
+    assert client.pause(job["id"])["state"] == "paused"
+    assert client.resume(job["id"])["state"] == "queued"
     assert client.cancel(job["id"])["state"] == "cancelled"
     assert client.retry(job["id"])["state"] == "queued"
 

@@ -11,6 +11,8 @@ from typing import Any, Final, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from vectormill.domain.job import PAUSED
+
 PLAIN_PAUSE_SECONDS: Final = 5.0
 
 
@@ -71,7 +73,7 @@ def describe_counts(job: dict[str, Any]) -> str:
         parts.append(f"{job['num_failed']:,} failed")
     if job.get("num_retried_chunks"):
         parts.append(f"{job['num_retried_chunks']:,} chunks retried")
-    if job.get("items_per_second"):
+    if job.get("items_per_second") and job["state"] != PAUSED:  # a rate would look as if it went on
         parts.append(f"{job['items_per_second']:,.0f}/s")
     if job.get("eta_seconds"):
         parts.append(f"{describe_seconds(job['eta_seconds'])} left")

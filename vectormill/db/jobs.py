@@ -1,4 +1,4 @@
-"""Jobs as clients see them: find, list, cancel, retry, delete, and the errors of single items."""
+"""Jobs as clients see them: find, list, pause, resume, cancel, retry, delete, and the errors of single items."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,21 +8,20 @@ from sqlalchemy import Connection, Row, text
 
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import JobNotFound, WrongJobState
-from vectormill.domain.job import (
-    CANCELLED,
-    CANCELLING,
-    COMPLETED_WITH_ERRORS,
-    FAILED,
-    JOB_STATES,
-    UPLOADING,
-    Job,
+from vectormill.domain.job import JOB_STATES, PAUSED, Job
+from vectormill.domain.transition import (
+    state_after_cancel,
+    state_after_pause,
+    state_after_resume,
+    state_after_retry,
 )
 
 JOB_COLUMNS = """
     jobs.id, jobs.seq, jobs.state, jobs.spec, collections.name AS collection, jobs.priority, jobs.metadata,
     jobs.num_items, jobs.num_done, jobs.num_failed, jobs.num_chunks, jobs.num_open_chunks, jobs.num_retried_chunks,
-    jobs.num_tokens, jobs.num_computed_tokens, jobs.num_truncated, jobs.num_passages, jobs.stage_seconds,
-    jobs.created_at, jobs.started_at, jobs.finished_at, now() AS now
+    jobs.num_tokens, jobs.num_computed_tokens, jobs.num_truncated, jobs.num_passages, jobs.num_reused,
+    jobs.stage_seconds, jobs.created_at, jobs.started_at, jobs.finished_at, jobs.paused_at, jobs.idle_seconds,
+    now() AS now
 """
 
 FROM_JOBS = """
@@ -81,6 +80,64 @@ def _job(row: Row[Any]) -> Job:
     return Job(**{**values, "spec": EncodingSpec.from_json(values["spec"])})
 
 
+# Dispatched chunks that nobody has claimed wait again; their messages claim nothing of a paused job. Resuming does it
+# once more, for what a dispatch that began before the pause has marked since.
+RECALL_CHUNKS = text("""
+    UPDATE vectormill.chunks SET state = 'pending', available_at = now() WHERE job_id = :job_id AND state = 'queued'
+""")
+
+PAUSE_JOB = text("""
+    UPDATE vectormill.jobs SET state = 'paused', paused_at = now(), updated_at = now() WHERE id = :job_id
+""")
+
+# When a pause ends, or the rest between an end and a retry. Before the first dispatch no time counts as elapsed, so
+# none is idle.
+COUNT_IDLE_SECONDS = text("""
+    UPDATE vectormill.jobs
+       SET paused_at = NULL,
+           idle_seconds = idle_seconds + CASE WHEN started_at IS NULL THEN 0 ELSE
+               coalesce(extract(epoch FROM now() - coalesce(finished_at, paused_at)), 0) END
+     WHERE id = :job_id
+""")
+
+# Wakes the dispatcher, as a submission does.
+RESUME_JOB = text("""
+    WITH resumed AS (
+        UPDATE vectormill.jobs SET state = :state, updated_at = now() WHERE id = :job_id
+        RETURNING id
+    )
+    SELECT pg_notify('vectormill_jobs', '') FROM resumed
+""")
+
+
+def pause_job(connection: Connection, job_id: UUID) -> Job:
+    """Keeps a job's chunks back; those at a worker are finished. Pausing twice is the same as once.
+
+    Raises JobNotFound, and WrongJobState for a job that has ended, is being cancelled or is still being received.
+    """
+    job = _lock_job(connection, job_id)
+    if job.state == state_after_pause(job.state):
+        return job
+    connection.execute(PAUSE_JOB, {"job_id": job_id})
+    connection.execute(RECALL_CHUNKS, {"job_id": job_id})
+    return find_job(connection, job_id)
+
+
+def resume_job(connection: Connection, job_id: UUID) -> Job:
+    """Lets a paused job go on; one that is not paused, and has not ended, stays as it is.
+
+    Raises JobNotFound, and WrongJobState for a job that has ended, is being cancelled or is still being received.
+    """
+    job = _lock_job(connection, job_id)
+    state = state_after_resume(job.state, has_started=job.started_at is not None)
+    if job.state == state:
+        return job
+    connection.execute(RECALL_CHUNKS, {"job_id": job_id})
+    connection.execute(COUNT_IDLE_SECONDS, {"job_id": job_id})
+    connection.execute(RESUME_JOB, {"job_id": job_id, "state": state})
+    return find_job(connection, job_id)
+
+
 # Chunks no worker holds end at once; a leased one ends when its worker hears of it, at the next heartbeat.
 CANCEL_WAITING_CHUNKS = text("""
     WITH ended AS (
@@ -103,12 +160,10 @@ def cancel_job(connection: Connection, job_id: UUID) -> Job:
     Raises JobNotFound, and WrongJobState for a job that has ended otherwise or is still being received.
     """
     job = _lock_job(connection, job_id)
-    if job.state in (CANCELLING, CANCELLED):
+    if job.state == state_after_cancel(job.state):
         return job
-    if job.is_terminal or job.state == UPLOADING:
-        raise WrongJobState(
-            f"The job is {job.state}; only a job that is waiting or running can be cancelled."
-        )
+    if job.state == PAUSED:
+        connection.execute(COUNT_IDLE_SECONDS, {"job_id": job_id})
     # Two statements: the counter must see the job row as it is under our lock, after chunks that completed meanwhile.
     connection.execute(CANCEL_WAITING_CHUNKS, {"job_id": job_id})
     return find_job(connection, job_id)
@@ -128,7 +183,7 @@ RETRY_FAILED_ITEMS = text("""
         RETURNING cardinality(by_chunk.items) AS num_items
     )
     UPDATE vectormill.jobs
-       SET state = 'queued', finished_at = NULL, updated_at = now(),
+       SET state = :state, finished_at = NULL, updated_at = now(),
            num_failed = num_failed - (SELECT coalesce(sum(num_items), 0) FROM reopened),
            num_open_chunks = num_open_chunks + (SELECT count(*) FROM reopened)
      WHERE id = :job_id
@@ -136,16 +191,15 @@ RETRY_FAILED_ITEMS = text("""
 
 
 def retry_job(connection: Connection, job_id: UUID) -> Job:
-    """Encodes the failed items of an ended job again, and only these.
+    """Encodes the failed items of an ended or paused job again, and only these. A paused job stays paused.
 
-    Raises JobNotFound, and WrongJobState unless the job ended with failed items.
+    Raises JobNotFound, and WrongJobState unless the job ended with failed items, or is paused and has some.
     """
     job = _lock_job(connection, job_id)
-    if job.state not in (COMPLETED_WITH_ERRORS, FAILED):
-        raise WrongJobState(
-            f"The job is {job.state}; only a job that ended with failed items can be retried."
-        )
-    connection.execute(RETRY_FAILED_ITEMS, {"job_id": job_id})
+    state = state_after_retry(job.state, job.num_failed)
+    if job.is_terminal:
+        connection.execute(COUNT_IDLE_SECONDS, {"job_id": job_id})
+    connection.execute(RETRY_FAILED_ITEMS, {"job_id": job_id, "state": state})
     return find_job(connection, job_id)
 
 

@@ -47,6 +47,21 @@ def rescue_unclaimed_chunks(connection: Connection, timeout_seconds: float, limi
     return len(connection.execute(RESCUE_UNCLAIMED, {"timeout": timeout_seconds, "limit": limit}).all())
 
 
+# A dispatch that began before a pause may end after it. Its message claims nothing, so the chunk would look unclaimed,
+# and a worker's watchdog would blame the worker after 20 s.
+RECALL_PAUSED = text("""
+    UPDATE vectormill.chunks AS chunk SET state = 'pending', available_at = now()
+      FROM vectormill.jobs AS job
+     WHERE job.id = chunk.job_id AND job.state = 'paused' AND chunk.state = 'queued'
+    RETURNING chunk.id
+""")
+
+
+def recall_paused_chunks(connection: Connection) -> int:
+    """Dispatched chunks of paused jobs go back to `pending`."""
+    return len(connection.execute(RECALL_PAUSED).all())
+
+
 # Chunks that came back to `pending` while their job was being cancelled.
 END_CANCELLING = text("""
     WITH ended AS (
@@ -70,7 +85,7 @@ END_FINISHED = text("""
                         WHEN num_failed = 0 THEN 'completed'
                         WHEN num_done = 0 THEN 'failed'
                         ELSE 'completed_with_errors' END
-     WHERE state IN ('queued', 'running', 'cancelling') AND num_open_chunks = 0
+     WHERE state IN ('queued', 'running', 'paused', 'cancelling') AND num_open_chunks = 0
     RETURNING id
 """)
 

@@ -11,6 +11,7 @@ from sqlalchemy import (
     CheckConstraint,
     Column,
     DateTime,
+    Double,
     ForeignKey,
     Identity,
     Index,
@@ -110,6 +111,10 @@ jobs = Table(
     _moment("started_at"),
     _moment("finished_at"),
     _count("num_passages"),
+    _count("num_reused"),
+    _moment("paused_at"),
+    # Since started_at, while the job was paused or had ended before a retry: nobody was to work on it.
+    Column("idle_seconds", Double, nullable=False, server_default=text("0")),
     # The dispatcher and the reaper look at jobs in progress many times a second; nearly all jobs are ended ones.
     Index(
         "ix_jobs_in_progress",

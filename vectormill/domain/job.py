@@ -70,10 +70,13 @@ class Job:
     num_computed_tokens: int
     num_truncated: int
     num_passages: int
+    num_reused: int
     stage_seconds: dict[str, float]
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
+    paused_at: datetime | None
+    idle_seconds: float
     now: datetime
 
     @property
@@ -82,10 +85,14 @@ class Job:
 
     @property
     def elapsed_seconds(self) -> float:
-        """Seconds from the first claim to the end, or until now; 0 before the first claim."""
+        """Seconds from the first dispatch to the end, or until now, without pauses; 0 before the first dispatch.
+
+        The pause in which a job ended counts: its last chunks were encoded in it.
+        """
         if self.started_at is None:
             return 0.0
-        return max(((self.finished_at or self.now) - self.started_at).total_seconds(), 1e-6)
+        until = self.finished_at or self.paused_at or self.now
+        return max((until - self.started_at).total_seconds() - self.idle_seconds, 1e-6)
 
     @property
     def items_per_second(self) -> float:
@@ -93,9 +100,11 @@ class Job:
 
     @property
     def eta_seconds(self) -> float | None:
-        """Seconds until the end at the mean rate so far; None while nothing is known, 0 when it has ended."""
+        """Seconds until the end at the mean rate so far; None while nothing is known or it is paused, 0 at the end."""
         if self.is_terminal:
             return 0.0
+        if self.state == PAUSED:
+            return None
         rate = self.items_per_second
         return (self.num_items - self.num_done - self.num_failed) / rate if rate > 0 else None
 

@@ -1,4 +1,4 @@
-"""Jobs: submit, jobs, status, cancel, retry, errors, truncated. Each speaks to one API, and starts nothing."""
+"""Jobs: submit, watch, pause, resume, cancel, retry, and their items. Each speaks to one API, and starts nothing."""
 
 import itertools
 from pathlib import Path
@@ -177,6 +177,27 @@ def status(
         raise typer.Exit(exit_code_of_job(job["state"]))
 
 
+@app.command(
+    epilog="Examples: vectormill pause JOB\n\n"
+    "vectormill jobs --state running --json | jq -r .id | xargs -n 1 vectormill pause"
+)
+def pause(job_id: JobId, api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
+    """Pause a job: no worker gets more of it until it is resumed. What a worker has in hand is finished."""
+    from vectormill.cli.endpoint import connected
+
+    with connected(api_url, data_dir) as client:
+        _print_job(client.pause(job_id), json)
+
+
+@app.command(epilog="Example: vectormill resume JOB && vectormill status JOB --watch")
+def resume(job_id: JobId, api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
+    """Let a paused job go on where it stopped."""
+    from vectormill.cli.endpoint import connected
+
+    with connected(api_url, data_dir) as client:
+        _print_job(client.resume(job_id), json)
+
+
 @app.command(epilog="Example: vectormill cancel JOB")
 def cancel(job_id: JobId, api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
     """Cancel a job. Vectors that it has committed stay."""
@@ -188,7 +209,7 @@ def cancel(job_id: JobId, api_url: ApiUrl = None, data_dir: DataDir = None, json
 
 @app.command(epilog="Example: vectormill retry JOB && vectormill status JOB --watch")
 def retry(job_id: JobId, api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
-    """Encode a job's failed items again, and only those."""
+    """Encode a job's failed items again, and only those. A paused job stays paused."""
     from vectormill.cli.endpoint import connected
 
     with connected(api_url, data_dir) as client:
