@@ -120,3 +120,22 @@ def test_a_process_that_reads_nothing_any_more_is_lost(
     finally:
         runner.kill()
     assert not psutil.pid_exists(runner.pid)
+
+
+def test_a_process_that_cannot_be_killed_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one that waits inside a driver. The executor, which waits for it, would look at no time-out any more."""
+    monkeypatch.setattr(runner_module, "KILL_TIMEOUT_SECONDS", 0.5)
+    device = split_processor(detect_inventory(), 1)[0]
+    runner = Runner(Load(FACTORY, EncoderOrder(CARD, device, "auto", "auto", 1, tmp_path)), dict(os.environ))
+    process = psutil.Process(runner.pid)
+    try:
+        with monkeypatch.context() as spared:
+            spared.setattr(subprocess.Popen, "kill", lambda self: None)
+            process.suspend()  # nor does it see that its pipe is closed
+            assert runner.kill() == []
+        assert "does not end" in caplog.text
+    finally:
+        process.kill()
+        runner.kill()

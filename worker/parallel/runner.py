@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import os
 import signal
 import socket
@@ -16,6 +17,8 @@ from vectormill.processes import in_lasting_thread
 from worker.parallel.messages import Load
 from worker.parallel.stacks import StackFile
 
+logger = logging.getLogger(__name__)
+
 # Not multiprocessing's own start: that would run the parent's main module again in the child (here Celery's), and
 # could not give the child another environment, which is what pins it to its device before torch is imported.
 BOOTSTRAP: Final = (
@@ -23,6 +26,8 @@ BOOTSTRAP: Final = (
     "from worker.parallel.runner_process import main; main(*map(int, sys.argv[1:4]))"
 )
 STOP_TIMEOUT_SECONDS: Final = 5.0
+# A process that waits inside a driver ends when the driver answers, perhaps never; its executor must not wait for it.
+KILL_TIMEOUT_SECONDS: Final = 20.0
 # A process has a thread that does nothing but read, and reads a batch in milliseconds. Where that thread is stuck, in a
 # driver that no longer answers, a batch larger than the pipe would be sent for ever, and no time-out be looked at.
 SEND_TIMEOUT_SECONDS: Final = 60
@@ -108,11 +113,17 @@ class Runner:
         """Ends the process. What it had said before and nobody has read is returned, so that no outcome is lost."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
-        self._process.wait()
+        try:
+            self._process.wait(KILL_TIMEOUT_SECONDS)
+        except subprocess.TimeoutExpired:
+            logger.error(
+                "The model process %d was killed and does not end: it waits inside a driver, and keeps its device.",
+                self.pid,
+            )
         self._stack_file.close()
         unread: list[Any] = []
         with contextlib.suppress(EOFError, OSError), self.connection:
-            while True:
+            while self.connection.poll():  # true at the end of the pipe, too
                 unread.append(self.connection.recv())
         return unread
 

@@ -6,6 +6,7 @@ the order of the ranks, they are the batch's.
 
 import logging
 import time
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Final
 
@@ -19,6 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from worker.batching.token_batch import TokenBatch
 from worker.devices.device import CPU, CUDA
 from worker.model.choice import choose_precision
+from worker.model.cuda_pass import losing_device
 from worker.model.encoder import Choice, Encoder, EncoderOrder, EncoderReport, device_choice
 from worker.model.network import Dense, find_pad_token_id
 from worker.model.padding import PaddedBatch, pad_batch
@@ -47,6 +49,9 @@ class ShardEncoder(Encoder):
         self._card = order.card
         self._rank = rank
         self._device = torch.device("cuda:0" if order.device.kind == CUDA else "cpu")
+        if order.device.kind == CUDA:
+            # Said before there is a mesh, which would take a launcher's LOCAL_RANK for the number of this GPU.
+            torch.cuda.set_device(self._device)
         precision = choose_precision(order.precision, order.device)
         self._dtype = DTYPES[precision.value]
         self._transformer = build_skeleton(order.card, self._dtype)
@@ -77,7 +82,7 @@ class ShardEncoder(Encoder):
 
     def encode(self, batch: TokenBatch) -> NDArray[np.float32]:
         # Not inference_mode: what fully_shard gathers into was made outside of it.
-        with torch.no_grad():
+        with losing_device() if self._device.type == CUDA else nullcontext(), torch.no_grad():
             if self._rank.strategy == TENSOR:
                 vectors = self._encode_whole(batch)
             elif self._rank.strategy == FULLY_SHARDED:
@@ -151,6 +156,10 @@ def join_process_group(rank: Rank, backend: str) -> None:
     """Waits until all ranks are there. A collective that takes longer than the timeout raises on every rank.
 
     With NCCL it ends the process instead. The executor is faster in both cases, see Engine.
+
+    NCCL is not told the device, and so makes communicators when they are first used: one for two stages that talk.
+    Made at once, a single one would carry all that is sent and received, one after another on one stream, and no stage
+    could send a micro-batch before it has received all of them. Source: c10d, ProcessGroupNCCL::pointToPoint.
     """
     if dist.is_initialized():  # by another model of this process
         return
