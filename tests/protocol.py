@@ -98,7 +98,12 @@ def complete(engine: Engine, claimed: Claim, failures: dict[int, ItemFailure] | 
         vectors = stack([items[position] for position in wanted])
         truncated = [position for position in wanted.tolist() if items[position].text.startswith(LONG)]
         outcome = ChunkOutcome(
-            failures or {}, 10 * len(wanted), 12 * len(wanted), truncated, stage_seconds={"run": 0.5}
+            failures or {},
+            10 * len(wanted),
+            12 * len(wanted),
+            truncated,
+            num_reused=1,
+            stage_seconds={"run": 0.5},
         )
         return complete_chunk(connection, claimed, items, wanted, vectors, outcome)
 

@@ -147,6 +147,7 @@ class ChunkEncoder:
             num_computed_tokens=encoded.num_computed_tokens,
             truncated=wanted[encoded.truncated].tolist(),
             num_passages=encoded.num_passages,
+            num_reused=encoded.num_reused,
             stage_seconds=stage_seconds | self._timesheet.take(claim.job_id),
         )
         uncounted_seconds = self._sink.commit(claim, items, wanted, encoded.vectors, outcome)

@@ -63,7 +63,15 @@ class FakeEngine:
         counts = np.full(n, 3, dtype=np.int32)
         truncated = np.array([given.startswith(LONG) for given in request.texts], dtype=np.bool_)
         return EncodeResult(
-            vectors, failures, counts, 4 * n, int(truncated.sum()), truncated, {"run": 0.1}, num_passages=5
+            vectors,
+            failures,
+            counts,
+            4 * n,
+            int(truncated.sum()),
+            truncated,
+            {"run": 0.1},
+            num_reused=2,
+            num_passages=5,
         )
 
 
@@ -132,7 +140,7 @@ def test_the_items_that_were_cut_are_known_by_key_and_passages_are_counted(
     with engine.connect() as connection:
         ended = find_job(connection, job.id)
         page = list_truncated_items(connection, job.id, after=None, limit=10)
-    assert (ended.num_truncated, ended.num_passages) == (2, 5)
+    assert (ended.num_truncated, ended.num_passages, ended.num_reused) == (2, 5, 2)
     assert [(item.item, item.key) for item in page.items] == [(1, "b"), (3, "d")]
 
 

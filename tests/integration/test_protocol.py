@@ -60,6 +60,7 @@ def test_every_item_of_a_job_gets_its_own_vector_in_the_order_of_submission(engi
     assert job.num_tokens == 100
     assert job.padding_waste == pytest.approx(1 - 100 / 120)
     assert job.stage_seconds == {"run": 1.5}
+    assert job.num_reused == 3  # one a chunk
     blocks = list(read_vectors(engine, job.id))
     assert [key for block in blocks for key in block.keys] == [item.key for item in items]
     vectors = np.concatenate([block.vectors for block in blocks])

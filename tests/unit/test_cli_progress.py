@@ -71,6 +71,16 @@ def test_a_summary_measures_from_submission_to_the_last_commit() -> None:
     assert lines["padding waste"].value == "3.1%"
 
 
+@pytest.mark.parametrize(
+    ("num_reused", "said"), [(1234, ["1,234"]), (0, []), (None, [])]
+)  # None: an older API
+def test_a_summary_tells_of_equal_texts_that_were_not_encoded_again(
+    num_reused: int | None, said: list[str]
+) -> None:
+    job = JOB if num_reused is None else JOB | {"num_reused": num_reused}
+    assert [line.value for line in summarize_job(job, []) if line.name == "reused"] == said
+
+
 def test_a_summary_tells_each_different_choice_of_the_workers_of_this_model() -> None:
     def worker(model: str, device: str) -> dict[str, Any]:
         return {"model": model, "report": {"device": {"value": device, "reason": "free"}}}

@@ -34,6 +34,7 @@ def summarize_job(
         Line("items", f"{job['num_items']:,}"),
         Line("failed", f"{job['num_failed']:,}"),
         *_long_text_lines(job),
+        *_reuse_lines(job),
         Line("tokens", f"{job['num_tokens']:,}"),
         Line("seconds", f"{seconds:,.1f}", "from the submission to the last commit"),
         Line("texts/s", f"{job['num_done'] / seconds:,.0f}"),
@@ -55,6 +56,14 @@ def _long_text_lines(job: Mapping[str, Any]) -> list[Line]:
             Line("passages", f"{job['num_passages']:,}", f"that texts longer than {_limit(job)} were read in")
         )
     return lines
+
+
+def _reuse_lines(job: Mapping[str, Any]) -> list[Line]:
+    if not job.get("num_reused"):
+        return []
+    return [
+        Line("reused", f"{job['num_reused']:,}", "that got the vector of an equal text, and were not encoded")
+    ]
 
 
 def describe_long_texts(job: Mapping[str, Any]) -> list[str]:

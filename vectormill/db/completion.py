@@ -51,6 +51,7 @@ COUNT_CHUNK = text("""
            num_computed_tokens = num_computed_tokens + :num_computed_tokens,
            num_truncated = num_truncated + :num_truncated,
            num_passages = num_passages + :num_passages,
+           num_reused = num_reused + :num_reused,
            stage_seconds = (
                SELECT coalesce(jsonb_object_agg(stage, round((total)::numeric, 4)), '{}')
                  FROM (SELECT stage, sum(seconds::float8) AS total
@@ -194,6 +195,7 @@ def _count_chunk(
             "num_computed_tokens": outcome.num_computed_tokens,
             "num_truncated": len(outcome.truncated),
             "num_passages": outcome.num_passages,
+            "num_reused": outcome.num_reused,
             "stage_seconds": to_jsonb(dict(outcome.stage_seconds)),
         },
     ).one()

@@ -53,7 +53,8 @@ class ChunkOutcome:
 
     `failures` maps the position of an item in the chunk to the reason it has no vector. `num_computed_tokens` counts
     the padding too. `truncated` are the positions of items that were cut; `num_passages` counts the passages of those
-    that were not. `stage_seconds` is busy time by stage name.
+    that were not. `num_reused` counts the texts, or passages of them, whose vector was taken over from an equal one.
+    `stage_seconds` is busy time by stage name.
     """
 
     failures: Mapping[int, ItemFailure]
@@ -61,6 +62,7 @@ class ChunkOutcome:
     num_computed_tokens: int
     truncated: Sequence[int] = ()
     num_passages: int = 0
+    num_reused: int = 0
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
 
 
