@@ -94,6 +94,23 @@ class Registry:
                 )
             return self._cards[name, weights]
 
+    def outline(self, name: str) -> ModelCard:
+        """The card of a model whose weights need not be there: registered, a directory, or `owner/name` on the hub.
+
+        Fetches the small files alone. Raises UnknownModel and ModelError.
+        """
+        is_elsewhere = name not in self._entries and ("/" in name or Path(name).is_dir())
+        entry = ModelEntry(path=name) if is_elsewhere else self.entry(name)
+        return read_model_card(
+            Path(name).name if is_elsewhere else name,
+            resolve_directory(entry, weights=False),
+            revision=entry.revision,
+            pooling=entry.pooling,
+            normalize=entry.normalize,
+            max_tokens=entry.max_tokens,
+            needs_weights=False,
+        )
+
 
 def find_packaged_model() -> Path | None:
     """The directory of the model that comes as a Python package, found without importing the package."""

@@ -5,7 +5,7 @@ from worker.devices.device import Inventory, parse_devices
 from worker.model.choice import choose_precision
 from worker.parallel.layouts import LAYOUTS
 from worker.placement.footprint import COMPRESSED
-from worker.placement.model_shape import read_model_shape
+from worker.placement.model_shape import ModelShape, has_weights, read_model_shape
 from worker.placement.placement import Placement
 from worker.placement.planner import PlanSettings, plan_placement
 from worker.settings import WorkerSettings
@@ -13,7 +13,7 @@ from worker.settings import WorkerSettings
 
 def plan_worker(card: ModelCard, inventory: Inventory, settings: WorkerSettings) -> Placement:
     """The same for everyone who asks on one machine. Raises ModelError, ModelDoesNotFit and ConfigurationError."""
-    shape = read_model_shape(card)
+    shape = find_shape(card)
     precision = choose_precision(settings.precision, parse_devices(settings.devices, inventory)[0]).value
     if shape.model_type not in LAYOUTS:
         obstacle = f"models of the architecture {shape.model_type!r} cannot be shared between devices"
@@ -34,3 +34,12 @@ def plan_worker(card: ModelCard, inventory: Inventory, settings: WorkerSettings)
             tensor_obstacle=layout.tensor_obstacle if layout is not None else "",
         ),
     )
+
+
+def find_shape(card: ModelCard) -> ModelShape:
+    """The model's shape from the headers of its weights, or, where there are none yet, from its configuration alone."""
+    if has_weights(card):
+        return read_model_shape(card)
+    from worker.parallel.skeleton import list_shapes  # torch, which takes seconds to import
+
+    return read_model_shape(card, list_shapes(card))

@@ -14,12 +14,15 @@ from pydantic_settings import BaseSettings
 import vectormill.domain
 import vectormill.domain.errors
 from tests.architecture.sources import DOCS, PACKAGES, ROOT, find_sources, parse
+from vectormill.cli.app import main
 from vectormill.domain.errors import VectormillError
 from vectormill.domain.item import ITEM_ERROR_CODES
 
 METRIC_TYPES = re.compile(r"(Counter|Gauge|Histogram|Summary|Info|Enum)(MetricFamily)?")
 SETTING_ROW = re.compile(r"^\| `(VECTORMILL_[A-Z0-9_]+)` \| (.*?) \|", re.MULTILINE)
 CODE = re.compile(r"`([^`\n]+)`")
+# A block that shows a command and what it prints; a line of … stands for lines that are left out.
+SHOWN = re.compile(r"^```\n\$ vectormill (plan .*)\n([^`]*)^```$", re.MULTILINE)
 LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)")
 
 
@@ -141,6 +144,33 @@ def test_every_direct_dependency_has_a_reason() -> None:
     names = {re.split(r"[\[<>=~]", requirement)[0] for group in groups for requirement in group}
     reasons = set(re.findall(r"^\| ([A-Za-z][\w-]*) \| \S", read_doc("DEPENDENCIES.md"), re.MULTILINE))
     assert reasons - {"package"} == names
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        shown
+        for page in (ROOT / "README.md", DOCS / "PLANS.md")
+        for shown in SHOWN.findall(page.read_text(encoding="utf-8"))
+    ],
+    ids=lambda value: value if value.startswith("plan") else "",
+)
+def test_the_docs_show_the_plans_that_are_made(
+    arguments: str, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(SystemExit):
+        main(arguments.split())
+    printed = capsys.readouterr()
+    rest = printed.out + printed.err
+    for part in shown.split("…\n"):
+        assert part in rest
+        rest = rest.partition(part)[2]
+    assert "…" in shown or not rest
+
+
+def test_six_inventories_are_shown() -> None:
+    assert len(SHOWN.findall(read_doc("PLANS.md"))) == 6
 
 
 def test_the_architecture_page_can_be_read_in_one_sitting() -> None:

@@ -1,8 +1,10 @@
 import json
+from pathlib import Path
 
 import pytest
 
 from vectormill.cli.app import main
+from vectormill.registry import find_packaged_model
 
 
 def run(*arguments: str) -> int:
@@ -16,7 +18,7 @@ def test_a_plan_shows_every_device_with_its_layers_and_bytes(capsys: pytest.Capt
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("replicate: 2 replicas in bf16")
     bars = [line for line in lines if "layers 0-5" in line]
-    assert [line.split()[0] for line in bars] == ["cuda:0", "cuda:1"]
+    assert [line.split()[1] for line in bars] == ["cuda:0", "cuda:1"]
     assert any(line.startswith("Not pipeline over 2: predicted") for line in lines)
 
 
@@ -41,7 +43,7 @@ def test_the_devices_of_this_machine_can_be_divided(capsys: pytest.CaptureFixtur
     [
         (["--devices", "4x24"], "no device '4x24'"),  # no GiB: taken as a name
         (["--devices", "4x24GiB,usb"], "Write for example 4x24GiB,nvlink"),
-        (["--devices", "1x1.12GiB"], "What would help: (1)"),
+        (["--devices", "1x1.12GiB"], "(1) one device with 2 GiB of memory or more"),
         (["--devices", "2x8GiB", "--strategy", "best"], "Input should be 'auto', 'replicate'"),
         (["--model", "none"], "all-MiniLM-L6-v2"),
     ],
@@ -51,3 +53,19 @@ def test_a_plan_that_cannot_be_made_says_why(
 ) -> None:
     assert run(*arguments) != 0
     assert sentence in capsys.readouterr().err
+
+
+def test_a_model_whose_weights_are_not_there_is_planned_by_its_configuration_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    packaged = find_packaged_model()
+    assert packaged is not None
+    (tmp_path / "config.json").write_text((packaged / "config.json").read_text())
+    assert run("--model", str(tmp_path), "--devices", "1x8GiB", "--json") == 0
+    outlined = json.loads(capsys.readouterr().out)
+    assert run("--model", str(packaged), "--devices", "1x8GiB", "--json") == 0
+    whole = json.loads(capsys.readouterr().out)
+    weights = [plan["replicas"][0]["stages"][0]["shards"][0]["weight_bytes"] for plan in (outlined, whole)]
+    assert weights[0] == weights[1]
+    assert run("--model", str(tmp_path / "nowhere"), "--devices", "1x8GiB") == 2
+    assert "does not exist" in capsys.readouterr().err

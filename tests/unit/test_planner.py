@@ -11,6 +11,7 @@ from vectormill.domain.errors import ConfigurationError, ModelDoesNotFit
 from worker.devices.described import describe_inventory
 from worker.devices.device import Inventory
 from worker.placement.model_shape import ModelShape, TensorSize
+from worker.placement.picture import draw_placement
 from worker.placement.placement import (
     FULLY_SHARDED,
     HYBRID,
@@ -243,9 +244,44 @@ def test_a_model_that_fits_nowhere_says_by_how_much_and_what_would_help() -> Non
     with pytest.raises(ModelDoesNotFit) as refused:
         plan("1x24GiB", "7B", "fp32")
     message = str(refused.value)
+    assert "its weights take 26.5 GiB in fp32" in message
     assert "GiB are missing" in message
-    assert "(1) bf16 weights" in message
-    assert "1 more device like cuda:0" in message
+    assert message.splitlines()[1:] == [
+        "  (1) --precision bf16: the weights take 13.2 GiB, and replicate on 1 device fits",
+        "  (2) 1 more device like cuda:0, 2 in all",
+        "  (3) one device with 32 GiB of memory or more",
+    ]
+
+
+def test_the_ways_out_that_a_refusal_names_lead_out() -> None:
+    assert plan("1x24GiB", "7B", "bf16").strategy == REPLICATE
+    assert plan("2x24GiB", "7B", "fp32").strategy == PIPELINE
+    assert plan("1x32GiB", "7B", "fp32").strategy == REPLICATE
+    with pytest.raises(ModelDoesNotFit):
+        plan("1x31GiB", "7B", "fp32")
+
+
+def test_a_strategy_that_does_not_fit_is_told_of_one_that_does() -> None:
+    with pytest.raises(ModelDoesNotFit, match=r"\(1\) --strategy auto: pipeline over 2 fits"):
+        plan("2x24GiB", "7B", "fp32", REPLICATE)
+
+
+def test_devices_that_are_alike_are_told_and_drawn_together() -> None:
+    placement = plan("8x80GiB,nvlink", "7B", "bf16")
+    assert "Each of cuda:0 to cuda:7 holds a whole replica, with room for 32,768 tokens." in placement.reasons
+    lines = draw_placement(placement).splitlines()
+    assert sum("32,768 tokens a forward pass" in line for line in lines) == 1
+    assert [line.split()[:2] for line in lines if "layers 0-31" in line] == [
+        [str(number), f"cuda:{number}"] for number in range(8)
+    ]
+
+
+def test_groups_are_told_with_the_links_between_them() -> None:
+    (_, shared) = plan("4x16GiB,nvlink-pairs", "7B", "bf16").reasons
+    assert shared.startswith(
+        "(cuda:0 and cuda:1), (cuda:2 and cuda:3) share a replica each by splitting every layer"
+    )
+    assert "over NVLink" in shared
 
 
 def test_heads_that_do_not_divide_are_refused_with_the_divisors() -> None:
@@ -255,7 +291,7 @@ def test_heads_that_do_not_divide_are_refused_with_the_divisors() -> None:
 
 
 def test_quantization_is_proposed_where_it_makes_whole_replicas() -> None:
-    assert "int8 weights" in plan("2x16GiB", "7B", "bf16").proposals[0]
+    assert "--precision int8" in plan("2x16GiB", "7B", "bf16").proposals[0]
     assert plan("2x24GiB", "7B", "bf16").proposals == ()
 
 

@@ -40,6 +40,12 @@ def build_skeleton(card: ModelCard, dtype: torch.dtype) -> nn.Module:
     return model.eval().requires_grad_(False)
 
 
+def list_shapes(card: ModelCard) -> dict[str, tuple[int, ...]]:
+    """The tensors that the model's weights would have, by name. Raises ModelError."""
+    skeleton = build_skeleton(card, torch.float32)
+    return {name: tuple(parameter.shape) for name, parameter in skeleton.named_parameters()}
+
+
 def fill(
     model: nn.Module,
     card: ModelCard,

@@ -31,7 +31,8 @@ class Draft:
     @property
     def name(self) -> str:
         if self.strategy == REPLICATE:
-            return f"{REPLICATE} on {len(self.replicas)}" if self.replicas else REPLICATE
+            count = len(self.replicas)
+            return f"{REPLICATE} on {count} device{'s' if count > 1 else ''}" if count else REPLICATE
         return f"{self.strategy} over {self.group_size}"
 
 

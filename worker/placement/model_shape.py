@@ -1,13 +1,13 @@
 """ModelShape: layers, widths and tensors of a model, from config.json and the headers of its safetensors files.
 
-Reads no weights, knows no precision and no device.
+Reads no weights, knows no precision and no device. Where no weights are, somebody else says what they would be.
 """
 
 import json
 import math
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -69,13 +69,20 @@ class ModelShape:
     model_type: str = ""
 
 
-def read_model_shape(card: ModelCard) -> ModelShape:
-    """Raises ModelError when the model's own files leave a size out."""
+def has_weights(card: ModelCard) -> bool:
+    return any(card.path.glob("*.safetensors"))
+
+
+def read_model_shape(card: ModelCard, shapes: Mapping[str, tuple[int, ...]] | None = None) -> ModelShape:
+    """`shapes` are those of the tensors by name, where no file of weights tells them.
+
+    Raises ModelError when the model's own files leave a size out.
+    """
     config = json.loads((card.path / "config.json").read_text(encoding="utf-8"))
     config = config.get("text_config", config)
     hidden_size = _read_size(config, card, "hidden_size", "d_model", "dim")
     num_heads = _read_size(config, card, "num_attention_heads", "n_heads", "num_heads")
-    tensors = tuple(_read_tensors(card.path, card.name))
+    tensors = tuple(_list_tensors(_read_shapes(card) if shapes is None else shapes))
     gates = {part for tensor in tensors for part in tensor.name.split(".")} & set(GATES)
     return ModelShape(
         num_layers=_read_size(config, card, "num_hidden_layers", "n_layers", "num_layers"),
@@ -87,12 +94,7 @@ def read_model_shape(card: ModelCard) -> ModelShape:
         is_gated=bool(gates),
         has_joined_gate=any(GATES[gate] for gate in gates),
         tensors=tensors,
-        dense_values=sum(
-            math.prod(shape)
-            for folder in card.dense
-            for path in find_weights(card.path / folder, folder)
-            for shape in read_header(path).values()
-        ),
+        dense_values=sum(_count_dense(card.path / folder) for folder in card.dense),
         model_type=str(config.get("model_type", "")),
     )
 
@@ -109,14 +111,25 @@ def read_header(path: Path) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _read_tensors(directory: Path, name: str) -> Iterator[TensorSize]:
-    for path in find_weights(directory, name):
-        for tensor, shape in read_header(path).items():
-            parts = tensor.split(".")
-            if UNUSED_PARTS & set(parts) or parts[0] in UNUSED_FIRST_PARTS:
-                continue
-            number = LAYER_NUMBER.search(tensor)
-            yield TensorSize(tensor, shape, int(number[1]) if number else None)
+def _read_shapes(card: ModelCard) -> dict[str, tuple[int, ...]]:
+    headers = [read_header(path) for path in find_weights(card.path, card.name)]
+    return {name: shape for header in headers for name, shape in header.items()}
+
+
+def _list_tensors(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[TensorSize]:
+    for name, shape in shapes.items():
+        parts = name.split(".")
+        if UNUSED_PARTS & set(parts) or parts[0] in UNUSED_FIRST_PARTS:
+            continue
+        number = LAYER_NUMBER.search(name)
+        yield TensorSize(name, shape, int(number[1]) if number else None)
+
+
+def _count_dense(folder: Path) -> int:
+    """Values of a Dense module, from its configuration: a matrix and perhaps a bias."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    size = int(config["in_features"]) * int(config["out_features"])
+    return size + int(config["out_features"]) * bool(config.get("bias", True))
 
 
 def _read_size(config: dict[str, Any], card: ModelCard, *keys: str) -> int:

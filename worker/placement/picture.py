@@ -1,6 +1,7 @@
 """Picture: a placement as text for people, with a bar for every device. Knows nothing of terminals or colours."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain, groupby, repeat
 from typing import Any, Final
 
 from worker.placement.placement import REPLICATE, Placement, Replica, Shard, Stage
@@ -23,11 +24,16 @@ def _lines(placement: Placement) -> Iterator[str]:
         f"{placement.strategy}: {len(replicas)} replica{'s' if len(replicas) > 1 else ''} in {placement.precision}, "
         f"predicted {placement.relative_rate:.2f} times one device with room for a full batch"
     )
-    for number, replica in enumerate(replicas):
+    for first, alike in _group_alike(replicas):
         yield ""
-        yield f"replica {number}: {_describe(replica)}"
-        for stage in replica.stages:
-            yield from (_draw(shard, stage) for shard in stage.shards)
+        last = first + len(alike) - 1
+        through = "and" if len(alike) == 2 else "to"
+        numbers = f"replica {first}" if len(alike) == 1 else f"replicas {first} {through} {last}, each"
+        yield f"{numbers}: {_describe(alike[0])}"
+        for number, replica in enumerate(alike, start=first):
+            labels = chain([str(number)], repeat(""))
+            for stage in replica.stages:
+                yield from (f"{next(labels):>3}  {_draw(shard, stage)}" for shard in stage.shards)
     yield ""
     yield f"  {WEIGHTS} weights   {ACTIVATIONS} activations   {HEADROOM} headroom"
     if placement.idle:
@@ -37,6 +43,15 @@ def _lines(placement: Placement) -> Iterator[str]:
     yield from placement.reasons
     yield from (f"Not {each.alternative}: {each.reason}." for each in placement.rejected)
     yield from placement.proposals
+
+
+def _group_alike(replicas: Sequence[Replica]) -> Iterator[tuple[int, list[Replica]]]:
+    """Replicas in a row that are shared in one way, with the number of the first."""
+    number = 0
+    for _, group in groupby(replicas, key=_describe):
+        alike = list(group)
+        yield number, alike
+        number += len(alike)
 
 
 def _describe(replica: Replica) -> str:
@@ -55,7 +70,7 @@ def _draw(shard: Shard, stage: Stage) -> str:
     bar = WEIGHTS * weights + ACTIVATIONS * activations + HEADROOM * (BAR_WIDTH - weights - activations)
     layers = f"layers {stage.first_layer}-{stage.first_layer + stage.num_layers - 1}"
     return (
-        f"  {shard.device:<8} {bar} {layers:<13} {format_gib(shard.weight_bytes)} + "
+        f"{shard.device:<8} {bar} {layers:<13} {format_gib(shard.weight_bytes)} + "
         f"{format_gib(shard.activation_bytes)} of {format_gib(shard.capacity_bytes)}"
     )
 

@@ -15,6 +15,7 @@ from worker.placement.drafts import AUTO, Draft, draft_plans
 from worker.placement.model_shape import ModelShape
 from worker.placement.placement import STRATEGIES, Placement
 from worker.placement.reasons import (
+    Asked,
     explain_failure,
     explain_idle,
     explain_plan,
@@ -72,11 +73,10 @@ def plan_placement(inventory: Inventory, shape: ModelShape, settings: PlanSettin
     drafts = list(draft_plans(rooms, inventory.links, builder, settings.strategy))
     feasible = [draft for draft in drafts if draft.replicas]
     if not feasible:
-        raise ModelDoesNotFit(
-            explain_failure(
-                drafts, rooms, inventory.links, make_builder, settings.precision, settings.strategy
-            )
+        asked = Asked(
+            rooms, inventory.links, make_builder, settings.precision, settings.strategy, settings.memory_share
         )
+        raise ModelDoesNotFit(explain_failure(drafts, asked))
     chosen = _choose(feasible)
     unit = max(builder.full_rate(room) for room in rooms)
     return Placement(
@@ -84,7 +84,9 @@ def plan_placement(inventory: Inventory, shape: ModelShape, settings: PlanSettin
         precision=settings.precision,
         replicas=tuple(replace(each, relative_rate=each.relative_rate / unit) for each in chosen.replicas),
         idle=explain_idle(chosen, drafts, rooms),
-        reasons=explain_plan(chosen, builder, rooms, settings.precision, settings.memory_share),
+        reasons=explain_plan(
+            chosen, builder, rooms, inventory.links, settings.precision, settings.memory_share
+        ),
         rejected=explain_rejections(chosen, drafts, unit),
         proposals=propose_precision(chosen, rooms, make_builder, settings.precision),
     )

@@ -1,15 +1,27 @@
 """Reasons: the sentences that a plan says about itself, and about what it is not. Decides nothing."""
 
+import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
+from math import ceil
 from typing import Final
 
-from worker.devices.links import Links
+from worker.devices.links import MEMORY, NVLINK, PCIE, SOCKETS, Links
 from worker.placement.drafts import AUTO, Draft, draft_plans, draft_replicas
-from worker.placement.placement import FULLY_SHARDED, PIPELINE, REPLICATE, STRATEGIES, Rejection, Replica
+from worker.placement.placement import (
+    FULLY_SHARDED,
+    HYBRID,
+    LAYERS,
+    PIPELINE,
+    REPLICATE,
+    STRATEGIES,
+    TENSOR,
+    Rejection,
+    Replica,
+)
 from worker.placement.replicas import ReplicaBuilder, TooTight, format_gib
-from worker.placement.room import Room
+from worker.placement.room import GIB, Room, memory_for
 
 MakeBuilder = Callable[[str], ReplicaBuilder]  # for another precision of the same model
 
@@ -20,11 +32,49 @@ MOST_WAYS_OUT: Final = 3
 # A proposal has to be worth the loss of exactness.
 WORTH_IT: Final = 1.05
 
+LINK_WORDS: Final = {
+    NVLINK: "NVLink",
+    PCIE: "PCIe",
+    SOCKETS: "PCIe and from one processor to the other",
+    MEMORY: "main memory",
+}
+HOW_SHARED: Final = {
+    PIPELINE: "as a pipeline of {stages} stages, {micro_batches} micro-batches in flight",
+    LAYERS: "as {stages} stages, of which one computes at a time",
+    TENSOR: "by splitting every layer",
+    FULLY_SHARDED: "fully sharded: each encodes texts of its own and gathers the weights layer by layer",
+}
+WHY_SLOWER: Final = {
+    REPLICATE: "the other devices cannot hold a whole replica",
+    HYBRID: "devices that share a replica get less done than all of them otherwise",
+    PIPELINE: "stages stand still at both ends of every batch",
+    TENSOR: "every layer waits for two all-reduces",
+    FULLY_SHARDED: "every layer's weights are gathered for every batch",
+    LAYERS: "one device of each group computes at a time",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a plan was asked for that cannot be made."""
+
+    rooms: Sequence[Room]
+    links: Links
+    make_builder: MakeBuilder
+    precision: str
+    strategy: str
+    memory_share: float
+
 
 def explain_plan(
-    chosen: Draft, builder: ReplicaBuilder, rooms: Sequence[Room], precision: str, memory_share: float
+    chosen: Draft,
+    builder: ReplicaBuilder,
+    rooms: Sequence[Room],
+    links: Links,
+    precision: str,
+    memory_share: float,
 ) -> tuple[str, ...]:
-    """One sentence per decision: what there is to hold, and how each replica holds it."""
+    """One sentence per decision: what there is to hold, and how the replicas hold it."""
     offered = " or ".join(format_gib(size) for size in sorted({room.capacity_bytes for room in rooms}))
     sentences = [
         f"The weights take {format_gib(builder.weight_bytes)} in {precision}. A device offers {offered}: "
@@ -33,17 +83,26 @@ def explain_plan(
     alone = [replica.devices[0] for replica in chosen.replicas if replica.strategy == REPLICATE]
     if alone:
         tokens = min(each.max_batch_tokens for each in chosen.replicas if each.strategy == REPLICATE)
-        sentences.append(
-            f"{_listed(alone)} hold{'s' if len(alone) == 1 else ''} a whole replica, with room for {tokens:,} tokens."
+        one_each = f"{_listed(alone)} holds" if len(alone) == 1 else f"Each of {_listed(alone)} holds"
+        sentences.append(f"{one_each} a whole replica, with room for {tokens:,} tokens.")
+    groups: dict[str, list[str]] = {}
+    for replica in chosen.replicas:
+        if replica.strategy != REPLICATE:
+            how = _describe_sharing(replica, LINK_WORDS[links.slowest(replica.devices)])
+            groups.setdefault(how, []).append(_listed(replica.devices))
+    for how, names in groups.items():
+        those = (
+            f"{names[0]} share a replica"
+            if len(names) == 1
+            else f"({'), ('.join(names)}) share a replica each"
         )
-    sentences += [
-        f"{_listed(replica.devices)} share one by {replica.strategy.replace('_', ' ')}: {replica.max_batch_tokens:,} "
-        f"tokens a forward pass"
-        + (f" in {replica.micro_batches} micro-batches." if replica.micro_batches > 1 else ".")
-        for replica in chosen.replicas
-        if replica.strategy != REPLICATE
-    ]
+        sentences.append(f"{those} {how}.")
     return tuple(sentences)
+
+
+def _describe_sharing(replica: Replica, link: str) -> str:
+    how = HOW_SHARED[replica.strategy].format(stages=len(replica.stages), micro_batches=replica.micro_batches)
+    return f"{how}, over {link}. A forward pass has room for {replica.max_batch_tokens:,} tokens"
 
 
 def explain_idle(chosen: Draft, drafts: Sequence[Draft], rooms: Sequence[Room]) -> dict[str, str]:
@@ -72,14 +131,14 @@ def explain_rejections(chosen: Draft, drafts: Sequence[Draft], unit: float) -> t
         if not best.replicas:
             refusals = [refusal for draft in others for refusal in draft.refusals]
             nearest = min(refusals, key=lambda refusal: refusal.missing_bytes, default=None)
-            mixed = "only where some devices hold a whole replica and others do not"
+            mixed = "that is for devices of which some hold a whole replica and others do not"
             rejected.append(Rejection(strategy, nearest.reason if nearest else mixed))
             continue
         theirs, ours = f"{best.rate / unit:.2f}", f"{chosen.rate / unit:.2f}"
-        if best.rate <= chosen.rate:
-            reason = f"predicted {theirs} times one device, against {ours}"
-        else:
-            reason = f"hardly faster, {theirs} against {ours} times one device, and less simple"
+        reason = f"predicted {theirs} times one device, against {ours}: "
+        reason += (
+            WHY_SLOWER[strategy] if best.rate <= chosen.rate else "too little gained for a plan less simple"
+        )
         rejected.append(Rejection(best.name, reason))
     return tuple(rejected)
 
@@ -93,58 +152,71 @@ def propose_precision(
     for smaller in smaller_precisions(precision):
         builder = make_builder(smaller)
         whole = draft_replicas(rooms, builder)
-        if len(whole.replicas) == len(rooms) and whole.rate >= WORTH_IT * chosen.rate:
-            return (
-                f"With {smaller} weights ({format_gib(builder.weight_bytes)}) every device holds a whole replica: "
-                f"predicted {whole.rate / chosen.rate:.1f} times this plan. Compare the vectors before you switch.",
-            )
+        if len(whole.replicas) < len(rooms):
+            continue
+        gain = whole.rate / chosen.rate
+        advice = (
+            "compare vectors and speed before you switch"
+            if gain >= WORTH_IT
+            else "hardly worth what the vectors lose"
+        )
+        each = "every device holds" if len(rooms) > 1 else f"{rooms[0].name} holds"
+        return (
+            f"With --precision {smaller} ({format_gib(builder.weight_bytes)} of weights) {each} a whole replica: "
+            f"predicted {gain:.2f} times this plan; {advice}.",
+        )
     return ()
 
 
-def explain_failure(
-    drafts: Sequence[Draft],
-    rooms: Sequence[Room],
-    links: Links,
-    make_builder: MakeBuilder,
-    precision: str,
-    strategy: str,
-) -> str:
+def explain_failure(drafts: Sequence[Draft], asked: Asked) -> str:
     """By how much the nearest plan fails, and the cheapest ways out that would succeed."""
-    refusals = [refusal for draft in drafts for refusal in draft.refusals] or [
-        TooTight("there is one device only")
+    builder = asked.make_builder(asked.precision)
+    refusals = [(draft.name, refusal) for draft in drafts for refusal in draft.refusals] or [
+        (asked.strategy, TooTight("there is one device only"))
     ]
-    short = [refusal for refusal in refusals if refusal.missing_bytes > 0]
-    nearest = min(short or refusals, key=lambda refusal: refusal.missing_bytes)
-    ways = islice(_ways_out(rooms, links, make_builder, precision, strategy), MOST_WAYS_OUT)
-    listed = "; ".join(f"({number}) {way}" for number, way in enumerate(ways, start=1))
-    where = _listed([room.name for room in rooms])
-    return f"The model does not fit on {where}: {nearest.reason}. What would help: {listed}."
+    short = [(name, refusal) for name, refusal in refusals if refusal.missing_bytes > 0]
+    name, nearest = min(short or refusals, key=lambda each: each[1].missing_bytes)
+    where = _listed([room.name for room in asked.rooms])
+    offered = format_gib(sum(room.capacity_bytes for room in asked.rooms))
+    together = f"{where} offer {offered} together" if len(asked.rooms) > 1 else f"{where} offers {offered}"
+    sentences = [
+        f"The model does not fit: its weights take {format_gib(builder.weight_bytes)} in {asked.precision}, a batch of "
+        f"{builder.min_batch_tokens:,} tokens comes on top, and {together}.",
+        f"The nearest plan is {name}, but {nearest.reason}.",
+    ]
+    if builder.sharing_obstacle and len(asked.rooms) > 1:
+        sentences.append(f"More devices do not help: {builder.sharing_obstacle}.")
+    ways = list(islice(_ways_out(asked), MOST_WAYS_OUT))
+    listed = "".join(f"\n  ({number}) {way}" for number, way in enumerate(ways, start=1))
+    return f"{' '.join(sentences)} What would help, the cheapest first:{listed}"
 
 
-def _ways_out(
-    rooms: Sequence[Room], links: Links, make_builder: MakeBuilder, precision: str, strategy: str
-) -> Iterator[str]:
+def _ways_out(asked: Asked) -> Iterator[str]:
     """From the cheapest to the dearest; each was tried with the planner's own arithmetic."""
-    builder = make_builder(precision)
-    if strategy != AUTO:
-        others = {draft.strategy for draft in draft_plans(rooms, links, builder, AUTO) if draft.replicas}
-        if others:
-            yield f"the strategy {' or '.join(name for name in STRATEGIES if name in others)}"
-    for smaller in smaller_precisions(precision):
-        lighter = make_builder(smaller)
-        if any(draft.replicas for draft in draft_plans(rooms, links, lighter, strategy)):
-            yield f"{smaller} weights, {format_gib(lighter.weight_bytes)}"
+    rooms, links = asked.rooms, asked.links
+    builder = asked.make_builder(asked.precision)
+    if asked.strategy != AUTO and (best := _best(draft_plans(rooms, links, builder, AUTO))):
+        yield f"--strategy auto: {best.name} fits"
+    for smaller in smaller_precisions(asked.precision):
+        lighter = asked.make_builder(smaller)
+        if best := _best(draft_plans(rooms, links, lighter, asked.strategy)):
+            yield f"--precision {smaller}: the weights take {format_gib(lighter.weight_bytes)}, and {best.name} fits"
             break
     largest = max(rooms, key=lambda room: room.capacity_bytes)
     for more in range(1, MOST_MORE_DEVICES):
         fleet = [*rooms, *(replace(largest, name=f"{largest.name}+{number}") for number in range(more))]
         built = [builder.build(shared, fleet, links.default) for shared in (PIPELINE, FULLY_SHARDED)]
         if any(isinstance(replica, Replica) for replica in built):
-            yield f"{more} more device{'s' if more > 1 else ''} like {largest.name}"
+            yield f"{more} more device{'s' if more > 1 else ''} like {largest.name}, {len(fleet)} in all"
             break
-    missing = builder.build(REPLICATE, [largest], "")
-    if isinstance(missing, TooTight):
-        yield f"a device with {format_gib(missing.missing_bytes)} more than {largest.name} has"
+    alone = builder.build(REPLICATE, [largest], "")
+    if isinstance(alone, TooTight):
+        needed = memory_for(largest.kind, largest.capacity_bytes + alone.missing_bytes, asked.memory_share)
+        yield f"one device with {ceil(needed / GIB)} GiB of memory or more"
+
+
+def _best(drafts: Iterator[Draft]) -> Draft | None:
+    return max((draft for draft in drafts if draft.replicas), key=lambda draft: draft.rate, default=None)
 
 
 def smaller_precisions(precision: str) -> tuple[str, ...]:
@@ -153,4 +225,11 @@ def smaller_precisions(precision: str) -> tuple[str, ...]:
 
 
 def _listed(names: Sequence[str]) -> str:
+    """cuda:0; cuda:0 and cuda:1; cuda:0 to cuda:7; cuda:0, cuda:2 and cuda:5."""
+    numbered = [re.fullmatch(r"(.*\D)(\d+)", name) for name in names]
+    if len(names) > 2 and all(numbered):
+        numbers = [int(match[2]) for match in numbered if match]
+        is_run = numbers == list(range(numbers[0], numbers[0] + len(names)))
+        if is_run and len({match[1] for match in numbered if match}) == 1:
+            return f"{names[0]} to {names[-1]}"
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -66,6 +66,8 @@ class ReplicaBuilder:
         self._layer_bytes = max(footprint.layer_bytes)
         self._last_bytes = footprint.other_bytes
         self.weight_bytes = footprint.weight_bytes
+        self.min_batch_tokens = needs.min_batch_tokens
+        self.sharing_obstacle = needs.sharing_obstacle
         # The batch that needs most is one of the longest texts.
         squared = footprint.attention_bytes_per_token_squared * needs.max_tokens
         self._token_bytes = footprint.activation_bytes_per_token + squared
@@ -159,7 +161,7 @@ class ReplicaBuilder:
         """One stage over all rooms, each of which holds the same; the smallest decides how many tokens."""
         smallest = min(rooms, key=lambda room: room.capacity_bytes)
         tokens = self._tokens_in(smallest.capacity_bytes - held, per_token)
-        if tight := self._refuse(smallest, held, tokens, per_token):
+        if tight := self._refuse(smallest, held, tokens, per_token, num_rooms=len(rooms)):
             return tight
         shards = tuple(Shard(room.name, room.capacity_bytes, held, tokens * per_token) for room in rooms)
         flops, kind = [room.flops for room in rooms], rooms[0].kind
@@ -211,20 +213,24 @@ class ReplicaBuilder:
     def _tokens_in(self, free_bytes: int, per_token: int) -> int:
         return max(0, min(self._needs.full_batch_tokens, free_bytes // per_token))
 
-    def _refuse(self, room: Room, held: int, tokens: int, per_token: int) -> TooTight | None:
+    def _refuse(
+        self, room: Room, held: int, tokens: int, per_token: int, num_rooms: int = 1
+    ) -> TooTight | None:
         wanted = held + self._needs.min_batch_tokens * per_token
         if tokens >= self._needs.min_batch_tokens:
             return None
         missing = wanted - room.capacity_bytes
+        weights = "the weights" if held == self.weight_bytes else "their shares of the weights"
         if held > room.capacity_bytes:
             room_bytes = format_gib(room.capacity_bytes)
-            what = f"the weights, {format_gib(held)}, are larger than the {room_bytes} of {room.name}"
+            what = f"{weights}, {format_gib(held)}, are larger than the {room_bytes} of {room.name}"
         else:
             share = held / room.capacity_bytes
-            what = f"the weights take {share:.0%} of {room.name} and leave room for {tokens:,} tokens"
+            what = f"{weights} take {share:.0%} of {room.name} and leave room for {tokens:,} tokens"
+        each = " on each device" if num_rooms > 1 else ""
         return TooTight(
-            f"{what}; with a batch of {self._needs.min_batch_tokens:,} tokens {format_gib(missing)} are missing",
-            missing,
+            f"{what}; with a batch of {self._needs.min_batch_tokens:,} tokens {format_gib(missing)} are missing{each}",
+            missing * num_rooms,
         )
 
 

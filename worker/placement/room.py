@@ -44,6 +44,11 @@ def measure_room(device: Device, free_bytes: int, memory_share: float) -> Room:
     return Room(device.name, device.kind, max(0, capacity), guess_flops(device))
 
 
+def memory_for(kind: str, capacity_bytes: int, memory_share: float) -> int:
+    """The memory of a device that offers so many bytes to a plan: `measure_room` the other way round."""
+    return int((capacity_bytes + OVERHEAD_BYTES[kind]) / memory_share)
+
+
 def guess_flops(device: Device) -> float:
     """Arithmetic per second, from what the device says of itself; only its ratio to others matters."""
     if device.kind == CPU:

@@ -12,10 +12,17 @@ app = typer.Typer()
     epilog="Examples:\n\n"
     "  vectormill plan --model all-MiniLM-L6-v2\n\n"
     "  vectormill plan --model my-7b --devices 4x24GiB,nvlink --precision bf16\n\n"
-    "  vectormill plan --model my-7b --devices 2x16GiB+1x80GiB --json"
+    "  vectormill plan --model ./my-7b --devices 2x16GiB+1x80GiB --json"
 )
 def plan(
-    model: Annotated[str | None, typer.Option("--model", metavar="NAME", help="A registered model.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="NAME",
+            help="A registered model, a directory with a config.json, or OWNER/NAME on the Hugging Face hub.",
+        ),
+    ] = None,
     devices: Annotated[
         str,
         typer.Option(
@@ -53,7 +60,7 @@ def plan(
     settings = load_worker_settings(
         devices=AUTO if is_described else devices, precision=precision, strategy=strategy
     )
-    card = Registry(load_settings().models).card(model or DEFAULT_MODEL, weights=True)
+    card = Registry(load_settings().models).outline(model or DEFAULT_MODEL)
     placement = plan_worker(card, inventory, settings)
     if as_json:
         typer.echo(json.dumps(placement_json(placement), indent=2))
