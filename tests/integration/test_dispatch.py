@@ -10,7 +10,8 @@ from sqlalchemy import Engine, text
 from scheduler.dispatcher import Dispatcher
 from tests.protocol import SPEC, claim_next, complete, make_items, register_worker, submit
 from vectormill.broker.sentinel import Sentinel
-from vectormill.db.dispatch import list_demands, list_rooms
+from vectormill.db.dispatch import list_demands, list_rooms, mark_queued
+from vectormill.db.workers import count_backlog
 from vectormill.domain.chunk import Dispatch
 
 
@@ -83,3 +84,20 @@ def test_a_bell_that_could_not_be_rung_is_rung_at_the_next_look_at_redis(
     assert [dispatch.dispatch_seq for dispatch in rung] == [1, 2]
     assert dispatcher.recall_lost_messages()
     assert chunk_states(engine) == ["queued"]  # nothing was lost since
+
+
+def test_the_backlog_is_what_the_chunks_states_say(engine: Engine) -> None:
+    submit(engine, make_items(12))
+    submit(engine, make_items(4), spec=replace(SPEC, model="other"))
+    claim_next(engine)
+    with engine.begin() as connection:
+        (demand,) = list_demands(connection, [SPEC.model], 10)
+        mark_queued(connection, [(demand.job_id, 1)])
+        backlog = {(each.model, each.state): each.num_chunks for each in count_backlog(connection)}
+    assert backlog == {
+        ("fake", "pending"): 1,
+        ("fake", "queued"): 1,
+        ("fake", "leased"): 1,
+        ("other", "queued"): 1,
+        ("other", "pending"): 0,
+    }

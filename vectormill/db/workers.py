@@ -97,17 +97,27 @@ def is_scheduler_alive(connection: Connection) -> bool:
     )
 
 
-# One state a SELECT, so that each reads its partial index; ended chunks may be millions.
+# Pending chunks are not counted, there may be millions: they are what the jobs' counters say is open, less what was
+# dispatched. One state a SELECT, so that each reads its partial index.
 COUNT_BACKLOG = text("""
-    SELECT jobs.model, open.state, sum(open.num_chunks)::bigint AS num_chunks
-      FROM (SELECT job_id, 'pending' AS state, count(*) AS num_chunks
-              FROM vectormill.chunks WHERE state = 'pending' GROUP BY job_id
-             UNION ALL
-            SELECT job_id, 'queued', count(*) FROM vectormill.chunks WHERE state = 'queued' GROUP BY job_id
-             UNION ALL
-            SELECT job_id, 'leased', count(*) FROM vectormill.chunks WHERE state = 'leased' GROUP BY job_id) AS open
-      JOIN vectormill.jobs ON jobs.id = open.job_id
-     GROUP BY jobs.model, open.state
+    WITH dispatched AS (
+        SELECT jobs.model, chunks.state, count(*) AS num_chunks
+          FROM (SELECT job_id, state FROM vectormill.chunks WHERE state = 'queued'
+                 UNION ALL
+                SELECT job_id, state FROM vectormill.chunks WHERE state = 'leased') AS chunks
+          JOIN vectormill.jobs ON jobs.id = chunks.job_id
+         GROUP BY jobs.model, chunks.state
+    ), open AS (
+        SELECT model, sum(num_open_chunks) AS num_chunks FROM vectormill.jobs
+         WHERE state IN ('queued', 'running', 'paused', 'cancelling')
+         GROUP BY model
+    )
+    SELECT model, state, num_chunks FROM dispatched
+     UNION ALL
+    SELECT model, 'pending',
+           open.num_chunks
+           - coalesce((SELECT sum(num_chunks) FROM dispatched WHERE dispatched.model = open.model), 0)::bigint
+      FROM open
 """)
 
 
