@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from vectormill import processes
-from vectormill.domain.errors import Unavailable
+from vectormill.domain.errors import Conflict, Unavailable
 from vectormill.embedded.errors import StartCancelled
 from vectormill.embedded.stack import EmbeddedStack
 from vectormill.logfile import open_log, tail_of
@@ -35,6 +35,10 @@ SERVERS_GRACE_SECONDS = 2.5
 
 class MigrationFailed(Unavailable):
     """The database could not be migrated."""
+
+
+class PortTaken(Conflict):
+    """Another program listens on a port that a process of this stack needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,8 @@ def run_up(options: UpOptions, out: TextIO = sys.stdout) -> int:
     """Runs everything until SIGINT, SIGTERM or SIGHUP; 0 after such a stop. Call it in the main thread.
 
     Writes one line that starts with "ready" to out when all is healthy. Raises a VectormillError when that cannot be
-    reached: AlreadyRunning, EmbeddedServerFailed, MigrationFailed, ChildNotReady. Nothing is left running either way.
+    reached: AlreadyRunning, PortTaken, EmbeddedServerFailed, MigrationFailed, ChildNotReady. Nothing is left running
+    either way.
     """
     with StopSignals() as stopping:
         stack = EmbeddedStack(
@@ -85,9 +90,9 @@ def _run_children(options: UpOptions, stack: EmbeddedStack, stopping: threading.
         "VECTORMILL_REDIS_URL": stack.redis_url,
     }
     logs = stack.data_dir / "logs"
+    api = choose_endpoint(options.api_host, options.api_port, "--api-port")
+    flower = choose_endpoint(options.flower_host, options.flower_port, "--flower-port")
     _migrate((*options.command, "migrate"), environ, logs / "migrate.log", stopping)
-    api = Endpoint(options.api_host, options.api_port or processes.free_port())
-    flower = Endpoint(options.flower_host, options.flower_port or processes.free_port())
     children = plan_children(options, api, flower, environ, logs)
     supervisor = Supervisor(children, stopping=stopping)
     try:
@@ -139,6 +144,19 @@ class Endpoint:
         except ValueError:
             return {}
         return said if isinstance(said, dict) else {}
+
+
+def choose_endpoint(host: str, port: int, flag: str) -> Endpoint:
+    """Where a child is to listen; a port of 0 is chosen. Raises PortTaken.
+
+    Looked at before the child is started: a stack of another data directory that listens there would answer for it.
+    """
+    if port and not processes.is_port_free(port, host):
+        raise PortTaken(
+            f"nothing can listen on {host} port {port}: another program does, or the address is not of this machine; "
+            f"stop that program, or give another {flag}"
+        )
+    return Endpoint(host, port or processes.free_port())
 
 
 def plan_children(

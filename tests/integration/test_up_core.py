@@ -69,7 +69,8 @@ from vectormill.up import UpOptions, run_up
 
 logging.basicConfig(level=logging.INFO)
 data_dir, command, urls = Path(sys.argv[1]), tuple(json.loads(sys.argv[2])), json.loads(sys.argv[3])
-options = UpOptions(data_dir, "127.0.0.1", 0, "127.0.0.1", 0, *urls, models=("m",), environ=os.environ, command=command)
+here, port = "127.0.0.1", int(os.environ.get("API_PORT", 0))
+options = UpOptions(data_dir, here, port, here, 0, *urls, models=("m",), environ=os.environ, command=command)
 try:
     sys.exit(run_up(options))
 except VectormillError as error:
@@ -198,6 +199,24 @@ def test_after_a_kill_nothing_stays_and_the_next_up_goes_on(home: Path) -> None:
     again = Up(home)
     assert answers(again.wait_until_ready().database_url)
     assert again.stop(signal.SIGINT) == 0
+
+
+def test_up_does_not_take_the_api_of_another_stack_for_its_own(home: Path) -> None:
+    other = home / "other"
+    other.mkdir()
+    for name in ("scheduler", "worker"):
+        (other / name).write_text(str(os.getpid()))
+    (home / "api.py").write_text(COMMAND)
+    port = processes.free_port()
+    argv = [sys.executable, str(home / "api.py"), "api", "--host", "127.0.0.1", "--port", str(port)]
+    with subprocess.Popen(argv, env={"STATE": str(other)}) as api:
+        wait_for(lambda: not processes.is_port_free(port))
+        up = Up(home, urls=("postgresql+psycopg://given/db", "redis://given/0"), API_PORT=str(port))
+        assert up.process.wait(STOP_SECONDS) == 1
+        api.kill()
+    said = up.output.read_text()
+    assert f"PortTaken: nothing can listen on 127.0.0.1 port {port}: another program does" in said
+    assert up.ready_lines == []
 
 
 def test_a_migration_that_fails_ends_up_with_its_words(home: Path) -> None:
