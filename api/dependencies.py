@@ -10,7 +10,8 @@ from fastapi import Depends, Path, Request
 from sqlalchemy import Engine
 
 from api.metrics import ApiMetrics
-from vectormill.domain.errors import JobNotFound
+from vectormill.domain.collection import COLLECTION_NAME
+from vectormill.domain.errors import CollectionNotFound, JobNotFound
 from vectormill.registry import Registry
 from vectormill.settings import Settings
 
@@ -40,5 +41,16 @@ def parse_job_id(job_id: Annotated[str, Path(description="The job's id, a UUID."
         raise JobNotFound from None
 
 
+def parse_collection_name(name: Annotated[str, Path(description="The collection's name.")]) -> str:
+    """What no collection can be called is no collection's name, and may be no text that Postgres takes.
+
+    Raises CollectionNotFound.
+    """
+    if not COLLECTION_NAME.fullmatch(name):
+        raise CollectionNotFound(f"There is no collection {name!r}, and none can have this name.")
+    return name
+
+
 ResourcesDependency = Annotated[Resources, Depends(get_resources)]
 JobId = Annotated[UUID, Depends(parse_job_id)]
+CollectionName = Annotated[str, Depends(parse_collection_name)]

@@ -5,6 +5,7 @@ by the standard library instead, and the text travels to the worker, which repor
 """
 
 import json
+import math
 import re
 from typing import Annotated, Any, Final, Literal, NoReturn, TypeVar
 
@@ -23,6 +24,9 @@ SURROGATE_ESCAPE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 NUL_ESCAPE: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 # Everything that decoding a document can raise.
 DECODING_ERRORS: Final = (msgspec.DecodeError, ValueError, RecursionError)
+
+# What answers are written with ends at 255: one job of deeper metadata would break every page of jobs that it is on.
+MAX_METADATA_DEPTH: Final = 100
 
 T = TypeVar("T")
 
@@ -145,11 +149,20 @@ def decode_json(document: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
     except msgspec.DecodeError:
         if not SURROGATE_ESCAPE.search(document):
             raise
-    return msgspec.convert(json.loads(document, parse_constant=_refuse_constant), decoder.type)
+    parsed = json.loads(document, parse_constant=_refuse_constant, parse_float=_read_float)
+    return msgspec.convert(parsed, decoder.type)
 
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
+
+
+def _read_float(digits: str) -> float:
+    """As msgspec: Python would read 1e999 as infinity, which is not JSON."""
+    number = float(digits)
+    if math.isinf(number):
+        raise ValueError("Number out of range")
+    return number
 
 
 def decode_body(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
@@ -206,14 +219,29 @@ def make_item(body: ItemBody, max_key_bytes: int) -> Item:
 
 
 def encode_metadata(metadata: dict[str, Any]) -> bytes:
-    """JSON that Postgres takes as jsonb.
+    """JSON that Postgres takes as jsonb, and that an answer can hold.
 
     It is written anew, because JSON has more numbers than `numeric`. Raises UnreadableItem.
     """
+    too_deep = UnreadableItem("metadata", f"the metadata is nested more than {MAX_METADATA_DEPTH} deep")
     try:
         encoded = msgspec.json.encode(metadata)
     except UnicodeEncodeError:
         raise UnreadableItem("metadata", "the metadata contains half of a UTF-16 surrogate pair") from None
+    except RecursionError:
+        raise too_deep from None
+    # Brackets are counted first, for they are few nearly always.
+    if encoded.count(b"{") + encoded.count(b"[") > MAX_METADATA_DEPTH < measure_depth(metadata):
+        raise too_deep
     if b"\\u0000" in encoded and NUL_ESCAPE.search(encoded):
         raise UnreadableItem("metadata", "the metadata contains a NUL character (U+0000)")
     return encoded
+
+
+def measure_depth(value: Any) -> int:
+    """How many objects and arrays are around the innermost value. Without recursion, which has an end of its own."""
+    depth, layer = 0, [value]
+    while layer := [inner for inner in layer if isinstance(inner, dict | list)]:
+        depth += 1
+        layer = [part for inner in layer for part in (inner.values() if isinstance(inner, dict) else inner)]
+    return depth

@@ -7,7 +7,7 @@ import numpy.typing as npt
 from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
 
-from api.dependencies import Resources, ResourcesDependency
+from api.dependencies import CollectionName, Resources, ResourcesDependency
 from api.queries import encode_query
 from api.requests import SEARCH_DECODER, SearchRequest, decode_body
 from api.schemas import CollectionBody, CollectionList, MatchBody, SearchAnswer
@@ -40,7 +40,7 @@ def get_collections(resources: ResourcesDependency) -> CollectionList:
 
 
 @router.post("/v1/collections/{name}/search", openapi_extra=SEARCH_DOCS)
-async def post_search(request: Request, name: str, resources: ResourcesDependency) -> SearchAnswer:
+async def post_search(request: Request, name: CollectionName, resources: ResourcesDependency) -> SearchAnswer:
     """The rows with the highest cosine similarity to a text, or to a vector of the same space, best first."""
     body = await read_body(request, resources.settings.max_json_bytes)
     query = await run_in_threadpool(decode_body, body, SEARCH_DECODER)

@@ -51,6 +51,14 @@ def test_a_vector_finds_its_own_row(client: httpx.Client) -> None:
     assert len(answer.json()["data"]) == 10
 
 
+@pytest.mark.parametrize(
+    "name", ["nothing", "No-Name", "a%00b", "%ff"]
+)  # the last two are no text for Postgres
+def test_a_collection_that_is_not_there_is_not_found(client: httpx.Client, name: str) -> None:
+    answer = client.post(f"/v1/collections/{name}/search", json={"text": "a page"})
+    assert_problem(answer, 404, "collection-not-found")
+
+
 def test_searches_that_cannot_be_are_refused_with_the_reason(client: httpx.Client) -> None:
     cases = [
         ({"embedding": [1.0, 2.0]}, "invalid-option", "2 dimensions", "has 8"),

@@ -233,6 +233,13 @@ def test_a_wrong_query_parameter_is_refused_by_name(
             None,
         ),
         ('{"items": [{"key": "a", "text": "t"}], "metadata": {"a": "\\u0000"}}', 422, "invalid-option", None),
+        (
+            '{"items": [{"key": "a", "text": "t"}], "metadata": {"a": %s}}' % ("[" * 300 + "]" * 300),
+            422,
+            "invalid-option",
+            None,
+        ),
+        ('{"items": [{"key": "a", "text": "\\ud800"}], "metadata": {"a": 1e999}}', 400, "invalid-json", None),
         ('{"items": [{"key": "a", "text": "t"}], "collection": "No Name"}', 422, "invalid-option", None),
         ('{"items": [{"key": "a", "text": "t"}], "model": "nothing"}', 422, "unknown-model", None),
         ('{"items": []}', 422, "empty-job", None),

@@ -102,6 +102,14 @@ GOOD = b'{"key":"good","text":"t"}\n'
         (b'{"key":"a","text":"t","metadata":{"a":"\\u0000"}}', 422, "invalid-item", "NUL"),
         (b'{"key":"a","text":"t","metadata":{"a":"\\ud800"}}', 422, "invalid-item", "surrogate"),
         (b'{"key":"a","text":"t","metadata":{"a":1e999}}', 422, "invalid-item", "out of range"),
+        # Beside a surrogate another reader is used, with the same limits.
+        (b'{"key":"a","text":"\\ud800","metadata":{"a":1e999}}', 400, "invalid-json", "out of range"),
+        (
+            b'{"key":"a","text":"t","metadata":{"a":' + b"[" * 100 + b"]" * 100 + b"}}",
+            422,
+            "invalid-item",
+            "100 deep",
+        ),
         (b"[]", 422, "invalid-item", "Expected `object`"),
     ],
 )
@@ -124,6 +132,12 @@ def test_metadata_may_spell_a_backslash_before_u0000_and_any_number() -> None:
         "small": 0.0,  # Postgres' numeric ends at 16,383 digits behind the point
         "large": 123456789012345678901234567890,
     }
+
+
+def test_metadata_may_be_as_deep_as_answers_can_be_and_as_wide_as_it_likes() -> None:
+    deep, wide = b"[" * 99 + b"]" * 99, b"[" + b"{}," * 500 + b"{}]"
+    item = read_all([b'{"key":"a","text":"t","metadata":{"deep":' + deep + b',"wide":' + wide + b"}}\n"])[0]
+    assert len(json.loads(item.metadata)["wide"]) == 501
 
 
 @pytest.mark.parametrize(
