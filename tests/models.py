@@ -64,6 +64,29 @@ def write_transformer(directory: Path, architecture: str, *, pads_left: bool = F
     return directory
 
 
+def write_wide_bert(directory: Path) -> Path:
+    """A BERT with random weights that reads 8,192 tokens, each with much memory (34 kB) and little work."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=30522,
+        hidden_size=128,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        intermediate_size=4096,
+        max_position_embeddings=8192,
+    )
+    transformers.BertModel(config).save_pretrained(directory)
+    for name in TOKENIZER_FILES:
+        shutil.copy(packaged_model() / name, directory / name)
+    tokenizer_config = json.loads((directory / "tokenizer_config.json").read_text())
+    (directory / "tokenizer_config.json").write_text(
+        json.dumps(tokenizer_config | {"model_max_length": 8192})
+    )
+    return directory
+
+
 def write_sentence_transformer(
     directory: Path,
     transformer: Path,

@@ -66,7 +66,7 @@ class Engine:
         num_threads = settings.threads or device.num_threads
         self._card = card
         self._device = device
-        self._tuner = Tuner(card, device, settings, cache_dir)
+        self._tuner = Tuner(card, device, settings, cache_dir, sharing)
         self._limits = BatchLimits(self._tuner.max_batch_tokens(1))
         self._tokenizer = Tokenizer(card.path, lowercase=card.lowercase)
         self._switchboard = Switchboard(self._limits)

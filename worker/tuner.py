@@ -17,8 +17,10 @@ from worker.devices.device import CPU, Device
 from worker.model.encoder import EncoderReport
 from worker.parallel.executor import Work
 from worker.parallel.memory import MemoryReport
+from worker.parallel.starter import Sharing
 from worker.placement.footprint import VALUE_BYTES, Footprint, make_footprint
 from worker.placement.model_shape import read_model_shape
+from worker.placement.placement import FULLY_SHARDED, Replica
 from worker.settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
@@ -32,9 +34,17 @@ ACCELERATOR_BATCH_TOKENS: Final = 32768
 class Tuner:
     """Implements the executor's WorkObserver and answers the pool's question for the size of a batch."""
 
-    def __init__(self, card: ModelCard, device: Device, settings: WorkerSettings, cache_dir: Path) -> None:
+    def __init__(
+        self,
+        card: ModelCard,
+        device: Device,
+        settings: WorkerSettings,
+        cache_dir: Path,
+        sharing: Sharing | None = None,
+    ) -> None:
         self._card = card
         self._device = device
+        self._sharing = sharing
         self._cache_dir = cache_dir
         start_tokens = CPU_BATCH_TOKENS if device.kind == CPU else ACCELERATOR_BATCH_TOKENS
         self._budget = TokenBudget(
@@ -64,13 +74,14 @@ class Tuner:
                 "precision": report.precision.value,
                 "attention": report.attention,
                 "threads": report.num_threads,
+                **({"shared": describe_sharing(self._sharing.replica)} if self._sharing else {}),
             },
         )
         self._budget.recall(self._file.load())
         self._memory = memory
         footprint = foresee_footprint(self._card, report)
         if footprint is not None and memory is not None:
-            self._bound(footprint, memory.used_share)
+            self._bound(footprint, memory)
 
     def max_batch_tokens(self, max_length: int) -> int:
         """The most that a batch may cost whose longest sequence is that long. A BudgetSource."""
@@ -83,7 +94,7 @@ class Tuner:
                 logger.warning(
                     "%.0f %% of the memory of %s is in use, more than the high watermark of %.0f %%: batches shrink.",
                     100 * memory.used_share,
-                    self._device.name,
+                    self._fullest(memory).name,
                     100 * self._high_watermark,
                 )
         if not work.is_urgent:  # an urgent batch is short on purpose
@@ -125,10 +136,8 @@ class Tuner:
         return {
             "max_batch_tokens": max(budget["max_batch_tokens"] for budget in budgets.values()),
             "budgets": budgets,
-            "memory_bytes": memory.process_bytes,
-            "peak_memory_bytes": memory.peak_process_bytes,
-            "device_memory_bytes": memory.device_bytes,
-            "memory_used_share": memory.used_share,
+            **_describe_memory(memory),
+            **self._describe_ranks(memory),
             "num_out_of_memory": self.num_out_of_memory,
             "num_budget_shrinks": self._budget.num_shrunk,
         }
@@ -138,23 +147,49 @@ class Tuner:
         alone = sum(self._cost.of_sequence(int(length)) for length in work.batch.lengths)
         return math.floor(self._cost.of_batch(len(work.batch), work.batch.max_length, alone))
 
-    def _bound(self, footprint: Footprint, used_share: float) -> None:
-        """No batch is larger than what was free below the high watermark when the weights were loaded."""
-        free_bytes = int((self._high_watermark - used_share) * self._device.memory_bytes)
+    def _bound(self, footprint: Footprint, memory: MemoryReport) -> None:
+        """No batch is larger than what was free below the high watermark when the weights were loaded.
+
+        Where several devices share the model, on the one with the least; each has its part of a batch at a time.
+        """
+        free_bytes = min(
+            int((self._high_watermark - used_share) * device.memory_bytes)
+            for device, used_share in self._used_shares(memory)
+        )
+        num_parts = 1 if self._sharing is None else count_batch_parts(self._sharing.replica)
 
         def largest_batch_tokens(length: int) -> int:
-            return max(SMALLEST_TOKENS, footprint.largest_batch_tokens(free_bytes, length))
+            return max(SMALLEST_TOKENS, num_parts * footprint.largest_batch_tokens(free_bytes, length))
 
         self._budget.largest_batch_tokens = largest_batch_tokens
         if free_bytes <= 0:
             logger.warning(
                 "%.0f %% of the memory of %s is in use before the first batch, above the high watermark of %.0f %%; "
                 "batches have %d tokens.",
-                100 * used_share,
-                self._device.name,
+                100 * memory.used_share,
+                self._fullest(memory).name,
                 100 * self._high_watermark,
                 SMALLEST_TOKENS,
             )
+
+    def _used_shares(self, memory: MemoryReport) -> list[tuple[Device, float]]:
+        """Of every device of the replica."""
+        if self._sharing is None or not memory.ranks:
+            return [(self._device, memory.used_share)]
+        shares = [rank.used_share for rank in memory.ranks]
+        return list(zip(self._sharing.devices, shares, strict=True))
+
+    def _fullest(self, memory: MemoryReport) -> Device:
+        return max(self._used_shares(memory), key=lambda used: used[1])[0]
+
+    def _describe_ranks(self, memory: MemoryReport) -> dict[str, Any]:
+        """For the worker's report, where several devices share the model."""
+        if self._sharing is None:
+            return {}
+        ranks = zip(self._sharing.devices, memory.ranks, strict=False)  # none before the model is loaded
+        return {
+            "memory_of_ranks": [{"device": device.name, **_describe_memory(rank)} for device, rank in ranks]
+        }
 
     def _keep(self) -> None:
         if self._budget.is_changed and self._file is not None:
@@ -169,3 +204,22 @@ def foresee_footprint(card: ModelCard, report: EncoderReport) -> Footprint | Non
     except ModelError as error:
         logger.warning("The size of batches is found by trying: %s", error)
         return None
+
+
+def count_batch_parts(replica: Replica) -> int:
+    """In how many parts the devices of a replica have its batches: one after another, or each device one."""
+    return len(replica.devices) if replica.strategy == FULLY_SHARDED else replica.micro_batches
+
+
+def describe_sharing(replica: Replica) -> str:
+    """What batches cost depends on it, and how many fit."""
+    return f"{replica.strategy} over {len(replica.devices)}"
+
+
+def _describe_memory(memory: MemoryReport) -> dict[str, Any]:
+    return {
+        "memory_bytes": memory.process_bytes,
+        "peak_memory_bytes": memory.peak_process_bytes,
+        "device_memory_bytes": memory.device_bytes,
+        "memory_used_share": memory.used_share,
+    }

@@ -4,9 +4,7 @@ The factories of this file load it in the model process and then limit that proc
 than it has, so that large batches fail in the allocator itself. Only Linux obeys that limit.
 """
 
-import json
 import resource
-import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -17,8 +15,9 @@ import numpy as np
 import psutil
 import pytest
 
+from tests.models import write_wide_bert
 from vectormill.domain.item import OUT_OF_MEMORY
-from vectormill.registry import DEFAULT_MODEL, EncodingOptions, ModelCard, Registry, make_spec
+from vectormill.registry import EncodingOptions, ModelCard, Registry, make_spec
 from vectormill.settings import ModelEntry
 from worker.batching.token_batch import TokenBatch
 from worker.devices.detect import detect_inventory
@@ -34,9 +33,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 MEBIBYTE = 1 << 20
-PACKAGED = Registry({}).card(DEFAULT_MODEL).path
 WORDS = ("the", "engine", "reads", "many", "words", "and", "gives", "every", "text", "one", "vector")
-LONG_POSITIONS = 8192
 
 
 def load_limited(order: EncoderOrder, free_bytes: int) -> Encoder:
@@ -55,27 +52,7 @@ def load_with_little_memory(order: EncoderOrder) -> Encoder:
 
 @pytest.fixture(scope="module")
 def card(tmp_path_factory: pytest.TempPathFactory) -> ModelCard:
-    """A BERT with random weights that reads 8,192 tokens, and needs much memory for little arithmetic."""
-    import torch
-    import transformers
-
-    directory = tmp_path_factory.mktemp("wide")
-    torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=30522,
-        hidden_size=128,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        intermediate_size=4096,
-        max_position_embeddings=LONG_POSITIONS,
-    )
-    transformers.BertModel(config).save_pretrained(directory)
-    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt"):
-        shutil.copy(PACKAGED / name, directory / name)
-    tokenizer = json.loads((directory / "tokenizer_config.json").read_text())
-    (directory / "tokenizer_config.json").write_text(
-        json.dumps(tokenizer | {"model_max_length": LONG_POSITIONS})
-    )
+    directory = write_wide_bert(tmp_path_factory.mktemp("wide"))
     return Registry({"wide": ModelEntry(path=str(directory))}).card("wide", weights=True)
 
 

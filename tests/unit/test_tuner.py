@@ -13,7 +13,9 @@ from worker.batching.token_batch import TokenBatch
 from worker.devices.device import CPU, CUDA, Device
 from worker.model.encoder import Choice, EncoderReport
 from worker.parallel.executor import Work
-from worker.parallel.memory import MemoryReport
+from worker.parallel.memory import MemoryReport, join_reports
+from worker.parallel.starter import Sharing
+from worker.placement.placement import FULLY_SHARDED, PIPELINE, TENSOR, Replica, Shard, Stage
 from worker.settings import WorkerSettings
 from worker.tuner import Tuner
 
@@ -125,3 +127,27 @@ def test_the_report_has_the_memory_of_the_process_and_shrinks_are_said(
     assert (described["memory_used_share"], described["num_budget_shrinks"]) == (0.85, 1)
     assert described["max_batch_tokens"] == 512
     assert "85 % of the memory of cpu:0 is in use" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("strategy", "micro_batches", "parts"),
+    [
+        (TENSOR, 1, 1),  # every device has the whole batch
+        (FULLY_SHARDED, 1, 2),  # each has its half
+        (PIPELINE, 8, 8),  # a stage has one micro-batch after another
+    ],
+)
+def test_batches_of_a_shared_model_obey_its_fullest_device(
+    tmp_path: Path, strategy: str, micro_batches: int, parts: int
+) -> None:
+    devices = tuple(Device(f"cuda:{n}", CUDA, n, (), 2, GIB, description="a device") for n in range(2))
+    stage = Stage(0, 6, tuple(Shard(device.name, GIB, 0, 0) for device in devices))
+    sharing = Sharing(Replica(strategy, (stage,), micro_batches, 1 << 20, 1.0), devices)
+    settings = WorkerSettings(max_batch_tokens=1 << 20)
+    tuner = Tuner(CARD, devices[0], settings, tmp_path, sharing)
+    tuner.begin(report(), join_reports([memory(0.2), memory(0.7)]), PaddedCost())
+    # As in the first table: a tenth of a GiB is left on the second device.
+    assert tuner.max_batch_tokens(128) == parts * 44 * 128
+    described = tuner.describe()
+    assert [rank["device"] for rank in described["memory_of_ranks"]] == ["cuda:0", "cuda:1"]
+    assert described["memory_used_share"] == 0.7

@@ -172,7 +172,7 @@ class Executor:
                 try:
                     self._run_one_runner()
                 except RunnerLost as loss:
-                    self._recover(str(loss), is_killed=loss.is_killed)
+                    self._recover(loss)
             self.state, self.reason = STOPPED, "the engine was stopped"
         except ModelError as error:
             self.state, self.reason = DEAD, str(error)
@@ -308,25 +308,33 @@ class Executor:
         for message in runner.kill():
             self._hear(message)
 
-    def _recover(self, reason: str, *, is_killed: bool) -> None:
-        """The batch being encoded is given up as suspect; the others wait for the next runner."""
+    def _recover(self, loss: RunnerLost) -> None:
+        """The batch being encoded is given up as suspect; the others wait for the next runner.
+
+        But one that failed, as batches do on a runner that goes on, is tried again in halves: nobody loses anything.
+        """
         if self._runner is not None:
             self._kill(self._runner)
             self._runner = None
-        if self._started is not None:
+        is_halved = False
+        if loss.failed is not None:
+            is_halved = len(self._outstanding[loss.failed.number].sequences) > 1
+            self._hear(loss.failed)
+        elif self._started is not None:
             work = self._end(self._started)
-            if is_killed:
+            if loss.is_killed:
                 self._observer.observe_killed(work)
-            self._source.lose_work(work, reason)
+            self._source.lose_work(work, str(loss))
+        self._started = None
         self._return(*self._outstanding.values())
         self._outstanding.clear()
-        self._losses_in_row += 1
+        self._losses_in_row += not is_halved  # halves end by themselves, with a single sequence
         if self._losses_in_row > self._timeouts.max_restarts or self.report is None:
             raise ModelError(
-                f"The model process was lost {self._losses_in_row} times in a row, at last because {reason}."
+                f"The model process was lost {self._losses_in_row} times in a row, at last because {loss}."
             )
-        self.state, self.reason = RESTARTING, reason
+        self.state, self.reason = RESTARTING, str(loss)
         self.num_restarts += 1
-        pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 4 ** (self._losses_in_row - 1))
-        logger.warning("The runner was lost because %s; it is started again in %.1f s.", reason, pause)
+        pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 4 ** max(0, self._losses_in_row - 1))
+        logger.warning("The runner was lost because %s; it is started again in %.1f s.", loss, pause)
         self._stopping.wait(pause)

@@ -3,7 +3,7 @@
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -23,13 +23,26 @@ class MemoryReport:
     """Bytes of the runner's process, now and at most; and of its device, where that is not the processor.
 
     `device_bytes` is the most that this process's tensors held there since the last report. `used_share` is the share
-    of the device's memory that anyone uses, main memory for a processor.
+    of the device's memory that anyone uses, main memory for a processor. `ranks` are the reports of all ranks where
+    several devices share a model, and this one is theirs together.
     """
 
     process_bytes: int
     peak_process_bytes: int
     device_bytes: int
     used_share: float
+    ranks: tuple["MemoryReport", ...] = ()
+
+
+def join_reports(ranks: Sequence[MemoryReport]) -> MemoryReport:
+    """The report of a replica: its processes together, and its fullest device, which bounds the batches of all."""
+    return MemoryReport(
+        process_bytes=sum(rank.process_bytes for rank in ranks),
+        peak_process_bytes=sum(rank.peak_process_bytes for rank in ranks),
+        device_bytes=max(rank.device_bytes for rank in ranks),
+        used_share=max(rank.used_share for rank in ranks),
+        ranks=tuple(ranks),
+    )
 
 
 class MemoryGauge:

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Final
 
 from vectormill.processes import in_lasting_thread
-from worker.parallel.messages import Load
+from worker.parallel.messages import EncodeFailed, Load
 from worker.parallel.stacks import StackFile
 
 logger = logging.getLogger(__name__)
@@ -34,14 +34,16 @@ SEND_TIMEOUT_SECONDS: Final = 60
 
 
 class RunnerLost(Exception):
-    """The runner's process ended, or was ended because it hung.
+    """The runner's process ended, or has to be ended because it cannot go on.
 
     `is_killed` says that somebody else sent it SIGKILL, as the kernel does with the process that exhausts memory.
+    `failed` is the batch that it cannot go on after, which failed as any batch may and is nobody's last.
     """
 
-    def __init__(self, reason: str, *, is_killed: bool = False) -> None:
+    def __init__(self, reason: str, *, is_killed: bool = False, failed: EncodeFailed | None = None) -> None:
         super().__init__(reason)
         self.is_killed = is_killed
+        self.failed = failed
 
 
 class Runner:

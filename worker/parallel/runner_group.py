@@ -1,33 +1,26 @@
 """RunnerGroup: the runners of one replica, which its executor treats as one. Knows no strategy.
 
 All are given every batch, in one order, and all answer it: their vectors one behind the other, in the order of the
-ranks, are the batch's. One that dies, or fails where the others do not, ends the group: its neighbours may be waiting
-for it in the middle of a layer.
+ranks, are the batch's. One that dies or fails ends the group: its neighbours wait for it in the middle of a layer, or
+have sent what the next batch would take for its own.
 """
 
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import numpy as np
 
+from worker.parallel.memory import MemoryReport, join_reports
 from worker.parallel.messages import Encode, Encoded, EncodeFailed, Load, Loaded, LoadFailed, Started
 from worker.parallel.runner import Runner, RunnerLost
 
-# A batch that no rank can encode fails on all of them at about the same time.
-FAILURE_GRACE_SECONDS: Final = 5.0
-
-
-@dataclass(slots=True)
-class _Outcome:
-    """What the ranks have said of one batch, by rank."""
-
-    parts: dict[int, Encoded] = field(default_factory=dict)
-    failures: dict[int, EncodeFailed] = field(default_factory=dict)
+# A rank whose neighbour dies may hear of that before we do, as an error of its own: the cause is waited for.
+CAUSE_SECONDS: Final = 5.0
 
 
 class RunnerGroup:
@@ -44,8 +37,11 @@ class RunnerGroup:
             Runner(load, environment) for load, environment in zip(loads, environments, strict=True)
         ]
         self._loaded: dict[int, Loaded] = {}
-        self._outcomes: dict[int, _Outcome] = {}
+        self._parts: dict[int, dict[int, Encoded]] = {}  # what ranks have answered, by batch and rank
+        self._failures: list[tuple[int, EncodeFailed]] = []  # with the rank
+        self._memories: dict[int, MemoryReport] = {}  # of ranks, since all of them were last reported
         self._begun: deque[int] = deque()  # by the first rank, and not yet ended by all
+        self._said: list[Any] = []  # by the group, and not yet returned
 
     @property
     def connections(self) -> "list[Connection[Any, Any]]":
@@ -65,29 +61,30 @@ class RunnerGroup:
 
     def receive(self) -> list[Any]:
         """What the group as a whole has to say now; perhaps nothing yet. Raises RunnerLost."""
-        said = self._listen(0)
-        deadline = time.monotonic() + FAILURE_GRACE_SECONDS
-        while failed := [outcome for outcome in self._outcomes.values() if outcome.failures]:
-            if time.monotonic() >= deadline:
-                reason = next(iter(failed[0].failures.values())).reason
-                raise RunnerLost(f"one rank of the replica failed and the others wait for it ({reason})")
-            said += self._listen(deadline - time.monotonic())
+        self._listen(0)
+        deadline = time.monotonic() + CAUSE_SECONDS
+        while self._failures:
+            exhausted = [failure for failure in self._failures if failure[1].is_out_of_memory]
+            if exhausted or time.monotonic() >= deadline:
+                rank, failed = (exhausted or self._failures)[0]
+                raise RunnerLost(
+                    f"rank {rank} failed with a batch and the others wait for it ({failed.reason})",
+                    failed=failed,
+                )
+            self._listen(deadline - time.monotonic())
+        said, self._said = self._said, []
         return said
 
-    def _listen(self, timeout: float) -> list[Any]:
+    def _listen(self, timeout: float) -> None:
         ready = wait(self.connections, timeout)
-        return [
-            message
-            for number, runner in enumerate(self._runners)
-            if runner.connection in ready
-            for heard in runner.receive()
-            for message in self._hear(number, heard)
-        ]
+        for number, runner in enumerate(self._runners):
+            if runner.connection in ready:
+                for message in runner.receive():
+                    self._said += self._hear(number, message)
 
     def stacks(self) -> list[str]:
         """Where every rank is, and which of them have done what the others wait for."""
-        outcome = self._outcomes.get(self._begun[0]) if self._begun else None
-        done = {} if outcome is None else outcome.parts
+        done = self._parts.get(self._begun[0], {}) if self._begun else {}
         return [
             f"rank {number}, {'done' if number in done else 'not done'} with the batch, {stacks}"
             for number, runner in enumerate(self._runners)
@@ -105,28 +102,32 @@ class RunnerGroup:
             (number, message) for number, runner in enumerate(self._runners) for message in runner.kill()
         ]
         self._meeting_place.cleanup()
-        return [message for number, heard in unread for message in self._hear(number, heard)]
+        for number, message in unread:
+            self._said += self._hear(number, message)
+        return self._said
 
     def _hear(self, number: int, message: Any) -> list[Any]:
         """What the message of one rank makes complete; nothing while others still have to speak."""
         if isinstance(message, LoadFailed):
             return [message]
         if isinstance(message, Loaded):
+            self._note_memory(number, message.memory)
             self._loaded[number] = message
             return [self._describe()] if len(self._loaded) == len(self._runners) else []
         if isinstance(message, Started):
             return self._begin(message) if number == 0 else []
-        outcome = self._outcomes.setdefault(message.number, _Outcome())
         if isinstance(message, EncodeFailed):
-            outcome.failures[number] = message
-        else:
-            outcome.parts[number] = message
-        if len(outcome.parts) + len(outcome.failures) < len(self._runners):
+            self._failures.append((number, message))
             return []
-        del self._outcomes[message.number]
+        self._note_memory(number, message.memory)
+        parts = self._parts.setdefault(message.number, {})
+        parts[number] = message
+        if len(parts) < len(self._runners):
+            return []
+        del self._parts[message.number]
         self._begun.remove(message.number)
         following = [Started(self._begun[0])] if self._begun else []
-        return [_join(message.number, outcome), *following]
+        return [self._join(message.number, parts), *following]
 
     def _begin(self, message: Started) -> list[Any]:
         """The first stage of a pipeline begins a batch while the last one still has the one before: that is suspect."""
@@ -138,13 +139,21 @@ class RunnerGroup:
         first = self._loaded[0]
         names = "+".join(self._loaded[number].report.device.value for number in range(len(self._runners)))
         device = replace(first.report.device, value=names)
-        return replace(first, report=replace(first.report, device=device))
+        return Loaded(replace(first.report, device=device), self._take_memory())
 
+    def _join(self, number: int, parts: Mapping[int, Encoded]) -> Encoded:
+        """What all ranks have answered, as one; it took as long as the slowest of them."""
+        vectors = np.concatenate([parts[rank].vectors for rank in sorted(parts)])
+        seconds = max(part.seconds for part in parts.values())
+        return Encoded(number, vectors, seconds, self._take_memory())
 
-def _join(number: int, outcome: _Outcome) -> Encoded | EncodeFailed:
-    """What all ranks have said of a batch, as one outcome; it took as long as the slowest of them."""
-    if outcome.failures:
-        return next(iter(outcome.failures.values()))
-    parts = [outcome.parts[rank] for rank in sorted(outcome.parts)]
-    vectors = np.concatenate([part.vectors for part in parts])
-    return Encoded(number, vectors, max(part.seconds for part in parts), parts[0].memory)
+    def _note_memory(self, number: int, memory: MemoryReport | None) -> None:
+        if memory is not None:
+            self._memories[number] = memory
+
+    def _take_memory(self) -> MemoryReport | None:
+        """Once every rank has reported anew: each does so at most four times a second, at moments of its own."""
+        if len(self._memories) < len(self._runners):
+            return None
+        ranks, self._memories = [self._memories[rank] for rank in sorted(self._memories)], {}
+        return join_reports(ranks)
