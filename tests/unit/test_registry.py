@@ -4,6 +4,8 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +195,46 @@ def test_an_unreachable_hub_is_a_sentence_that_says_what_to_do(
     monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
     with pytest.raises(ModelError, match=r"no route to host.*register its directory"):
         Registry({"m": ModelEntry(path="some-org/some-model")}).card("m")
+
+
+def test_a_model_that_hangs_at_the_hub_keeps_no_other_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    is_asked, may_end = threading.Event(), threading.Event()
+
+    def hang(*arguments: object, **options: object) -> str:
+        is_asked.set()
+        may_end.wait(20)
+        raise OSError("timed out")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", hang)
+    registry = Registry({"far": ModelEntry(path="some-org/some-model")})
+    with ThreadPoolExecutor(2) as pool:
+        far = pool.submit(registry.card, "far")
+        assert is_asked.wait(20)
+        assert pool.submit(registry.card, DEFAULT_MODEL).result(20).dimension == 384
+        may_end.set()
+        with pytest.raises(ModelError, match="timed out"):
+            far.result(20)
+
+
+def test_a_hub_that_gave_no_files_is_asked_again_only_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    asked = []
+    now = 100.0
+
+    def refuse(name: str, **options: object) -> str:
+        asked.append(name)
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
+    registry = Registry({"far": ModelEntry(path="some-org/some-model")}, clock=lambda: now)
+    for moment, num_asked in ((100.0, 1), (129.0, 1), (131.0, 2)):
+        now = moment
+        with pytest.raises(ModelError, match="no route to host"):
+            registry.card("far")
+        assert len(asked) == num_asked
 
 
 def test_the_revision_follows_the_content_and_not_the_place_or_date(tmp_path: Path) -> None:
