@@ -19,6 +19,8 @@ def make_engine(url: str, *, application_name: str, pool_size: int = 5) -> Engin
         max_overflow=pool_size,
         pool_timeout=30,
         pool_pre_ping=True,
+        # Or every error that is logged would quote what clients sent: keys, metadata, texts of queries.
+        hide_parameters=True,
         connect_args={
             "application_name": application_name,
             "connect_timeout": 10,
