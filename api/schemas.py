@@ -46,6 +46,9 @@ class JobBody(BaseModel):
 
     id: UUID
     state: str = Field(json_schema_extra={"enum": list(JOB_STATES)})
+    waiting_because: str | None = Field(
+        description="Why it makes no progress, in a sentence; null while it does, and when it has ended."
+    )
     model: str
     collection: str | None
     priority: int
@@ -77,10 +80,11 @@ class JobBody(BaseModel):
     metadata: dict[str, Any]
 
     @classmethod
-    def from_job(cls, job: Job) -> Self:
+    def from_job(cls, job: Job, waiting_because: str | None = None) -> Self:
         return cls(
             id=job.id,
             state=job.state,
+            waiting_because=waiting_because,
             model=job.spec.model,
             collection=job.collection,
             priority=job.priority,

@@ -38,6 +38,10 @@ class Dispatcher:
         self._is_redis_away = False
         self._has_unrung = False  # a dispatch was marked whose message may not have reached Redis
 
+    @property
+    def is_redis_away(self) -> bool:
+        return self._is_redis_away
+
     def recall_lost_messages(self) -> bool:
         """Looks whether Redis lost messages, and dispatches again what it may not hold. False while Redis is away."""
         try:

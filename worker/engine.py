@@ -160,6 +160,7 @@ class Engine:
         return {
             "model": self._card.name,
             "revision": self._card.revision,
+            "pooling": "+".join(self._card.pooling),
             "state": self._executor.state,
             "state_reason": self._executor.reason,
             **choices,

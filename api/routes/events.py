@@ -11,11 +11,12 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 
 from api.dependencies import JobId, Resources, ResourcesDependency
+from api.job_bodies import describe_job
 from api.problems import is_database_away
 from api.schemas import JobBody
 from vectormill.db.jobs import find_job
 from vectormill.domain.errors import JobNotFound
-from vectormill.domain.job import Job
+from vectormill.domain.job import TERMINAL_JOB_STATES
 
 router = APIRouter(tags=["jobs"])
 
@@ -32,26 +33,26 @@ RETRY_MILLISECONDS: Final = 2000
 )
 async def get_events(resources: ResourcesDependency, job_id: JobId) -> StreamingResponse:
     """`progress` events whose data is the job, whenever it has moved; the last event is `end`."""
-    job = await run_in_threadpool(load_job, resources, job_id)
+    job = await run_in_threadpool(load_body, resources, job_id)
     return StreamingResponse(
         follow_job(resources, job), media_type="text/event-stream", headers={"Cache-Control": "no-store"}
     )
 
 
-async def follow_job(resources: Resources, job: Job) -> AsyncIterator[str]:
+async def follow_job(resources: Resources, job: JobBody) -> AsyncIterator[str]:
     yield f"retry: {RETRY_MILLISECONDS}\n\n"
     yield write_event(job)
     last, spoken_at = job, time.monotonic()
-    while not last.is_terminal and not resources.is_stopping():
+    while last.state not in TERMINAL_JOB_STATES and not resources.is_stopping():
         await anyio.sleep(POLL_SECONDS)
         try:
-            job = await run_in_threadpool(load_job, resources, last.id)
+            job = await run_in_threadpool(load_body, resources, last.id)
         except JobNotFound:
             return
         except Exception as error:  # a restart of Postgres is no reason to end the stream; anything else is
             if not is_database_away(error):
                 raise
-        if (job.state, job.num_done, job.num_failed) != (last.state, last.num_done, last.num_failed):
+        if has_moved(last, job):
             last, spoken_at = job, time.monotonic()
             yield write_event(job)
         elif time.monotonic() - spoken_at > SILENCE_SECONDS:
@@ -59,11 +60,20 @@ async def follow_job(resources: Resources, job: Job) -> AsyncIterator[str]:
             yield ": still here\n\n"
 
 
-def write_event(job: Job) -> str:
-    name = "end" if job.is_terminal else "progress"
-    return f"event: {name}\ndata: {JobBody.from_job(job).model_dump_json()}\n\n"
+def has_moved(last: JobBody, job: JobBody) -> bool:
+    """Whether there is something to tell. Why a job waits is told, that it no longer does is not: items tell it."""
+    counts = (job.state, job.num_done, job.num_failed)
+    return counts != (last.state, last.num_done, last.num_failed) or job.waiting_because not in (
+        None,
+        last.waiting_because,
+    )
 
 
-def load_job(resources: Resources, job_id: UUID) -> Job:
+def write_event(job: JobBody) -> str:
+    name = "end" if job.state in TERMINAL_JOB_STATES else "progress"
+    return f"event: {name}\ndata: {job.model_dump_json()}\n\n"
+
+
+def load_body(resources: Resources, job_id: UUID) -> JobBody:
     with resources.engine.connect() as connection:
-        return find_job(connection, job_id)
+        return describe_job(connection, find_job(connection, job_id))

@@ -3,10 +3,12 @@
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.cursors import decode_cursor, encode_cursor
 from api.dependencies import JobId, ResourcesDependency
+from api.job_bodies import describe_job, describe_jobs, describe_new_job
 from api.problems import Place, Problem
 from api.requests import (
     LONG_TEXTS_DESCRIPTION,
@@ -114,7 +116,7 @@ async def create_job(
     job = await receive_job(request, resources)
     response.headers["Location"] = f"/v1/jobs/{job.id}"
     response.headers["Retry-After"] = str(POLL_AFTER_SECONDS)
-    return JobBody.from_job(job)
+    return await run_in_threadpool(describe_new_job, resources.engine, job)
 
 
 @router.get("/v1/jobs")
@@ -126,9 +128,10 @@ def get_jobs(resources: ResourcesDependency, wanted: Annotated[JobFilter, Query(
     before_seq = decode_cursor(wanted.after)
     with resources.engine.connect() as connection:
         jobs = list_jobs(connection, state=wanted.state, before_seq=before_seq, limit=wanted.limit + 1)
-    page = jobs[: wanted.limit]
+        page = jobs[: wanted.limit]
+        bodies = describe_jobs(connection, page)
     return JobPage(
-        data=[JobBody.from_job(job) for job in page],
+        data=bodies,
         next=encode_cursor(page[-1].seq) if len(jobs) > len(page) else None,
     )
 
@@ -137,39 +140,35 @@ def get_jobs(resources: ResourcesDependency, wanted: Annotated[JobFilter, Query(
 def get_job(resources: ResourcesDependency, job_id: JobId) -> JobBody:
     """The job as it stands now."""
     with resources.engine.connect() as connection:
-        return JobBody.from_job(find_job(connection, job_id))
+        return describe_job(connection, find_job(connection, job_id))
 
 
 @router.post("/v1/jobs/{job_id}/cancel")
 def post_cancel(resources: ResourcesDependency, job_id: JobId) -> JobBody:
     """Stops the job; vectors already committed stay. Twice is the same as once."""
     with resources.engine.begin() as connection:
-        job = cancel_job(connection, job_id)
-    return JobBody.from_job(job)
+        return describe_job(connection, cancel_job(connection, job_id))
 
 
 @router.post("/v1/jobs/{job_id}/pause")
 def post_pause(resources: ResourcesDependency, job_id: JobId) -> JobBody:
     """Keeps back what no worker holds yet; chunks at a worker are finished. Twice is the same as once."""
     with resources.engine.begin() as connection:
-        job = pause_job(connection, job_id)
-    return JobBody.from_job(job)
+        return describe_job(connection, pause_job(connection, job_id))
 
 
 @router.post("/v1/jobs/{job_id}/resume")
 def post_resume(resources: ResourcesDependency, job_id: JobId) -> JobBody:
     """Lets a paused job go on. Twice is the same as once."""
     with resources.engine.begin() as connection:
-        job = resume_job(connection, job_id)
-    return JobBody.from_job(job)
+        return describe_job(connection, resume_job(connection, job_id))
 
 
 @router.post("/v1/jobs/{job_id}/retry")
 def post_retry(resources: ResourcesDependency, job_id: JobId) -> JobBody:
     """Encodes the failed items of an ended or paused job again, and only these. A paused job stays paused."""
     with resources.engine.begin() as connection:
-        job = retry_job(connection, job_id)
-    return JobBody.from_job(job)
+        return describe_job(connection, retry_job(connection, job_id))
 
 
 @router.get("/v1/jobs/{job_id}/errors")

@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from uuid import uuid4
 
 import httpx
 import pytest
@@ -22,6 +23,7 @@ from tests.api_server import (
     submit,
 )
 from vectormill.db.session import make_engine
+from vectormill.db.workers import beat_worker
 from vectormill.settings import Settings
 
 
@@ -143,6 +145,33 @@ def test_a_job_is_paused_and_resumed_as_often_as_one_likes_until_it_has_ended(
     assert encode_waiting(engine) == 1
     for wish in ("pause", "resume"):
         assert_problem(client.post(f"{path}/{wish}"), 409, "wrong-job-state", "The job is completed")
+
+
+def test_every_answer_says_why_a_job_waits(client: httpx.Client, engine: Engine) -> None:
+    job = submit(client, ITEMS)
+    path = f"/v1/jobs/{job['id']}"
+    missing = f"No live worker serves {job['model']}"
+    assert missing in job["waiting_because"]
+    assert missing in client.get(path).json()["waiting_because"]
+    assert missing in client.get("/v1/jobs").json()["data"][0]["waiting_because"]
+    assert "`vectormill resume" in client.post(f"{path}/pause").json()["waiting_because"]
+    assert missing in client.post(f"{path}/resume").json()["waiting_because"]
+    encode_waiting(engine)
+    assert client.get(path).json()["waiting_because"] is None
+
+
+def test_a_stream_of_progress_tells_when_a_job_waits_for_something_else(
+    client: httpx.Client, engine: Engine
+) -> None:
+    job = submit(client, ITEMS)
+    with client.stream("GET", f"/v1/jobs/{job['id']}/events") as answer:
+        data = (line.removeprefix("data: ") for line in answer.iter_lines() if line.startswith("data: "))
+        assert "No live worker serves" in json.loads(next(data))["waiting_because"]
+        with engine.begin() as connection:
+            beat_worker(connection, "w", uuid4(), job["model"], 4, {"state": "loading"})
+        assert "w is loading" in json.loads(next(data))["waiting_because"]
+        encode_waiting(engine)
+        assert json.loads(list(data)[-1])["state"] == "completed"
 
 
 def test_progress_is_streamed_until_the_job_has_ended(client: httpx.Client, engine: Engine) -> None:

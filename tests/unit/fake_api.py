@@ -51,6 +51,7 @@ class FakeApi:
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self.headers: list[dict[str, str]] = []
         self.final_state: str | None = None
+        self.waiting_because: str | None = None
         self.missing_vectors: set[str] = set()
         self.failures_before_success = 0  # answers 503
         self.drops_before_success = 0  # closes the connection after the job is stored
@@ -66,6 +67,7 @@ class FakeApi:
         self.jobs[job_id] = {
             "id": job_id,
             "state": "queued",
+            "waiting_because": self.waiting_because,
             "model": parameters.get("model", "mini"),
             "collection": parameters.get("collection"),
             "priority": int(parameters.get("priority", 5)),

@@ -139,6 +139,18 @@ def test_a_job_that_is_not_there_is_bad_input(api: FakeApi, capsys: pytest.Captu
     assert capsys.readouterr().err == "vectormill: There is no job job-9.\n"
 
 
+def test_what_a_job_waits_for_is_told_when_it_is_submitted_and_in_its_status(
+    api: FakeApi, texts: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api.waiting_because = "No live worker serves mini; start one with `vectormill worker --model mini`."
+    assert run("submit", texts) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "job-1\n"
+    assert api.waiting_because in shown.err.splitlines()
+    assert run("status", "job-1") == 0
+    assert f"waiting_because\t{api.waiting_because}" in capsys.readouterr().out.splitlines()
+
+
 def test_jobs_are_paused_and_resumed(api: FakeApi, texts: str, capsys: pytest.CaptureFixture[str]) -> None:
     run("submit", texts)
     assert run("pause", "job-1") == 0

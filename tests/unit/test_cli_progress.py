@@ -56,6 +56,29 @@ def test_without_a_terminal_a_line_is_written_when_something_changes(
     assert states == ["queued", "running", "completed"]
 
 
+def test_what_a_job_waits_for_is_told_once_until_it_is_something_else(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    screen = io.StringIO()
+    for console in (
+        Console(file=io.StringIO(), force_terminal=False),
+        Console(file=screen, force_terminal=True, width=120),
+    ):
+        with JobProgress(console) as progress:
+            for reason in (None, "busy [1]", None, "busy [1]", "gone", None):
+                progress(JOB | {"waiting_because": reason})
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if not line.startswith("running: ")] == ["busy [1]", "gone"]
+    assert len(lines) == 5  # the counts at first, and before each reason
+    assert screen.getvalue().count("busy [1]") == screen.getvalue().count("gone") == 1
+
+
+def test_a_paused_job_shows_no_rate() -> None:
+    assert describe_counts(JOB | {"state": "paused", "eta_seconds": None}) == (
+        "2,000 of 8,000 items · 10 failed · 1 chunks retried"
+    )
+
+
 def test_on_a_terminal_a_bar_is_drawn() -> None:
     screen = io.StringIO()
     with JobProgress(Console(file=screen, force_terminal=True, width=120)) as progress:

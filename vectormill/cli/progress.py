@@ -10,6 +10,7 @@ from typing import Any, Final, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.text import Text
 
 from vectormill.domain.job import PAUSED
 
@@ -24,6 +25,7 @@ class JobProgress:
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         self._state: str | None = None
+        self._reason: str | None = None
         self._said_at = -PLAIN_PAUSE_SECONDS
 
     def __enter__(self) -> Self:
@@ -46,7 +48,14 @@ class JobProgress:
             self._bar.stop()
 
     def __call__(self, job: dict[str, Any]) -> None:
+        # Told once until it is another: a job that gets its turn now and then waits for the same as before.
+        reason = job.get("waiting_because")
+        is_new = reason is not None and reason != self._reason
+        if is_new:
+            self._reason = reason
         if self._bar is not None and self._task is not None:
+            if is_new:
+                self._bar.console.print(Text(reason or ""))  # Text: it may quote an error with brackets
             self._bar.update(
                 self._task,
                 description=job["state"],
@@ -54,9 +63,9 @@ class JobProgress:
                 total=job["num_items"] or None,
                 completed=count_ended(job),
             )
-        elif job["state"] != self._state or time.monotonic() - self._said_at >= PLAIN_PAUSE_SECONDS:
+        elif is_new or job["state"] != self._state or time.monotonic() - self._said_at >= PLAIN_PAUSE_SECONDS:
             self._said_at = time.monotonic()
-            sys.stderr.write(f"{job['state']}: {describe_counts(job)}\n")
+            sys.stderr.write(f"{job['state']}: {describe_counts(job)}\n" + (f"{reason}\n" if is_new else ""))
             sys.stderr.flush()
         self._state = job["state"]
 

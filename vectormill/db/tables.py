@@ -213,7 +213,7 @@ workers = Table(
 heartbeats = Table(
     "heartbeats",
     metadata,
-    Column("duty", Text, primary_key=True),  # the scheduler's, for /readyz
+    Column("duty", Text, primary_key=True),  # see workers.py
     _moment("beat_at", is_now=True),
 )
 

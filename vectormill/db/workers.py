@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 from sqlalchemy import Connection, text
@@ -12,6 +12,11 @@ from vectormill.db.jsonb import to_jsonb
 
 # Three heartbeats of 5 s: one lost on the way does not make a worker look dead.
 ALIVE_SECONDS = 15.0
+
+# Duties in the table of heartbeats. A second one tells that the first cannot be done: a scheduler of an earlier release
+# never gives it, and so never looks as if Redis was away.
+SCHEDULER: Final = "scheduler"
+REDIS_AWAY: Final = "redis away"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,27 +79,33 @@ def list_workers(connection: Connection) -> list[Worker]:
     return [Worker(*row) for row in connection.execute(LIST_WORKERS, {"alive_seconds": ALIVE_SECONDS})]
 
 
-def beat_scheduler(connection: Connection) -> None:
-    """The scheduler's sign of life."""
-    connection.execute(
-        text("""
-            INSERT INTO vectormill.heartbeats (duty) VALUES ('scheduler')
-            ON CONFLICT (duty) DO UPDATE SET beat_at = now()
-        """)
-    )
+BEAT_DUTY = text("""
+    INSERT INTO vectormill.heartbeats (duty) VALUES (:duty) ON CONFLICT (duty) DO UPDATE SET beat_at = now()
+""")
+
+
+def beat_scheduler(connection: Connection, *, is_redis_away: bool = False) -> None:
+    """The scheduler's sign of life, and whether it can ring the bell."""
+    connection.execute(BEAT_DUTY, {"duty": SCHEDULER})
+    if is_redis_away:
+        connection.execute(BEAT_DUTY, {"duty": REDIS_AWAY})
+    else:
+        connection.execute(text("DELETE FROM vectormill.heartbeats WHERE duty = :duty"), {"duty": REDIS_AWAY})
+
+
+LIST_SIGNS_OF_LIFE = text("""
+    SELECT duty FROM vectormill.heartbeats WHERE beat_at > now() - make_interval(secs => :alive_seconds)
+""")
+
+
+def list_signs_of_life(connection: Connection) -> set[str]:
+    """What the scheduler has told lately: SCHEDULER, REDIS_AWAY."""
+    return set(connection.execute(LIST_SIGNS_OF_LIFE, {"alive_seconds": ALIVE_SECONDS}).scalars())
 
 
 def is_scheduler_alive(connection: Connection) -> bool:
     """Whether a scheduler has given a sign of life lately."""
-    return bool(
-        connection.execute(
-            text("""
-                SELECT EXISTS (SELECT 1 FROM vectormill.heartbeats
-                 WHERE duty = 'scheduler' AND beat_at > now() - make_interval(secs => :alive_seconds))
-            """),
-            {"alive_seconds": ALIVE_SECONDS},
-        ).scalar_one()
-    )
+    return SCHEDULER in list_signs_of_life(connection)
 
 
 # Pending chunks are not counted, there may be millions: they are what the jobs' counters say is open, less what was

@@ -103,6 +103,8 @@ def submit(
     typer.echo(
         f"{job['num_items']:,} items submitted. Watch: vectormill status {job['id']} --watch", err=True
     )
+    if job.get("waiting_because"):
+        typer.echo(job["waiting_because"], err=True)
 
 
 @app.command(epilog="Example: vectormill jobs --state running")
