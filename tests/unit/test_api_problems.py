@@ -57,6 +57,7 @@ def database_error(kind: type[Any]) -> Exception:
         (errors.CollectionNotFound(), 404, "collection-not-found"),
         (errors.IdempotencyMismatch(), 422, "idempotency-mismatch"),
         (errors.SubmissionInProgress(), 409, "submission-in-progress"),
+        (errors.UploadRemoved(), 409, "upload-removed"),
         (errors.SpecMismatch(), 409, "spec-mismatch"),
         (errors.WrongJobState(), 409, "wrong-job-state"),
         (errors.EncodingTimeout(), 503, "encoding-timeout"),

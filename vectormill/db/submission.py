@@ -5,6 +5,8 @@ Small jobs are one transaction. Larger ones are written in parts while they arri
 """
 
 import hashlib
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 from typing import Self
@@ -23,6 +25,7 @@ from vectormill.domain.errors import (
     EmptyJob,
     IdempotencyMismatch,
     SubmissionInProgress,
+    UploadRemoved,
 )
 from vectormill.domain.item import Item
 from vectormill.domain.job import UPLOADING, Job, NewJob
@@ -30,6 +33,10 @@ from vectormill.settings import Settings
 
 # Chunks per transaction of a large upload: 8 × 1 MiB of text at the most wait in memory.
 _CHUNKS_PER_PART = 8
+# While items arrive a part is written so often at the least: it is the upload's sign of life. One that gave none for so
+# long yields its Idempotency-Key to a client that tries again: its API process was killed, or its client is gone.
+_PART_SECONDS = 15.0
+_YIELD_SECONDS = 60.0
 
 INSERT_JOB = text("""
     INSERT INTO vectormill.jobs (id, state, model, spec, priority, metadata, idempotency_key)
@@ -38,8 +45,7 @@ INSERT_JOB = text("""
     RETURNING seq
 """)
 
-# Another submission with the same key that has been silent for long died with its API process: take its place.
-DELETE_STALE_UPLOAD = text("""
+DELETE_SILENT_UPLOAD = text("""
     DELETE FROM vectormill.jobs
      WHERE idempotency_key = :key AND state = 'uploading'
        AND updated_at < now() - make_interval(secs => :timeout)
@@ -47,6 +53,11 @@ DELETE_STALE_UPLOAD = text("""
 
 FIND_BY_IDEMPOTENCY_KEY = text("""
     SELECT id, state, content_hash FROM vectormill.jobs WHERE idempotency_key = :key
+""")
+
+# Locks the job until the part is committed, so that nobody removes it meanwhile.
+GIVE_SIGN_OF_LIFE = text("""
+    UPDATE vectormill.jobs SET updated_at = now() WHERE id = :id AND state = 'uploading' RETURNING id
 """)
 
 INSERT_CHUNK = text("""
@@ -78,8 +89,16 @@ class JobWriter:
     job that is there, or raises IdempotencyMismatch. Not thread-safe.
     """
 
-    def __init__(self, engine: Engine, new_job: NewJob, settings: Settings) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        new_job: NewJob,
+        settings: Settings,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._engine = engine
+        self._clock = clock
+        self._part_due = 0.0
         self._new_job = new_job
         self._settings = settings
         self._id: UUID = uuid4()
@@ -109,8 +128,8 @@ class JobWriter:
         return self
 
     def _find_existing(self, connection: Connection, key: str) -> None:
-        timeout = self._settings.upload_timeout_seconds
-        connection.execute(DELETE_STALE_UPLOAD, {"key": key, "timeout": timeout})
+        timeout = min(_YIELD_SECONDS, self._settings.upload_timeout_seconds)
+        connection.execute(DELETE_SILENT_UPLOAD, {"key": key, "timeout": timeout})
         row = connection.execute(FIND_BY_IDEMPOTENCY_KEY, {"key": key}).one_or_none()
         if row is None:
             return
@@ -139,9 +158,9 @@ class JobWriter:
             or self._item_bytes >= self._settings.chunk_max_bytes
         ):
             self._close_chunk()
-            if len(self._part) >= _CHUNKS_PER_PART:
-                with self._engine.begin() as connection:
-                    self._write_part(connection)
+        if len(self._part) >= _CHUNKS_PER_PART or (self._is_inserted and self._clock() >= self._part_due):
+            with self._engine.begin() as connection:
+                self._write_part(connection)
 
     def _close_chunk(self) -> None:
         if not self._items:
@@ -162,13 +181,12 @@ class JobWriter:
     def _write_part(self, connection: Connection) -> None:
         if not self._is_inserted:
             self._insert_job(connection)
-        else:
-            connection.execute(
-                text("UPDATE vectormill.jobs SET updated_at = now() WHERE id = :id"), {"id": self._id}
-            )
+        elif connection.execute(GIVE_SIGN_OF_LIFE, {"id": self._id}).one_or_none() is None:
+            raise UploadRemoved
         if self._part:
             connection.execute(INSERT_CHUNK, self._part)
         self._part = []
+        self._part_due = self._clock() + _PART_SECONDS
 
     def _insert_job(self, connection: Connection) -> None:
         job = self._new_job
@@ -187,7 +205,8 @@ class JobWriter:
     def finish(self) -> Job:
         """Makes the job visible to the dispatcher and answers it; only after this may a client be told 202.
 
-        Raises EmptyJob, DuplicateKey, SpecMismatch, IdempotencyMismatch or SubmissionInProgress; nothing is kept then.
+        Raises EmptyJob, DuplicateKey, SpecMismatch, IdempotencyMismatch, SubmissionInProgress or UploadRemoved; nothing
+        is kept then.
         """
         if self._num_items == 0:
             raise EmptyJob

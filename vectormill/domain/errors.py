@@ -14,6 +14,7 @@ VectormillError
 ├── Conflict                  the request is well formed but does not fit the present state
 │   ├── IdempotencyMismatch
 │   ├── SubmissionInProgress
+│   ├── UploadRemoved
 │   ├── SpecMismatch
 │   └── WrongJobState
 ├── ChunkError                inside a worker; never reaches a client
@@ -94,6 +95,10 @@ class IdempotencyMismatch(Conflict):
 
 class SubmissionInProgress(Conflict):
     """A submission with this Idempotency-Key is still being received; try again when it has ended."""
+
+
+class UploadRemoved(Conflict):
+    """The upload was silent for so long that it was removed; send it again."""
 
 
 class SpecMismatch(Conflict):
