@@ -1,4 +1,4 @@
-"""What only a GPU can show: `pytest tests/gpu`. Rows for the CPU run the same code with the exact kernel in fp32.
+"""The packed kernel and the copies to a GPU and back. Rows for the CPU run the same code with the exact kernel in fp32.
 
 Elsewhere the one call that needs CUDA is replaced: tests/contract/test_packed_agrees.py.
 """
@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
 from tests.contract.packed_models import MODELS, make_sequences, make_transformer
+from tests.gpu.devices import DEVICES, NEEDS_GPU, find_device
 from vectormill.registry import DEFAULT_MODEL, Registry
 from worker.batching.token_batch import TokenBatch
-from worker.devices.detect import detect_inventory
-from worker.devices.device import Device, split_processor
 from worker.model.architectures import read_attention_shape
 from worker.model.cuda_pass import CudaPass
 from worker.model.encoder import Encoder, EncoderOrder
@@ -30,9 +29,6 @@ from worker.model.packed_attention import EXACT, VARLEN, exact_kernel, varlen_ke
 from worker.model.packed_network import PackedNetwork
 from worker.model.packing import pack_batch
 
-NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU on this machine")
-DEVICES = ["cpu", pytest.param("cuda", marks=NEEDS_GPU)]
-DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
 CARD = Registry({}).card(DEFAULT_MODEL)
 LENGTHS = (1, 300, 17, 64, 128, 1000, 2)
 
@@ -82,18 +78,28 @@ def test_the_packed_kernel_gives_a_sequence_the_same_bits_in_any_company(
         assert torch.equal(found, together[own])
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("device", "dtype", "smallest"),
+    [
+        ("cpu", torch.float32, 0.9999),
+        pytest.param("cuda", torch.float16, 0.999, marks=NEEDS_GPU),
+        # These models' random weights are large: to round every layer's output to bf16 alone makes 0.9994 of the worst.
+        pytest.param("cuda", torch.bfloat16, 0.995, marks=NEEDS_GPU),
+    ],
+)
 @pytest.mark.parametrize("name", MODELS)
-def test_every_architecture_gives_the_vectors_of_fp32_on_a_processor(name: str, device: str) -> None:
-    expected = packed_vectors(make_transformer(name), EXACT, "cpu")
-    found = packed_vectors(make_transformer(name), EXACT if device == "cpu" else VARLEN, device)
-    assert smallest_cosine(found, expected) >= 0.999
+def test_every_architecture_gives_the_vectors_of_fp32_on_a_processor(
+    name: str, device: str, dtype: torch.dtype, smallest: float
+) -> None:
+    expected = packed_vectors(make_transformer(name), EXACT, "cpu", torch.float32)
+    found = packed_vectors(make_transformer(name), EXACT if device == "cpu" else VARLEN, device, dtype)
+    assert smallest_cosine(found, expected) >= smallest
 
 
 @torch.inference_mode()
-def packed_vectors(transformer: Any, kernel: str, device: str) -> Tensor:
+def packed_vectors(transformer: Any, kernel: str, device: str, dtype: torch.dtype) -> Tensor:
     """[n, dim], mean pooled."""
-    transformer = transformer.to(device, DTYPES[device])
+    transformer = transformer.to(device, dtype)
     network = PackedNetwork(
         SimpleNamespace(transformer=transformer, dense=nn.Sequential(), modes=("mean",)),  # type: ignore[arg-type]
         kernel,
@@ -107,11 +113,6 @@ def packed_vectors(transformer: Any, kernel: str, device: str) -> Tensor:
         batch.max_seqlen,
     )
     return vectors
-
-
-def find_device(kind: str) -> Device:
-    inventory = detect_inventory()
-    return inventory.accelerators[0] if kind == "cuda" else split_processor(inventory, 1)[0]
 
 
 def load(kind: str, directory: Path, precision: str, attention: str) -> Encoder:
@@ -178,7 +179,9 @@ def test_vectors_come_back_through_pinned_memory() -> None:
     assert forward_pass._vectors.is_pinned()
 
 
+# It ends as the runner does: what CUDA raises while Python tidies up would be another way to end.
 LOSE_DEVICE = """
+import os
 import numpy as np, torch
 from worker.model.cuda_pass import CudaPass
 from worker.model.forward_pass import DeviceLost
@@ -189,7 +192,8 @@ try:
     forward_pass.start()
     forward_pass.vectors()
 except DeviceLost as error:
-    print("lost:", error)
+    print("lost:", error, flush=True)
+os._exit(0)
 """
 
 

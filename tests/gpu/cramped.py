@@ -1,0 +1,17 @@
+"""A GPU with so little memory that large batches of a small model do not fit: for tests, in the model's process."""
+
+from typing import Final
+
+import torch
+
+from worker.model.encoder import Encoder, EncoderOrder
+from worker.model.factory import load_encoder
+
+# all-MiniLM-L6-v2 has 45 MB of weights, and needs about 8 kB a token.
+CRAMPED_BYTES: Final = 500_000_000
+
+
+def load_cramped_encoder(order: EncoderOrder) -> Encoder:
+    _, total_bytes = torch.cuda.mem_get_info()
+    torch.cuda.set_per_process_memory_fraction(CRAMPED_BYTES / total_bytes)
+    return load_encoder(order)
