@@ -36,7 +36,10 @@ def benchmarks(
     ] = None,
     repeat: Annotated[int, typer.Option(min=1, help="Repetitions of what is timed.")] = 3,
     device: Annotated[
-        str, typer.Option(help="engine: cpu, or cuda for models of random weights on the first GPU.")
+        str,
+        typer.Option(
+            help="engine: cpu, or cuda for models of random weights on the first GPU; placement: on two of them."
+        ),
     ] = CPU,
     mix: Annotated[
         list[str] | None, typer.Option(help=f"engine: one of {', '.join(NUM_TEXTS)}; may be repeated.")
@@ -46,7 +49,9 @@ def benchmarks(
     ] = None,
     model_shape: Annotated[
         list[str] | None,
-        typer.Option(help=f"engine: random weights of the shape {', '.join(SHAPES)}; may be repeated."),
+        typer.Option(
+            help=f"engine, placement, footprint: random weights of the shape {', '.join(SHAPES)}; may be repeated."
+        ),
     ] = None,
     max_tokens: Annotated[
         int | None, typer.Option(min=3, help="engine: tokens read of a text, instead of the model's own 256.")

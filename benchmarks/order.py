@@ -14,8 +14,9 @@ CUDA: Final = "cuda"
 class Order:
     """`items` replaces each benchmark's own number of texts; None leaves it.
 
-    What follows concerns `engine` alone: where to measure, and which mixes, systems and shapes of models (all of them
-    where none is named), and how many tokens of a text are read (as many as the model's own card says).
+    What follows concerns `engine` alone: which mixes and systems (all of them where none is named), and how many tokens
+    of a text are read (as many as the model's own card says). Where to measure, and which shapes of models, concerns
+    `placement` and `footprint` too.
     """
 
     machine: Machine

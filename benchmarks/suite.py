@@ -6,10 +6,12 @@ from typing import Final
 from benchmarks.cases import (
     engine,
     export,
+    footprint,
     idle,
     interactive,
     machine,
     main_job,
+    placement,
     short_texts,
     start,
     submission,
@@ -28,6 +30,8 @@ BENCHMARKS: Final[Mapping[str, Callable[[Order], Report]]] = {
     "engine": engine.measure,
     "short_texts": short_texts.measure,
     "interactive": interactive.measure,
+    "placement": placement.measure,
+    "footprint": footprint.measure,
 }
 
 

@@ -152,9 +152,13 @@ def judge(shape: Shape, comparison: Comparison) -> list[Measure]:
     measures = []
     share, engine = comparison.limit_share(ENGINE), comparison.measured(ENGINE)
     if share is not None:
-        target = LIMIT_TARGETS[shape.model_type]
-        name = f"{shape.name}: our engine, of the matrix rate"
-        measures.append(Measure(name, write_share(share), f"≥ {target:.0%}", share >= target))
+        target = LIMIT_TARGETS.get(shape.model_type)
+        name, value = f"{shape.name}: our engine, of the matrix rate", write_share(share)
+        measures.append(
+            Measure(name, value)
+            if target is None
+            else Measure(name, value, f"≥ {target:.0%}", share >= target)
+        )
     rivals = [
         record for name in comparison.records if name not in OURS and (record := comparison.measured(name))
     ]

@@ -38,6 +38,21 @@ def bert(name: str, num_layers: int, hidden_size: int, num_heads: int, num_token
     return Shape(name, "bert", MEAN, 512, num_tokens, config)
 
 
+def deberta(name: str, num_layers: int, hidden_size: int, num_heads: int, num_tokens: int) -> Shape:
+    """An encoder as DeBERTa-v3 is: positions are relative, in buckets, and projected as the content is."""
+    config = {
+        **bert(name, num_layers, hidden_size, num_heads, num_tokens).config,
+        "relative_attention": True,
+        "position_buckets": 256,
+        "pos_att_type": ["p2c", "c2p"],
+        "share_att_key": True,
+        "norm_rel_ebd": "layer_norm",
+        "position_biased_input": False,
+        "type_vocab_size": 0,
+    }
+    return Shape(name, "deberta-v2", MEAN, 512, num_tokens, config)
+
+
 def qwen3(
     name: str, num_layers: int, hidden_size: int, intermediate_size: int, num_heads: int, num_tokens: int
 ) -> Shape:
@@ -61,8 +76,11 @@ SHAPES: Final[Mapping[str, Shape]] = {
     for shape in (
         bert("bert-base", 12, 768, 12, 8_000_000),
         bert("bert-large", 24, 1024, 16, 4_000_000),
+        bert("minilm", 6, 384, 12, 16_000_000),
+        deberta("deberta-base", 12, 768, 12, 4_000_000),
         qwen3("qwen3-7b", 36, 4096, 12_288, 32, 400_000),
         bert("tiny", 2, 64, 2, 2_000),
+        deberta("tiny-deberta", 2, 64, 2, 2_000),
         qwen3("tiny-qwen3", 2, 64, 128, 4, 2_000),
     )
 }

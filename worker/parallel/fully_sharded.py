@@ -15,6 +15,8 @@ from worker.parallel.layouts import Layout
 def apply_fully_sharded(transformer: nn.Module, layout: Layout, mesh: DeviceMesh) -> None:
     """Cuts every parameter along its first dimension; the weights of the next layer are gathered while one computes."""
     layers = list(transformer.get_submodule(layout.layers))
+    # A unit of its own, so that a vocabulary is whole only while it is looked up, and not beside every layer.
+    fully_shard(transformer.get_submodule(layout.embeddings), mesh=mesh, reshard_after_forward=True)
     for layer in layers:
         fully_shard(layer, mesh=mesh, reshard_after_forward=True)
     fully_shard(transformer, mesh=mesh, reshard_after_forward=True)

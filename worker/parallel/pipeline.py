@@ -87,28 +87,44 @@ class PipelineStage:
         `shapes` are those of the hidden states [n, length, hidden size] of each micro-batch; every rank knows them.
         """
         start = time.perf_counter()
-        # All receives are posted before anything is computed, so that a neighbour never waits for us to ask.
-        arriving = [] if self._rank.is_first else [self._receive(shape) for shape in shapes]
         results: list[Tensor] = []
-        leaving: list[tuple[Any, Tensor]] = []
+        arriving = self._receive(shapes[0])
+        leaving: _Transfer | None = None
         for number in range(len(shapes)):
-            hidden_states = None
-            if arriving:
-                request, hidden_states = arriving[number]
-                request.wait()
+            hidden_states = None if arriving is None else arriving.finish()
+            # Posted before this one is computed, so that the stage before rarely waits for us to ask. One and no more:
+            # what waits and what leaves takes memory, and the plan counts one of each.
+            arriving = self._receive(shapes[number + 1]) if number + 1 < len(shapes) else None
             busy_since = time.perf_counter()
             made = compute(number, hidden_states)
             self.clock.busy_seconds += time.perf_counter() - busy_since
+            hidden_states = None
             if self._rank.is_last:
                 results.append(made)
-            else:
-                made = made.contiguous()
-                leaving.append((dist.isend(made, self._rank.number + 1), made))
-        for request, _ in leaving:  # the tensor has to live until it was sent
-            request.wait()
+                continue
+            if leaving is not None:
+                leaving.finish()
+            made = made.contiguous()
+            leaving = _Transfer(dist.isend(made, self._rank.number + 1), made)
+        if leaving is not None:
+            leaving.finish()
         self.clock.wall_seconds += time.perf_counter() - start
         return results
 
-    def _receive(self, shape: tuple[int, ...]) -> tuple[Any, Tensor]:
+    def _receive(self, shape: tuple[int, ...]) -> "_Transfer | None":
+        if self._rank.is_first:
+            return None
         hidden_states = torch.empty(shape, dtype=self._dtype, device=self._device)
-        return dist.irecv(hidden_states, self._rank.number - 1), hidden_states
+        return _Transfer(dist.irecv(hidden_states, self._rank.number - 1), hidden_states)
+
+
+@dataclass(frozen=True, slots=True)
+class _Transfer:
+    """Hidden states on their way to or from a neighbour. The tensor has to live until they are there."""
+
+    request: Any
+    hidden_states: Tensor
+
+    def finish(self) -> Tensor:
+        self.request.wait()
+        return self.hidden_states

@@ -28,7 +28,7 @@ from worker.model.pooling import pool_hidden_states
 from worker.model.torch_encoder import DTYPES
 from worker.parallel.fully_sharded import apply_fully_sharded
 from worker.parallel.layouts import Layout, find_layout
-from worker.parallel.pipeline import PipelineStage, cut_stage, split_micro_batches
+from worker.parallel.pipeline import PipelineStage, StageClock, cut_stage, split_micro_batches
 from worker.parallel.skeleton import build_skeleton, fill
 from worker.parallel.tensor_parallel import apply_tensor_parallel
 from worker.placement.placement import FULLY_SHARDED, TENSOR
@@ -94,6 +94,11 @@ class ShardEncoder(Encoder):
 
     def describe(self) -> EncoderReport:
         return self._report
+
+    @property
+    def clock(self) -> StageClock:
+        """How busy the stage of a pipeline was until now; nothing else counts."""
+        return self._stage.clock
 
     def _divide(self, layout: Layout) -> None:
         if self._rank.strategy not in (TENSOR, FULLY_SHARDED):

@@ -41,12 +41,14 @@ class RunnerStarter:
         environment: Mapping[str, str],
         *,
         sharing: Sharing | None = None,
+        shard_factory: str = SHARD_FACTORY,
         collective_timeout_seconds: float,
     ) -> None:
         self.order = order
         self._factory = factory
         self._environment = {**environment, **OFFLINE}
         self._sharing = sharing
+        self._shard_factory = shard_factory
         self._timeout_seconds = collective_timeout_seconds
 
     def start(self) -> Runner | RunnerGroup:
@@ -60,7 +62,7 @@ class RunnerStarter:
             for device, rank in zip(self._sharing.devices, ranks, strict=True)
         ]
         return RunnerGroup(
-            [Load(SHARD_FACTORY, order) for order in orders],
+            [Load(self._shard_factory, order) for order in orders],
             [{**self._pin(order.device), **loopback_environment()} for order in orders],
             meeting_place,
         )

@@ -25,8 +25,9 @@ from worker.placement.speed import Work, device_rate, fully_sharded_rate, pipeli
 
 # Four micro-batches a stage keep the bubble (p-1)/(5p-1) at or below a fifth; more of them only add latency.
 MICRO_BATCHES_PER_STAGE: Final = 4
-# While a layer is computed from gathered weights, the next one is gathered.
-GATHERED_LAYERS: Final = 2
+# While a layer is computed from gathered weights, the next one is gathered. The embeddings are gathered too, into a
+# buffer and from there into their places: twice as well.
+GATHERED_UNITS: Final = 2
 # Hidden states that a stage holds beside the micro-batch it works on: the one that waits and the one that leaves.
 WAITING_MICRO_BATCHES: Final = 2
 
@@ -152,7 +153,8 @@ class ReplicaBuilder:
         return self._build_ranks(TENSOR, rooms, held, per_token, link)
 
     def _build_fully_sharded(self, rooms: Sequence[Room], link: str) -> Replica | TooTight:
-        held = -(-self.weight_bytes // len(rooms)) + GATHERED_LAYERS * self._layer_bytes
+        gathered = GATHERED_UNITS * max(self._layer_bytes, self._first_bytes)
+        held = -(-self.weight_bytes // len(rooms)) + gathered
         return self._build_ranks(FULLY_SHARDED, rooms, held, self._token_bytes, link)
 
     def _build_ranks(
