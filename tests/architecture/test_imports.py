@@ -66,6 +66,27 @@ def test_a_process_that_owns_no_device_never_loads_the_model_libraries(module: s
     assert not find_loaded_modules(f"import {module}") & SERVING_LIBRARIES, reason
 
 
+@pytest.mark.parametrize(
+    ("module", "absent", "reason"),
+    [
+        (
+            "worker.parallel.runner_process",
+            {"openvino", "torch", "pydantic", "asyncio"},
+            "what an order asks for",
+        ),
+        (
+            "worker.model.openvino_encoder",
+            {"torch", "transformers", "pydantic"},
+            "a kept conversion needs neither",
+        ),
+    ],
+)
+def test_a_model_process_holds_only_what_its_backend_needs(
+    module: str, absent: set[str], reason: str
+) -> None:
+    assert not find_loaded_modules(f"import {module}, worker.model.factory") & absent, reason
+
+
 def test_one_file_asks_the_driver_for_gpus() -> None:
     askers = {
         str(path) for path in find_sources(*PACKAGES) if "worker.devices.nvml" in find_imports(parse(path))

@@ -11,7 +11,6 @@ from typing import Final
 
 import psutil
 
-from vectormill.settings import process_environment
 from worker.devices.device import CPU, CUDA, MPS, VISIBLE_DEVICES, Device, Inventory
 from worker.devices.links import MEMORY, PCIE, Links
 from worker.devices.nvml import Nvml, list_gpus, open_nvml, read_links, read_use, select_visible
@@ -39,7 +38,12 @@ def detect_inventory(environment: Mapping[str, str] | None = None) -> Inventory:
     """The devices of this machine that this process may use. Its own environment unless another is handed in: a batch
     system such as Slurm says there which GPUs are ours.
     """
-    visible = (process_environment() if environment is None else environment).get(VISIBLE_DEVICES)
+    if environment is None:
+        # Imported here: settings bring pydantic, 15 MiB of the model process, which asks for memory only.
+        from vectormill.settings import process_environment
+
+        environment = process_environment()
+    visible = environment.get(VISIBLE_DEVICES)
     groups = detect_physical_cores()
     cores = tuple(core for group in groups for core in group)
     features, description = detect_processor()

@@ -12,6 +12,7 @@ from worker.batching.token_batch import TokenBatch
 from worker.model.choice import BF16, FP32, find_arithmetic
 from worker.model.conversion import INPUTS, find_or_convert
 from worker.model.encoder import Choice, Encoder, EncoderOrder, EncoderReport, device_choice
+from worker.model.mapped_weights import MappedWeights
 from worker.model.padding import pad_batch
 
 HINTS: Final = {FP32: "f32", BF16: "bf16"}
@@ -26,8 +27,10 @@ class OpenVINOEncoder(Encoder):
         start = time.perf_counter()
         core = ov.Core()
         folder = find_or_convert(order, precision.value)
+        weights = MappedWeights(folder / "network.bin")
+        network = (folder / "network.xml").read_text(encoding="utf-8")
         compiled = core.compile_model(
-            core.read_model(folder / "network.xml"),
+            core.read_model(network, ov.Tensor(weights.bytes, shared_memory=True)),
             "CPU",
             {
                 # f32 is said explicitly: the default is whatever the processor computes fastest.
@@ -42,7 +45,11 @@ class OpenVINOEncoder(Encoder):
                 "ENABLE_CPU_PINNING": "NO",
             },
         )
+        # openvino keeps the whole file resident, and the matrices, half of a small model, a second time as its kernels
+        # want them. Of the file, embeddings alone are read again.
+        weights.forget()
         self._request = compiled.create_infer_request()
+        self._weights = weights
         self._pad_token_id = int(json.loads((folder / "network.json").read_text())["pad_token_id"])
         self._report = EncoderReport(
             device=device_choice(order),

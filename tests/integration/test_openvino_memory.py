@@ -1,0 +1,57 @@
+"""What a model process with openvino keeps in memory, read from the kernel's account of it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.models import DEVICE, packaged_model
+from vectormill.model_card import read_model_card
+from worker.model.conversion import find_or_convert
+from worker.model.encoder import EncoderOrder
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux tells")
+
+MEBIBYTE = 1 << 20
+# In a process of its own: this one has loaded torch.
+PROGRAM = """
+import pickle, sys
+from pathlib import Path
+import numpy as np
+from worker.batching.token_batch import TokenBatch
+from worker.model.factory import load_encoder
+
+def count_resident_kilobytes(name):
+    kilobytes, is_inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split()[0]:
+            is_inside = line.endswith(name)
+        elif is_inside and line.startswith("Rss:"):
+            kilobytes += int(line.split()[1])
+    return kilobytes
+
+encoder = load_encoder(pickle.loads(sys.stdin.buffer.read()))
+loaded = count_resident_kilobytes("network.bin")
+batch = TokenBatch.from_ids([np.array([101, 2023, 2003, 102], dtype=np.int32)])
+first = encoder.encode(batch)
+assert np.array_equal(first, encoder.encode(batch))
+print(loaded, count_resident_kilobytes("network.bin"), "torch" in sys.modules)
+"""
+
+
+def test_the_file_of_a_loaded_model_is_not_resident_beside_its_packed_weights(tmp_path: Path) -> None:
+    import pickle
+
+    card = read_model_card("packaged", packaged_model())
+    order = EncoderOrder(card, DEVICE, "openvino", "fp32", DEVICE.num_threads, tmp_path)
+    file_bytes = (find_or_convert(order, "fp32") / "network.bin").stat().st_size
+    assert file_bytes > 80 * MEBIBYTE
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], input=pickle.dumps(order), capture_output=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    loaded_kilobytes, kilobytes, has_torch = done.stdout.decode().split()
+    assert int(loaded_kilobytes) < 1024
+    assert int(kilobytes) < 8 * 1024, "a short text reads some rows of the embeddings"
+    assert has_torch == "False"

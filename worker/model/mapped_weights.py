@@ -1,0 +1,25 @@
+"""MappedWeights: a file of weights as memory, which the kernel reads in where it is touched. Knows no framework."""
+
+import mmap
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class MappedWeights:
+    """The bytes of a file. Whoever computes with them keeps this object for as long."""
+
+    def __init__(self, path: Path) -> None:
+        with path.open("rb") as file:
+            # Nobody writes there, but openvino takes no array that says so.
+            self._mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        self.bytes: NDArray[np.uint8] = np.frombuffer(self._mapping, dtype=np.uint8)
+
+    def forget(self) -> None:
+        """Gives the memory back of what was read so far. What is touched again comes back from the kernel's cache.
+
+        Where the system cannot, nothing happens.
+        """
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._mapping.madvise(mmap.MADV_DONTNEED)
