@@ -1,21 +1,37 @@
 """Removes what is past its time: ended jobs beyond their retention, uploads whose client is gone, dead workers."""
 
 import logging
+import time
+from collections.abc import Callable
 
 from sqlalchemy import Engine
 
-from vectormill.db.rescue import delete_stale_uploads, prune
+from vectormill.db.rescue import delete_dead_workers, delete_expired_job, delete_stale_uploads
 
 logger = logging.getLogger(__name__)
 
+# The dispatcher waits meanwhile, and searches with it. A thousand chunks take a tenth of a second or so.
+ROUND_SECONDS = 1.0
 
-def prune_expired(engine: Engine, retention_seconds: float, upload_timeout_seconds: float) -> None:
-    """One round: at most a hundred jobs, so that a backlog never becomes one long transaction."""
+
+def prune_expired(
+    engine: Engine,
+    retention_seconds: float,
+    upload_timeout_seconds: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> int:
+    """One round; the number of jobs removed. One job a transaction, and none is begun after ROUND_SECONDS."""
     with engine.begin() as connection:
         uploads = delete_stale_uploads(connection, upload_timeout_seconds)
-    with engine.begin() as connection:
-        pruned = prune(connection, retention_seconds)
+        delete_dead_workers(connection)
+    end, num_jobs = clock() + ROUND_SECONDS, 0
+    while clock() < end:
+        with engine.begin() as connection:
+            if delete_expired_job(connection, retention_seconds) is None:
+                break
+        num_jobs += 1
     if uploads:
         logger.info("Removed %d uploads whose client went silent.", len(uploads))
-    if pruned.jobs:
-        logger.info("Removed %d ended jobs past their retention.", pruned.jobs)
+    if num_jobs:
+        logger.info("Removed %d ended jobs past their retention.", num_jobs)
+    return num_jobs

@@ -24,7 +24,12 @@ from vectormill.db.dispatch import list_rooms, recall_queued_chunks
 from vectormill.db.export import read_vectors
 from vectormill.db.jobs import cancel_job, delete_job, find_job, list_item_errors, list_jobs, retry_job
 from vectormill.db.payloads import load_payload
-from vectormill.db.rescue import end_cancelled_jobs, prune, rescue_expired_chunks, rescue_unclaimed_chunks
+from vectormill.db.rescue import (
+    delete_expired_job,
+    end_cancelled_jobs,
+    rescue_expired_chunks,
+    rescue_unclaimed_chunks,
+)
 from vectormill.domain.errors import (
     Conflict,
     DuplicateKey,
@@ -316,8 +321,8 @@ def test_an_ended_job_is_pruned_after_its_retention_but_its_collection_stays(eng
     job = submit(engine, make_items(4), collection="docs")
     run_to_end(engine)
     with engine.begin() as connection:
-        assert prune(connection, retention_seconds=3600).jobs == 0
-        assert prune(connection, retention_seconds=-1).jobs == 1
+        assert delete_expired_job(connection, retention_seconds=3600) is None
+        assert delete_expired_job(connection, retention_seconds=-1) == job.id
         assert connection.execute(text("SELECT count(*) FROM docs")).scalar_one() == 4
         with pytest.raises(JobNotFound):
             find_job(connection, job.id)

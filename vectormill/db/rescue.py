@@ -1,7 +1,6 @@
 """What the reaper repairs: expired leases, lost dispatches, jobs left half ended, uploads whose client is gone."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from uuid import UUID
 
 from sqlalchemy import Connection, text
@@ -102,10 +101,11 @@ DELETE_STALE_UPLOADS = text("""
     RETURNING id
 """)
 
-DELETE_EXPIRED_JOBS = text("""
-    DELETE FROM vectormill.jobs WHERE id IN (
+# Locked before it is deleted: one that is being retried at this moment is passed over.
+DELETE_EXPIRED_JOB = text("""
+    DELETE FROM vectormill.jobs WHERE id = (
         SELECT id FROM vectormill.jobs WHERE finished_at < now() - make_interval(secs => :retention)
-         ORDER BY finished_at LIMIT :limit)
+         ORDER BY finished_at LIMIT 1 FOR UPDATE SKIP LOCKED)
     RETURNING id
 """)
 
@@ -119,13 +119,11 @@ def delete_stale_uploads(connection: Connection, timeout_seconds: float) -> Sequ
     return [row.id for row in connection.execute(DELETE_STALE_UPLOADS, {"timeout": timeout_seconds})]
 
 
-@dataclass(frozen=True, slots=True)
-class Pruned:
-    jobs: int
-    workers: int
+def delete_expired_job(connection: Connection, retention_seconds: float) -> UUID | None:
+    """Removes one ended job past its retention, with payloads, own vectors and errors; rows in collections stay."""
+    return connection.execute(DELETE_EXPIRED_JOB, {"retention": retention_seconds}).scalar_one_or_none()
 
 
-def prune(connection: Connection, retention_seconds: float, limit: int = 100) -> Pruned:
-    """Removes ended jobs past their retention, with payloads, own vectors and errors; rows in collections stay."""
-    jobs = connection.execute(DELETE_EXPIRED_JOBS, {"retention": retention_seconds, "limit": limit}).all()
-    return Pruned(len(jobs), len(connection.execute(DELETE_DEAD_WORKERS).all()))
+def delete_dead_workers(connection: Connection) -> int:
+    """Workers that have been silent for a day."""
+    return len(connection.execute(DELETE_DEAD_WORKERS).all())
