@@ -210,6 +210,31 @@ def test_what_was_learned_is_where_the_next_budget_begins() -> None:
     assert second.describe()["up to 64"]["state"] == "tuned"
 
 
+@pytest.mark.parametrize(
+    ("then", "now", "is_measured_again"),
+    [
+        (
+            saturating(100, rate=10_000),
+            saturating(2000, rate=100_000),
+            True,
+        ),  # it was busy when it was measured
+        (saturating(2000, rate=100_000), saturating(100, rate=10_000), True),  # it is busy now
+        (saturating(2000), saturating(2000, rate=70_000), False),
+    ],
+)
+def test_what_was_learned_is_measured_again_on_a_machine_that_has_become_another(
+    then: Device, now: Device, is_measured_again: bool
+) -> None:
+    first = make_budget()
+    run(first, then)
+    second = make_budget()
+    second.recall(first.learn())
+    fresh = run(make_budget(), now)[-1]
+    sizes = run(second, now)
+    assert (sizes[-1] == fresh != sizes[0]) is is_measured_again
+    assert (len(set(sizes)) > 1) is is_measured_again
+
+
 def test_a_ceiling_from_out_of_memory_is_learned_and_one_from_a_watermark_is_not() -> None:
     first = make_budget()
     first.observe_out_of_memory(32, 2048)

@@ -141,8 +141,8 @@ def never() -> NoReturn:
 def test_an_outcome_is_kept_until_anything_changes_that_it_depends_on(tmp_path: Path) -> None:
     order = replace(ORDER, cache_dir=tmp_path)
     outcome = Outcome(DAY, {"openvino": 2.0, "torch": 1.0})
-    assert find_or_measure(order, lambda: outcome) == outcome
-    assert find_or_measure(order, never) == outcome
+    assert find_or_measure(order, lambda: outcome, load=0.0) == outcome
+    assert find_or_measure(order, never, load=0.0) == outcome
     [path] = (tmp_path / "choices").glob("*.json")
     assert json.loads(path.read_text())["question"]["processor"] == "a processor"
     other = replace(outcome, day="2026-11-22")
@@ -152,8 +152,8 @@ def test_an_outcome_is_kept_until_anything_changes_that_it_depends_on(tmp_path: 
         replace(order, card=replace(CARD, revision="other")),
         replace(order, device=replace(DEVICE, description="another processor")),
     ):
-        assert find_or_measure(changed, lambda: other) == other
-    assert find_or_measure(order, never) == outcome
+        assert find_or_measure(changed, lambda: other, load=0.0) == other
+    assert find_or_measure(order, never, load=0.0) == outcome
 
 
 @pytest.mark.parametrize(
@@ -162,18 +162,51 @@ def test_an_outcome_is_kept_until_anything_changes_that_it_depends_on(tmp_path: 
 def test_a_damaged_outcome_is_measured_and_written_again(content: str, tmp_path: Path) -> None:
     order = replace(ORDER, cache_dir=tmp_path)
     outcome = Outcome(DAY, {"openvino": 2.0}, {"torch": "it is too old"})
-    find_or_measure(order, lambda: outcome)
+    find_or_measure(order, lambda: outcome, load=0.0)
     [path] = (tmp_path / "choices").glob("*.json")
     path.write_text(content)
-    assert find_or_measure(order, lambda: outcome) == outcome
-    assert find_or_measure(order, never) == outcome
+    assert find_or_measure(order, lambda: outcome, load=0.0) == outcome
+    assert find_or_measure(order, never, load=0.0) == outcome
 
 
 def test_an_outcome_that_may_not_repeat_is_not_kept(tmp_path: Path) -> None:
     order = replace(ORDER, cache_dir=tmp_path)
     outcome = Outcome(DAY, {"openvino": 2.0}, {"torch": "its process was ended by SIGSEGV"}, is_lasting=False)
-    assert find_or_measure(order, lambda: outcome) == outcome
+    assert find_or_measure(order, lambda: outcome, load=0.0) == outcome
     assert not list((tmp_path / "choices").glob("*.json"))
+
+
+@pytest.mark.parametrize(
+    ("load_then", "load_now", "is_kept"),
+    [
+        (0.1, 0.0, True),
+        (0.4, 0.0, True),  # most of the machine was there
+        (2.0, 1.5, True),  # as busy as it was, another contest says no more
+        (2.0, 0.9, False),
+        (0.6, 0.1, False),
+    ],
+)
+def test_what_was_measured_on_a_busy_machine_holds_until_it_is_half_as_busy(
+    load_then: float, load_now: float, is_kept: bool, tmp_path: Path
+) -> None:
+    order = replace(ORDER, cache_dir=tmp_path)
+    busy = Outcome(DAY, {"openvino": 2.0, "torch": 1.0}, load=load_then)
+    quiet = Outcome("2026-11-22", {"openvino": 9.0, "torch": 10.0}, load=load_now)
+    find_or_measure(order, lambda: busy, load=load_then)
+    found = find_or_measure(order, lambda: quiet, load=load_now)
+    assert found == (busy if is_kept else quiet)
+    assert find_or_measure(order, never, load=load_now) == found
+
+
+def test_an_outcome_that_an_older_worker_wrote_is_read(tmp_path: Path) -> None:
+    order = replace(ORDER, cache_dir=tmp_path)
+    outcome = Outcome(DAY, {"openvino": 2.0, "torch": 1.0})
+    find_or_measure(order, lambda: outcome, load=0.0)
+    [path] = (tmp_path / "choices").glob("*.json")
+    content = json.loads(path.read_text())
+    del content["outcome"]["load"]
+    path.write_text(json.dumps(content))
+    assert find_or_measure(order, never, load=0.0) == outcome
 
 
 def test_of_two_workers_that_start_together_one_measures_and_the_other_waits(tmp_path: Path) -> None:
@@ -187,9 +220,9 @@ def test_of_two_workers_that_start_together_one_measures_and_the_other_waits(tmp
         return outcome
 
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(find_or_measure, order, measure)
+        first = pool.submit(find_or_measure, order, measure, load=0.0)
         assert is_measuring.wait(30)
-        second = pool.submit(find_or_measure, order, never)
+        second = pool.submit(find_or_measure, order, never, load=0.0)
         may_end.set()
         assert first.result() == second.result() == outcome
 

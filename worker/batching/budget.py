@@ -4,11 +4,14 @@ Knows nothing of the pool, of devices or of clocks: whoever runs batches tells i
 others may read `describe`.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from worker.batching.climb import STEP, Climb
+
+logger = logging.getLogger(__name__)
 
 # A batch's class is the first of these that its longest sequence does not exceed. Attention grows with the square of
 # the length, and short texts fill a device only in large numbers: a knee found for one class is wrong for another.
@@ -20,6 +23,11 @@ NUM_GOOD_BATCHES: Final = 64
 MOST_DOUBLINGS: Final = 6
 # Memory reports from one shrink by the watermark to the next: batches of the old size are still on their way.
 NUM_SHRINK_REPORTS: Final = 4
+# A knee that was measured while others used the machine, or of which it was left to us since, is measured again: when
+# after so many full batches the rate is not within this factor of the one that was remembered. Lengths within a class
+# make less of a difference; where they make more, a climb too many is made.
+NUM_COMPARED: Final = 32
+FAR_OFF: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +68,8 @@ class _Class:
         self.num_relapses = learned.num_relapses
         self.has_grown_back = False
         self.tokens_per_second = learned.tokens_per_second
+        self.remembered_rate = learned.tokens_per_second if len(learned.rates) > 1 else 0.0
+        self.num_compared = 0
         self.longest_cost = 1  # the cost of the longest sequence seen
         self.num_good = 0
 
@@ -86,10 +96,7 @@ class TokenBudget:
         for length_class in LENGTH_CLASSES:
             known = learned.get(length_class, LearnedClass({}, {}))
             rates = known.rates if self.rules.is_tuned else {}
-            climb = Climb(
-                self.rules.start_tokens, self._smallest_tried, self._largest_tried, rates, known.seconds
-            )
-            self._classes[length_class] = _Class(climb, known)
+            self._classes[length_class] = _Class(self._begin_climb(rates, known.seconds), known)
 
     @property
     def _smallest_tried(self) -> int:
@@ -98,6 +105,9 @@ class TokenBudget:
     @property
     def _largest_tried(self) -> int:
         return LARGEST_TOKENS if self.rules.is_tuned else self.rules.start_tokens
+
+    def _begin_climb(self, rates: Mapping[int, float], seconds: Mapping[int, float]) -> Climb:
+        return Climb(self.rules.start_tokens, self._smallest_tried, self._largest_tried, rates, seconds)
 
     def max_batch_tokens(self, max_length: int) -> int:
         """Padded tokens that a batch may have whose longest sequence is `max_length`; never less than one sequence."""
@@ -121,6 +131,7 @@ class TokenBudget:
             found.tokens_per_second = blend(found.tokens_per_second, num_tokens / seconds)
             for size in filled if self.rules.is_tuned else ():
                 found.climb.observe(size, num_tokens, seconds)
+            self._compare_with_remembered(found)
             self._grow_back(found)
         self.is_changed |= len(found.climb.rates) != num_known
 
@@ -201,6 +212,21 @@ class TokenBudget:
         if self._used_share > self.rules.low_watermark:
             largest = min(largest, max(found.climb.rates))
         found.climb.limit(max(self._smallest_tried, found.longest_cost), largest)
+
+    def _compare_with_remembered(self, found: _Class) -> None:
+        """Once a start: begins the climb anew if the machine is far from what it was. Ceilings stay."""
+        if not found.remembered_rate or not self.rules.is_tuned:
+            return
+        found.num_compared += 1
+        if found.num_compared < NUM_COMPARED:
+            return
+        then, now = found.remembered_rate, found.tokens_per_second
+        found.remembered_rate = 0.0
+        if not then / FAR_OFF <= now <= then * FAR_OFF:
+            logger.info(
+                "Batch sizes are measured again: %.0f tokens/s, and %.0f when they were kept.", now, then
+            )
+            found.climb = self._begin_climb({}, {})
 
     def _grow_back(self, found: _Class) -> None:
         """After an out-of-memory or a shrink: half as much again, once enough full batches went well."""

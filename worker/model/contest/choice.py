@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Final
 
-from worker.devices.detect import detect_memory
+from worker.devices.detect import detect_load, detect_memory
 from worker.model.choice import OPENVINO, TORCH
 from worker.model.contest.candidate import Candidate
 from worker.model.contest.outcome import Outcome, decide_contest
@@ -21,13 +21,14 @@ BYTES_PER_PARAMETER: Final = 4
 
 def choose_by_contest(order: EncoderOrder) -> tuple[Choice, tuple[str, ...]]:
     """The backend, and a note for one that cannot run. `order.precision` is a chosen one, not "auto"."""
-    outcome = find_or_measure(order, partial(_measure, order))
+    load = detect_load()
+    outcome = find_or_measure(order, partial(_measure, order, load), load=load)
     choice = decide_contest(outcome)
     has_fallen_back = bool(outcome.rates and outcome.losses)
     return choice, (choice.reason,) if has_fallen_back else ()
 
 
-def _measure(order: EncoderOrder) -> Outcome:
+def _measure(order: EncoderOrder, load: float) -> Outcome:
     day = datetime.now(UTC).date().isoformat()
     needed = (order.card.num_parameters or UNKNOWN_NUM_PARAMETERS) * BYTES_PER_PARAMETER * NUM_COPIES
     available = detect_memory().available_bytes
@@ -35,4 +36,4 @@ def _measure(order: EncoderOrder) -> Outcome:
         reason = f"measuring needs {needed >> 20:,} MiB of memory, and {available >> 20:,} are free"
         return Outcome(day, losses=dict.fromkeys(BACKENDS, reason), is_lasting=False)
     starts = {backend: partial(Candidate, replace(order, backend=backend)) for backend in BACKENDS}
-    return hold_contest(starts, make_batches(order.card), day)
+    return replace(hold_contest(starts, make_batches(order.card), day), load=load)
