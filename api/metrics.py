@@ -12,7 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.worker_metrics import describe_workers
-from vectormill.db.workers import count_backlog, list_workers
+from vectormill.db.workers import count_backlog, count_open_jobs, list_workers
 
 # A scrape that Postgres cannot answer in this time answers without the backlog.
 SCRAPE_TIMEOUT_MILLISECONDS: Final = 2000
@@ -59,6 +59,7 @@ class BacklogCollector:
 
     def collect(self) -> Iterable[Metric]:
         is_up = GaugeMetricFamily("vectormill_database_up", "1 when Postgres answered this scrape.")
+        jobs = GaugeMetricFamily("vectormill_jobs", "Jobs that are not ended.", labels=["model", "state"])
         chunks = GaugeMetricFamily(
             "vectormill_chunks", "Chunks that are not ended.", labels=["model", "state"]
         )
@@ -66,6 +67,7 @@ class BacklogCollector:
             with self._engine.begin() as connection:
                 connection.execute(text(f"SET LOCAL statement_timeout = {SCRAPE_TIMEOUT_MILLISECONDS}"))
                 backlog, live_workers = count_backlog(connection), list_workers(connection)
+                open_jobs = count_open_jobs(connection)
         except SQLAlchemyError as error:
             logger.warning("The scrape has no backlog, for Postgres did not answer: %s", error)
             is_up.add_metric([], 0)
@@ -73,7 +75,9 @@ class BacklogCollector:
         is_up.add_metric([], 1)
         for entry in backlog:
             chunks.add_metric([entry.model, entry.state], entry.num_chunks)
-        return [is_up, chunks, *describe_workers(live_workers)]
+        for group in open_jobs:
+            jobs.add_metric([group.model, group.state], group.num_jobs)
+        return [is_up, jobs, chunks, *describe_workers(live_workers)]
 
 
 class RequestMetrics:

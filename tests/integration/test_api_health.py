@@ -66,17 +66,20 @@ def test_metrics_count_by_route_template_and_show_the_backlog(client: httpx.Clie
     start_others(engine)
     job = submit(client, ITEMS)
     client.get(f"/v1/jobs/{job['id']}")
+    client.post(f"/v1/jobs/{submit(client, ITEMS)['id']}/pause")
     client.get("/nothing")
     text = client.get("/metrics").text
     assert job["id"] not in text
     for line in (
-        'vectormill_http_requests_total{method="POST",route="/v1/jobs",status="202"} 1.0',
+        'vectormill_http_requests_total{method="POST",route="/v1/jobs",status="202"} 2.0',
         'vectormill_http_requests_total{method="GET",route="/v1/jobs/{job_id}",status="200"} 1.0',
         'vectormill_http_requests_total{method="GET",route="unmatched",status="404"} 1.0',
-        'vectormill_http_request_seconds_count{method="POST",route="/v1/jobs"} 1.0',
-        "vectormill_submitted_jobs_total 1.0",
-        "vectormill_submitted_items_total 2.0",
-        f'vectormill_chunks{{model="{MODEL}",state="pending"}} 1.0',
+        'vectormill_http_request_seconds_count{method="POST",route="/v1/jobs"} 2.0',
+        "vectormill_submitted_jobs_total 2.0",
+        "vectormill_submitted_items_total 4.0",
+        f'vectormill_chunks{{model="{MODEL}",state="pending"}} 2.0',
+        f'vectormill_jobs{{model="{MODEL}",state="queued"}} 1.0',
+        f'vectormill_jobs{{model="{MODEL}",state="paused"}} 1.0',
         f'vectormill_workers{{model="{MODEL}"}} 1.0',
         "vectormill_database_up 1.0",
     ):

@@ -11,7 +11,13 @@ from scheduler.dispatcher import Dispatcher
 from tests.protocol import SPEC, claim_next, complete, make_items, register_worker, submit
 from vectormill.broker.sentinel import Sentinel
 from vectormill.db.dispatch import list_demands, list_rooms, mark_queued
-from vectormill.db.workers import count_backlog
+from vectormill.db.workers import (
+    REDIS_AWAY,
+    SCHEDULER,
+    beat_scheduler,
+    count_backlog,
+    list_signs_of_life,
+)
 from vectormill.domain.chunk import Dispatch
 
 
@@ -59,6 +65,17 @@ def test_a_job_of_priority_0_is_counted_apart_from_bulk(engine: Engine) -> None:
     with engine.connect() as connection:
         (room,) = list_rooms(connection, alive_seconds=15)
     assert (room.slots, room.outstanding, room.interactive) == (6, 0, 1)
+
+
+def test_a_scheduler_without_redis_says_so_beside_its_sign_of_life(engine: Engine) -> None:
+    dispatcher = Dispatcher(engine, Celery(), Sentinel("redis://127.0.0.1:1/0"), ageing_seconds=600)
+    assert not dispatcher.recall_lost_messages()
+    signs = []
+    for is_away in (dispatcher.is_redis_away, False):
+        with engine.begin() as connection:
+            beat_scheduler(connection, is_redis_away=is_away)
+            signs.append(list_signs_of_life(connection))
+    assert signs == [{SCHEDULER, REDIS_AWAY}, {SCHEDULER}]
 
 
 def test_a_bell_that_could_not_be_rung_is_rung_at_the_next_look_at_redis(

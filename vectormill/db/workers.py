@@ -132,6 +132,28 @@ COUNT_BACKLOG = text("""
 """)
 
 
+@dataclass(frozen=True, slots=True)
+class OpenJobs:
+    """Jobs of one model in one state, that have not ended."""
+
+    model: str
+    state: str
+    num_jobs: int
+
+
+# The predicate is that of ix_jobs_in_progress, word for word, so that ended jobs are not read.
+COUNT_OPEN_JOBS = text("""
+    SELECT model, state, count(*) AS num_jobs FROM vectormill.jobs
+     WHERE state IN ('uploading', 'queued', 'running', 'paused', 'cancelling')
+     GROUP BY model, state
+""")
+
+
+def count_open_jobs(connection: Connection) -> list[OpenJobs]:
+    """Jobs that have not ended, by model and state."""
+    return [OpenJobs(*row) for row in connection.execute(COUNT_OPEN_JOBS)]
+
+
 def count_backlog(connection: Connection) -> list[Backlog]:
     """Chunks that are not ended, by model and state."""
     return [Backlog(*row) for row in connection.execute(COUNT_BACKLOG)]
