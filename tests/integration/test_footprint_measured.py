@@ -1,4 +1,4 @@
-"""What a Footprint foresees, compared with what a process takes that really runs the packaged model with torch."""
+"""What is foreseen of memory, compared with what processes take that really run the packaged model with torch."""
 
 import subprocess
 import sys
@@ -6,9 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.cases.footprint import TOLERANCE, measure_strategy
 from vectormill.registry import DEFAULT_MODEL, Registry
+from worker.devices.detect import detect_inventory
+from worker.devices.device import CPU, Inventory
 from worker.placement.footprint import make_footprint
 from worker.placement.model_shape import read_model_shape
+from worker.placement.placement import FULLY_SHARDED, PIPELINE
 
 MEASURE = """
 import sys
@@ -61,3 +65,23 @@ def test_the_prediction_is_near_what_a_process_really_takes(num_sequences: int, 
     predicted = footprint.predict_batch_bytes(num_sequences, length)
     weights = footprint.weight_bytes
     assert abs(predicted - int(grown)) / (weights + int(grown)) < 0.15, (predicted, grown)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        PIPELINE,  # hidden states wait and leave
+        FULLY_SHARDED,  # the vocabulary, half of this model, is gathered for a moment
+    ],
+)
+def test_what_the_plan_counts_for_a_rank_is_near_what_it_really_takes(
+    strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = detect_inventory()
+    cores = found.physical_cores if len(found.physical_cores) > 1 else found.physical_cores * 2
+    inventory = Inventory((), cores, found.memory_bytes, found.features, found.description)
+    monkeypatch.setattr("benchmarks.cases.footprint.detect_inventory", lambda: inventory)
+    ranks = list(measure_strategy(Registry({}).card(DEFAULT_MODEL, weights=True), CPU, strategy))
+    assert len(ranks) == 2
+    for rank in ranks:
+        assert abs(rank.error) < TOLERANCE, rank
