@@ -6,6 +6,7 @@ import json
 import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -114,6 +115,43 @@ def test_threads_that_truncate_differently_do_not_disturb_one_another() -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+class SlowRust:
+    """The library, in which every large call lasts until it is released."""
+
+    def __init__(self, rust: Any) -> None:
+        self._rust = rust
+        self.entered = threading.Semaphore(0)
+        self.released = threading.Event()
+
+    def encode_batch_fast(self, texts: list[str]) -> Any:
+        if len(texts[0]) > 100:
+            self.entered.release()
+            assert self.released.wait(30)
+        return self._rust.encode_batch_fast(texts)
+
+
+def test_two_threads_tokenize_much_at_a_time_and_who_has_little_never_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert MODEL is not None
+    tokenizer = Tokenizer(MODEL)
+    slow = SlowRust(tokenizer._rust)
+    monkeypatch.setattr(tokenizer, "_rust", slow)
+    books = ["word " * 5000]
+    threads = [
+        threading.Thread(target=tokenizer.tokenize_whole, args=(books,), daemon=True) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    assert all(slow.entered.acquire(timeout=30) for _ in range(tokenizer_module.NUM_LARGE_GROUPS))
+    assert not slow.entered.acquire(timeout=0.1), "the memory of a third"
+    assert len(tokenizer.tokenize(["a query"], 16, truncate=True)) == 1
+    slow.released.set()
+    for thread in threads:
+        thread.join(30)
+    assert slow.entered.acquire(timeout=0), "the others came afterwards"
 
 
 def test_a_prompt_is_counted_with_the_leading_special_tokens_only() -> None:

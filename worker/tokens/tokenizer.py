@@ -4,7 +4,9 @@ One object serves all threads and every max_tokens: truncation is done here, not
 shared by all callers. The library cuts the text's own tokens before it adds the special ones, and so do we.
 """
 
+import contextlib
 import json
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -26,7 +28,11 @@ SPLITS_AT_SPACES: Final = frozenset({"BertPreTokenizer", "Whitespace", "Whitespa
 # Where a long text is cut at first. A guess that is too small costs a second look at the text, never a wrong token.
 CHARS_PER_TOKEN: Final = 14
 # Texts tokenized at once. Enough for all threads of the library; a whole chunk of books would be hundreds of MB.
-GROUP_CHARS: Final = 1 << 18
+GROUP_CHARS: Final = 1 << 16
+# Of the threads that tokenize at the same time, all share the library's own threads, which two keep busy. More of them
+# only hold memory: six chunks of long texts took 115 MiB, most of which the heap kept. Who has little never waits.
+NUM_LARGE_GROUPS: Final = 2
+FEW_CHARS: Final = 1 << 12
 
 
 class Tokenizer:
@@ -49,6 +55,7 @@ class Tokenizer:
             token["id"] for token in description.get("added_tokens", []) if token.get("special")
         )
         self._num_prefix, self._num_suffix = self._measure_special_tokens()
+        self._large_groups = threading.BoundedSemaphore(NUM_LARGE_GROUPS)
 
     @property
     def num_special_tokens(self) -> int:
@@ -100,8 +107,12 @@ class Tokenizer:
         """
         rows: list[NDArray[np.int32]] = []
         for group in _group(texts):
-            encodings = self._rust.encode_batch_fast(group)
-            rows += [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
+            is_large = sum(map(len, group)) > FEW_CHARS
+            with self._large_groups if is_large else contextlib.nullcontext():
+                # Not bound to a name, so that they are gone before the next group.
+                rows += [
+                    np.array(encoding.ids, dtype=np.int32) for encoding in self._rust.encode_batch_fast(group)
+                ]
         return rows
 
     def _cut_text(self, text: str, max_tokens: int) -> str:
