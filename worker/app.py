@@ -13,6 +13,7 @@ from uuid import uuid4
 
 from celery import Celery
 from celery.signals import worker_shutting_down
+from rich.console import Console
 
 from vectormill.broker.app import ENCODE_CHUNK, make_app, queue_of
 from vectormill.db.session import make_engine
@@ -24,6 +25,7 @@ from worker.devices.detect import DeviceSampler, detect_inventory
 from worker.devices.device import Device, parse_devices
 from worker.engine import Engine
 from worker.leases import LeaseKeeper, WorkerIdentity
+from worker.loading import LoadingDisplay
 from worker.parallel.starter import Sharing
 from worker.placement.picture import part_json
 from worker.placement.placement import Placement, Replica
@@ -46,13 +48,20 @@ def main() -> None:
     parser.add_argument(
         "--devices", required=True, help="all devices of this launcher, which share the machine"
     )
+    parser.add_argument("--bar", action="store_true", help="the terminal is ours: draw how loading goes")
     options = parser.parse_args()
     settings = load_settings()
     logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    run_replica(settings, load_worker_settings(devices=options.devices), options.model, options.device)
+    console = Console(stderr=True) if options.bar else None
+    display = LoadingDisplay(options.model, console)
+    run_replica(
+        settings, load_worker_settings(devices=options.devices), options.model, options.device, display
+    )
 
 
-def run_replica(settings: Settings, worker_settings: WorkerSettings, model: str, names: str) -> None:
+def run_replica(
+    settings: Settings, worker_settings: WorkerSettings, model: str, names: str, display: LoadingDisplay
+) -> None:
     """Loads the model, then consumes the model's queue until SIGTERM."""
     if settings.database_url is None or settings.redis_url is None:
         raise ConfigurationError("A worker needs VECTORMILL_DATABASE_URL and VECTORMILL_REDIS_URL.")
@@ -72,6 +81,7 @@ def run_replica(settings: Settings, worker_settings: WorkerSettings, model: str,
         worker_settings,
         find_cache_dir(settings),
         sharing=Sharing(replica, devices) if len(devices) > 1 else None,
+        display=display,
     )
     engine.start()
     database = make_engine(settings.database_url, application_name=identity.name, pool_size=slots)

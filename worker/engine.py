@@ -26,6 +26,7 @@ from worker.batching.cost import BatchCost, PackedCost, PaddedCost, find_quadrat
 from worker.batching.limits import BatchLimits
 from worker.devices.device import Device
 from worker.finishing import find_unique, finish_vectors
+from worker.loading import LoadingDisplay
 from worker.model.encoder import EncoderOrder
 from worker.parallel.executor import Executor, ExecutorTimeouts
 from worker.parallel.starter import RunnerStarter, Sharing
@@ -59,6 +60,7 @@ class Engine:
         *,
         factory: str = DEFAULT_FACTORY,
         sharing: Sharing | None = None,
+        display: LoadingDisplay | None = None,
     ) -> None:
         if sharing is not None:  # the plan has divided the memory of several devices; nothing is left to tune
             tokens = settings.max_batch_tokens or sharing.replica.max_batch_tokens
@@ -100,6 +102,7 @@ class Engine:
             ),
             self._switchboard,
             self._tuner,
+            display,
         )
         # Callers beyond these wait outside, with their texts not yet tokenized: the pool is bounded by them.
         self._slots = {

@@ -7,6 +7,7 @@ the model's own process is shown no other.
 import logging
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 from vectormill.domain.errors import ConfigurationError
 from vectormill.registry import Registry
@@ -50,6 +51,8 @@ def run(settings: Settings, models: Sequence[str], devices: str | None = None) -
             _replica(model, replica, devices_by_name[replica.devices[0]], worker_settings.devices)
             for replica in placement.replicas
         ]
+    if len(children) == 1 and sys.stderr.isatty():  # two bars would overwrite each other
+        children = [replace(children[0], argv=(*children[0].argv, "--bar"))]
     with StopSignals() as stopping:
         supervisor = Supervisor(children, stopping=stopping)
         try:

@@ -38,7 +38,7 @@ def make_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeEngine
 
     def make(kind: str, *, sharing: Sharing | None = None, factory: str = "", **settings: Any) -> Engine:
         device = find_device(kind) if sharing is None else sharing.devices[0]
-        more = {"factory": factory} if factory else {}
+        more: dict[str, Any] = {"factory": factory} if factory else {}
         cache = tmp_path_factory.mktemp("cache")
         engine = Engine(CARD, device, WorkerSettings(**settings), cache, sharing=sharing, **more)
         engines.append(engine)

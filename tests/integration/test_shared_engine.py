@@ -27,6 +27,8 @@ CARD = Registry({}).card(DEFAULT_MODEL, weights=True)
 SPEC = make_spec(CARD, EncodingOptions())
 TEXTS = [f"text number {number} of a few more, " + "and longer " * (number % 12) for number in range(60)]
 
+WEIGHT_BYTES = sum(path.stat().st_size for path in CARD.path.glob("*.safetensors"))
+
 MakeEngine = Callable[..., Engine]
 
 
@@ -79,7 +81,9 @@ def test_a_shared_engine_gives_the_vectors_of_the_reference_library(
     assert (alone[0] * vectors[7]).sum() >= 0.99999
     report = engine.report()
     assert strategy in report["backend"]["reason"]
-    assert report["device"]["value"] == "cpu:0+cpu:1"
+    assert [loading["device"] for loading in report["loadings"]] == ["cpu:0", "cpu:1"]
+    num_bytes = sum(loading["num_bytes"] for loading in report["loadings"])
+    assert 0.95 * WEIGHT_BYTES < num_bytes < 2 * WEIGHT_BYTES  # all but the pooler; embeddings perhaps twice
 
 
 def test_a_rank_that_is_killed_ends_its_replica_which_is_built_anew(make_engine: MakeEngine) -> None:

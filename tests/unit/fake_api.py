@@ -21,6 +21,10 @@ REPORT = {
     "model": "mini",
     "state": "running",
     "device": {"value": "cpu:0", "reason": "there is no accelerator"},
+    "loadings": [
+        {"device": "cpu:0", "num_bytes": 90_000_000, "seconds": 1.25},
+        {"device": "cpu:1", "num_bytes": 70_000_000, "seconds": 1.5},
+    ],
     "placement": {
         "strategy": "replicate",
         "stages": [{"first_layer": 0, "num_layers": 6, "shards": [{"device": "cpu:0"}]}],

@@ -241,7 +241,7 @@ def test_status_without_a_job_shows_what_the_workers_do(
     assert run("status") == 0
     cells = capsys.readouterr().out.rstrip("\n").split("\t")
     assert cells == [
-        "mini-cpu0@host", "mini", "running", "cpu:0", "replicate: layers 0-5", "7,400", "2.1%",
+        "mini-cpu0@host", "mini", "running", "cpu:0", "replicate: layers 0-5", "0.16 GB in 1.5 s", "7,400", "2.1%",
         "1.5 of 24 GiB", "-", "run",
     ]  # fmt: skip
     assert run("status", "--json") == 0
@@ -266,7 +266,7 @@ def test_status_of_a_job_says_what_bounded_it_in_words(
 def test_a_worker_that_says_little_is_shown_all_the_same(report: dict[str, Any]) -> None:
     row = summarize_worker({"name": "w", "model": "m", "report": report})
     assert set(row) == set(WORKER_COLUMNS)
-    assert (row["memory"], row["tokens/s"], row["bound by"], row["plan"]) == ("-", "-", "-", "-")
+    assert (row["memory"], row["tokens/s"], row["bound by"], row["plan"], row["loaded"]) == ("-",) * 5
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,7 @@ WORKER_COLUMNS: Final = (
     "state",
     "device",
     "plan",
+    "loaded",
     "tokens/s",
     "padding",
     "memory",
@@ -127,6 +128,7 @@ def summarize_worker(worker: Mapping[str, Any]) -> dict[str, str]:
         "state": str(report.get("state", "-")),
         "device": describe_choice(report, "device")[0],
         "plan": describe_plan(report),
+        "loaded": _describe_loading(report),
         "tokens/s": _figure(report.get("tokens_per_second"), "{:,.0f}"),
         "padding": _figure(report.get("padding_waste"), "{:.1%}"),
         "memory": _describe_memory(report),
@@ -147,6 +149,15 @@ def describe_plan(report: Mapping[str, Any]) -> str:
     num_shards = max(len(stage["shards"]) for stage in placement["stages"])
     cut = f", each over {num_shards} devices" if num_shards > 1 else ""
     return f"{placement['strategy'].replace('_', ' ')}: layers {stages}{cut}"
+
+
+def _describe_loading(report: Mapping[str, Any]) -> str:
+    """What all processes of the replica have read, and how long the slowest took."""
+    loadings = report.get("loadings")
+    if not loadings:
+        return "-"
+    num_bytes = sum(loading["num_bytes"] for loading in loadings)
+    return f"{num_bytes / 1e9:.2f} GB in {max(loading['seconds'] for loading in loadings):.1f} s"
 
 
 def _describe_memory(report: Mapping[str, Any]) -> str:

@@ -1,5 +1,6 @@
 """Encoder: the contract between the engine and whatever computes vectors. Knows no framework; imports no torch."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,10 +15,16 @@ from worker.devices.device import Device
 from worker.model.forward_pass import Deferred, ForwardPass
 from worker.placement.rank import Rank
 
+# Called while weights are read, with the bytes read so far and those to be read.
+OnRead = Callable[[int, int], None]
+
 
 @dataclass(frozen=True, slots=True)
 class EncoderOrder:
-    """What is to be loaded, and where. `backend`, `precision` and `attention` may be "auto"."""
+    """What is to be loaded, and where. `backend`, `precision` and `attention` may be "auto".
+
+    `on_read` is of the process that loads; an order that goes to another process has none.
+    """
 
     card: ModelCard
     device: Device
@@ -27,6 +34,7 @@ class EncoderOrder:
     cache_dir: Path
     attention: str = "auto"
     rank: Rank | None = None  # when several devices share the model
+    on_read: OnRead | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +48,15 @@ class Choice:
 def device_choice(order: EncoderOrder) -> Choice:
     """The device with the reason it was chosen and what it is."""
     return Choice(order.device.name, f"{order.device.reason}; {order.device.description}")
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """What one process has read of the model's files for its device, and in how long, with all that loading took."""
+
+    device: str
+    num_bytes: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +74,7 @@ class EncoderReport:
     load_seconds: float
     notes: tuple[str, ...] = ()
     is_packed: bool = False
+    loadings: tuple[Loading, ...] = ()  # one of each process
 
 
 class Encoder(Protocol):

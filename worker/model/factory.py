@@ -15,6 +15,10 @@ logger = logging.getLogger(__name__)
 def load_encoder(order: EncoderOrder) -> Encoder:
     """Raises ModelError when the model, backend or precision cannot be had."""
     precision = choose_precision(order.precision, order.device)
+    on_read, order = (
+        order.on_read,
+        replace(order, on_read=None),
+    )  # for a contest and a conversion go to other processes
     has_openvino = importlib.util.find_spec("openvino") is not None
     backend = choose_backend(order.backend, precision.value, order.device, has_openvino)
     notes: tuple[str, ...] = ()
@@ -41,4 +45,4 @@ def load_encoder(order: EncoderOrder) -> Encoder:
     # Imported here, so that a process that runs openvino from its cache never loads torch.
     from worker.model.torch_encoder import TorchEncoder
 
-    return TorchEncoder(order, backend, precision, notes)
+    return TorchEncoder(replace(order, on_read=on_read), backend, precision, notes)

@@ -1,7 +1,10 @@
 """EncoderNetwork: a transformer, its pooling and its Dense modules as one torch module. Knows no device."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -11,6 +14,7 @@ from transformers.utils import logging as transformers_logging
 
 from vectormill.domain.errors import ModelError
 from vectormill.model_card import ModelCard, find_weights
+from worker.model.encoder import OnRead
 from worker.model.pooling import pool_hidden_states
 
 # Heads that some files leave out and that vectors do not pass through.
@@ -40,9 +44,9 @@ class Dense(nn.Module):
 class EncoderNetwork(nn.Module):
     """Token ids and masks [n, length] -> vectors [n, card.dimension] in fp32."""
 
-    def __init__(self, card: ModelCard, dtype: torch.dtype) -> None:
+    def __init__(self, card: ModelCard, dtype: torch.dtype, on_read: OnRead | None = None) -> None:
         super().__init__()
-        self.transformer = load_transformer(card, dtype)
+        self.transformer = load_transformer(card, dtype, on_read)
         # Dense modules work on one vector a sequence: their cost in fp32 is nothing, their error in bf16 is not.
         self.dense = nn.Sequential(*(Dense(card.path / folder) for folder in card.dense))
         self.modes = card.pooling
@@ -68,9 +72,14 @@ def find_pad_token_id(config: dict[str, object]) -> int:
     return pad_token_id if isinstance(pad_token_id, int) and pad_token_id >= 0 else 0
 
 
-def load_transformer(card: ModelCard, dtype: torch.dtype) -> nn.Module:
+def count_weight_bytes(card: ModelCard) -> int:
+    """The size of the transformer's files. Raises ModelError when there are none."""
+    return sum(path.stat().st_size for path in find_weights(card.path, card.name))
+
+
+def load_transformer(card: ModelCard, dtype: torch.dtype, on_read: OnRead | None = None) -> nn.Module:
     """The bare transformer, from local safetensors. Raises ModelError when weights are missing or do not fit."""
-    find_weights(card.path, card.name)
+    num_bytes = count_weight_bytes(card)
     transformers_logging.disable_progress_bar()  # a worker's log is read later, not watched
     options = {"local_files_only": True, "trust_remote_code": False}
     try:
@@ -79,9 +88,15 @@ def load_transformer(card: ModelCard, dtype: torch.dtype) -> nn.Module:
             raise ModelError(
                 f"The model {card.name!r} is an encoder with a decoder; only one stack is supported."
             )
-        model, loading = AutoModel.from_pretrained(
-            card.path, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
-        )
+        with _counting(on_read, num_bytes):
+            model, loading = AutoModel.from_pretrained(
+                card.path,
+                config=config,
+                dtype=dtype,
+                use_safetensors=True,
+                output_loading_info=True,
+                **options,
+            )
     except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
         raise ModelError(f"The model {card.name!r} cannot be loaded from {card.path}: {error}") from error
     missing = [key for key in loading["missing_keys"] if not key.startswith(UNUSED_WEIGHTS)]
@@ -97,6 +112,32 @@ def load_transformer(card: ModelCard, dtype: torch.dtype) -> nn.Module:
             False  # keys and values of earlier tokens, which only text generation reads again
         )
     return model
+
+
+@contextmanager
+def _counting(on_read: OnRead | None, num_bytes: int) -> Iterator[None]:
+    """Within it the tensors that transformers loads are counted, as shares of the files: it tells no bytes."""
+    if on_read is None:
+        yield
+        return
+
+    def count(factory: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        if options.get("desc") != "Loading weights":
+            return factory(*args, **options)
+        items = list(args[0])
+
+        def pass_on() -> Iterator[Any]:
+            for number, item in enumerate(items, start=1):
+                yield item
+                on_read(num_bytes * number // len(items), num_bytes)
+
+        return pass_on()
+
+    before = transformers_logging.set_tqdm_hook(count)
+    try:
+        yield
+    finally:
+        transformers_logging.set_tqdm_hook(before)
 
 
 def _find_activation(path: str) -> nn.Module:

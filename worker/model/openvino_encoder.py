@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from worker.batching.token_batch import TokenBatch
 from worker.model.choice import BF16, FP32, find_arithmetic
 from worker.model.conversion import INPUTS, find_or_convert
-from worker.model.encoder import Choice, Encoder, EncoderOrder, EncoderReport, device_choice
+from worker.model.encoder import Choice, Encoder, EncoderOrder, EncoderReport, Loading, device_choice
 from worker.model.mapped_weights import MappedWeights
 from worker.model.padding import pad_batch
 
@@ -51,13 +51,15 @@ class OpenVINOEncoder(Encoder):
         self._request = compiled.create_infer_request()
         self._weights = weights
         self._pad_token_id = int(json.loads((folder / "network.json").read_text())["pad_token_id"])
+        seconds = time.perf_counter() - start
         self._report = EncoderReport(
             device=device_choice(order),
             backend=backend,
             precision=precision,
             attention="openvino",
             num_threads=order.num_threads,
-            load_seconds=time.perf_counter() - start,
+            load_seconds=seconds,
+            loadings=(Loading(order.device.name, (folder / "network.bin").stat().st_size, seconds),),
             notes=notes,
         )
 

@@ -21,10 +21,11 @@ from worker.model.encoder import (
     Encoder,
     EncoderOrder,
     EncoderReport,
+    Loading,
     device_choice,
 )
 from worker.model.forward_pass import Deferred, ForwardPass
-from worker.model.network import EncoderNetwork
+from worker.model.network import EncoderNetwork, count_weight_bytes
 from worker.model.packed_attention import EXACT, VARLEN
 from worker.model.packed_network import PackedNetwork, PackingFailed, pack_network
 from worker.model.packing import pack_batch
@@ -48,7 +49,7 @@ class TorchEncoder(Encoder):
         # The environment shows a process only its own GPU, which is therefore always the first.
         self._device = torch.device("cuda:0" if order.device.kind == CUDA else order.device.kind)
         arithmetic = find_arithmetic(precision.value, order.device)
-        self._network = EncoderNetwork(order.card, DTYPES[arithmetic])
+        self._network = EncoderNetwork(order.card, DTYPES[arithmetic], order.on_read)
         if precision.value in COMPRESSED:
             apply_quantization(self._network.transformer, precision.value)
         self._network = self._network.to(self._device)
@@ -59,13 +60,15 @@ class TorchEncoder(Encoder):
         logger.info("%s attends %s: %s", order.card.name, attention.value, attention.reason)
         if order.device.kind == CUDA and self._packed is None and order.attention == AUTO:
             notes = (*notes, f"Batches are padded, because {attention.reason}.")
+        seconds = time.perf_counter() - start
         self._report = EncoderReport(
             device=device_choice(order),
             backend=backend,
             precision=precision,
             attention=f"{attention.value} ({self._network.attention})",
             num_threads=order.num_threads,
-            load_seconds=time.perf_counter() - start,
+            load_seconds=seconds,
+            loadings=(Loading(order.device.name, count_weight_bytes(order.card), seconds),),
             notes=notes,
             is_packed=self._packed is not None,
         )

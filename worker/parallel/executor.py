@@ -20,6 +20,7 @@ from vectormill.domain.errors import ModelError
 from vectormill.domain.item import ENCODING_FAILED, OUT_OF_MEMORY
 from worker.batching.sequence import Sequence
 from worker.batching.token_batch import TokenBatch
+from worker.loading import LoadingDisplay
 from worker.model.encoder import EncoderReport
 from worker.parallel.memory import MemoryReport
 from worker.parallel.messages import (
@@ -30,6 +31,7 @@ from worker.parallel.messages import (
     EncodeFailed,
     Loaded,
     LoadFailed,
+    Reading,
     Started,
 )
 from worker.parallel.runner import Runner, RunnerLost
@@ -110,12 +112,14 @@ class Executor:
         timeouts: ExecutorTimeouts,
         source: WorkSource,
         observer: WorkObserver,
+        display: LoadingDisplay | None = None,
     ) -> None:
         self._starter = starter
         self._name = starter.order.card.name
         self._timeouts = timeouts
         self._source = source
         self._observer = observer
+        self._display = display or LoadingDisplay(self._name)
         self._thread = threading.Thread(target=self._run, name="executor", daemon=True)
         self._wake_reader, self._wake_writer = Pipe(duplex=False)
         self._is_woken = threading.Event()
@@ -187,8 +191,11 @@ class Executor:
 
     def _run_one_runner(self) -> None:
         self._runner = runner = self._starter.start()
-        if not self._wait_until_loaded(runner):
-            return
+        try:
+            if not self._wait_until_loaded(runner):
+                return
+        finally:
+            self._display.close()
         self.state, self.reason = RUNNING, ""
         self._settled.set()
         while not self._stopping.is_set():
@@ -198,13 +205,12 @@ class Executor:
     def _wait_until_loaded(self, runner: AnyRunner) -> bool:
         """False when the executor was stopped meanwhile."""
         deadline = time.monotonic() + self._timeouts.load_seconds
-        while not (said := self._listen(runner, deadline)):
+        while not (message := self._hear_loading(runner, deadline)):
             if self._stopping.is_set():
                 runner.kill()  # it would hear of the closed pipe only when it has loaded
                 return False
             if time.monotonic() >= deadline:
                 raise self._abandon(runner, f"loading took more than {self._timeouts.load_seconds:g} s")
-        message = said[0]
         if isinstance(message, LoadFailed):
             if self.report is None:  # it never loaded: trying again would not help
                 raise ModelError(message.reason)
@@ -212,11 +218,20 @@ class Executor:
         assert isinstance(message, Loaded)
         self.report = report = message.report
         self.memory = message.memory
+        self._display.close(report.loadings)
         for choice in (report.device, report.backend, report.precision):
             logger.info("%s encodes with %s: %s", self._name, choice.value, choice.reason)
         for note in report.notes:
             logger.warning("%s: %s", self._name, note)
         return True
+
+    def _hear_loading(self, runner: AnyRunner, deadline: float) -> object | None:
+        """How loading has ended; None when it goes on, which is shown."""
+        for message in self._listen(runner, deadline):
+            if not isinstance(message, Reading):
+                return message
+            self._display.show(message.num_bytes_read, message.num_bytes)
+        return None
 
     def _send_ahead(self, runner: AnyRunner) -> None:
         while (work := self._next_work()) is not None:

@@ -25,6 +25,14 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class Reading:
+    """From the runner, now and then while it loads: so much of the weights has been read."""
+
+    num_bytes_read: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Loaded:
     """From the runner: the encoder is ready for batches."""
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from worker.parallel.memory import MemoryReport, join_reports
-from worker.parallel.messages import Encode, Encoded, EncodeFailed, Load, Loaded, LoadFailed, Started
+from worker.parallel.messages import Encode, Encoded, EncodeFailed, Load, Loaded, LoadFailed, Reading, Started
 from worker.parallel.runner import Runner, RunnerLost
 
 # A rank whose neighbour dies may hear of that before we do, as an error of its own: the cause is waited for.
@@ -36,6 +36,7 @@ class RunnerGroup:
         self._runners = [
             Runner(load, environment) for load, environment in zip(loads, environments, strict=True)
         ]
+        self._readings: dict[int, Reading] = {}
         self._loaded: dict[int, Loaded] = {}
         self._parts: dict[int, dict[int, Encoded]] = {}  # what ranks have answered, by batch and rank
         self._failures: list[tuple[int, EncodeFailed]] = []  # with the rank
@@ -110,6 +111,9 @@ class RunnerGroup:
         """What the message of one rank makes complete; nothing while others still have to speak."""
         if isinstance(message, LoadFailed):
             return [message]
+        if isinstance(message, Reading):
+            self._readings[number] = message
+            return [self._sum_readings()] if len(self._readings) == len(self._runners) else []
         if isinstance(message, Loaded):
             self._note_memory(number, message.memory)
             self._loaded[number] = message
@@ -134,12 +138,20 @@ class RunnerGroup:
         self._begun.append(message.number)
         return [message] if len(self._begun) == 1 else []
 
+    def _sum_readings(self) -> Reading:
+        readings = self._readings.values()
+        return Reading(
+            sum(each.num_bytes_read for each in readings), sum(each.num_bytes for each in readings)
+        )
+
     def _describe(self) -> Loaded:
         """The first rank's report, of all devices."""
         first = self._loaded[0]
-        names = "+".join(self._loaded[number].report.device.value for number in range(len(self._runners)))
+        reports = [self._loaded[number].report for number in range(len(self._runners))]
+        names = "+".join(report.device.value for report in reports)
         device = replace(first.report.device, value=names)
-        return Loaded(replace(first.report, device=device), self._take_memory())
+        loadings = tuple(loading for report in reports for loading in report.loadings)
+        return Loaded(replace(first.report, device=device, loadings=loadings), self._take_memory())
 
     def _join(self, number: int, parts: Mapping[int, Encoded]) -> Encoded:
         """What all ranks have answered, as one; it took as long as the slowest of them."""

@@ -6,18 +6,20 @@ encodes; an urgent one is encoded as soon as the current one is done.
 
 import importlib
 import logging
+import math
 import os
 import signal
 import sys
 import threading
 import time
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from queue import Empty, PriorityQueue
 from typing import Any, Final, NoReturn
 
 from vectormill.domain.errors import ModelError
 from vectormill.processes import die_with_parent
-from worker.model.encoder import Encoder
+from worker.model.encoder import Encoder, OnRead
 from worker.model.exhaustion import is_out_of_memory
 from worker.model.forward_pass import DeviceLost, ForwardPass
 from worker.parallel.memory import MemoryGauge
@@ -30,6 +32,7 @@ from worker.parallel.messages import (
     Load,
     Loaded,
     LoadFailed,
+    Reading,
     Started,
 )
 from worker.parallel.stacks import answer_with_stacks
@@ -37,6 +40,7 @@ from worker.parallel.stacks import answer_with_stacks
 logger = logging.getLogger(__name__)
 
 LONGEST_REASON: Final = 500
+READING_PAUSE_SECONDS: Final = 0.25
 
 # Ends the process, so that the worker starts another: what a device once lost answers with errors, for every batch.
 DEVICE_LOST_STATUS: Final = 3
@@ -74,7 +78,9 @@ def _load(connection: "Connection[Any, Any]", load: Load, gauge: MemoryGauge) ->
         os.sched_setaffinity(0, load.order.device.cores)
     try:
         module, _, function = load.factory.partition(":")
-        encoder: Encoder = getattr(importlib.import_module(module), function)(load.order)
+        encoder: Encoder = getattr(importlib.import_module(module), function)(
+            replace(load.order, on_read=_tell_reading(connection))
+        )
     except ModelError as error:
         connection.send(LoadFailed(str(error)))
     except Exception as error:  # whatever a framework raises, the worker must hear the reason
@@ -84,6 +90,19 @@ def _load(connection: "Connection[Any, Any]", load: Load, gauge: MemoryGauge) ->
         connection.send(Loaded(encoder.describe(), gauge.read()))
         return encoder
     os._exit(1)
+
+
+def _tell_reading(connection: "Connection[Any, Any]") -> OnRead:
+    """Says over the pipe how far loading is, but not more often than somebody watches."""
+    told_at = -math.inf
+
+    def tell(num_bytes_read: int, num_bytes: int) -> None:
+        nonlocal told_at
+        if time.monotonic() - told_at >= READING_PAUSE_SECONDS:
+            told_at = time.monotonic()
+            connection.send(Reading(num_bytes_read, num_bytes))
+
+    return tell
 
 
 def serve(connection: "Connection[Any, Any]", encoder: Encoder, gauge: MemoryGauge) -> None:

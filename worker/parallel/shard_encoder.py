@@ -21,7 +21,7 @@ from worker.batching.token_batch import TokenBatch
 from worker.devices.device import CPU, CUDA
 from worker.model.choice import choose_precision
 from worker.model.cuda_pass import losing_device
-from worker.model.encoder import Choice, Encoder, EncoderOrder, EncoderReport, device_choice
+from worker.model.encoder import Choice, Encoder, EncoderOrder, EncoderReport, Loading, device_choice
 from worker.model.network import Dense, find_pad_token_id
 from worker.model.padding import PaddedBatch, pad_batch
 from worker.model.pooling import pool_hidden_states
@@ -65,12 +65,12 @@ class ShardEncoder(Encoder):
             self._device,
             first_layer=0 if rank.strategy in (TENSOR, FULLY_SHARDED) else rank.first_layer,
             joined=layout.joined if rank.strategy == TENSOR else {},
+            on_read=order.on_read,
         )
         self._dense = nn.Sequential(*(Dense(order.card.path / folder) for folder in order.card.dense))
         self._dense.to(self._device).eval()
         self._stage = PipelineStage(rank, self._dtype, self._device)
         seconds = time.perf_counter() - start
-        logger.info("Rank %d read %.1f MB in %.1f s.", rank.number, self.num_bytes_read / 1e6, seconds)
         self._report = EncoderReport(
             device=device_choice(order),
             backend=Choice("torch", f"a model is shared by {rank.strategy} with torch only"),
@@ -78,6 +78,7 @@ class ShardEncoder(Encoder):
             attention=f"padded ({self._transformer.config._attn_implementation})",
             num_threads=order.num_threads,
             load_seconds=seconds,
+            loadings=(Loading(order.device.name, self.num_bytes_read, seconds),),
         )
 
     def encode(self, batch: TokenBatch) -> NDArray[np.float32]:

@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModel
 
 from vectormill.domain.errors import ModelError
 from vectormill.model_card import ModelCard
+from worker.model.encoder import OnRead
 from worker.parallel.layouts import Layout
 from worker.parallel.weight_files import WeightFiles
 
@@ -54,6 +55,7 @@ def fill(
     *,
     first_layer: int = 0,
     joined: Mapping[str, int] = MappingProxyType({}),
+    on_read: OnRead | None = None,
 ) -> int:
     """Gives every parameter its storage on the device and its values from the files; the number of bytes read.
 
@@ -70,16 +72,26 @@ def fill(
         setattr(module, name, buffer.to(device))
     prefix = str(getattr(model, "base_model_prefix", ""))
     with WeightFiles(card, prefix) as files, torch.no_grad():
+        locals_ = {
+            name: parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            for name, parameter in model.named_parameters()
+        }
+        num_bytes = sum(
+            files.count_bytes(_name_in_whole(name, layout, first_layer), local.numel())
+            for name, local in locals_.items()
+        )
         for name, parameter in model.named_parameters():
             stored = _name_in_whole(name, layout, first_layer)
             dim, ranges = _own_ranges(parameter, files.shape(stored), _num_joined(name, joined))
-            local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            local = locals_[name]
             values = files.read(stored, dim, ranges, local.dtype)
             if values.shape != local.shape:
                 raise ModelError(
                     f"The tensor {stored!r} in {card.path} has another shape than its configuration says."
                 )
             local.copy_(values)
+            if on_read is not None:
+                on_read(files.num_bytes, num_bytes)
         return files.num_bytes
 
 

@@ -3,6 +3,7 @@
 A rank reads the bytes of its own part and no others, so that k ranks together read the model once.
 """
 
+import re
 from types import TracebackType
 from typing import Any, Self
 
@@ -48,6 +49,12 @@ class WeightFiles:
         tensor: Tensor = parts[0] if len(parts) == 1 else torch.cat(parts, dim=dim)
         self.num_bytes += tensor.nbytes
         return tensor.to(dtype)
+
+    def count_bytes(self, name: str, num_values: int) -> int:
+        """How many bytes so many values of the tensor take in its file, whose type is such as F32 or BF16."""
+        stored = name if name in self._file_of else f"{self._prefix}.{name}"
+        digits = re.search(r"\d+", self._file_of[stored].get_slice(stored).get_dtype())
+        return num_values * int(digits[0]) // 8 if digits else num_values
 
     def shape(self, name: str) -> tuple[int, ...]:
         stored = name if name in self._file_of else f"{self._prefix}.{name}"
