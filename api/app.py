@@ -1,6 +1,5 @@
 """The composition root of the HTTP interface: what is real is decided here, and only here."""
 
-import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -152,7 +151,6 @@ class ApiServer(uvicorn.Server):
 
 def run(settings: Settings) -> None:
     """Serves until SIGINT or SIGTERM; then requests in progress have ten seconds."""
-    logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     # pyarrow's own allocator takes 10 MiB more for its first Parquet file than the C library's does.
     pyarrow.set_memory_pool(pyarrow.system_memory_pool())
     app = create_app(settings)

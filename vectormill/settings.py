@@ -4,9 +4,9 @@ import difflib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from vectormill.domain.errors import ConfigurationError
@@ -53,7 +53,9 @@ class Settings(BaseSettings):
     flower_host: str = "127.0.0.1"
     flower_port: int = Field(default=5555, ge=0, le=65535)
     flower_basic_auth: str | None = Field(default=None, description="user:password for Flower.")
-    log_level: str = "INFO"
+    log_level: Annotated[
+        Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], BeforeValidator(str.upper)
+    ] = "INFO"
 
     chunk_max_items: int = Field(default=512, ge=1, le=65536)
     chunk_max_bytes: int = Field(default=1 << 20, ge=1024, description="Bytes of text in a chunk.")

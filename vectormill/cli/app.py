@@ -81,6 +81,6 @@ def _is_logging_debug() -> bool:
     from vectormill.settings import load_settings
 
     try:
-        return load_settings().log_level.upper() == "DEBUG"
+        return load_settings().log_level == "DEBUG"
     except ConfigurationError:  # perhaps this very error is being reported
         return False

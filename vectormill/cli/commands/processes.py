@@ -1,11 +1,14 @@
 """The processes: api, scheduler, worker, flower, migrate, and `up`, which runs them all on one machine."""
 
 import logging
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from vectormill.cli.options import DataDir
+
+if TYPE_CHECKING:
+    from vectormill.settings import Settings
 
 app = typer.Typer()
 
@@ -42,13 +45,11 @@ def up(
     With VECTORMILL_DATABASE_URL or VECTORMILL_REDIS_URL set, those are used instead.
     """
     from vectormill.cli.settings import read_environment
-    from vectormill.settings import load_settings
     from vectormill.up import UpOptions, run_up
 
-    settings = load_settings(
+    settings = begin_process(
         data_dir=data_dir, api_host=host, flower_host=host, api_port=api_port, flower_port=flower_port
     )
-    log_to_stderr(settings.log_level)
     options = UpOptions(
         data_dir=settings.data_dir.expanduser(),
         api_host=settings.api_host,
@@ -72,9 +73,8 @@ def api(
 ) -> None:
     """Run the HTTP API. Needs Postgres, and works without Redis; its reference is at /docs."""
     from api.app import run
-    from vectormill.settings import load_settings
 
-    run(load_settings(api_host=host, api_port=port))
+    run(begin_process(api_host=host, api_port=port))
 
 
 @app.command(epilog="Example: vectormill scheduler")
@@ -84,9 +84,8 @@ def scheduler() -> None:
     Any number may run; a lock in Postgres elects one.
     """
     from scheduler.main import run
-    from vectormill.settings import load_settings
 
-    run(load_settings())
+    run(begin_process())
 
 
 @app.command(epilog="Example: vectormill worker --model all-MiniLM-L6-v2 --devices cuda:0,cuda:1")
@@ -111,10 +110,9 @@ def worker(
     ] = None,
 ) -> None:
     """Run workers: one pinned Celery worker per replica of the placement, restarted when it dies."""
-    from vectormill.settings import load_settings
     from worker.launcher import run
 
-    run(load_settings(), models=tuple(model or ()), devices=devices)
+    run(begin_process(), models=tuple(model or ()), devices=devices)
 
 
 @app.command(epilog="Example: vectormill flower --port 5555")
@@ -137,10 +135,8 @@ def migrate() -> None:
     """Bring the schema of VECTORMILL_DATABASE_URL to the present version. `up` does this by itself."""
     from vectormill.db.migrations import upgrade
     from vectormill.domain.errors import ConfigurationError
-    from vectormill.settings import load_settings
 
-    settings = load_settings()
-    log_to_stderr(settings.log_level)
+    settings = begin_process()
     if settings.database_url is None:
         raise ConfigurationError(
             "There is no database to migrate: set VECTORMILL_DATABASE_URL. The embedded one is migrated by `up`."
@@ -149,13 +145,10 @@ def migrate() -> None:
     typer.echo("The schema is up to date.")
 
 
-def log_to_stderr(level: str) -> None:
-    """Raises ConfigurationError for a level that Python does not know."""
-    from vectormill.domain.errors import ConfigurationError
+def begin_process(**overrides: Any) -> "Settings":
+    """The settings of this process, whose log lines go to stderr from now on. Raises ConfigurationError."""
+    from vectormill.settings import load_settings
 
-    try:
-        logging.basicConfig(level=level.upper(), format=LOG_FORMAT)
-    except ValueError as error:
-        raise ConfigurationError(
-            f"VECTORMILL_LOG_LEVEL is {level!r}; it can be DEBUG, INFO, WARNING, ERROR or CRITICAL."
-        ) from error
+    settings = load_settings(**overrides)
+    logging.basicConfig(level=settings.log_level, format=LOG_FORMAT)
+    return settings
