@@ -18,6 +18,7 @@ from api.dependencies import Resources
 from vectormill.db.export import read_vectors
 from vectormill.db.jobs import delete_job, find_job, list_item_errors
 from vectormill.db.submission import JobWriter
+from vectormill.db.waiting import explain_waits
 from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingSpec
 from vectormill.domain.errors import EncodingTimeout, InvalidItem, Unavailable
 from vectormill.domain.item import Item, find_text_failure
@@ -75,10 +76,8 @@ async def wait_for_end(resources: Resources, job: Job) -> Job:
     pause = FIRST_POLL_SECONDS
     while not job.is_terminal:
         if time.monotonic() >= deadline:
-            raise EncodingTimeout(
-                f"No worker encoded the query within {timeout:g} s; check that a worker for model "
-                f"{job.spec.model!r} and the scheduler are running (GET /readyz)."
-            )
+            reason = await run_in_threadpool(explain_query, resources.engine, job)
+            raise EncodingTimeout(f"No worker encoded the query within {timeout:g} s. {reason}")
         if resources.is_stopping():
             raise Unavailable("The API is stopping; send the query again.")
         await anyio.sleep(pause)
@@ -90,6 +89,16 @@ async def wait_for_end(resources: Resources, job: Job) -> Job:
 def load_job(engine: Engine, job_id: UUID) -> Job:
     with engine.connect() as connection:
         return find_job(connection, job_id)
+
+
+def explain_query(engine: Engine, job: Job) -> str:
+    """Why the query waits, as its job would say."""
+    with engine.connect() as connection:
+        reasons = explain_waits(connection, [job])
+    otherwise = (
+        f"Its worker is slow or busy with other queries; see `vectormill status` for {job.spec.model}."
+    )
+    return reasons.get(job.id, otherwise)
 
 
 def load_query_vector(engine: Engine, job: Job) -> npt.NDArray[np.float32]:

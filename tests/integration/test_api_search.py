@@ -84,7 +84,7 @@ def test_without_a_worker_a_search_gives_up_in_time_and_leaves_no_job(
     client: httpx.Client, engine: Engine
 ) -> None:
     answer = client.post(SEARCH, json={"text": "a page"})
-    assert_problem(answer, 503, "encoding-timeout", "0.3 s", "all-MiniLM-L6-v2")
+    assert_problem(answer, 503, "encoding-timeout", "0.3 s", "No live worker serves all-MiniLM-L6-v2")
     assert answer.headers["retry-after"]
     assert count_jobs(engine) == 1
 

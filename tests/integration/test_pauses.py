@@ -6,6 +6,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from tests.protocol import claim, claim_next, complete, dispatch_all, make_items, submit
+from vectormill.db import completion
 from vectormill.db.chunks import release_chunk, renew_leases
 from vectormill.db.dispatch import list_demands
 from vectormill.db.jobs import cancel_job, find_job, pause_job, resume_job, retry_job
@@ -181,6 +182,21 @@ def test_pauses_and_the_rest_before_a_retry_do_not_slow_the_rate(engine: Engine)
     move_back(engine, job.id, "finished_at", 1000)
     with engine.begin() as connection:
         assert retry_job(connection, job.id).elapsed_seconds == pytest.approx(10, abs=5)
+
+
+def test_a_worker_of_the_release_before_pauses_ends_a_paused_job_as_any_other(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = "           num_reused = num_reused + :num_reused,\n"
+    assert counted in completion.COUNT_CHUNK.text
+    older = text(completion.COUNT_CHUNK.text.replace(counted, ""))
+    monkeypatch.setattr(completion, "COUNT_CHUNK", older)
+    job = submit(engine, make_items(4))
+    held = claim_next(engine)
+    pause(engine, job.id)
+    assert complete(engine, held) is True
+    ended = find(engine, job.id)
+    assert (ended.state, ended.num_done, ended.num_reused) == ("completed", 4, 0)
 
 
 def test_a_resumed_job_ages_from_its_resumption(engine: Engine) -> None:
