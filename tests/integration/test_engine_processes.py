@@ -139,3 +139,14 @@ def test_a_process_that_cannot_be_killed_is_given_up(
     finally:
         process.kill()
         runner.kill()
+
+
+def test_a_process_that_cannot_read_what_it_is_sent_ends(tmp_path: Path) -> None:
+    """Else it would wait for batches that nobody reads, until the time of a forward pass is over."""
+    device = split_processor(detect_inventory(), 1)[0]
+    runner = Runner(Load(FACTORY, EncoderOrder(CARD, device, "auto", "auto", 1, tmp_path)), dict(os.environ))
+    assert isinstance(runner.receive()[0], Loaded)
+    runner.connection.send_bytes(b"not a message")
+    with pytest.raises(RunnerLost, match="status 4"):
+        runner.receive()
+    runner.kill()

@@ -44,6 +44,7 @@ READING_PAUSE_SECONDS: Final = 0.25
 
 # Ends the process, so that the worker starts another: what a device once lost answers with errors, for every batch.
 DEVICE_LOST_STATUS: Final = 3
+READER_FAILED_STATUS: Final = 4
 
 # Not urgent, number, run: the least is encoded next. Numbers differ, so that runs are never compared.
 _Waiting = tuple[bool, int, "_Run"]
@@ -204,6 +205,11 @@ def _read(connection: "Connection[Any, Any]", batches: "PriorityQueue[_Waiting]"
             batches.put((not run.is_urgent, run.number, run))
     except (EOFError, OSError):
         os._exit(0)
+    except (
+        BaseException
+    ):  # a message that cannot be read: without this thread the process would wait for ever
+        logger.exception("The thread that reads batches failed, and so ends the model process.")
+        os._exit(READER_FAILED_STATUS)
 
 
 def _reason(error: Exception) -> str:

@@ -45,10 +45,6 @@ class Footprint:
         per_token = self.activation_bytes_per_token + self.attention_bytes_per_token_squared * length
         return SCRATCH_BYTES + num_sequences * length * per_token
 
-    def predict_peak_bytes(self, num_sequences: int, length: int) -> int:
-        """Weights and the forward pass together; not the framework's own code, nor what an allocator keeps back."""
-        return self.weight_bytes + self.predict_batch_bytes(num_sequences, length)
-
     def largest_batch_tokens(self, free_bytes: int, length: int) -> int:
         """Tokens, padding included, of the largest batch of such sequences that fits beside the weights; 0 for none.
 

@@ -30,7 +30,8 @@ FULL_BATCH_TOKENS: Final[Mapping[str, int]] = {CPU: 2048, CUDA: 32768, MPS: 8192
 MIN_BATCH_TOKENS: Final[Mapping[str, int]] = {CPU: 512, CUDA: 4096, MPS: 1024}
 # What the encoders take when nothing is asked of them, for weights that are compressed.
 ARITHMETIC: Final[Mapping[str, str]] = {CPU: "fp32", CUDA: "bf16", MPS: "fp16"}
-ATTENTION: Final[Mapping[str, str]] = {CPU: "openvino", CUDA: "varlen", MPS: "sdpa"}
+# With padding on CUDA too: a shard pads, and a whole replica does where the model cannot be packed; else it needs less.
+ATTENTION: Final[Mapping[str, str]] = {CPU: "openvino", CUDA: "sdpa", MPS: "sdpa"}
 # Predictions are no better than this, so a simpler plan that is nearly as fast is the better plan.
 ABOUT_AS_FAST: Final = 0.95
 

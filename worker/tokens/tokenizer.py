@@ -54,12 +54,8 @@ class Tokenizer:
         self._special_ids = frozenset(
             token["id"] for token in description.get("added_tokens", []) if token.get("special")
         )
-        self._num_prefix, self._num_suffix = self._measure_special_tokens()
+        self._num_suffix = self._count_suffix()
         self._large_groups = threading.BoundedSemaphore(NUM_LARGE_GROUPS)
-
-    @property
-    def num_special_tokens(self) -> int:
-        return self._num_prefix + self._num_suffix
 
     def tokenize(self, texts: Sequence[str], max_tokens: int, truncate: bool) -> TokenizedTexts:
         """The ids of all texts; a text of more than `max_tokens` is cut, or fails when `truncate` is not set."""
@@ -135,13 +131,13 @@ class Tokenizer:
         for index, ids in zip(short, self._encode([texts[index] for index in short]), strict=True):
             rows[index] = ids
 
-    def _measure_special_tokens(self) -> tuple[int, int]:
-        """How many special tokens come before and behind a text, seen on a text without any of its own."""
+    def _count_suffix(self) -> int:
+        """How many special tokens come behind a text, seen on a text without any of its own. Raises ModelError."""
         bare = self._rust.encode("a", add_special_tokens=False).ids
         whole = self._rust.encode("a").ids
         for start in range(len(whole) - len(bare) + 1):
             if whole[start : start + len(bare)] == bare:
-                return start, len(whole) - len(bare) - start
+                return len(whole) - len(bare) - start
         raise ModelError(
             "The tokenizer changes a text's own tokens when it adds special ones; that is not supported."
         )
