@@ -1,5 +1,6 @@
 """What a model process with openvino keeps in memory, read from the kernel's account of it."""
 
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ import pickle, sys
 from pathlib import Path
 import numpy as np
 from worker.batching.token_batch import TokenBatch
+from worker.model import openvino_encoder
 from worker.model.factory import load_encoder
 
 def count_resident_kilobytes(name):
@@ -31,27 +33,37 @@ def count_resident_kilobytes(name):
             kilobytes += int(line.split()[1])
     return kilobytes
 
+openvino_encoder.FORGET_SECONDS = float(sys.argv[1])
 encoder = load_encoder(pickle.loads(sys.stdin.buffer.read()))
 loaded = count_resident_kilobytes("network.bin")
 batch = TokenBatch.from_ids([np.array([101, 2023, 2003, 102], dtype=np.int32)])
 first = encoder.encode(batch)
+every_row = np.arange(1000, 30000, 20, dtype=np.int32)
+encoder.encode(TokenBatch.from_ids(np.split(every_row, 29)))
 assert np.array_equal(first, encoder.encode(batch))
 print(loaded, count_resident_kilobytes("network.bin"), "torch" in sys.modules)
 """
 
 
-def test_the_file_of_a_loaded_model_is_not_resident_beside_its_packed_weights(tmp_path: Path) -> None:
-    import pickle
-
+def test_of_a_loaded_model_only_the_rows_in_use_are_resident_beside_its_packed_weights(
+    tmp_path: Path,
+) -> None:
     card = read_model_card("packaged", packaged_model())
     order = EncoderOrder(card, DEVICE, "openvino", "fp32", DEVICE.num_threads, tmp_path)
     file_bytes = (find_or_convert(order, "fp32") / "network.bin").stat().st_size
     assert file_bytes > 80 * MEBIBYTE
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], input=pickle.dumps(order), capture_output=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr.decode()
-    loaded_kilobytes, kilobytes, has_torch = done.stdout.decode().split()
-    assert int(loaded_kilobytes) < 1024
-    assert int(kilobytes) < 8 * 1024, "a short text reads some rows of the embeddings"
-    assert has_torch == "False"
+    counts = {}
+    for forget_seconds in ("0", "1000"):
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, forget_seconds],
+            input=pickle.dumps(order),
+            capture_output=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr.decode()
+        loaded_kilobytes, kilobytes, has_torch = done.stdout.decode().split()
+        assert int(loaded_kilobytes) < 1024
+        assert has_torch == "False"
+        counts[forget_seconds] = int(kilobytes)
+    assert counts["0"] < 8 * 1024
+    assert counts["1000"] > 32 * 1024, "the rows of all words, which nobody has forgotten"

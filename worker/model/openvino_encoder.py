@@ -15,6 +15,8 @@ from worker.model.encoder import Choice, Encoder, EncoderOrder, EncoderReport, L
 from worker.model.mapped_weights import MappedWeights
 from worker.model.padding import pad_batch
 
+# Reading the embeddings of all words in use anew takes about 3 ms.
+FORGET_SECONDS: Final = 1.0
 HINTS: Final = {FP32: "f32", BF16: "bf16"}
 
 
@@ -45,11 +47,11 @@ class OpenVINOEncoder(Encoder):
                 "ENABLE_CPU_PINNING": "NO",
             },
         )
-        # openvino keeps the whole file resident, and the matrices, half of a small model, a second time as its kernels
-        # want them. Of the file, embeddings alone are read again.
-        weights.forget()
         self._request = compiled.create_infer_request()
+        # openvino keeps the whole file resident, and the matrices, half of a small model, a second time as its kernels
+        # want them. Of the file, embeddings are read again, and matrices when a new shape wants them packed otherwise.
         self._weights = weights
+        self._forget_weights()
         self._pad_token_id = int(json.loads((folder / "network.json").read_text())["pad_token_id"])
         seconds = time.perf_counter() - start
         self._report = EncoderReport(
@@ -69,8 +71,14 @@ class OpenVINOEncoder(Encoder):
             dict(zip(INPUTS, (padded.input_ids, padded.attention_mask, padded.pool_mask), strict=True)),
             share_inputs=True,
         )
+        if time.monotonic() >= self._forget_at:
+            self._forget_weights()
         # A copy: the output lies in memory of the request, which the next batch overwrites.
         return np.array(outputs[0], dtype=np.float32)
+
+    def _forget_weights(self) -> None:
+        self._weights.forget()
+        self._forget_at = time.monotonic() + FORGET_SECONDS
 
     def describe(self) -> EncoderReport:
         return self._report
