@@ -8,9 +8,11 @@ from celery import Celery
 from sqlalchemy import Engine, text
 
 from scheduler.dispatcher import Dispatcher
+from tests.clusters import connect
 from tests.protocol import SPEC, claim_next, complete, make_items, register_worker, submit
 from vectormill.broker.sentinel import Sentinel
 from vectormill.db.dispatch import list_demands, list_rooms, mark_queued
+from vectormill.db.jobs import retry_job
 from vectormill.db.workers import (
     REDIS_AWAY,
     SCHEDULER,
@@ -19,6 +21,7 @@ from vectormill.db.workers import (
     list_signs_of_life,
 )
 from vectormill.domain.chunk import Dispatch
+from vectormill.domain.item import ItemFailure
 
 
 class QuietSentinel:
@@ -118,3 +121,13 @@ def test_the_backlog_is_what_the_chunks_states_say(engine: Engine) -> None:
         ("other", "queued"): 1,
         ("other", "pending"): 0,
     }
+
+
+def test_the_dispatcher_is_woken_by_a_submission_and_by_a_retry(engine: Engine, database_url: str) -> None:
+    with connect(database_url) as listener:
+        listener.execute("LISTEN vectormill_jobs")
+        job = submit(engine, make_items(4))
+        complete(engine, claim_next(engine), {0: ItemFailure("encoding_failed", "so it is")})
+        with engine.begin() as connection:
+            retry_job(connection, job.id)
+        assert len(list(listener.notifies(timeout=10, stop_after=2))) == 2

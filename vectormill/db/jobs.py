@@ -169,6 +169,7 @@ def cancel_job(connection: Connection, job_id: UUID) -> Job:
     return find_job(connection, job_id)
 
 
+# Wakes the dispatcher, as a submission does.
 RETRY_FAILED_ITEMS = text("""
     WITH failed AS (
         DELETE FROM vectormill.item_errors WHERE job_id = :job_id RETURNING chunk_id, item
@@ -181,12 +182,15 @@ RETRY_FAILED_ITEMS = text("""
           FROM by_chunk
          WHERE chunks.id = by_chunk.chunk_id
         RETURNING cardinality(by_chunk.items) AS num_items
+    ), retried AS (
+        UPDATE vectormill.jobs
+           SET state = :state, finished_at = NULL, updated_at = now(),
+               num_failed = num_failed - (SELECT coalesce(sum(num_items), 0) FROM reopened),
+               num_open_chunks = num_open_chunks + (SELECT count(*) FROM reopened)
+         WHERE id = :job_id
+        RETURNING id
     )
-    UPDATE vectormill.jobs
-       SET state = :state, finished_at = NULL, updated_at = now(),
-           num_failed = num_failed - (SELECT coalesce(sum(num_items), 0) FROM reopened),
-           num_open_chunks = num_open_chunks + (SELECT count(*) FROM reopened)
-     WHERE id = :job_id
+    SELECT pg_notify('vectormill_jobs', '') FROM retried
 """)
 
 
