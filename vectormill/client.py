@@ -168,7 +168,8 @@ class Client:
     ) -> Json:
         """Polls until the job ends and returns it; `on_poll` gets every answer, the last one too.
 
-        Raises WaitTimeout after `timeout_seconds`; the job itself goes on.
+        A paused job is waited for until somebody resumes or cancels it. Raises WaitTimeout after `timeout_seconds`; the
+        job itself goes on.
         """
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         while True:
