@@ -22,6 +22,9 @@ logger = logging.getLogger(__name__)
 _LOOK_SECONDS = 10.0
 _IDLE_SECONDS = 45.0
 _UNCLAIMED_SECONDS = 20.0
+# Chunks are handed back in one short transaction each. What takes longer hangs, perhaps in Celery's own way to end; a
+# hard end is safe at any moment, because whatever is written is written under a fence.
+_ENDING_SECONDS = 60.0
 
 HAS_UNCLAIMED = text("""
     SELECT EXISTS (
@@ -32,7 +35,7 @@ HAS_UNCLAIMED = text("""
 
 
 class Watchdog:
-    """Looks every ten seconds; sends this process SIGTERM when it should be started afresh."""
+    """Looks every ten seconds; sends this process SIGTERM when it should be started afresh, then ends it hard."""
 
     def __init__(self, database: Database, model: str, keeper: LeaseKeeper, engine: Engine) -> None:
         self._database = database
@@ -55,6 +58,9 @@ class Watchdog:
             if reason is not None:
                 logger.error("%s; ending this worker so that it is started afresh.", reason)
                 os.kill(os.getpid(), signal.SIGTERM)
+                if not self._stopping.wait(_ENDING_SECONDS):
+                    logger.error("This worker did not end within %g s; it is ended hard.", _ENDING_SECONDS)
+                    os._exit(1)
                 return
 
     def find_reason(self, now: float) -> str | None:
