@@ -92,6 +92,10 @@ def test_one_file_asks_the_driver_for_gpus() -> None:
         str(path) for path in find_sources(*PACKAGES) if "worker.devices.nvml" in find_imports(parse(path))
     }
     assert askers == {"worker/devices/detect.py"}
+    askers = {
+        str(path) for path in find_sources(*PACKAGES) if "worker.devices.kfd" in find_imports(parse(path))
+    }
+    assert askers == {"worker/devices/detect.py"}
     bound = {str(path) for path in find_sources(*PACKAGES) if "pynvml" in find_imports(parse(path))}
     assert bound == {"worker/devices/nvml.py"}
 

@@ -1,4 +1,4 @@
-"""Asks the machine which devices it has. The only file that does, through NVML for GPUs; knows nothing of models."""
+"""Asks the machine which devices it has. The only file that does, for GPUs through NVML and KFD. Knows no models."""
 
 import logging
 import os
@@ -12,6 +12,13 @@ from typing import Final
 import psutil
 
 from worker.devices.device import CPU, CUDA, MPS, VISIBLE_DEVICES, Device, Inventory
+from worker.devices.kfd import (
+    TOPOLOGY,
+    find_amd_links,
+    is_built_for_rocm,
+    list_amd_gpus,
+    select_visible_amd,
+)
 from worker.devices.links import MEMORY, PCIE, Links
 from worker.devices.nvml import Nvml, list_gpus, open_nvml, read_links, read_use, select_visible
 
@@ -43,18 +50,21 @@ def detect_inventory(environment: Mapping[str, str] | None = None) -> Inventory:
         from vectormill.settings import process_environment
 
         environment = process_environment()
-    visible = environment.get(VISIBLE_DEVICES)
     groups = detect_physical_cores()
     cores = tuple(core for group in groups for core in group)
     features, description = detect_processor()
-    gpus = detect_cuda_devices(visible, len(groups))
+    gpus = detect_cuda_devices(environment.get(VISIBLE_DEVICES), len(groups))
+    if gpus:
+        links = detect_links(gpus)
+    else:
+        gpus, links = detect_rocm_devices(environment, len(groups))
     return Inventory(
         accelerators=(*gpus, *detect_mps_devices(cores, len(groups))),
         physical_cores=groups,
         memory_bytes=detect_memory().total_bytes,
         features=features,
         description=description,
-        links=detect_links(gpus) if gpus else Links(MEMORY),
+        links=links,
     )
 
 
@@ -113,8 +123,15 @@ def detect_physical_cores() -> tuple[tuple[int, ...], ...]:
         siblings = CPU_TOPOLOGY / f"cpu{core}" / "topology" / "thread_siblings_list"
         groups.setdefault(siblings.read_text().strip() if siblings.is_file() else str(core), []).append(core)
     limit = _read_cpu_quota()
-    ordered = sorted(tuple(group) for group in groups.values())
+    # Those of one processor together, so that a share of the cores has its memory near; some machines number across.
+    ordered = sorted(
+        (tuple(group) for group in groups.values()), key=lambda group: (_find_socket(group[0]), group)
+    )
     return tuple(ordered[: max(1, ceil(limit))]) if limit else tuple(ordered)
+
+
+def _find_socket(core: int) -> int:
+    return _read_number(CPU_TOPOLOGY / f"cpu{core}" / "topology" / "physical_package_id") or 0
 
 
 def _read_cpu_quota() -> float | None:
@@ -179,6 +196,38 @@ def detect_cuda_devices(visible: str | None, num_threads: int, nvml: Nvml | None
         )
         for index, gpu in enumerate(gpus)
     ]
+
+
+def detect_rocm_devices(
+    environment: Mapping[str, str], num_threads: int, topology: Path = TOPOLOGY
+) -> tuple[list[Device], Links]:
+    """AMD's devices and their links, asked of the kernel. A torch built for them calls them cuda:0, cuda:1, …"""
+    gpus = list_amd_gpus(topology)
+    if gpus and not is_built_for_rocm():
+        logger.warning(
+            "There are %d AMD GPUs, and torch here is not built for ROCm, so none is used; set TORCH_INDEX_URL to the "
+            "one for ROCm and run `make setup`.",
+            len(gpus),
+        )
+        return [], Links(MEMORY)
+    visible = select_visible_amd(environment, gpus)
+    devices = [
+        Device(
+            name=f"cuda:{index}",
+            kind=CUDA,
+            index=index,
+            cores=(),
+            num_threads=max(1, min(4, num_threads)),
+            memory_bytes=gpu.memory_bytes,
+            features=frozenset({gpu.architecture}),
+            description=f"AMD {gpu.architecture}",
+            num_tokenizer_threads=max(1, num_threads // len(visible)),
+            uuid=str(number),
+        )
+        for index, (number, gpu) in enumerate(visible)
+    ]
+    links = find_amd_links({device.name: gpu for device, (_, gpu) in zip(devices, visible, strict=True)})
+    return devices, Links(PCIE, links) if devices else Links(MEMORY)
 
 
 def detect_mps_devices(cores: tuple[int, ...], num_threads: int) -> list[Device]:

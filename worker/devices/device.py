@@ -15,6 +15,12 @@ VISIBLE_DEVICES: Final = "CUDA_VISIBLE_DEVICES"
 # Processor flags that mean matrix arithmetic in bf16; without one of them bf16 is emulated, many times slower.
 BF16_FEATURES: Final = frozenset({"avx512_bf16", "amx_bf16"})
 
+# Pascal, Volta and Turing; of AMD's those before CDNA and RDNA 3.
+BF16_EMULATED: Final = frozenset(
+    {"sm_60", "sm_61", "sm_70", "sm_72", "sm_75"}
+    | {"gfx803", "gfx900", "gfx906", "gfx1010", "gfx1012", "gfx1030", "gfx1031", "gfx1032"}
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
@@ -35,12 +41,12 @@ class Device:
     description: str = ""
     reason: str = "asked for"  # why it was chosen, for the worker's report
     num_tokenizer_threads: int = 0
-    uuid: str = ""  # the driver's own name of a GPU, which no numbering changes
+    uuid: str = ""  # what names a GPU whichever are visible: the driver's own name, or AMD's number of it
 
     @property
     def has_bf16(self) -> bool:
         if self.kind == CUDA:
-            return not self.features & {"sm_60", "sm_61", "sm_70", "sm_72", "sm_75"}  # Pascal, Volta, Turing
+            return not self.features & BF16_EMULATED
         return bool(self.features & BF16_FEATURES)
 
 
@@ -136,4 +142,6 @@ def device_environment(device: Device, num_threads: int | None = None) -> dict[s
     # Without the bus order, CUDA numbers by speed and nvidia-smi by slot.
     environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     environment[VISIBLE_DEVICES] = (device.uuid or str(device.index)) if device.kind == CUDA else ""
+    # Of AMD's GPUs; where both are set, HIP reads this one alone.
+    environment["HIP_VISIBLE_DEVICES"] = environment[VISIBLE_DEVICES]
     return environment

@@ -21,11 +21,19 @@ FLOPS_BY_CAPABILITY: Final[Mapping[str, float]] = {
     "sm_90": 400e12,
     "sm_100": 1000e12,
     "sm_120": 150e12,
+    "gfx908": 45e12,
+    "gfx90a": 95e12,
+    "gfx942": 600e12,
+    "gfx950": 1100e12,
+    "gfx1100": 60e12,
 }
 FLOPS_UNKNOWN_GPU: Final = 60e12
 FLOPS_MPS: Final = 10e12
 FLOPS_PER_CORE: Final = 130e9  # measured: AVX512 without bf16 instructions, fp32 (benchmarks/README.md)
 FLOPS_PER_BF16_CORE: Final = 500e9
+
+# Of the memory that it shares with the processor, Metal lets a process have two thirds to three quarters.
+MPS_SHARE: Final = 2 / 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +48,15 @@ class Room:
 
 def measure_room(device: Device, free_bytes: int, memory_share: float) -> Room:
     """The room on a device with so many free bytes, of which the plan may fill a share."""
-    capacity = int(free_bytes * memory_share) - OVERHEAD_BYTES[device.kind]
+    share = memory_share * (MPS_SHARE if device.kind == MPS else 1)
+    capacity = int(free_bytes * share) - OVERHEAD_BYTES[device.kind]
     return Room(device.name, device.kind, max(0, capacity), guess_flops(device))
 
 
 def memory_for(kind: str, capacity_bytes: int, memory_share: float) -> int:
     """The memory of a device that offers so many bytes to a plan: `measure_room` the other way round."""
-    return int((capacity_bytes + OVERHEAD_BYTES[kind]) / memory_share)
+    share = memory_share * (MPS_SHARE if kind == MPS else 1)
+    return int((capacity_bytes + OVERHEAD_BYTES[kind]) / share)
 
 
 def guess_flops(device: Device) -> float:
