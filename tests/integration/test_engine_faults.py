@@ -23,6 +23,7 @@ from vectormill.domain.item import (
     NUL_CHARACTER,
     TOO_MANY_TOKENS,
 )
+from vectormill.domain.waiting import ServingWorker
 from vectormill.registry import DEFAULT_MODEL
 from worker.engine import EncodingCancelled, Engine, EngineStopped, RunnerDied
 
@@ -246,12 +247,19 @@ def test_a_model_that_does_not_load_is_an_error_of_start(
     assert not engine.is_healthy()
 
 
-def test_a_spec_of_another_model_or_revision_is_refused(engine: Engine) -> None:
+def test_a_spec_of_another_model_or_revision_is_refused_and_the_report_shows_it_beforehand(
+    engine: Engine,
+) -> None:
+    report = engine.report()
+    worker = ServingWorker("w", report["model"], 1, report["revision"], report["pooling"], report["state"])
+    assert worker.has_model_of(SPEC)
+    assert worker.is_ready
     for other in (
         replace(SPEC, revision="older"),
         replace(SPEC, model="other"),
         replace(SPEC, pooling="cls"),
     ):
+        assert worker.model != other.model or not worker.has_model_of(other)
         with pytest.raises(ModelError, match="The job asks for the vectors of"):
             encode(engine, ["fine"], spec=other)
 
