@@ -99,6 +99,15 @@ def test_what_was_said_before_a_failure_is_not_lost_with_it(ranks: Ranks) -> Non
     assert numbers == [1]
 
 
+def test_what_was_said_before_the_end_is_told_once(ranks: Ranks) -> None:
+    """An executor kills a group that takes too long, and kills it again when it recovers."""
+    group, (first, second) = ranks
+    first.say(Started(1), encoded(1))
+    second.say(encoded(1))
+    assert [type(message) for message in group.kill()] == [Started, Encoded]
+    assert group.kill() == []
+
+
 def test_a_failure_that_all_ranks_share_ends_them_too_since_they_may_have_failed_at_other_places(
     ranks: Ranks,
 ) -> None:

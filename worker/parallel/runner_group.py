@@ -105,7 +105,9 @@ class RunnerGroup:
         self._meeting_place.cleanup()
         for number, message in unread:
             self._said += self._hear(number, message)
-        return self._said
+        # Once, also when it is killed again: an executor that heard an outcome twice would end.
+        said, self._said = self._said, []
+        return said
 
     def _hear(self, number: int, message: Any) -> list[Any]:
         """What the message of one rank makes complete; nothing while others still have to speak."""

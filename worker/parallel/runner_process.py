@@ -205,9 +205,7 @@ def _read(connection: "Connection[Any, Any]", batches: "PriorityQueue[_Waiting]"
             batches.put((not run.is_urgent, run.number, run))
     except (EOFError, OSError):
         os._exit(0)
-    except (
-        BaseException
-    ):  # a message that cannot be read: without this thread the process would wait for ever
+    except BaseException:  # a message that cannot be read; nobody else reads
         logger.exception("The thread that reads batches failed, and so ends the model process.")
         os._exit(READER_FAILED_STATUS)
 
