@@ -90,15 +90,6 @@ class Settings(BaseSettings):
     )
     retention_days: float = Field(default=30.0, gt=0, description="Ended jobs are removed after so long.")
 
-    def child_environment(self) -> dict[str, str]:
-        """Variables that give a child process these very settings."""
-        values = self.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
-        models = values.pop("models", None)
-        environment = {PREFIX + name.upper(): str(value) for name, value in values.items()}
-        if models:
-            environment[PREFIX + "MODELS"] = self.model_dump_json(include={"models"})[len('{"models":') : -1]
-        return environment
-
 
 # Variables that are read by another settings class, for instance worker.settings.
 WORKER_PREFIX = PREFIX + "WORKER_"
