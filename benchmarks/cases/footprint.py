@@ -21,6 +21,7 @@ from vectormill.registry import DEFAULT_MODEL, Registry
 from worker.devices.detect import detect_inventory
 from worker.devices.device import Device, parse_devices
 from worker.model.choice import BF16, FP32
+from worker.parallel.layouts import find_layout
 from worker.parallel.starter import Sharing
 from worker.placement.footprint import SCRATCH_BYTES
 from worker.placement.model_shape import read_model_shape
@@ -89,6 +90,8 @@ def measure(order: Order) -> Report:
             card = make_card(name, directory)
             for strategy in strategies:
                 order.steps.step(f"{name}: {strategy}")
+                if strategy == TENSOR and find_layout(SHAPES[name].model_type).tensor_obstacle:
+                    continue
                 predictions += measure_strategy(card, device.kind, strategy)
     return make_report(order, device, predictions)
 

@@ -6,7 +6,7 @@ import pytest
 
 from vectormill.registry import DEFAULT_MODEL, Registry
 from worker.placement.footprint import Footprint, count_activations, make_footprint
-from worker.placement.model_shape import ModelShape, read_model_shape
+from worker.placement.model_shape import ModelShape, TensorSize, read_model_shape
 
 CARD = Registry({}).card(DEFAULT_MODEL, weights=True)
 SHAPE = read_model_shape(CARD)
@@ -72,6 +72,19 @@ def test_only_kernels_that_hold_scores_or_masks_pay_for_squared_lengths(
 )
 def test_the_widest_moment_of_a_layer_decides(shape: ModelShape, num_values: int) -> None:
     assert count_activations(shape) == num_values
+
+
+def test_a_deberta_holds_scores_of_every_relative_position_and_all_that_came_out_of_its_layers() -> None:
+    shape = replace(
+        SHAPE, tensors=(*SHAPE.tensors, TensorSize("encoder.rel_embeddings.weight", (512, 384), None))
+    )
+    footprint = make_footprint(shape, "fp32", "padded (eager)")
+    assert footprint.activation_bytes_per_token == 4 * (6 * 384 + 12 * 512 + 2 * 384)
+    assert footprint.attention_bytes_per_token_squared == 4 * 12 * 4 + 17
+    assert footprint.bytes_per_sequence == 2 * 512 * 384 * 4
+    tokens = footprint.largest_batch_tokens(100_000_000, 64)
+    assert footprint.predict_batch_bytes(tokens // 64, 64) <= 100_000_000
+    assert footprint.predict_batch_bytes(tokens // 64 + 1, 64) > 100_000_000
 
 
 def test_the_largest_batch_fits_and_one_sequence_more_does_not() -> None:

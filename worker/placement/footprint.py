@@ -24,6 +24,13 @@ OPENVINO_MASK_BYTES: Final = 16
 # CPU; on CUDA the workspace of cuBLAS is of that size.
 SCRATCH_BYTES: Final = 16_000_000
 
+# DeBERTa's scores [heads, L, L] that are alive together: content, both of positions, and what becomes of their sum; and
+# the mask and the positions as int64, and the mask as bool. Measured on a CPU at 64 to 512 tokens (docs/LOG.md).
+RELATIVE_SCORES: Final = 4
+RELATIVE_MASK_BYTES: Final = 8 + 8 + 1
+# The relative positions themselves, projected as queries and as keys, lie there once for every sequence.
+RELATIVE_PROJECTIONS: Final = 2
+
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
@@ -35,6 +42,7 @@ class Footprint:
     other_bytes: int
     activation_bytes_per_token: int
     attention_bytes_per_token_squared: int
+    bytes_per_sequence: int = 0
 
     @property
     def weight_bytes(self) -> int:
@@ -43,7 +51,7 @@ class Footprint:
     def predict_batch_bytes(self, num_sequences: int, length: int) -> int:
         """What one forward pass needs beside the weights, for sequences padded to `length`."""
         per_token = self.activation_bytes_per_token + self.attention_bytes_per_token_squared * length
-        return SCRATCH_BYTES + num_sequences * length * per_token
+        return SCRATCH_BYTES + num_sequences * (length * per_token + self.bytes_per_sequence)
 
     def largest_batch_tokens(self, free_bytes: int, length: int) -> int:
         """Tokens, padding included, of the largest batch of such sequences that fits beside the weights; 0 for none.
@@ -51,7 +59,8 @@ class Footprint:
         `free_bytes` is what is left when the weights are loaded.
         """
         per_token = self.activation_bytes_per_token + self.attention_bytes_per_token_squared * length
-        return max(0, free_bytes - SCRATCH_BYTES) // (per_token * length) * length
+        per_sequence = per_token * length + self.bytes_per_sequence
+        return max(0, free_bytes - SCRATCH_BYTES) // per_sequence * length
 
 
 def make_footprint(
@@ -81,6 +90,10 @@ def make_footprint(
         other_bytes=other_bytes + shape.dense_values * int(VALUE_BYTES["fp32"]),
         activation_bytes_per_token=value_bytes * count_activations(shape),
         attention_bytes_per_token_squared=_attention_bytes(shape, attention, value_bytes),
+        bytes_per_sequence=RELATIVE_PROJECTIONS
+        * shape.num_relative_positions
+        * shape.hidden_size
+        * value_bytes,
     )
 
 
@@ -96,6 +109,11 @@ def count_activations(shape: ModelShape) -> int:
     else:
         wide = 2 * shape.intermediate_size
     attention = (2 * shape.num_heads + 2 * shape.num_key_value_heads) * shape.head_size
+    if shape.num_relative_positions:
+        # The scores of every relative position, of which each pair of tokens then picks one. And transformers keeps
+        # what came out of each layer, whoever asks.
+        relative = shape.num_heads * shape.num_relative_positions + 2 * shape.hidden_size
+        return shape.num_layers * shape.hidden_size + max(wide, relative)
     return 2 * shape.hidden_size + max(wide, attention)
 
 
@@ -108,6 +126,8 @@ def _tensor_bytes(tensor: TensorSize, precision: str, value_bytes: int) -> int:
 
 
 def _attention_bytes(shape: ModelShape, attention: str, value_bytes: int) -> int:
+    if shape.num_relative_positions:  # whatever the kernel: there is none for such scores
+        return RELATIVE_SCORES * shape.num_heads * value_bytes + RELATIVE_MASK_BYTES
     if attention.startswith("packed"):
         return 0
     if attention.startswith("openvino"):

@@ -68,6 +68,12 @@ class ModelShape:
     dense_values: int
     model_type: str = ""
 
+    @property
+    def num_relative_positions(self) -> int:
+        """Of a DeBERTa, in both directions; 0 for a model whose attention adds no scores of positions."""
+        found = (each.shape[0] for each in self.tensors if each.name.endswith("rel_embeddings.weight"))
+        return next(found, 0)
+
 
 def has_weights(card: ModelCard) -> bool:
     return any(card.path.glob("*.safetensors"))

@@ -71,7 +71,8 @@ class ReplicaBuilder:
         self.sharing_obstacle = needs.sharing_obstacle
         # The batch that needs most is one of the longest texts.
         squared = footprint.attention_bytes_per_token_squared * needs.max_tokens
-        self._token_bytes = footprint.activation_bytes_per_token + squared
+        once = -(-footprint.bytes_per_sequence // needs.max_tokens)
+        self._token_bytes = footprint.activation_bytes_per_token + squared + once
         self._hidden_bytes = shape.hidden_size * int(VALUE_BYTES[arithmetic])
         self.work = Work(
             flop_per_token=2.0
