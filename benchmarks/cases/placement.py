@@ -35,7 +35,9 @@ from vectormill.registry import DEFAULT_MODEL, Registry
 from worker.devices.detect import detect_inventory
 from worker.devices.device import Device, parse_devices, split_processor
 from worker.model.choice import BF16, FP32
+from worker.parallel.layouts import find_layout
 from worker.parallel.starter import Sharing
+from worker.placement.model_shape import read_model_shape
 from worker.placement.placement import FULLY_SHARDED, LAYERS, PIPELINE, REPLICATE, TENSOR
 from worker.plan import plan_worker
 from worker.settings import load_worker_settings
@@ -144,6 +146,7 @@ class WayPlanner:
 
     def __init__(self, card: ModelCard, kind: str) -> None:
         self._card = card
+        self._model_type = read_model_shape(card).model_type
         self._inventory = detect_inventory()
         self._kind = kind
         names = [f"{kind}:{number}" for number in range(NUM_DEVICES)]
@@ -159,6 +162,9 @@ class WayPlanner:
     def make(self, way: str, mixes: Mapping[str, Ids]) -> System:
         """A MissingSystem where the model cannot be held in that way."""
         title = self._title(way)
+        obstacle = find_layout(self._model_type).tensor_obstacle
+        if way == TENSOR_PARALLEL and obstacle:
+            return MissingSystem(title, f"{obstacle}.")
         try:
             planned = self._plan(way)
         except VectormillError as error:
