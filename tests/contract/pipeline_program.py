@@ -1,7 +1,8 @@
-"""A stage of a simulated pipeline: `python -m tests.contract.pipeline_program NUMBER WORLD MICRO_BATCHES MEETING`.
+"""A stage of simulated pipelines: `python -m tests.contract.pipeline_program NUMBER MEETING WORLD:MICRO_BATCHES...`.
 
-Its device is a pause of known length, so that the bubble that is left is the pipeline's own. Prints, as JSON, how long
-the stage computed and how long it was there for.
+It takes its part in one pipeline after the other, unless its number is beyond the world. Its device is a pause of known
+length, so that the bubble that is left is the pipeline's own. Prints for each pipeline, as a line of JSON, how long the
+stage computed and how long it was there for.
 """
 
 import json
@@ -24,9 +25,24 @@ SHAPE: Final = (4, 16, 32)  # hidden states [n, length, hidden size] of a micro-
 
 
 def main() -> None:
-    number, world_size, micro_batches = (int(argument) for argument in sys.argv[1:4])
+    number, meeting = int(sys.argv[1]), Path(sys.argv[2])
     torch.set_num_threads(1)
-    rank = Rank(number, world_size, PIPELINE, (1,) * world_size, micro_batches, Path(sys.argv[4]), 60.0)
+    for place, pipeline in enumerate(sys.argv[3:]):
+        world_size, micro_batches = map(int, pipeline.split(":"))
+        if number < world_size:
+            rank = Rank(
+                number,
+                world_size,
+                PIPELINE,
+                (1,) * world_size,
+                micro_batches,
+                meeting.with_name(f"{meeting.name}-{place}"),
+                60.0,
+            )
+            run_stage(rank, micro_batches)
+
+
+def run_stage(rank: Rank, micro_batches: int) -> None:
     join_process_group(rank, "gloo")
 
     def compute(place: int, hidden_states: Tensor | None) -> Tensor:
@@ -40,7 +56,10 @@ def main() -> None:
     results = stage.run([SHAPE] * micro_batches, compute)
     values = [float(result.mean()) for result in results]
     clock = stage.clock
-    sys.stdout.write(json.dumps({"busy": clock.busy_seconds, "wall": clock.wall_seconds, "values": values}))
+    said = {"busy": clock.busy_seconds, "wall": clock.wall_seconds, "values": values}
+    sys.stdout.write(json.dumps(said) + "\n")
+    dist.barrier()  # nobody leaves while another still waits for what it sent
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """The engine with the real model, in its own process."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,10 +31,10 @@ PACKED = {"backend": "auto", "attention": "packed"}  # on a processor torch alon
 
 
 @pytest.fixture(scope="module", params=[{"backend": "torch"}, PACKED, {"backend": "auto"}], ids=str)
-def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+def engine(request: pytest.FixtureRequest, new_cache_dir: Callable[[], Path]) -> Iterator[Engine]:
     settings = WorkerSettings(**request.param, reuse_bytes=0)  # else a text alone is not computed at all
     device = split_processor(detect_inventory(), 1)[0]
-    engine = Engine(CARD, device, settings, tmp_path_factory.mktemp("cache"))
+    engine = Engine(CARD, device, settings, new_cache_dir())
     engine.start()
     yield engine
     engine.stop()

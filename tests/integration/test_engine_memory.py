@@ -7,7 +7,9 @@ than it has, so that large batches fail in the allocator itself. Only Linux obey
 import resource
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -59,22 +61,51 @@ def card(tmp_path_factory: pytest.TempPathFactory) -> ModelCard:
 MakeEngine = Callable[..., Engine]
 
 
-@pytest.fixture
-def make_engine(card: ModelCard, tmp_path: Path) -> Iterator[MakeEngine]:
+@contextmanager
+def making_engines(card: ModelCard, cache_dir: Path) -> Iterator[MakeEngine]:
     engines: list[Engine] = []
 
     def make(function: str | None = None, **settings: Any) -> Engine:
         choices: dict[str, Any] = {"backend": "torch", "attention": "padded", **settings}
         factory = f"tests.integration.test_engine_memory:{function}" if function else DEFAULT_FACTORY
         device = split_processor(detect_inventory(), 1)[0]
-        engine = Engine(card, device, WorkerSettings(**choices), tmp_path / "cache", factory=factory)
+        engine = Engine(card, device, WorkerSettings(**choices), cache_dir, factory=factory)
         engines.append(engine)
         engine.start()
         return engine
 
-    yield make
-    for engine in engines:
-        engine.stop()
+    try:
+        yield make
+    finally:
+        for engine in engines:
+            engine.stop()
+
+
+@pytest.fixture
+def make_engine(card: ModelCard, tmp_path: Path) -> Iterator[MakeEngine]:
+    with making_engines(card, tmp_path / "cache") as make:
+        yield make
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """What an engine made of large batches with little memory, and the next engine, which has enough, on its cache."""
+
+    result: EncodeResult
+    report: Mapping[str, Any]
+    next_report: Mapping[str, Any]  # before its first batch
+    next_result: EncodeResult
+
+
+@pytest.fixture(scope="module")
+def shortage(card: ModelCard, tmp_path_factory: pytest.TempPathFactory) -> Shortage:
+    texts = make_texts(16, 250)
+    with making_engines(card, tmp_path_factory.mktemp("cache")) as make:
+        first = make("load_with_little_memory", max_batch_tokens=4096)
+        result, report = encode(first, card, texts), first.report()
+        first.stop()
+        second = make(max_batch_tokens=4096)
+        return Shortage(result, report, second.report(), encode(second, card, texts))
 
 
 def encode(engine: Engine, card: ModelCard, texts: list[str]) -> EncodeResult:
@@ -90,16 +121,11 @@ def make_texts(num_texts: int, num_words: int) -> list[str]:
 
 
 def test_batches_that_do_not_fit_are_tried_in_halves_and_every_text_gets_its_vector(
-    make_engine: MakeEngine, card: ModelCard
+    shortage: Shortage,
 ) -> None:
-    texts = make_texts(16, 250)
-    engine = make_engine("load_with_little_memory", max_batch_tokens=4096)
-    result = encode(engine, card, texts)
-    report = engine.report()
-    engine.stop()
+    result, report = shortage.result, shortage.report
     assert not result.failures
-    expected = encode(make_engine(max_batch_tokens=512), card, texts).vectors
-    assert float((result.vectors * expected).sum(axis=1).min()) >= 0.9999
+    assert float((result.vectors * shortage.next_result.vectors).sum(axis=1).min()) >= 0.9999
     assert report["num_out_of_memory"] >= 1
     assert report["num_restarts"] == 0
     assert report["budgets"]["up to 256"]["max_batch_tokens"] <= 2048
@@ -122,14 +148,9 @@ def test_a_text_that_does_not_fit_alone_fails_alone(make_engine: MakeEngine, car
     assert engine.report()["num_restarts"] == 0
 
 
-def test_the_next_engine_starts_with_what_the_last_one_learned(
-    make_engine: MakeEngine, card: ModelCard
-) -> None:
-    first = make_engine("load_with_little_memory", max_batch_tokens=4096)
-    encode(first, card, make_texts(16, 250))
-    learned = first.report()["budgets"]["up to 256"]
-    first.stop()
+def test_the_next_engine_starts_with_what_the_last_one_learned(shortage: Shortage) -> None:
+    learned = shortage.report["budgets"]["up to 256"]
     assert learned["ceiling_tokens"] <= 2048
-    second = make_engine(max_batch_tokens=4096).report()
-    assert second["budgets"]["up to 256"]["ceiling_tokens"] == learned["ceiling_tokens"]
-    assert second["num_out_of_memory"] == 0, "it met none itself"
+    known = shortage.next_report["budgets"]["up to 256"]
+    assert known["ceiling_tokens"] == learned["ceiling_tokens"]
+    assert shortage.next_report["num_out_of_memory"] == 0, "it met none itself"

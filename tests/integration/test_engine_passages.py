@@ -2,8 +2,9 @@
 
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,12 +30,10 @@ SHORT = "How do I bake bread?"
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+def engine(new_cache_dir: Callable[[], Path]) -> Iterator[Engine]:
     # Nothing is reused: a passage that is encoded again in other company is to reach the model again.
     settings = WorkerSettings(reuse_bytes=0)
-    engine = Engine(
-        CARD, split_processor(detect_inventory(), 1)[0], settings, tmp_path_factory.mktemp("cache")
-    )
+    engine = Engine(CARD, split_processor(detect_inventory(), 1)[0], settings, new_cache_dir())
     engine.start()
     yield engine
     engine.stop()

@@ -29,14 +29,17 @@ DIMENSIONS = 384
 
 
 class RealEngine:
-    """sentence-transformers in the place of the worker's engine."""
+    """sentence-transformers in the place of the worker's engine. The same texts it encodes once."""
 
     def __init__(self, model: SentenceTransformer) -> None:
         self._model = model
+        self._known: dict[tuple[bytes, ...], np.ndarray] = {}
 
     def encode(self, request: EncodeRequest, cancelled: threading.Event) -> EncodeResult:
-        n = len(request.texts)
-        vectors = encode(self._model, [text.decode() for text in request.texts])
+        n, texts = len(request.texts), tuple(request.texts)
+        if texts not in self._known:
+            self._known[texts] = encode(self._model, [text.decode() for text in texts])
+        vectors = self._known[texts]
         counts = np.full(n, 3, dtype=np.int32)
         return EncodeResult(vectors, {}, counts, 4 * n, 0, np.zeros(n, dtype=np.bool_), {})
 
@@ -51,14 +54,19 @@ def model() -> SentenceTransformer:
 
 
 @pytest.fixture(scope="module")
+def encoding(model: SentenceTransformer) -> RealEngine:
+    return RealEngine(model)
+
+
+@pytest.fixture(scope="module")
 def vectors(model: SentenceTransformer) -> np.ndarray:
     """float32 [NUM_TEXTS, 384]; every twentieth docstring, its beginning, so that no module has them all."""
     texts = [docstring.text[:200] for docstring in islice(read_docstrings(), 0, NUM_TEXTS * 20, 20)]
     return encode(model, texts)
 
 
-def fill(engine: Engine, spec: EncodingSpec, vectors: np.ndarray, model: SentenceTransformer) -> None:
-    Calibrator(engine, RealEngine(model)).prepare(spec, threading.Event())
+def fill(engine: Engine, spec: EncodingSpec, vectors: np.ndarray, encoding: RealEngine) -> None:
+    Calibrator(engine, encoding).prepare(spec, threading.Event())
     kind = choose_vector_type(spec, in_collection=True)
     items = [Item(str(number), str(number).encode()) for number in range(len(vectors))]
     with engine.begin() as connection:
@@ -77,10 +85,10 @@ def fill(engine: Engine, spec: EncodingSpec, vectors: np.ndarray, model: Sentenc
     ],
 )
 def test_most_of_the_ten_nearest_are_found(
-    engine: Engine, model: SentenceTransformer, vectors: np.ndarray, vector_type: str, least: float
+    engine: Engine, encoding: RealEngine, vectors: np.ndarray, vector_type: str, least: float
 ) -> None:
     spec = replace(SPEC, dimensions=DIMENSIONS, vector_type=vector_type)
-    fill(engine, spec, vectors, model)
+    fill(engine, spec, vectors, encoding)
     num_found = 0
     with engine.connect() as connection:
         generation = open_collection(connection, "docs", spec)
@@ -92,10 +100,10 @@ def test_most_of_the_ten_nearest_are_found(
 
 
 def test_the_score_of_codes_is_the_cosine_of_what_they_stand_for(
-    engine: Engine, model: SentenceTransformer, vectors: np.ndarray
+    engine: Engine, encoding: RealEngine, vectors: np.ndarray
 ) -> None:
     spec = replace(SPEC, dimensions=DIMENSIONS, vector_type="int8")
-    fill(engine, spec, vectors, model)
+    fill(engine, spec, vectors, encoding)
     with engine.connect() as connection:
         ranges = find_ranges(connection, spec)
         matches = search_collection(connection, open_collection(connection, "docs", spec), vectors[7], 400)
