@@ -173,7 +173,9 @@ def loaded_encoder(directory: Path, backend: str, cache_dir: Path, precision: st
     card = read_card(directory)
     is_packed, name = backend == PACKED, backend.partition(",")[0]
     attention = "packed" if is_packed else "auto"
-    order = EncoderOrder(card, DEVICE, name, precision, DEVICE.num_threads, cache_dir, attention)
+    order = EncoderOrder(
+        card, DEVICE, name, precision, 1, cache_dir, attention
+    )  # one thread: see conftest.py
     encoder = load_encoder(order)
     report = encoder.describe()
     assert (report.backend.value, report.precision.value, report.is_packed) == (name, precision, is_packed)

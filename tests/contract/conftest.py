@@ -1,8 +1,10 @@
 """Models and conversions are written once a session: what is compared is vectors, not the writing."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 import worker.model.conversion
 from tests.models import TinyModels
@@ -11,6 +13,16 @@ from tests.models import TinyModels
 @pytest.fixture(scope="session")
 def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("conversions")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads that meet after every tiny product take longer than the products: a conversion 7 s of processor time with
+    two, on cores that others use too, and 1.5 s with one."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(autouse=True)

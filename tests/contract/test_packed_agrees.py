@@ -1,6 +1,5 @@
 """Packed attention gives, for every architecture in the table, what plain transformers gives for one text at a time."""
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,15 +21,6 @@ from worker.model.packing import pack_batch
 
 SEQUENCES = make_sequences()
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads that meet after every tiny product take longer than the products."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 def network_of(transformer: Any) -> Any:
