@@ -22,7 +22,7 @@ from vectormill.problems import ApiUnreachable
 from vectormill.processes import free_port
 from vectormill.settings import process_environment
 
-NUM_ITEMS = 900
+NUM_ITEMS = 600  # some ten seconds on two hosts of one thread each: enough to cut one off in the middle
 REASON = why_not()
 pytestmark = [pytest.mark.timeout(300), pytest.mark.skipif(bool(REASON), reason=REASON)]
 
@@ -66,20 +66,30 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
                 "VECTORMILL_REDIS_URL": redis.set(host=address).render_as_string(False),
             }
 
-        def keep(process: "subprocess.Popen[bytes]") -> None:
-            stack.callback(process.wait, 30)
-            stack.callback(process.terminate)
-
+        processes: list[subprocess.Popen[bytes]] = []
+        stack.callback(end_together, processes)
         api_port = free_port()
         for command in (["api", "--port", str(api_port)], ["scheduler"]):
             with (tmp_path / f"{command[0]}.log").open("wb") as log:
                 arguments = [sys.executable, "-m", "vectormill.cli", *command]
-                keep(subprocess.Popen(arguments, env=environment | urls(None), stdout=log, stderr=log))
+                processes.append(
+                    subprocess.Popen(arguments, env=environment | urls(None), stdout=log, stderr=log)
+                )
         for each in hosts:
             command = ["-m", "vectormill.cli", "worker", "--model", "all-MiniLM-L6-v2"]
-            keep(each.start(command, environment | urls(each.gateway), tmp_path / f"{each.name}.log"))
+            processes.append(
+                each.start(command, environment | urls(each.gateway), tmp_path / f"{each.name}.log")
+            )
         client = stack.enter_context(Client(f"http://127.0.0.1:{api_port}"))
         yield Cluster(client, hosts, database_url)
+
+
+def end_together(processes: "list[subprocess.Popen[bytes]]") -> None:
+    """A worker takes seconds to hand its chunks back, so all are told before any is waited for."""
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.wait(30)
 
 
 def docstrings() -> list[ItemJson]:
