@@ -4,7 +4,6 @@ from vectormill.model_card import ModelCard
 from worker.devices.device import Inventory, parse_devices
 from worker.model.choice import choose_precision
 from worker.parallel.layouts import LAYOUTS
-from worker.placement.footprint import COMPRESSED
 from worker.placement.model_shape import ModelShape, has_weights, read_model_shape
 from worker.placement.placement import Placement
 from worker.placement.planner import PlanSettings, plan_placement
@@ -15,12 +14,11 @@ def plan_worker(card: ModelCard, inventory: Inventory, settings: WorkerSettings)
     """The same for everyone who asks on one machine. Raises ModelError, ModelDoesNotFit and ConfigurationError."""
     shape = find_shape(card)
     precision = choose_precision(settings.precision, parse_devices(settings.devices, inventory)[0]).value
-    if shape.model_type not in LAYOUTS:
-        obstacle = f"models of the architecture {shape.model_type!r} cannot be shared between devices"
-    elif precision in COMPRESSED:
-        obstacle = f"a model with {precision} weights cannot be shared between devices"
-    else:
-        obstacle = ""
+    obstacle = (
+        ""
+        if shape.model_type in LAYOUTS
+        else f"models of the architecture {shape.model_type!r} cannot be shared between devices"
+    )
     layout = LAYOUTS.get(shape.model_type)
     return plan_placement(
         inventory,

@@ -19,6 +19,10 @@ from worker.placement.placement import FULLY_SHARDED, LAYERS, PIPELINE, TENSOR
 from worker.placement.rank import Rank
 
 NUM_LAYERS: Final = 4
+# Models whose weights are compressed, by the name of their folder: what they are made of, and their precision. Wide
+# enough that ranks cut no group of numbers with one scale, and that the vocabulary is compressed too.
+COMPRESSED: Final = {"bert, int8": "bert", "modernbert, int4": "modernbert"}
+WIDE: Final = {"hidden_size": 128, "intermediate_size": 256, "vocab_size": 4200}
 STRATEGIES: Final = (TENSOR, FULLY_SHARDED, PIPELINE, LAYERS)
 DEVICE: Final = Device("cpu:0", CPU, 0, (), 1, 1 << 30)
 
@@ -31,8 +35,13 @@ def stage_layers(strategy: str, world_size: int) -> tuple[int, ...]:
 
 
 def strategies_of(name: str) -> tuple[str, ...]:
-    """Those by which the model can be divided."""
-    return tuple(each for each in STRATEGIES if each != TENSOR or not name.startswith("deberta"))
+    """Those by which the model can be divided. Layers one after another hold what a pipeline's stages hold."""
+    without = {TENSOR} if name.startswith("deberta") else {LAYERS} if name in COMPRESSED else set()
+    return tuple(each for each in STRATEGIES if each not in without)
+
+
+def precision_of(name: str) -> str:
+    return name.rpartition(", ")[2] if name in COMPRESSED else "fp32"
 
 
 def batches() -> list[TokenBatch]:
@@ -52,7 +61,7 @@ def main() -> None:
         for strategy in strategies_of(folder.name):
             layers = stage_layers(strategy, world_size)
             rank = Rank(number, world_size, strategy, layers, 3, directory / "meeting_point", 60.0)
-            order = EncoderOrder(card, DEVICE, "torch", "fp32", 1, directory, rank=rank)
+            order = EncoderOrder(card, DEVICE, "torch", precision_of(folder.name), 1, directory, rank=rank)
             encoder = ShardEncoder(order, rank)
             for place, batch in enumerate(batches()):
                 answers[f"{folder.name}|{strategy}|{place}"] = encoder.encode(batch)

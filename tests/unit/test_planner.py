@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from vectormill.domain.errors import ConfigurationError, ModelDoesNotFit
 from worker.devices.described import describe_inventory
-from worker.devices.device import Inventory
+from worker.devices.device import CPU, Inventory
 from worker.placement.model_shape import ModelShape, TensorSize
 from worker.placement.picture import draw_placement
 from worker.placement.placement import (
@@ -20,8 +20,11 @@ from worker.placement.placement import (
     REPLICATE,
     TENSOR,
     Placement,
+    Replica,
 )
 from worker.placement.planner import PlanSettings, plan_placement
+from worker.placement.replicas import Needs, ReplicaBuilder, TooTight
+from worker.placement.room import GIB, Room
 
 
 @dataclass(frozen=True)
@@ -288,6 +291,28 @@ def test_heads_that_do_not_divide_are_refused_with_the_divisors() -> None:
     placement = plan("3x24GiB,nvlink", "7B", "fp32", TENSOR)
     assert len(placement.replicas[0].devices) == 2
     assert placement.idle == {"cuda:2": "8 heads of keys do not divide by 3; they do by 1, 2, 4, 8"}
+
+
+@pytest.mark.parametrize(
+    ("precision", "num_devices", "refusal"),
+    [
+        ("int8", 2, None),  # 192 inputs a device are three groups of 64
+        ("int8", 4, "cutting 384 inputs of a matrix among 4 devices breaks groups of 64 int8 weights"),
+        ("int4", 4, None),  # 96 are three of 32
+        ("fp32", 4, None),  # nothing is shared by numbers
+    ],
+)
+def test_compressed_weights_are_cut_by_inputs_only_where_that_breaks_no_group_with_one_scale(
+    precision: str, num_devices: int, refusal: str | None
+) -> None:
+    needs = Needs(precision, "fp32", "sdpa", 256, 512, 2048)
+    rooms = [Room(f"cpu:{number}", CPU, GIB, 1e12) for number in range(num_devices)]
+    built = ReplicaBuilder(MODELS["22M"].shape, needs).build(TENSOR, rooms, "memory")
+    if refusal is None:
+        assert isinstance(built, Replica)
+    else:
+        assert isinstance(built, TooTight)
+        assert refusal in built.reason
 
 
 def test_quantization_is_proposed_where_it_makes_whole_replicas() -> None:

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from worker.batching.token_batch import TokenBatch
 from worker.devices.device import CPU, CUDA
-from worker.model.choice import choose_precision
+from worker.model.choice import COMPRESSED, choose_precision, find_arithmetic
 from worker.model.cuda_pass import losing_device
 from worker.model.encoder import Choice, Encoder, EncoderOrder, EncoderReport, Loading, device_choice
 from worker.model.network import Dense, find_pad_token_id
@@ -29,6 +29,7 @@ from worker.model.torch_encoder import DTYPES
 from worker.parallel.fully_sharded import apply_fully_sharded
 from worker.parallel.layouts import Layout, find_layout
 from worker.parallel.pipeline import PipelineStage, StageClock, cut_stage, split_micro_batches
+from worker.parallel.rounded_shards import hold_rounded
 from worker.parallel.skeleton import build_skeleton, fill
 from worker.parallel.tensor_parallel import apply_tensor_parallel
 from worker.placement.placement import FULLY_SHARDED, TENSOR
@@ -53,11 +54,11 @@ class ShardEncoder(Encoder):
             # Said before there is a mesh, which would take a launcher's LOCAL_RANK for the number of this GPU.
             torch.cuda.set_device(self._device)
         precision = choose_precision(order.precision, order.device)
-        self._dtype = DTYPES[precision.value]
+        self._dtype = DTYPES[find_arithmetic(precision.value, order.device)]
         self._transformer = build_skeleton(order.card, self._dtype)
         layout = find_layout(str(self._transformer.config.model_type))
         join_process_group(rank, PROCESS_GROUPS[order.device.kind])
-        self._divide(layout)
+        cuts = self._divide(layout, precision.value)
         self.num_bytes_read = fill(
             self._transformer,
             order.card,
@@ -65,6 +66,7 @@ class ShardEncoder(Encoder):
             self._device,
             first_layer=0 if rank.strategy in (TENSOR, FULLY_SHARDED) else rank.first_layer,
             joined=layout.joined if rank.strategy == TENSOR else {},
+            cuts=cuts,
             on_read=order.on_read,
         )
         self._dense = nn.Sequential(*(Dense(order.card.path / folder) for folder in order.card.dense))
@@ -101,13 +103,20 @@ class ShardEncoder(Encoder):
         """How busy the stage of a pipeline was until now; nothing else counts."""
         return self._stage.clock
 
-    def _divide(self, layout: Layout) -> None:
+    def _divide(self, layout: Layout, precision: str) -> dict[str, Tensor]:
+        """Leaves of the model what is this rank's; how parameters were cut whose modules do not tell."""
+        is_compressed = precision in COMPRESSED
         if self._rank.strategy not in (TENSOR, FULLY_SHARDED):
             cut_stage(self._transformer, layout, self._rank)
-            return
+            return hold_rounded(self._transformer, precision) if is_compressed else {}
         mesh = init_device_mesh(self._device.type, (self._rank.world_size,))
-        apply = apply_tensor_parallel if self._rank.strategy == TENSOR else apply_fully_sharded
-        apply(self._transformer, layout, mesh)
+        if self._rank.strategy == TENSOR:
+            apply_tensor_parallel(self._transformer, layout, mesh)
+            return hold_rounded(self._transformer, precision) if is_compressed else {}
+        if is_compressed:
+            hold_rounded(self._transformer, precision)
+        apply_fully_sharded(self._transformer, layout, mesh)
+        return {}
 
     def _encode_whole(self, batch: TokenBatch) -> Tensor:
         """Every rank ends up with all hidden states; the first one answers."""

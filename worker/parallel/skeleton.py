@@ -7,6 +7,7 @@ no file holds them.
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from math import prod
 from types import MappingProxyType
 from typing import Any
 
@@ -18,6 +19,7 @@ from transformers import AutoConfig, AutoModel
 from vectormill.domain.errors import ModelError
 from vectormill.model_card import ModelCard
 from worker.model.encoder import OnRead
+from worker.model.weights.quantization import Rounded
 from worker.parallel.layouts import Layout
 from worker.parallel.weight_files import WeightFiles
 
@@ -55,12 +57,14 @@ def fill(
     *,
     first_layer: int = 0,
     joined: Mapping[str, int] = MappingProxyType({}),
+    cuts: Mapping[str, Tensor] = MappingProxyType({}),
     on_read: OnRead | None = None,
 ) -> int:
     """Gives every parameter its storage on the device and its values from the files; the number of bytes read.
 
     `first_layer` is the number, in the whole model, of the first layer that this one has. `joined` are the layout's,
-    where each of the matrices in one is cut by itself.
+    where each of the matrices in one is cut by itself. `cuts` are by name parameters as they were cut, of modules that
+    hold a part and do not know of what.
     """
     buffers = [
         (module, name, buffer)
@@ -71,28 +75,42 @@ def fill(
     for module, name, buffer in buffers:
         setattr(module, name, buffer.to(device))
     prefix = str(getattr(model, "base_model_prefix", ""))
+    rounded = {path: module for path, module in model.named_modules() if isinstance(module, Rounded)}
+    held = {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if name.rpartition(".")[0] not in rounded or name.endswith(".bias")
+    } | {f"{path}.weight": module.numbers for path, module in rounded.items()}
     with WeightFiles(card, prefix) as files, torch.no_grad():
-        locals_ = {
-            name: parameter.to_local() if isinstance(parameter, DTensor) else parameter
-            for name, parameter in model.named_parameters()
-        }
-        num_bytes = sum(
-            files.count_bytes(_name_in_whole(name, layout, first_layer), local.numel())
-            for name, local in locals_.items()
-        )
-        for name, parameter in model.named_parameters():
+        parts: dict[str, tuple[str, int, list[Range]]] = {}  # which part of which stored tensor
+        num_bytes = 0
+        for name, parameter in held.items():
             stored = _name_in_whole(name, layout, first_layer)
-            dim, ranges = _own_ranges(parameter, files.shape(stored), _num_joined(name, joined))
-            local = locals_[name]
-            values = files.read(stored, dim, ranges, local.dtype)
-            if values.shape != local.shape:
-                raise ModelError(
-                    f"The tensor {stored!r} in {card.path} has another shape than its configuration says."
-                )
-            local.copy_(values)
+            shape = files.shape(stored)
+            dim, ranges = _own_ranges(cuts.get(name, parameter), shape, _num_joined(name, joined))
+            parts[name] = stored, dim, ranges
+            num_slices = sum(end - start for start, end in ranges)
+            num_bytes += files.count_bytes(stored, prod(shape) // shape[dim] * num_slices)
+        for name, (stored, dim, ranges) in parts.items():
+            module = rounded.get(name.removesuffix(".weight"))
+            if module is None:
+                values = files.read(stored, dim, ranges, held[name].dtype)
+                _copy(values, held[name], stored, card)
+            else:
+                values = files.read(stored, dim, ranges, module.dtype)
+                for leaf, numbers in module.round(values).items():
+                    _copy(numbers, getattr(module, leaf), stored, card)
             if on_read is not None:
                 on_read(files.num_bytes, num_bytes)
         return files.num_bytes
+
+
+def _copy(values: Tensor, parameter: Tensor, name: str, card: ModelCard) -> None:
+    """Raises ModelError when they are not for this parameter."""
+    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    if values.shape != local.shape:
+        raise ModelError(f"The tensor {name!r} in {card.path} has another shape than its configuration says.")
+    local.copy_(values)
 
 
 def _own_ranges(parameter: Tensor, shape: tuple[int, ...], num_joined: int) -> tuple[int, list[Range]]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from worker.placement.footprint import VALUE_BYTES, make_footprint
+from worker.placement.footprint import COMPRESSED, VALUE_BYTES, make_footprint
 from worker.placement.model_shape import ModelShape
 from worker.placement.placement import (
     FULLY_SHARDED,
@@ -22,6 +22,7 @@ from worker.placement.placement import (
 )
 from worker.placement.room import GIB, Room
 from worker.placement.speed import Work, device_rate, fully_sharded_rate, pipeline_rate, tensor_rate
+from worker.placement.weight_groups import find_cut_group
 
 # Four micro-batches a stage keep the bubble (p-1)/(5p-1) at or below a fifth; more of them only add latency.
 MICRO_BATCHES_PER_STAGE: Final = 4
@@ -146,12 +147,27 @@ class ReplicaBuilder:
             return TooTight(
                 f"{self._shape.num_key_value_heads} heads of keys do not divide by {ranks}; they do by {there}"
             )
+        if tight := self._refuse_cut_groups(ranks):
+            return tight
         layers = self._shape.num_layers * self._layer_bytes
         held = self._first_bytes + self._last_bytes + -(-layers // ranks)
         # Hidden states are whole on every rank; what lies between column and row splits is not.
         residual = min(self._token_bytes, 4 * self._hidden_bytes)
         per_token = residual + -(-(self._token_bytes - residual) // ranks)
         return self._build_ranks(TENSOR, rooms, held, per_token, link)
+
+    def _refuse_cut_groups(self, ranks: int) -> TooTight | None:
+        """Of matrices that are cut by their inputs, compressed numbers stay the same only in whole groups."""
+        precision, shape = self._needs.precision, self._shape
+        if precision not in COMPRESSED:
+            return None
+        for inputs in (shape.num_heads * shape.head_size, shape.intermediate_size):
+            if size := find_cut_group(inputs, ranks, precision):
+                return TooTight(
+                    f"cutting {inputs:,} inputs of a matrix among {ranks} devices breaks groups of {size} {precision} "
+                    "weights, which share a scale"
+                )
+        return None
 
     def _build_fully_sharded(self, rooms: Sequence[Room], link: str) -> Replica | TooTight:
         gathered = GATHERED_UNITS * max(self._layer_bytes, self._first_bytes)

@@ -9,12 +9,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.model.choice import INT4, INT8
+from worker.model.choice import INT8
+from worker.placement.weight_groups import find_group_size
 
-# Numbers that share a scale. Smallest cosine over 1,000 docstrings with all-MiniLM-L6-v2: int8 0.9982 with one scale a
-# row, 0.9995 in groups of 128, 0.9996 of 64, 0.9997 of 32; int4 0.940 in groups of 64, 0.955 of 32, 0.959 of 16.
-GROUP_SIZES: Final = {INT8: 64, INT4: 32}
-SMALLEST_GROUP: Final = 16  # below, scales would take more room than they save
 # Vocabularies; tables of positions and kinds are too small to matter. int8 in either precision: a token's own vector
 # is one row, whose error no sum averages.
 SMALLEST_TABLE_ROWS: Final = 4096
@@ -32,11 +29,14 @@ class RoundedWeight:
     zeros: NDArray[np.uint8] | None  # [rows, groups, 1]
 
 
-def round_linear(weight: NDArray[np.float32], precision: str) -> RoundedWeight:
-    """[out, in], in groups along what a product sums over; a whole row where it has no even groups."""
+def round_linear(weight: NDArray[np.float32], precision: str, group_size: int | None = None) -> RoundedWeight:
+    """[out, in], in groups along what a product sums over.
+
+    `group_size` is that of the whole matrix, where this is a part of it that cuts no group.
+    """
     num_outputs, num_inputs = weight.shape
-    size = int(np.gcd(num_inputs, GROUP_SIZES[precision]))
-    grouped = weight.reshape(num_outputs, -1, size if size >= SMALLEST_GROUP else num_inputs)
+    size = group_size or find_group_size(num_inputs, precision)
+    grouped = weight.reshape(num_outputs, num_inputs // size, size)
     return _round_int8(grouped) if precision == INT8 else _round_int4(grouped)
 
 
