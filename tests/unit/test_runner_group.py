@@ -11,10 +11,10 @@ import pytest
 
 from vectormill.registry import DEFAULT_MODEL, Registry
 from worker.devices.device import CPU, Device
-from worker.model.encoder import Choice, EncoderOrder, EncoderReport
+from worker.model.encoder import Choice, EncoderOrder, EncoderReport, Loading
 from worker.parallel import runner_group
 from worker.parallel.memory import MemoryReport
-from worker.parallel.messages import Encoded, EncodeFailed, Load, Loaded, Started
+from worker.parallel.messages import Encoded, EncodeFailed, Load, Loaded, Reading, Started
 from worker.parallel.runner import RunnerLost
 from worker.parallel.runner_group import RunnerGroup
 
@@ -155,3 +155,17 @@ def test_the_memory_of_the_group_is_reported_when_every_rank_has_told_its_own(ra
     (second_batch,) = (message for message in hear(group) if isinstance(message, Encoded))
     assert second_batch.memory is not None
     assert [rank.used_share for rank in second_batch.memory.ranks] == [0.3, 0.6]
+
+
+def test_what_ranks_read_is_told_as_one_sum_and_kept_by_rank(ranks: Ranks) -> None:
+    group, (first, second) = ranks
+    first.say(Reading(10, 100))
+    assert hear(group) == []  # the other one has yet to say how much it will read
+    second.say(Reading(5, 50), Reading(50, 50))
+    assert hear(group) == [Reading(15, 150), Reading(60, 150)]
+    for number, rank in enumerate((first, second)):
+        choice = Choice(f"cpu:{number}", "")
+        loading = Loading(choice.value, 100 // (number + 1), 1.5)
+        rank.say(Loaded(EncoderReport(choice, choice, choice, "", 1, 1.5, loadings=(loading,))))
+    (loaded,) = hear(group)
+    assert loaded.report.loadings == (Loading("cpu:0", 100, 1.5), Loading("cpu:1", 50, 1.5))

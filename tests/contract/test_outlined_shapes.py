@@ -1,0 +1,31 @@
+"""A model is outlined by its configuration alone as it is by the headers of its weights."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.models import TinyModels
+from vectormill.model_card import read_model_card
+from worker.placement.model_shape import has_weights
+from worker.plan import find_shape
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    ["Bert", "XLMRoberta", "ModernBert", "Qwen3", "Mistral", "DistilBert", "MPNet", "DebertaV2"],
+)
+def test_a_configuration_alone_gives_the_shape_that_the_weights_have(
+    architecture: str, models: TinyModels, tmp_path: Path
+) -> None:
+    whole = models.transformer(architecture)
+    shutil.copy(whole / "config.json", tmp_path)
+    read = find_shape(read_model_card("whole", whole))
+    card = read_model_card("outlined", tmp_path, needs_weights=False)
+    assert not has_weights(card)
+    outlined = find_shape(card)
+    assert {(each.name, each.shape, each.layer) for each in outlined.tensors} == {
+        (each.name, each.shape, each.layer) for each in read.tensors
+    }
+    for size in ("num_layers", "num_key_value_heads", "intermediate_size", "is_gated", "has_joined_gate"):
+        assert getattr(outlined, size) == getattr(read, size), size
