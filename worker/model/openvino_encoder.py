@@ -9,6 +9,7 @@ import openvino as ov
 from numpy.typing import NDArray
 
 from worker.batching.token_batch import TokenBatch
+from worker.model.allocator import keep_large_blocks_apart
 from worker.model.choice import BF16, FP32, find_arithmetic
 from worker.model.conversion import INPUTS, find_or_convert
 from worker.model.encoder import Choice, Encoder, EncoderOrder, EncoderReport, Loading, device_choice
@@ -27,6 +28,7 @@ class OpenVINOEncoder(Encoder):
         self, order: EncoderOrder, backend: Choice, precision: Choice, notes: tuple[str, ...] = ()
     ) -> None:
         start = time.perf_counter()
+        keep_large_blocks_apart()
         core = ov.Core()
         folder = find_or_convert(order, precision.value)
         weights = MappedWeights(folder / "network.bin")
