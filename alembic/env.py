@@ -1,18 +1,33 @@
 """Runs migrations against the database that vectormill.db.migrations names."""
 
 from alembic import context
-from sqlalchemy import text
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError
 
 from vectormill.db.session import make_engine
 from vectormill.db.tables import SCHEMA, metadata
+from vectormill.domain.errors import ConfigurationError
 
 # Any number that only Vectormill's migrations use.
 ADVISORY_LOCK = 0x766D696C6C
 
-engine = make_engine(context.config.attributes["database_url"], application_name="vectormill migrate")
-with engine.connect() as connection:
+
+def enable_pgvector(connection: Connection) -> None:
+    """In public, whatever the role is called: one called like our schema would get it there, where others miss it."""
+    try:
+        connection.execute(text("CREATE EXTENSION IF NOT EXISTS vector SCHEMA public"))
+    except DBAPIError as error:
+        cause = str(error.orig).strip().splitlines()[0]
+        raise ConfigurationError(
+            f"pgvector cannot be enabled in the database: {cause}. Install pgvector 0.8.4 or newer on the server, or "
+            "have the database's owner run CREATE EXTENSION vector SCHEMA public."
+        ) from error
+
+
+def migrate(connection: Connection) -> None:
     connection.execute(text("SET lock_timeout = '60s'"))
     connection.execute(text("SELECT pg_advisory_lock(:lock)"), {"lock": ADVISORY_LOCK})
+    enable_pgvector(connection)
     connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}"))
     connection.commit()
     context.configure(
@@ -26,4 +41,11 @@ with engine.connect() as connection:
     with context.begin_transaction():
         context.run_migrations()
     connection.commit()
-engine.dispose()
+
+
+engine = make_engine(context.config.attributes["database_url"], application_name="vectormill migrate")
+try:
+    with engine.connect() as connection:
+        migrate(connection)
+finally:
+    engine.dispose()

@@ -39,7 +39,7 @@ def running_valkey() -> Iterator[str]:
 
 @contextmanager
 def migrated_database(postgres_url: str) -> Iterator[str]:
-    """A new database at the newest revision, with pgvector; dropped at the end."""
+    """A new, empty database brought to the newest revision; dropped at the end."""
     name = f"test_{uuid4().hex[:12]}"
     url = make_url(postgres_url)
     plain = url.set(drivername="postgresql").render_as_string(hide_password=False)
@@ -47,10 +47,6 @@ def migrated_database(postgres_url: str) -> Iterator[str]:
         connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
     own = url.set(database=name)
     own_text = own.render_as_string(hide_password=False)
-    with psycopg.connect(
-        own.set(drivername="postgresql").render_as_string(hide_password=False)
-    ) as connection:
-        connection.execute("CREATE EXTENSION vector")
     upgrade(own_text)
     try:
         yield own_text

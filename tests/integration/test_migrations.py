@@ -13,6 +13,7 @@ from tests.services import connected_engine
 from vectormill.db.jobs import find_job
 from vectormill.db.migrations import SCRIPTS, find_missing_revision, make_config, upgrade
 from vectormill.db.tables import SCHEMA, metadata
+from vectormill.domain.errors import ConfigurationError
 from vectormill.domain.job import Job
 
 OLDEST_FIRST = [script.revision for script in ScriptDirectory(str(SCRIPTS)).walk_revisions()][::-1]
@@ -49,6 +50,19 @@ def test_migrations_make_exactly_the_tables_that_the_models_describe(engine: Eng
         metadata.create_all(connection)
     assert len(migrated) > 50
     assert migrated == describe(engine)
+
+
+def test_a_migration_enables_pgvector_where_every_role_finds_it(engine: Engine) -> None:
+    find = text("SELECT extnamespace::regnamespace::text FROM pg_extension WHERE extname = 'vector'")
+    with engine.connect() as connection:
+        assert connection.execute(find).scalar_one() == "public"
+
+
+def test_a_database_in_which_pgvector_cannot_be_enabled_is_told_so(database_url: str) -> None:
+    with connected_engine(database_url) as engine, engine.begin() as connection:
+        connection.execute(text("DROP EXTENSION vector; DROP SCHEMA public CASCADE"))
+    with pytest.raises(ConfigurationError, match=r'schema "public" does not exist.*Install pgvector 0\.8\.4'):
+        upgrade(database_url)
 
 
 def test_a_migrated_database_misses_nothing_and_an_empty_one_does(engine: Engine) -> None:
