@@ -5,16 +5,17 @@ from typing import Final
 
 import httpx
 import redis
-from sqlalchemy import Connection, text
+from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
 from vectormill.cli.checks import FAIL, OK, WARN, Finding
 from vectormill.client import is_loopback
 from vectormill.db.migrations import find_missing_revision
 from vectormill.db.session import make_engine
+from vectormill.embedded.postgres import MIN_PGVECTOR
 
-OLDEST_POSTGRES: Final = 140000
-# 0.8 brought iterative index scans; 0.7 brought halfvec, without which no collection can be made.
+TESTED_POSTGRES: Final = 160000
+# 0.7 brought halfvec, without which no collection can be made.
 OLDEST_PGVECTOR: Final = (0, 7)
 TIMEOUT_SECONDS: Final = 5.0
 
@@ -24,8 +25,10 @@ def ask_postgres(url: str) -> Iterator[Finding]:
     engine = make_engine(url, application_name="vectormill doctor", pool_size=1)
     try:
         with engine.connect() as connection:
-            yield _judge_version(connection)
-            yield _judge_pgvector(connection)
+            number = int(connection.execute(text("SHOW server_version_num")).scalar_one())
+            yield judge_postgres(number, connection.execute(text("SHOW server_version")).scalar_one())
+            pgvector = connection.execute(FIND_PGVECTOR).one_or_none()
+            yield judge_pgvector(*(pgvector or (None, None)))
         missing = find_missing_revision(engine)
     except SQLAlchemyError as error:
         cause = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
@@ -40,26 +43,33 @@ def ask_postgres(url: str) -> Iterator[Finding]:
         yield Finding("migrations", FAIL, f"revision {missing} is missing", "Run `vectormill migrate`.")
 
 
-def _judge_version(connection: Connection) -> Finding:
-    number = int(connection.execute(text("SHOW server_version_num")).scalar_one())
-    name = connection.execute(text("SHOW server_version")).scalar_one()
-    if number < OLDEST_POSTGRES:
-        return Finding("postgres", FAIL, f"version {name}", "Use Postgres 14 or newer.")
+FIND_PGVECTOR: Final = text(
+    "SELECT installed_version, default_version FROM pg_available_extensions WHERE name = 'vector'"
+)
+
+
+def judge_postgres(number: int, name: str) -> Finding:
+    """`number` is server_version_num, `name` what people call it."""
+    if number < TESTED_POSTGRES:
+        return Finding(
+            "postgres", WARN, f"version {name}", "Use Postgres 16 or newer; older ones are not tested."
+        )
     return Finding("postgres", OK, f"version {name}")
 
 
-def _judge_pgvector(connection: Connection) -> Finding:
-    find = text(
-        "SELECT installed_version, default_version FROM pg_available_extensions WHERE name = 'vector'"
-    )
-    row = connection.execute(find).one_or_none()
-    if row is None:
-        return Finding("pgvector", FAIL, "not installed on the server", "Install pgvector 0.8 on the server.")
-    found = row.installed_version or row.default_version
-    if tuple(int(part) for part in found.split(".")[:2]) < OLDEST_PGVECTOR:
-        advice = "Install pgvector 0.8 and run ALTER EXTENSION vector UPDATE."
-        return Finding("pgvector", FAIL, f"version {found}", advice)
-    if row.installed_version is None:
+def judge_pgvector(installed: str | None, available: str | None) -> Finding:
+    """The versions in the database and on the server; None where there is none."""
+    found = installed or available
+    if found is None:
+        advice = "Install pgvector 0.8.4 or newer on the server."
+        return Finding("pgvector", FAIL, "not installed on the server", advice)
+    version = tuple(int(part) for part in found.split("."))
+    if version < MIN_PGVECTOR:
+        is_usable = version[:2] >= OLDEST_PGVECTOR
+        reason = "This one can damage an HNSW index in vacuum." if is_usable else "This one has no halfvec."
+        advice = f"{reason} Install pgvector 0.8.4 or newer and run ALTER EXTENSION vector UPDATE."
+        return Finding("pgvector", WARN if is_usable else FAIL, f"version {found}", advice)
+    if installed is None:
         return Finding("pgvector", OK, f"version {found} is there; `vectormill migrate` enables it")
     return Finding("pgvector", OK, f"version {found}")
 
