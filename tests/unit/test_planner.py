@@ -116,7 +116,7 @@ CASES = [
     ("4x24GiB", "7B", "fp32", PIPELINE, [2, 2], "as small as fits, replicated"),
     ("8x24GiB", "22M", "bf16", REPLICATE, [1] * 8, "no reason to share"),
     ("8x24GiB", "560M", "fp32", REPLICATE, [1] * 8, "half of it is the vocabulary"),
-    ("2x24GiB", "70B", "int4", PIPELINE, [2], "38 GiB"),
+    ("2x32GiB", "70B", "int4", PIPELINE, [2], "43 GiB, scales and zero points included"),
     ("4x24GiB", "70B", "int8", PIPELINE, [4], "68 GiB"),
     ("8x24GiB", "70B", "bf16", PIPELINE, [8], "130 GiB over PCIe"),
     ("8x24GiB,nvlink", "70B", "bf16", TENSOR, [8], "130 GiB over NVLink"),

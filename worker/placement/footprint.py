@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from worker.placement.model_shape import ModelShape, TensorSize
+from worker.placement.weight_groups import SMALLEST_TABLE_ROWS, find_group_size
 
 VALUE_BYTES: Final = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "int8": 1.0, "int4": 0.5}
-COMPRESSED: Final = frozenset({"int8", "int4"})
-# A scale of 4 bytes for each row of an int8 matrix; a scale and a zero point of 3 for each 64 values of an int4 one.
-ROW_SCALE_BYTES: Final = 4
-GROUP_SIZE: Final = 64
-GROUP_SCALE_BYTES: Final = 3
+# A scale for each group of compressed values, and with it a zero point for int4.
+GROUP_BYTES: Final = {"int8": 4, "int4": 5}
+COMPRESSED: Final = frozenset(GROUP_BYTES)
 
 # Bytes per sequence and squared length. A fused kernel holds no scores, but a padded batch has a mask [n, 1, L, L]:
 # bool, and as the numbers that are added to the scores (sdpa); with openvino 16 bytes were measured.
@@ -118,11 +117,12 @@ def count_activations(shape: ModelShape) -> int:
 
 
 def _tensor_bytes(tensor: TensorSize, precision: str, value_bytes: int) -> int:
-    if precision not in COMPRESSED or not tensor.is_matrix:
-        return tensor.num_values * value_bytes
-    if precision == "int8":
-        return tensor.num_values + tensor.shape[0] * ROW_SCALE_BYTES
-    return tensor.num_values // 2 + -(-tensor.num_values // GROUP_SIZE) * GROUP_SCALE_BYTES
+    if precision in COMPRESSED and tensor.is_matrix:
+        num_groups = tensor.num_values // find_group_size(tensor.shape[1], precision)
+        return int(tensor.num_values * VALUE_BYTES[precision]) + num_groups * GROUP_BYTES[precision]
+    if precision in COMPRESSED and tensor.is_embedding and tensor.shape[0] >= SMALLEST_TABLE_ROWS:
+        return tensor.num_values + tensor.shape[0] * GROUP_BYTES["int8"]  # a vocabulary is int8 in both
+    return tensor.num_values * value_bytes
 
 
 def _attention_bytes(shape: ModelShape, attention: str, value_bytes: int) -> int:

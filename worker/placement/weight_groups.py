@@ -11,6 +11,9 @@ from typing import Final
 # Smallest cosine over 1,000 docstrings with all-MiniLM-L6-v2: int8 0.9982 with one scale a row, 0.9995 in groups of
 # 128, 0.9996 of 64, 0.9997 of 32; int4 0.940 in groups of 64, 0.955 of 32, 0.959 of 16.
 GROUP_SIZES: Final[Mapping[str, int]] = {"int8": 64, "int4": 32}
+# Vocabularies; tables of positions and kinds are too small to matter. int8 in either precision: a token's own vector
+# is one row, whose error no sum averages.
+SMALLEST_TABLE_ROWS: Final = 4096
 SMALLEST_GROUP: Final = 16  # below, scales would take more room than they save
 
 

@@ -11,13 +11,8 @@ import openvino as ov
 from numpy.typing import NDArray
 from openvino import opset13 as operations
 
-from worker.model.weights.rounding import (
-    SMALLEST_TABLE_ROWS,
-    RoundedWeight,
-    pack_int4,
-    round_linear,
-    round_table,
-)
+from worker.model.weights.rounding import RoundedWeight, pack_int4, round_linear, round_table
+from worker.placement.weight_groups import SMALLEST_TABLE_ROWS
 
 # Dense modules behind the pooling work on one vector a sequence: nothing to gain, and no sum averages their error.
 COMPRESSED_PART: Final = "__module.transformer"

@@ -15,14 +15,8 @@ from torch.nn.functional import linear
 
 from vectormill.domain.errors import ModelError
 from worker.model.choice import INT8
-from worker.model.weights.rounding import (
-    SMALLEST_TABLE_ROWS,
-    RoundedWeight,
-    pack_int4,
-    round_linear,
-    round_table,
-)
-from worker.placement.weight_groups import find_group_size
+from worker.model.weights.rounding import RoundedWeight, pack_int4, round_linear, round_table
+from worker.placement.weight_groups import SMALLEST_TABLE_ROWS, find_group_size
 
 
 class Rounded(nn.Module):

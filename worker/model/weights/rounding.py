@@ -4,17 +4,13 @@ Both backends hold what is rounded here, so that a text gets the same vector fro
 """
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from worker.model.choice import INT8
 from worker.placement.weight_groups import find_group_size
-
-# Vocabularies; tables of positions and kinds are too small to matter. int8 in either precision: a token's own vector
-# is one row, whose error no sum averages.
-SMALLEST_TABLE_ROWS: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
