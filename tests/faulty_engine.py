@@ -36,8 +36,9 @@ HANG_WHILE_FILE_EXISTS = "hold"
 class FaultyEncoder(Encoder):
     """The vector of a sequence is made of its ids alone, so that its company cannot matter."""
 
-    def __init__(self, order: EncoderOrder) -> None:
+    def __init__(self, order: EncoderOrder, num_streams: int = 1) -> None:
         self._order = order
+        self._num_streams = num_streams
 
     def encode(self, batch: TokenBatch) -> NDArray[np.float32]:
         if np.isin(CRASH, batch.input_ids):
@@ -57,11 +58,15 @@ class FaultyEncoder(Encoder):
 
     def describe(self) -> EncoderReport:
         choice = Choice("fake", "for tests")
-        return EncoderReport(choice, choice, choice, "none", 1, 0.0)
+        return EncoderReport(choice, choice, choice, "none", 1, 0.0, num_streams=self._num_streams)
 
 
 def load_faulty_encoder(order: EncoderOrder) -> FaultyEncoder:
     return FaultyEncoder(order)
+
+
+def load_two_streams(order: EncoderOrder) -> FaultyEncoder:
+    return FaultyEncoder(order, num_streams=2)
 
 
 def load_nothing(order: EncoderOrder) -> FaultyEncoder:

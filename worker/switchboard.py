@@ -22,7 +22,7 @@ from worker.batching.limits import BatchLimits, BudgetSource
 from worker.batching.pool import SequencePool
 from worker.batching.sequence import Sequence
 from worker.batching.token_batch import TokenBatch
-from worker.parallel.executor import Work
+from worker.parallel.work import Work
 from worker.request import EngineStopped, RunnerDied
 from worker.tokens.tokenized import TokenizedTexts
 

@@ -15,9 +15,9 @@ from worker.batching.budget_file import BudgetFile
 from worker.batching.cost import BatchCost, PaddedCost
 from worker.devices.device import CPU, Device
 from worker.model.encoder import EncoderReport
-from worker.parallel.executor import Work
 from worker.parallel.memory import MemoryReport
 from worker.parallel.starter import Sharing
+from worker.parallel.work import Work
 from worker.placement.footprint import VALUE_BYTES, Footprint, make_footprint
 from worker.placement.model_shape import read_model_shape
 from worker.placement.placement import FULLY_SHARDED, Replica
@@ -74,6 +74,7 @@ class Tuner:
                 "precision": report.precision.value,
                 "attention": report.attention,
                 "threads": report.num_threads,
+                "streams": report.num_streams,
                 **({"shared": describe_sharing(self._sharing.replica)} if self._sharing else {}),
             },
         )

@@ -169,7 +169,7 @@ def test_a_model_process_that_is_killed_from_outside_is_replaced(engine: Engine,
     with ThreadPoolExecutor(1) as threads:
         future = threads.submit(encode, engine, ["waiting"])
         # Killed before it says that it started, it would leave nothing to suspect: the next one would wait as it did.
-        wait_for(lambda: engine._executor._started is not None)
+        wait_for(lambda: engine._executor._started)
         os.kill(runner_pids()[0], signal.SIGKILL)
         assert isinstance(future.exception(), RunnerDied)
         assert "SIGKILL" in str(future.exception())

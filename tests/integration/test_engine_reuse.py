@@ -66,7 +66,7 @@ def lead(engine: Engine, follower_waits: threading.Event, tmp_path: Path) -> Ite
 
         def start(texts: list[str], meanwhile: Callable[[], object] = lambda: None) -> Outcomes:
             leader = threads.submit(engine.encode, request(texts), cancelled)
-            wait_for(lambda: engine._executor._started is not None)
+            wait_for(lambda: engine._executor._started)
             follower = threads.submit(encode, engine, [SHARED, "its own text"])
             assert follower_waits.wait(10)
             meanwhile()

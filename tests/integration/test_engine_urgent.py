@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tests.faulty_engine import HANG_WHILE_FILE_EXISTS, MakeEngine, encode, request, runner_pids
 from tests.waiting import wait_for
 from worker.engine import EncodingCancelled, RunnerDied
-from worker.parallel.executor import Work
+from worker.parallel.work import Work
 
 
 def test_an_interactive_request_is_not_kept_waiting_by_bulk_that_fills_all_slots(
@@ -54,7 +54,7 @@ def test_an_interactive_request_overtakes_the_bulk_batches_that_wait_in_the_runn
             text = f"a {name} text that alone fills a batch of the model"
             threads.submit(encode, engine, [text], interactive=name == "question")
             wait_for(lambda count=count: len(engine._executor._outstanding) == count)  # type: ignore[misc]
-        wait_for(lambda: engine._executor._started == 1)
+        wait_for(lambda: 1 in engine._executor._started)
         (tmp_path / HANG_WHILE_FILE_EXISTS).unlink()
     assert order == ["first", "question", "second"]
 
@@ -81,11 +81,11 @@ def test_a_kill_blames_exactly_the_batch_that_was_being_encoded_though_an_urgent
         for count, name in enumerate(("first", "second", "question"), start=1):
             futures[name] = threads.submit(encode, engine, [words[name]], interactive=name == "question")
             wait_for(lambda count=count: len(engine._executor._outstanding) == count)  # type: ignore[misc]
-        wait_for(lambda: engine._executor._started == 1)
+        wait_for(lambda: 1 in engine._executor._started)
         if killed_while == "question":
             (tmp_path / HANG_WHILE_FILE_EXISTS).unlink()
             futures["first"].result()
-            wait_for(lambda: engine._executor._started == 3)
+            wait_for(lambda: 3 in engine._executor._started)
         os.kill(runner_pids()[0], signal.SIGKILL)
         (tmp_path / HANG_WHILE_FILE_EXISTS).unlink(missing_ok=True)
         died = {name: isinstance(future.exception(), RunnerDied) for name, future in futures.items()}

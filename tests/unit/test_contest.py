@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -25,7 +26,7 @@ from worker.model.contest.choice import choose_by_contest
 from worker.model.contest.outcome import Outcome, decide_contest
 from worker.model.contest.outcomes import find_or_measure
 from worker.model.contest.rounds import find_vocabulary_size, hold_contest, make_batches
-from worker.model.encoder import EncoderOrder
+from worker.model.encoder import Choice, EncoderOrder, EncoderReport
 
 DAY = "2026-11-21"
 CARD = Registry({}).card(DEFAULT_MODEL, weights=True)
@@ -33,6 +34,9 @@ CORES = tuple(sorted(os.sched_getaffinity(0)))[:1]
 DEVICE = Device("cpu:0", "cpu", 0, CORES, 1, 1 << 34, frozenset({"avx2"}), "a processor")
 ORDER = EncoderOrder(CARD, DEVICE, "auto", "fp32", 1, Path("/nowhere"))
 BATCH = TokenBatch.from_ids([np.arange(30, dtype=np.int32)])
+
+
+NUM_STREAMS = defaultdict(lambda: 1, {"slow, four streams": 4})
 
 
 class FakeEncoder:
@@ -50,8 +54,12 @@ class FakeEncoder:
             threading.Event().wait()
         assert tuple(os.sched_getaffinity(0)) == CORES
         # The speed that the contest is to find: a slow first pass, which must not count, then slow or fast ones.
-        time.sleep(0.5 if self._num_passes == 1 else 0.1 if self._behaviour == "slow" else 0.01)
+        time.sleep(0.5 if self._num_passes == 1 else 0.01 if self._behaviour == "fast" else 0.1)
         return np.zeros((len(batch), 2), np.float32)
+
+    def describe(self) -> EncoderReport:
+        choice = Choice("fake", "for tests")
+        return EncoderReport(choice, choice, choice, "none", 1, 0.0, num_streams=NUM_STREAMS[self._behaviour])
 
 
 def load_fake(order: EncoderOrder) -> FakeEncoder:
@@ -97,6 +105,11 @@ def test_the_faster_candidate_wins_on_the_cores_of_the_device() -> None:
     assert outcome.rates["torch"] > outcome.rates["openvino"] > 0
     assert outcome.rates["torch"] > 1000  # 30 tokens in 10 ms; with the first pass it would be 60
     assert (outcome.losses, outcome.is_lasting) == ({}, True)
+
+
+def test_a_candidate_that_encodes_side_by_side_is_measured_so() -> None:
+    outcome = hold("slow", "slow, four streams")
+    assert 2 < outcome.rates["torch"] / outcome.rates["openvino"] < 5
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def test_what_the_failed_batch_held_is_free_before_the_next_one_is_tried() -> No
     encoder = ExhaustedEncoder()
     gc.disable()  # it shall not need the collector
     try:
-        run = _Run(Encode(1, BATCH, is_urgent=False), encoder)
+        run = _Run(Encode(1, BATCH, is_urgent=False), encoder, 1)
         run.start()
         outcome = run.finish(MemoryGauge(DEVICE))
         assert encoder.held is not None

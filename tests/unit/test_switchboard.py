@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from worker.batching.limits import BatchLimits
 from worker.batching.token_batch import TokenBatch
-from worker.parallel.executor import Work
+from worker.parallel.work import Work
 from worker.switchboard import Switchboard, Ticket
 from worker.tokens.tokenized import TokenizedTexts
 

@@ -12,9 +12,9 @@ from worker.batching.sequence import Sequence
 from worker.batching.token_batch import TokenBatch
 from worker.devices.device import CPU, CUDA, Device
 from worker.model.encoder import Choice, EncoderReport
-from worker.parallel.executor import Work
 from worker.parallel.memory import MemoryReport, join_reports
 from worker.parallel.starter import Sharing
+from worker.parallel.work import Work
 from worker.placement.placement import FULLY_SHARDED, PIPELINE, TENSOR, Replica, Shard, Stage
 from worker.settings import WorkerSettings
 from worker.tuner import Tuner

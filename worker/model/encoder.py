@@ -64,6 +64,7 @@ class EncoderReport:
     """What was loaded. `attention` is the kernel; `notes` are fallbacks, one sentence each.
 
     `is_packed` says that a batch costs its tokens, and not its longest sequence times its number of sequences.
+    `num_streams` batches are encoded side by side, each by its share of the device.
     """
 
     device: Choice
@@ -74,11 +75,14 @@ class EncoderReport:
     load_seconds: float
     notes: tuple[str, ...] = ()
     is_packed: bool = False
+    num_streams: int = 1
     loadings: tuple[Loading, ...] = ()  # one of each process
 
 
 class Encoder(Protocol):
-    """One loaded model on one device. One thread encodes, one batch at a time; another may prepare the next."""
+    """One loaded model on one device. As many threads encode as it has streams, each one batch at a time; another
+    may prepare the next.
+    """
 
     def encode(self, batch: TokenBatch) -> NDArray[np.float32]:
         """Vectors [n, card.dimension]: pooled and passed through Dense modules, not normalized and not cut.

@@ -2,7 +2,8 @@
 
 import json
 import time
-from typing import Final
+from queue import SimpleQueue
+from typing import Any, Final
 
 import numpy as np
 import openvino as ov
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from worker.batching.token_batch import TokenBatch
 from worker.model.allocator import keep_large_blocks_apart
-from worker.model.choice import BF16, FP32, find_arithmetic
+from worker.model.choice import BF16, FP32, count_streams, find_arithmetic
 from worker.model.conversion import INPUTS, find_or_convert
 from worker.model.encoder import Choice, Encoder, EncoderOrder, EncoderReport, Loading, device_choice
 from worker.model.mapped_weights import MappedWeights
@@ -22,12 +23,13 @@ HINTS: Final = {FP32: "f32", BF16: "bf16"}
 
 
 class OpenVINOEncoder(Encoder):
-    """A converted network on some cores of a CPU; padded batches of any shape."""
+    """A converted network on some cores of a CPU; padded batches of any shape, one a stream at a time."""
 
     def __init__(
         self, order: EncoderOrder, backend: Choice, precision: Choice, notes: tuple[str, ...] = ()
     ) -> None:
         start = time.perf_counter()
+        num_streams = count_streams(order.num_threads)
         keep_large_blocks_apart()
         core = ov.Core()
         folder = find_or_convert(order, precision.value)
@@ -42,14 +44,15 @@ class OpenVINOEncoder(Encoder):
                 # Nor are activations rounded to int8 behind our back, the default for compressed weights: 1.1 to 1.4
                 # times the speed where it was measured, and the smallest cosine falls from 0.9996 to 0.9983.
                 "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
-                "PERFORMANCE_HINT": "LATENCY",
-                "NUM_STREAMS": "1",
+                "NUM_STREAMS": str(num_streams),
                 "INFERENCE_NUM_THREADS": str(order.num_threads),
                 # The process is pinned to its cores from outside, where two workers can be told apart.
                 "ENABLE_CPU_PINNING": "NO",
             },
         )
-        self._request = compiled.create_infer_request()
+        self._requests: SimpleQueue[Any] = SimpleQueue()  # one a stream; each has buffers of its own
+        for _ in range(num_streams):
+            self._requests.put(compiled.create_infer_request())
         # openvino keeps the whole file resident, and the matrices, half of a small model, a second time as its kernels
         # want them. Of the file, embeddings are read again, and matrices when a new shape wants them packed otherwise.
         self._weights = weights
@@ -62,6 +65,7 @@ class OpenVINOEncoder(Encoder):
             precision=precision,
             attention="openvino",
             num_threads=order.num_threads,
+            num_streams=num_streams,
             load_seconds=seconds,
             loadings=(Loading(order.device.name, (folder / "network.bin").stat().st_size, seconds),),
             notes=notes,
@@ -69,14 +73,17 @@ class OpenVINOEncoder(Encoder):
 
     def encode(self, batch: TokenBatch) -> NDArray[np.float32]:
         padded = pad_batch(batch, self._pad_token_id)
-        outputs = self._request.infer(
-            dict(zip(INPUTS, (padded.input_ids, padded.attention_mask, padded.pool_mask), strict=True)),
-            share_inputs=True,
-        )
+        inputs = (padded.input_ids, padded.attention_mask, padded.pool_mask)
+        request = self._requests.get()
+        try:
+            outputs = request.infer(dict(zip(INPUTS, inputs, strict=True)), share_inputs=True)
+            # A copy: the output lies in memory of the request, which the next batch overwrites.
+            vectors = np.array(outputs[0], dtype=np.float32)
+        finally:
+            self._requests.put(request)
         if time.monotonic() >= self._forget_at:
             self._forget_weights()
-        # A copy: the output lies in memory of the request, which the next batch overwrites.
-        return np.array(outputs[0], dtype=np.float32)
+        return vectors
 
     def _forget_weights(self) -> None:
         self._weights.forget()

@@ -1,25 +1,20 @@
 """Executor: keeps one runner busy with batches, and starts it again when it dies. Knows no requests, only batches.
 
-One thread owns the runner: it sends, receives, restarts. Two batches are with the runner at a time, so that it never
-waits for the next one; urgent ones come on top and are encoded first. The runner says which one it starts: if the
-process dies, that one is suspect and the others are not.
+One thread owns the runner: it sends, receives, restarts. One batch more than the runner has streams is with it, so that
+none of them waits for the next one; urgent ones come on top and are encoded first. The runner says which one it starts:
+if the process dies, those are suspect and the others are not. Of several suspects each is tried again alone.
 """
 
 import logging
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
-from typing import Final, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Final
 
 from vectormill.domain.errors import ModelError
 from vectormill.domain.item import ENCODING_FAILED, OUT_OF_MEMORY
-from worker.batching.sequence import Sequence
-from worker.batching.token_batch import TokenBatch
 from worker.loading import LoadingDisplay
 from worker.model.encoder import EncoderReport
 from worker.parallel.memory import MemoryReport
@@ -37,6 +32,7 @@ from worker.parallel.messages import (
 from worker.parallel.runner import Runner, RunnerLost
 from worker.parallel.runner_group import RunnerGroup
 from worker.parallel.starter import RunnerStarter
+from worker.parallel.work import Work, WorkObserver, WorkSource
 
 logger = logging.getLogger(__name__)
 
@@ -50,48 +46,6 @@ DEAD: Final = "dead"
 
 FIRST_PAUSE_SECONDS: Final = 0.1
 LONGEST_PAUSE_SECONDS: Final = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """A batch, and whose sequences it is made of."""
-
-    sequences: tuple[Sequence, ...]
-    batch: TokenBatch
-    is_urgent: bool = False
-
-    def halves(self) -> tuple["Work", "Work"]:
-        middle = len(self.sequences) // 2
-        return (
-            Work(self.sequences[:middle], self.batch.part(0, middle), self.is_urgent),
-            Work(self.sequences[middle:], self.batch.part(middle, len(self.sequences)), self.is_urgent),
-        )
-
-
-class WorkSource(Protocol):
-    """Where work comes from and where its outcome goes. Called from the executor's thread.
-
-    `next_work` may hold a batch back, hoping for more to fill it; `ask_again_at`, a moment of time.monotonic, is when
-    it will not any more. None: ask when something is added or an outcome has come.
-    """
-
-    def next_work(self, *, is_runner_idle: bool) -> Work | None: ...
-    def next_urgent_work(self) -> Work | None: ...
-    def ask_again_at(self) -> float | None: ...
-    def deliver(
-        self, work: Work, vectors: NDArray[np.float32], seconds: float, collate_seconds: float
-    ) -> None: ...
-    def fail_sequence(self, sequence: Sequence, code: str, reason: str) -> None: ...
-    def lose_work(self, work: Work, reason: str) -> None: ...
-    def close(self, reason: str) -> None: ...
-
-
-class WorkObserver(Protocol):
-    """Hears what batches cost. Called from the executor's thread, between batches."""
-
-    def observe_encoded(self, work: Work, seconds: float, memory: MemoryReport | None) -> None: ...
-    def observe_out_of_memory(self, work: Work, reason: str) -> None: ...
-    def observe_killed(self, work: Work) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +81,10 @@ class Executor:
         self._settled = threading.Event()  # the first load has succeeded or failed
         self._runner: AnyRunner | None = None
         self._outstanding: dict[int, Work] = {}  # with the runner, by number
-        self._started: int | None = None  # the number of the one that is being encoded
-        self._busy_since = 0.0
-        # To be sent again before anything new: halves, and innocent batches. Urgent ones first.
+        self._started: dict[int, float] = {}  # the numbers of those that are being encoded, and since when
+        self._heard_at = 0.0
+        # To be sent again before anything new: suspects, then halves and innocent batches. Urgent ones first.
+        self._suspects: list[Work] = []
         self._returned: list[Work] = []
         self._next_number = 0
         self._losses_in_row = 0
@@ -236,7 +191,7 @@ class Executor:
     def _send_ahead(self, runner: AnyRunner) -> None:
         while (work := self._next_work()) is not None:
             if not self._outstanding:
-                self._busy_since = time.monotonic()
+                self._heard_at = time.monotonic()
             self._next_number += 1
             # Before it is sent: a runner that dies now takes it along.
             self._outstanding[self._next_number] = work
@@ -244,10 +199,18 @@ class Executor:
 
     @property
     def _has_room(self) -> bool:
-        return len(self._outstanding) < BATCHES_AHEAD
+        return len(self._outstanding) < self._num_streams + BATCHES_AHEAD
+
+    @property
+    def _num_streams(self) -> int:
+        return self.report.num_streams if self.report is not None else 1
 
     def _next_work(self) -> Work | None:
-        """What the runner has room for: any batch, or beside two of them an urgent one."""
+        """What the runner has room for: any batch, or when it has all it needs an urgent one. A suspect goes alone."""
+        if any(work.is_suspect for work in self._outstanding.values()):
+            return None
+        if self._suspects:
+            return None if self._outstanding else self._suspects.pop(0)
         num_urgent = sum(work.is_urgent for work in self._outstanding.values())
         if not self._has_room and num_urgent >= URGENT_BATCHES_AHEAD:
             return None
@@ -259,20 +222,32 @@ class Executor:
 
     def _receive_outcome(self, runner: AnyRunner) -> None:
         """Waits for the runner's next word, for new work, or until the forward pass has taken too long."""
-        deadline = self._busy_since + self._timeouts.forward_seconds if self._outstanding else None
+        deadline = self._find_deadline()
         ask_again_at = self._source.ask_again_at() if self._has_room else None
         moments = [moment for moment in (deadline, ask_again_at) if moment is not None]
         said = self._listen(runner, min(moments, default=None))
         for message in said:
             self._hear(message)
         if not said and deadline is not None and time.monotonic() >= deadline:
+            self._suspect_overdue()
             raise self._abandon(runner, f"a forward pass took more than {self._timeouts.forward_seconds:g} s")
+
+    def _find_deadline(self) -> float | None:
+        """When the forward pass that was started first has taken too long; None when there is none."""
+        if not self._outstanding:
+            return None
+        return min(self._started.values(), default=self._heard_at) + self._timeouts.forward_seconds
+
+    def _suspect_overdue(self) -> None:
+        """Those alone: what other streams do is innocent."""
+        begun_before = time.monotonic() - self._timeouts.forward_seconds
+        self._started = {number: at for number, at in self._started.items() if at <= begun_before}
 
     def _hear(self, message: object) -> None:
         """Takes note of what the runner says of a batch. Outcomes are matched by number: urgent ones overtake."""
-        self._busy_since = time.monotonic()
+        self._heard_at = time.monotonic()
         if isinstance(message, Started):
-            self._started = message.number
+            self._started[message.number] = self._heard_at
         elif isinstance(message, Encoded):
             self._losses_in_row = 0
             self.memory = message.memory or self.memory
@@ -287,8 +262,7 @@ class Executor:
             self._isolate(work, code, message.reason)
 
     def _end(self, number: int) -> Work:
-        if self._started == number:  # else the next one was started before this outcome was sent
-            self._started = None
+        self._started.pop(number, None)
         return self._outstanding.pop(number)
 
     def _listen(self, runner: AnyRunner, deadline: float | None) -> list[object]:
@@ -324,7 +298,8 @@ class Executor:
             self._hear(message)
 
     def _recover(self, loss: RunnerLost) -> None:
-        """The batch being encoded is given up as suspect; the others wait for the next runner.
+        """The batch being encoded is given up; the others wait for the next runner. Of several that were being encoded
+        nobody knows which it was, so that each is tried alone.
 
         But one that failed, as batches do on a runner that goes on, is tried again in halves: nobody loses anything.
         """
@@ -335,12 +310,16 @@ class Executor:
         if loss.failed is not None:
             is_halved = len(self._outstanding[loss.failed.number].sequences) > 1
             self._hear(loss.failed)
-        elif self._started is not None:
-            work = self._end(self._started)
+        else:
+            suspects = [self._end(number) for number in list(self._started)]
             if loss.is_killed:
-                self._observer.observe_killed(work)
-            self._source.lose_work(work, str(loss))
-        self._started = None
+                for work in suspects:
+                    self._observer.observe_killed(work)
+            if len(suspects) == 1:
+                self._source.lose_work(suspects[0], str(loss))
+            else:
+                self._suspects += [replace(work, is_suspect=True) for work in suspects]
+        self._started.clear()
         self._return(*self._outstanding.values())
         self._outstanding.clear()
         self._losses_in_row += not is_halved  # halves end by themselves, with a single sequence

@@ -10,9 +10,9 @@ from worker.batching.token_batch import TokenBatch
 from worker.model.encoder import EncoderOrder, EncoderReport
 from worker.parallel.memory import MemoryReport
 
-# With the runner at a time, of each kind: the one being encoded and the next one, so that it never waits. Urgent
-# batches come on top, because a full house of bulk must not keep them out.
-BATCHES_AHEAD: Final = 2
+# With the runner at a time, beside those being encoded: the next one, so that no stream waits for it. Urgent batches
+# come on top, because a full house of bulk must not keep them out.
+BATCHES_AHEAD: Final = 1
 URGENT_BATCHES_AHEAD: Final = 2
 
 
@@ -58,7 +58,7 @@ class Encode:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """From the runner: this batch is encoded next. If the process dies, it alone is suspect."""
+    """From the runner: this batch is encoded next. If the process dies, those that were started are suspect."""
 
     number: int
 
@@ -66,7 +66,8 @@ class Started:
 @dataclass(frozen=True, slots=True)
 class Encoded:
     """From the runner: the vectors [n, dim] of a batch, the seconds that the device took, from the forward pass to the
-    copy back, and those that were taken to prepare it, which may have passed while the device had another batch.
+    copy back, and those that were taken to prepare it, which may have passed while the device had another batch. A
+    stream's seconds are its share of the device's: two batches side by side for a second took half a second each.
 
     `memory` is None where it was reported a moment ago.
     """

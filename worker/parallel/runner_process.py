@@ -1,7 +1,7 @@
 """The process that holds one encoder: loads it, encodes what is sent, and dies with its parent.
 
-Knows nothing of requests, chunks or the pool. A thread reads and prepares the next batches while the main thread
-encodes; an urgent one is encoded as soon as the current one is done.
+Knows nothing of requests, chunks or the pool. A thread reads and prepares the next batches while others encode, one a
+stream of the encoder; an urgent batch is encoded as soon as a stream has done its current one.
 """
 
 import importlib
@@ -12,7 +12,9 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection
 from queue import Empty, PriorityQueue
 from typing import Any, Final, NoReturn
@@ -44,7 +46,7 @@ READING_PAUSE_SECONDS: Final = 0.25
 
 # Ends the process, so that the worker starts another: what a device once lost answers with errors, for every batch.
 DEVICE_LOST_STATUS: Final = 3
-READER_FAILED_STATUS: Final = 4
+THREAD_FAILED_STATUS: Final = 4
 
 # Not urgent, number, run: the least is encoded next. Numbers differ, so that runs are never compared.
 _Waiting = tuple[bool, int, "_Run"]
@@ -60,17 +62,30 @@ def main(file_descriptor: int, parent_pid: int, stacks_descriptor: int) -> NoRet
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s runner %(levelname)s %(message)s"
     )
     connection: Connection[Any, Any] = Connection(file_descriptor)
+    _end_with(partial(_load_and_serve, connection))
+
+
+def _end_with(act: Callable[[], None]) -> NoReturn:
+    """Does in this thread what the process lives for, and ends the process with it, however it ends."""
     try:
-        load: Load = connection.recv()
-        gauge = MemoryGauge(load.order.device)
-        encoder = _load(connection, load, gauge)
-        serve(connection, encoder, gauge)
+        act()
     except (EOFError, OSError):
         logger.info("The worker is gone or wants no more vectors.")
     except DeviceLost as error:
         logger.error("The device is lost to this process, which ends: %s", error)
         os._exit(DEVICE_LOST_STATUS)
+    except BaseException:
+        logger.exception(
+            "The thread %r failed, and so ends the model process.", threading.current_thread().name
+        )
+        os._exit(THREAD_FAILED_STATUS)
     os._exit(0)
+
+
+def _load_and_serve(connection: "Connection[Any, Any]") -> None:
+    load: Load = connection.recv()
+    gauge = MemoryGauge(load.order.device)
+    serve(connection, _load(connection, load, gauge), gauge)
 
 
 def _load(connection: "Connection[Any, Any]", load: Load, gauge: MemoryGauge) -> Encoder:
@@ -107,35 +122,57 @@ def _tell_reading(connection: "Connection[Any, Any]") -> OnRead:
 
 
 def serve(connection: "Connection[Any, Any]", encoder: Encoder, gauge: MemoryGauge) -> None:
-    """Encodes batch after batch until the pipe is closed.
+    """Encodes batch after batch until the pipe is closed: in this thread, and in one for each further stream."""
+    num_streams = encoder.describe().num_streams
+    # Never full, because the executor sends no more: a reader that waits here would not see the pipe close.
+    batches: PriorityQueue[_Waiting] = PriorityQueue(num_streams + BATCHES_AHEAD + URGENT_BATCHES_AHEAD)
+    stream = partial(_serve_stream, Speaker(connection), batches, gauge)
+    threads = {"reader": partial(_read, connection, batches, encoder, num_streams)}
+    threads |= {f"stream {number}": stream for number in range(1, num_streams)}
+    for name, act in threads.items():
+        threading.Thread(target=_end_with, args=(act,), name=name, daemon=True).start()
+    stream()
+
+
+class Speaker:
+    """The sending end of the pipe, for several threads."""
+
+    def __init__(self, connection: "Connection[Any, Any]") -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+
+    def say(self, message: object) -> None:
+        with self._lock:
+            self._connection.send(message)
+
+
+def _serve_stream(speaker: Speaker, batches: "PriorityQueue[_Waiting]", gauge: MemoryGauge) -> None:
+    """Encodes one batch at a time.
 
     The next batch is started before the outcome of the last one is sent, so that a device of its own does not wait for
     pickling and the pipe. It is chosen only then, so that an urgent one overtakes until the last moment.
     """
-    # Never full, because the executor sends no more: a reader that waits here would not see the pipe close.
-    batches: PriorityQueue[_Waiting] = PriorityQueue(BATCHES_AHEAD + URGENT_BATCHES_AHEAD)
-    threading.Thread(target=_read, args=(connection, batches, encoder), name="reader", daemon=True).start()
     current: _Run | None = None
     while True:
         outcome = None if current is None else current.finish(gauge)
         if current is not None and current.is_urgent:
-            connection.send(
-                outcome
-            )  # somebody waits for it: not even the start of the next batch comes first
+            # Somebody waits for it: not even the start of the next batch comes first.
+            speaker.say(outcome)
             outcome = None
         current = _take(batches, must_wait=outcome is None)
         if current is not None:
-            connection.send(Started(current.number))
+            speaker.say(Started(current.number))
             current.start()
         if outcome is not None:
-            connection.send(outcome)
+            speaker.say(outcome)
 
 
 class _Run:
     """One batch from its preparation to its outcome: the vectors, or what any step on the way raised."""
 
-    def __init__(self, message: Encode, encoder: Encoder) -> None:
+    def __init__(self, message: Encode, encoder: Encoder, num_streams: int) -> None:
         self.number = message.number
+        self._num_streams = num_streams
         self.is_urgent = message.is_urgent
         self._num_sequences = len(message.batch)
         self._started_at = 0.0
@@ -162,7 +199,7 @@ class _Run:
         if self._forward_pass is not None:
             try:
                 vectors = self._forward_pass.vectors()
-                seconds = time.perf_counter() - self._started_at
+                seconds = (time.perf_counter() - self._started_at) / self._num_streams
                 return Encoded(self.number, vectors, seconds, gauge.read(), self._collate_seconds)
             except Exception as error:  # noqa: BLE001 - as above
                 self._note(error)
@@ -197,17 +234,13 @@ def _take(batches: "PriorityQueue[_Waiting]", *, must_wait: bool) -> _Run | None
     return run
 
 
-def _read(connection: "Connection[Any, Any]", batches: "PriorityQueue[_Waiting]", encoder: Encoder) -> None:
-    """Prepares batches, and ends the process at once when the parent closes the pipe, even in a forward pass."""
-    try:
-        while True:
-            run = _Run(connection.recv(), encoder)
-            batches.put((not run.is_urgent, run.number, run))
-    except (EOFError, OSError):
-        os._exit(0)
-    except BaseException:  # a message that cannot be read; nobody else reads
-        logger.exception("The thread that reads batches failed, and so ends the model process.")
-        os._exit(READER_FAILED_STATUS)
+def _read(
+    connection: "Connection[Any, Any]", batches: "PriorityQueue[_Waiting]", encoder: Encoder, num_streams: int
+) -> None:
+    """Prepares batches. When the parent closes the pipe, the process ends at once, even in a forward pass."""
+    while True:
+        run = _Run(connection.recv(), encoder, num_streams)
+        batches.put((not run.is_urgent, run.number, run))
 
 
 def _reason(error: Exception) -> str:
