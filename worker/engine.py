@@ -115,10 +115,12 @@ class Engine:
     def start(self) -> None:
         """Waits until the model is loaded. Raises ModelError."""
         self._executor.start()
-        assert self._executor.report is not None
-        cost = find_batch_cost(self._card, self._executor.report.is_packed)
-        self._tuner.begin(self._executor.report, self._executor.memory, cost)
+        report = self._executor.report
+        assert report is not None
+        cost = find_batch_cost(self._card, report.is_packed)
+        self._tuner.begin(report, self._executor.memory, cost)
         self._switchboard.set_cost(cost)
+        self._switchboard.set_num_streams(report.num_streams)
         self._switchboard.set_budget(self._tuner.max_batch_tokens)
 
     def stop(self) -> None:

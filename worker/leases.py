@@ -92,9 +92,8 @@ class LeaseKeeper:
         with self._lock:
             earlier = self._leases.get(chunk_id)
             self._leases[chunk_id] = lease
-        if (
-            earlier is not None
-        ):  # its lease had lapsed, and another thread of this worker has claimed the chunk
+        if earlier is not None:
+            # Its lease had lapsed, and another thread of this worker has claimed the chunk.
             _end(earlier, is_lost=True)
         try:
             yield

@@ -89,11 +89,16 @@ def test_an_interactive_request_never_waits(feed: Feed, pool: SequencePool) -> N
     assert [sequence.request for sequence in feed.take(0.01, is_runner_idle=False)] == [2]
 
 
-def test_bulk_batches_are_short_while_interactive_requests_come(feed: Feed, pool: SequencePool) -> None:
+@pytest.mark.parametrize("num_streams", [1, 2])
+def test_bulk_batches_are_short_while_interactive_requests_come(
+    feed: Feed, pool: SequencePool, num_streams: int
+) -> None:
+    """The seconds of a stream count: half of the device takes twice as long."""
+    feed.num_streams = num_streams
     pool.add(1, [10] * 1000)
     assert len(feed.take(0.01, is_runner_idle=False)) == 100
     feed.note_interactive(0.02)
-    expected = BUDGET * SHORT_BULK_SECONDS / SECONDS / 10
+    expected = BUDGET * SHORT_BULK_SECONDS / SECONDS / 10 / num_streams
     assert len(feed.take(0.03, is_runner_idle=False)) == expected
     assert len(feed.take(100.0, is_runner_idle=False)) == 100
 

@@ -27,6 +27,9 @@ class Feed:
         self._pace = Pace()
         self._interactive_at = -math.inf
         self._held_since: float | None = None
+        self.num_streams = (
+            1  # of the runner: a batch takes so many times the seconds that it takes of the device
+        )
         self.num_tokenizing = 0  # requests whose sequences will be here soon
         self.hold_end: float | None = None  # when the little that is held back is sent; None if nothing is
 
@@ -41,7 +44,8 @@ class Feed:
         if is_runner_idle:
             self._pace.note_idle(now)
         is_interrupted = now - self._interactive_at < INTERACTIVE_SECONDS
-        max_bulk_cost = self._pace.cost_within(SHORT_BULK_SECONDS) if is_interrupted else math.inf
+        short_seconds = SHORT_BULK_SECONDS / self.num_streams
+        max_bulk_cost = self._pace.cost_within(short_seconds) if is_interrupted else math.inf
         if self._pool.has_interactive or self._pool.can_fill_batch(max_bulk_cost) or not self._hold(now):
             return self._sent(self._pool.take_batch(max_bulk_cost), now)
         return []
