@@ -41,5 +41,6 @@ def test_large_blocks_between_small_ones_go_back_to_the_system() -> None:
         assert done.returncode == 0, done.stderr
         return int(done.stdout)
 
+    # Of the 64 MiB in large blocks; what else the process gives and takes meanwhile is of a MiB or so.
     assert measure("as it comes") < 32
-    assert measure("apart") >= 64
+    assert measure("apart") > 56
