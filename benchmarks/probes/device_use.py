@@ -1,22 +1,17 @@
 """DeviceUseSampler: the share of the time in which a GPU computed, as its driver says. Knows not what."""
 
-import subprocess
 import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self
 
 PAUSE_SECONDS: Final = 0.2
-QUERY_TIMEOUT_SECONDS: Final = 10.0
 
 
 class DeviceUseSampler:
     """The mean of what the driver answers within the block: each answer is over its last fraction of a second."""
 
-    def __init__(
-        self, index: int, read: Callable[[int], float], pause_seconds: float = PAUSE_SECONDS
-    ) -> None:
-        self._index = index
+    def __init__(self, read: Callable[[], float | None], pause_seconds: float = PAUSE_SECONDS) -> None:
         self._read = read
         self._pause_seconds = pause_seconds
         self._is_over = threading.Event()
@@ -39,16 +34,6 @@ class DeviceUseSampler:
 
     def _sample(self) -> None:
         while not self._is_over.wait(self._pause_seconds):
-            self._shares.append(self._read(self._index))
-
-
-def read_device_use(index: int) -> float:
-    """Between 0 and 1, of the GPU with this number; 0 when the driver does not answer."""
-    command = ["nvidia-smi", f"--id={index}", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=QUERY_TIMEOUT_SECONDS, check=True
-        )
-        return int(done.stdout.strip()) / 100
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return 0.0
+            share = self._read()
+            if share is not None:  # else the driver could not tell
+                self._shares.append(share)

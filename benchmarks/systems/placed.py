@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,7 +20,7 @@ import psutil
 from numpy.typing import NDArray
 
 from benchmarks.order import BenchmarkFailed
-from benchmarks.probes.device_use import DeviceUseSampler, read_device_use
+from benchmarks.probes.device_use import DeviceUseSampler
 from benchmarks.systems.gauged import ALONE_FACTORY, SHARD_FACTORY, Reading, read_rank
 from benchmarks.systems.protocol import Pass
 from benchmarks.systems.serving import WARM_UP_SHARE
@@ -27,6 +28,7 @@ from benchmarks.systems.system import EncodingProcesses
 from vectormill.cli.settings import read_environment
 from vectormill.model_card import ModelCard
 from worker.batching.token_batch import TokenBatch
+from worker.devices.detect import DeviceSampler
 from worker.devices.device import CUDA, Device
 from worker.model.encoder import EncoderOrder
 from worker.parallel.messages import BATCHES_AHEAD, Encode, Encoded, EncodeFailed, Loaded, LoadFailed
@@ -109,7 +111,9 @@ class PlacedModel:
         batches = [batch for _, batch in planned]
         with ExitStack() as exits:
             samplers = [
-                exits.enter_context(DeviceUseSampler(device.index, read_device_use))
+                exits.enter_context(
+                    DeviceUseSampler(partial(_read_utilisation, DeviceSampler(device, lambda: None)))
+                )
                 for device in self._way.devices
                 if device.kind == CUDA
             ]
@@ -273,3 +277,7 @@ def _cut_places(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]
         places.append(place)
     if places:
         yield places
+
+
+def _read_utilisation(sampler: DeviceSampler) -> float | None:
+    return sampler.sample().utilisation
