@@ -36,9 +36,10 @@ HANG_WHILE_FILE_EXISTS = "hold"
 class FaultyEncoder(Encoder):
     """The vector of a sequence is made of its ids alone, so that its company cannot matter."""
 
-    def __init__(self, order: EncoderOrder, num_streams: int = 1) -> None:
+    def __init__(self, order: EncoderOrder, num_streams: int = 1, *, is_queued: bool = False) -> None:
         self._order = order
         self._num_streams = num_streams
+        self._is_queued = is_queued
 
     def encode(self, batch: TokenBatch) -> NDArray[np.float32]:
         if np.isin(CRASH, batch.input_ids):
@@ -58,7 +59,9 @@ class FaultyEncoder(Encoder):
 
     def describe(self) -> EncoderReport:
         choice = Choice("fake", "for tests")
-        return EncoderReport(choice, choice, choice, "none", 1, 0.0, num_streams=self._num_streams)
+        return EncoderReport(
+            choice, choice, choice, "none", 1, 0.0, num_streams=self._num_streams, is_queued=self._is_queued
+        )
 
 
 def load_faulty_encoder(order: EncoderOrder) -> FaultyEncoder:
@@ -67,6 +70,10 @@ def load_faulty_encoder(order: EncoderOrder) -> FaultyEncoder:
 
 def load_two_streams(order: EncoderOrder) -> FaultyEncoder:
     return FaultyEncoder(order, num_streams=2)
+
+
+def load_queued(order: EncoderOrder) -> FaultyEncoder:
+    return FaultyEncoder(order, is_queued=True)
 
 
 def load_nothing(order: EncoderOrder) -> FaultyEncoder:

@@ -120,7 +120,7 @@ class Engine:
         cost = find_batch_cost(self._card, report.is_packed)
         self._tuner.begin(report, self._executor.memory, cost)
         self._switchboard.set_cost(cost)
-        self._switchboard.set_num_streams(report.num_streams)
+        self._switchboard.set_num_started(report.num_started)
         self._switchboard.set_budget(self._tuner.max_batch_tokens)
 
     def stop(self) -> None:

@@ -99,10 +99,10 @@ class Switchboard:
         with self._lock:
             self._pool.cost = cost
 
-    def set_num_streams(self, num_streams: int) -> None:
-        """How many batches the encoder that was loaded encodes side by side."""
+    def set_num_started(self, num_started: int) -> None:
+        """How many batches the encoder that was loaded has at work."""
         with self._lock:
-            self._feed.num_streams = num_streams
+            self._feed.num_started = num_started
 
     def set_budget(self, budget: BudgetSource) -> None:
         """Holds from the next batch on. The budget is asked for every batch under the lock: it must answer at once."""

@@ -89,16 +89,16 @@ def test_an_interactive_request_never_waits(feed: Feed, pool: SequencePool) -> N
     assert [sequence.request for sequence in feed.take(0.01, is_runner_idle=False)] == [2]
 
 
-@pytest.mark.parametrize("num_streams", [1, 2])
+@pytest.mark.parametrize("num_started", [1, 2])
 def test_bulk_batches_are_short_while_interactive_requests_come(
-    feed: Feed, pool: SequencePool, num_streams: int
+    feed: Feed, pool: SequencePool, num_started: int
 ) -> None:
-    """The seconds of a stream count: half of the device takes twice as long."""
-    feed.num_streams = num_streams
+    """Beside another one a batch takes twice as long; behind another one it waits as long again."""
+    feed.num_started = num_started
     pool.add(1, [10] * 1000)
     assert len(feed.take(0.01, is_runner_idle=False)) == 100
     feed.note_interactive(0.02)
-    expected = BUDGET * SHORT_BULK_SECONDS / SECONDS / 10 / num_streams
+    expected = BUDGET * SHORT_BULK_SECONDS / SECONDS / 10 / num_started
     assert len(feed.take(0.03, is_runner_idle=False)) == expected
     assert len(feed.take(100.0, is_runner_idle=False)) == 100
 

@@ -15,7 +15,7 @@ from worker.devices.device import split_processor
 from worker.model.encoder import Choice, Encoder, EncoderReport
 from worker.parallel.memory import PAUSE_SECONDS, MemoryGauge
 from worker.parallel.messages import Encode, EncodeFailed
-from worker.parallel.runner_process import _Run
+from worker.parallel.stream import Run
 
 DEVICE = split_processor(detect_inventory(), 1)[0]
 BATCH = TokenBatch.from_ids([np.arange(5, dtype=np.int32)])
@@ -43,9 +43,9 @@ def test_what_the_failed_batch_held_is_free_before_the_next_one_is_tried() -> No
     encoder = ExhaustedEncoder()
     gc.disable()  # it shall not need the collector
     try:
-        run = _Run(Encode(1, BATCH, is_urgent=False), encoder, 1)
+        run = Run(Encode(1, BATCH, is_urgent=False), encoder, 1)
         run.start()
-        outcome = run.finish(MemoryGauge(DEVICE))
+        outcome = run.finish(MemoryGauge(DEVICE), device_free_at=0.0)
         assert encoder.held is not None
         assert encoder.held() is None
     finally:

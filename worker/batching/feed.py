@@ -13,8 +13,8 @@ from worker.batching.pool import SequencePool
 from worker.batching.sequence import Sequence
 
 # On a small CPU a full batch takes a quarter of a second. While interactive requests come, and this long after the last
-# one, a bulk batch takes no longer than this. Throughput hardly falls: budgets of 768 to 2,048 tokens were equally fast
-# there, and a GPU encodes its whole budget in less.
+# one, the bulk batches that are at work take no longer than this, one behind or beside the other. Throughput hardly
+# falls: budgets of 768 to 2,048 tokens were equally fast there, and a GPU encodes its whole budget in less.
 INTERACTIVE_SECONDS: Final = 60.0
 SHORT_BULK_SECONDS: Final = 0.05
 
@@ -27,9 +27,7 @@ class Feed:
         self._pace = Pace()
         self._interactive_at = -math.inf
         self._held_since: float | None = None
-        self.num_streams = (
-            1  # of the runner: a batch takes so many times the seconds that it takes of the device
-        )
+        self.num_started = 1  # batches that the runner has at work: an urgent one waits for all of them
         self.num_tokenizing = 0  # requests whose sequences will be here soon
         self.hold_end: float | None = None  # when the little that is held back is sent; None if nothing is
 
@@ -44,7 +42,7 @@ class Feed:
         if is_runner_idle:
             self._pace.note_idle(now)
         is_interrupted = now - self._interactive_at < INTERACTIVE_SECONDS
-        short_seconds = SHORT_BULK_SECONDS / self.num_streams
+        short_seconds = SHORT_BULK_SECONDS / self.num_started
         max_bulk_cost = self._pace.cost_within(short_seconds) if is_interrupted else math.inf
         if self._pool.has_interactive or self._pool.can_fill_batch(max_bulk_cost) or not self._hold(now):
             return self._sent(self._pool.take_batch(max_bulk_cost), now)

@@ -64,7 +64,8 @@ class EncoderReport:
     """What was loaded. `attention` is the kernel; `notes` are fallbacks, one sentence each.
 
     `is_packed` says that a batch costs its tokens, and not its longest sequence times its number of sequences.
-    `num_streams` batches are encoded side by side, each by its share of the device.
+    `num_streams` batches are encoded side by side, each by its share of the device. `is_queued` says that a batch which
+    was started waits on the device for the one before it, so that the device does not wait for us between the two.
     """
 
     device: Choice
@@ -76,7 +77,13 @@ class EncoderReport:
     notes: tuple[str, ...] = ()
     is_packed: bool = False
     num_streams: int = 1
+    is_queued: bool = False
     loadings: tuple[Loading, ...] = ()  # one of each process
+
+    @property
+    def num_started(self) -> int:
+        """How many batches its process has at work at most: one a stream, and one that waits on the device."""
+        return self.num_streams + self.is_queued
 
 
 class Encoder(Protocol):

@@ -71,6 +71,7 @@ class TorchEncoder(Encoder):
             loadings=(Loading(order.device.name, count_weight_bytes(order.card), seconds),),
             notes=notes,
             is_packed=self._packed is not None,
+            is_queued=self._stream is not None,
         )
 
     def prepare(self, batch: TokenBatch) -> ForwardPass:

@@ -1,7 +1,7 @@
 """Executor: keeps one runner busy with batches, and starts it again when it dies. Knows no requests, only batches.
 
-One thread owns the runner: it sends, receives, restarts. One batch more than the runner has streams is with it, so that
-none of them waits for the next one; urgent ones come on top and are encoded first. The runner says which one it starts:
+One thread owns the runner: it sends, receives, restarts. One batch more than the runner has at work is with it, so that
+nothing waits for the next one; urgent ones come on top and are encoded first. The runner says which one it starts:
 if the process dies, those are suspect and the others are not. Of several suspects each is tried again alone.
 """
 
@@ -199,11 +199,8 @@ class Executor:
 
     @property
     def _has_room(self) -> bool:
-        return len(self._outstanding) < self._num_streams + BATCHES_AHEAD
-
-    @property
-    def _num_streams(self) -> int:
-        return self.report.num_streams if self.report is not None else 1
+        num_started = self.report.num_started if self.report is not None else 1
+        return len(self._outstanding) < num_started + BATCHES_AHEAD
 
     def _next_work(self) -> Work | None:
         """What the runner has room for: any batch, or when it has all it needs an urgent one. A suspect goes alone."""

@@ -10,8 +10,8 @@ from worker.batching.token_batch import TokenBatch
 from worker.model.encoder import EncoderOrder, EncoderReport
 from worker.parallel.memory import MemoryReport
 
-# With the runner at a time, beside those being encoded: the next one, so that no stream waits for it. Urgent batches
-# come on top, because a full house of bulk must not keep them out.
+# With the runner at a time, beside those that it has started: the next one, so that nothing waits for it. Urgent
+# batches come on top, because a full house of bulk must not keep them out.
 BATCHES_AHEAD: Final = 1
 URGENT_BATCHES_AHEAD: Final = 2
 

@@ -1,0 +1,162 @@
+"""Stream: one batch after another through an encoder, from its preparation to its outcome. Starts no process."""
+
+import logging
+import math
+import threading
+import time
+from collections import deque
+from multiprocessing.connection import Connection
+from queue import Empty, PriorityQueue
+from typing import Any, Final, NoReturn
+
+from worker.model.encoder import Encoder
+from worker.model.exhaustion import is_out_of_memory
+from worker.model.forward_pass import DeviceLost, ForwardPass
+from worker.parallel.memory import MemoryGauge
+from worker.parallel.messages import Encode, Encoded, EncodeFailed, Started
+
+logger = logging.getLogger(__name__)
+
+LONGEST_REASON: Final = 500
+# Between two batches a device waits for some milliseconds, until we have launched its kernels.
+LONGEST_QUEUED_SECONDS: Final = 0.2
+
+# Not urgent, number, run: the least is encoded next. Numbers differ, so that runs are never compared.
+Waiting = tuple[bool, int, "Run"]
+
+
+class Speaker:
+    """The sending end of the pipe, for several threads."""
+
+    def __init__(self, connection: "Connection[Any, Any]") -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+
+    def say(self, message: object) -> None:
+        with self._lock:
+            self._connection.send(message)
+
+
+class Stream:
+    """Encodes batches in turn; of a device that queues them, the next one is started before the last one is done.
+
+    The next batch is started before the outcome of the last one is sent, so that a device of its own does not wait for
+    pickling and the pipe. It is chosen only then, so that an urgent one overtakes until the last moment.
+    """
+
+    def __init__(
+        self, speaker: Speaker, batches: "PriorityQueue[Waiting]", gauge: MemoryGauge, *, is_queued: bool
+    ) -> None:
+        self._speaker = speaker
+        self._batches = batches
+        self._gauge = gauge
+        self._is_queued = is_queued
+        self._started: deque[Run] = deque()  # and not yet done, in the order in which the device has them
+        self._done_at = -math.inf  # the last one
+        self._last_seconds = math.inf
+
+    def serve(self) -> NoReturn:
+        outcome: Encoded | EncodeFailed | None = None
+        while True:
+            while len(self._started) < self._num_to_start:
+                if not self._start_next(must_wait=not self._started and outcome is None):
+                    break
+            if outcome is not None:
+                self._speaker.say(outcome)
+                outcome = None
+            if self._started:
+                outcome = self._finish_first()
+
+    @property
+    def _num_to_start(self) -> int:
+        """Behind long batches none is queued: little is lost between them, and an urgent one would wait for both."""
+        return 2 if self._is_queued and self._last_seconds < LONGEST_QUEUED_SECONDS else 1
+
+    def _start_next(self, *, must_wait: bool) -> bool:
+        """False when there is none and nobody may be kept waiting for it."""
+        try:
+            *_, run = self._batches.get(block=must_wait)
+        except Empty:
+            return False
+        self._speaker.say(Started(run.number))
+        run.start()
+        self._started.append(run)
+        return True
+
+    def _finish_first(self) -> Encoded | EncodeFailed | None:
+        """The outcome, if it is still to be said."""
+        run = self._started.popleft()
+        outcome = run.finish(self._gauge, self._done_at)
+        self._done_at = time.perf_counter()
+        if isinstance(outcome, Encoded):
+            self._last_seconds = outcome.seconds
+        if not run.is_urgent:
+            return outcome
+        # Somebody waits for it: not even the start of the next batch comes first.
+        self._speaker.say(outcome)
+        return None
+
+
+class Run:
+    """One batch from its preparation to its outcome: the vectors, or what any step on the way raised."""
+
+    def __init__(self, message: Encode, encoder: Encoder, num_streams: int) -> None:
+        self.number = message.number
+        self._num_streams = num_streams
+        self.is_urgent = message.is_urgent
+        self._num_sequences = len(message.batch)
+        self._started_at = 0.0
+        self._forward_pass: ForwardPass | None = None
+        self._failed: EncodeFailed | None = None
+        self._lost: DeviceLost | None = None
+        collating_since = time.perf_counter()
+        try:
+            self._forward_pass = encoder.prepare(message.batch)
+        except Exception as error:  # noqa: BLE001 - a bad sequence may raise anything; the executor isolates it
+            self._note(error)
+        self._collate_seconds = time.perf_counter() - collating_since
+
+    def start(self) -> None:
+        self._started_at = time.perf_counter()
+        if self._forward_pass is not None:
+            try:
+                self._forward_pass.start()
+            except Exception as error:  # noqa: BLE001 - as above
+                self._note(error)
+
+    def finish(self, gauge: MemoryGauge, device_free_at: float) -> Encoded | EncodeFailed:
+        """Its seconds begin when the device was free for it. Raises DeviceLost, whose batch the executor finds by the
+        process that ended.
+        """
+        if self._forward_pass is not None:
+            try:
+                vectors = self._forward_pass.vectors()
+                begun_at = max(self._started_at, device_free_at)
+                seconds = (time.perf_counter() - begun_at) / self._num_streams
+                return Encoded(self.number, vectors, seconds, gauge.read(), self._collate_seconds)
+            except Exception as error:  # noqa: BLE001 - as above
+                self._note(error)
+        if self._lost is not None:
+            raise self._lost
+        assert self._failed is not None
+        return self._failed
+
+    def _note(self, error: Exception) -> None:
+        """Keeps what is to be said of the error, and not the error: its traceback holds the frames of the forward pass,
+        and with them the tensors, and the next batch needs their memory.
+
+        That is all that is freed here. Nothing is emptied after an out-of-memory: before torch raises one, its
+        allocator has given all it kept back to CUDA and tried again.
+        """
+        self._forward_pass = None
+        if isinstance(error, DeviceLost):
+            self._lost = error
+            return
+        reason, is_exhausted = describe_error(error), is_out_of_memory(error)
+        if not is_exhausted:  # of the other, the executor says it once
+            logger.warning("A batch of %d sequences failed: %s", self._num_sequences, reason)
+        self._failed = EncodeFailed(self.number, reason, is_exhausted)
+
+
+def describe_error(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:LONGEST_REASON]
