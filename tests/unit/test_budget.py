@@ -248,15 +248,16 @@ def test_a_ceiling_from_out_of_memory_is_learned_and_one_from_a_watermark_is_not
 @pytest.mark.parametrize(
     ("rates", "pair"),
     [
-        ({2048: 1.0}, (2048, 4096)),  # nothing is known: up first
-        ({2048: 1.0, 4096: 1.1}, (4096, 8192)),
-        ({2048: 1.0, 4096: 1.01}, (2048, 1024)),  # a gain too small to go on: down, to save memory
-        ({2048: 1.0, 4096: 1.01, 1024: 0.99}, (1024, 512)),
-        ({2048: 1.0, 4096: 1.01, 1024: 0.95}, None),
-        ({2048: 1.0, 4096: 1.2, 8192: 1.19}, (2048, 1024)),  # one step down is always looked at
-        ({2048: 1.0, 4096: 1.2, 8192: 1.19, 1024: 0.8}, None),
-        ({8192: 1.0}, (8192, 4096)),  # 16384 is above the limit
-        ({512: 1.0}, (512, 1024)),
+        ({2048: 1.0}, (2048, 1024)),  # nothing is known: down first
+        ({2048: 1.0, 1024: 0.9}, (2048, 4096)),
+        ({2048: 1.0, 1024: 0.9, 4096: 1.05}, (4096, 8192)),
+        ({2048: 1.0, 1024: 0.9, 4096: 1.02}, None),  # a gain too small to go on
+        ({2048: 1.0, 1024: 0.98}, (1024, 512)),  # so small already that more cannot bring much
+        ({2048: 1.0, 1024: 1.1}, (1024, 512)),
+        ({2048: 1.0, 1024: 0.98, 512: 0.9}, None),
+        ({2048: 1.0, 1024: 0.8, 4096: 1.2, 8192: 1.19}, None),
+        ({8192: 1.0, 4096: 0.9}, None),  # 16384 is above the limit
+        ({256: 1.0}, (256, 512)),  # 128 is below it
         ({32768: 1.0}, None),  # nothing that is known may be used
     ],
 )
@@ -271,6 +272,6 @@ def test_rates_that_another_thread_reads_for_the_report_never_change() -> None:
     reading = iter(climb.rates.items())
     for _ in range(NUM_PAIRS):
         climb.observe(1024, 1024, 0.01)
-        climb.observe(2048, 2048, 0.01)
-    assert list(climb.rates) == [1024, 2048]
+        climb.observe(512, 512, 0.01)
+    assert list(climb.rates) == [1024, 512]
     assert list(reading) == [(1024, 1.0)]

@@ -4,6 +4,10 @@ Sizes are compared two at a time, an incumbent and a challenger of twice or half
 machine that grows slower for a while, or texts that grow longer, slow both. What counts is the median of the ratios.
 Each size is measured against its neighbour once, so that a climb ends; then it stays at the smallest size whose rate is
 within 3 % of the best, because a larger one only takes more memory and lets interactive texts wait longer.
+
+A climb first looks down, and up only from a size that is faster than its half. What a batch costs beside its tokens is
+nearly fixed, so that of all a larger batch could bring, each doubling brings half: where the last one brought less than
+3 %, all others together would, too, and the memory of batches so large is never taken.
 """
 
 from collections.abc import Mapping
@@ -18,8 +22,6 @@ MOST_UNFILLED: Final = 40
 # Batches after which it is known how long one of that size takes.
 NUM_FIRST: Final = 3
 TOLERATED_LOSS: Final = 0.03
-# A step up that brings less than this is the last one.
-SMALLEST_GAIN: Final = 0.015
 # A batch that takes so long has outgrown every fixed cost, which are milliseconds: a larger one would only delay.
 LONGEST_SECONDS: Final = 0.5
 
@@ -122,18 +124,18 @@ def choose_pair(
     rates: Mapping[int, float], seconds: Mapping[int, float], smallest: int, largest: int
 ) -> tuple[int, int] | None:
     """The next two sizes to compare, incumbent first; None when the knee is known as far as it may be looked for."""
-    first = next(iter(rates))
     rates = {size: rate for size, rate in rates.items() if size <= largest}
     if not rates:
         return None
     top, bottom = max(rates), min(rates)
-    below = [rate for size, rate in rates.items() if size < top]
-    is_gaining = not below or rates[top] >= max(below) * (1 + SMALLEST_GAIN)
-    if is_gaining and top * STEP <= largest and seconds.get(top, 0.0) <= LONGEST_SECONDS:
+    is_alone = top == bottom
+    has_gained = rates[top] >= (1 + TOLERATED_LOSS) * rates.get(top // STEP, 0.0)
+    can_go_up = top * STEP <= largest and seconds.get(top, 0.0) <= LONGEST_SECONDS
+    can_go_down = bottom // STEP >= smallest
+    if can_go_up and has_gained and not (is_alone and can_go_down):
         return top, top * STEP
-    # From the first size one step down is always measured: where it has outgrown a cache, all above it is slow alike.
-    is_unsure = bottom == first or rates[bottom] >= (1 - TOLERATED_LOSS) * max(rates.values())
-    if is_unsure and bottom // STEP >= smallest:
+    # Also where the first size has outgrown a cache, and all above it is slow alike.
+    if can_go_down and (is_alone or rates[bottom] >= (1 - TOLERATED_LOSS) * max(rates.values())):
         return bottom, bottom // STEP
     return None
 
