@@ -1,8 +1,8 @@
 """Our service from end to end: items go in over HTTP, and the time ends when the last vector is committed."""
 
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -20,8 +20,9 @@ from vectormill.client import Client
 from vectormill.domain.job import COMPLETED
 from vectormill.files.ndjson import ItemJson
 
-# The end is noticed late by up to this; asked more often, the questions would take time from the encoding.
-POLL_SECONDS: Final = 0.1
+# The client's own default: every 0.1 s, the questions took 3 % of two cores from the encoding. The end is not read off
+# the clock of whoever asks.
+POLL_SECONDS: Final = 0.5
 
 
 class Service:
@@ -65,9 +66,10 @@ class Service:
 
     def encode(self, mix: str) -> Pass:
         items = self._mixes[mix]
-        started = time.perf_counter()
+        started_at = datetime.now(UTC)
         job = self._run(items)
-        seconds = time.perf_counter() - started
+        # When the transaction began that committed the last vectors, some 20 ms before its end: by the same clock.
+        seconds = (datetime.fromisoformat(job["finished_at"]) - started_at).total_seconds()
         self._last = job["id"], items
         return Pass(seconds, job["num_tokens"], round(job["num_tokens"] / (1 - job["padding_waste"])))
 

@@ -1,6 +1,7 @@
 """What jobs wait for, read in a few short statements whose cost does not grow with the number of ended chunks."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from uuid import UUID
 
 from sqlalchemy import Connection, text
@@ -59,18 +60,24 @@ def explain_waits(connection: Connection, jobs: Sequence[Job]) -> dict[UUID, str
 
 
 def load_surroundings(connection: Connection, jobs: Sequence[Job]) -> Surroundings:
-    """What these queued or running jobs may wait for. Asks nothing when there is none."""
+    """What these queued or running jobs may wait for. Asks nothing when there is none, and little of those at work:
+    they are asked after all the time.
+    """
+    nothing = Surroundings([], [], is_scheduler_alive=True, is_redis_away=False, setbacks={})
     if not jobs:
-        return Surroundings([], [], is_scheduler_alive=True, is_redis_away=False, setbacks={})
+        return nothing
     models = {"models": sorted({job.spec.model for job in jobs})}
     values = models | {"alive_seconds": ALIVE_SECONDS}
-    signs = list_signs_of_life(connection)
+    workers = [ServingWorker(*row) for row in connection.execute(LIST_SERVING_WORKERS, values)]
     in_hand = [InHand(*row) for row in connection.execute(LIST_IN_HAND, models)]
+    seen = replace(nothing, workers=workers, in_hand=in_hand)
+    if {job.id for job in jobs} <= {chunks.job_id for chunks in in_hand if chunks.num_leased}:
+        return seen
     held = {chunks.job_id for chunks in in_hand}
     idle = {"job_ids": [job.id for job in jobs if job.id not in held]}
-    return Surroundings(
-        workers=[ServingWorker(*row) for row in connection.execute(LIST_SERVING_WORKERS, values)],
-        in_hand=in_hand,
+    signs = list_signs_of_life(connection)
+    return replace(
+        seen,
         is_scheduler_alive=SCHEDULER in signs,
         is_redis_away=REDIS_AWAY in signs,
         setbacks={row.job_id: row.error for row in connection.execute(LIST_SETBACKS, idle) if row.error},
