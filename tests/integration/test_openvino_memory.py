@@ -11,6 +11,7 @@ from tests.models import DEVICE, packaged_model
 from vectormill.model_card import read_model_card
 from worker.model.conversion import find_or_convert
 from worker.model.encoder import EncoderOrder
+from worker.model.openvino_encoder import BufferWatch
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux tells")
 
@@ -44,6 +45,38 @@ assert np.array_equal(first, encoder.encode(batch))
 print(loaded, count_resident_kilobytes("network.bin"), "torch" in sys.modules)
 """
 
+RELEASING = """
+import pickle, sys, threading
+import numpy as np
+import psutil
+from worker.batching.token_batch import TokenBatch
+from worker.model import openvino_encoder
+from worker.model.factory import load_encoder
+
+def make_batch(count, length):
+    return TokenBatch.from_ids([np.arange(1000, 1000 + length, dtype=np.int32)] * count)
+
+openvino_encoder.FORGET_SECONDS = 0.0
+openvino_encoder.RELEASE_SECONDS = float(sys.argv[1])
+encoder = load_encoder(pickle.loads(sys.stdin.buffer.read()))
+small, large = make_batch(2, 64), make_batch(32, 256)
+before = encoder.encode(small)
+encoder.encode(large)
+taken = psutil.Process().memory_info().rss
+
+def encode_both():
+    for _ in range(8):
+        assert np.array_equal(before, encoder.encode(small))
+    ended.append(True)
+
+ended = []
+threads = [threading.Thread(target=encode_both) for _ in range(2)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+assert len(ended) == 2
+print(taken, psutil.Process().memory_info().rss)
+"""
+
 
 def test_of_a_loaded_model_only_the_rows_in_use_are_resident_beside_its_packed_weights(
     tmp_path: Path,
@@ -54,16 +87,39 @@ def test_of_a_loaded_model_only_the_rows_in_use_are_resident_beside_its_packed_w
     assert file_bytes > 80 * MEBIBYTE
     counts = {}
     for forget_seconds in ("0", "1000"):
-        done = subprocess.run(
-            [sys.executable, "-c", PROGRAM, forget_seconds],
-            input=pickle.dumps(order),
-            capture_output=True,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stderr.decode()
-        loaded_kilobytes, kilobytes, has_torch = done.stdout.decode().split()
+        loaded_kilobytes, kilobytes, has_torch = run_program(PROGRAM, forget_seconds, order)
         assert int(loaded_kilobytes) < 1024
         assert has_torch == "False"
         counts[forget_seconds] = int(kilobytes)
     assert counts["0"] < 8 * 1024
     assert counts["1000"] > 32 * 1024, "the rows of all words, which nobody has forgotten"
+
+
+def test_the_buffers_of_batches_that_have_become_small_are_given_back(tmp_path: Path) -> None:
+    order = EncoderOrder(
+        read_model_card("packaged", packaged_model()), DEVICE, "openvino", "fp32", 2, tmp_path
+    )
+    given_back = {}
+    for release_seconds in ("0", "1000"):
+        taken, left = map(int, run_program(RELEASING, release_seconds, order))
+        given_back[release_seconds] = taken - left
+    # 8,192 tokens, each with some 20 KiB of activations.
+    assert given_back["0"] > 64 * MEBIBYTE
+    assert given_back["1000"] < 16 * MEBIBYTE
+
+
+def test_buffers_are_kept_as_long_as_some_batches_want_half_of_them() -> None:
+    watch = BufferWatch()
+    sizes = [4096, 2100, 100, 100, 100, 100]
+    moments = [0.0, 5.0, 11.0, 12.0, 22.0, 33.0]
+    told = [watch.note(size, moment) for size, moment in zip(sizes, moments, strict=True)]
+    assert told == [False, False, False, False, True, False]
+
+
+def run_program(program: str, argument: str, order: EncoderOrder) -> list[str]:
+    """What it prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", program, argument], input=pickle.dumps(order), capture_output=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode().split()

@@ -267,6 +267,14 @@ def test_which_sizes_are_compared_next(rates: dict[int, float], pair: tuple[int,
     assert NUM_PAIRS % 2 == 1, "a median of an odd number is one of them"
 
 
+@pytest.mark.parametrize(("smallest_gain", "pair"), [(0.03, (2048, 4096)), (0.06, None)])
+def test_how_much_a_doubling_has_to_bring_is_a_rule(
+    smallest_gain: float, pair: tuple[int, int] | None
+) -> None:
+    rates = {2048: 1.0, 1024: 0.96}
+    assert choose_pair(rates, {}, smallest=256, largest=8192, smallest_gain=smallest_gain) == pair
+
+
 def test_rates_that_another_thread_reads_for_the_report_never_change() -> None:
     climb = Climb(start=1024, smallest=256, largest=4096)
     reading = iter(climb.rates.items())

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from worker.batching.climb import STEP, Climb
+from worker.batching.climb import STEP, TOLERATED_LOSS, Climb
 
 logger = logging.getLogger(__name__)
 
@@ -35,10 +35,12 @@ class BudgetRules:
     """Where budgets start and what bounds them. `is_tuned` is false for a size that a user has given: it is a ceiling.
 
     The watermarks are shares of the device's memory: nothing grows above the low one, all shrink above the high one.
+    A doubling that brought less than `smallest_gain` is the last one.
     """
 
     start_tokens: int
     is_tuned: bool = True
+    smallest_gain: float = TOLERATED_LOSS
     high_watermark: float = 0.8
     low_watermark: float = 0.5
 
@@ -107,7 +109,14 @@ class TokenBudget:
         return LARGEST_TOKENS if self.rules.is_tuned else self.rules.start_tokens
 
     def _begin_climb(self, rates: Mapping[int, float], seconds: Mapping[int, float]) -> Climb:
-        return Climb(self.rules.start_tokens, self._smallest_tried, self._largest_tried, rates, seconds)
+        return Climb(
+            self.rules.start_tokens,
+            self._smallest_tried,
+            self._largest_tried,
+            rates,
+            seconds,
+            smallest_gain=self.rules.smallest_gain,
+        )
 
     def max_batch_tokens(self, max_length: int) -> int:
         """Padded tokens that a batch may have whose longest sequence is `max_length`; never less than one sequence."""

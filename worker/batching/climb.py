@@ -5,9 +5,9 @@ machine that grows slower for a while, or texts that grow longer, slow both. Wha
 Each size is measured against its neighbour once, so that a climb ends; then it stays at the smallest size whose rate is
 within 3 % of the best, because a larger one only takes more memory and lets interactive texts wait longer.
 
-A climb first looks down, and up only from a size that is faster than its half. What a batch costs beside its tokens is
-nearly fixed, so that of all a larger batch could bring, each doubling brings half: where the last one brought less than
-3 %, all others together would, too, and the memory of batches so large is never taken.
+A climb first looks down, and up only from a size that is clearly faster than its half. What a batch costs beside its
+tokens is nearly fixed, so that of all a larger batch could bring, each doubling brings half: all others together bring
+no more than the last one did, and the memory of batches that are too large is never taken.
 """
 
 from collections.abc import Mapping
@@ -36,9 +36,12 @@ class Climb:
         largest: int,
         rates: Mapping[int, float] | None = None,
         seconds: Mapping[int, float] | None = None,
+        *,
+        smallest_gain: float = TOLERATED_LOSS,
     ) -> None:
         self._smallest = smallest
         self._largest = largest
+        self._smallest_gain = smallest_gain
         self.rates: dict[int, float] = dict(rates or {min(start, largest): 1.0})
         self.seconds: dict[int, float] = dict(seconds or {})  # of a full batch of that size
         self._choose_pair()
@@ -110,7 +113,9 @@ class Climb:
         self.rates = {**self.rates, size: rate}
 
     def _choose_pair(self) -> None:
-        pair = choose_pair(self.rates, self.seconds, self._smallest, self._largest)
+        pair = choose_pair(
+            self.rates, self.seconds, self._smallest, self._largest, smallest_gain=self._smallest_gain
+        )
         self._incumbent: int = pair[0] if pair else self.settled_tokens
         self._challenger: int | None = pair[1] if pair else None
         self._num_unfilled = 0
@@ -121,7 +126,12 @@ class Climb:
 
 
 def choose_pair(
-    rates: Mapping[int, float], seconds: Mapping[int, float], smallest: int, largest: int
+    rates: Mapping[int, float],
+    seconds: Mapping[int, float],
+    smallest: int,
+    largest: int,
+    *,
+    smallest_gain: float = TOLERATED_LOSS,
 ) -> tuple[int, int] | None:
     """The next two sizes to compare, incumbent first; None when the knee is known as far as it may be looked for."""
     rates = {size: rate for size, rate in rates.items() if size <= largest}
@@ -129,7 +139,7 @@ def choose_pair(
         return None
     top, bottom = max(rates), min(rates)
     is_alone = top == bottom
-    has_gained = rates[top] >= (1 + TOLERATED_LOSS) * rates.get(top // STEP, 0.0)
+    has_gained = rates[top] >= (1 + smallest_gain) * rates.get(top // STEP, 0.0)
     can_go_up = top * STEP <= largest and seconds.get(top, 0.0) <= LONGEST_SECONDS
     can_go_down = bottom // STEP >= smallest
     if can_go_up and has_gained and not (is_alone and can_go_down):

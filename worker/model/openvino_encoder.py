@@ -1,6 +1,7 @@
 """OpenVINOEncoder: runs a converted network on some cores of a CPU. Pads; knows neither chunks nor torch."""
 
 import json
+import threading
 import time
 from queue import SimpleQueue
 from typing import Any, Final
@@ -17,8 +18,9 @@ from worker.model.encoder import Choice, Encoder, EncoderOrder, EncoderReport, L
 from worker.model.mapped_weights import MappedWeights
 from worker.model.padding import pad_batch
 
-# Reading the embeddings of all words in use anew takes about 3 ms.
+# Reading the embeddings of all words in use anew takes about 3 ms, and making a batch's buffers anew about 10.
 FORGET_SECONDS: Final = 1.0
+RELEASE_SECONDS: Final = 10.0
 HINTS: Final = {FP32: "f32", BF16: "bf16"}
 
 
@@ -50,6 +52,9 @@ class OpenVINOEncoder(Encoder):
                 "ENABLE_CPU_PINNING": "NO",
             },
         )
+        self._compiled = compiled
+        self._buffers = BufferWatch()
+        self._releasing = threading.Lock()
         self._requests: SimpleQueue[Any] = SimpleQueue()  # one a stream; each has buffers of its own
         for _ in range(num_streams):
             self._requests.put(compiled.create_infer_request())
@@ -83,11 +88,48 @@ class OpenVINOEncoder(Encoder):
             self._requests.put(request)
         if time.monotonic() >= self._forget_at:
             self._forget_weights()
+        if self._buffers.note(padded.input_ids.size, time.monotonic()):
+            self._release_buffers()
         return vectors
 
     def _forget_weights(self) -> None:
         self._weights.forget()
         self._forget_at = time.monotonic() + FORGET_SECONDS
 
+    def _release_buffers(self) -> None:
+        """Waits for what other streams encode: openvino refuses while it computes."""
+        with self._releasing:
+            requests = [self._requests.get() for _ in range(self._report.num_streams)]
+            try:
+                self._compiled.release_memory()
+            finally:
+                for request in requests:
+                    self._requests.put(request)
+
     def describe(self) -> EncoderReport:
         return self._report
+
+
+class BufferWatch:
+    """Tells when the buffers of openvino, which are as large as its largest batch wanted them, had better be made anew.
+
+    Sizes of batches are in tokens. Used by several threads: what one of them misses is a batch among many.
+    """
+
+    def __init__(self) -> None:
+        self._kept_tokens = 0  # that the buffers are made for
+        self._recent_tokens = 0  # of the largest batch since the last look
+        self._look_at = 0.0
+
+    def note(self, num_tokens: int, now: float) -> bool:
+        """Says so now and then, if no batch since has wanted half of them."""
+        self._recent_tokens = max(self._recent_tokens, num_tokens)
+        self._kept_tokens = max(self._kept_tokens, num_tokens)
+        if now < self._look_at:
+            return False
+        is_too_large = self._recent_tokens * 2 <= self._kept_tokens
+        if is_too_large:
+            self._kept_tokens = self._recent_tokens
+        self._recent_tokens = 0
+        self._look_at = now + RELEASE_SECONDS
+        return is_too_large
