@@ -172,8 +172,9 @@ class CollectionBody(BaseModel):
         )
 
 
-class CollectionList(BaseModel):
+class CollectionPage(BaseModel):
     data: list[CollectionBody]
+    next: str | None = Field(description="Hand it back as `after`; null on the last page.")
 
 
 class ModelBody(BaseModel):

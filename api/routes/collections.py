@@ -1,16 +1,18 @@
 """Collections over HTTP: what there is, and which rows are nearest to a text or a vector."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.concurrency import run_in_threadpool
+from pydantic import BaseModel, ConfigDict, Field
 
+from api.cursors import decode_cursor, encode_cursor
 from api.dependencies import CollectionName, Resources, ResourcesDependency
 from api.queries import encode_query
 from api.requests import SEARCH_DECODER, SearchRequest, decode_body
-from api.schemas import CollectionBody, CollectionList, MatchBody, SearchAnswer
+from api.schemas import CollectionBody, CollectionPage, MatchBody, SearchAnswer
 from api.submissions import read_body
 from vectormill.db.collections import Match, find_generation, list_collections, search_collection
 from vectormill.domain.collection import Generation
@@ -31,12 +33,26 @@ SEARCH_DOCS: dict[str, Any] = {
 }
 
 
+class CollectionFilter(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    limit: int = Field(default=200, ge=1, le=1000)
+    after: str | None = Field(default=None, description="The `next` of the page before.")
+
+
 @router.get("/v1/collections")
-def get_collections(resources: ResourcesDependency) -> CollectionList:
-    """All collections by name, with the spec of their vectors."""
+def get_collections(
+    resources: ResourcesDependency, wanted: Annotated[CollectionFilter, Query()]
+) -> CollectionPage:
+    """Collections by name, with the spec of their vectors."""
+    after = decode_cursor(wanted.after)
     with resources.engine.connect() as connection:
-        generations = list_collections(connection)
-    return CollectionList(data=[CollectionBody.from_generation(generation) for generation in generations])
+        generations = list_collections(connection, after=after, limit=wanted.limit + 1)
+    page = generations[: wanted.limit]
+    return CollectionPage(
+        data=[CollectionBody.from_generation(generation) for generation in page],
+        next=encode_cursor(page[-1].id) if len(generations) > len(page) else None,
+    )
 
 
 @router.post("/v1/collections/{name}/search", openapi_extra=SEARCH_DOCS)
@@ -83,4 +99,10 @@ def load_matches(
     resources: Resources, generation: Generation, embedding: npt.NDArray[np.float32], limit: int
 ) -> list[Match]:
     with resources.engine.connect() as connection:
-        return search_collection(connection, generation, embedding, limit)
+        return search_collection(
+            connection,
+            generation,
+            embedding,
+            limit,
+            timeout_seconds=resources.settings.search_timeout_seconds,
+        )

@@ -17,9 +17,9 @@ from benchmarks.models.random_weights import write_random_model
 from benchmarks.models.shapes import GPU_SHAPES, SHAPES, Shape
 from benchmarks.order import BenchmarkFailed, Order
 from benchmarks.peers.catalogue import GPU_PEERS, PEERS, Peer
-from benchmarks.probes.device_memory import DeviceMemorySampler, read_device_bytes
 from benchmarks.probes.machine import benchmark_device
 from benchmarks.probes.matrix_rate import measure_matrix_rates
+from benchmarks.probes.peak import PeakSampler
 from benchmarks.results.comparison import Comparison
 from benchmarks.results.report import Report
 from benchmarks.results.table import Measure, tabulate
@@ -30,13 +30,14 @@ from benchmarks.texts import take_evenly
 from vectormill.cli.workplace import workplace
 from vectormill.model_card import ModelCard, read_model_card
 from vectormill.registry import DEFAULT_MODEL, Registry
-from worker.devices.detect import detect_inventory
+from worker.devices.detect import DeviceSampler, detect_inventory
 from worker.devices.device import CPU, CUDA, Device
 
 MIXED: Final = "mixed lengths"
 NUM_PARAGRAPHS: Final = 2400
 NUM_QUERIES: Final = 2400
 NUM_DOCUMENTS: Final = 300
+MEMORY_PAUSE_SECONDS: Final = 0.2
 PEER_TARGET: Final = 2.0
 # Share of the matrix rate, by the model's type.
 LIMIT_TARGETS: Final[Mapping[str, float]] = {"bert": 0.55, "qwen3": 0.50}
@@ -89,15 +90,21 @@ def measure_shape(
         line_up = LineUp(directory, model, [mix], device)
         records: dict[str, Record] = {}
         for name, system in line_up.make(order.systems, peers).items():
-            read = partial(read_device_bytes, device.index)
+            read = partial(read_device_bytes, DeviceSampler(device, lambda: None))
             with (
-                DeviceMemorySampler(read) if device.kind == CUDA else nullcontext() as memory,
+                # Nothing else may use the device meanwhile.
+                PeakSampler(read, MEMORY_PAUSE_SECONDS) if device.kind == CUDA else nullcontext() as memory,
                 Turns({name: system}, order.steps.step) as turns,
             ):
                 records[name] = turns.run(mix.name, order.repeat)[name]
             if memory is not None:
                 records[name].whole_peak_bytes = memory.growth_bytes
         return compare(mix, card, records, limits, peers[0].name)
+
+
+def read_device_bytes(sampler: DeviceSampler) -> int:
+    """Memory in use of a GPU; 0 when the driver does not answer."""
+    return sampler.sample().memory_used_bytes or 0
 
 
 def list_mixed() -> list[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 
 from tests.api_server import (
     api_client,
@@ -18,6 +18,7 @@ from tests.api_server import (
     submit,
 )
 from tests.protocol import vector_of
+from vectormill.db.collections import find_generation
 from vectormill.registry import find_packaged_model
 
 SEARCH = "/v1/collections/docs/search"
@@ -109,6 +110,32 @@ def test_a_query_gets_the_prompt_that_its_model_has_for_queries(engine: Engine, 
         with encoding_meanwhile(engine, before=watch):
             assert client.post(SEARCH, json={"text": "text 1"}).status_code == 200
     assert set(seen) == {"query: "}
+
+
+def test_a_search_that_takes_too_long_is_ended_and_says_what_helps(
+    client: httpx.Client, engine: Engine
+) -> None:
+    with engine.connect() as connection:
+        table = find_generation(connection, "docs").table_name
+    with engine.begin() as connection:  # whoever reads the table waits for us
+        connection.execute(text(f"LOCK TABLE vectormill.{table} IN ACCESS EXCLUSIVE MODE"))
+        answer = client.post(SEARCH, json={"embedding": vector_of(b"text 4").tolist()})
+    assert_problem(answer, 503, "search-timeout", "more than 0.3 s", table)
+    answer = client.post(SEARCH, json={"embedding": vector_of(b"text 4").tolist()})
+    assert answer.json()["data"][0]["key"] == "k4"
+
+
+def test_collections_come_in_pages_by_name(client: httpx.Client, engine: Engine) -> None:
+    for name in ("bees", "ants", "eels"):
+        submit(client, many(1), collection=name)
+    found, after, num_pages = [], None, 0
+    while num_pages == 0 or after is not None:
+        parameters = {"limit": 3} | ({"after": after} if after else {})
+        page = client.get("/v1/collections", params=parameters).json()
+        found += [collection["name"] for collection in page["data"]]
+        after, num_pages = page["next"], num_pages + 1
+    assert (found, num_pages) == (["ants", "bees", "docs", "eels"], 2)
+    assert_problem(client.get("/v1/collections", params={"limit": 0}), 422, "invalid-request")
 
 
 def test_collections_are_listed_with_their_spec(client: httpx.Client) -> None:

@@ -17,8 +17,8 @@ from benchmarks.models.random_weights import (
 )
 from benchmarks.models.shapes import GPU_SHAPES, SHAPES
 from benchmarks.order import BenchmarkFailed
-from benchmarks.probes.device_memory import DeviceMemorySampler
 from benchmarks.probes.model_cost import read_shapes
+from benchmarks.probes.peak import PeakSampler
 from benchmarks.results.comparison import Comparison
 from benchmarks.systems.protocol import Pass
 from benchmarks.systems.turns import Record
@@ -92,9 +92,9 @@ def test_a_mix_has_about_the_tokens_of_its_shape_and_never_a_text_twice() -> Non
     assert len(make_mixed(SHAPES["tiny"], card, texts, 7).texts) == 7
 
 
-def test_device_memory_is_that_above_what_was_taken_before() -> None:
+def test_memory_is_that_above_what_was_taken_before() -> None:
     readings = itertools.chain([5, 7, 9], itertools.repeat(6))
-    with DeviceMemorySampler(lambda: next(readings), pause_seconds=0.001) as memory:
+    with PeakSampler(lambda: next(readings), pause_seconds=0.001) as memory:
         while memory.growth_bytes < 4:  # the test's own time limit ends it
             pass
     assert memory.growth_bytes == 4

@@ -1,12 +1,15 @@
 """Collections and their generations: which vectors a name means now, and which are nearest to a query."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import psycopg
 from sqlalchemy import Connection, Row, text
+from sqlalchemy.exc import OperationalError
 
 from vectormill.db.calibrations import find_ranges
 from vectormill.db.jsonb import to_jsonb
@@ -15,7 +18,7 @@ from vectormill.db.vector_types import choose_vector_type
 from vectormill.db.vectors import create_vector_table, point_view_at, table_name
 from vectormill.domain.collection import LIVE, Generation
 from vectormill.domain.encoding import BINARY, FLOAT16, FLOAT32, INT8, EncodingSpec
-from vectormill.domain.errors import CollectionNotFound, Conflict, SpecMismatch
+from vectormill.domain.errors import CollectionNotFound, Conflict, SearchTimeout, SpecMismatch
 
 FIND_LIVE_GENERATION = text("""
     SELECT generations.id, collections.name, generations.spec, generations.state
@@ -28,8 +31,13 @@ LIST_LIVE_GENERATIONS = text("""
     SELECT generations.id, collections.name, generations.spec, generations.state
       FROM vectormill.collections
       JOIN vectormill.generations ON generations.collection_id = collections.id AND generations.state = 'live'
+     WHERE CAST(:after AS bigint) IS NULL
+        OR collections.name > (SELECT earlier.name
+                                 FROM vectormill.collections AS earlier
+                                 JOIN vectormill.generations AS last ON last.collection_id = earlier.id
+                                WHERE last.id = :after)
      ORDER BY collections.name
-     LIMIT 1000
+     LIMIT :limit
 """)
 
 
@@ -52,9 +60,10 @@ def find_generation(connection: Connection, name: str) -> Generation:
     return _generation(row)
 
 
-def list_collections(connection: Connection) -> list[Generation]:
-    """The live generations of all collections, by name."""
-    return [_generation(row) for row in connection.execute(LIST_LIVE_GENERATIONS)]
+def list_collections(connection: Connection, *, after: int | None, limit: int) -> list[Generation]:
+    """The live generations of collections by name; `after` is the id of the last one that is known already."""
+    rows = connection.execute(LIST_LIVE_GENERATIONS, {"after": after, "limit": limit})
+    return [_generation(row) for row in rows]
 
 
 def _generation(row: Row[Any]) -> Generation:
@@ -123,6 +132,8 @@ SEARCH_VECTORS = """
               FROM vectormill.{table} ORDER BY distance LIMIT :limit) AS nearest
      ORDER BY distance
 """
+# Until the end of the transaction: a client that has gone leaves its search behind.
+LIMIT_STATEMENTS: Final = text("SELECT set_config('statement_timeout', :limit, true)")
 DISTANCES: Final[Mapping[str, str]] = {
     FLOAT32: "embedding <=> CAST(:query AS vector)",
     FLOAT16: "embedding <=> CAST(:query AS halfvec)",
@@ -132,12 +143,17 @@ DISTANCES: Final[Mapping[str, str]] = {
 
 
 def search_collection(
-    connection: Connection, generation: Generation, embedding: npt.NDArray[np.float32], limit: int
+    connection: Connection,
+    generation: Generation,
+    embedding: npt.NDArray[np.float32],
+    limit: int,
+    *,
+    timeout_seconds: float = 30.0,
 ) -> list[Match]:
     """The `limit` rows that are nearest to `embedding`, finite float32 [dimensions], best first.
 
     Nearest means the highest cosine similarity; in a binary collection, that of the signs, which is 1 - 2 × the
-    share of bits that differ.
+    share of bits that differ. Raises SearchTimeout: without an index the search reads every row.
     """
     spec = generation.spec
     kind = choose_vector_type(spec, in_collection=True)
@@ -154,7 +170,16 @@ def search_collection(
         values |= {"steps": write_vector(ranges.steps), "offsets": write_vector(ranges.offsets)}
     distance = DISTANCES[kind.name].format(dimensions=spec.dimensions)
     statement = text(SEARCH_VECTORS.format(distance=distance, table=generation.table_name))
-    rows = connection.execute(statement, values)
+    connection.execute(LIMIT_STATEMENTS, {"limit": f"{math.ceil(timeout_seconds * 1000)}ms"})
+    try:
+        rows = connection.execute(statement, values).all()
+    except OperationalError as error:
+        if not isinstance(error.orig, psycopg.errors.QueryCanceled):
+            raise
+        raise SearchTimeout(
+            f"Searching {generation.collection!r} took more than {timeout_seconds:g} s and was ended. Without an index "
+            f'on vectormill.{generation.table_name} every row is read: docs/OPERATIONS.md, "What to do when …".'
+        ) from error
     return [Match(row.key, float(row.score), row.metadata) for row in rows]
 
 

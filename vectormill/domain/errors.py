@@ -141,5 +141,9 @@ class EncodingTimeout(Unavailable):
     """No worker answered in time; check that a worker for this model is running."""
 
 
+class SearchTimeout(Unavailable):
+    """Postgres took too long to find the nearest rows; an index makes it fast."""
+
+
 class ConfigurationError(VectormillError):
     """A setting is wrong."""
