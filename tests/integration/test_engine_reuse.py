@@ -124,7 +124,7 @@ def test_a_model_process_that_dies_with_one_chunk_fails_none_that_waited_for_it(
 
 
 def test_a_chunk_that_kills_the_model_with_another_text_fails_alone(engine: Engine, lead: Lead) -> None:
-    leader, follower = lead([SHARED, "crash"])
+    leader, follower = lead([SHARED, "a later crash"])
     assert isinstance(leader.exception(), RunnerDied)
     assert_is_whole(engine, follower.result())
 
