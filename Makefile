@@ -40,7 +40,7 @@ up: setup ## Start every process on this machine in the foreground; Ctrl-C stops
 test: lint ## Everything continuous integration runs: lint and all tests (under 15 minutes on two cores)
 	$(BIN)/pytest
 
-check: lint ## Before every commit: format, lint, types, import contracts, fast tests (under 60 seconds)
+check: lint ## Before every commit: format, lint, types, import contracts, fast tests (a minute or two)
 	$(BIN)/pytest tests/unit tests/architecture
 
 lint: setup
