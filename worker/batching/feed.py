@@ -27,7 +27,7 @@ class Feed:
         self._pace = Pace()
         self._interactive_at = -math.inf
         self._held_since: float | None = None
-        self.num_started = 1  # batches that the runner has at work: an urgent one waits for all of them
+        self.num_started = 1  # batches that the runner has at work, beside or behind one another
         self.num_tokenizing = 0  # requests whose sequences will be here soon
         self.hold_end: float | None = None  # when the little that is held back is sent; None if nothing is
 

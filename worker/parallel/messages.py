@@ -58,7 +58,7 @@ class Encode:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """From the runner: this batch is encoded next. If the process dies, those that were started are suspect."""
+    """From the runner: this batch is encoded or queued now. If the process dies, what was started is suspect."""
 
     number: int
 

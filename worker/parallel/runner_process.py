@@ -1,7 +1,7 @@
 """The process that holds one encoder: loads it, encodes what is sent, and dies with its parent.
 
 Knows nothing of requests, chunks or the pool. A thread reads and prepares the next batches while others encode, one a
-stream of the encoder; an urgent batch is encoded as soon as a stream has done its current one.
+stream of the encoder; an urgent batch is encoded as soon as a stream has done what it has started.
 """
 
 import importlib
