@@ -12,7 +12,6 @@ from vectormill.domain.errors import ModelError
 from vectormill.model_card import ModelCard
 from worker.batching.budget import SMALLEST_TOKENS, BudgetRules, TokenBudget
 from worker.batching.budget_file import BudgetFile
-from worker.batching.climb import TOLERATED_LOSS
 from worker.batching.cost import BatchCost, PaddedCost
 from worker.devices.device import CPU, Device
 from worker.model.encoder import EncoderReport
@@ -27,11 +26,9 @@ from worker.settings import WorkerSettings
 logger = logging.getLogger(__name__)
 
 # Where tuning starts: a GPU needs far more to do at once than a CPU, which keeps the memory of the largest batch it was
-# tried with for a while, a batch for each of its streams. So 1,024 is tried only where 512 is clearly faster than 256.
-CPU_BATCH_TOKENS: Final = 512
+# tried with for a while, a batch for each of its streams.
+CPU_BATCH_TOKENS: Final = 1024
 ACCELERATOR_BATCH_TOKENS: Final = 32768
-# Above what a shared machine's noise makes of two sizes that are equally fast.
-CPU_SMALLEST_GAIN: Final = 0.06
 
 
 class Tuner:
@@ -49,15 +46,13 @@ class Tuner:
         self._device = device
         self._sharing = sharing
         self._cache_dir = cache_dir
-        is_cpu = device.kind == CPU
-        start_tokens = CPU_BATCH_TOKENS if is_cpu else ACCELERATOR_BATCH_TOKENS
+        start_tokens = CPU_BATCH_TOKENS if device.kind == CPU else ACCELERATOR_BATCH_TOKENS
         self._budget = TokenBudget(
             BudgetRules(
                 settings.max_batch_tokens or start_tokens,
                 is_tuned=settings.max_batch_tokens is None,
                 high_watermark=settings.memory_high_watermark,
                 low_watermark=settings.memory_low_watermark,
-                smallest_gain=CPU_SMALLEST_GAIN if is_cpu else TOLERATED_LOSS,
             )
         )
         self._high_watermark = settings.memory_high_watermark

@@ -89,4 +89,4 @@ def test_the_report_names_backend_precision_and_their_reasons(engine: Engine) ->
     report = engine.report()
     assert report["backend"]["value"] in ("torch", "openvino")
     assert all(report[choice]["reason"] for choice in ("device", "backend", "precision"))
-    assert report["max_batch_tokens"] == 512
+    assert report["max_batch_tokens"] == 1024

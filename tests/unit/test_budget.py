@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from worker.batching.budget import LENGTH_CLASSES, BudgetRules, TokenBudget, find_length_class
-from worker.batching.climb import NUM_PAIRS, Climb, choose_pair, choose_size
+from worker.batching.climb import FEWEST_PAIRS, MOST_PAIRS, Climb, choose_pair, choose_size, is_decided
 
 Device = Callable[[int], float]  # tokens in a batch -> seconds
 
@@ -70,7 +70,7 @@ def test_noise_neither_moves_the_budget_for_ever_nor_far_from_the_knee(seed: int
     def noisy(tokens: int) -> float:
         return clean(tokens) * random_numbers.lognormvariate(0, 0.05)
 
-    sizes = run(make_budget(), noisy, batches=600)
+    sizes = run(make_budget(), noisy, batches=1500)
     assert len(set(sizes[-300:])) == 1
     assert rate(clean, sizes[-1]) >= 0.83 * rate(clean, 1 << 17)
 
@@ -82,9 +82,9 @@ def test_a_machine_that_grows_slower_meanwhile_does_not_change_the_outcome() -> 
     def slowing(tokens: int) -> float:
         nonlocal num_batches
         num_batches += 1
-        return clean(tokens) * (1 + num_batches / 50)
+        return clean(tokens) * (1 + num_batches / 400)
 
-    assert run(make_budget(), slowing)[-1] == run(make_budget(), clean)[-1]
+    assert run(make_budget(), slowing, batches=800)[-1] == run(make_budget(), clean)[-1]
 
 
 def test_a_batch_that_takes_half_a_second_is_not_made_larger() -> None:
@@ -251,10 +251,10 @@ def test_a_ceiling_from_out_of_memory_is_learned_and_one_from_a_watermark_is_not
         ({2048: 1.0}, (2048, 1024)),  # nothing is known: down first
         ({2048: 1.0, 1024: 0.9}, (2048, 4096)),
         ({2048: 1.0, 1024: 0.9, 4096: 1.05}, (4096, 8192)),
-        ({2048: 1.0, 1024: 0.9, 4096: 1.02}, None),  # a gain too small to go on
-        ({2048: 1.0, 1024: 0.98}, (1024, 512)),  # so small already that more cannot bring much
+        ({2048: 1.0, 1024: 0.9, 4096: 1.01}, None),  # a gain too small to go on
+        ({2048: 1.0, 1024: 0.99}, (1024, 512)),  # so small already that more cannot bring much
         ({2048: 1.0, 1024: 1.1}, (1024, 512)),
-        ({2048: 1.0, 1024: 0.98, 512: 0.9}, None),
+        ({2048: 1.0, 1024: 0.99, 512: 0.9}, None),
         ({2048: 1.0, 1024: 0.8, 4096: 1.2, 8192: 1.19}, None),
         ({8192: 1.0, 4096: 0.9}, None),  # 16384 is above the limit
         ({256: 1.0}, (256, 512)),  # 128 is below it
@@ -264,21 +264,47 @@ def test_a_ceiling_from_out_of_memory_is_learned_and_one_from_a_watermark_is_not
 def test_which_sizes_are_compared_next(rates: dict[int, float], pair: tuple[int, int] | None) -> None:
     assert choose_pair(rates, {}, smallest=256, largest=8192) == pair
     assert choose_size(rates) in rates
-    assert NUM_PAIRS % 2 == 1, "a median of an odd number is one of them"
 
 
-@pytest.mark.parametrize(("smallest_gain", "pair"), [(0.03, (2048, 4096)), (0.06, None)])
-def test_how_much_a_doubling_has_to_bring_is_a_rule(
-    smallest_gain: float, pair: tuple[int, int] | None
+def scattered(middle: float, scatter: float, num_pairs: int) -> list[float]:
+    numbers = random.Random(3)
+    return [numbers.gauss(middle, scatter) for _ in range(num_pairs)]
+
+
+@pytest.mark.parametrize(
+    ("ratios", "is_enough"),
+    [
+        ([0.9] * (FEWEST_PAIRS - 1), False),
+        ([0.9] * FEWEST_PAIRS, True),
+        ([0.9] * (FEWEST_PAIRS - 1) + [3.0], True),  # one batch that something else slowed
+        ([1.0] * FEWEST_PAIRS, True),
+        (scattered(0.99, 0.04, FEWEST_PAIRS), False),  # within the loss that is tolerated, or beyond it
+        (scattered(0.99, 0.04, MOST_PAIRS), True),  # for ever is too long
+        (scattered(0.93, 0.04, 21), True),
+    ],
+)
+def test_two_sizes_are_compared_until_it_is_clear_which_is_to_be_taken(
+    ratios: list[float], is_enough: bool
 ) -> None:
-    rates = {2048: 1.0, 1024: 0.96}
-    assert choose_pair(rates, {}, smallest=256, largest=8192, smallest_gain=smallest_gain) == pair
+    assert is_decided(ratios) is is_enough
+
+
+def test_a_size_that_is_faster_by_little_more_than_the_noise_is_nearly_always_found() -> None:
+    rates = {256: 0.94, 512: 0.965}  # all larger ones are alike; so it was found on two cores with AVX2
+
+    def find_size(numbers: random.Random) -> int:
+        def device(tokens: int) -> float:
+            return tokens / 7000 / rates.get(tokens, 1.0) * numbers.gauss(1, 0.03)
+
+        return run(make_budget(1024), device, batches=600)[-1]
+
+    assert sum(find_size(random.Random(seed)) >= 1024 for seed in range(40)) >= 36
 
 
 def test_rates_that_another_thread_reads_for_the_report_never_change() -> None:
     climb = Climb(start=1024, smallest=256, largest=4096)
     reading = iter(climb.rates.items())
-    for _ in range(NUM_PAIRS):
+    for _ in range(FEWEST_PAIRS):
         climb.observe(1024, 1024, 0.01)
         climb.observe(512, 512, 0.01)
     assert list(climb.rates) == [1024, 512]

@@ -48,7 +48,7 @@ def make_work(num_sequences: int, length: int, *, is_urgent: bool = False) -> Wo
 @pytest.mark.parametrize(
     ("kind", "memory_bytes", "used_share", "tokens"),
     [
-        (CPU, 16 * GIB, 0.3, 512),  # where a CPU starts
+        (CPU, 16 * GIB, 0.3, 1024),  # where a CPU starts
         (CUDA, 80 * GIB, 0.1, 32768),  # where a GPU starts
         (
             CUDA,
@@ -70,7 +70,7 @@ def test_the_first_batches_are_no_larger_than_the_free_memory_holds(
 def test_a_precision_that_is_not_known_does_not_stop_the_worker(tmp_path: Path) -> None:
     tuner = make_tuner(tmp_path)
     tuner.begin(report("some new precision"), memory(0.1), PaddedCost())
-    assert tuner.max_batch_tokens(128) == 512
+    assert tuner.max_batch_tokens(128) == 1024
 
 
 def test_out_of_memory_is_said_once_counted_always_and_kept_for_the_next_start(
@@ -89,14 +89,14 @@ def test_out_of_memory_is_said_once_counted_always_and_kept_for_the_next_start(
     assert other.max_batch_tokens(128) == tuner.max_batch_tokens(128) == 256
     another = make_tuner(tmp_path)
     another.begin(report("bf16"), memory(0.1), PaddedCost())
-    assert another.max_batch_tokens(128) == 512, "another precision needs other memory"
+    assert another.max_batch_tokens(128) == 1024, "another precision needs other memory"
 
 
 def test_a_killed_process_halves_the_batches_of_that_length(tmp_path: Path) -> None:
     tuner = make_tuner(tmp_path)
     tuner.begin(report(), memory(0.1), PaddedCost())
     tuner.observe_killed(make_work(4, 128))
-    assert (tuner.max_batch_tokens(128), tuner.max_batch_tokens(30)) == (256, 512)
+    assert (tuner.max_batch_tokens(128), tuner.max_batch_tokens(30)) == (256, 1024)
 
 
 def test_urgent_batches_which_are_short_on_purpose_teach_nothing(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_the_report_has_the_memory_of_the_process_and_shrinks_are_said(
     described = tuner.describe()
     assert (described["memory_bytes"], described["peak_memory_bytes"]) == (300 << 20, 400 << 20)
     assert (described["memory_used_share"], described["num_budget_shrinks"]) == (0.85, 1)
-    assert described["max_batch_tokens"] == 256
+    assert described["max_batch_tokens"] == 512
     assert "85 % of the memory of cpu:0 is in use" in caplog.text
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from worker.batching.climb import STEP, TOLERATED_LOSS, Climb
+from worker.batching.climb import STEP, Climb
 
 logger = logging.getLogger(__name__)
 
@@ -35,12 +35,10 @@ class BudgetRules:
     """Where budgets start and what bounds them. `is_tuned` is false for a size that a user has given: it is a ceiling.
 
     The watermarks are shares of the device's memory: nothing grows above the low one, all shrink above the high one.
-    A doubling that brought less than `smallest_gain` is the last one.
     """
 
     start_tokens: int
     is_tuned: bool = True
-    smallest_gain: float = TOLERATED_LOSS
     high_watermark: float = 0.8
     low_watermark: float = 0.5
 
@@ -115,7 +113,6 @@ class TokenBudget:
             self._largest_tried,
             rates,
             seconds,
-            smallest_gain=self.rules.smallest_gain,
         )
 
     def max_batch_tokens(self, max_length: int) -> int:

@@ -81,6 +81,8 @@ class OpenVINOEncoder(Encoder):
         inputs = (padded.input_ids, padded.attention_mask, padded.pool_mask)
         request = self._requests.get()
         try:
+            # All share their inputs, or none: a batch that copied them would do so into the memory of one that shared
+            # them, which may be gone (openvino 2026.4.1 then corrupts the heap).
             outputs = request.infer(dict(zip(INPUTS, inputs, strict=True)), share_inputs=True)
             # A copy: the output lies in memory of the request, which the next batch overwrites.
             vectors = np.array(outputs[0], dtype=np.float32)
