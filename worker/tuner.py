@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from vectormill.domain.errors import ModelError
 from vectormill.model_card import ModelCard
-from worker.batching.budget import SMALLEST_TOKENS, BudgetRules, TokenBudget
+from worker.batching.budget import SMALLEST_TOKENS, BudgetRules, EncodedBatch, TokenBudget
 from worker.batching.budget_file import BudgetFile
 from worker.batching.cost import BatchCost, PaddedCost
 from worker.devices.device import CPU, Device
@@ -100,8 +100,16 @@ class Tuner:
                 )
         if not work.is_urgent:  # an urgent batch is short on purpose
             longest = work.batch.max_length
-            one_more = math.ceil(self._cost.of_sequence(longest))
-            self._budget.observe(longest, self._count_cost(work), one_more, work.batch.num_tokens, seconds)
+            self._budget.observe(
+                EncodedBatch(
+                    max_length=longest,
+                    num_tokens=work.batch.num_tokens,
+                    cost=self._count_cost(work),
+                    cost_alone=self._count_cost_alone(work),
+                    one_more=math.ceil(self._cost.of_sequence(longest)),
+                    seconds=seconds,
+                )
+            )
         self._keep()
 
     def observe_out_of_memory(self, work: Work, reason: str) -> None:
@@ -145,8 +153,11 @@ class Tuner:
 
     def _count_cost(self, work: Work) -> int:
         """What the batch cost in the pool's eyes, so that a full one is known as such."""
-        alone = sum(self._cost.of_sequence(int(length)) for length in work.batch.lengths)
+        alone = self._count_cost_alone(work)
         return math.floor(self._cost.of_batch(len(work.batch), work.batch.max_length, alone))
+
+    def _count_cost_alone(self, work: Work) -> float:
+        return sum(self._cost.of_sequence(int(length)) for length in work.batch.lengths)
 
     def _bound(self, footprint: Footprint, memory: MemoryReport) -> None:
         """No batch is larger than what was free below the high watermark when the weights were loaded.

@@ -44,6 +44,21 @@ class BudgetRules:
 
 
 @dataclass(frozen=True, slots=True)
+class EncodedBatch:
+    """What is to be known of a batch that came back. Costs are as in `worker.batching.cost`.
+
+    `cost_alone` is without padding, of its sequences when each is alone, and `one_more` of the longest of them.
+    """
+
+    max_length: int
+    num_tokens: int
+    cost: int
+    cost_alone: float
+    one_more: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class LearnedClass:
     """What is known of one length class, to be kept for the next start.
 
@@ -107,36 +122,30 @@ class TokenBudget:
         return LARGEST_TOKENS if self.rules.is_tuned else self.rules.start_tokens
 
     def _begin_climb(self, rates: Mapping[int, float], seconds: Mapping[int, float]) -> Climb:
-        return Climb(
-            self.rules.start_tokens,
-            self._smallest_tried,
-            self._largest_tried,
-            rates,
-            seconds,
-        )
+        return Climb(self.rules.start_tokens, self._smallest_tried, self._largest_tried, rates, seconds)
 
     def max_batch_tokens(self, max_length: int) -> int:
         """Padded tokens that a batch may have whose longest sequence is `max_length`; never less than one sequence."""
         found = self._classes[find_length_class(max_length)]
         return max(max_length, min(found.climb.max_batch_tokens, self._ceiling(found, max_length)))
 
-    def observe(self, max_length: int, cost: int, one_more: int, num_tokens: int, seconds: float) -> None:
-        """A batch of that cost came back. Only full ones say anything: with `one_more` it would have cost too much."""
-        found = self._classes[find_length_class(max_length)]
-        found.longest_cost = max(found.longest_cost, one_more)
+    def observe(self, batch: EncodedBatch) -> None:
+        """A batch came back. Only full ones say anything: with one more sequence it would have cost too much."""
+        found = self._classes[find_length_class(batch.max_length)]
+        found.longest_cost = max(found.longest_cost, batch.one_more)
         self._limit(found)
-        ceiling = self._ceiling(found, max_length)
-        bounds = {size: max(one_more, min(size, ceiling)) for size in found.climb.sizes}
+        ceiling = self._ceiling(found, batch.max_length)
+        bounds = {size: max(batch.one_more, min(size, ceiling)) for size in found.climb.sizes}
         # More than one where the sequences are so long that both sizes hold equally many of them.
-        filled = [size for size, most in bounds.items() if cost <= most < cost + one_more]
+        filled = [size for size, most in bounds.items() if batch.cost <= most < batch.cost + batch.one_more]
         num_known = len(found.climb.rates)
         if not filled:
-            if cost > min(bounds.values()):
+            if batch.cost > min(bounds.values()):
                 found.climb.observe_unfilled()
-        elif seconds > 0:
-            found.tokens_per_second = blend(found.tokens_per_second, num_tokens / seconds)
+        elif batch.seconds > 0:
+            found.tokens_per_second = blend(found.tokens_per_second, batch.num_tokens / batch.seconds)
             for size in filled if self.rules.is_tuned else ():
-                found.climb.observe(size, num_tokens, seconds)
+                found.climb.observe(size, batch.cost_alone, batch.seconds)
             self._compare_with_remembered(found)
             self._grow_back(found)
         self.is_changed |= len(found.climb.rates) != num_known
