@@ -120,6 +120,22 @@ def test_a_size_that_texts_of_many_lengths_cannot_fill_is_not_asked_for_for_ever
     assert budget.max_batch_tokens(32) == 2048
 
 
+def test_texts_so_long_that_two_sizes_hold_equally_many_say_nothing_of_shorter_ones() -> None:
+    """A chunk's longest texts come first: they must not decide for the others of their class."""
+    budget = make_budget(512)
+    device = saturating(100)
+    for round_number in range(40):
+        for length in [*[250] * 60, *[100] * 60]:
+            tokens = max(budget.max_batch_tokens(length) // length, 1) * length
+            observe(budget, length, tokens, device(tokens))
+        if round_number == 0:
+            assert budget.describe()["up to 256"]["state"] == "tuning"
+    assert budget.describe()["up to 256"]["state"] == "tuned"
+    assert (
+        budget.max_batch_tokens(100) >= 1024
+    )  # two sequences of 100 in 256: 68 % of the rate, four in 512: 80 %
+
+
 def test_length_classes_are_tuned_apart() -> None:
     budget = make_budget()
     run(budget, saturating(2000), length=32)
@@ -311,7 +327,7 @@ def test_rates_that_another_thread_reads_for_the_report_never_change() -> None:
     climb = Climb(start=1024, smallest=256, largest=4096)
     reading = iter(climb.rates.items())
     for _ in range(FEWEST_PAIRS):
-        climb.observe(1024, 1024, 0.01)
-        climb.observe(512, 512, 0.01)
+        climb.observe([1024], 1024, 0.01)
+        climb.observe([512], 512, 0.01)
     assert list(climb.rates) == [1024, 512]
     assert list(reading) == [(1024, 1.0)]

@@ -144,8 +144,8 @@ class TokenBudget:
                 found.climb.observe_unfilled()
         elif batch.seconds > 0:
             found.tokens_per_second = blend(found.tokens_per_second, batch.num_tokens / batch.seconds)
-            for size in filled if self.rules.is_tuned else ():
-                found.climb.observe(size, batch.cost_alone, batch.seconds)
+            if self.rules.is_tuned:
+                found.climb.observe(filled, batch.cost_alone, batch.seconds)
             self._compare_with_remembered(found)
             self._grow_back(found)
         self.is_changed |= len(found.climb.rates) != num_known

@@ -9,7 +9,7 @@ tokens is nearly fixed, so that of all a larger batch could bring, each doubling
 no more than the last one did, and the memory of batches that are too large is never taken.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from worker.batching.comparison import TOLERATED_LOSS, Comparison
@@ -62,25 +62,32 @@ class Climb:
             if self.is_settled or max(self.sizes) > largest:
                 self._comparison = self._begin_comparison()
 
-    def observe(self, size: int, cost: float, seconds: float) -> None:
-        """A batch that was filled to `size`, and what its sequences cost when each is alone."""
+    def observe(self, sizes: Collection[int], cost: float, seconds: float) -> None:
+        """A batch that is full by these of the sizes, and what its sequences cost when each is alone."""
         comparison = self._comparison
-        if size not in comparison.sizes:
-            return
-        comparison.observe(size, cost / seconds, seconds)
+        if len(sizes) > 1:
+            comparison.observe_alike(seconds)
+        else:
+            for size in sizes:
+                comparison.observe(size, cost / seconds, seconds)
         self.seconds |= comparison.seconds
-        if comparison.is_decided:
-            self._end_comparison(comparison.ratio)
-        elif self._is_too_long(comparison):
-            self._comparison = self._begin_comparison()
+        self._go_on()
 
     def observe_unfilled(self) -> None:
         """A batch was meant for the challenger and had more than the incumbent may have, but padding kept it from being
         full. When that is the rule, the larger size is not to be had, and is taken to bring nothing.
         """
         self._comparison.observe_unfilled()
-        if self._comparison.cannot_be_filled:
+        self._go_on()
+
+    def _go_on(self) -> None:
+        comparison = self._comparison
+        if comparison.is_decided:
+            self._end_comparison(comparison.ratio)
+        elif comparison.is_hopeless:
             self._end_comparison(ratio=1.0)
+        elif self._is_too_long(comparison):
+            self._comparison = self._begin_comparison()
 
     def _is_too_long(self, comparison: Comparison) -> bool:
         """Not first the whole comparison with batches of twice the time, if already the incumbent's take too long."""

@@ -24,6 +24,8 @@ NUM_ERRORS: Final = 2.0
 MOST_UNPAIRED: Final = 4
 # Batches that could not be filled to the larger size.
 MOST_UNFILLED: Final = 40
+# Batches in a row that were full by both sizes, as of sequences so long that both hold equally many.
+MOST_ALIKE: Final = 100
 # Batches after which it is known how long one of that size takes.
 NUM_FIRST: Final = 3
 
@@ -42,6 +44,7 @@ class Comparison:
         )  # size and rate, of one size at a time
         self._ratios: list[float] = []
         self._num_unfilled = 0
+        self._num_alike = 0
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -59,9 +62,10 @@ class Comparison:
         return self.challenger is not None and is_decided(self._ratios)
 
     @property
-    def cannot_be_filled(self) -> bool:
-        """The challenger is not to be had: padding keeps its batches from being full."""
-        return self.challenger is not None and self._num_unfilled >= MOST_UNFILLED
+    def is_hopeless(self) -> bool:
+        """There is no difference to be had: padding keeps the challenger from being full, or both are the same."""
+        is_vain = self._num_unfilled >= MOST_UNFILLED or self._num_alike >= MOST_ALIKE
+        return self.challenger is not None and is_vain
 
     @property
     def ratio(self) -> float:
@@ -75,6 +79,7 @@ class Comparison:
     def observe(self, size: int, rate: float, seconds: float) -> None:
         """A batch that was filled to one of the sizes."""
         self._seconds[size].append(seconds)
+        self._num_alike = 0
         if self.challenger is None:
             return
         if not self._unpaired or self._unpaired[0][0] == size:
@@ -82,6 +87,12 @@ class Comparison:
             return
         other = self._unpaired.popleft()[1]
         self._ratios.append(rate / other if size == self.challenger else other / rate)
+
+    def observe_alike(self, seconds: float) -> None:
+        """A batch that is full by both sizes says nothing of their difference."""
+        for taken in self._seconds.values():
+            taken.append(seconds)
+        self._num_alike += 1
 
     def observe_unfilled(self) -> None:
         """A batch was meant for the challenger and had more than the incumbent may have, but was not full."""
