@@ -22,12 +22,13 @@ from vectormill.domain.errors import ModelError
 from vectormill.domain.item import ITEM_ERROR_CODES, NON_FINITE_VECTOR, ItemFailure, find_text_failure
 from vectormill.model_card import ModelCard
 from vectormill.settings import process_environment
+from worker.batching.buckets import LengthBuckets
 from worker.batching.cost import BatchCost, PackedCost, PaddedCost, find_quadratic_length
 from worker.batching.limits import BatchLimits
 from worker.devices.device import Device
 from worker.finishing import find_unique, finish_vectors
 from worker.loading import LoadingDisplay
-from worker.model.encoder import EncoderOrder
+from worker.model.encoder import EncoderOrder, EncoderReport
 from worker.parallel.executor import Executor, ExecutorTimeouts
 from worker.parallel.starter import RunnerStarter, Sharing
 from worker.placement.model_shape import read_model_shape
@@ -117,7 +118,7 @@ class Engine:
         self._executor.start()
         report = self._executor.report
         assert report is not None
-        cost = find_batch_cost(self._card, report.is_packed)
+        cost = find_batch_cost(self._card, report)
         self._tuner.begin(report, self._executor.memory, cost)
         self._switchboard.set_cost(cost)
         self._switchboard.set_num_started(report.num_started)
@@ -309,8 +310,8 @@ class Engine:
             self._stage_seconds[stage] += seconds
 
 
-def find_batch_cost(card: ModelCard, is_packed: bool) -> BatchCost:
-    """What batches cost with this model; a model that does not tell its sizes counts attention as linear."""
+def find_batch_cost(card: ModelCard, report: EncoderReport) -> BatchCost:
+    """What batches cost with this encoder; a model that does not tell its sizes counts attention as linear."""
     try:
         shape = read_model_shape(card)
     except ModelError as error:
@@ -324,4 +325,7 @@ def find_batch_cost(card: ModelCard, is_packed: bool) -> BatchCost:
             shape.intermediate_size,
             is_gated=shape.is_gated,
         )
-    return PackedCost(quadratic_length) if is_packed else PaddedCost(quadratic_length)
+    if report.is_packed:
+        return PackedCost(quadratic_length)
+    longest = report.longest_bucket
+    return PaddedCost(quadratic_length, None if longest is None else LengthBuckets(longest))

@@ -184,7 +184,7 @@ class Switchboard:
             self.tally.num_batches += 1
             self.tally.num_sequences += len(work.sequences)
             self.tally.num_tokens += num_tokens
-            self.tally.num_computed_tokens += work.batch.num_padded_tokens if pads else num_tokens
+            self.tally.num_computed_tokens += work.length * len(work.sequences) if pads else num_tokens
             self.tally.run_seconds += seconds
             self.tally.collate_seconds += collate_seconds
             for request, rows, places in split_by_request(work.sequences):
@@ -194,7 +194,7 @@ class Switchboard:
                 ticket.vectors[ticket.positions[places]] = vectors[rows]
                 own_tokens = int(lengths[rows].sum())
                 if pads:
-                    ticket.num_padding_tokens += work.batch.max_length * len(places) - own_tokens
+                    ticket.num_padding_tokens += work.length * len(places) - own_tokens
                 ticket.run_seconds += seconds * own_tokens / num_tokens
                 ticket.collate_seconds += collate_seconds * own_tokens / num_tokens
                 self._count_down(ticket, len(places))

@@ -99,14 +99,14 @@ class Tuner:
                     100 * self._high_watermark,
                 )
         if not work.is_urgent:  # an urgent batch is short on purpose
-            longest = work.batch.max_length
+            longest_alone = self._cost.of_sequence(work.length)
             self._budget.observe(
                 EncodedBatch(
-                    max_length=longest,
+                    max_length=work.length,
                     num_tokens=work.batch.num_tokens,
                     cost=self._count_cost(work),
-                    cost_alone=self._count_cost_alone(work),
-                    one_more=math.ceil(self._cost.of_sequence(longest)),
+                    cost_alone=sum(self._cost.of_sequence(int(length)) for length in work.batch.lengths),
+                    one_more=math.ceil(longest_alone),
                     seconds=seconds,
                 )
             )
@@ -124,7 +124,7 @@ class Tuner:
                 reason,
             )
         self.num_out_of_memory += 1
-        self._budget.observe_out_of_memory(work.batch.max_length, self._count_cost(work))
+        self._budget.observe_out_of_memory(work.length, self._count_cost(work))
         self._keep()
 
     def observe_killed(self, work: Work) -> None:
@@ -135,7 +135,7 @@ class Tuner:
             len(work.batch),
             work.batch.max_length,
         )
-        self._budget.observe_out_of_memory(work.batch.max_length, self._count_cost(work))
+        self._budget.observe_out_of_memory(work.length, self._count_cost(work))
         self._keep()
 
     def describe(self) -> dict[str, Any]:
@@ -153,11 +153,8 @@ class Tuner:
 
     def _count_cost(self, work: Work) -> int:
         """What the batch cost in the pool's eyes, so that a full one is known as such."""
-        alone = self._count_cost_alone(work)
-        return math.floor(self._cost.of_batch(len(work.batch), work.batch.max_length, alone))
-
-    def _count_cost_alone(self, work: Work) -> float:
-        return sum(self._cost.of_sequence(int(length)) for length in work.batch.lengths)
+        alone = sum(self._cost.of_sequence(sequence.length) for sequence in work.sequences)
+        return math.floor(self._cost.of_batch(len(work.batch), work.length, alone))
 
     def _bound(self, footprint: Footprint, memory: MemoryReport) -> None:
         """No batch is larger than what was free below the high watermark when the weights were loaded.

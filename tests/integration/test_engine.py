@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from vectormill.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
+from worker.batching.buckets import LengthBuckets
 from worker.devices.detect import detect_inventory
 from worker.devices.device import split_processor
 from worker.engine import EncodeRequest, EncodeResult, Engine
@@ -83,6 +84,16 @@ def test_a_packed_engine_computes_no_padding_and_says_that_it_is_packed(engine: 
         "reason": "packed attention was asked for, and openvino has none",
     }
     assert report["num_computed_tokens"] == report["num_tokens"]
+
+
+def test_what_a_text_is_computed_with_beyond_its_tokens_is_counted_as_padding(engine: Engine) -> None:
+    longest = engine.report()["longest_bucket"]
+    assert (longest is not None) == (engine.report()["backend"]["value"] == "openvino")
+    for num_words in (10, 40, 70, 133):
+        alone = encode(engine, ["word " * num_words])
+        num_tokens = int(alone.num_tokens[0])
+        expected = num_tokens if longest is None else LengthBuckets(longest).find(num_tokens)
+        assert alone.num_computed_tokens == expected
 
 
 def test_the_report_names_backend_precision_and_their_reasons(engine: Engine) -> None:

@@ -24,11 +24,11 @@ def drain(pool: SequencePool) -> list[list[Sequence]]:
 
 
 def cost(batch: list[Sequence]) -> int:
-    return max(sequence.num_tokens for sequence in batch) * len(batch)
+    return max(sequence.length for sequence in batch) * len(batch)
 
 
 def padding_share(batches: list[list[Sequence]]) -> float:
-    return 1 - sum(s.num_tokens for batch in batches for s in batch) / sum(map(cost, batches))
+    return 1 - sum(s.length for batch in batches for s in batch) / sum(map(cost, batches))
 
 
 @given(st.lists(st.tuples(LENGTHS, st.booleans()), max_size=8), st.integers(16, 2048))
@@ -63,7 +63,7 @@ def test_no_batch_pads_more_than_its_share(requests: list[list[int]]) -> None:
     for number, lengths in enumerate(requests):
         pool.add(number, lengths)
     for batch in drain(pool):
-        assert cost(batch) - sum(s.num_tokens for s in batch) <= max(64, 0.05 * cost(batch))
+        assert cost(batch) - sum(s.length for s in batch) <= max(64, 0.05 * cost(batch))
 
 
 @given(LENGTHS, LENGTHS, st.integers(0, 5))
@@ -95,15 +95,15 @@ def test_the_longest_sequence_of_the_oldest_request_goes_first() -> None:
     pool = SequencePool(BatchLimits(100, min_padding_tokens=10))
     pool.add(1, [10, 50, 20])
     pool.add(2, [90])
-    assert [s.num_tokens for s in pool.take_batch()] == [50]
-    assert [s.num_tokens for s in pool.take_batch()] == [20, 10]
+    assert [s.length for s in pool.take_batch()] == [50]
+    assert [s.length for s in pool.take_batch()] == [20, 10]
 
 
 def test_an_interactive_request_overtakes_bulk_and_its_batch_is_topped_up_with_a_little_bulk() -> None:
     pool = SequencePool(BatchLimits(1000))  # of which 62 for a batch that is topped up
     pool.add(1, [20, 19, 18, 100])
     pool.add(2, [20], is_interactive=True)
-    assert {(s.request, s.num_tokens) for s in pool.take_batch()} == {(2, 20), (1, 20), (1, 19)}
+    assert {(s.request, s.length) for s in pool.take_batch()} == {(2, 20), (1, 20), (1, 19)}
 
 
 def test_an_interactive_batch_takes_a_quarter_of_the_budget_and_no_bulk_on_top() -> None:
@@ -126,13 +126,13 @@ def test_a_short_batch_is_filled_with_slightly_longer_sequences() -> None:
     pool = SequencePool(BatchLimits(1000))
     pool.add(1, [100])
     pool.add(2, [102, 300])
-    assert [s.num_tokens for s in pool.take_batch()] == [100, 102]
+    assert [s.length for s in pool.take_batch()] == [100, 102]
 
 
 def test_sequences_of_a_packed_batch_are_counted_by_their_own_lengths() -> None:
     pool = SequencePool(BatchLimits(100), PackedCost())
     pool.add(1, [50, 5, 30, 80])
-    assert [[s.num_tokens for s in batch] for batch in drain(pool)] == [[80], [50, 30, 5]]
+    assert [[s.length for s in batch] for batch in drain(pool)] == [[80], [50, 30, 5]]
 
 
 def test_a_long_sequence_takes_more_of_the_budget_than_its_tokens() -> None:

@@ -9,6 +9,8 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
+from worker.batching.buckets import LengthBuckets
+
 
 class BatchCost(Protocol):
     """How the cost of a batch is made of its sequences. `pads` says that each is computed as long as the longest."""
@@ -16,7 +18,15 @@ class BatchCost(Protocol):
     @property
     def pads(self) -> bool: ...
 
-    def of_sequence(self, num_tokens: int) -> float:
+    def padding_share(self, length: int) -> float:
+        """What is padding on the mean when sequences of about that length are computed alone."""
+        ...
+
+    def find_length(self, num_tokens: int) -> int:
+        """As how long a sequence of so many tokens is computed when it is alone; all else here is of such lengths."""
+        ...
+
+    def of_sequence(self, length: int) -> float:
         """What this sequence costs alone."""
         ...
 
@@ -27,13 +37,20 @@ class BatchCost(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PaddedCost:
-    """For kernels that compute a rectangle: every sequence costs as much as the longest."""
+    """For kernels that compute a rectangle: every sequence costs as much as the longest, or as that one's bucket."""
 
     quadratic_length: float = math.inf
+    buckets: LengthBuckets | None = None
     pads: ClassVar[bool] = True
 
-    def of_sequence(self, num_tokens: int) -> float:
-        return num_tokens * (1 + num_tokens / self.quadratic_length)
+    def padding_share(self, length: int) -> float:
+        return 0.0 if self.buckets is None else self.buckets.padding_share(length)
+
+    def find_length(self, num_tokens: int) -> int:
+        return num_tokens if self.buckets is None else self.buckets.find(num_tokens)
+
+    def of_sequence(self, length: int) -> float:
+        return length * (1 + length / self.quadratic_length)
 
     def of_batch(self, num_sequences: int, max_length: int, sum_of_sequences: float) -> float:
         return num_sequences * self.of_sequence(max_length)
@@ -46,8 +63,14 @@ class PackedCost:
     quadratic_length: float = math.inf
     pads: ClassVar[bool] = False
 
-    def of_sequence(self, num_tokens: int) -> float:
-        return num_tokens * (1 + num_tokens / self.quadratic_length)
+    def padding_share(self, length: int) -> float:
+        return 0.0
+
+    def find_length(self, num_tokens: int) -> int:
+        return num_tokens
+
+    def of_sequence(self, length: int) -> float:
+        return length * (1 + length / self.quadratic_length)
 
     def of_batch(self, num_sequences: int, max_length: int, sum_of_sequences: float) -> float:
         return sum_of_sequences

@@ -16,7 +16,8 @@ class BatchLimits:
 
     A batch pads at most `max_padding_share` of what is computed or `min_padding_tokens`, whichever is more: below that,
     one batch more would cost the device more than the padding does. All batches together pad at most
-    `mean_padding_share`: what batches of good neighbours did not use, up to `max_saved_tokens`, is left to worse ones.
+    `mean_padding_share`, with what sequences are padded when they are alone: what batches of good neighbours did not
+    use, up to `max_saved_tokens`, is left to worse ones.
 
     An interactive batch is short, because someone waits, and others may come meanwhile: `urgent_share` of the budget.
     Bulk fills it up to `top_up_share`: a GPU needs as long for 2,000 tokens as for ten, a CPU 10 ms for 128. While

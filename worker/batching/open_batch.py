@@ -25,7 +25,7 @@ class OpenBatch:
         if not self._cost.pads:
             return self._saved_padding
         num_computed = self.max_length * len(self.sequences)
-        allowed = self._limits.mean_padding_share * num_computed
+        allowed = self._mean_padding_share(self.max_length) * num_computed
         return self._saved_padding + allowed - (num_computed - self._num_tokens)
 
     def count_fitting(self, length: int, num_waiting: int, budget: float) -> int:
@@ -39,16 +39,20 @@ class OpenBatch:
                 return count - 1
             num_computed = max_length * total
             padding = num_computed - self._num_tokens - count * length
-            if self._cost.pads and padding > self._allowed_padding(num_computed):
+            if self._cost.pads and padding > self._allowed_padding(max_length, num_computed):
                 return count - 1
         return num_waiting
 
-    def _allowed_padding(self, num_computed: int) -> float:
+    def _allowed_padding(self, max_length: int, num_computed: int) -> float:
         limits = self._limits
         return min(
             max(limits.min_padding_tokens, limits.max_padding_share * num_computed),
-            self._saved_padding + limits.mean_padding_share * num_computed,
+            self._saved_padding + self._mean_padding_share(max_length) * num_computed,
         )
+
+    def _mean_padding_share(self, max_length: int) -> float:
+        """Of what is computed, beyond what each sequence is padded when it is alone."""
+        return max(0.0, self._limits.mean_padding_share - self._cost.padding_share(max_length))
 
     def append(self, sequences: Iterable[Sequence], length: int) -> None:
         """Sequences of one length join."""

@@ -71,12 +71,13 @@ class SequencePool:
 
     def cost_of(self, batch: Collection[Sequence]) -> float:
         """What a batch that was taken costs."""
-        longest = max(sequence.num_tokens for sequence in batch)
+        longest = max(sequence.length for sequence in batch)
         return self._cost.of_batch(len(batch), longest, self._cost_alone(batch))
 
     def add(self, request: int, lengths: Iterable[int], *, is_interactive: bool = False) -> None:
         """Adds the sequences of a new request, one for each length; their positions are 0, 1, 2, …"""
-        sequences = [Sequence(request, position, length) for position, length in enumerate(lengths)]
+        find_length = self._cost.find_length
+        sequences = [Sequence(request, position, find_length(n)) for position, n in enumerate(lengths)]
         if not sequences:
             return
         if is_interactive:
@@ -138,4 +139,4 @@ class SequencePool:
         return batch.sequences
 
     def _cost_alone(self, sequences: Iterable[Sequence]) -> float:
-        return sum(self._cost.of_sequence(sequence.num_tokens) for sequence in sequences)
+        return sum(self._cost.of_sequence(sequence.length) for sequence in sequences)

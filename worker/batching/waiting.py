@@ -28,12 +28,12 @@ class WaitingSequences:
     def add(self, sequences: list[Sequence]) -> None:
         """Sequences of one request, which is younger than all others."""
         for sequence in sequences:
-            line = self._lines.get(sequence.num_tokens)
+            line = self._lines.get(sequence.length)
             if line is None:
-                line = self._lines[sequence.num_tokens] = deque()
-                insort(self._lengths, sequence.num_tokens)
+                line = self._lines[sequence.length] = deque()
+                insort(self._lengths, sequence.length)
             line.append(sequence)
-        self._requests[sequences[0].request] = Counter(sequence.num_tokens for sequence in sequences)
+        self._requests[sequences[0].request] = Counter(sequence.length for sequence in sequences)
         self._num_waiting += len(sequences)
 
     def remove(self, request: int) -> list[Sequence]:

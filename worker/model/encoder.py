@@ -66,6 +66,7 @@ class EncoderReport:
     `is_packed` says that a batch costs its tokens, and not its longest sequence times its number of sequences.
     `num_streams` batches are encoded side by side, each by its share of the device. `is_queued` says that a batch which
     was started waits on the device for the one before it, so that the device does not wait for us between the two.
+    Where each new shape of a batch costs memory, `longest_bucket` ends the LengthBuckets to which sequences are padded.
     """
 
     device: Choice
@@ -78,6 +79,7 @@ class EncoderReport:
     is_packed: bool = False
     num_streams: int = 1
     is_queued: bool = False
+    longest_bucket: int | None = None
     loadings: tuple[Loading, ...] = ()  # one of each process
 
     @property

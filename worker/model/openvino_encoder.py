@@ -10,6 +10,7 @@ import numpy as np
 import openvino as ov
 from numpy.typing import NDArray
 
+from worker.batching.buckets import LengthBuckets
 from worker.batching.token_batch import TokenBatch
 from worker.model.allocator import keep_large_blocks_apart
 from worker.model.choice import BF16, FP32, count_streams, find_arithmetic
@@ -54,6 +55,8 @@ class OpenVINOEncoder(Encoder):
         )
         self._compiled = compiled
         self._buffers = BufferWatch()
+        # For every shape that openvino has seen it keeps kernels of its own, some 0.4 MiB.
+        self._length_buckets = LengthBuckets(order.card.max_tokens)
         self._releasing = threading.Lock()
         self._requests: SimpleQueue[Any] = SimpleQueue()  # one a stream; each has buffers of its own
         for _ in range(num_streams):
@@ -71,13 +74,14 @@ class OpenVINOEncoder(Encoder):
             attention="openvino",
             num_threads=order.num_threads,
             num_streams=num_streams,
+            longest_bucket=self._length_buckets.longest,
             load_seconds=seconds,
             loadings=(Loading(order.device.name, (folder / "network.bin").stat().st_size, seconds),),
             notes=notes,
         )
 
     def encode(self, batch: TokenBatch) -> NDArray[np.float32]:
-        padded = pad_batch(batch, self._pad_token_id)
+        padded = pad_batch(batch, self._pad_token_id, self._length_buckets)
         inputs = (padded.input_ids, padded.attention_mask, padded.pool_mask)
         request = self._requests.get()
         try:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from worker.batching.buckets import LengthBuckets
 from worker.batching.token_batch import TokenBatch
 
 
@@ -17,9 +18,9 @@ class PaddedBatch:
     pool_mask: NDArray[np.int64]
 
 
-def pad_batch(batch: TokenBatch, pad_token_id: int) -> PaddedBatch:
-    """Padded on the right, to the batch's own longest sequence."""
-    positions = np.arange(batch.max_length)
+def pad_batch(batch: TokenBatch, pad_token_id: int, buckets: LengthBuckets | None = None) -> PaddedBatch:
+    """Padded on the right, to the batch's own longest sequence or its bucket."""
+    positions = np.arange(batch.max_length if buckets is None else buckets.find(batch.max_length))
     is_token = positions < batch.lengths[:, None]
     input_ids = np.full(is_token.shape, pad_token_id, dtype=np.int64)
     input_ids[is_token] = batch.input_ids

@@ -20,6 +20,11 @@ class Work:
     is_urgent: bool = False
     is_suspect: bool = False  # it was being encoded, and others beside it, when a runner died
 
+    @property
+    def length(self) -> int:
+        """As how long all are computed by a kernel that pads, in tokens."""
+        return max(sequence.length for sequence in self.sequences)
+
     def halves(self) -> tuple["Work", "Work"]:
         middle = len(self.sequences) // 2
         return (
