@@ -19,7 +19,7 @@ from worker.batching.budget import LARGEST_TOKENS, LearnedClass
 logger = logging.getLogger(__name__)
 
 # Grows when what is kept means something else.
-FORMAT: Final = 1
+FORMAT: Final = 2
 # Drivers and libraries change, and what was measured on a busy machine shall not hold for ever.
 KEPT_SECONDS: Final = 30 * 24 * 3600.0
 
