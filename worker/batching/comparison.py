@@ -39,9 +39,8 @@ class Comparison:
         self._seconds: dict[int, deque[float]] = {
             size: deque(maxlen=MOST_PAIRS) for size in (incumbent, challenger) if size is not None
         }
-        self._unpaired: deque[tuple[int, float]] = deque(
-            maxlen=MOST_UNPAIRED
-        )  # size and rate, of one size at a time
+        # Size and rate, of one size at a time.
+        self._unpaired: deque[tuple[int, float]] = deque(maxlen=MOST_UNPAIRED)
         self._ratios: list[float] = []
         self._num_unfilled = 0
         self._num_alike = 0
@@ -85,7 +84,7 @@ class Comparison:
         if not self._unpaired or self._unpaired[0][0] == size:
             self._unpaired.append((size, rate))
             return
-        other = self._unpaired.popleft()[1]
+        other = self._unpaired.pop()[1]  # the newest, which is the nearest
         self._ratios.append(rate / other if size == self.challenger else other / rate)
 
     def observe_alike(self, seconds: float) -> None:

@@ -11,7 +11,10 @@ from worker.batching.token_batch import TokenBatch
 
 @dataclass(frozen=True, slots=True)
 class PaddedBatch:
-    """All arrays are [n, max length] int64. `pool_mask` leaves out padding and prompts that are not pooled over."""
+    """All arrays are [n, length] int64, as long as the longest or its bucket.
+
+    `pool_mask` leaves out padding and prompts that are not pooled over.
+    """
 
     input_ids: NDArray[np.int64]
     attention_mask: NDArray[np.int64]
