@@ -76,7 +76,7 @@ def test_a_process_that_owns_no_device_never_loads_the_model_libraries(module: s
         ),
         (
             "worker.model.openvino_encoder",
-            {"torch", "transformers", "pydantic"},
+            {"torch", "transformers", "pydantic", "openvino_telemetry"},
             "a kept conversion needs neither",
         ),
     ],

@@ -18,17 +18,17 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import openvino as ov
 from numpy.typing import NDArray
 
 from vectormill.processes import die_with_parent
 from worker.model.choice import COMPRESSED, INT4, INT8
 from worker.model.encoder import EncoderOrder
+from worker.model.openvino_runtime import openvino as ov
 from worker.model.weights.compression import apply_compression
 
-INPUTS: Final = ("input_ids", "attention_mask", "pool_mask")
+INPUTS: Final = ("input_ids", "attention_mask", "pool_mask", "word_embeddings")
 # Grows when the network or its inputs change, so that a conversion made by older code is not used.
-CONVERSION_VERSION: Final = 1
+CONVERSION_VERSION: Final = 2
 COMPRESSION_VERSION: Final = 1
 LARGEST_DEVIATION: Final = 1e-3
 # What compressed weights must keep of the direction of a vector. Far below what real models keep (0.999 and 0.95): it
@@ -88,26 +88,36 @@ def fingerprint_conversion(order: EncoderOrder, precision: str) -> str:
 
 
 def convert_network(order: EncoderOrder, precision: str, folder: Path) -> None:
-    """Writes network.xml, network.bin and, last, network.json. The result is compared with torch before it is kept."""
-    import torch  # only here: a kept conversion needs none of it
+    """Writes network.xml, network.bin, words.bin and, last, network.json. The result is compared with torch before it
+    is kept.
+    """
+    # Only here: a kept conversion needs none of it.
+    import torch
+    from openvino.tools.ovc import convert_model
 
     from worker.model.network import EncoderNetwork
+    from worker.model.wordless_network import WordlessNetwork
 
-    network = EncoderNetwork(order.card, torch.float32)
-    example = _example(torch, num_sequences=2, length=8)
+    whole = EncoderNetwork(order.card, torch.float32)
     # Another shape than the one that is traced, with padding: a shape or mask frozen by tracing shows here.
-    probe = _example(torch, num_sequences=3, length=13)
+    probe = _make_input(torch, num_sequences=3, length=13)
+    example = _make_input(torch, num_sequences=2, length=8)
     try:
         with torch.inference_mode(), warnings.catch_warnings():
             # Each branch on a shape that tracing would freeze is reported. What matters is checked below.
             warnings.simplefilter("ignore")
-            converted = ov.convert_model(network, example_input=example)
-            expected = network(**probe).numpy()
-        _check_exact(_run(converted, probe), expected)
-        if precision in COMPRESSED:
-            if not apply_compression(converted, precision):
-                raise ConversionFailed(f"no weights were found that could be {precision}")
-            _check_rounded(_run(converted, probe), expected, precision)
+            expected = whole(*probe).numpy()
+            network = WordlessNetwork(whole)
+            converted = convert_model(network, example_input=(*example, network.embed(example[0])))
+            for port, name in zip(converted.inputs, INPUTS, strict=True):
+                port.get_tensor().set_names({name})  # the tracer has numbers for some
+            inputs = [tensor.numpy() for tensor in (*probe, network.embed(probe[0]))]
+            _check_exact(_run(converted, inputs), expected)
+            if precision in COMPRESSED:
+                if not apply_compression(converted, precision):
+                    raise ConversionFailed(f"no weights were found that could be {precision}")
+                _check_rounded(_run(converted, inputs), expected, precision)
+            dim = network.write_table(folder / "words.bin", precision)
         ov.save_model(converted, folder / "network.xml", compress_to_fp16=False)
     except ConversionFailed:
         raise
@@ -116,13 +126,14 @@ def convert_network(order: EncoderOrder, precision: str, folder: Path) -> None:
     ) as error:  # torch's tracer and openvino raise anything; torch itself still runs the model
         reason = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
         raise ConversionFailed(reason) from error
-    (folder / "network.json").write_text(json.dumps({"pad_token_id": network.pad_token_id}))
+    facts = {"pad_token_id": whole.pad_token_id, "word_embedding_dim": dim}
+    (folder / "network.json").write_text(json.dumps(facts))
 
 
-def _run(converted: Any, probe: dict[str, Any]) -> NDArray[np.float32]:
+def _run(converted: Any, inputs: list[NDArray[Any]]) -> NDArray[np.float32]:
     exactly = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
     compiled = ov.Core().compile_model(converted, "CPU", exactly)
-    found: NDArray[np.float32] = compiled({name: tensor.numpy() for name, tensor in probe.items()})[0]
+    found: NDArray[np.float32] = compiled(inputs)[0]
     return found
 
 
@@ -139,8 +150,8 @@ def _check_rounded(found: NDArray[np.float32], expected: NDArray[np.float32], pr
         raise ConversionFailed(f"{precision} weights turn its vectors too far: to a cosine of {cosine:.2f}")
 
 
-def _example(torch: Any, num_sequences: int, length: int) -> dict[str, Any]:
-    """Sequences of different lengths, the first without padding."""
+def _make_input(torch: Any, num_sequences: int, length: int) -> tuple[Any, Any, Any]:
+    """Ids, attention mask and pool mask of sequences of different lengths, the first without padding."""
     lengths = torch.arange(length, length - num_sequences, -1).unsqueeze(1)
     mask = (torch.arange(length) < lengths).long()
-    return dict(zip(INPUTS, (torch.arange(5, 5 + length) * mask, mask, mask.clone()), strict=True))
+    return torch.arange(5, 5 + length) * mask, mask, mask.clone()

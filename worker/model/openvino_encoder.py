@@ -7,7 +7,6 @@ from queue import SimpleQueue
 from typing import Any, Final
 
 import numpy as np
-import openvino as ov
 from numpy.typing import NDArray
 
 from worker.batching.buckets import LengthBuckets
@@ -17,9 +16,11 @@ from worker.model.choice import BF16, FP32, count_streams, find_arithmetic
 from worker.model.conversion import INPUTS, find_or_convert
 from worker.model.encoder import Choice, Encoder, EncoderOrder, EncoderReport, Loading, device_choice
 from worker.model.mapped_weights import MappedWeights
+from worker.model.openvino_runtime import openvino as ov
 from worker.model.padding import pad_batch
+from worker.model.word_table import WordTable
 
-# Reading the embeddings of all words in use anew takes about 3 ms, and making a batch's buffers anew about 10.
+# Making a batch's buffers anew takes about 10 ms, and reading what is still in use of the weights less than 1.
 FORGET_SECONDS: Final = 1.0
 RELEASE_SECONDS: Final = 10.0
 HINTS: Final = {FP32: "f32", BF16: "bf16"}
@@ -61,11 +62,13 @@ class OpenVINOEncoder(Encoder):
         self._requests: SimpleQueue[Any] = SimpleQueue()  # one a stream; each has buffers of its own
         for _ in range(num_streams):
             self._requests.put(compiled.create_infer_request())
-        # openvino keeps the whole file resident, and the matrices, half of a small model, a second time as its kernels
-        # want them. Of the file, embeddings are read again, and matrices when a new shape wants them packed otherwise.
+        # openvino keeps the whole file resident, and its matrices a second time as its kernels want them. Of the file,
+        # positions are read again, and matrices when a new shape wants them packed otherwise.
         self._weights = weights
         self._forget_weights()
-        self._pad_token_id = int(json.loads((folder / "network.json").read_text())["pad_token_id"])
+        facts = json.loads((folder / "network.json").read_text())
+        self._pad_token_id = int(facts["pad_token_id"])
+        self._words = WordTable(folder / "words.bin", int(facts["word_embedding_dim"]))
         seconds = time.perf_counter() - start
         self._report = EncoderReport(
             device=device_choice(order),
@@ -76,13 +79,14 @@ class OpenVINOEncoder(Encoder):
             num_streams=num_streams,
             longest_bucket=self._length_buckets.longest,
             load_seconds=seconds,
-            loadings=(Loading(order.device.name, (folder / "network.bin").stat().st_size, seconds),),
+            loadings=(Loading(order.device.name, weights.bytes.nbytes + self._words.num_bytes, seconds),),
             notes=notes,
         )
 
     def encode(self, batch: TokenBatch) -> NDArray[np.float32]:
         padded = pad_batch(batch, self._pad_token_id, self._length_buckets)
-        inputs = (padded.input_ids, padded.attention_mask, padded.pool_mask)
+        word_embeddings = self._words.read(padded.input_ids)
+        inputs = (padded.input_ids, padded.attention_mask, padded.pool_mask, word_embeddings)
         request = self._requests.get()
         try:
             # All share their inputs, or none: a batch that copied them would do so into the memory of one that shared

@@ -7,20 +7,19 @@ compressed weights: the CPU plugin joins them with the product that follows and 
 from typing import Any, Final
 
 import numpy as np
-import openvino as ov
 from numpy.typing import NDArray
-from openvino import opset13 as operations
 
+from worker.model.openvino_runtime import openvino as ov
 from worker.model.weights.rounding import RoundedWeight, pack_int4, round_linear, round_table
 from worker.placement.weight_groups import SMALLEST_TABLE_ROWS
 
 # Dense modules behind the pooling work on one vector a sequence: nothing to gain, and no sum averages their error.
-COMPRESSED_PART: Final = "__module.transformer"
+COMPRESSED_PART: Final = "__module.network.transformer"
 WEIGHT_PLACES: Final = {"MatMul": 1, "Gather": 0}  # which input of the operation holds a weight
 
 
 def apply_compression(model: Any, precision: str) -> int:
-    """Compresses the linear layers and the vocabulary of an openvino model; answers how many weights that were."""
+    """Compresses the linear layers and large tables of an openvino model; answers how many weights that were."""
     num_weights = 0
     for node in model.get_ordered_ops():
         kind = node.get_type_name()
@@ -51,16 +50,16 @@ def _is_weight(node: Any) -> bool:
 def _restore(rounded: RoundedWeight, shape: tuple[int, ...]) -> Any:
     """The operations that restore a weight of that shape."""
     if rounded.zeros is None:
-        whole = operations.convert(operations.constant(rounded.numbers), "f32")
+        whole = ov.opset13.convert(ov.opset13.constant(rounded.numbers), "f32")
     else:
         numbers, zeros = _int4_constant(rounded.numbers), _int4_constant(rounded.zeros)
-        whole = operations.subtract(operations.convert(numbers, "f32"), operations.convert(zeros, "f32"))
-    restored = operations.multiply(whole, operations.constant(rounded.scales))
-    return operations.reshape(restored, np.array(shape, np.int64), special_zero=False)
+        whole = ov.opset13.subtract(ov.opset13.convert(numbers, "f32"), ov.opset13.convert(zeros, "f32"))
+    restored = ov.opset13.multiply(whole, ov.opset13.constant(rounded.scales))
+    return ov.opset13.reshape(restored, np.array(shape, np.int64), special_zero=False)
 
 
 def _int4_constant(numbers: NDArray[Any]) -> Any:
     # A tensor of its own: one made from an array shares the array's memory, which is gone before the graph is written.
     tensor = ov.Tensor(ov.Type.u4, ov.Shape(list(numbers.shape)))
     tensor.data[:] = pack_int4(numbers).reshape(tensor.data.shape)
-    return operations.constant(tensor)
+    return ov.opset13.constant(tensor)

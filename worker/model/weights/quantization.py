@@ -135,9 +135,13 @@ def find_compressible(transformer: nn.Module) -> Iterator[tuple[nn.Module, str, 
     """Each module whose weight is rounded, with its parent and its name there."""
     for parent in list(transformer.modules()):
         for name, child in list(parent.named_children()):
-            is_table = type(child) is nn.Embedding and child.num_embeddings >= SMALLEST_TABLE_ROWS
-            if type(child) is nn.Linear or is_table:
+            if type(child) is nn.Linear or is_compressible_table(child):
                 yield parent, name, child
+
+
+def is_compressible_table(module: nn.Module) -> bool:
+    """A vocabulary; positions and types are too few to save anything."""
+    return type(module) is nn.Embedding and module.num_embeddings >= SMALLEST_TABLE_ROWS
 
 
 def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> nn.Parameter:
