@@ -26,6 +26,7 @@ from worker.devices.device import Device, parse_devices
 from worker.engine import Engine
 from worker.leases import LeaseKeeper, WorkerIdentity
 from worker.loading import LoadingDisplay
+from worker.model.allocator import keep_large_blocks_apart
 from worker.parallel.starter import Sharing
 from worker.placement.picture import part_json
 from worker.placement.placement import Placement, Replica
@@ -52,6 +53,7 @@ def main() -> None:
     options = parser.parse_args()
     settings = load_settings()
     logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    keep_large_blocks_apart()
     console = Console(stderr=True) if options.bar else None
     display = LoadingDisplay(options.model, console)
     run_replica(
