@@ -183,7 +183,7 @@ def test_a_kept_conversion_is_used_again(
     order = EncoderOrder(card, DEVICE, "openvino", "int8", DEVICE.num_threads, cache_dir / "kept")
     folder = conversion.find_or_convert(order, "int8")
     written = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
-    assert set(written) == {"network.xml", "network.bin", "network.json"}
+    assert set(written) == {"network.xml", "network.bin", "words.bin", "network.json"}
     assert conversion.find_or_convert(order, "int8") == folder
     assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == written
     assert list(folder.parent.iterdir()) == [folder]  # no drafts left behind
