@@ -17,6 +17,7 @@ from api.app import ApiServer, create_app
 from tests.protocol import claim, complete, dispatch_all
 from tests.services import connected_engine, migrated_database
 from vectormill.db.payloads import load_payload
+from vectormill.domain.chunk import Claim
 from vectormill.domain.item import find_text_failure
 from vectormill.settings import Settings
 
@@ -72,13 +73,16 @@ def refusing_api(postgres_url: str, **settings: Any) -> Iterator[tuple[httpx.Cli
         assert count_jobs(engine) == 0
 
 
-def encode_waiting(engine: Engine, max_text_chars: int = 1_000_000) -> int:
+def encode_waiting(
+    engine: Engine, max_text_chars: int = 1_000_000, on_claim: Callable[[Claim], object] = lambda _: None
+) -> int:
     """What workers do, done at once: every chunk that waits is claimed and committed. The number of chunks."""
     dispatches = dispatch_all(engine)
     for dispatch in dispatches:
         claimed = claim(engine, dispatch.chunk_id)
         if claimed is None:  # its job was removed or cancelled meanwhile
             continue
+        on_claim(claimed)
         with engine.connect() as connection:
             items = load_payload(connection, dispatch.chunk_id)
         reasons = {
@@ -91,14 +95,15 @@ def encode_waiting(engine: Engine, max_text_chars: int = 1_000_000) -> int:
 
 
 @contextmanager
-def encoding_meanwhile(engine: Engine, before: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Encodes whatever comes while the block runs; `before` is called each time before it looks."""
+def encoding_meanwhile(
+    engine: Engine, on_claim: Callable[[Claim], object] = lambda _: None
+) -> Iterator[None]:
+    """Encodes whatever comes while the block runs; `on_claim` is shown each chunk first."""
     is_over = threading.Event()
 
     def work() -> None:
         while not is_over.wait(0.01):
-            before()
-            encode_waiting(engine)
+            encode_waiting(engine, on_claim=on_claim)
 
     thread = threading.Thread(target=work, name="stand-in worker")
     thread.start()

@@ -101,15 +101,10 @@ def test_a_query_gets_the_prompt_that_its_model_has_for_queries(engine: Engine, 
     with api_client(engine, models={"e5": {"path": str(tmp_path)}}, search_timeout_seconds=1) as client:
         submit(client, many(2), model="e5", collection="docs", options={"dimensions": 8, "prompt": "passage"})
         encode_waiting(engine)
-        seen: list[str] = []
-
-        def watch() -> None:
-            waiting = client.get("/v1/jobs", params={"state": "queued"}).json()["data"]
-            seen.extend(job["options"]["prompt"] for job in waiting)
-
-        with encoding_meanwhile(engine, before=watch):
+        seen: list[str | None] = []
+        with encoding_meanwhile(engine, on_claim=lambda claim: seen.append(claim.spec.prompt)):
             assert client.post(SEARCH, json={"text": "text 1"}).status_code == 200
-    assert set(seen) == {"query: "}
+    assert seen == ["query: "]
 
 
 def test_a_search_that_takes_too_long_is_ended_and_says_what_helps(
