@@ -58,7 +58,7 @@ lock: $(STAMP) ## Recompute requirements.lock from pyproject.toml (LOCK_FLAGS=--
 	CUSTOM_COMPILE_COMMAND='make lock' $(BIN)/pip-compile --quiet --all-extras --strip-extras --allow-unsafe \
 		--unsafe-package pip --no-annotate --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
 		$(LOCK_FLAGS) --output-file requirements.lock pyproject.toml
-	sed -e 's/^\(torch==[0-9.]*\)+.*/\1/' -e '/^nvidia-/d' -e '/^cuda-/d' -e '/^triton==/d' requirements.lock > requirements.lock.new
+	sed -e 's/^\(torch==[0-9.]*\)+.*/\1/' -e '/^nvidia-ml-py==/!{/^nvidia-/d;}' -e '/^cuda-/d' -e '/^triton==/d' requirements.lock > requirements.lock.new
 	mv requirements.lock.new requirements.lock
 
 clean: ## Remove .venv, caches and build leftovers; data directories stay
