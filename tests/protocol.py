@@ -30,6 +30,8 @@ SPEC = EncodingSpec(
     max_tokens=64,
 )
 
+# Of the worker that tests register: it beats again and again, and is one.
+INCARNATION = uuid4()
 
 # What the text of an item begins with that a worker would cut.
 LONG = b"long "
@@ -58,7 +60,7 @@ def submit(
 
 def register_worker(engine: Engine, slots: int = 4, name: str = "w") -> None:
     with engine.begin() as connection:
-        beat_worker(connection, name, uuid4(), SPEC.model, slots, {})
+        beat_worker(connection, name, INCARNATION, SPEC.model, slots, {})
 
 
 def dispatch_all(engine: Engine, limit: int = 1000) -> list[Dispatch]:

@@ -9,7 +9,7 @@ import logging
 import socket
 import threading
 from pathlib import Path
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from celery import Celery
 from celery.signals import worker_shutting_down
@@ -24,7 +24,8 @@ from vectormill.settings import Settings, load_settings
 from worker.devices.detect import DeviceSampler, detect_inventory
 from worker.devices.device import Device, parse_devices
 from worker.engine import Engine
-from worker.leases import LeaseKeeper, WorkerIdentity
+from worker.identity import WorkerIdentity, take_name
+from worker.leases import LeaseKeeper
 from worker.loading import LoadingDisplay
 from worker.model.allocator import keep_large_blocks_apart
 from worker.parallel.starter import Sharing
@@ -49,6 +50,9 @@ def main() -> None:
     parser.add_argument(
         "--devices", required=True, help="all devices of this launcher, which share the machine"
     )
+    parser.add_argument(
+        "--launcher", type=UUID, default=uuid4(), help="the run of `vectormill worker` that it belongs to"
+    )
     parser.add_argument("--bar", action="store_true", help="the terminal is ours: draw how loading goes")
     options = parser.parse_args()
     settings = load_settings()
@@ -56,13 +60,17 @@ def main() -> None:
     keep_large_blocks_apart()
     console = Console(stderr=True) if options.bar else None
     display = LoadingDisplay(options.model, console)
-    run_replica(
-        settings, load_worker_settings(devices=options.devices), options.model, options.device, display
-    )
+    worker_settings = load_worker_settings(devices=options.devices)
+    run_replica(settings, worker_settings, options.model, options.device, options.launcher, display)
 
 
 def run_replica(
-    settings: Settings, worker_settings: WorkerSettings, model: str, names: str, display: LoadingDisplay
+    settings: Settings,
+    worker_settings: WorkerSettings,
+    model: str,
+    names: str,
+    launcher: UUID,
+    display: LoadingDisplay,
 ) -> None:
     """Loads the model, then consumes the model's queue until SIGTERM."""
     if settings.database_url is None or settings.redis_url is None:
@@ -73,6 +81,7 @@ def run_replica(
     identity = WorkerIdentity(
         name=f"{model}-{names.replace(':', '').replace(',', '+')}@{socket.gethostname()}",
         incarnation=uuid4(),
+        launcher=launcher,
         model=model,
         slots=worker_settings.slots,
     )
@@ -86,12 +95,13 @@ def run_replica(
         display=display,
     )
     engine.start()
-    database = make_engine(settings.database_url, application_name=identity.name, pool_size=slots)
-    heart = make_engine(settings.database_url, application_name=f"{identity.name} leases", pool_size=1)
     timesheet = Timesheet(lambda: engine.run_seconds)
     report = WorkerReport(
         engine, timesheet, DeviceSampler(devices[0], lambda: engine.runner_pid), part_json(placement, replica)
     )
+    heart = make_engine(settings.database_url, application_name=f"{identity.name} leases", pool_size=1)
+    identity = take_name(heart, identity, report.compose())
+    database = make_engine(settings.database_url, application_name=identity.name, pool_size=slots)
     keeper = LeaseKeeper(
         heart,
         identity,

@@ -8,6 +8,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from uuid import UUID, uuid4
 
 from vectormill.domain.errors import ConfigurationError
 from vectormill.registry import Registry
@@ -43,12 +44,13 @@ def run(settings: Settings, models: Sequence[str], devices: str | None = None) -
     worker_settings = load_worker_settings(devices=devices)
     inventory = detect_inventory()
     devices_by_name = {device.name: device for device in parse_devices(worker_settings.devices, inventory)}
+    launcher = uuid4()
     children = []
     for model in served:
         placement = plan_worker(registry.card(model, weights=True), inventory, worker_settings)
         logger.info("%s is placed as planned:\n%s", model, draw_placement(placement))
         children += [
-            _replica(model, replica, devices_by_name[replica.devices[0]], worker_settings.devices)
+            _replica(model, replica, devices_by_name[replica.devices[0]], worker_settings.devices, launcher)
             for replica in placement.replicas
         ]
     if len(children) == 1 and sys.stderr.isatty():  # two bars would overwrite each other
@@ -62,7 +64,7 @@ def run(settings: Settings, models: Sequence[str], devices: str | None = None) -
             supervisor.stop(_GRACE_SECONDS)
 
 
-def _replica(model: str, replica: Replica, first: Device, devices: str) -> ChildSpec:
+def _replica(model: str, replica: Replica, first: Device, devices: str, launcher: UUID) -> ChildSpec:
     """The Celery worker of one replica. It is pinned to the first device; its model processes each to their own."""
     names = ",".join(replica.devices)
     argv = (
@@ -75,6 +77,8 @@ def _replica(model: str, replica: Replica, first: Device, devices: str) -> Child
         names,
         "--devices",
         devices,
+        "--launcher",
+        str(launcher),
     )
     threads = thread_environment(first.num_threads, first.num_tokenizer_threads)
     return ChildSpec(f"{model} on {names}", argv, process_environment() | threads)

@@ -7,33 +7,19 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
-from uuid import UUID
 
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from vectormill.db.chunks import renew_leases
-from vectormill.db.workers import beat_worker, delete_worker
+from vectormill.db.workers import delete_worker
 from vectormill.domain.chunk import Claim
 from vectormill.domain.job import CANCELLING
+from worker.identity import WorkerIdentity, beat_as
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerIdentity:
-    """Who holds the leases. `name` tells the device; `incarnation` changes at every start."""
-
-    name: str
-    incarnation: UUID
-    model: str
-    slots: int
-
-    @property
-    def owner(self) -> str:
-        return f"{self.name}#{self.incarnation.hex[:8]}"
 
 
 @dataclass(slots=True)
@@ -114,12 +100,15 @@ class LeaseKeeper:
                 logger.exception("The worker cannot say how it does; its leases are renewed nevertheless.")
 
     def _beat(self) -> None:
-        identity, report = self._identity, self._report()
+        report = self._report()
         with self._engine.begin() as connection:
             connection.execute(text("SET LOCAL lock_timeout = '2s'"))
-            beat_worker(
-                connection, identity.name, identity.incarnation, identity.model, identity.slots, report
-            )
+            if beat_as(connection, self._identity, report):
+                return
+            # Cut off for so long that its name was taken over. The owner's name is nobody else's.
+            self._identity = replace(self._identity, name=self._identity.owner)
+            beat_as(connection, self._identity, report)
+        logger.warning("Another worker has taken this one's name; it goes by %s now.", self._identity.name)
 
     def _renew(self) -> None:
         with self._lock:

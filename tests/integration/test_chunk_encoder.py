@@ -21,7 +21,8 @@ from vectormill.domain.item import CRASHED_WORKER, EMPTY_TEXT, ENCODING_FAILED, 
 from vectormill.domain.job import Job
 from vectormill.settings import Settings
 from worker.engine import EncodeRequest, EncodeResult, EncodingCancelled, EngineStopped, RunnerDied
-from worker.leases import LeaseKeeper, WorkerIdentity
+from worker.identity import WorkerIdentity
+from worker.leases import LeaseKeeper
 from worker.sink.postgres import PostgresSink
 from worker.tasks import ChunkEncoder
 from worker.timesheet import Timesheet
@@ -82,7 +83,7 @@ def fake() -> FakeEngine:
 
 @pytest.fixture
 def keeper(engine: Engine) -> Iterator[LeaseKeeper]:
-    identity = WorkerIdentity("fake-cpu0@test", uuid4(), SPEC.model, slots=4)
+    identity = WorkerIdentity("fake-cpu0@test", uuid4(), uuid4(), SPEC.model, slots=4)
     keeper = LeaseKeeper(engine, identity, dict, heartbeat_seconds=0.1, lease_seconds=30)
     keeper.start()
     yield keeper

@@ -20,7 +20,8 @@ from tests.waiting import wait_for
 from vectormill.db.jobs import find_job
 from vectormill.settings import Settings
 from worker.engine import Engine as EncodingEngine
-from worker.leases import LeaseKeeper, WorkerIdentity
+from worker.identity import WorkerIdentity
+from worker.leases import LeaseKeeper
 from worker.sink.postgres import PostgresSink
 from worker.tasks import ChunkEncoder, Result
 from worker.timesheet import Timesheet
@@ -66,7 +67,7 @@ def encoding(tmp_path: Path) -> Iterator[EncodingEngine]:
 def test_one_chunk_is_tokenized_and_another_written_while_the_device_encodes_a_third(
     engine: Engine, encoding: EncodingEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    identity = WorkerIdentity("fake-cpu0@test", uuid4(), SPEC.model, slots=4)
+    identity = WorkerIdentity("fake-cpu0@test", uuid4(), uuid4(), SPEC.model, slots=4)
     keeper = LeaseKeeper(engine, identity, dict, heartbeat_seconds=0.5, lease_seconds=30)
     sink, tokenizing = GatedSink(engine), Gate()
     timesheet = Timesheet(lambda: encoding.run_seconds)

@@ -30,7 +30,8 @@ from vectormill.domain.job import Job
 from vectormill.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
 from vectormill.settings import Settings
 from worker.calibrator import MARGIN_SHARE, Calibrator, read_sample
-from worker.leases import LeaseKeeper, WorkerIdentity
+from worker.identity import WorkerIdentity
+from worker.leases import LeaseKeeper
 from worker.request import EncodeRequest, EncodeResult
 from worker.sink.postgres import PostgresSink
 from worker.tasks import ChunkEncoder
@@ -232,7 +233,7 @@ def test_a_worker_calibrates_before_its_first_chunk_of_codes_and_never_again(eng
     spec = replace(SPEC, vector_type="int8")
     job = submit_directly(engine, make_items(6), spec=spec, collection="docs", chunk_max_items=2)
     model = CountingEngine()
-    identity = WorkerIdentity("fake-cpu0@test", uuid4(), SPEC.model, slots=4)
+    identity = WorkerIdentity("fake-cpu0@test", uuid4(), uuid4(), SPEC.model, slots=4)
     keeper = LeaseKeeper(engine, identity, dict, heartbeat_seconds=5, lease_seconds=30)
     sink, timesheet = PostgresSink(engine, threading.Event()), Timesheet(lambda: 0.0)
     encoder = ChunkEncoder(engine, cast(Any, model), keeper, sink, timesheet, "fake#1", Settings())

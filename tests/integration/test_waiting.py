@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import pytest
 from sqlalchemy import Engine, text
 
-from tests.protocol import SPEC, claim, claim_next, complete, dispatch_all, make_items, submit
+from tests.protocol import INCARNATION, SPEC, claim, claim_next, complete, dispatch_all, make_items, submit
 from vectormill.db.chunks import release_chunk
 from vectormill.db.jobs import find_job, list_jobs, pause_job
 from vectormill.db.waiting import explain_waits
@@ -21,7 +21,7 @@ def beat(engine: Engine, slots: int = 4, **report: Any) -> None:
     """A scheduler and a worker say that they live."""
     with engine.begin() as connection:
         beat_scheduler(connection)
-        beat_worker(connection, "w", uuid4(), SPEC.model, slots, REPORT | report)
+        beat_worker(connection, "w", INCARNATION, SPEC.model, slots, REPORT | report)
 
 
 def explain(engine: Engine, job: Job) -> str | None:
@@ -37,7 +37,7 @@ def test_a_job_says_what_is_missing_until_it_makes_progress(engine: Engine) -> N
     beat(engine, state="loading", state_reason="")
     assert "w is loading." in str(explain(engine, job))
     with engine.begin() as connection:
-        beat_worker(connection, "w", uuid4(), SPEC.model, 4, {})  # a worker of an earlier release
+        beat_worker(connection, "w", INCARNATION, SPEC.model, 4, {})  # a worker of an earlier release
         beat_scheduler(connection, is_redis_away=True)
     assert "cannot reach Redis" in str(explain(engine, job))
     beat(engine)

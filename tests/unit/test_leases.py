@@ -13,7 +13,8 @@ import pytest
 from tests.protocol import SPEC
 from vectormill.domain.chunk import Claim
 from worker import leases
-from worker.leases import Lease, LeaseKeeper, WorkerIdentity
+from worker.identity import WorkerIdentity
+from worker.leases import Lease, LeaseKeeper
 
 
 class FakeDatabase:
@@ -23,7 +24,7 @@ class FakeDatabase:
 
 
 def make_keeper(report: Any = dict) -> LeaseKeeper:
-    identity = WorkerIdentity("fake-cpu0@test", uuid4(), SPEC.model, slots=4)
+    identity = WorkerIdentity("fake-cpu0@test", uuid4(), uuid4(), SPEC.model, slots=4)
     return LeaseKeeper(cast(Any, FakeDatabase()), identity, report, heartbeat_seconds=0.01, lease_seconds=30)
 
 
@@ -58,7 +59,7 @@ def test_leases_are_renewed_though_the_report_cannot_be_made(
         return {claim.chunk_id: "running" for claim in claims}
 
     monkeypatch.setattr(leases, "renew_leases", renew)
-    monkeypatch.setattr(leases, "beat_worker", MagicMock())
+    monkeypatch.setattr(leases, "beat_as", MagicMock())
     monkeypatch.setattr(leases, "delete_worker", MagicMock())
     is_broken = threading.Event()
 

@@ -208,6 +208,8 @@ workers = Table(
     Column("report", JSONB, nullable=False, server_default=text("'{}'")),
     _moment("started_at", is_now=True),
     _moment("heartbeat_at", is_now=True),
+    # The run of `vectormill worker` that started it: only its next worker may take the name over at once.
+    Column("launcher", Uuid),
 )
 
 heartbeats = Table(

@@ -1,6 +1,6 @@
 """Who is alive: workers and the scheduler, by their own sign of life on the database's clock."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -41,22 +41,48 @@ class Backlog:
     num_chunks: int
 
 
+# Nobody takes the row of a live worker, except that a launcher's next worker takes over from its last.
 BEAT = text("""
-    INSERT INTO vectormill.workers (name, incarnation, model, slots, report)
-    VALUES (:name, :incarnation, :model, :slots, CAST(:report AS jsonb))
+    INSERT INTO vectormill.workers (name, incarnation, launcher, model, slots, report)
+    VALUES (:name, :incarnation, :launcher, :model, :slots, CAST(:report AS jsonb))
     ON CONFLICT (name) DO UPDATE
-       SET heartbeat_at = now(), incarnation = excluded.incarnation, model = excluded.model, slots = excluded.slots,
-           report = excluded.report,
+       SET heartbeat_at = now(), incarnation = excluded.incarnation, launcher = excluded.launcher,
+           model = excluded.model, slots = excluded.slots, report = excluded.report,
            started_at = CASE WHEN workers.incarnation = excluded.incarnation THEN workers.started_at ELSE now() END
+     WHERE workers.incarnation = excluded.incarnation OR workers.launcher = excluded.launcher
+        OR workers.heartbeat_at <= now() - make_interval(secs => :alive_seconds)
+    RETURNING name
 """)
 
 
 def beat_worker(
-    connection: Connection, name: str, incarnation: UUID, model: str, slots: int, report: Mapping[str, Any]
-) -> None:
-    """A worker's sign of life; the first one registers it."""
-    values = {"name": name, "incarnation": incarnation, "model": model, "slots": slots}
-    connection.execute(BEAT, values | {"report": to_jsonb(report)})
+    connection: Connection,
+    name: str,
+    incarnation: UUID,
+    model: str,
+    slots: int,
+    report: Mapping[str, Any],
+    launcher: UUID | None = None,
+) -> bool:
+    """A worker's sign of life; the first one registers it. False when another live worker goes by this name."""
+    values = {
+        "name": name,
+        "incarnation": incarnation,
+        "launcher": launcher,
+        "model": model,
+        "slots": slots,
+        "report": to_jsonb(report),
+        "alive_seconds": ALIVE_SECONDS,
+    }
+    return connection.execute(BEAT, values).one_or_none() is not None
+
+
+def find_last_beats(connection: Connection, names: Sequence[str]) -> dict[str, datetime]:
+    """When the workers of these names last gave a sign of life; names that nobody goes by are left out."""
+    statement = text(
+        "SELECT name, heartbeat_at FROM vectormill.workers WHERE name = ANY(CAST(:names AS text[]))"
+    )
+    return {row.name: row.heartbeat_at for row in connection.execute(statement, {"names": list(names)})}
 
 
 def delete_worker(connection: Connection, name: str, incarnation: UUID) -> None:

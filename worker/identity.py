@@ -1,0 +1,82 @@
+"""Who a worker is: its name, which no other live worker shares and which a restart keeps.
+
+Hosts may have one name (containers of one image do), and several launchers may serve one model on one host. So a name
+is taken in Postgres; only signs of life tell a worker that is there from one that was killed a moment ago.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Connection, Engine
+
+from vectormill.db.workers import beat_worker, find_last_beats
+
+# Workers with one model, device and host name that are told apart.
+MAX_NAMESAKES = 1000
+# Between two looks at a name that may be that of a worker that was killed.
+_LOOK_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerIdentity:
+    """Who holds the leases. `name` tells the device; `incarnation` changes at every start, `launcher` at every start of
+    `vectormill worker`.
+    """
+
+    name: str
+    incarnation: UUID
+    launcher: UUID
+    model: str
+    slots: int
+
+    @property
+    def owner(self) -> str:
+        return f"{self.name}#{self.incarnation.hex[:8]}"
+
+
+def take_name(
+    engine: Engine,
+    identity: WorkerIdentity,
+    report: Mapping[str, Any],
+    wait: Callable[[float], object] = time.sleep,
+) -> WorkerIdentity:
+    """The identity under a name of its own, registered: `model-cpu0@host`, or `model-cpu0.2@host` while a live worker
+    of another launcher goes by the first.
+
+    A name in use is passed over once its worker gives a new sign of life; if none comes, that worker was killed, and
+    its name is taken over some seconds later. Raises SQLAlchemyError when the database is away.
+    """
+    candidates = [identity, *(_numbered(identity, number) for number in range(2, MAX_NAMESAKES + 1))]
+    first_seen: dict[str, datetime] = {}
+    while True:
+        with engine.begin() as connection:
+            last_beats = find_last_beats(connection, [candidate.name for candidate in candidates])
+            first_seen = last_beats | first_seen
+            for candidate in candidates:
+                if beat_as(connection, candidate, report):
+                    return candidate
+                if last_beats.get(candidate.name) == first_seen.get(candidate.name):
+                    break  # perhaps it is dead
+        wait(_LOOK_SECONDS)
+
+
+def beat_as(connection: Connection, identity: WorkerIdentity, report: Mapping[str, Any]) -> bool:
+    """A sign of life under this identity. False when another live worker goes by its name."""
+    return beat_worker(
+        connection,
+        identity.name,
+        identity.incarnation,
+        identity.model,
+        identity.slots,
+        report,
+        identity.launcher,
+    )
+
+
+def _numbered(identity: WorkerIdentity, number: int) -> WorkerIdentity:
+    stem, _, host = identity.name.rpartition("@")
+    return replace(identity, name=f"{stem}.{number}@{host}")
