@@ -137,12 +137,15 @@ INSERT_CHILD = text("""
         INSERT INTO vectormill.chunk_payloads (chunk_id, items) SELECT id, :items FROM child
     ), moved_errors AS (
         UPDATE vectormill.item_errors SET chunk_id = (SELECT id FROM child)
-         WHERE job_id = :job_id AND item >= :first_item AND item < :first_item + :num_items
+         WHERE job_id = :job_id AND item >= :first_item AND item < :end_item
     )
     INSERT INTO vectormill.chunk_vectors (chunk_id, vectors)
-    SELECT child.id, substring(vectors FROM :offset_bytes + 1 FOR :num_items * :row_bytes)
+    SELECT child.id, substring(vectors FROM CAST(:first_byte AS integer) FOR CAST(:num_bytes AS integer))
       FROM child, vectormill.chunk_vectors WHERE chunk_vectors.chunk_id = :parent_id
 """)
+
+# No block is larger: Postgres keeps at most 1 GiB in a value.
+_MAX_BYTES = 1 << 30
 
 DELETE_CONTENT = text("""
     WITH vectors AS (DELETE FROM vectormill.chunk_vectors WHERE chunk_id = :chunk_id)
@@ -174,12 +177,13 @@ def split_chunk(connection: Connection, claim: Claim, reason: str) -> None:
                 "job_id": claim.job_id,
                 "seq": next_seq + child,
                 "first_item": claim.first_item + start,
+                "end_item": claim.first_item + stop,
                 "num_items": stop - start,
                 "only_items": claim.wanted_items(start, stop),
                 "parent_id": claim.chunk_id,
                 "items": encode_payload(items[start:stop]),
-                "offset_bytes": start * row_bytes,
-                "row_bytes": row_bytes,
+                "first_byte": min(start * row_bytes + 1, _MAX_BYTES),
+                "num_bytes": min((stop - start) * row_bytes, _MAX_BYTES),
             },
         )
     move_truncations(connection, claim.chunk_id)

@@ -56,7 +56,7 @@ LIST_TRUNCATIONS = text("""
       JOIN vectormill.chunk_truncations AS known ON known.chunk_id = chunks.id
      WHERE chunks.job_id = :job_id
        AND chunks.first_item >= (SELECT coalesce(max(first_item), 0) FROM vectormill.chunks
-                                  WHERE job_id = :job_id AND first_item <= :after + 1)
+                                  WHERE job_id = :job_id AND first_item <= CAST(:after AS bigint) + 1)
      ORDER BY chunks.first_item
      LIMIT :limit
 """)
