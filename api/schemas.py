@@ -6,7 +6,7 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from vectormill.db.collections import Match
+from vectormill.db.matches import Match, Nearest
 from vectormill.db.workers import Worker
 from vectormill.domain.bottleneck import Bottleneck
 from vectormill.domain.collection import Generation
@@ -153,6 +153,17 @@ class MatchBody(BaseModel):
 
 class SearchAnswer(BaseModel):
     data: list[MatchBody]
+    num_rows_read: int | None = Field(
+        description="About how many rows the collection has, all of which were read for want of an index that serves; "
+        "null when an index was used."
+    )
+
+    @classmethod
+    def from_nearest(cls, nearest: Nearest) -> Self:
+        return cls(
+            data=[MatchBody.from_match(match) for match in nearest.matches],
+            num_rows_read=nearest.num_rows_read,
+        )
 
 
 class CollectionBody(BaseModel):

@@ -43,6 +43,15 @@ RETRIED_STATUS: Final = (502, 503, 504)
 Json = dict[str, Any]
 
 
+class Matches(list[Json]):
+    """What a search found, best first, as `{"key", "score", "metadata"}`.
+
+    `num_rows_read` is None when an index was used; without one every row is read, and this is about how many there are.
+    """
+
+    num_rows_read: int | None = None
+
+
 class Client:
     """Speaks to one Vectormill API.
 
@@ -237,8 +246,8 @@ class Client:
         *,
         embedding: Iterable[float] | None = None,
         limit: int = 10,
-    ) -> list[Json]:
-        """The nearest items as `{"key", "score", "metadata"}`, to a text or to a vector of the same space."""
+    ) -> Matches:
+        """The nearest items, to a text or to a vector of the same space."""
         query = {
             "text": text,
             "embedding": list(embedding) if embedding is not None else None,
@@ -247,7 +256,8 @@ class Client:
         path = _path("/v1/collections", collection, "search")
         # Not repeated: the server itself waits for a worker, for its VECTORMILL_SEARCH_TIMEOUT_SECONDS.
         answer = self._call("POST", path, json=_given(query), timeout=self._long, is_repeatable=False)
-        matches: list[Json] = answer["data"]
+        matches = Matches(answer["data"])
+        matches.num_rows_read = answer.get("num_rows_read")
         return matches
 
     # ---- the service

@@ -12,9 +12,10 @@ from api.cursors import decode_cursor, encode_cursor
 from api.dependencies import CollectionName, Resources, ResourcesDependency
 from api.queries import encode_query
 from api.requests import SEARCH_DECODER, SearchRequest, decode_body
-from api.schemas import CollectionBody, CollectionPage, MatchBody, SearchAnswer
+from api.schemas import CollectionBody, CollectionPage, SearchAnswer
 from api.submissions import read_body
-from vectormill.db.collections import Match, find_generation, list_collections, search_collection
+from vectormill.db.collections import find_generation, list_collections
+from vectormill.db.matches import Nearest, search_collection
 from vectormill.domain.collection import Generation
 from vectormill.domain.errors import InvalidOption
 
@@ -62,8 +63,8 @@ async def post_search(request: Request, name: CollectionName, resources: Resourc
     query = await run_in_threadpool(decode_body, body, SEARCH_DECODER)
     generation = await run_in_threadpool(load_generation, resources, name)
     embedding = await find_embedding(query, generation, resources)
-    matches = await run_in_threadpool(load_matches, resources, generation, embedding, query.limit)
-    return SearchAnswer(data=[MatchBody.from_match(match) for match in matches])
+    nearest = await run_in_threadpool(load_nearest, resources, generation, embedding, query.limit)
+    return SearchAnswer.from_nearest(nearest)
 
 
 async def find_embedding(
@@ -95,9 +96,9 @@ def load_generation(resources: Resources, name: str) -> Generation:
         return find_generation(connection, name)
 
 
-def load_matches(
+def load_nearest(
     resources: Resources, generation: Generation, embedding: npt.NDArray[np.float32], limit: int
-) -> list[Match]:
+) -> Nearest:
     with resources.engine.connect() as connection:
         return search_collection(
             connection,

@@ -18,11 +18,12 @@ from tests.protocol import (
     vector_of,
 )
 from vectormill.db.chunks import release_chunk, renew_leases, split_chunk
-from vectormill.db.collections import find_generation, search_collection
+from vectormill.db.collections import find_generation
 from vectormill.db.completion import cancel_chunk, fail_chunk
 from vectormill.db.dispatch import list_rooms, recall_queued_chunks
 from vectormill.db.export import read_vectors
 from vectormill.db.jobs import cancel_job, delete_job, find_job, list_item_errors, list_jobs, retry_job
+from vectormill.db.matches import search_collection
 from vectormill.db.payloads import load_payload
 from vectormill.db.rescue import (
     delete_expired_job,
@@ -85,7 +86,7 @@ def test_a_collection_is_a_view_that_sql_can_search(engine: Engine) -> None:
         assert tuple(nearest) == ("with metadata", {"page": 7})
         matches = search_collection(
             connection, find_generation(connection, "docs"), vector_of(items[3].text), 2
-        )
+        ).matches
     assert matches[0].key == items[3].key
     assert matches[0].score == pytest.approx(1, abs=1e-3)
     block = next(read_vectors(engine, job.id))

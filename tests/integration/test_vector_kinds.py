@@ -19,9 +19,10 @@ from tests.protocol import SPEC, claim, claim_next, complete, dispatch_all, make
 from tests.protocol import submit as submit_directly
 from vectormill.db.calibrations import find_ranges, keep_ranges
 from vectormill.db.chunks import split_chunk
-from vectormill.db.collections import find_generation, search_collection
+from vectormill.db.collections import find_generation
 from vectormill.db.export import read_vectors
 from vectormill.db.jobs import retry_job
+from vectormill.db.matches import search_collection
 from vectormill.db.quantization import Ranges, measure_ranges, quantize, widen_ranges
 from vectormill.db.vector_types import VECTOR_TYPE_BY_NAME, make_rows
 from vectormill.domain.encoding import VECTOR_TYPES
@@ -181,7 +182,7 @@ def test_a_collection_that_the_first_release_made_goes_on(engine: Engine) -> Non
         found = search_collection(
             connection, find_generation(connection, "docs"), vector_of(make_items(3)[1].text), 1
         )
-    assert found[0].key == "k1"
+    assert found.matches[0].key == "k1"
 
 
 class CountingEngine:

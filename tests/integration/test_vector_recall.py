@@ -13,7 +13,8 @@ from sqlalchemy import Engine
 from tests.protocol import SPEC
 from vectormill.corpus import read_docstrings
 from vectormill.db.calibrations import find_ranges
-from vectormill.db.collections import open_collection, search_collection
+from vectormill.db.collections import open_collection
+from vectormill.db.matches import search_collection
 from vectormill.db.quantization import quantize, restore
 from vectormill.db.vector_types import choose_vector_type, make_rows
 from vectormill.db.vectors import upsert_vectors
@@ -97,7 +98,7 @@ def test_most_of_the_ten_nearest_are_found(
         generation = open_collection(connection, "docs", spec)
         for query in vectors[:NUM_QUERIES]:
             nearest = {str(number) for number in np.argsort(-(vectors @ query))[:10]}
-            found = search_collection(connection, generation, query, 10)
+            found = search_collection(connection, generation, query, 10).matches
             num_found += len(nearest & {match.key for match in found})
     assert num_found / (10 * NUM_QUERIES) >= least
 
@@ -109,7 +110,8 @@ def test_the_score_of_codes_is_the_cosine_of_what_they_stand_for(
     fill(engine, spec, vectors, encoding)
     with engine.connect() as connection:
         ranges = find_ranges(connection, spec)
-        matches = search_collection(connection, open_collection(connection, "docs", spec), vectors[7], 400)
+        generation = open_collection(connection, "docs", spec)
+        matches = search_collection(connection, generation, vectors[7], 400).matches
     assert ranges is not None
     restored = restore(quantize(vectors, ranges), ranges)
     cosines = restored @ vectors[7] / np.linalg.norm(restored, axis=1)

@@ -200,7 +200,8 @@ class FakeHandler(BaseHTTPRequestHandler):
                     return
                 limit = json.loads(body)["limit"]
                 keys = [item["key"] for items in self.fake.items.values() for item in items][:limit]
-                self._json({"data": [{"key": key, "score": 0.5, "metadata": None} for key in keys]})
+                matches = [{"key": key, "score": 0.5, "metadata": None} for key in keys]
+                self._json({"data": matches, "num_rows_read": None if name == "indexed" else 1234})
             case _:
                 self._problem(404, "Not found; see /docs for what there is.")
 

@@ -193,6 +193,8 @@ def test_a_search_sends_a_text_or_a_vector(client: Client) -> None:
     client.submit(ITEMS)
     assert [match["key"] for match in client.search("docs", "one", limit=1)] == ["a"]
     assert len(client.search("docs", embedding=(1.0, 0.0))) == 5
+    assert client.search("docs", "one").num_rows_read == 1234
+    assert client.search("indexed", "one").num_rows_read is None
     with pytest.raises(ApiError, match="no collection nowhere"):
         client.search("nowhere", "one")
 

@@ -1,24 +1,16 @@
-"""Collections and their generations: which vectors a name means now, and which are nearest to a query."""
+"""Collections and their generations: which vectors a name means now. What is nearest to a query: matches.py."""
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-import psycopg
 from sqlalchemy import Connection, Row, text
-from sqlalchemy.exc import OperationalError
 
-from vectormill.db.calibrations import find_ranges
 from vectormill.db.jsonb import to_jsonb
 from vectormill.db.tables import SCHEMA, metadata
 from vectormill.db.vector_types import choose_vector_type
 from vectormill.db.vectors import create_vector_table, point_view_at, table_name
 from vectormill.domain.collection import LIVE, Generation
-from vectormill.domain.encoding import BINARY, FLOAT16, FLOAT32, INT8, EncodingSpec
-from vectormill.domain.errors import CollectionNotFound, Conflict, SearchTimeout, SpecMismatch
+from vectormill.domain.encoding import FLOAT16, EncodingSpec
+from vectormill.domain.errors import CollectionNotFound, Conflict, SpecMismatch
 
 FIND_LIVE_GENERATION = text("""
     SELECT generations.id, collections.name, generations.spec, generations.state
@@ -39,15 +31,6 @@ LIST_LIVE_GENERATIONS = text("""
      ORDER BY collections.name
      LIMIT :limit
 """)
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """One search result; `score` is the cosine similarity, -1 to 1; in a binary collection, that of the signs."""
-
-    key: str
-    score: float
-    metadata: dict[str, Any] | None
 
 
 def find_generation(connection: Connection, name: str) -> Generation:
@@ -122,67 +105,3 @@ def _create_collection(connection: Connection, name: str, spec: EncodingSpec) ->
     create_vector_table(connection, generation_id, kind, spec.dimensions)
     point_view_at(connection, name, generation_id)
     return Generation(generation_id, name, spec, table_name(generation_id), LIVE)
-
-
-# The distance is of the column as it is, so that an index on it can serve: cosine for floats, differing bits for
-# binary. int8 codes are restored first, since every dimension has a scale and an offset of its own.
-SEARCH_VECTORS = """
-    SELECT key, 1 - distance * :unit AS score, metadata
-      FROM (SELECT key, metadata, {distance} AS distance
-              FROM vectormill.{table} ORDER BY distance LIMIT :limit) AS nearest
-     ORDER BY distance
-"""
-# Until the end of the transaction: a client that has gone leaves its search behind.
-LIMIT_STATEMENTS: Final = text("SELECT set_config('statement_timeout', :limit, true)")
-DISTANCES: Final[Mapping[str, str]] = {
-    FLOAT32: "embedding <=> CAST(:query AS vector)",
-    FLOAT16: "embedding <=> CAST(:query AS halfvec)",
-    INT8: "(CAST(embedding AS vector) * CAST(:steps AS vector) + CAST(:offsets AS vector)) <=> CAST(:query AS vector)",
-    BINARY: "embedding <~> CAST(:query AS bit({dimensions}))",
-}
-
-
-def search_collection(
-    connection: Connection,
-    generation: Generation,
-    embedding: npt.NDArray[np.float32],
-    limit: int,
-    *,
-    timeout_seconds: float = 30.0,
-) -> list[Match]:
-    """The `limit` rows that are nearest to `embedding`, finite float32 [dimensions], best first.
-
-    Nearest means the highest cosine similarity; in a binary collection, that of the signs, which is 1 - 2 × the
-    share of bits that differ. Raises SearchTimeout: without an index the search reads every row.
-    """
-    spec = generation.spec
-    kind = choose_vector_type(spec, in_collection=True)
-    values: dict[str, object] = {"limit": limit, "unit": 1.0, "query": write_vector(embedding)}
-    if kind.name == BINARY:
-        values |= {
-            "unit": 2 / spec.dimensions,
-            "query": "".join("01"[sign] for sign in (embedding > 0).tolist()),
-        }
-    if kind.name == INT8:
-        ranges = find_ranges(connection, spec)
-        if ranges is None:
-            return []  # measured before the first row is written
-        values |= {"steps": write_vector(ranges.steps), "offsets": write_vector(ranges.offsets)}
-    distance = DISTANCES[kind.name].format(dimensions=spec.dimensions)
-    statement = text(SEARCH_VECTORS.format(distance=distance, table=generation.table_name))
-    connection.execute(LIMIT_STATEMENTS, {"limit": f"{math.ceil(timeout_seconds * 1000)}ms"})
-    try:
-        rows = connection.execute(statement, values).all()
-    except OperationalError as error:
-        if not isinstance(error.orig, psycopg.errors.QueryCanceled):
-            raise
-        raise SearchTimeout(
-            f"Searching {generation.collection!r} took more than {timeout_seconds:g} s and was ended. Without an index "
-            f'on vectormill.{generation.table_name} every row is read: docs/OPERATIONS.md, "What to do when …".'
-        ) from error
-    return [Match(row.key, float(row.score), row.metadata) for row in rows]
-
-
-def write_vector(values: npt.NDArray[np.float32]) -> str:
-    """A vector as pgvector reads it."""
-    return "[" + ",".join(repr(float(value)) for value in values) + "]"

@@ -63,6 +63,12 @@ def search(
 
     with connected(api_url, data_dir) as client:
         matches = client.search(collection, text, limit=limit)
+    if matches.num_rows_read is not None:
+        typer.echo(
+            f"No index: all of about {matches.num_rows_read:,} rows of {collection} were read. "
+            'docs/OPERATIONS.md, "Search and indexes", builds one.',
+            err=True,
+        )
     if json:
         for match in matches:
             print_json(match)
