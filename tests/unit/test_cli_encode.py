@@ -131,3 +131,17 @@ def test_an_unknown_model_is_told_before_a_stack_is_started(
     assert run(*arguments) == 2
     assert "Did you mean 'all-MiniLM-L6-v2'?" in capsys.readouterr().err
     assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("flags", [("--strict",), ()])
+def test_input_that_cannot_be_read_ends_the_command_before_anything_is_started(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...]
+) -> None:
+    (tmp_path / "in").mkdir()
+    if flags:
+        (tmp_path / "in" / "photo.png").write_bytes(b"\x89PNG")
+    out, data_dir = str(tmp_path / "out.npy"), str(tmp_path / "data")
+    assert run("encode", str(tmp_path / "in"), "-o", out, "--data-dir", data_dir, *flags) == 2
+    shown = capsys.readouterr().err
+    assert ("photo.png is not UTF-8" if flags else "holds no files") in shown
+    assert "Starting" not in shown

@@ -10,8 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from vectormill.domain.errors import InvalidItem
-from vectormill.files.rows import Fields
-from vectormill.files.texts import read_texts
+from vectormill.domain.item import LONE_SURROGATE, find_text_failure
+from vectormill.files.rows import REFUSE, Fields
+from vectormill.files.texts import LOOKED_AT, look_at_texts, read_texts
+
+STRICT = Fields(errors=REFUSE)
 
 ROWS: list[dict[str, Any]] = [
     {"key": "a", "text": "one"},
@@ -132,7 +135,7 @@ def test_what_cannot_be_read_is_named_with_its_place(
 ) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InvalidItem) as caught:
-        list(read_texts(str(tmp_path / name)))
+        list(read_texts(str(tmp_path / name), STRICT))
     assert sentence in str(caught.value)
 
 
@@ -178,10 +181,52 @@ def test_a_directory_gives_its_text_files_by_path(tmp_path: Path) -> None:
     assert [(item["key"], item["text"]) for item in tree] == expected
 
 
-def test_a_picture_among_the_texts_is_named(tmp_path: Path) -> None:
-    (tmp_path / "photo.png").write_bytes(b"\x89PNG")
-    with pytest.raises(InvalidItem, match=r"photo\.png is not UTF-8 text \(byte 0\)"):
-        list(read_texts(str(tmp_path)))
+NOT_UTF8 = {
+    "in.jsonl": b'{"key": "a", "text": "x"}\n{"key": "b", "text": "caf\xe9"}\n{"key": "c", "text": "y"}\n',
+    "in.csv": b"key,text\na,x\nb,caf\xe9\nc,y\n",
+}
+
+
+@pytest.mark.parametrize("name", NOT_UTF8)
+def test_a_row_that_is_not_utf8_travels_alone_to_where_items_are_reported(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(NOT_UTF8[name])
+    texts = {item["key"]: item["text"] for item in read_texts(str(tmp_path / name))}
+    assert texts == {"a": "x", "b": "caf\udce9", "c": "y"}
+    failure = find_text_failure(texts["b"].encode("utf-8", "surrogatepass"), max_chars=100)
+    assert failure is not None
+    assert failure.code == LONE_SURROGATE
+
+
+def test_a_file_that_is_not_utf8_travels_to_its_first_bad_byte_and_leaves_its_neighbours_be(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / "photo.png").write_bytes(b"PNG\x89" + bytes(range(256)) * 1000)
+    items = [(item["key"], item["text"]) for item in read_texts(str(tmp_path))]
+    assert items == [("a.txt", "one"), ("photo.png", "PNG\udc89")]
+    with pytest.raises(InvalidItem, match=r"photo\.png is not UTF-8 text \(byte 3\)"):
+        list(read_texts(str(tmp_path), STRICT))
+
+
+def test_a_look_finds_what_is_wrong_at_the_start_and_a_strict_one_what_is_wrong_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = b'{"text": "x"}\n'
+    (tmp_path / "in.jsonl").write_bytes(b"{" + good)
+    with pytest.raises(InvalidItem, match="line 1"):
+        look_at_texts(read_texts(str(tmp_path / "in.jsonl")), whole=False)
+    (tmp_path / "in.jsonl").write_bytes(good * LOOKED_AT + b'{"text": "\xff"}\n')
+    assert len(list(look_at_texts(read_texts(str(tmp_path / "in.jsonl")), whole=False))) == LOOKED_AT + 1
+    with pytest.raises(InvalidItem, match=f"line {LOOKED_AT + 1}"):
+        look_at_texts(read_texts(str(tmp_path / "in.jsonl"), STRICT), whole=True)
+
+
+def test_a_look_at_standard_input_loses_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stdin:
+        buffer = io.BytesIO(b'{"text": "x"}\n' * (LOOKED_AT + 5))
+
+    monkeypatch.setattr(sys, "stdin", Stdin)
+    assert len(list(look_at_texts(read_texts("-"), whole=True))) == LOOKED_AT + 5
 
 
 def test_an_empty_directory_is_an_error_because_it_is_the_wrong_one(tmp_path: Path) -> None:

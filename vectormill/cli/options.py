@@ -53,6 +53,10 @@ KeyField = Annotated[
     ),
 ]
 TextField = Annotated[str, typer.Option("--text-field", metavar="FIELD", help="The field with the text.")]
+Strict = Annotated[
+    bool,
+    typer.Option("--strict", help="Input that is not UTF-8 ends the command; else that item alone fails."),
+]
 Normalize = Annotated[
     bool | None,
     typer.Option(

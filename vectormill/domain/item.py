@@ -17,7 +17,7 @@ CRASHED_WORKER: Final = "crashed_worker"
 ITEM_ERROR_CODES: Final = {
     EMPTY_TEXT: "the text is empty or only white space",
     NUL_CHARACTER: "the text contains a NUL character (U+0000), which Postgres cannot store",
-    LONE_SURROGATE: "the text contains half of a UTF-16 surrogate pair and is not valid Unicode",
+    LONE_SURROGATE: "the text is not valid Unicode: not UTF-8, or with half of a UTF-16 surrogate pair in it",
     TEXT_TOO_LONG: "the text is longer than the hard limit of characters",
     TOO_MANY_TOKENS: "the text has more tokens than the job allows",
     ENCODING_FAILED: "the model raised an error on this text alone",

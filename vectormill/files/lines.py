@@ -51,7 +51,7 @@ class JsonLines:
     def _read(self, line: bytes, number: int) -> ItemJson:
         place = f"{self.name}, line {number}"
         try:
-            row = json.loads(line.decode())
+            row = json.loads(line.decode("utf-8", self.fields.errors))
         except UnicodeDecodeError as error:
             raise InvalidItem(f"{place}: it is not UTF-8 (byte {error.start + 1} of the line).") from error
         except json.JSONDecodeError as error:

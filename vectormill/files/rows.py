@@ -2,20 +2,30 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from vectormill.domain.errors import InvalidItem
 from vectormill.files.ndjson import ItemJson
 
 KEY_FIELDS: Final = ("key", "id")
 
+# Error handlers of Python's decoders, for input that is not UTF-8. A bad byte that is kept as half of a surrogate pair
+# makes its item, and no other, one of the job's item errors; the strict way, reading ends with an InvalidItem.
+UnicodeErrors = Literal["surrogateescape", "strict"]
+FAIL_ALONE: Final = "surrogateescape"
+REFUSE: Final = "strict"
+
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """Which fields of a row hold what. Without `key`: `key`, else `id`, else the number of the line."""
+    """Which fields of a row hold what, and what becomes of bytes that are not UTF-8.
+
+    Without `key`: `key`, else `id`, else the number of the line.
+    """
 
     key: str | None = None
     text: str = "text"
+    errors: UnicodeErrors = FAIL_ALONE
 
 
 def make_item(row: Mapping[str, Any], fields: Fields, number: int, place: str) -> ItemJson:

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from vectormill.domain.errors import InvalidItem
 from vectormill.files.lines import open_bytes
@@ -30,7 +30,7 @@ class CsvFile:
     def __iter__(self) -> Iterator[ItemJson]:
         csv.field_size_limit(MAX_FIELD_CHARS)
         # newline="": a quoted field may hold line ends, which the csv module must see as they are.
-        with open_bytes(self.path) as file, io.TextIOWrapper(file, "utf-8-sig", newline="") as text:
+        with open_bytes(self.path) as file, self._decode(file) as text:
             rows = csv.DictReader(text, delimiter=self.delimiter, strict=True)
             try:
                 for number, row in enumerate(rows, start=1):
@@ -41,6 +41,9 @@ class CsvFile:
                 raise InvalidItem(f"{self.path}, after line {rows.line_num}: {error}.") from error
             except (gzip.BadGzipFile, EOFError, zlib.error) as error:
                 raise InvalidItem(f"{self.path} is not a whole gzip file: {error}.") from error
+
+    def _decode(self, file: BinaryIO) -> io.TextIOWrapper:
+        return io.TextIOWrapper(file, "utf-8-sig", self.fields.errors, newline="")
 
     def _read(self, row: dict[str | Any, Any], number: int, place: str) -> ItemJson:
         # DictReader puts surplus cells under None and fills missing ones with None: both are a broken line.

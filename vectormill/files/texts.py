@@ -8,7 +8,8 @@ read_texts("-")                     JSONL on standard input
 """
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 from pathlib import Path
 
 from vectormill.domain.errors import InvalidItem
@@ -17,6 +18,9 @@ from vectormill.files.ndjson import ItemJson
 from vectormill.files.rows import Fields
 from vectormill.files.tables import CsvFile, ParquetFile
 from vectormill.files.trees import TextTree
+
+# Items that are looked at before anything is started.
+LOOKED_AT = 1000
 
 
 def read_texts(name: str, fields: Fields | None = None) -> Iterable[ItemJson]:
@@ -30,7 +34,7 @@ def read_texts(name: str, fields: Fields | None = None) -> Iterable[ItemJson]:
         return iter(JsonLines(sys.stdin.buffer, "standard input", fields))
     path = Path(name)
     if path.is_dir():
-        return TextTree(path)
+        return TextTree(path, fields.errors)
     if not path.exists():
         raise InvalidItem(f"There is no file {name}.")
     suffixes = [suffix.lower() for suffix in path.suffixes]
@@ -45,3 +49,16 @@ def read_texts(name: str, fields: Fields | None = None) -> Iterable[ItemJson]:
         f"{name} is of no known kind. Inputs are .jsonl, .ndjson, .csv and .tsv (each also .gz), .parquet, a "
         "directory of text files, or - for JSONL on standard input."
     )
+
+
+def look_at_texts(items: Iterable[ItemJson], *, whole: bool) -> Iterable[ItemJson]:
+    """The same items, after a look at the first thousand, or at all of them: what is wrong there is told before
+    anything is started. Standard input is not looked at as a whole, as it can be read only once.
+
+    Raises InvalidItem.
+    """
+    if not isinstance(items, Iterator):
+        for _ in islice(iter(items), None if whole else LOOKED_AT):
+            pass
+        return items
+    return chain(list(islice(items, LOOKED_AT)), items)

@@ -7,17 +7,19 @@ from pathlib import Path
 
 from vectormill.domain.errors import InvalidItem
 from vectormill.files.ndjson import ItemJson
+from vectormill.files.rows import FAIL_ALONE, REFUSE, UnicodeErrors
 
 
 @dataclass(frozen=True, slots=True)
 class TextTree:
     """Every file below a directory, in sorted order; the key is the path from the directory, with slashes.
 
-    Hidden files and folders (their names start with a dot) are passed over. A file that is not UTF-8 is an error,
-    not a failed item: a picture among the texts means that the wrong directory was named.
+    Hidden files and folders (their names start with a dot) are passed over. `errors` is what becomes of a file that is
+    not UTF-8: see UnicodeErrors.
     """
 
     root: Path
+    errors: UnicodeErrors = FAIL_ALONE
 
     def __iter__(self) -> Iterator[ItemJson]:
         num_files = 0
@@ -31,10 +33,14 @@ class TextTree:
             raise InvalidItem(f"{self.root} holds no files.")
 
     def _read(self, path: Path) -> ItemJson:
+        content = path.read_bytes()
         try:
-            text = path.read_bytes().decode("utf-8-sig")
+            text = content.decode("utf-8-sig")
         except UnicodeDecodeError as error:
-            raise InvalidItem(
-                f"{path} is not UTF-8 text (byte {error.start}). Convert it, or move it out of {self.root}."
-            ) from error
+            if self.errors == REFUSE:
+                raise InvalidItem(
+                    f"{path} is not UTF-8 text (byte {error.start}). Convert it, or move it out of {self.root}."
+                ) from error
+            # To the first bad byte and no further: a film among the texts need not travel.
+            text = content[: error.start + 1].decode("utf-8", FAIL_ALONE)
         return {"key": path.relative_to(self.root).as_posix(), "text": text}

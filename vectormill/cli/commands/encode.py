@@ -24,6 +24,7 @@ from vectormill.cli.options import (
     PassageOverlap,
     Priority,
     Prompt,
+    Strict,
     TextField,
     Truncate,
     VectorType,
@@ -73,6 +74,7 @@ def encode(
     vector_type: VectorType = None,
     key_field: KeyField = None,
     text_field: TextField = "text",
+    strict: Strict = False,
     api_url: ApiUrl = None,
     data_dir: DataDir = None,
     json: Json = False,
@@ -83,11 +85,12 @@ def encode(
     the time of this command.
     """
     from vectormill.files.outputs import check_output, choose_format, write_vectors
-    from vectormill.files.rows import Fields
-    from vectormill.files.texts import read_texts
+    from vectormill.files.rows import FAIL_ALONE, REFUSE, Fields
+    from vectormill.files.texts import look_at_texts, read_texts
 
     # All that can be wrong with the call is found before anything is started.
-    items = read_texts(input, Fields(key=key_field, text=text_field))
+    fields = Fields(key=key_field, text=text_field, errors=REFUSE if strict else FAIL_ALONE)
+    items = look_at_texts(read_texts(input, fields), whole=strict)
     kind = choose_format(out, format)
     for path in (out, errors):
         if path is not None:

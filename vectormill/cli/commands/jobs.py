@@ -22,6 +22,7 @@ from vectormill.cli.options import (
     PassageOverlap,
     Priority,
     Prompt,
+    Strict,
     TextField,
     Truncate,
     VectorType,
@@ -61,6 +62,7 @@ def submit(
     metadata: Metadata = None,
     key_field: KeyField = None,
     text_field: TextField = "text",
+    strict: Strict = False,
     idempotency_key: Annotated[
         str | None,
         typer.Option("--idempotency-key", metavar="KEY", help="The same key never makes a second job."),
@@ -74,10 +76,11 @@ def submit(
     from vectormill.cli.endpoint import connected
     from vectormill.cli.listing import print_json
     from vectormill.cli.options import parse_metadata
-    from vectormill.files.rows import Fields
-    from vectormill.files.texts import read_texts
+    from vectormill.files.rows import FAIL_ALONE, REFUSE, Fields
+    from vectormill.files.texts import look_at_texts, read_texts
 
-    items = read_texts(input, Fields(key=key_field, text=text_field))
+    fields = Fields(key=key_field, text=text_field, errors=REFUSE if strict else FAIL_ALONE)
+    items = look_at_texts(read_texts(input, fields), whole=strict)
     with connected(api_url, data_dir) as client:
         job = client.submit(
             items,
