@@ -2,10 +2,13 @@
 
 from dataclasses import dataclass
 
+import psycopg
 import pytest
 from sqlalchemy import Engine, text
+from sqlalchemy.exc import OperationalError
 
 from tests.protocol import SPEC, make_items, submit
+from tests.services import connected_engine
 from vectormill.db.jobs import find_job
 from vectormill.db.rescue import delete_stale_uploads
 from vectormill.db.submission import JobWriter
@@ -23,6 +26,11 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+def count_jobs(engine: Engine) -> int:
+    with engine.connect() as connection:
+        return int(connection.execute(text("SELECT count(*) FROM vectormill.jobs")).scalar_one())
 
 
 def begin_upload(engine: Engine, clock: Clock | None = None) -> JobWriter:
@@ -96,3 +104,44 @@ def test_an_upload_that_was_removed_meanwhile_is_told_so(engine: Engine) -> None
     with pytest.raises(UploadRemoved):
         writer.add(rest[-1])
     writer.__exit__(None, None, None)
+
+
+def lose_commit_replies(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on every COMMIT of this engine is done, and its reply is lost."""
+    commit = engine.dialect.do_commit
+
+    def commit_in_silence(connection: object) -> None:
+        commit(connection)  # type: ignore[arg-type]
+        raise psycopg.OperationalError("server closed the connection unexpectedly")
+
+    monkeypatch.setattr(engine.dialect, "do_commit", commit_in_silence)
+
+
+@pytest.mark.parametrize(
+    "num_items", [2, PART + 2]
+)  # one transaction, and one that closes an upload in parts
+def test_a_job_whose_commit_reply_was_lost_is_not_deleted_under_the_client_that_repeats(
+    engine: Engine, database_url: str, monkeypatch: pytest.MonkeyPatch, num_items: int
+) -> None:
+    items = make_items(num_items)
+    first = JobWriter(engine, NewJob(SPEC, idempotency_key=KEY), Settings(chunk_max_items=4))
+    with first, connected_engine(database_url) as other_api:
+        for item in items:
+            first.add(item)
+        with monkeypatch.context() as network:
+            lose_commit_replies(engine, network)
+            with pytest.raises(OperationalError):
+                first.finish()
+        answered = submit(other_api, items, idempotency_key=KEY)
+    with engine.connect() as connection:
+        job = find_job(connection, answered.id)
+        chunks = text("SELECT count(*) FROM vectormill.chunks WHERE job_id = :id")
+        assert connection.execute(chunks, {"id": job.id}).scalar_one() == job.num_chunks
+    assert (job.state, job.num_items) == ("queued", num_items)
+
+
+def test_an_upload_that_its_client_broke_off_leaves_nothing(engine: Engine) -> None:
+    writer = begin_upload(engine)
+    assert count_jobs(engine) == 1
+    writer.__exit__(ConnectionError, ConnectionError("the client is gone"), None)
+    assert count_jobs(engine) == 0

@@ -15,7 +15,7 @@ from uuid import UUID, uuid4
 from sqlalchemy import Connection, Engine, text
 
 from vectormill.db.collections import check_spec_fits, find_generation, open_collection
-from vectormill.db.jobs import delete_job, find_job
+from vectormill.db.jobs import find_job
 from vectormill.db.jsonb import to_jsonb
 from vectormill.db.keys import KeyLedger
 from vectormill.db.payloads import encode_payload
@@ -60,6 +60,13 @@ GIVE_SIGN_OF_LIFE = text("""
     UPDATE vectormill.jobs SET updated_at = now() WHERE id = :id AND state = 'uploading' RETURNING id
 """)
 
+# Only what is still an upload. After a COMMIT whose reply was lost the writer believes that it failed, while the job is
+# queued, and perhaps answered to a client that sent it again. A COMMIT that is under way holds the row: this waits
+# for it, and then finds a job.
+DELETE_UPLOAD = text("""
+    DELETE FROM vectormill.jobs WHERE id = :id AND state = 'uploading'
+""")
+
 INSERT_CHUNK = text("""
     WITH chunk AS (
         INSERT INTO vectormill.chunks (job_id, seq, state, first_item, num_items)
@@ -83,7 +90,7 @@ QUEUE_JOB = text("""
 
 
 class JobWriter:
-    """Writes one job. Use as a context manager: leaving it without `finish` removes what was written.
+    """Writes one job. Use as a context manager: leaving it without `finish` removes the upload, and never a job.
 
     With an Idempotency-Key that exists already nothing is written: the items are only hashed, and `finish` answers the
     job that is there, or raises IdempotencyMismatch. Not thread-safe.
@@ -270,4 +277,4 @@ class JobWriter:
         self._keys.close()
         if self._is_inserted and not self._is_finished:
             with self._engine.begin() as connection:
-                delete_job(connection, self._id)
+                connection.execute(DELETE_UPLOAD, {"id": self._id})
