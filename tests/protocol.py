@@ -71,9 +71,16 @@ def dispatch_all(engine: Engine, limit: int = 1000) -> list[Dispatch]:
         return mark_queued(connection, [(demand.job_id, limit) for demand in demands])
 
 
+FIND_MODEL = text("""
+    SELECT model FROM vectormill.jobs JOIN vectormill.chunks ON chunks.job_id = jobs.id WHERE chunks.id = :chunk_id
+""")
+
+
 def claim(engine: Engine, chunk_id: int, owner: str = "w", lease_seconds: float = 30) -> Claim | None:
+    """As a worker that serves the chunk's own model."""
     with engine.begin() as connection:
-        return claim_chunk(connection, chunk_id, owner, lease_seconds)
+        model = connection.execute(FIND_MODEL, {"chunk_id": chunk_id}).scalar_one_or_none() or SPEC.model
+        return claim_chunk(connection, chunk_id, owner, model, lease_seconds)
 
 
 def claim_next(engine: Engine, owner: str = "w", lease_seconds: float = 30) -> Claim:

@@ -110,7 +110,7 @@ def run_replica(
         lease_seconds=settings.lease_seconds,
     )
     encoder = ChunkEncoder(
-        database, engine, keeper, PostgresSink(database, stopping), timesheet, identity.owner, settings
+        database, engine, keeper, PostgresSink(database, stopping), timesheet, identity, settings
     )
     watchdog = Watchdog(heart, identity.model, keeper, engine)
     keeper.start()

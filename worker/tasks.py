@@ -25,6 +25,7 @@ from vectormill.settings import Settings
 from worker.calibrator import Calibrator
 from worker.engine import EncodeRequest, EncodeResult, EncodingCancelled, EngineStopped, RunnerDied
 from worker.engine import Engine as EncodingEngine
+from worker.identity import WorkerIdentity
 from worker.leases import Lease, LeaseKeeper
 from worker.sink.postgres import PostgresSink
 from worker.timesheet import Timesheet
@@ -49,7 +50,7 @@ class ChunkEncoder:
         keeper: LeaseKeeper,
         sink: PostgresSink,
         timesheet: Timesheet,
-        owner: str,
+        identity: WorkerIdentity,
         settings: Settings,
     ) -> None:
         self._database = database
@@ -58,7 +59,7 @@ class ChunkEncoder:
         self._keeper = keeper
         self._sink = sink
         self._timesheet = timesheet
-        self._owner = owner
+        self._identity = identity
         self._settings = settings
 
     def encode_chunk(self, chunk_id: int) -> Result:
@@ -66,7 +67,13 @@ class ChunkEncoder:
         started = time.monotonic()
         try:
             with self._database.begin() as connection:
-                claim = claim_chunk(connection, chunk_id, self._owner, self._settings.lease_seconds)
+                claim = claim_chunk(
+                    connection,
+                    chunk_id,
+                    self._identity.owner,
+                    self._identity.model,
+                    self._settings.lease_seconds,
+                )
             if claim is None:
                 return {"outcome": "duplicate"}
             with self._timesheet.hold(claim.job_id):

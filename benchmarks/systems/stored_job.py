@@ -47,7 +47,7 @@ def _complete(
     engine: Engine, dispatch: Dispatch, dimensions: int, lease_seconds: float, random: np.random.Generator
 ) -> None:
     with engine.begin() as connection:
-        claim = claim_chunk(connection, dispatch.chunk_id, OWNER, lease_seconds)
+        claim = claim_chunk(connection, dispatch.chunk_id, OWNER, dispatch.model, lease_seconds)
         assert claim is not None, "nobody else claims chunks here"
         items = load_payload(connection, claim.chunk_id)
         vectors = random.standard_normal((len(items), dimensions), dtype=np.float32)

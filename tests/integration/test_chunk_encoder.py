@@ -82,8 +82,12 @@ def fake() -> FakeEngine:
 
 
 @pytest.fixture
-def keeper(engine: Engine) -> Iterator[LeaseKeeper]:
-    identity = WorkerIdentity("fake-cpu0@test", uuid4(), uuid4(), SPEC.model, slots=4)
+def identity() -> WorkerIdentity:
+    return WorkerIdentity("fake-cpu0@test", uuid4(), uuid4(), SPEC.model, slots=4)
+
+
+@pytest.fixture
+def keeper(engine: Engine, identity: WorkerIdentity) -> Iterator[LeaseKeeper]:
     keeper = LeaseKeeper(engine, identity, dict, heartbeat_seconds=0.1, lease_seconds=30)
     keeper.start()
     yield keeper
@@ -93,11 +97,11 @@ def keeper(engine: Engine) -> Iterator[LeaseKeeper]:
 
 
 @pytest.fixture
-def encoder(engine: Engine, fake: FakeEngine, keeper: LeaseKeeper) -> ChunkEncoder:
+def encoder(engine: Engine, fake: FakeEngine, keeper: LeaseKeeper, identity: WorkerIdentity) -> ChunkEncoder:
     sink = PostgresSink(engine, threading.Event())
     settings = Settings(max_attempts=2)
     timesheet = Timesheet(lambda: fake.run_seconds)
-    return ChunkEncoder(engine, cast(Any, fake), keeper, sink, timesheet, "fake-cpu0@test#1", settings)
+    return ChunkEncoder(engine, cast(Any, fake), keeper, sink, timesheet, identity, settings)
 
 
 def run_until_ended(engine: Engine, encoder: ChunkEncoder, job: Job) -> tuple[Job, list[str]]:

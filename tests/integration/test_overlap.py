@@ -71,7 +71,7 @@ def test_one_chunk_is_tokenized_and_another_written_while_the_device_encodes_a_t
     keeper = LeaseKeeper(engine, identity, dict, heartbeat_seconds=0.5, lease_seconds=30)
     sink, tokenizing = GatedSink(engine), Gate()
     timesheet = Timesheet(lambda: encoding.run_seconds)
-    encoder = ChunkEncoder(engine, encoding, keeper, sink, timesheet, identity.owner, Settings())
+    encoder = ChunkEncoder(engine, encoding, keeper, sink, timesheet, identity, Settings())
     job = submit(engine, make_items(12), spec=SPEC)
     first, second, third = [dispatch.chunk_id for dispatch in dispatch_all(engine)]
     held, results = tmp_path / HANG_WHILE_FILE_EXISTS, list[Result]()

@@ -17,7 +17,7 @@ from tests.protocol import (
     submit,
     vector_of,
 )
-from vectormill.db.chunks import release_chunk, renew_leases, split_chunk
+from vectormill.db.chunks import claim_chunk, release_chunk, renew_leases, split_chunk
 from vectormill.db.collections import find_generation
 from vectormill.db.completion import cancel_chunk, fail_chunk
 from vectormill.db.dispatch import list_rooms, recall_queued_chunks
@@ -107,6 +107,14 @@ def test_a_worker_that_lost_its_lease_writes_nothing(engine: Engine) -> None:
     assert complete(engine, thief) is True
     with pytest.raises(LeaseLost):
         complete(engine, thief)
+
+
+def test_a_message_that_names_a_chunk_of_another_model_claims_nothing(engine: Engine) -> None:
+    submit(engine, make_items(2))
+    (dispatch,) = dispatch_all(engine)
+    with engine.begin() as connection:
+        assert claim_chunk(connection, dispatch.chunk_id, "forger", "another", 30) is None
+    assert claim(engine, dispatch.chunk_id) is not None
 
 
 def test_a_duplicate_message_claims_nothing(engine: Engine) -> None:

@@ -237,7 +237,7 @@ def test_a_worker_calibrates_before_its_first_chunk_of_codes_and_never_again(eng
     identity = WorkerIdentity("fake-cpu0@test", uuid4(), uuid4(), SPEC.model, slots=4)
     keeper = LeaseKeeper(engine, identity, dict, heartbeat_seconds=5, lease_seconds=30)
     sink, timesheet = PostgresSink(engine, threading.Event()), Timesheet(lambda: 0.0)
-    encoder = ChunkEncoder(engine, cast(Any, model), keeper, sink, timesheet, "fake#1", Settings())
+    encoder = ChunkEncoder(engine, cast(Any, model), keeper, sink, timesheet, identity, Settings())
     keeper.start()
     try:
         outcomes = [encoder.encode_chunk(each.chunk_id)["outcome"] for each in dispatch_all(engine)]

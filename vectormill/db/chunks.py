@@ -24,15 +24,21 @@ CLAIM_CHUNK = text("""
            lease_owner = :owner, lease_until = now() + make_interval(secs => :lease_seconds)
       FROM vectormill.jobs AS job
      WHERE chunk.id = :chunk_id AND job.id = chunk.job_id AND job.state IN ('queued', 'running')
+       AND job.model = :model
        AND (chunk.state IN ('pending', 'queued') OR (chunk.state = 'leased' AND chunk.lease_until < now()))
     RETURNING chunk.id, chunk.fence, chunk.attempt, chunk.lost, chunk.num_items, chunk.first_item, chunk.only_items,
               job.id AS job_id, job.seq AS job_seq, job.priority, job.spec, job.generation_id
 """)
 
 
-def claim_chunk(connection: Connection, chunk_id: int, owner: str, lease_seconds: float) -> Claim | None:
-    """Takes the lease of a chunk; None when the message is a duplicate or stale, or the job is not to be worked on."""
-    values = {"chunk_id": chunk_id, "owner": owner, "lease_seconds": lease_seconds}
+def claim_chunk(
+    connection: Connection, chunk_id: int, owner: str, model: str, lease_seconds: float
+) -> Claim | None:
+    """Takes the lease of a chunk for a worker of this model.
+
+    None when the message is a duplicate, stale or forged (another model's), or the job is not to be worked on.
+    """
+    values = {"chunk_id": chunk_id, "owner": owner, "model": model, "lease_seconds": lease_seconds}
     row = connection.execute(CLAIM_CHUNK, values).one_or_none()
     if row is None:
         return None
