@@ -24,8 +24,9 @@ from worker.settings import load_worker_settings
 
 logger = logging.getLogger(__name__)
 
-# Below the 7 s that `up` gives to us. Handing a chunk back takes one short transaction.
-_GRACE_SECONDS = 5.0
+# Of the 60 s in which a worker promises to have stopped (docs/OPERATIONS.md, "Stop"): a model process that hangs in a
+# driver is given up after 25 s, and a commit that is under way may wait 20 s for a lock.
+GRACE_SECONDS = 55.0
 
 
 def run(settings: Settings, models: Sequence[str], devices: str | None = None) -> None:
@@ -61,7 +62,7 @@ def run(settings: Settings, models: Sequence[str], devices: str | None = None) -
             supervisor.start()
             supervisor.wait()
         finally:
-            supervisor.stop(_GRACE_SECONDS)
+            supervisor.stop(GRACE_SECONDS)
 
 
 def _replica(model: str, replica: Replica, first: Device, devices: str, launcher: UUID) -> ChildSpec:

@@ -215,6 +215,21 @@ def test_a_cancelled_request_returns_at_once_and_leaves_room_for_others(
     assert engine.report()["num_sequences"] < 60
 
 
+def test_who_waits_is_told_of_a_stop_before_a_model_process_that_does_not_end_is_waited_for(
+    engine: Engine,
+) -> None:
+    runner = psutil.Process(runner_pids()[0])
+    runner.suspend()  # as one that waits inside a driver: it does not hear that its pipe is closed
+    with ThreadPoolExecutor(2) as threads:
+        waiting = threads.submit(encode, engine, ["text"])
+        wait_for(lambda: engine._executor._outstanding)
+        stopping = threads.submit(engine.stop)
+        assert isinstance(waiting.exception(timeout=60), EngineStopped)
+        assert runner.is_running(), "its chunk could have been handed back seconds earlier"
+        stopping.result(timeout=60)
+    assert not runner.is_running()
+
+
 def test_stopping_tells_all_who_wait_and_leaves_no_process(engine: Engine, tmp_path: Path) -> None:
     (tmp_path / HANG_WHILE_FILE_EXISTS).touch()
     pid = runner_pids()[0]

@@ -13,8 +13,11 @@ import yaml
 from vectormill.cli.app import app
 from vectormill.settings import PREFIX, Settings
 from vectormill.up import Endpoint, UpOptions, plan_children
+from worker.launcher import GRACE_SECONDS
+from worker.parallel.runner import KILL_TIMEOUT_SECONDS, STOP_TIMEOUT_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
+OPERATIONS = (ROOT / "docs/OPERATIONS.md").read_text(encoding="utf-8")
 COMPOSE_TEXT = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
 COMPOSE: dict[str, Any] = yaml.safe_load(COMPOSE_TEXT)
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
@@ -51,6 +54,15 @@ def test_the_command_line_accepts_every_command(name: str) -> None:
         found = group.get_command(context, command)  # type: ignore[attr-defined]
         assert found is not None, f"there is no command {command}"
         found.make_context(command, list(arguments), parent=context).close()
+
+
+def test_a_worker_is_killed_by_nobody_before_the_time_that_is_promised() -> None:
+    """What would be killed at each level ends the level below first: model process, launcher, container."""
+    promised = re.search(r"never more than (\d+), for which compose waits", OPERATIONS)
+    assert promised is not None
+    for name in ("worker-gpu", "worker-cpu"):
+        assert SERVICES[name]["stop_grace_period"] == f"{promised[1]}s"
+    assert STOP_TIMEOUT_SECONDS + KILL_TIMEOUT_SECONDS < GRACE_SECONDS < int(promised[1])
 
 
 def test_containers_run_what_up_runs() -> None:

@@ -139,10 +139,11 @@ class Executor:
             logger.exception("The executor failed.")
             self.state, self.reason = DEAD, f"the executor failed: {error}"
         finally:
+            # Who waits hands its chunk back meanwhile: a process that hangs in a driver takes half a minute to give up.
+            self._source.close(self.reason)
             if self._runner is not None:
                 self._runner.stop()
             self._settled.set()
-            self._source.close(self.reason)
 
     def _run_one_runner(self) -> None:
         self._runner = runner = self._starter.start()
