@@ -306,8 +306,18 @@ class Client:
     def _export_parts(self, job_id: str, format: str, partial: bool) -> Iterator[bytes]:
         parameters = {"format": format, "partial": True if partial else None}
         path = _path("/v1/jobs", job_id, "vectors")
-        with self._answered("GET", path, params=_given(parameters), timeout=self._long) as response:
-            yield from response.iter_bytes()
+        has_begun = False
+        try:
+            with self._answered("GET", path, params=_given(parameters), timeout=self._long) as response:
+                has_begun = True
+                yield from response.iter_bytes()
+        except ApiUnreachable as error:
+            if not has_begun:
+                raise
+            raise ApiUnreachable(
+                f"The export of job {job_id} broke off, and what came is not whole: the API ended, the connection was "
+                "lost, or the job was removed meanwhile. `vectormill status JOB` tells whether it is there still."
+            ) from error
 
     @contextmanager
     def _answered(self, method: str, path: str, **request: Any) -> Iterator[httpx.Response]:

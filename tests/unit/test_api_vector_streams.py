@@ -26,6 +26,7 @@ from api.vector_streams import (
 )
 from vectormill.db.export import VectorBlock
 from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.errors import JobNotFound
 from vectormill.domain.job import COMPLETED, Job
 
 DIMENSIONS = 3
@@ -125,9 +126,16 @@ def test_a_job_without_any_vector_is_a_whole_file_all_the_same(name: str) -> Non
         assert np.isnan(np.load(io.BytesIO(content))).all()
 
 
-def test_an_array_that_would_be_short_is_broken_off_instead() -> None:
-    with pytest.raises(RuntimeError, match="has 8 items, but vectors of 7"):
-        list(write_npy(make_job(8), start_reading(iter(BLOCKS))))
+@pytest.mark.parametrize("name", VECTOR_FORMATS)
+def test_a_stream_whose_job_is_removed_ends_with_the_error_and_without_a_footer(name: str) -> None:
+    def removed() -> Iterator[VectorBlock]:
+        yield from BLOCKS
+        raise JobNotFound
+
+    pieces: list[bytes] = []
+    with pytest.raises(JobNotFound):
+        pieces.extend(VECTOR_FORMATS[name].write(make_job(8), start_reading(removed())))
+    assert not b"".join(pieces).endswith(b"PAR1")
 
 
 def test_row_groups_are_gathered_from_blocks_and_bounded() -> None:

@@ -15,6 +15,7 @@ from vectormill.db.payloads import decode_payload
 from vectormill.db.vector_types import Rows, choose_vector_type, missing_rows, read_block, read_columns
 from vectormill.db.vectors import table_name
 from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.errors import JobNotFound
 from vectormill.domain.item import Item
 from vectormill.domain.job import Job
 
@@ -28,13 +29,18 @@ class VectorBlock:
     vectors: Rows
     present: npt.NDArray[np.bool_]
 
+    @property
+    def end(self) -> int:
+        """The position behind the last item."""
+        return self.first_item + len(self.keys)
+
 
 LIST_CHUNKS = """
     SELECT chunks.first_item, payload.items, own.vectors
       FROM vectormill.chunks
       JOIN vectormill.chunk_payloads AS payload ON payload.chunk_id = chunks.id
       LEFT JOIN vectormill.chunk_vectors AS own ON own.chunk_id = chunks.id
-     WHERE chunks.job_id = %(job_id)s AND chunks.first_item > %(after)s AND chunks.state <> 'split'
+     WHERE chunks.job_id = %(job_id)s AND chunks.first_item >= %(start)s AND chunks.state <> 'split'
      ORDER BY chunks.first_item
      LIMIT %(limit)s
 """
@@ -47,7 +53,8 @@ def read_vectors(engine: Engine, job_id: UUID) -> Iterator[VectorBlock]:
     """Blocks of all items of a job, in the order of submission; memory does not grow with the job.
 
     In a collection another job may have given a key another text since; its vector is not this job's, and `present` is
-    False for it, as for an item that failed. Raises JobNotFound before the first block.
+    False for it, as for an item that failed. Raises JobNotFound, before the first block or, when the job is removed
+    meanwhile, at the first item that is no longer there: what came until then is not whole.
     """
     with engine.connect() as connection:
         job = find_job(connection, job_id)
@@ -60,24 +67,38 @@ def read_vectors(engine: Engine, job_id: UUID) -> Iterator[VectorBlock]:
 def _read_blocks(engine: Engine, job: Job, generation_id: int | None) -> Iterator[VectorBlock]:
     # One page ahead, on a thread of its own: Postgres and the socket work while the caller formats.
     with ThreadPoolExecutor(1, thread_name_prefix="export") as reader:
-        upcoming = reader.submit(_read_page, engine, job, generation_id, -1)
-        while page := upcoming.result():
-            upcoming = reader.submit(_read_page, engine, job, generation_id, page[-1].first_item)
+        upcoming, position = reader.submit(_read_page, engine, job, generation_id, 0), 0
+        while position < job.num_items:
+            page = upcoming.result()
+            position = page[-1].end
+            if position < job.num_items:
+                upcoming = reader.submit(_read_page, engine, job, generation_id, position)
             yield from page
 
 
-def _read_page(engine: Engine, job: Job, generation_id: int | None, after: int) -> list[VectorBlock]:
-    """The next few chunks. A transaction per page: a slow reader must not hold back vacuum for hours."""
+def _read_page(engine: Engine, job: Job, generation_id: int | None, start: int) -> list[VectorBlock]:
+    """The next few chunks. A transaction per page: a slow reader must not hold back vacuum for hours.
+
+    By the items' positions and not the chunks': a chunk that was read may have been split since. Raises JobNotFound
+    when the item at `start` is missing.
+    """
     blocks = []
     with engine.connect() as connection:
-        values = {"job_id": job.id, "after": after, "limit": _CHUNKS_PER_PAGE}
+        values = {"job_id": job.id, "start": start, "limit": _CHUNKS_PER_PAGE}
         for first_item, payload, own in _fetch_binary(connection, LIST_CHUNKS, values):
             items = decode_payload(payload)
             if generation_id is None:
                 rows, present = _read_own(own, len(items), job.spec)
             else:
                 rows, present = _read_collection(connection, generation_id, items, job.spec)
+            if first_item != start:
+                break
             blocks.append(VectorBlock(first_item, [item.key for item in items], rows, present))
+            start = blocks[-1].end
+    if not blocks:
+        raise JobNotFound(
+            f"Job {job.id} was removed while its vectors were read: {start} of {job.num_items} items were there."
+        )
     return blocks
 
 
