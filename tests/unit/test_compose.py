@@ -60,7 +60,7 @@ def test_a_worker_is_killed_by_nobody_before_the_time_that_is_promised() -> None
     """What would be killed at each level ends the level below first: model process, launcher, container."""
     promised = re.search(r"never more than (\d+), for which compose waits", OPERATIONS)
     assert promised is not None
-    for name in ("worker-gpu", "worker-cpu"):
+    for name in ("worker", "worker-cpu"):
         assert SERVICES[name]["stop_grace_period"] == f"{promised[1]}s"
     assert STOP_TIMEOUT_SECONDS + KILL_TIMEOUT_SECONDS < GRACE_SECONDS < int(promised[1])
 
