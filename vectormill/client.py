@@ -10,7 +10,6 @@ streams, in constant memory.
             print(vector["key"], vector["embedding"][:3])
 """
 
-import ipaddress
 import json
 import ssl
 import time
@@ -25,6 +24,7 @@ from urllib.parse import quote
 import httpx
 import msgspec
 
+from vectormill.addresses import is_loopback_host
 from vectormill.domain.errors import VectormillError
 from vectormill.domain.job import TERMINAL_JOB_STATES
 from vectormill.files.ndjson import ItemJson, compress_parts, encode_parts, split_lines
@@ -347,11 +347,7 @@ class Client:
 
 def is_loopback(url: str) -> bool:
     """Whether the URL names this machine's own loopback."""
-    host = httpx.URL(url).host
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    return is_loopback_host(httpx.URL(url).host)
 
 
 def _given(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -205,12 +205,31 @@ def _read_modules(directory: Path, name: str) -> list[dict[str, Any]]:
     modules = [module for module in modules if _kind(module) != "Dropout"]  # does nothing outside training
     kinds = [_kind(module) for module in modules]
     tail = kinds[2:-1] if kinds[-1] == "Normalize" else kinds[2:]
+    for module in modules:
+        _require_inside(directory, module["path"], name)
     if kinds[:2] != ["Transformer", "Pooling"] or any(kind != "Dense" for kind in tail):
         raise ModelError(
             f"The model {name!r} is made of {', '.join(kinds)}. Supported are Transformer, Pooling, any "
             "number of Dense, and Normalize, in this order."
         )
     return modules
+
+
+def _require_inside(directory: Path, folder: str, name: str) -> None:
+    """Raises ModelError for a module that lies elsewhere, by its path or by symbolic links.
+
+    A snapshot in the hub's cache is made of links into the blobs two folders above it, and of no others.
+    """
+    home = directory.resolve()
+    blobs = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
+    place = (home / folder).resolve()
+    files = [path.resolve() for path in place.glob("*")] if folder and place.is_relative_to(home) else []
+    outside = [path for path in files if not (path.is_relative_to(home) or path.is_relative_to(blobs))]
+    if not place.is_relative_to(home) or outside:
+        raise ModelError(
+            f"The modules.json of model {name!r} leads out of its directory: {folder!r} is "
+            f"{outside[0] if outside else place}. Copy what it needs into {directory}."
+        )
 
 
 def _read_pooling(directory: Path, modules: list[dict[str, Any]], name: str) -> tuple[tuple[str, ...], bool]:

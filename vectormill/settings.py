@@ -91,6 +91,12 @@ class Settings(BaseSettings):
     retention_days: float = Field(default=30.0, gt=0, description="Ended jobs are removed after so long.")
 
 
+# What opens something to whoever reads it; FLOWER_BASIC_AUTH is Flower's own name for ours.
+SECRET_VARIABLES = frozenset(
+    {f"{PREFIX}{name}" for name in ("DATABASE_URL", "REDIS_URL", "FLOWER_BASIC_AUTH", "API_KEY")}
+    | {"FLOWER_BASIC_AUTH"}
+)
+
 # Variables that are read by another settings class, for instance worker.settings.
 WORKER_PREFIX = PREFIX + "WORKER_"
 
@@ -129,3 +135,8 @@ def describe_validation_error(error: ValidationError, prefix: str) -> str:
 def process_environment() -> dict[str, str]:
     """A copy of this process's environment, to build that of a child from."""
     return dict(os.environ)
+
+
+def drop_secrets(environment: Mapping[str, str]) -> dict[str, str]:
+    """What is left for a process that speaks to no service: neither the URLs with their passwords, nor a key."""
+    return {name: value for name, value in environment.items() if name not in SECRET_VARIABLES}

@@ -1,16 +1,25 @@
 """docker-compose.yml against the Compose schema and against the promises it makes. No Docker engine is needed."""
 
 import json
+import os
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import jsonschema
+import psutil
 import pytest
 import typer
 import yaml
+from redis import Redis
+from redis.exceptions import AuthenticationError
+from redis.exceptions import ConnectionError as RedisConnectionError
 
+from tests.waiting import wait_for
 from vectormill.cli.app import app
+from vectormill.embedded.binaries import find_valkey_server
+from vectormill.processes import free_port
 from vectormill.settings import PREFIX, Settings
 from vectormill.up import Endpoint, UpOptions, plan_children
 from worker.launcher import GRACE_SECONDS
@@ -145,6 +154,45 @@ def test_no_secret_stands_in_the_file_and_a_missing_one_stops_the_start() -> Non
         if SECRET.search(match["name"]):
             assert match["operator"] == ":?", match[0]
     assert not re.search(r"://[^:/@\s]*:(?!\$\{)[^@\s]+@", COMPOSE_TEXT), "a URL carries a literal password"
+
+
+def test_no_secret_is_an_argument_of_a_process() -> None:
+    """Every user of a host reads the arguments of every process; a name after $$ is the container's shell's to find."""
+    for name, service in SERVICES.items():
+        for words in (service.get("command", []), service.get("healthcheck", {}).get("test", [])):
+            for word in words:
+                assert not any(SECRET.search(match["name"]) for match in INTERPOLATION.finditer(word)), name
+
+
+def test_valkey_asks_for_the_password_and_keeps_nothing(tmp_path: Path) -> None:
+    shell, flag, script = SERVICES["valkey"]["command"]
+    script = script.replace("$$", "$").replace("valkey-server -", f"{find_valkey_server()} - --port $PORT")
+    environment = {"PATH": os.defpath, "REDISCLI_AUTH": "moonshine", "PORT": str(free_port())}
+    with subprocess.Popen(
+        [shell, flag, script], env=environment, cwd=tmp_path, stdout=subprocess.DEVNULL
+    ) as server:
+        try:
+            with Redis(port=int(environment["PORT"]), password="moonshine") as client:
+                wait_for(lambda: answers(client), because="Valkey answers")
+                wanted = {
+                    "save": "",
+                    "appendonly": "no",
+                    "maxmemory": "268435456",
+                    "maxmemory-policy": "noeviction",
+                }
+                assert {name: client.config_get(name)[name] for name in wanted} == wanted
+                assert not any("moonshine" in word for word in psutil.Process(server.pid).cmdline())
+            with Redis(port=int(environment["PORT"])) as stranger, pytest.raises(AuthenticationError):
+                stranger.ping()
+        finally:
+            server.terminate()
+
+
+def answers(client: Redis) -> bool:
+    try:
+        return bool(client.ping())
+    except RedisConnectionError:
+        return False
 
 
 def test_every_variable_of_the_file_is_explained_in_the_example_environment() -> None:

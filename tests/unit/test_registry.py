@@ -286,3 +286,43 @@ def test_a_prompt_is_a_name_of_the_model_or_else_the_text_itself(tmp_path: Path)
 def test_an_option_out_of_range_is_refused_with_the_range(options: EncodingOptions, message: str) -> None:
     with pytest.raises(InvalidOption, match=message):
         make_spec(Registry({}).card(DEFAULT_MODEL), options)
+
+
+@pytest.mark.parametrize("path", ["../other", "/etc", "1_Pooling/../../other"])
+def test_a_module_outside_the_model_s_directory_is_refused(tmp_path: Path, path: str) -> None:
+    directory = write_model(
+        tmp_path / "model",
+        modules=[modules("Transformer")[0], {**modules("Transformer", "Pooling")[1], "path": path}],
+    )
+    (tmp_path / "model" / "1_Pooling").mkdir()
+    write_model(tmp_path / "other", config={"pooling_mode_cls_token": True})
+    with pytest.raises(ModelError, match=r"leads out of its directory"):
+        card_of(directory)
+
+
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_a_symbolic_link_that_leads_a_module_out_is_refused(tmp_path: Path, is_folder: bool) -> None:
+    directory = write_model(tmp_path / "model", modules=modules("Transformer", "Pooling"))
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "config.json").write_text(json.dumps({"pooling_mode_cls_token": True}))
+    if is_folder:
+        (directory / "1_Pooling").symlink_to(other)
+    else:
+        (directory / "1_Pooling").mkdir()
+        (directory / "1_Pooling" / "config.json").symlink_to(other / "config.json")
+    with pytest.raises(ModelError, match=r"leads out of its directory.*Copy what it needs"):
+        card_of(directory)
+
+
+def test_a_snapshot_of_the_hub_is_read_through_its_links_into_the_blobs(tmp_path: Path) -> None:
+    cache = tmp_path / "models--maker--mini"
+    write_model(
+        cache / "blobs", modules=modules("Transformer", "Pooling"), pooling={"pooling_mode_cls_token": True}
+    )
+    snapshot = cache / "snapshots" / "0123456789abcdef"
+    (snapshot / "1_Pooling").mkdir(parents=True)
+    for name in ("config.json", "modules.json", "tokenizer.json", "model.safetensors"):
+        (snapshot / name).symlink_to(f"../../blobs/{name}")
+    (snapshot / "1_Pooling" / "config.json").symlink_to("../../../blobs/pooling.json")
+    assert card_of(snapshot).pooling == ("cls",)

@@ -57,6 +57,8 @@ def make_app(redis_url: str) -> Celery:
         task_send_sent_event=False,
         worker_hijack_root_logger=False,
         worker_redirect_stdouts=False,
+        # Whoever writes to Redis could end workers and make them consume other queues; nothing of ours needs it.
+        worker_enable_remote_control=False,
         # A heartbeat event every 10 s is enough for Flower and keeps an idle worker idle.
         broker_heartbeat=0,
         timezone="UTC",

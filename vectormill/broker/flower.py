@@ -3,6 +3,7 @@
 import os
 import sys
 
+from vectormill.addresses import is_loopback_host
 from vectormill.domain.errors import ConfigurationError
 from vectormill.settings import Settings, process_environment
 
@@ -27,12 +28,22 @@ def flower_command(host: str, port: int) -> list[str]:
     ]
 
 
+def refuse_without_password(host: str, basic_auth: str | None) -> None:
+    """Raises ConfigurationError for an address that others reach: Flower shows the names of workers and jobs."""
+    if basic_auth is None and not is_loopback_host(host):
+        raise ConfigurationError(
+            f"Flower without a password is not opened to other machines ({host}): set VECTORMILL_FLOWER_BASIC_AUTH to "
+            "user:password, or leave it on the loopback."
+        )
+
+
 def run(settings: Settings, host: str, port: int) -> None:
     """Becomes Flower; does not return."""
     if settings.redis_url is None:
         raise ConfigurationError(
             "Flower needs VECTORMILL_REDIS_URL; `vectormill up` starts a Redis of its own."
         )
+    refuse_without_password(host, settings.flower_basic_auth)
     environment = process_environment()
     if settings.flower_basic_auth:
         environment["FLOWER_BASIC_AUTH"] = (

@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
+from vectormill.settings import drop_secrets
 from worker.devices.device import Device, device_environment
 from worker.model.encoder import EncoderOrder
 from worker.parallel.loopback import loopback_environment
@@ -46,7 +47,7 @@ class RunnerStarter:
     ) -> None:
         self.order = order
         self._factory = factory
-        self._environment = {**environment, **OFFLINE}
+        self._environment = {**drop_secrets(environment), **OFFLINE}
         self._sharing = sharing
         self._shard_factory = shard_factory
         self._timeout_seconds = collective_timeout_seconds

@@ -44,12 +44,12 @@ def up(
 
     With VECTORMILL_DATABASE_URL or VECTORMILL_REDIS_URL set, those are used instead.
     """
+    from vectormill.broker.flower import refuse_without_password
     from vectormill.cli.settings import read_environment
     from vectormill.up import UpOptions, run_up
 
-    settings = begin_process(
-        data_dir=data_dir, api_host=host, flower_host=host, api_port=api_port, flower_port=flower_port
-    )
+    settings = begin_process(data_dir=data_dir, api_host=host, api_port=api_port, flower_port=flower_port)
+    refuse_without_password(settings.flower_host, settings.flower_basic_auth)
     options = UpOptions(
         data_dir=settings.data_dir.expanduser(),
         api_host=settings.api_host,

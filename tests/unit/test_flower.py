@@ -1,0 +1,71 @@
+"""Flower shows names of workers and jobs: nobody but this machine sees them without a password."""
+
+import os
+import sys
+
+import pytest
+
+from vectormill.cli.app import main
+
+ELSEWHERE = ["0.0.0.0", "::", "192.0.2.7", "mill.example.org"]
+
+
+@pytest.fixture(autouse=True)
+def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The command lines that this process would have become."""
+    commands: list[list[str]] = []
+    monkeypatch.setattr(os, "execve", lambda program, argv, environment: commands.append(argv))
+    monkeypatch.setenv("VECTORMILL_REDIS_URL", "redis://:secret@127.0.0.1:1/0")
+    monkeypatch.delenv("VECTORMILL_FLOWER_BASIC_AUTH", raising=False)
+    return commands
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    return int(end.value.code or 0)
+
+
+@pytest.mark.parametrize("host", ELSEWHERE)
+def test_without_a_password_flower_is_not_opened_to_other_machines(
+    host: str, started: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("flower", "--host", host) == 2
+    assert started == []
+    assert "set VECTORMILL_FLOWER_BASIC_AUTH" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
+def test_on_the_loopback_flower_needs_none(host: str, started: list[list[str]]) -> None:
+    assert run("flower", "--host", host) == 0
+    assert f"--address={host}" in started[0]
+
+
+def test_with_a_password_flower_is_opened_and_the_password_is_no_argument(
+    started: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VECTORMILL_FLOWER_BASIC_AUTH", "me:moonshine")
+    assert run("flower", "--host", "0.0.0.0") == 0
+    assert started[0][0] == sys.executable
+    assert not any("moonshine" in word for word in started[0])
+
+
+def test_the_host_of_up_is_the_api_s_and_not_flower_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[tuple[str, str]] = []
+
+    def run_up(options: object) -> int:
+        ran.append((options.api_host, options.flower_host))  # type: ignore[attr-defined]
+        return 0
+
+    monkeypatch.setattr("vectormill.up.run_up", run_up)
+    assert run("up", "--host", "0.0.0.0") == 0
+    assert ran == [("0.0.0.0", "127.0.0.1")]
+
+
+def test_up_opens_no_flower_without_a_password_either(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("vectormill.up.run_up", lambda options: pytest.fail("it was started"))
+    monkeypatch.setenv("VECTORMILL_FLOWER_HOST", "0.0.0.0")
+    assert run("up") == 2
+    assert "set VECTORMILL_FLOWER_BASIC_AUTH" in capsys.readouterr().err
