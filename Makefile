@@ -10,6 +10,9 @@ STAMP  := $(VENV)/.installed
 TORCH_INDEX_URL ?=
 # Further flags for `make lock`, for example LOCK_FLAGS=--upgrade or LOCK_FLAGS='--upgrade-package celery'.
 LOCK_FLAGS ?=
+# Test processes side by side. Each brings its own servers, so a machine of many cores is not filled with them.
+PARALLEL ?= --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
+SOAK_SECONDS ?= 600
 # Names and options for `make bench`, for example BENCH_FLAGS='engine --repeat 1'.
 BENCH_FLAGS ?=
 
@@ -24,7 +27,7 @@ STALE := torch-build-changes
 endif
 endif
 
-.PHONY: help setup run up test check lint bench lock clean torch-build-changes
+.PHONY: help setup run up test test-all soak check lint bench lock clean torch-build-changes
 
 help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -37,8 +40,15 @@ run: setup ## The main job: encode every docstring of the standard library, sear
 up: setup ## Start every process on this machine in the foreground; Ctrl-C stops them all
 	@$(BIN)/vectormill up
 
-test: lint ## Everything continuous integration runs: lint and all tests (under 15 minutes on two cores)
-	$(BIN)/pytest
+# Dearest first, so that no long file is left for the end while the other processes have nothing to do.
+test: lint ## Everything continuous integration runs: lint and all tests but the slow ones (under 8 minutes on two cores)
+	$(BIN)/pytest $(PARALLEL) tests/acceptance tests/integration tests/contract tests/unit tests/architecture
+
+test-all: lint ## Before a release: make test, and the slow tests: a minute of chaos, outages, an old release beside a new one
+	$(BIN)/pytest $(PARALLEL) -m 'slow or not slow' tests/acceptance tests/integration tests/contract tests/unit tests/architecture
+
+soak: setup ## Ten minutes of random kills and stops under load (SOAK_SECONDS=3600 for an hour)
+	$(BIN)/pytest -m slow tests/acceptance/test_chaos.py --soak-seconds=$(SOAK_SECONDS)
 
 check: lint ## Before every commit: format, lint, types, import contracts, fast tests (a minute or two)
 	$(BIN)/pytest tests/unit tests/architecture
