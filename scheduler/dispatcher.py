@@ -1,7 +1,8 @@
 """Keeps a small window of chunks with the workers, so that priority, fairness, pause and cancel are SQL and immediate.
 
-Commit first, publish second: a message never names a row that is not there, and a dispatch whose message is lost is
-found by the reaper. Nothing here is needed for correctness; a dispatcher that runs twice only publishes twice.
+Commit first, publish second: a message never names a row that is not there. What was marked is compared with what
+waits in Redis, so that a lost message costs seconds. Nothing here is needed for correctness; a dispatcher that runs
+twice only publishes twice.
 """
 
 import logging
@@ -13,9 +14,10 @@ from redis.exceptions import RedisError
 from sqlalchemy import Engine
 
 from scheduler.fairness import plan_shares
-from vectormill.broker.messages import BROKER_ERRORS, publish
+from vectormill.broker.messages import BROKER_ERRORS, publish, task_id_of
+from vectormill.broker.queues import QueueReader, list_of
 from vectormill.broker.sentinel import Sentinel
-from vectormill.db.dispatch import list_demands, list_rooms, mark_queued, recall_queued_chunks
+from vectormill.db.dispatch import list_demands, list_queued, list_rooms, mark_queued, recall_dispatches
 from vectormill.db.workers import ALIVE_SECONDS
 from vectormill.domain.chunk import Dispatch
 
@@ -28,39 +30,70 @@ MAX_DEMANDS = 500
 class Dispatcher:
     """One round at a time: `dispatch` marks and publishes what there is room for."""
 
-    def __init__(self, engine: Engine, app: Celery, sentinel: Sentinel, ageing_seconds: float) -> None:
+    def __init__(
+        self, engine: Engine, app: Celery, sentinel: Sentinel, queues: QueueReader, ageing_seconds: float
+    ) -> None:
         self._engine = engine
         self._app = app
         self._sentinel = sentinel
+        self._queues = queues
         self._ageing_seconds = ageing_seconds
         # Chunks each job was served, in turns rather than debts. Lost with the process, harmlessly.
         self._served: dict[UUID, int] = defaultdict(int)
         self._is_redis_away = False
         self._has_unrung = False  # a dispatch was marked whose message may not have reached Redis
+        self._absent: set[str] = set()  # task ids that the last look did not find in Redis
 
     @property
     def is_redis_away(self) -> bool:
         return self._is_redis_away
 
+    def begin_term(self) -> None:
+        """Whoever dispatched before may have died between COMMIT and publishing, so the next look trusts nothing."""
+        self._has_unrung = True
+
     def recall_lost_messages(self) -> bool:
-        """Looks whether Redis lost messages, and dispatches again what it may not hold. False while Redis is away."""
+        """Looks whether Redis lost messages, and has these chunks dispatched again. False while Redis is away."""
         try:
             is_lost = self._sentinel.has_lost_content()
+            absent = self._find_absent()
         except RedisError as error:
             if not self._is_redis_away:
                 logger.warning("Redis cannot be reached; jobs wait in Postgres until it is back: %s", error)
             self._is_redis_away = True
             return False
+        # What is absent once may be on its way from Redis to a worker's claim; twice in a second it is lost. Mistakes
+        # are harmless: the second message of a chunk claims nothing.
         if is_lost or self._has_unrung:
-            with self._engine.begin() as connection:
-                recalled = recall_queued_chunks(connection)
-            self._has_unrung = False
-            if recalled:
-                logger.warning("Redis lost messages; %d dispatched chunks are dispatched again.", recalled)
+            self._absent = set(absent)
+        lost = [dispatch for task_id, dispatch in absent.items() if task_id in self._absent]
+        self._absent = set(absent)
+        self._has_unrung = False
+        if lost:
+            self._recall(lost)
         if self._is_redis_away:
             logger.info("Redis is back.")
         self._is_redis_away = False
         return True
+
+    def _find_absent(self) -> dict[str, Dispatch]:
+        """Dispatches that nobody has claimed and that do not wait in Redis, by task id."""
+        with self._engine.connect() as connection:
+            queued = {task_id_of(dispatch): dispatch for dispatch in list_queued(connection)}
+        if not queued:
+            return {}
+        lists = {list_of(dispatch.model, dispatch.priority) for dispatch in queued.values()}
+        waiting = self._queues.list_task_ids(lists)
+        return {task_id: dispatch for task_id, dispatch in queued.items() if task_id not in waiting}
+
+    def _recall(self, lost: list[Dispatch]) -> None:
+        with self._engine.begin() as connection:
+            recalled = recall_dispatches(connection, lost)
+        if recalled:
+            logger.warning(
+                "%d dispatched chunks were neither claimed nor waiting in Redis; they are dispatched again.",
+                recalled,
+            )
 
     def dispatch(self) -> int:
         """Dispatches what there is room for; the number of chunks."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from vectormill.db.dispatch import Demand, Room
+from vectormill.domain.demand import Demand, Room
 from vectormill.domain.job import INTERACTIVE_PRIORITY
 
 

@@ -16,6 +16,7 @@ from scheduler.dispatcher import Dispatcher
 from scheduler.pruner import prune_expired
 from scheduler.reaper import reap
 from vectormill.broker.app import make_app
+from vectormill.broker.queues import QueueReader
 from vectormill.broker.sentinel import Sentinel
 from vectormill.db.session import make_engine
 from vectormill.db.workers import beat_scheduler
@@ -59,7 +60,8 @@ def run(settings: Settings) -> None:
 def _serve(settings: Settings, database_url: str, redis_url: str, stop: threading.Event) -> None:
     engine = make_engine(database_url, application_name="vectormill scheduler")
     sentinel = Sentinel(redis_url)
-    dispatcher = Dispatcher(engine, make_app(redis_url), sentinel, settings.ageing_seconds)
+    queues = QueueReader(redis_url)
+    dispatcher = Dispatcher(engine, make_app(redis_url), sentinel, queues, settings.ageing_seconds)
     while not stop.is_set():
         try:
             _serve_term(engine, dispatcher, settings, stop)
@@ -67,6 +69,7 @@ def _serve(settings: Settings, database_url: str, redis_url: str, stop: threadin
             logger.warning("Postgres cannot be reached; trying again: %s", error)
             stop.wait(1.0)
     sentinel.close()
+    queues.close()
     engine.dispose()
 
 
@@ -79,6 +82,7 @@ def _serve_term(engine: Engine, dispatcher: Dispatcher, settings: Settings, stop
             if stop.wait(1.0):
                 return
         logger.info("Elected; dispatching.")
+        dispatcher.begin_term()
         driver.execute("LISTEN vectormill_jobs")
         duties = [
             Duty(_SENTINEL_SECONDS, dispatcher.recall_lost_messages),

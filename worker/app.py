@@ -13,9 +13,11 @@ from uuid import UUID, uuid4
 
 from celery import Celery
 from celery.signals import worker_shutting_down
+from celery.worker import state
 from rich.console import Console
 
 from vectormill.broker.app import ENCODE_CHUNK, make_app, queue_of
+from vectormill.broker.queues import QueueReader
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import ConfigurationError, ModelError
 from vectormill.model_card import ModelCard
@@ -112,7 +114,8 @@ def run_replica(
     encoder = ChunkEncoder(
         database, engine, keeper, PostgresSink(database, stopping), timesheet, identity, settings
     )
-    watchdog = Watchdog(heart, identity.model, keeper, engine)
+    queues = QueueReader(settings.redis_url)
+    watchdog = Watchdog(queues, identity.model, keeper, engine, lambda: state.all_total_count[0])
     keeper.start()
     watchdog.start()
 
@@ -131,6 +134,7 @@ def run_replica(
         keeper.stop()
         database.dispose()
         heart.dispose()
+        queues.close()
 
 
 def find_replica(

@@ -9,40 +9,44 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 
-from sqlalchemy import Engine as Database
-from sqlalchemy import text
-from sqlalchemy.exc import SQLAlchemyError
+from redis.exceptions import RedisError
 
+from vectormill.broker.queues import QueueReader, list_of
+from vectormill.domain.job import INTERACTIVE_PRIORITY, LEAST_URGENT_PRIORITY
 from worker.engine import Engine
 from worker.leases import LeaseKeeper
 
 logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 10.0
-_IDLE_SECONDS = 45.0
-_UNCLAIMED_SECONDS = 20.0
+# A worker that could consume takes what waits within milliseconds. After a long outage of Redis it may be half a minute
+# until kombu's next attempt to connect, which is no reason to load a model again.
+_DEAF_SECONDS = 45.0
 # Chunks are handed back in one short transaction each. What takes longer hangs, perhaps in Celery's own way to end; a
 # hard end is safe at any moment, because whatever is written is written under a fence.
 _ENDING_SECONDS = 60.0
-
-HAS_UNCLAIMED = text("""
-    SELECT EXISTS (
-        SELECT 1 FROM vectormill.chunks JOIN vectormill.jobs ON jobs.id = chunks.job_id
-         WHERE chunks.state = 'queued' AND jobs.model = :model
-           AND chunks.queued_at < now() - make_interval(secs => :unclaimed_seconds))
-""")
 
 
 class Watchdog:
     """Looks every ten seconds; sends this process SIGTERM when it should be started afresh, then ends it hard."""
 
-    def __init__(self, database: Database, model: str, keeper: LeaseKeeper, engine: Engine) -> None:
-        self._database = database
-        self._model = model
+    def __init__(
+        self,
+        queues: QueueReader,
+        model: str,
+        keeper: LeaseKeeper,
+        engine: Engine,
+        count_taken: Callable[[], int],
+    ) -> None:
+        self._queues = queues
+        self._lists = [list_of(model, priority) for priority in (INTERACTIVE_PRIORITY, LEAST_URGENT_PRIORITY)]
         self._keeper = keeper
         self._engine = engine
-        self._idle_since = time.monotonic()
+        self._count_taken = count_taken  # messages that Celery has taken from Redis since the start
+        self._num_taken = 0
+        self._well_at = time.monotonic()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
@@ -67,15 +71,17 @@ class Watchdog:
         """Why this worker should be started afresh; None while all is well."""
         if not self._engine.is_healthy():
             return "The engine died"
-        if self._keeper.num_held:
-            self._idle_since = now
+        num_taken = self._count_taken()
+        if num_taken != self._num_taken or self._keeper.num_held or not self._is_called():
+            self._num_taken, self._well_at = num_taken, now
             return None
-        if now - self._idle_since < _IDLE_SECONDS:
+        if now - self._well_at < _DEAF_SECONDS:
             return None
+        return f"Messages wait in Redis, and none was taken for {now - self._well_at:.0f} s"
+
+    def _is_called(self) -> bool:
+        """Whether Redis holds messages for this worker: asked there, because what Postgres calls queued may be lost."""
         try:
-            with self._database.connect() as connection:
-                values = {"model": self._model, "unclaimed_seconds": _UNCLAIMED_SECONDS}
-                has_unclaimed = connection.execute(HAS_UNCLAIMED, values).scalar_one()
-        except SQLAlchemyError:
-            return None
-        return "The queue has messages but none was received for a while" if has_unclaimed else None
+            return self._queues.count_messages(self._lists) > 0
+        except RedisError:
+            return False

@@ -10,6 +10,8 @@ from sqlalchemy import Engine, text
 from scheduler.dispatcher import Dispatcher
 from tests.clusters import connect
 from tests.protocol import SPEC, claim_next, complete, make_items, register_worker, submit
+from vectormill.broker.messages import task_id_of
+from vectormill.broker.queues import QueueReader
 from vectormill.broker.sentinel import Sentinel
 from vectormill.db.dispatch import list_demands, list_rooms, mark_queued
 from vectormill.db.jobs import retry_job
@@ -29,6 +31,16 @@ class QuietSentinel:
 
     def has_lost_content(self) -> bool:
         return False
+
+
+class FakeQueues:
+    """Task ids that wait in Redis."""
+
+    def __init__(self) -> None:
+        self.waiting: set[str] = set()
+
+    def list_task_ids(self, lists: object) -> set[str]:
+        return self.waiting
 
 
 def chunk_states(engine: Engine) -> list[str]:
@@ -71,7 +83,8 @@ def test_a_job_of_priority_0_is_counted_apart_from_bulk(engine: Engine) -> None:
 
 
 def test_a_scheduler_without_redis_says_so_beside_its_sign_of_life(engine: Engine) -> None:
-    dispatcher = Dispatcher(engine, Celery(), Sentinel("redis://127.0.0.1:1/0"), ageing_seconds=600)
+    nowhere = "redis://127.0.0.1:1/0"
+    dispatcher = Dispatcher(engine, Celery(), Sentinel(nowhere), QueueReader(nowhere), ageing_seconds=600)
     assert not dispatcher.recall_lost_messages()
     signs = []
     for is_away in (dispatcher.is_redis_away, False):
@@ -91,9 +104,13 @@ def test_a_bell_that_could_not_be_rung_is_rung_at_the_next_look_at_redis(
             rung.extend(dispatches)
             raise OSError("Redis was away for a moment")
         rung.extend(dispatches)
+        queues.waiting.update(map(task_id_of, dispatches))
 
+    queues = FakeQueues()
     monkeypatch.setattr("scheduler.dispatcher.publish", publish)
-    dispatcher = Dispatcher(engine, Celery(), cast(Sentinel, QuietSentinel()), ageing_seconds=600)
+    dispatcher = Dispatcher(
+        engine, Celery(), cast(Sentinel, QuietSentinel()), cast(QueueReader, queues), ageing_seconds=600
+    )
     register_worker(engine)
     submit(engine, make_items(4))
     assert dispatcher.dispatch() == 1

@@ -20,7 +20,7 @@ from tests.protocol import (
 from vectormill.db.chunks import claim_chunk, release_chunk, renew_leases, split_chunk
 from vectormill.db.collections import find_generation
 from vectormill.db.completion import cancel_chunk, fail_chunk
-from vectormill.db.dispatch import list_rooms, recall_queued_chunks
+from vectormill.db.dispatch import list_queued, list_rooms, recall_dispatches
 from vectormill.db.export import read_vectors
 from vectormill.db.jobs import cancel_job, delete_job, find_job, list_item_errors, list_jobs, retry_job
 from vectormill.db.matches import search_collection
@@ -231,7 +231,7 @@ def test_after_a_flush_dispatched_chunks_are_dispatched_again(engine: Engine) ->
     first, second = dispatch_all(engine)
     claim(engine, first.chunk_id)
     with engine.begin() as connection:
-        assert recall_queued_chunks(connection) == 1
+        assert recall_dispatches(connection, list_queued(connection)) == 1
     (again,) = dispatch_all(engine)
     assert (again.chunk_id, again.dispatch_seq) == (second.chunk_id, 2)
 

@@ -25,7 +25,7 @@ from sqlalchemy import Engine, text
 
 from tests.protocol import claim, complete, dispatch_all, make_items, submit, vector_of
 from vectormill.db.chunks import release_chunk, split_chunk
-from vectormill.db.dispatch import recall_queued_chunks
+from vectormill.db.dispatch import list_queued, recall_dispatches
 from vectormill.db.export import read_vectors
 from vectormill.db.jobs import cancel_job, find_job, pause_job, resume_job, retry_job
 from vectormill.db.rescue import (
@@ -166,7 +166,7 @@ class ProtocolMachine(RuleBasedStateMachine):
             recall_paused_chunks(connection)
             end_cancelled_jobs(connection)
             if is_flushed:
-                recall_queued_chunks(connection)
+                recall_dispatches(connection, list_queued(connection))
 
     def find(self, job_id: object) -> Job:
         with self.engine.connect() as connection:

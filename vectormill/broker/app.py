@@ -7,6 +7,8 @@ from celery import Celery
 
 ENCODE_CHUNK = "encode.chunk"
 QUEUE_PREFIX = "encode."
+# Priority steps in Redis: the first is popped first.
+INTERACTIVE_STEP, BULK_STEP = 0, 9
 
 
 def queue_of(model: str) -> str:
@@ -36,7 +38,10 @@ def make_app(redis_url: str) -> Celery:
             "health_check_interval": 10,  # finds a half-open consumer connection (kombu #2492)
             "retry_on_timeout": False,  # a publish repeated blindly only makes duplicates
             "queue_order_strategy": "priority",
-            "priority_steps": [0, 9],  # interactive before bulk among the few messages of the window
+            "priority_steps": [
+                INTERACTIVE_STEP,
+                BULK_STEP,
+            ],  # interactive before bulk among the few messages of the window
             "client_name": "vectormill",
         },
         task_publish_retry=True,

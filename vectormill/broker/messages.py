@@ -7,12 +7,15 @@ from kombu.exceptions import KombuError
 from redis.exceptions import RedisError
 
 from vectormill.broker.app import ENCODE_CHUNK, queue_of
+from vectormill.broker.queues import step_of
 from vectormill.domain.chunk import Dispatch
-from vectormill.domain.job import INTERACTIVE_PRIORITY
 
 BROKER_ERRORS = (KombuError, RedisError, OSError)
 
-_FIRST, _LAST = 0, 9  # Redis priority steps; 0 is popped first
+
+def task_id_of(dispatch: Dispatch) -> str:
+    """Names the message; another dispatch of the same chunk has another."""
+    return f"{dispatch.job_id.hex[:8]}-{dispatch.seq:05d}-{dispatch.dispatch_seq}"
 
 
 def publish(app: Celery, dispatches: Iterable[Dispatch]) -> None:
@@ -22,9 +25,9 @@ def publish(app: Celery, dispatches: Iterable[Dispatch]) -> None:
             app.send_task(
                 ENCODE_CHUNK,
                 kwargs=dispatch.message(),
-                task_id=f"{dispatch.job_id.hex[:8]}-{dispatch.seq:05d}-{dispatch.dispatch_seq}",
+                task_id=task_id_of(dispatch),
                 queue=queue_of(dispatch.model),
-                priority=_FIRST if dispatch.priority == INTERACTIVE_PRIORITY else _LAST,
+                priority=step_of(dispatch.priority),
                 kwargsrepr=f"job={dispatch.job_id} chunk={dispatch.seq} items={dispatch.num_items}",
                 producer=producer,
             )

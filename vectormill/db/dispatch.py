@@ -1,36 +1,12 @@
 """What waits to be dispatched, and how a chunk is marked queued before its message is published."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from uuid import UUID
 
 from sqlalchemy import Connection, text
 
 from vectormill.domain.chunk import Dispatch
-
-
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """A job with chunks that could be dispatched now; how long it has waited since a worker last brought it on."""
-
-    job_id: UUID
-    seq: int
-    model: str
-    priority: int
-    waited_seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """How many chunks of a model its live workers have slots for, and how many of bulk and of interactive jobs are
-    queued or leased.
-    """
-
-    model: str
-    slots: int
-    outstanding: int
-    interactive: int
-
+from vectormill.domain.demand import Demand, Room
 
 # So many of each model: thousands of jobs whose model no worker serves must not hide those of another. A job ages while
 # nothing moves in it, and not while it is served: a night of bulk work would end up before everything else.
@@ -106,11 +82,32 @@ def mark_queued(connection: Connection, shares: Sequence[tuple[UUID, int]]) -> l
     return [Dispatch(*row) for row in connection.execute(MARK_QUEUED, values)]
 
 
-RECALL_QUEUED = text("""
-    UPDATE vectormill.chunks SET state = 'pending', available_at = now() WHERE state = 'queued' RETURNING id
+# The window is small: a few chunks a worker. Ordered as they were dispatched.
+LIST_QUEUED = text("""
+    SELECT chunk.id, chunk.dispatch_seq, chunk.job_id, chunk.seq, chunk.num_items, job.model, job.priority
+      FROM vectormill.chunks AS chunk JOIN vectormill.jobs AS job ON job.id = chunk.job_id
+     WHERE chunk.state = 'queued' ORDER BY chunk.queued_at LIMIT :limit
 """)
 
 
-def recall_queued_chunks(connection: Connection) -> int:
-    """After Redis lost messages: every dispatched but unclaimed chunk is dispatched again."""
-    return len(connection.execute(RECALL_QUEUED).all())
+def list_queued(connection: Connection, limit: int = 10_000) -> list[Dispatch]:
+    """Dispatches that nobody has claimed, the oldest first."""
+    return [Dispatch(*row) for row in connection.execute(LIST_QUEUED, {"limit": limit})]
+
+
+# The dispatch number tells a dispatch from a later one of the same chunk.
+RECALL_DISPATCHES = text("""
+    UPDATE vectormill.chunks AS chunk SET state = 'pending', available_at = now()
+      FROM unnest(CAST(:chunk_ids AS bigint[]), CAST(:dispatch_seqs AS int[])) AS lost (id, dispatch_seq)
+     WHERE chunk.id = lost.id AND chunk.dispatch_seq = lost.dispatch_seq AND chunk.state = 'queued'
+    RETURNING chunk.id
+""")
+
+
+def recall_dispatches(connection: Connection, dispatches: Sequence[Dispatch]) -> int:
+    """These dispatches, as far as nobody has claimed them meanwhile, go back to `pending`; how many did."""
+    values = {
+        "chunk_ids": [dispatch.chunk_id for dispatch in dispatches],
+        "dispatch_seqs": [dispatch.dispatch_seq for dispatch in dispatches],
+    }
+    return len(connection.execute(RECALL_DISPATCHES, values).all())
