@@ -28,6 +28,7 @@ def plan_worker(card: ModelCard, inventory: Inventory, settings: WorkerSettings)
             max_tokens=card.max_tokens,
             devices=settings.devices,
             strategy=settings.strategy,
+            memory_share=settings.memory_high_watermark,
             sharing_obstacle=obstacle,
             tensor_obstacle=layout.tensor_obstacle if layout is not None else "",
         ),

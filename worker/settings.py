@@ -8,6 +8,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from vectormill.domain.errors import ConfigurationError
 from vectormill.settings import WORKER_PREFIX, describe_validation_error, refuse_unknown_variables
+from worker.placement.room import MEMORY_SHARE
 
 
 class WorkerSettings(BaseSettings):
@@ -35,7 +36,10 @@ class WorkerSettings(BaseSettings):
         default=None, ge=16, description="Padded tokens in a batch; by device if unset."
     )
     memory_high_watermark: float = Field(
-        default=0.8, gt=0, le=1, description="Share of the device's memory above which batches shrink."
+        default=MEMORY_SHARE,
+        gt=0,
+        le=1,
+        description="Share of the device's memory that plans fill, and above which batches shrink.",
     )
     memory_low_watermark: float = Field(
         default=0.5, ge=0, le=1, description="Share of it above which batches do not grow."

@@ -141,7 +141,7 @@ def measure_strategy(card: ModelCard, kind: str, strategy: str) -> Iterator[Pred
 def plan_replica(card: ModelCard, devices: Sequence[Device], precision: str, strategy: str) -> Replica:
     """The planner's own, on devices with more than enough room and batches of one size."""
     tokens = TOKENS[devices[0].kind]
-    needs = Needs(precision, precision, ATTENTION, LENGTH, tokens, tokens)
+    needs = Needs(precision, precision, ATTENTION, LENGTH, tokens)
     rooms = [Room(device.name, device.kind, 1024 * GIB, 1e12) for device in devices]
     built = ReplicaBuilder(read_model_shape(card), needs).build(strategy, rooms, "pcie")
     if not isinstance(built, Replica):

@@ -53,10 +53,10 @@ def make_work(num_sequences: int, length: int, *, is_urgent: bool = False) -> Wo
         (
             CUDA,
             GIB,
-            0.7,
+            0.8,
             44 * 128,
         ),  # a tenth of a GiB below the high watermark, without 16 MB, at 16 kB a token
-        (CPU, 16 * GIB, 0.9, 256),  # nothing is left, and nothing would stand still
+        (CPU, 16 * GIB, 0.95, 256),  # nothing is left, and nothing would stand still
     ],
 )
 def test_the_first_batches_are_no_larger_than_the_free_memory_holds(
@@ -121,12 +121,12 @@ def test_the_report_has_the_memory_of_the_process_and_shrinks_are_said(
 ) -> None:
     tuner = make_tuner(tmp_path)
     tuner.begin(report(), memory(0.1), PaddedCost())
-    tuner.observe_encoded(make_work(4, 32), 0.1, memory(0.85))
+    tuner.observe_encoded(make_work(4, 32), 0.1, memory(0.95))
     described = tuner.describe()
     assert (described["memory_bytes"], described["peak_memory_bytes"]) == (300 << 20, 400 << 20)
-    assert (described["memory_used_share"], described["num_budget_shrinks"]) == (0.85, 1)
+    assert (described["memory_used_share"], described["num_budget_shrinks"]) == (0.95, 1)
     assert described["max_batch_tokens"] == 512
-    assert "85 % of the memory of cpu:0 is in use" in caplog.text
+    assert "95 % of the memory of cpu:0 is in use" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -145,9 +145,9 @@ def test_batches_of_a_shared_model_obey_its_fullest_device(
     sharing = Sharing(Replica(strategy, (stage,), micro_batches, 1 << 20, 1.0), devices)
     settings = WorkerSettings(max_batch_tokens=1 << 20)
     tuner = Tuner(CARD, devices[0], settings, tmp_path, sharing)
-    tuner.begin(report(), join_reports([memory(0.2), memory(0.7)]), PaddedCost())
+    tuner.begin(report(), join_reports([memory(0.2), memory(0.8)]), PaddedCost())
     # As in the first table: a tenth of a GiB is left on the second device.
     assert tuner.max_batch_tokens(128) == parts * 44 * 128
     described = tuner.describe()
     assert [rank["device"] for rank in described["memory_of_ranks"]] == ["cuda:0", "cuda:1"]
-    assert described["memory_used_share"] == 0.7
+    assert described["memory_used_share"] == 0.8

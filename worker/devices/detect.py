@@ -53,6 +53,7 @@ def detect_inventory(environment: Mapping[str, str] | None = None) -> Inventory:
     groups = detect_physical_cores()
     cores = tuple(core for group in groups for core in group)
     features, description = detect_processor()
+    memory = detect_memory()
     gpus = detect_cuda_devices(environment.get(VISIBLE_DEVICES), len(groups))
     if gpus:
         links = detect_links(gpus)
@@ -61,10 +62,11 @@ def detect_inventory(environment: Mapping[str, str] | None = None) -> Inventory:
     return Inventory(
         accelerators=(*gpus, *detect_mps_devices(cores, len(groups))),
         physical_cores=groups,
-        memory_bytes=detect_memory().total_bytes,
+        memory_bytes=memory.total_bytes,
         features=features,
         description=description,
         links=links,
+        free_bytes=memory.available_bytes,
     )
 
 
@@ -193,6 +195,7 @@ def detect_cuda_devices(visible: str | None, num_threads: int, nvml: Nvml | None
             description=gpu.name,
             num_tokenizer_threads=max(1, num_threads // len(gpus)),  # GPUs share the cores evenly
             uuid=gpu.uuid,
+            free_bytes=gpu.free_bytes,
         )
         for index, gpu in enumerate(gpus)
     ]
@@ -234,7 +237,7 @@ def detect_mps_devices(cores: tuple[int, ...], num_threads: int) -> list[Device]
     """The GPU of an Apple processor, which shares the main memory."""
     if platform.system() != "Darwin" or platform.machine() != "arm64":
         return []
-    memory_bytes = detect_memory().total_bytes
+    memory = detect_memory()
     return [
         Device(
             "mps:0",
@@ -242,9 +245,10 @@ def detect_mps_devices(cores: tuple[int, ...], num_threads: int) -> list[Device]
             0,
             (),
             max(1, min(4, num_threads)),
-            memory_bytes,
+            memory.total_bytes,
             frozenset(),
             platform.processor() or CPU,
+            free_bytes=memory.available_bytes,
         )
     ]
 

@@ -28,7 +28,8 @@ class Device:
 
     `cores` are the logical processors that the encoding process is pinned to; empty leaves it unpinned.
     `num_threads` is how many of them do not share a physical core. `num_tokenizer_threads`, when not 0, is how many
-    tokenize for it instead. `memory_bytes` is the whole of it.
+    tokenize for it instead. `memory_bytes` is the whole of it, `free_bytes` what nobody used of it when it was asked;
+    None where nobody says.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Device:
     reason: str = "asked for"  # why it was chosen, for the worker's report
     num_tokenizer_threads: int = 0
     uuid: str = ""  # what names a GPU whichever are visible: the driver's own name, or AMD's number of it
+    free_bytes: int | None = None
 
     @property
     def has_bf16(self) -> bool:
@@ -60,6 +62,7 @@ class Inventory:
     features: frozenset[str]
     description: str
     links: Links = field(default_factory=Links)
+    free_bytes: int | None = None  # of main memory
 
 
 def parse_devices(text: str, inventory: Inventory) -> list[Device]:
@@ -113,6 +116,7 @@ def split_processor(inventory: Inventory, num_devices: int) -> list[Device]:
             cores=tuple(sorted(core for group in groups[start:end] for core in group)),
             num_threads=end - start,
             memory_bytes=inventory.memory_bytes // num_devices,
+            free_bytes=None if inventory.free_bytes is None else inventory.free_bytes // num_devices,
             features=inventory.features,
             description=inventory.description,
         )

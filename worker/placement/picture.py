@@ -81,6 +81,7 @@ def placement_json(placement: Placement) -> dict[str, Any]:
         "strategy": placement.strategy,
         "precision": placement.precision,
         "relative_rate": round(placement.relative_rate, 4),
+        "longest_text_tokens": placement.longest_text_tokens,
         "replicas": [replica_json(replica) for replica in placement.replicas],
         "idle": dict(placement.idle),
         "reasons": list(placement.reasons),

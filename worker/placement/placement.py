@@ -77,7 +77,8 @@ class Rejection:
 class Placement:
     """The plan for one model on one machine's devices, with the reasons for every decision in it.
 
-    `idle` maps a device that holds nothing to the reason. `proposals` are changes a user could make.
+    `idle` maps a device that holds nothing to the reason. `longest_text_tokens` is less than what the model reads where
+    its longest text fits nowhere. `proposals` are changes a user could make.
     """
 
     strategy: str
@@ -86,6 +87,7 @@ class Placement:
     idle: Mapping[str, str]
     reasons: tuple[str, ...]
     rejected: tuple[Rejection, ...]
+    longest_text_tokens: int
     proposals: tuple[str, ...] = ()
 
     @property

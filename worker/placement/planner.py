@@ -2,7 +2,8 @@
 
 Every strategy that is allowed is drafted on every number of devices a replica; what fits is ranked by predicted rate,
 and of plans that are about as fast the simplest is taken. So there is one mechanism and no special case for "fits",
-"does not fit" and "fits, but leaves too little room".
+"does not fit" and "fits, but leaves too little room". A full batch is a wish: a plan with room for less is rated by
+what it has room for. Where none holds the longest text that the model reads, it is made for the longest that one does.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,22 +13,23 @@ from typing import Final
 from vectormill.domain.errors import ConfigurationError, ModelDoesNotFit
 from worker.devices.device import CPU, CUDA, MPS, Inventory, parse_devices
 from worker.placement.drafts import AUTO, Draft, draft_plans
+from worker.placement.longest import find_longest_text
 from worker.placement.model_shape import ModelShape
 from worker.placement.placement import STRATEGIES, Placement
 from worker.placement.reasons import (
     Asked,
     explain_failure,
     explain_idle,
+    explain_limit,
     explain_plan,
     explain_rejections,
     propose_precision,
 )
 from worker.placement.replicas import Needs, ReplicaBuilder
-from worker.placement.room import Room, measure_room
+from worker.placement.room import MEMORY_SHARE, Room, measure_room
 
-# Where more tokens at once no longer make the device faster, and how few still use it at all (docs/LOG.md for CPUs).
+# Where more tokens at once no longer make the device faster (docs/LOG.md for CPUs).
 FULL_BATCH_TOKENS: Final[Mapping[str, int]] = {CPU: 2048, CUDA: 32768, MPS: 8192}
-MIN_BATCH_TOKENS: Final[Mapping[str, int]] = {CPU: 512, CUDA: 4096, MPS: 1024}
 # What the encoders take when nothing is asked of them, for weights that are compressed.
 ARITHMETIC: Final[Mapping[str, str]] = {CPU: "fp32", CUDA: "bf16", MPS: "fp16"}
 # With padding on CUDA too: a shard pads, and a whole replica does where the model cannot be packed; else it needs less.
@@ -38,18 +40,17 @@ ABOUT_AS_FAST: Final = 0.95
 
 @dataclass(frozen=True, slots=True)
 class PlanSettings:
-    """What is asked of a plan. `memory_share` is the share of a device's memory that may be filled.
+    """What is asked of a plan. `memory_share` is the share of a device's memory that may be filled, by anyone.
 
-    A replica has to hold one text of `max_tokens`, and `min_batch_tokens` if that is given. `sharing_obstacle` is a
-    sentence when the model cannot be divided at all, `tensor_obstacle` when its layers cannot be cut.
+    A replica has to hold one text of `max_tokens`. `sharing_obstacle` is a sentence when the model cannot be divided at
+    all, `tensor_obstacle` when its layers cannot be cut.
     """
 
     precision: str
     max_tokens: int
     devices: str = AUTO
     strategy: str = AUTO
-    memory_share: float = 0.9
-    min_batch_tokens: int | None = None
+    memory_share: float = MEMORY_SHARE
     sharing_obstacle: str = ""
     tensor_obstacle: str = ""
 
@@ -57,55 +58,64 @@ class PlanSettings:
 def plan_placement(inventory: Inventory, shape: ModelShape, settings: PlanSettings) -> Placement:
     """The placement of one model on the devices of one machine. Takes milliseconds; reads no weights.
 
-    Raises ModelDoesNotFit with what is missing and the cheapest ways out, and ConfigurationError for devices and
-    strategies that do not exist.
+    Raises ModelDoesNotFit with what is missing and the cheapest ways out when not even short texts fit, and
+    ConfigurationError for devices and strategies that do not exist.
     """
     if settings.strategy not in (AUTO, *STRATEGIES):
         raise ConfigurationError(
             f"There is no strategy {settings.strategy!r}; there are {', '.join((AUTO, *STRATEGIES))}."
         )
     devices = parse_devices(settings.devices, inventory)
-    rooms = [measure_room(device, device.memory_bytes, settings.memory_share) for device in devices]
+    rooms = [measure_room(device, settings.memory_share) for device in devices]
+    links = inventory.links
 
-    def make_builder(precision: str) -> ReplicaBuilder:
-        return ReplicaBuilder(shape, _needs(rooms, replace(settings, precision=precision)))
+    def make_builder(precision: str, max_tokens: int) -> ReplicaBuilder:
+        asked = replace(settings, precision=precision, max_tokens=max_tokens)
+        return ReplicaBuilder(shape, _needs(rooms, asked))
 
-    builder = make_builder(settings.precision)
-    drafts = list(draft_plans(rooms, inventory.links, builder, settings.strategy))
-    feasible = [draft for draft in drafts if draft.replicas]
-    if not feasible:
-        asked = Asked(
-            rooms, inventory.links, make_builder, settings.precision, settings.strategy, settings.memory_share
-        )
-        raise ModelDoesNotFit(explain_failure(drafts, asked))
-    chosen = _choose(feasible)
+    asked = Asked(
+        rooms,
+        links,
+        make_builder,
+        settings.precision,
+        settings.strategy,
+        settings.memory_share,
+        settings.max_tokens,
+    )
+    longest = find_longest_text(
+        rooms,
+        links,
+        lambda tokens: make_builder(settings.precision, tokens),
+        settings.strategy,
+        settings.max_tokens,
+    )
+    if not longest:
+        raise ModelDoesNotFit(explain_failure(asked))
+    builder = make_builder(settings.precision, longest)
+    drafts = list(draft_plans(rooms, links, builder, settings.strategy))
+    chosen = _choose([draft for draft in drafts if draft.replicas])
     unit = max(builder.full_rate(room) for room in rooms)
     return Placement(
         strategy=chosen.strategy,
         precision=settings.precision,
         replicas=tuple(replace(each, relative_rate=each.relative_rate / unit) for each in chosen.replicas),
         idle=explain_idle(chosen, drafts, rooms),
-        reasons=explain_plan(
-            chosen, builder, rooms, inventory.links, settings.precision, settings.memory_share
-        ),
+        reasons=explain_plan(chosen, builder, asked),
         rejected=explain_rejections(chosen, drafts, unit),
-        proposals=propose_precision(chosen, rooms, make_builder, settings.precision),
+        proposals=(*explain_limit(longest, asked), *propose_precision(chosen, builder, asked)),
+        longest_text_tokens=longest,
     )
 
 
 def _needs(rooms: Sequence[Room], settings: PlanSettings) -> Needs:
-    """A device has to hold at least one longest text, whatever the least useful batch is."""
     kind = rooms[0].kind
-    full = FULL_BATCH_TOKENS[kind]
-    least = settings.min_batch_tokens or min(full, max(MIN_BATCH_TOKENS[kind], settings.max_tokens))
     is_whole = settings.precision in ("fp32", "bf16", "fp16")
     return Needs(
         precision=settings.precision,
         arithmetic=settings.precision if is_whole else ARITHMETIC[kind],
         attention=ATTENTION[kind],
         max_tokens=settings.max_tokens,
-        min_batch_tokens=least,
-        full_batch_tokens=max(full, least),
+        full_batch_tokens=max(FULL_BATCH_TOKENS[kind], settings.max_tokens),
         sharing_obstacle=settings.sharing_obstacle,
         tensor_obstacle=settings.tensor_obstacle,
     )

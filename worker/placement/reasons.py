@@ -3,12 +3,12 @@
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from math import ceil
 from typing import Final
 
 from worker.devices.links import MEMORY, NVLINK, PCIE, SOCKETS, Links
 from worker.placement.drafts import AUTO, Draft, draft_plans, draft_replicas
+from worker.placement.longest import SHORTEST_USEFUL_TOKENS, find_longest_text
 from worker.placement.placement import (
     FULLY_SHARDED,
     HYBRID,
@@ -23,12 +23,12 @@ from worker.placement.placement import (
 from worker.placement.replicas import ReplicaBuilder, TooTight, format_gib
 from worker.placement.room import GIB, Room, memory_for
 
-MakeBuilder = Callable[[str], ReplicaBuilder]  # for another precision of the same model
+# For another precision of the same model, whose replicas have to hold a text of so many tokens.
+MakeBuilder = Callable[[str, int], ReplicaBuilder]
 
 # From the largest weights to the smallest; the way a proposal goes.
 PRECISIONS: Final = ("fp32", "bf16", "int8", "int4")
 MOST_MORE_DEVICES: Final = 64
-MOST_WAYS_OUT: Final = 3
 # A proposal has to be worth the loss of exactness.
 WORTH_IT: Final = 1.05
 
@@ -56,7 +56,7 @@ WHY_SLOWER: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a plan was asked for that cannot be made."""
+    """What a plan was asked for. `max_tokens` is the longest text that the model reads."""
 
     rooms: Sequence[Room]
     links: Links
@@ -64,21 +64,19 @@ class Asked:
     precision: str
     strategy: str
     memory_share: float
+    max_tokens: int
 
 
-def explain_plan(
-    chosen: Draft,
-    builder: ReplicaBuilder,
-    rooms: Sequence[Room],
-    links: Links,
-    precision: str,
-    memory_share: float,
-) -> tuple[str, ...]:
+def explain_plan(chosen: Draft, builder: ReplicaBuilder, asked: Asked) -> tuple[str, ...]:
     """One sentence per decision: what there is to hold, and how the replicas hold it."""
-    offered = " or ".join(format_gib(size) for size in sorted({room.capacity_bytes for room in rooms}))
+    offered = " or ".join(format_gib(size) for size in sorted({room.capacity_bytes for room in asked.rooms}))
+    used = ", ".join(
+        f"{format_gib(room.used_bytes)} of {room.name}" for room in asked.rooms if room.used_bytes
+    )
+    others = f", and without what others use ({used})" if used else ""
     sentences = [
-        f"The weights take {format_gib(builder.weight_bytes)} in {precision}. A device offers {offered}: "
-        f"{memory_share:.0%} of its memory, without what a process needs for itself."
+        f"The weights take {format_gib(builder.weight_bytes)} in {asked.precision}. A device offers {offered}: "
+        f"{asked.memory_share:.0%} of its memory, without what a process needs for itself{others}."
     ]
     alone = [replica.devices[0] for replica in chosen.replicas if replica.strategy == REPLICATE]
     if alone:
@@ -88,7 +86,7 @@ def explain_plan(
     groups: dict[str, list[str]] = {}
     for replica in chosen.replicas:
         if replica.strategy != REPLICATE:
-            how = _describe_sharing(replica, LINK_WORDS[links.slowest(replica.devices)])
+            how = _describe_sharing(replica, LINK_WORDS[asked.links.slowest(replica.devices)])
             groups.setdefault(how, []).append(_listed(replica.devices))
     for how, names in groups.items():
         those = (
@@ -143,14 +141,24 @@ def explain_rejections(chosen: Draft, drafts: Sequence[Draft], unit: float) -> t
     return tuple(rejected)
 
 
-def propose_precision(
-    chosen: Draft, rooms: Sequence[Room], make_builder: MakeBuilder, precision: str
-) -> tuple[str, ...]:
+def explain_limit(longest: int, asked: Asked) -> tuple[str, ...]:
+    """Nothing where every text fits that the model reads; else what becomes of the others, and what would hold them."""
+    if longest == asked.max_tokens:
+        return ()
+    return (
+        f"No plan holds the longest text that the model reads, {asked.max_tokens:,} tokens: one of more than "
+        f"{longest:,} may end as the item error out_of_memory. What would help, the cheapest first:"
+        + _numbered(_ways_out(asked, longest)),
+    )
+
+
+def propose_precision(chosen: Draft, chosen_builder: ReplicaBuilder, asked: Asked) -> tuple[str, ...]:
     """The first smaller precision that turns a model in pieces into whole replicas."""
     if chosen.strategy == REPLICATE and not chosen.idle:
         return ()
-    for smaller in smaller_precisions(precision):
-        builder = make_builder(smaller)
+    rooms = asked.rooms
+    for smaller in smaller_precisions(asked.precision):
+        builder = asked.make_builder(smaller, chosen_builder.max_tokens)
         whole = draft_replicas(rooms, builder)
         if len(whole.replicas) < len(rooms):
             continue
@@ -168,9 +176,11 @@ def propose_precision(
     return ()
 
 
-def explain_failure(drafts: Sequence[Draft], asked: Asked) -> str:
-    """By how much the nearest plan fails, and the cheapest ways out that would succeed."""
-    builder = asked.make_builder(asked.precision)
+def explain_failure(asked: Asked) -> str:
+    """By how much the nearest plan fails, and the ways out that would succeed."""
+    shortest = min(SHORTEST_USEFUL_TOKENS, asked.max_tokens)
+    builder = asked.make_builder(asked.precision, shortest)
+    drafts = list(draft_plans(asked.rooms, asked.links, builder, asked.strategy))
     refusals = [(draft.name, refusal) for draft in drafts for refusal in draft.refusals] or [
         (asked.strategy, TooTight("there is one device only"))
     ]
@@ -179,33 +189,38 @@ def explain_failure(drafts: Sequence[Draft], asked: Asked) -> str:
     where = _listed([room.name for room in asked.rooms])
     offered = format_gib(sum(room.capacity_bytes for room in asked.rooms))
     together = f"{where} offer {offered} together" if len(asked.rooms) > 1 else f"{where} offers {offered}"
+    used = sum(room.used_bytes for room in asked.rooms)
+    others = f" (others use {format_gib(used)})" if used else ""
     sentences = [
-        f"The model does not fit: its weights take {format_gib(builder.weight_bytes)} in {asked.precision}, a batch of "
-        f"{builder.min_batch_tokens:,} tokens comes on top, and {together}.",
+        f"The model does not fit: its weights take {format_gib(builder.weight_bytes)} in {asked.precision}, a text of "
+        f"{shortest:,} tokens comes on top, and {together}{others}.",
         f"The nearest plan is {name}, but {nearest.reason}.",
     ]
     if builder.sharing_obstacle and len(asked.rooms) > 1:
         sentences.append(f"More devices do not help: {builder.sharing_obstacle}.")
-    ways = list(islice(_ways_out(asked), MOST_WAYS_OUT))
-    listed = "".join(f"\n  ({number}) {way}" for number, way in enumerate(ways, start=1))
-    return f"{' '.join(sentences)} What would help, the cheapest first:{listed}"
+    return f"{' '.join(sentences)} What would help, the cheapest first:{_numbered(_ways_out(asked, 0))}"
 
 
-def _ways_out(asked: Asked) -> Iterator[str]:
-    """From the cheapest to the dearest; each was tried with the planner's own arithmetic."""
-    rooms, links = asked.rooms, asked.links
-    builder = asked.make_builder(asked.precision)
-    if asked.strategy != AUTO and (best := _best(draft_plans(rooms, links, builder, AUTO))):
-        yield f"--strategy auto: {best.name} fits"
+def _numbered(ways: Iterator[str]) -> str:
+    return "".join(f"\n  ({number}) {way}" for number, way in enumerate(ways, start=1))
+
+
+def _ways_out(asked: Asked, longest: int) -> Iterator[str]:
+    """From the cheapest to the dearest; each was tried with the planner's own arithmetic, and holds longer texts than
+    `longest`.
+    """
+    rooms = asked.rooms
+    builder = asked.make_builder(asked.precision, asked.max_tokens)
+    if asked.strategy != AUTO and (fitting := _fit(asked, asked.precision, AUTO, longest)):
+        yield f"--strategy auto: {fitting}"
     for smaller in smaller_precisions(asked.precision):
-        lighter = asked.make_builder(smaller)
-        if best := _best(draft_plans(rooms, links, lighter, asked.strategy)):
-            yield f"--precision {smaller}: the weights take {format_gib(lighter.weight_bytes)}, and {best.name} fits"
-            break
+        if fitting := _fit(asked, smaller, asked.strategy, longest):
+            weights = format_gib(asked.make_builder(smaller, asked.max_tokens).weight_bytes)
+            yield f"--precision {smaller}: the weights take {weights}, and {fitting}"
     largest = max(rooms, key=lambda room: room.capacity_bytes)
     for more in range(1, MOST_MORE_DEVICES):
         fleet = [*rooms, *(replace(largest, name=f"{largest.name}+{number}") for number in range(more))]
-        built = [builder.build(shared, fleet, links.default) for shared in (PIPELINE, FULLY_SHARDED)]
+        built = [builder.build(shared, fleet, asked.links.default) for shared in (PIPELINE, FULLY_SHARDED)]
         if any(isinstance(replica, Replica) for replica in built):
             yield f"{more} more device{'s' if more > 1 else ''} like {largest.name}, {len(fleet)} in all"
             break
@@ -215,8 +230,21 @@ def _ways_out(asked: Asked) -> Iterator[str]:
         yield f"one device with {ceil(needed / GIB)} GiB of memory or more"
 
 
-def _best(drafts: Iterator[Draft]) -> Draft | None:
-    return max((draft for draft in drafts if draft.replicas), key=lambda draft: draft.rate, default=None)
+def _fit(asked: Asked, precision: str, strategy: str, longest: int) -> str:
+    """The best plan that holds longer texts than that, in words; empty if there is none."""
+    tokens = find_longest_text(
+        asked.rooms,
+        asked.links,
+        lambda tokens: asked.make_builder(precision, tokens),
+        strategy,
+        asked.max_tokens,
+    )
+    if tokens <= longest:
+        return ""
+    drafts = draft_plans(asked.rooms, asked.links, asked.make_builder(precision, tokens), strategy)
+    best = max(drafts, key=lambda draft: draft.rate)
+    limit = "" if tokens == asked.max_tokens else f", for texts of up to {tokens:,} tokens"
+    return f"{best.name} fits{limit}"
 
 
 def smaller_precisions(precision: str) -> tuple[str, ...]:

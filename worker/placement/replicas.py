@@ -43,13 +43,14 @@ class TooTight:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What every replica has to offer: room for `min_batch_tokens`; more than `full_batch_tokens` help no device."""
+    """What every replica has to offer: room for one text of `max_tokens`. A batch of `full_batch_tokens` is a wish,
+    beyond which more help no device; a smaller one is slower, and rated so.
+    """
 
     precision: str  # of the weights
     arithmetic: str  # of activations, and of weights that are not compressed
     attention: str  # the kernel, as an EncoderReport names it
     max_tokens: int
-    min_batch_tokens: int
     full_batch_tokens: int
     sharing_obstacle: str = ""
     tensor_obstacle: str = ""
@@ -68,7 +69,7 @@ class ReplicaBuilder:
         self._layer_bytes = max(footprint.layer_bytes)
         self._last_bytes = footprint.other_bytes
         self.weight_bytes = footprint.weight_bytes
-        self.min_batch_tokens = needs.min_batch_tokens
+        self.max_tokens = needs.max_tokens
         self.sharing_obstacle = needs.sharing_obstacle
         # The batch that needs most is one of the longest texts.
         squared = footprint.attention_bytes_per_token_squared * needs.max_tokens
@@ -116,7 +117,7 @@ class ReplicaBuilder:
 
     def _build_stages(self, strategy: str, rooms: Sequence[Room], link: str) -> Replica | TooTight:
         per_token = self._token_bytes + WAITING_MICRO_BATCHES * self._hidden_bytes
-        counts = self._split_layers(rooms, self._needs.min_batch_tokens * per_token)
+        counts = self._split_layers(rooms, self._needs.max_tokens * per_token)
         if isinstance(counts, TooTight):
             return counts
         weights = self._stage_weights(counts)
@@ -214,8 +215,8 @@ class ReplicaBuilder:
             if not fits:
                 missing = (num_layers - layer) * self._layer_bytes + sum(-room for room in left if room < 0)
                 return TooTight(
-                    f"{len(rooms)} stages lack {format_gib(missing)} for the weights and a batch of "
-                    f"{self._needs.min_batch_tokens:,} tokens",
+                    f"{len(rooms)} stages lack {format_gib(missing)} for the weights and a text of "
+                    f"{self._needs.max_tokens:,} tokens",
                     missing,
                 )
             best = min(fits, key=lambda place: ((counts[place] + 1) / rooms[place].flops, -left[place]))
@@ -235,8 +236,8 @@ class ReplicaBuilder:
     def _refuse(
         self, room: Room, held: int, tokens: int, per_token: int, num_rooms: int = 1
     ) -> TooTight | None:
-        wanted = held + self._needs.min_batch_tokens * per_token
-        if tokens >= self._needs.min_batch_tokens:
+        wanted = held + self._needs.max_tokens * per_token
+        if tokens >= self._needs.max_tokens:
             return None
         missing = wanted - room.capacity_bytes
         weights = "the weights" if held == self.weight_bytes else "their shares of the weights"
@@ -248,7 +249,7 @@ class ReplicaBuilder:
             what = f"{weights} take {share:.0%} of {room.name} and leave room for {tokens:,} tokens"
         each = " on each device" if num_rooms > 1 else ""
         return TooTight(
-            f"{what}; with a batch of {self._needs.min_batch_tokens:,} tokens {format_gib(missing)} are missing{each}",
+            f"{what}; with a text of {self._needs.max_tokens:,} tokens {format_gib(missing)} are missing{each}",
             missing * num_rooms,
         )
 

@@ -9,8 +9,8 @@ from worker.devices.device import CPU, CUDA, MPS, Device
 GIB: Final = 1 << 30
 
 # What a process takes of a device before the first weight: CUDA's context with the kernels of torch and cuBLAS'
-# workspace; on a CPU the interpreter with torch imported.
-OVERHEAD_BYTES: Final[Mapping[str, int]] = {CUDA: GIB, MPS: GIB // 2, CPU: 400 << 20}
+# workspace (what the driver keeps for itself is counted as used); on a CPU the interpreter with torch imported.
+OVERHEAD_BYTES: Final[Mapping[str, int]] = {CUDA: 768 << 20, MPS: GIB // 2, CPU: 400 << 20}
 # Dense bf16 tensor-core rates of data sheets, halved: what large matrix products of a real model reach. For ranking.
 FLOPS_BY_CAPABILITY: Final[Mapping[str, float]] = {
     "sm_70": 60e12,
@@ -32,6 +32,12 @@ FLOPS_MPS: Final = 10e12
 FLOPS_PER_CORE: Final = 130e9  # measured: AVX512 without bf16 instructions, fp32 (benchmarks/README.md)
 FLOPS_PER_BF16_CORE: Final = 500e9
 
+# The share of a device's memory that anyone may fill: plans keep below it, and above it batches shrink. One number for
+# both, or a batch that was planned would be shrunk at rest.
+MEMORY_SHARE: Final = 0.9
+# What others use of a GPU is counted in steps, so that cards that are alike stay alike.
+USED_STEP_BYTES: Final = 256 << 20
+
 # Of the memory that it shares with the processor, Metal lets a process have two thirds to three quarters.
 MPS_SHARE: Final = 2 / 3
 
@@ -44,17 +50,25 @@ class Room:
     kind: str
     capacity_bytes: int
     flops: float
+    used_bytes: int = 0  # by others
 
 
-def measure_room(device: Device, free_bytes: int, memory_share: float) -> Room:
-    """The room on a device with so many free bytes, of which the plan may fill a share."""
+def measure_room(device: Device, memory_share: float) -> Room:
+    """The room on a device of whose memory a share may be filled, by others and by the plan together."""
     share = memory_share * (MPS_SHARE if device.kind == MPS else 1)
-    capacity = int(free_bytes * share) - OVERHEAD_BYTES[device.kind]
-    return Room(device.name, device.kind, max(0, capacity), guess_flops(device))
+    used = count_used_bytes(device)
+    capacity = int(device.memory_bytes * share) - used - OVERHEAD_BYTES[device.kind]
+    return Room(device.name, device.kind, max(0, capacity), guess_flops(device), used)
+
+
+def count_used_bytes(device: Device) -> int:
+    """What others use of the device; 0 where nobody says."""
+    used = 0 if device.free_bytes is None else max(0, device.memory_bytes - device.free_bytes)
+    return used if device.kind == CPU else -(-used // USED_STEP_BYTES) * USED_STEP_BYTES
 
 
 def memory_for(kind: str, capacity_bytes: int, memory_share: float) -> int:
-    """The memory of a device that offers so many bytes to a plan: `measure_room` the other way round."""
+    """The memory of an unused device that offers so many bytes to a plan: `measure_room` the other way round."""
     share = memory_share * (MPS_SHARE if kind == MPS else 1)
     return int((capacity_bytes + OVERHEAD_BYTES[kind]) / share)
 
