@@ -23,14 +23,17 @@ from api.problems import MEDIA_TYPE, register_handlers
 from api.requests import ItemBody, JobRequest, SearchRequest
 from api.routes import collections, events, health, jobs, models, vectors
 from api.schemas import ProblemBody
+from api.search_pool import SEARCH_CONNECTIONS, SearchPool
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import ConfigurationError
 from vectormill.registry import Registry
 from vectormill.settings import Settings
 
 GRACEFUL_SHUTDOWN_SECONDS: Final = 10
-# With as many again as overflow; more requests at once wait for a connection.
-POOL_SIZE: Final = 10
+# Kept, and opened beside these while they are needed; with those of searches an API process has ten at the most. More
+# requests at once wait for a connection.
+POOL_SIZE: Final = 4
+POOL_OVERFLOW: Final = 3
 REDIS_TIMEOUT_SECONDS: Final = 1.0
 REFERENCE: Final = "#/components/schemas/{name}"
 DESCRIPTION: Final = (
@@ -65,6 +68,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
         yield
         if resources.doorbell is not None:
             await run_in_threadpool(resources.doorbell.close)
+        await run_in_threadpool(resources.searches.engine.dispose)
         if own_engine is not None:
             await run_in_threadpool(own_engine.dispose)
 
@@ -90,13 +94,29 @@ def open_engine(settings: Settings) -> Engine:
         raise ConfigurationError(
             "The API needs a Postgres: set VECTORMILL_DATABASE_URL, or start `vectormill up`, which brings its own."
         )
-    return make_engine(settings.database_url, application_name="vectormill-api", pool_size=POOL_SIZE)
+    return make_engine(
+        settings.database_url,
+        application_name="vectormill-api",
+        pool_size=POOL_SIZE,
+        max_overflow=POOL_OVERFLOW,
+    )
+
+
+def open_search_engine(engine: Engine) -> Engine:
+    """Another engine on the same database, which keeps one connection."""
+    return make_engine(
+        engine.url.render_as_string(hide_password=False),
+        application_name="vectormill-api searches",
+        pool_size=1,
+        max_overflow=SEARCH_CONNECTIONS - 1,
+    )
 
 
 def make_resources(settings: Settings, engine: Engine, stop_request: StopRequest) -> Resources:
     return Resources(
         settings=settings,
         engine=engine,
+        searches=SearchPool(open_search_engine(engine), settings.search_timeout_seconds),
         registry=Registry(settings.models),
         doorbell=open_doorbell(settings.redis_url) if settings.redis_url else None,
         metrics=ApiMetrics(engine),

@@ -10,6 +10,7 @@ from fastapi import Depends, Path, Request
 from sqlalchemy import Engine
 
 from api.metrics import ApiMetrics
+from api.search_pool import SearchPool
 from vectormill.domain.collection import COLLECTION_NAME
 from vectormill.domain.errors import CollectionNotFound, JobNotFound
 from vectormill.registry import Registry
@@ -22,6 +23,7 @@ class Resources:
 
     settings: Settings
     engine: Engine
+    searches: SearchPool
     registry: Registry
     doorbell: redis.Redis | None
     metrics: ApiMetrics

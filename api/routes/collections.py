@@ -7,6 +7,7 @@ import numpy.typing as npt
 from fastapi import APIRouter, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import Connection
 
 from api.cursors import decode_cursor, encode_cursor
 from api.dependencies import CollectionName, Resources, ResourcesDependency
@@ -63,8 +64,14 @@ async def post_search(request: Request, name: CollectionName, resources: Resourc
     query = await run_in_threadpool(decode_body, body, SEARCH_DECODER)
     generation = await run_in_threadpool(load_generation, resources, name)
     embedding = await find_embedding(query, generation, resources)
-    nearest = await run_in_threadpool(load_nearest, resources, generation, embedding, query.limit)
-    return SearchAnswer.from_nearest(nearest)
+
+    def search(connection: Connection) -> Nearest:
+        timeout_seconds = resources.settings.search_timeout_seconds
+        return search_collection(
+            connection, generation, embedding, query.limit, timeout_seconds=timeout_seconds
+        )
+
+    return SearchAnswer.from_nearest(await resources.searches.run(search))
 
 
 async def find_embedding(
@@ -94,16 +101,3 @@ def check_embedding(values: list[float], generation: Generation) -> npt.NDArray[
 def load_generation(resources: Resources, name: str) -> Generation:
     with resources.engine.connect() as connection:
         return find_generation(connection, name)
-
-
-def load_nearest(
-    resources: Resources, generation: Generation, embedding: npt.NDArray[np.float32], limit: int
-) -> Nearest:
-    with resources.engine.connect() as connection:
-        return search_collection(
-            connection,
-            generation,
-            embedding,
-            limit,
-            timeout_seconds=resources.settings.search_timeout_seconds,
-        )

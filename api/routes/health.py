@@ -11,7 +11,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from api.dependencies import Resources, ResourcesDependency
 from api.problems import RETRY_AFTER_SECONDS
 from api.schemas import Liveness, Readiness
-from vectormill.db.workers import is_scheduler_alive, list_workers
+from vectormill.db.workers import count_workers, is_scheduler_alive
 
 router = APIRouter(tags=["health"])
 
@@ -46,7 +46,7 @@ def check_readiness(resources: Resources) -> Readiness:
     has_redis = is_redis_there(resources.doorbell)
     try:
         with resources.engine.connect() as connection:
-            num_workers = len(list_workers(connection))
+            num_workers = sum(count_workers(connection).values())
             has_scheduler = is_scheduler_alive(connection)
     except SQLAlchemyError as error:
         logger.warning("Not ready, for Postgres did not answer: %s", error)

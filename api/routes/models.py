@@ -1,12 +1,10 @@
 """Models and workers over HTTP: what can be asked for, and who would do it."""
 
-from collections import Counter
-
 from fastapi import APIRouter
 
 from api.dependencies import ResourcesDependency
 from api.schemas import ModelBody, ModelList, WorkerBody, WorkerList
-from vectormill.db.workers import list_workers
+from vectormill.db.workers import count_workers, list_workers
 from vectormill.domain.errors import ModelError
 from vectormill.registry import Registry
 
@@ -17,9 +15,11 @@ router = APIRouter(tags=["models"])
 def get_models(resources: ResourcesDependency) -> ModelList:
     """The registered models by name."""
     with resources.engine.connect() as connection:
-        num_workers = Counter(worker.model for worker in list_workers(connection))
+        num_workers = count_workers(connection)
     registry = resources.registry
-    return ModelList(data=[describe_model(registry, name, num_workers[name]) for name in registry.names()])
+    return ModelList(
+        data=[describe_model(registry, name, num_workers.get(name, 0)) for name in registry.names()]
+    )
 
 
 def describe_model(registry: Registry, name: str, num_workers: int) -> ModelBody:

@@ -4,10 +4,13 @@ from sqlalchemy import Engine, create_engine
 from sqlalchemy.engine import make_url
 
 
-def make_engine(url: str, *, application_name: str, pool_size: int = 5) -> Engine:
+def make_engine(
+    url: str, *, application_name: str, pool_size: int = 5, max_overflow: int | None = None
+) -> Engine:
     """An engine whose connections notice a dead server within half a minute.
 
-    A URL without a driver means psycopg 3. The pool gives a connection up after `pool_timeout` instead of waiting for
+    `pool_size` connections are kept, and `max_overflow` more are opened while they are needed, else as many again. A
+    URL without a driver means psycopg 3. The pool gives a connection up after `pool_timeout` instead of waiting for
     ever, and tests each one before use, so that a restarted Postgres costs one reconnect and no error.
     """
     target = make_url(url)
@@ -16,7 +19,7 @@ def make_engine(url: str, *, application_name: str, pool_size: int = 5) -> Engin
     return create_engine(
         target,
         pool_size=pool_size,
-        max_overflow=pool_size,
+        max_overflow=pool_size if max_overflow is None else max_overflow,
         pool_timeout=30,
         pool_pre_ping=True,
         # Or every error that is logged would quote what clients sent: keys, metadata, texts of queries.

@@ -105,6 +105,19 @@ def list_workers(connection: Connection) -> list[Worker]:
     return [Worker(*row) for row in connection.execute(LIST_WORKERS, {"alive_seconds": ALIVE_SECONDS})]
 
 
+COUNT_WORKERS = text("""
+    SELECT model, count(*) AS num_workers FROM vectormill.workers
+     WHERE heartbeat_at > now() - make_interval(secs => :alive_seconds)
+     GROUP BY model
+""")
+
+
+def count_workers(connection: Connection) -> dict[str, int]:
+    """How many live workers each model has. Their reports, of kilobytes each, stay where they are."""
+    rows = connection.execute(COUNT_WORKERS, {"alive_seconds": ALIVE_SECONDS})
+    return {row.model: row.num_workers for row in rows}
+
+
 BEAT_DUTY = text("""
     INSERT INTO vectormill.heartbeats (duty) VALUES (:duty) ON CONFLICT (duty) DO UPDATE SET beat_at = now()
 """)
