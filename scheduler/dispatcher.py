@@ -6,7 +6,9 @@ twice only publishes twice.
 """
 
 import logging
+import time
 from collections import defaultdict
+from collections.abc import Callable
 from uuid import UUID
 
 from celery import Celery
@@ -17,27 +19,46 @@ from scheduler.fairness import plan_shares
 from vectormill.broker.messages import BROKER_ERRORS, publish, task_id_of
 from vectormill.broker.queues import QueueReader, list_of
 from vectormill.broker.sentinel import Sentinel
-from vectormill.db.dispatch import list_demands, list_queued, list_rooms, mark_queued, recall_dispatches
+from vectormill.db.dispatch import (
+    list_aged_jobs,
+    list_demands,
+    list_queued,
+    list_rooms,
+    mark_queued,
+    recall_dispatches,
+)
 from vectormill.db.workers import ALIVE_SECONDS
 from vectormill.domain.chunk import Dispatch
 
 logger = logging.getLogger(__name__)
 
-# Jobs of one model looked at in one round; with more, the most urgent and oldest come first.
+# Jobs of one model looked at in one round: the most urgent and oldest, and beside them those that have waited longest:
+# a stream of urgent ones would hide them for ever. Who these are changes within minutes.
 MAX_DEMANDS = 500
+MAX_AGED = 100
+_AGED_SECONDS = 10.0
 
 
 class Dispatcher:
     """One round at a time: `dispatch` marks and publishes what there is room for."""
 
     def __init__(
-        self, engine: Engine, app: Celery, sentinel: Sentinel, queues: QueueReader, ageing_seconds: float
+        self,
+        engine: Engine,
+        app: Celery,
+        sentinel: Sentinel,
+        queues: QueueReader,
+        ageing_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._app = app
         self._sentinel = sentinel
         self._queues = queues
         self._ageing_seconds = ageing_seconds
+        self._clock = clock
+        self._aged: list[UUID] = []
+        self._aged_due = 0.0
         # Chunks each job was served, in turns rather than debts. Lost with the process, harmlessly.
         self._served: dict[UUID, int] = defaultdict(int)
         self._is_redis_away = False
@@ -113,7 +134,11 @@ class Dispatcher:
     def _mark(self) -> list[Dispatch]:
         with self._engine.begin() as connection:
             rooms = list_rooms(connection, ALIVE_SECONDS)
-            demands = list_demands(connection, [room.model for room in rooms], MAX_DEMANDS)
+            models = [room.model for room in rooms]
+            if self._clock() >= self._aged_due:
+                self._aged = list_aged_jobs(connection, models, self._ageing_seconds, MAX_AGED)
+                self._aged_due = self._clock() + _AGED_SECONDS
+            demands = list_demands(connection, models, MAX_DEMANDS, self._aged)
             self._welcome([demand.job_id for demand in demands])
             shares = plan_shares(demands, rooms, self._served, self._ageing_seconds)
             if not shares:

@@ -7,7 +7,7 @@ import pytest
 from celery import Celery
 from sqlalchemy import Engine, text
 
-from scheduler.dispatcher import Dispatcher
+from scheduler.dispatcher import MAX_DEMANDS, Dispatcher
 from tests.clusters import connect
 from tests.protocol import SPEC, claim_next, complete, make_items, register_worker, submit
 from vectormill.broker.messages import task_id_of
@@ -71,6 +71,33 @@ def test_a_job_ages_while_nothing_moves_in_it_and_not_while_it_is_served(engine:
     with engine.connect() as connection:
         (served,) = list_demands(connection, [SPEC.model], 10)
     assert served.waited_seconds < 1800
+
+
+# More urgent jobs than the dispatcher looks at in one round, each with a chunk.
+FLOOD = text("""
+    WITH flood AS (
+        INSERT INTO vectormill.jobs (id, state, model, spec, priority, num_items, num_chunks, num_open_chunks)
+        SELECT gen_random_uuid(), 'queued', model, spec, 1, 1, 1, 1
+          FROM vectormill.jobs CROSS JOIN generate_series(1, :num_jobs) WHERE id = :like_job
+        RETURNING id
+    )
+    INSERT INTO vectormill.chunks (job_id, seq, state, first_item, num_items)
+    SELECT id, 0, 'pending', 0, 1 FROM flood
+""")
+
+
+def test_no_number_of_urgent_jobs_hides_one_that_has_waited_for_long(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited = submit(engine, make_items(1), priority=9)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE vectormill.jobs SET updated_at = now() - interval '1 day'"))
+        connection.execute(FLOOD, {"num_jobs": MAX_DEMANDS + 1, "like_job": waited.id})
+    register_worker(engine)
+    queues, sentinel = cast(QueueReader, FakeQueues()), cast(Sentinel, QuietSentinel())
+    monkeypatch.setattr("scheduler.dispatcher.publish", lambda app, dispatches: None)
+    assert Dispatcher(engine, Celery(), sentinel, queues, ageing_seconds=600).dispatch() == 4
+    assert chunk_states(engine)[0] == "queued"
 
 
 def test_a_job_of_priority_0_is_counted_apart_from_bulk(engine: Engine) -> None:
