@@ -6,9 +6,25 @@ from uuid import uuid4
 
 import pytest
 
+from tests.acceptance.parts import Parts, PartsOnLoan
 from tests.acceptance.stack import Stack, StackOnLoan
 from tests.clusters import new_directory
 from vectormill.embedded.stack import EmbeddedStack
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("chaos")
+    group.addoption(
+        "--soak-seconds", type=float, default=60.0, help="How long test_chaos.py kills and stops."
+    )
+    group.addoption("--chaos-seed", type=int, help="Replays the plan of faults of an earlier run.")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The soak ends later than other tests: its faults, and then as long as a busy machine needs to recover."""
+    for item in items:
+        if item.path.name == "test_chaos.py":
+            item.add_marker(pytest.mark.timeout(config.getoption("--soak-seconds") + 600))
 
 
 @pytest.fixture
@@ -38,3 +54,22 @@ def stack(stack_on_loan: StackOnLoan) -> Stack:
 def collection() -> str:
     """A name that no earlier test has used."""
     return f"docs_{uuid4().hex[:8]}"
+
+
+@pytest.fixture(scope="session")
+def parts_on_loan() -> Iterator[PartsOnLoan]:
+    parts_on_loan = PartsOnLoan()
+    try:
+        yield parts_on_loan
+    finally:
+        parts_on_loan.end()
+
+
+@pytest.fixture
+def parts(parts_on_loan: PartsOnLoan, request: pytest.FixtureRequest) -> Iterator[Parts]:
+    """Servers, API, scheduler and two workers of a tiny model, whole and without an open job."""
+    parts = parts_on_loan.lend()
+    num_failed = request.session.testsfailed
+    yield parts
+    if request.session.testsfailed > num_failed:
+        print(parts.log_tails())

@@ -33,8 +33,11 @@ QUICK_LEASES = {
 class Stack:
     """Started with `start`, asked through `client`, gone after `destroy`."""
 
-    def __init__(self, data_dir: Path, environment: Mapping[str, str] = QUICK_LEASES) -> None:
+    def __init__(
+        self, data_dir: Path, environment: Mapping[str, str] = QUICK_LEASES, *, model: str | None = None
+    ) -> None:
         self.data_dir = data_dir
+        self._model = model
         self.api_port = free_port()
         self.flower_port = free_port()
         self._environment = {**os.environ, **environment}
@@ -43,7 +46,17 @@ class Stack:
 
     def command(self) -> list[str]:
         ports = ["--api-port", str(self.api_port), "--flower-port", str(self.flower_port)]
-        return [sys.executable, "-m", "vectormill.cli", "up", "--data-dir", str(self.data_dir), *ports]
+        model = ["--model", self._model] if self._model else []
+        return [
+            sys.executable,
+            "-m",
+            "vectormill.cli",
+            "up",
+            "--data-dir",
+            str(self.data_dir),
+            *ports,
+            *model,
+        ]
 
     def spawn(self) -> "subprocess.Popen[bytes]":
         with self.log.open("ab") as output:
@@ -96,6 +109,14 @@ class Stack:
             except psutil.Error:
                 continue
         return None
+
+    def log_tails(self, num_lines: int = 60) -> str:
+        """The end of every process's log, for a test that failed."""
+        logs = [self.log, *sorted((self.data_dir / "logs").glob("*.log"))]
+        return "\n".join(
+            f"---- {log.name}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-num_lines:])
+            for log in logs
+        )
 
     def destroy(self) -> None:
         try:

@@ -1,0 +1,200 @@
+"""Parts: servers, API, scheduler and workers started one by one, so that a test can hurt, change or replace each.
+
+Nothing here starts a part again by itself, as `up` does, but the launcher its workers.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import httpx
+import psutil
+import psycopg
+from redis import Redis
+
+from tests.acceptance import tiny
+from tests.acceptance.stack import QUICK_LEASES
+from tests.clusters import new_directory
+from tests.waiting import wait_for
+from vectormill.client import Client
+from vectormill.db.migrations import upgrade
+from vectormill.embedded.postgres import EmbeddedPostgres
+from vectormill.embedded.valkey import EmbeddedValkey
+from vectormill.processes import free_port
+from vectormill.settings import process_environment
+
+NUM_WORKERS = 2
+# A lost message is found after this many seconds at the latest.
+QUEUED_TIMEOUT = {"VECTORMILL_QUEUED_TIMEOUT_SECONDS": "5"}
+END_SECONDS = 60.0
+
+
+class Parts:
+    """`start_all` starts what a deployment has; `end` leaves no process behind."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.postgres = EmbeddedPostgres(directory)
+        self.valkey = EmbeddedValkey(directory)
+        self.api_port = free_port()
+        self._environment = (
+            process_environment() | dict(QUICK_LEASES) | QUEUED_TIMEOUT | tiny.write_tiny(directory)
+        )
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start_all(self) -> None:
+        (self.directory / "logs").mkdir(exist_ok=True)
+        self.database_url = self.postgres.start()
+        self.redis_url = self.valkey.start()
+        upgrade(self.database_url)
+        self.start("api", "api", "--port", str(self.api_port))
+        self.start("scheduler", "scheduler")
+        self.start("launcher", "worker", "--model", tiny.MODEL)
+        self.wait_until_ready()
+
+    def start(
+        self,
+        name: str,
+        *arguments: str,
+        environment: Mapping[str, str] | None = None,
+        tree: Path | None = None,
+    ) -> None:
+        """One process of ours under this name; of another release when its tree is given."""
+        urls = {"VECTORMILL_DATABASE_URL": self.database_url, "VECTORMILL_REDIS_URL": self.redis_url}
+        own = self._environment | urls | dict(environment or {})
+        if tree is not None:
+            own["PYTHONPATH"] = str(tree)
+        command = [sys.executable, "-m", "vectormill.cli", *arguments]
+        with self.log(name).open("ab") as output:
+            self.processes[name] = subprocess.Popen(
+                command, env=own, stdout=output, stderr=output, cwd=tree, start_new_session=True
+            )
+
+    def log(self, name: str) -> Path:
+        return self.directory / "logs" / f"{name}.log"
+
+    def end_part(self, name: str, signal_number: int = signal.SIGTERM) -> None:
+        """Sends the signal, and waits until the part and all its children are gone."""
+        process = self.processes.pop(name)
+        family: list[psutil.Process] = []
+        with suppress(psutil.NoSuchProcess):
+            family = psutil.Process(process.pid).children(recursive=True)
+        for each in family:
+            with suppress(psutil.Error):
+                each.send_signal(signal.SIGCONT)
+        process.send_signal(signal_number)
+        process.wait(END_SECONDS)
+        _, alive = psutil.wait_procs(family, timeout=END_SECONDS)
+        assert not alive, f"processes outlived {name}: {alive}"
+
+    def end(self) -> None:
+        try:
+            for name in reversed(list(self.processes)):
+                self.end_part(name)
+        finally:
+            for process in self.processes.values():
+                with suppress(OSError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            self.valkey.stop()
+            self.postgres.destroy()
+
+    # ---- looking
+
+    @property
+    def api_url(self) -> str:
+        return f"http://127.0.0.1:{self.api_port}"
+
+    def client(self) -> Client:
+        return Client(self.api_url)
+
+    def is_ready(self) -> bool:
+        try:
+            answer = httpx.get(f"{self.api_url}/readyz", timeout=5, trust_env=False).json()
+        except (httpx.HTTPError, ValueError):
+            return False
+        return bool(answer["status"] == "ok" and answer["scheduler"] and answer["workers"] >= NUM_WORKERS)
+
+    def wait_until_ready(self) -> None:
+        try:
+            wait_for(self.is_ready, 120, "API, scheduler and both workers are there")
+        except AssertionError:
+            print(self.log_tails())
+            raise
+
+    def is_whole_and_idle(self) -> bool:
+        if any(process.poll() is not None for process in self.processes.values()) or not self.is_ready():
+            return False
+        return list(self.query("SELECT count(*) FROM vectormill.jobs WHERE finished_at IS NULL")) == [(0,)]
+
+    def query(self, statement: str) -> Iterator[tuple[object, ...]]:
+        """Rows of a plain SQL statement, each in a session and a transaction of its own that may always write."""
+        url = self.database_url.replace("postgresql+psycopg", "postgresql")
+        options = "-c default_transaction_read_only=off -c default_tablespace="
+        with psycopg.connect(url, autocommit=True, options=options) as connection:
+            cursor = connection.execute(statement.encode())
+            yield from cursor if cursor.description else ()
+
+    def change(self, statement: str) -> None:
+        """Does what the statement says, once."""
+        list(self.query(statement))
+
+    def redis(self) -> Redis:
+        return Redis.from_url(self.redis_url)
+
+    def workers(self) -> list[psutil.Process]:
+        return self._of_launcher("worker.app")
+
+    def runners(self) -> list[psutil.Process]:
+        return self._of_launcher("runner_process")
+
+    def _of_launcher(self, word: str) -> list[psutil.Process]:
+        found = []
+        for process in psutil.Process(self.processes["launcher"].pid).children(recursive=True):
+            with suppress(psutil.Error):
+                if word in " ".join(process.cmdline()):
+                    found.append(process)
+        return found
+
+    def log_tails(self, num_lines: int = 40) -> str:
+        logs = sorted((self.directory / "logs").glob("*.log"))
+        return "\n".join(
+            f"---- {log.name}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-num_lines:])
+            for log in logs
+        )
+
+
+@contextmanager
+def frozen(processes: list[psutil.Process]) -> Iterator[None]:
+    """Stopped while the block runs."""
+    for process in processes:
+        process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGCONT)
+
+
+class PartsOnLoan:
+    """One set of parts that tests use in turn. Starts another for who would find a broken one."""
+
+    def __init__(self) -> None:
+        self._parts: Parts | None = None
+        self._cleanup = ExitStack()
+
+    def lend(self) -> Parts:
+        if self._parts is None or not self._parts.is_whole_and_idle():
+            self.end()
+            self._parts = Parts(self._cleanup.enter_context(new_directory()))
+            self._cleanup.callback(self._parts.end)
+            self._parts.start_all()
+        return self._parts
+
+    def end(self) -> None:
+        self._parts = None
+        self._cleanup.close()

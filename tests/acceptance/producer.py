@@ -1,0 +1,153 @@
+"""Producer: submits jobs through whatever goes wrong, remembers what was acknowledged, and checks it all at the end."""
+
+import random
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import numpy as np
+
+from tests.acceptance import tiny
+from tests.acceptance.parts import Parts
+from tests.acceptance.stack import Stack
+from vectormill.client import Client
+from vectormill.domain.job import TERMINAL_JOB_STATES
+from vectormill.problems import ApiError, ApiUnreachable
+
+# An API that is away, or whose database is; and a request whose predecessor under the same key is still being read.
+_PASSING = (409, 502, 503, 504)
+_PAUSE_SECONDS = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """A job that was answered 202: which texts under which keys, and where their vectors are to be."""
+
+    job_id: str
+    collection: str | None
+    keys: list[str]
+    numbers: list[int]
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What was acknowledged, and what the API answered that it should not have."""
+
+    promises: list[Promise] = field(default_factory=list)
+    surprises: list[str] = field(default_factory=list)
+
+
+class Producer:
+    """Submits one job after the other, each with and without a collection, and waits for both."""
+
+    def __init__(self, url: str, seed: int, collection: str, job_items: int, ledger: Ledger) -> None:
+        self._url = url
+        self._dice = random.Random(seed)
+        self._collection = collection
+        self._job_items = job_items
+        self._ledger = ledger
+
+    def run(self, over: threading.Event) -> None:
+        def pause(seconds: float) -> None:
+            over.wait(seconds)
+
+        with Client(self._url, timeout=15, pause=pause) as client:
+            while not over.is_set():
+                mine = [self._submit(client, target, over) for target in (None, self._collection)]
+                for promise in mine:
+                    if promise is not None:
+                        self._wait(client, promise, over)
+
+    def _submit(self, client: Client, collection: str | None, over: threading.Event) -> Promise | None:
+        """Under one Idempotency-Key until there is an answer: who gave up would not know whether there is a job."""
+        numbers = self._dice.sample(range(tiny.NUM_TEXTS), self._job_items)
+        # The same keys in every job: in a collection the newest job wins.
+        keys = [f"key{position}" for position in range(len(numbers))]
+        key = str(uuid4())
+        while True:
+            try:
+                job = client.submit(
+                    tiny.items(numbers, keys), model=tiny.MODEL, collection=collection, idempotency_key=key
+                )
+            except (ApiError, ApiUnreachable, httpx.HTTPError) as error:
+                self._note(error, "POST /v1/jobs")
+                if over.wait(_PAUSE_SECONDS) and not isinstance(error, ApiUnreachable):
+                    return None
+                if over.is_set():
+                    return None  # nothing was acknowledged
+                continue
+            promise = Promise(job["id"], collection, keys, numbers)
+            self._ledger.promises.append(promise)
+            return promise
+
+    def _wait(self, client: Client, promise: Promise, over: threading.Event) -> None:
+        while not over.wait(_PAUSE_SECONDS):
+            try:
+                if client.job(promise.job_id)["state"] in TERMINAL_JOB_STATES:
+                    return
+            except (ApiError, ApiUnreachable) as error:
+                self._note(error, f"GET /v1/jobs/{promise.job_id}")
+
+    def _note(self, error: Exception, request: str) -> None:
+        if isinstance(error, ApiError) and error.status not in _PASSING:
+            self._ledger.surprises.append(f"{request}: {error.status} {error}")
+
+
+def find_broken_promises(stack: Stack | Parts, promises: Sequence[Promise], directory: Path) -> list[str]:
+    """What is not as promised, in sentences; nothing when every item has exactly one vector, which is its own."""
+    broken: list[str] = []
+    sequence = {str(job_id): seq for job_id, seq in stack.query("SELECT id, seq FROM vectormill.jobs")}
+    with stack.client() as client:
+        for promise in promises:
+            broken += _check_job(client, promise, directory)
+    for name in sorted({promise.collection for promise in promises if promise.collection}):
+        of_it = [promise for promise in promises if promise.collection == name and promise.job_id in sequence]
+        broken += _check_collection(
+            stack, name, sorted(of_it, key=lambda each: int(str(sequence[each.job_id]))), directory
+        )
+    left = list(
+        stack.query(
+            "SELECT job_id, state, count(*) FROM vectormill.chunks"
+            " WHERE state IN ('pending', 'queued', 'leased') GROUP BY job_id, state"
+        )
+    )
+    return broken + [f"chunks are left: {row}" for row in left]
+
+
+def _check_job(client: Client, promise: Promise, directory: Path) -> list[str]:
+    job: dict[str, Any] = client.job(promise.job_id)
+    counts = (job["state"], job["num_done"], job["num_failed"])
+    broken = []
+    if counts != ("completed", len(promise.keys), 0):
+        codes = [error["code"] for error in client.errors(promise.job_id)]
+        broken.append(f"job {promise.job_id}: {counts}, errors {sorted(set(codes))} × {len(codes)}")
+    if promise.collection is not None:
+        return broken  # the newest job's vectors are there: see _check_collection
+    vectors = list(client.vectors(promise.job_id))
+    if [vector["key"] for vector in vectors] != promise.keys:
+        return [*broken, f"job {promise.job_id}: {len(vectors)} vectors of {len(promise.keys)} keys"]
+    found = np.array([vector["embedding"] for vector in vectors], dtype=np.float32)
+    wrong = tiny.wrong_vectors(directory, promise.numbers, found)
+    return broken + ([f"job {promise.job_id}: wrong vectors {wrong[:5]}"] if wrong else [])
+
+
+def _check_collection(
+    stack: Stack | Parts, name: str, oldest_first: list[Promise], directory: Path
+) -> list[str]:
+    newest = {
+        key: number
+        for promise in oldest_first
+        for key, number in zip(promise.keys, promise.numbers, strict=True)
+    }
+    rows = [
+        (str(key), str(vector)) for key, vector in stack.query(f"SELECT key, embedding::text FROM {name}")
+    ]
+    if sorted(key for key, _ in rows) != sorted(newest):
+        return [f"collection {name}: {len(rows)} rows of {len(newest)} keys"]
+    found = np.array([np.fromstring(vector.strip("[]"), sep=",") for _, vector in rows], dtype=np.float32)
+    wrong = tiny.wrong_vectors(directory, [newest[key] for key, _ in rows], found)
+    return [f"collection {name}: not the newest job's vectors {wrong[:5]}"] if wrong else []
