@@ -32,6 +32,10 @@ MEDIA_TYPE: Final = "application/problem+json"
 # Postgres is back within seconds of a restart; a client that waits so long meets it again.
 RETRY_AFTER_SECONDS: Final = 2
 
+# SQLSTATE of a statement that writes where none may, and the class of a full disk, full memory, too many connections.
+READ_ONLY: Final = "25006"
+OUT_OF_RESOURCES: Final = "53"
+
 # The first class that fits decides.
 STATUS_BY_ERROR: Final[tuple[tuple[type[VectormillError], int], ...]] = (
     (SubmissionTooLarge, 413),
@@ -138,6 +142,16 @@ def is_database_away(error: Exception) -> bool:
     return isinstance(error, OperationalError | InterfaceError | PoolTimeout | psycopg.OperationalError)
 
 
+def describe_database_error(error: Exception) -> Problem | None:
+    """The problem that an error of Postgres is for a client, when trying again later can help; else None."""
+    diagnosis: Any = getattr(getattr(error, "orig", error), "diag", None)
+    state = getattr(diagnosis, "sqlstate", None) or ""
+    if state == READ_ONLY or state.startswith(OUT_OF_RESOURCES):
+        # Postgres's own words name what is full; values of the statement are not among them.
+        return describe_error(DatabaseUnavailable(f"Postgres takes no writes: {diagnosis.message_primary}."))
+    return describe_error(DatabaseUnavailable()) if is_database_away(error) else None
+
+
 def register_handlers(app: FastAPI) -> None:
     """Makes every failure of the application leave it as problem details."""
 
@@ -154,10 +168,11 @@ def register_handlers(app: FastAPI) -> None:
         return describe_http_exception(cast(HTTPException, error)).response(request.url.path)
 
     async def answer_database_error(request: Request, error: Exception) -> Response:
-        if not is_database_away(error):
+        problem = describe_database_error(error)
+        if problem is None:
             raise error
         logger.warning("Postgres did not serve %s %s: %s", request.method, request.url.path, error)
-        return describe_error(DatabaseUnavailable()).response(request.url.path)
+        return problem.response(request.url.path)
 
     async def answer_disconnect(request: Request, error: Exception) -> Response:
         # Nobody hears this answer; 499 is what reverse proxies log for it.

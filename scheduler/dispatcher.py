@@ -12,7 +12,7 @@ from collections.abc import Callable
 from uuid import UUID
 
 from celery import Celery
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 from sqlalchemy import Engine
 
 from scheduler.fairness import plan_shares
@@ -62,12 +62,17 @@ class Dispatcher:
         # Chunks each job was served, in turns rather than debts. Lost with the process, harmlessly.
         self._served: dict[UUID, int] = defaultdict(int)
         self._is_redis_away = False
+        self._is_redis_full = False  # it answers, and the last message was refused
         self._has_unrung = False  # a dispatch was marked whose message may not have reached Redis
         self._absent: set[str] = set()  # task ids that the last look did not find in Redis
 
     @property
     def is_redis_away(self) -> bool:
         return self._is_redis_away
+
+    @property
+    def is_redis_full(self) -> bool:
+        return self._is_redis_full and not self._is_redis_away
 
     def begin_term(self) -> None:
         """Whoever dispatched before may have died between COMMIT and publishing, so the next look trusts nothing."""
@@ -124,10 +129,13 @@ class Dispatcher:
         if dispatches:
             try:
                 publish(self._app, dispatches)
+                self._is_redis_full = False
             except BROKER_ERRORS as error:
-                logger.warning(
-                    "Could not ring the bell for %d chunks; trying again: %s", len(dispatches), error
-                )
+                if not self._is_redis_full:  # once, and not at every round until there is room
+                    logger.warning(
+                        "Could not ring the bell for %d chunks; trying again: %s", len(dispatches), error
+                    )
+                self._is_redis_full = _is_refused(error)
                 self._has_unrung = True
         return len(dispatches)
 
@@ -153,3 +161,12 @@ class Dispatcher:
         known = [self._served[job_id] for job_id in job_ids if job_id in self._served]
         level = min(known, default=0)
         self._served = defaultdict(int, {job_id: self._served.get(job_id, level) for job_id in job_ids})
+
+
+def _is_refused(error: BaseException | None) -> bool:
+    """Whether Redis took the command and said no, rather than nothing. kombu wraps what redis-py raises."""
+    while error is not None:
+        if isinstance(error, ResponseError):
+            return True
+        error = error.__cause__
+    return False

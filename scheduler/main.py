@@ -86,7 +86,7 @@ def _serve_term(engine: Engine, dispatcher: Dispatcher, settings: Settings, stop
         driver.execute("LISTEN vectormill_jobs")
         duties = [
             Duty(_SENTINEL_SECONDS, dispatcher.recall_lost_messages),
-            Duty(_BEAT_SECONDS, lambda: _beat(engine, dispatcher.is_redis_away)),
+            Duty(_BEAT_SECONDS, lambda: _beat(engine, dispatcher)),
             Duty(settings.reap_seconds, lambda: reap(engine, settings.queued_timeout_seconds)),
             Duty(
                 _PRUNE_SECONDS,
@@ -118,6 +118,8 @@ def _has_open_jobs(driver: psycopg.Connection[object]) -> bool:
     return row is not None and bool(row[0])  # type: ignore[index]
 
 
-def _beat(engine: Engine, is_redis_away: bool) -> None:
+def _beat(engine: Engine, dispatcher: Dispatcher) -> None:
     with engine.begin() as connection:
-        beat_scheduler(connection, is_redis_away=is_redis_away)
+        beat_scheduler(
+            connection, is_redis_away=dispatcher.is_redis_away, is_redis_full=dispatcher.is_redis_full
+        )

@@ -10,7 +10,9 @@ from vectormill.domain.waiting import InHand, ServingWorker, Surroundings, expla
 
 WORKER = ServingWorker("m-cpu0@host", "m", 4, "1", "mean", "running")
 OLD_WORKER = ServingWorker("old@host", "m", 4)  # of a release that reports nothing that is asked here
-CALM = Surroundings([WORKER], [], is_scheduler_alive=True, is_redis_away=False, setbacks={})
+CALM = Surroundings(
+    [WORKER], [], is_scheduler_alive=True, is_redis_away=False, is_redis_full=False, setbacks={}
+)
 MINE = InHand(JOB.id, "m", 5, num_queued=0, num_leased=1, oldest_queued_seconds=0.0)
 RECENT = replace(MINE, num_queued=1, num_leased=0, oldest_queued_seconds=0.2)
 
@@ -65,6 +67,10 @@ def other(priority: int, num_chunks: int = 4, model: str = "m") -> InHand:
         ({"is_scheduler_alive": False, "in_hand": [MINE]}, None),  # what is in hand needs no scheduler
         ({"is_redis_away": True}, "The scheduler cannot reach Redis; the job goes on by itself"),
         ({"is_redis_away": True, "in_hand": [MINE]}, None),
+        (
+            {"is_redis_full": True},
+            "Redis answers and takes no message, most likely because its memory is full",
+        ),
         ({"in_hand": [replace(RECENT, oldest_queued_seconds=16.0)]}, "no worker takes one"),
         ({"setbacks": {JOB.id: "RunnerDied: 9"}}, "tried again after a pause, because of: RunnerDied: 9"),
         ({"setbacks": {UUID(int=0): "of another job"}}, None),

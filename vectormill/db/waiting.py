@@ -6,7 +6,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from vectormill.db.workers import ALIVE_SECONDS, REDIS_AWAY, SCHEDULER, list_signs_of_life
+from vectormill.db.workers import ALIVE_SECONDS, REDIS_AWAY, REDIS_FULL, SCHEDULER, list_signs_of_life
 from vectormill.domain.job import PAUSED, QUEUED, RUNNING, Job
 from vectormill.domain.waiting import InHand, ServingWorker, Surroundings, explain_wait
 
@@ -63,7 +63,9 @@ def load_surroundings(connection: Connection, jobs: Sequence[Job]) -> Surroundin
     """What these queued or running jobs may wait for. Asks nothing when there is none, and little of those at work:
     they are asked after all the time.
     """
-    nothing = Surroundings([], [], is_scheduler_alive=True, is_redis_away=False, setbacks={})
+    nothing = Surroundings(
+        [], [], is_scheduler_alive=True, is_redis_away=False, is_redis_full=False, setbacks={}
+    )
     if not jobs:
         return nothing
     models = {"models": sorted({job.spec.model for job in jobs})}
@@ -80,5 +82,6 @@ def load_surroundings(connection: Connection, jobs: Sequence[Job]) -> Surroundin
         seen,
         is_scheduler_alive=SCHEDULER in signs,
         is_redis_away=REDIS_AWAY in signs,
+        is_redis_full=REDIS_FULL in signs,
         setbacks={row.job_id: row.error for row in connection.execute(LIST_SETBACKS, idle) if row.error},
     )

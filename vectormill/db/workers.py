@@ -17,6 +17,7 @@ ALIVE_SECONDS = 15.0
 # never gives it, and so never looks as if Redis was away.
 SCHEDULER: Final = "scheduler"
 REDIS_AWAY: Final = "redis away"
+REDIS_FULL: Final = "redis full"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +124,16 @@ BEAT_DUTY = text("""
 """)
 
 
-def beat_scheduler(connection: Connection, *, is_redis_away: bool = False) -> None:
+def beat_scheduler(
+    connection: Connection, *, is_redis_away: bool = False, is_redis_full: bool = False
+) -> None:
     """The scheduler's sign of life, and whether it can ring the bell."""
     connection.execute(BEAT_DUTY, {"duty": SCHEDULER})
-    if is_redis_away:
-        connection.execute(BEAT_DUTY, {"duty": REDIS_AWAY})
-    else:
-        connection.execute(text("DELETE FROM vectormill.heartbeats WHERE duty = :duty"), {"duty": REDIS_AWAY})
+    for duty, is_so in ((REDIS_AWAY, is_redis_away), (REDIS_FULL, is_redis_full)):
+        if is_so:
+            connection.execute(BEAT_DUTY, {"duty": duty})
+        else:
+            connection.execute(text("DELETE FROM vectormill.heartbeats WHERE duty = :duty"), {"duty": duty})
 
 
 LIST_SIGNS_OF_LIFE = text("""
@@ -138,7 +142,7 @@ LIST_SIGNS_OF_LIFE = text("""
 
 
 def list_signs_of_life(connection: Connection) -> set[str]:
-    """What the scheduler has told lately: SCHEDULER, REDIS_AWAY."""
+    """What the scheduler has told lately: SCHEDULER, REDIS_AWAY, REDIS_FULL."""
     return set(connection.execute(LIST_SIGNS_OF_LIFE, {"alive_seconds": ALIVE_SECONDS}).scalars())
 
 

@@ -58,6 +58,7 @@ class Surroundings:
     in_hand: Sequence[InHand]
     is_scheduler_alive: bool
     is_redis_away: bool
+    is_redis_full: bool
     setbacks: Mapping[UUID, str]
 
 
@@ -83,10 +84,8 @@ def explain_wait(job: Job, around: Surroundings) -> str | None:
     mine = next((chunks for chunks in around.in_hand if chunks.job_id == job.id), None)
     if mine is not None and mine.num_leased:
         return None
-    if not around.is_scheduler_alive:
-        return "No scheduler gives a sign of life, so nothing is dispatched; start one with `vectormill scheduler`."
-    if around.is_redis_away:
-        return "The scheduler cannot reach Redis; the job goes on by itself when Redis is back."
+    if (silence := _tell_no_dispatch(around)) is not None:
+        return silence
     if mine is not None and mine.oldest_queued_seconds > UNCLAIMED_SECONDS:
         return (
             "Its chunks are offered in Redis and no worker takes one; the workers' logs say whether they reach Redis. "
@@ -96,6 +95,19 @@ def explain_wait(job: Job, around: Surroundings) -> str | None:
         return f"Its chunks are tried again after a pause, because of: {around.setbacks[job.id]}"
     if mine is None and job.priority != INTERACTIVE_PRIORITY:
         return _tell_busy(job, sum(worker.slots for worker in serving), around.in_hand)
+    return None
+
+
+def _tell_no_dispatch(around: Surroundings) -> str | None:
+    if not around.is_scheduler_alive:
+        return "No scheduler gives a sign of life, so nothing is dispatched; start one with `vectormill scheduler`."
+    if around.is_redis_away:
+        return "The scheduler cannot reach Redis; the job goes on by itself when Redis is back."
+    if around.is_redis_full:
+        return (
+            "Redis answers and takes no message, most likely because its memory is full; give it more (maxmemory) or "
+            "remove what others keep there. The job goes on by itself then."
+        )
     return None
 
 
