@@ -15,8 +15,6 @@ MODEL = "all-MiniLM-L6-v2"
 # Some seconds of work on two cores, and one on a processor with matrix units: long enough to be hurt in the middle.
 NUM_ITEMS = 600
 
-pytestmark = pytest.mark.timeout(240)
-
 
 def docstrings(collection: str) -> list[ItemJson]:
     """Texts that name their collection: the worker takes over no vector that an earlier test has made it compute."""

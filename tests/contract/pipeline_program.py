@@ -1,13 +1,13 @@
 """A stage of simulated pipelines: `python -m tests.contract.pipeline_program NUMBER MEETING WORLD:MICRO_BATCHES...`.
 
-It takes its part in one pipeline after the other, unless its number is beyond the world. Its device is a pause of known
-length, so that the bubble that is left is the pipeline's own. Prints for each pipeline, as a line of JSON, how long the
-stage computed and how long it was there for.
+It takes its part in one pipeline after the other, unless its number is beyond the world. Its device is done with a
+micro-batch only when the stages beside it have begun those that they could have begun by then: a pipeline whose stages
+do not work at the same time would stand still, and nothing depends on how fast anything is. Prints for each pipeline,
+as a line of JSON, what came out.
 """
 
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Final
 
@@ -15,13 +15,29 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tests.waiting import wait_for
 from worker.parallel.pipeline import PipelineStage
 from worker.parallel.shard_encoder import join_process_group
 from worker.placement.placement import PIPELINE
 from worker.placement.rank import Rank
 
-STAGE_SECONDS: Final = 0.05
 SHAPE: Final = (4, 16, 32)  # hidden states [n, length, hidden size] of a micro-batch
+
+
+class Begun:
+    """What each stage has begun, as a file a micro-batch: told from process to process."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(exist_ok=True)
+
+    def tell(self, stage: int, place: int) -> None:
+        (self._folder / f"{stage}-{place}").touch()
+
+    def wait_for(self, stage: int, place: int) -> None:
+        wait_for(
+            (self._folder / f"{stage}-{place}").exists, 60, f"stage {stage} works on {place} at the same time"
+        )
 
 
 def main() -> None:
@@ -44,20 +60,20 @@ def main() -> None:
 
 def run_stage(rank: Rank, micro_batches: int) -> None:
     join_process_group(rank, "gloo")
+    begun = Begun(Path(f"{rank.meeting_point}.begun"))
 
     def compute(place: int, hidden_states: Tensor | None) -> Tensor:
-        time.sleep(STAGE_SECONDS)  # the simulated device
+        begun.tell(rank.number, place)
+        if not rank.is_first and place + 1 < micro_batches:
+            begun.wait_for(rank.number - 1, place + 1)
+        if not rank.is_last and place >= 2:
+            begun.wait_for(rank.number + 1, place - 2)
         return torch.full(SHAPE, float(place)) if hidden_states is None else hidden_states + 1
 
     stage = PipelineStage(rank, torch.float32, torch.device("cpu"))
-    stage.run([SHAPE], compute)  # opens the connections
-    dist.barrier()
-    stage = PipelineStage(rank, torch.float32, torch.device("cpu"))
     results = stage.run([SHAPE] * micro_batches, compute)
     values = [float(result.mean()) for result in results]
-    clock = stage.clock
-    said = {"busy": clock.busy_seconds, "wall": clock.wall_seconds, "values": values}
-    sys.stdout.write(json.dumps(said) + "\n")
+    sys.stdout.write(json.dumps(values) + "\n")
     dist.barrier()  # nobody leaves while another still waits for what it sent
     dist.destroy_process_group()
 

@@ -252,7 +252,7 @@ def test_no_interleaving_of_faults_loses_or_doubles_an_item(machine: type[Protoc
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=60,
+            max_examples=40,
             stateful_step_count=40,
             deadline=None,
             suppress_health_check=list(HealthCheck),
