@@ -14,7 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from scheduler.dispatcher import Dispatcher
 from scheduler.pruner import prune_expired
-from scheduler.reaper import reap
+from scheduler.reaper import Reaper
 from vectormill.broker.app import make_app
 from vectormill.broker.queues import QueueReader
 from vectormill.broker.sentinel import Sentinel
@@ -87,7 +87,7 @@ def _serve_term(engine: Engine, dispatcher: Dispatcher, settings: Settings, stop
         duties = [
             Duty(_SENTINEL_SECONDS, dispatcher.recall_lost_messages),
             Duty(_BEAT_SECONDS, lambda: _beat(engine, dispatcher)),
-            Duty(settings.reap_seconds, lambda: reap(engine, settings.queued_timeout_seconds)),
+            Duty(settings.reap_seconds, Reaper(engine, settings).reap),
             Duty(
                 _PRUNE_SECONDS,
                 lambda: prune_expired(

@@ -6,28 +6,54 @@ from sqlalchemy import Engine
 
 from vectormill.db.rescue import (
     end_cancelled_jobs,
+    read_clock,
     recall_paused_chunks,
     rescue_expired_chunks,
     rescue_unclaimed_chunks,
 )
+from vectormill.settings import Settings
 
 logger = logging.getLogger(__name__)
 
 
-def reap(engine: Engine, queued_timeout_seconds: float) -> int:
-    """One round; the number of chunks that go back to `pending`. Each repair is a short transaction of its own."""
-    with engine.begin() as connection:
-        expired = rescue_expired_chunks(connection)
-    with engine.begin() as connection:
-        unclaimed = rescue_unclaimed_chunks(connection, queued_timeout_seconds)
-    with engine.begin() as connection:
-        recall_paused_chunks(connection)
-    with engine.begin() as connection:
-        end_cancelled_jobs(connection)
-    if expired:
-        logger.warning(
-            "%d chunks had an expired lease: their worker died or was cut off. They run again.", expired
-        )
-    if unclaimed:
-        logger.warning("%d dispatched chunks were not claimed in time; they are dispatched again.", unclaimed)
-    return expired + unclaimed
+class Reaper:
+    """One for each term of a scheduler.
+
+    Nobody can renew a lease while the database is away. So at the beginning, and whenever its clock shows that rounds
+    were missed or that the clock itself was set, no lease is taken before workers had the time of one to renew theirs.
+    """
+
+    def __init__(self, engine: Engine, settings: Settings) -> None:
+        self._engine = engine
+        self._queued_timeout_seconds = settings.queued_timeout_seconds
+        self._lease_seconds = settings.lease_seconds
+        self._longest_gap_seconds = settings.reap_seconds + settings.lease_seconds / 2
+        self._last_round: float | None = None
+        self._patient_until = 0.0
+
+    def reap(self) -> int:
+        """One round; the number of chunks that go back to `pending`. Each repair is a short transaction of its own."""
+        expired = self._rescue_expired()
+        with self._engine.begin() as connection:
+            unclaimed = rescue_unclaimed_chunks(connection, self._queued_timeout_seconds)
+        with self._engine.begin() as connection:
+            recall_paused_chunks(connection)
+        with self._engine.begin() as connection:
+            end_cancelled_jobs(connection)
+        if expired:
+            logger.warning(
+                "%d chunks had an expired lease: their worker died or was cut off. They run again.", expired
+            )
+        if unclaimed:
+            logger.warning(
+                "%d dispatched chunks were not claimed in time; they are dispatched again.", unclaimed
+            )
+        return expired + unclaimed
+
+    def _rescue_expired(self) -> int:
+        with self._engine.begin() as connection:
+            now = read_clock(connection)
+            if self._last_round is None or now - self._last_round > self._longest_gap_seconds:
+                self._patient_until = now + self._lease_seconds
+            self._last_round = now
+            return 0 if now < self._patient_until else rescue_expired_chunks(connection)

@@ -112,7 +112,13 @@ def run_replica(
         lease_seconds=settings.lease_seconds,
     )
     encoder = ChunkEncoder(
-        database, engine, keeper, PostgresSink(database, stopping), timesheet, identity, settings
+        database,
+        engine,
+        keeper,
+        PostgresSink(database, stopping, settings.lease_seconds),
+        timesheet,
+        identity,
+        settings,
     )
     queues = QueueReader(settings.redis_url)
     watchdog = Watchdog(queues, identity.model, keeper, engine, lambda: state.all_total_count[0])

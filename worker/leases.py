@@ -73,7 +73,7 @@ class LeaseKeeper:
 
     @contextmanager
     def hold(self, lease: Lease) -> Iterator[None]:
-        """Renews the lease while the block runs. Leave it before committing: the commit locks the chunk's row."""
+        """Renews the lease while the block runs, the commit too: a row that it has locked is passed over."""
         chunk_id = lease.claim.chunk_id
         with self._lock:
             earlier = self._leases.get(chunk_id)

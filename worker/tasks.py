@@ -11,15 +11,22 @@ from typing import Any
 
 import numpy as np
 from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import SQLAlchemyError
 
 from vectormill.db.chunks import claim_chunk, release_chunk, split_chunk
 from vectormill.db.completion import cancel_chunk, fail_chunk
+from vectormill.db.outages import DATABASE_ERRORS, describe_refusal, is_lasting, is_outage
 from vectormill.db.payloads import load_payload
 from vectormill.domain.bottleneck import LOAD, PERSIST
 from vectormill.domain.chunk import ChunkOutcome, Claim
 from vectormill.domain.errors import DatabaseUnavailable, LeaseLost, ModelError, PayloadGone
-from vectormill.domain.item import CRASHED_WORKER, ENCODING_FAILED, ITEM_ERROR_CODES, Item, ItemFailure
+from vectormill.domain.item import (
+    CRASHED_WORKER,
+    ENCODING_FAILED,
+    ITEM_ERROR_CODES,
+    NOT_STORED,
+    Item,
+    ItemFailure,
+)
 from vectormill.domain.job import INTERACTIVE_PRIORITY
 from vectormill.settings import Settings
 from worker.calibrator import Calibrator
@@ -27,6 +34,7 @@ from worker.engine import EncodeRequest, EncodeResult, EncodingCancelled, Engine
 from worker.engine import Engine as EncodingEngine
 from worker.identity import WorkerIdentity
 from worker.leases import Lease, LeaseKeeper
+from worker.quarantine import Quarantine
 from worker.sink.postgres import PostgresSink
 from worker.timesheet import Timesheet
 
@@ -34,8 +42,12 @@ logger = logging.getLogger(__name__)
 
 Result = dict[str, Any]
 
-# A chunk that was lost this often is taken apart instead of being tried whole again.
+# A chunk that was lost this often is taken apart instead of being tried whole again. After the first loss it is alone.
 MAX_LOST = 2
+# A chunk whose lease lapsed this often is taken apart as well, in case one of its texts is why: a kernel that kills a
+# process for its memory leaves no word. A lapse is no evidence, so a text alone is tried for ever.
+MAX_LAPSED = 4
+_LONGEST_DELAY_SECONDS = 60.0
 # Between offers of a chunk to workers that hold another revision of its model.
 _OTHER_MODEL_SECONDS = 15.0
 
@@ -61,6 +73,7 @@ class ChunkEncoder:
         self._timesheet = timesheet
         self._identity = identity
         self._settings = settings
+        self._quarantine = Quarantine()
 
     def encode_chunk(self, chunk_id: int) -> Result:
         """Does what the message asks, if it is still to be done. The result is what Flower shows."""
@@ -78,17 +91,43 @@ class ChunkEncoder:
                 return {"outcome": "duplicate"}
             with self._timesheet.hold(claim.job_id):
                 return self._encode_claimed(claim, started)
-        except SQLAlchemyError as error:
+        except DATABASE_ERRORS as error:
             # Nothing was written. The lease lapses, or the dispatch times out, and the chunk runs again.
-            logger.warning("Chunk %d: Postgres did not answer: %s", chunk_id, error)
+            answer = "did not answer" if is_outage(error) else "refused"
+            logger.warning("Chunk %d: Postgres %s: %s", chunk_id, answer, error)
             return {"outcome": "database unavailable"}
 
     def _encode_claimed(self, claim: Claim, started: float) -> Result:
-        if claim.lost >= MAX_LOST or claim.attempt > self._settings.max_attempts:
-            return self._isolate(claim)
+        """Raises one of DATABASE_ERRORS when the database is away."""
+        try:
+            if self._is_to_be_isolated(claim):
+                return self._isolate(claim)
+            return self._encode_leased(claim, started)
+        except LeaseLost:
+            return {"outcome": "lease lost"}
+        except DatabaseUnavailable as error:
+            logger.warning("Chunk %d was not committed: %s", claim.chunk_id, error)
+            return {"outcome": "not encoded", "reason": str(error)}
+        except PayloadGone as error:
+            return self._give_up(claim, ENCODING_FAILED, str(error))
+        except DATABASE_ERRORS as error:
+            if is_outage(error):
+                raise
+            if is_lasting(error) or self._is_to_be_isolated(claim):
+                return self._give_up(claim, NOT_STORED, describe_refusal(error))
+            logger.exception("Chunk %d failed", claim.chunk_id)
+            return self._count_failure(claim, error)
+        except Exception as error:
+            logger.exception("Chunk %d failed", claim.chunk_id)
+            if self._is_to_be_isolated(claim):
+                return self._give_up(claim, ENCODING_FAILED, f"{type(error).__name__}: {error}")
+            return self._count_failure(claim, error)
+
+    def _encode_leased(self, claim: Claim, started: float) -> Result:
         lease = Lease(claim)
         try:
-            with self._keeper.hold(lease):
+            # Until the commit is through, however long it waits.
+            with self._keeper.hold(lease), self._quarantine.enter(lease.ended, is_suspect=claim.lost > 0):
                 with self._database.connect() as connection:
                     items = load_payload(connection, claim.chunk_id)
                 loaded = time.monotonic()
@@ -97,33 +136,28 @@ class ChunkEncoder:
                 wanted = np.array(range(claim.num_items) if some is None else some, dtype=np.int64)
                 self._calibrator.prepare(claim.spec, lease.ended)
                 encoded = self._encoding.encode(self._request(claim, items, wanted), lease.ended)
-            return self._commit(claim, items, wanted, encoded, started, loaded)
+                return self._commit(claim, items, wanted, encoded, started, loaded)
         except EncodingCancelled:
             return self._end_cancelled(claim, lease.is_lost)
         except EngineStopped:
             self._release(claim, "the worker was asked to stop", is_counted=False)
             return {"outcome": "handed back"}
         except RunnerDied as error:
-            self._release(claim, str(error), is_counted=True, is_lost=error.is_suspect)
-            return {"outcome": "model process died", "suspect": error.is_suspect}
+            is_lost = error.is_suspect
+            delay = 0.0 if is_lost else 2.0**claim.lapsed - 1
+            self._release(
+                claim, str(error), is_counted=False, is_lost=is_lost, is_lapsed=not is_lost, delay=delay
+            )
+            return {"outcome": "model process died", "suspect": is_lost}
         except ModelError as error:
             # A worker with the job's revision of the model may take it: during an upgrade both are there.
             logger.error("Chunk %d needs another model than this worker's: %s", claim.chunk_id, error)
             self._release(claim, str(error), is_counted=False, delay=_OTHER_MODEL_SECONDS)
             return {"outcome": "other model", "reason": str(error)}
-        except LeaseLost:
-            return {"outcome": "lease lost"}
-        except (PayloadGone, DatabaseUnavailable) as error:
-            logger.warning("Chunk %d was not encoded: %s", claim.chunk_id, error)
-            return {"outcome": "not encoded", "reason": str(error)}
-        except SQLAlchemyError:
-            raise
-        except Exception as error:
-            logger.exception("Chunk %d failed", claim.chunk_id)
-            self._release(
-                claim, f"{type(error).__name__}: {error}", is_counted=True, delay=2.0**claim.attempt
-            )
-            return {"outcome": "failed", "reason": str(error)}
+
+    def _count_failure(self, claim: Claim, error: Exception) -> Result:
+        self._release(claim, f"{type(error).__name__}: {error}", is_counted=True, delay=2.0**claim.attempt)
+        return {"outcome": "failed", "reason": str(error)}
 
     def _request(
         self, claim: Claim, items: list[Item], wanted: "np.ndarray[Any, np.dtype[np.int64]]"
@@ -178,26 +212,49 @@ class ChunkEncoder:
         self._write(claim, lambda connection: cancel_chunk(connection, claim))
         return {"outcome": "cancelled"}
 
+    def _is_to_be_isolated(self, claim: Claim) -> bool:
+        if claim.lost >= MAX_LOST or claim.attempt > self._settings.max_attempts:
+            return True
+        return claim.lapsed >= MAX_LAPSED and _num_wanted(claim) > 1
+
     def _isolate(self, claim: Claim) -> Result:
         """Halves a chunk that keeps ending its workers; the single item that is left is failed with its reason."""
-        wanted = claim.wanted_items(0, claim.num_items)
-        if claim.num_items > 1 and (wanted is None or len(wanted) > 1):
-            reason = f"split after {claim.lost} losses and {claim.attempt - 1} attempts"
-            self._write(claim, lambda connection: split_chunk(connection, claim, reason))
+        tries = f"{claim.lost} losses, {claim.attempt - 1} attempts, {claim.lapsed} lapses"
+        if claim.num_items > 1 and _num_wanted(claim) > 1:
+            self._write(claim, lambda connection: split_chunk(connection, claim, f"split after {tries}"))
             return {"outcome": "split"}
-        code = CRASHED_WORKER if claim.lost >= MAX_LOST else ENCODING_FAILED
-        failure = ItemFailure(
-            code, f"{ITEM_ERROR_CODES[code]} ({claim.lost} losses, {claim.attempt - 1} attempts)"
-        )
+        return self._give_up(claim, CRASHED_WORKER if claim.lost >= MAX_LOST else ENCODING_FAILED, tries)
+
+    def _give_up(self, claim: Claim, code: str, reason: str) -> Result:
+        """Fails all items that are wanted of the chunk, so that its job ends whatever is wrong with it."""
+        failure = ItemFailure(code, f"{ITEM_ERROR_CODES[code]} ({reason})")
+        logger.error("Chunk %d is failed: %s", claim.chunk_id, failure.detail)
 
         def fail(connection: Connection) -> None:
-            fail_chunk(connection, claim, load_payload(connection, claim.chunk_id), failure)
+            fail_chunk(connection, claim, self._load_items(connection, claim), failure)
 
         self._write(claim, fail)
-        return {"outcome": "item failed", "code": code}
+        return {"outcome": "item failed" if claim.num_items == 1 else "chunk failed", "code": code}
+
+    def _load_items(self, connection: Connection, claim: Claim) -> list[Item]:
+        """The chunk's items; nameless ones when they cannot be read."""
+        try:
+            return load_payload(connection, claim.chunk_id)
+        except DATABASE_ERRORS:
+            raise
+        except Exception:
+            logger.exception("The texts of chunk %d cannot be read", claim.chunk_id)
+            return [Item("", b"")] * claim.num_items
 
     def _release(
-        self, claim: Claim, reason: str, *, is_counted: bool, is_lost: bool = False, delay: float = 0.0
+        self,
+        claim: Claim,
+        reason: str,
+        *,
+        is_counted: bool,
+        is_lost: bool = False,
+        is_lapsed: bool = False,
+        delay: float = 0.0,
     ) -> None:
         self._write(
             claim,
@@ -207,7 +264,8 @@ class ChunkEncoder:
                 reason,
                 is_counted=is_counted,
                 is_lost=is_lost,
-                delay_seconds=min(delay, 60.0),
+                is_lapsed=is_lapsed,
+                delay_seconds=min(delay, _LONGEST_DELAY_SECONDS),
             ),
         )
 
@@ -218,3 +276,7 @@ class ChunkEncoder:
                 write(connection)
         except LeaseLost:
             logger.info("Chunk %d was taken over by another worker.", claim.chunk_id)
+
+
+def _num_wanted(claim: Claim) -> int:
+    return claim.num_items if claim.only_items is None else len(claim.only_items)

@@ -16,18 +16,26 @@ from vectormill.domain.chunk import Claim
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import LeaseLost
 
-# A chunk may be claimed from `pending` too: a late message of an earlier dispatch is as good as a new one.
+# A chunk may be claimed from `pending` too: a late message of an earlier dispatch is as good as a new one. One that is
+# locked is being renewed, committed or handed back at this moment: whoever does that knows better than the message.
 CLAIM_CHUNK = text("""
+    WITH found AS (
+        SELECT id, state = 'leased' AS has_lapsed FROM vectormill.chunks
+         WHERE id = :chunk_id
+           AND (state IN ('pending', 'queued') OR (state = 'leased' AND lease_until < now()))
+           FOR NO KEY UPDATE SKIP LOCKED
+    )
     UPDATE vectormill.chunks AS chunk
-       SET state = 'leased', fence = fence + 1, attempt = attempt + 1,
-           lost = lost + CASE WHEN chunk.state = 'leased' THEN 1 ELSE 0 END,
+       SET state = 'leased', fence = fence + 1,
+           attempt = attempt + CASE WHEN found.has_lapsed THEN 0 ELSE 1 END,
+           lapsed = lapsed + CASE WHEN found.has_lapsed THEN 1 ELSE 0 END,
            lease_owner = :owner, lease_until = now() + make_interval(secs => :lease_seconds)
-      FROM vectormill.jobs AS job
-     WHERE chunk.id = :chunk_id AND job.id = chunk.job_id AND job.state IN ('queued', 'running')
+      FROM found, vectormill.jobs AS job
+     WHERE chunk.id = found.id AND job.id = chunk.job_id AND job.state IN ('queued', 'running')
        AND job.model = :model
-       AND (chunk.state IN ('pending', 'queued') OR (chunk.state = 'leased' AND chunk.lease_until < now()))
-    RETURNING chunk.id, chunk.fence, chunk.attempt, chunk.lost, chunk.num_items, chunk.first_item, chunk.only_items,
-              job.id AS job_id, job.seq AS job_seq, job.priority, job.spec, job.generation_id
+    RETURNING chunk.id, chunk.fence, chunk.attempt, chunk.lost, chunk.lapsed, chunk.num_items, chunk.first_item,
+              chunk.only_items, found.has_lapsed, job.id AS job_id, job.seq AS job_seq, job.priority, job.spec,
+              job.generation_id
 """)
 
 
@@ -42,11 +50,14 @@ def claim_chunk(
     row = connection.execute(CLAIM_CHUNK, values).one_or_none()
     if row is None:
         return None
+    if row.has_lapsed:
+        connection.execute(COUNT_RETRIED_CHUNK, {"job_id": row.job_id})
     return Claim(
         chunk_id=row.id,
         fence=row.fence,
         attempt=row.attempt,
         lost=row.lost,
+        lapsed=row.lapsed,
         num_items=row.num_items,
         first_item=row.first_item,
         only_items=tuple(row.only_items) if row.only_items is not None else None,
@@ -58,12 +69,24 @@ def claim_chunk(
     )
 
 
+# A row that is locked is passed over: nearly always the commit of this very worker holds it, and waits perhaps for a
+# lock itself. It needs no renewal, nobody takes a locked row; as it was committed last, it is still ours.
 RENEW_LEASES = text("""
-    UPDATE vectormill.chunks AS chunk
-       SET lease_until = now() + make_interval(secs => :lease_seconds)
-      FROM vectormill.jobs AS job, unnest(CAST(:chunk_ids AS bigint[]), CAST(:fences AS bigint[])) AS held (id, fence)
-     WHERE chunk.id = held.id AND chunk.fence = held.fence AND chunk.state = 'leased' AND job.id = chunk.job_id
-    RETURNING chunk.id, job.state
+    WITH held AS (
+        SELECT * FROM unnest(CAST(:chunk_ids AS bigint[]), CAST(:fences AS bigint[])) AS held (id, fence)
+    ), unlocked AS MATERIALIZED (
+        SELECT chunk.id FROM held JOIN vectormill.chunks AS chunk ON chunk.id = held.id
+         WHERE chunk.fence = held.fence AND chunk.state = 'leased'
+           FOR NO KEY UPDATE OF chunk SKIP LOCKED
+    ), renewed AS (
+        UPDATE vectormill.chunks AS chunk SET lease_until = now() + make_interval(secs => :lease_seconds)
+          FROM unlocked WHERE chunk.id = unlocked.id
+    )
+    SELECT chunk.id, job.state
+      FROM held
+      JOIN vectormill.chunks AS chunk ON chunk.id = held.id
+      JOIN vectormill.jobs AS job ON job.id = chunk.job_id
+     WHERE chunk.fence = held.fence AND chunk.state = 'leased'
 """)
 
 
@@ -82,6 +105,7 @@ RELEASE_CHUNK = text("""
        SET state = 'pending', lease_owner = NULL, lease_until = NULL, error = :reason,
            attempt = attempt - CASE WHEN :is_counted THEN 0 ELSE 1 END,
            lost = lost + CASE WHEN :is_lost THEN 1 ELSE 0 END,
+           lapsed = lapsed + CASE WHEN :is_lapsed THEN 1 ELSE 0 END,
            available_at = now() + make_interval(secs => :delay_seconds)
      WHERE id = :chunk_id AND fence = :fence AND state = 'leased'
     RETURNING job_id
@@ -99,10 +123,12 @@ def release_chunk(
     *,
     is_counted: bool,
     is_lost: bool = False,
+    is_lapsed: bool = False,
     delay_seconds: float = 0,
 ) -> bool:
-    """Hands a chunk back. A worker that is asked to stop hands back uncounted; a failure counts as an attempt, and a
-    crash that this chunk may have caused as a loss. False when the lease was lost before.
+    """Hands a chunk back. A worker that is asked to stop hands back uncounted; a failure counts as an attempt, a
+    crash that this chunk may have caused as a loss, and what says nothing of its texts as a lapse. False when the lease
+    was lost before.
     """
     values = {
         "chunk_id": claim.chunk_id,
@@ -110,10 +136,11 @@ def release_chunk(
         "reason": reason,
         "is_counted": is_counted,
         "is_lost": is_lost,
+        "is_lapsed": is_lapsed,
         "delay_seconds": delay_seconds,
     }
     row = connection.execute(RELEASE_CHUNK, values).one_or_none()
-    if row is not None and is_counted:
+    if row is not None and (is_counted or is_lost or is_lapsed):
         connection.execute(COUNT_RETRIED_CHUNK, {"job_id": row.job_id})
     return row is not None
 
@@ -136,8 +163,9 @@ COUNT_CHILDREN = text("""
 INSERT_CHILD = text("""
     WITH child AS (
         INSERT INTO vectormill.chunks
-               (job_id, seq, state, first_item, num_items, only_items, parent_id, lost)
-        VALUES (:job_id, :seq, 'pending', :first_item, :num_items, CAST(:only_items AS integer[]), :parent_id, 1)
+               (job_id, seq, state, first_item, num_items, only_items, parent_id, lost, lapsed)
+        VALUES (:job_id, :seq, 'pending', :first_item, :num_items, CAST(:only_items AS integer[]), :parent_id,
+                :lost, :lapsed)
         RETURNING id
     ), payload AS (
         INSERT INTO vectormill.chunk_payloads (chunk_id, items) SELECT id, :items FROM child
@@ -161,6 +189,8 @@ DELETE_CONTENT = text("""
 
 def split_chunk(connection: Connection, claim: Claim, reason: str) -> None:
     """Replaces a chunk that ends its workers by two halves, so that its other items are freed from the one to blame.
+
+    Either half may hold that one, so a loss is remembered against both.
 
     Runs in the caller's transaction. Raises LeaseLost. A chunk of one item is not split: fail it with its reason.
     """
@@ -187,6 +217,8 @@ def split_chunk(connection: Connection, claim: Claim, reason: str) -> None:
                 "num_items": stop - start,
                 "only_items": claim.wanted_items(start, stop),
                 "parent_id": claim.chunk_id,
+                "lost": min(claim.lost, 1),
+                "lapsed": claim.lapsed // 2,
                 "items": encode_payload(items[start:stop]),
                 "first_byte": min(start * row_bytes + 1, _MAX_BYTES),
                 "num_bytes": min((stop - start) * row_bytes, _MAX_BYTES),

@@ -177,7 +177,7 @@ RETRY_FAILED_ITEMS = text("""
         SELECT chunk_id, array_agg(item ORDER BY item) AS items FROM failed GROUP BY chunk_id
     ), reopened AS (
         UPDATE vectormill.chunks
-           SET state = 'pending', attempt = 0, lost = 0, available_at = now(), error = NULL,
+           SET state = 'pending', attempt = 0, lost = 0, lapsed = 0, available_at = now(), error = NULL,
                only_items = (SELECT array_agg(item - first_item ORDER BY item) FROM unnest(by_chunk.items) AS item)
           FROM by_chunk
          WHERE chunks.id = by_chunk.chunk_id

@@ -5,16 +5,18 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-# Back-off doubles with every attempt, to a minute at the most.
+# A lapse says nothing of the texts: the database was away, a lock was waited for, a host was cut off. So it is no
+# attempt and no loss, and the chunk runs again whole. Back-off doubles with every lapse, to a minute at the most.
 RESCUE_EXPIRED = text("""
     WITH expired AS (
         SELECT id FROM vectormill.chunks WHERE state = 'leased' AND lease_until < now()
          ORDER BY lease_until LIMIT :limit FOR UPDATE SKIP LOCKED
     ), rescued AS (
         UPDATE vectormill.chunks AS chunk
-           SET state = 'pending', lost = lost + 1, lease_owner = NULL, lease_until = NULL,
+           SET state = 'pending', lapsed = lapsed + 1, attempt = greatest(attempt - 1, 0),
+               lease_owner = NULL, lease_until = NULL,
                error = 'the worker ' || coalesce(lease_owner, '?') || ' stopped renewing its lease',
-               available_at = now() + make_interval(secs => least(60, power(2, least(lost, 6)) - 1))
+               available_at = now() + make_interval(secs => least(60, power(2, least(lapsed, 6)) - 1))
           FROM expired WHERE chunk.id = expired.id
         RETURNING chunk.id, chunk.job_id
     ), counted AS (
@@ -36,8 +38,13 @@ RESCUE_UNCLAIMED = text("""
 """)
 
 
+def read_clock(connection: Connection) -> float:
+    """Seconds of the clock that leases are on."""
+    return float(connection.execute(text("SELECT extract(epoch FROM now())::float8")).scalar_one())
+
+
 def rescue_expired_chunks(connection: Connection, limit: int = 1000) -> int:
-    """Leases that were not renewed go back to `pending`, each counted as a loss."""
+    """Leases that were not renewed go back to `pending`, each counted as a lapse."""
     return len(connection.execute(RESCUE_EXPIRED, {"limit": limit}).all())
 
 
@@ -49,9 +56,13 @@ def rescue_unclaimed_chunks(connection: Connection, timeout_seconds: float, limi
 # A dispatch that began before a pause may end after it. Its message claims nothing, so the chunk would look unclaimed,
 # and a worker's watchdog would blame the worker after 20 s.
 RECALL_PAUSED = text("""
+    WITH dispatched AS (
+        SELECT chunk.id FROM vectormill.chunks AS chunk JOIN vectormill.jobs AS job ON job.id = chunk.job_id
+         WHERE job.state = 'paused' AND chunk.state = 'queued'
+           FOR NO KEY UPDATE OF chunk SKIP LOCKED
+    )
     UPDATE vectormill.chunks AS chunk SET state = 'pending', available_at = now()
-      FROM vectormill.jobs AS job
-     WHERE job.id = chunk.job_id AND job.state = 'paused' AND chunk.state = 'queued'
+      FROM dispatched WHERE chunk.id = dispatched.id
     RETURNING chunk.id
 """)
 
@@ -63,10 +74,13 @@ def recall_paused_chunks(connection: Connection) -> int:
 
 # Chunks that came back to `pending` while their job was being cancelled.
 END_CANCELLING = text("""
-    WITH ended AS (
+    WITH waiting AS (
+        SELECT chunk.id FROM vectormill.chunks AS chunk JOIN vectormill.jobs AS job ON job.id = chunk.job_id
+         WHERE job.state = 'cancelling' AND chunk.state IN ('pending', 'queued')
+           FOR NO KEY UPDATE OF chunk SKIP LOCKED
+    ), ended AS (
         UPDATE vectormill.chunks AS chunk SET state = 'cancelled'
-          FROM vectormill.jobs AS job
-         WHERE job.id = chunk.job_id AND job.state = 'cancelling' AND chunk.state IN ('pending', 'queued')
+          FROM waiting WHERE chunk.id = waiting.id
         RETURNING chunk.job_id
     )
     UPDATE vectormill.jobs

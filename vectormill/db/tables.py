@@ -147,10 +147,12 @@ chunks = Table(
     _moment("lease_until"),
     Column("parent_id", BigInteger),
     Column("error", Text),
+    _count("lapsed", Integer),
     UniqueConstraint("job_id", "seq"),
     Index("ix_chunks_pending", "job_id", "seq", postgresql_where=text("state = 'pending'")),
     Index("ix_chunks_queued", "queued_at", postgresql_where=text("state = 'queued'")),
-    Index("ix_chunks_leased", "lease_until", postgresql_where=text("state = 'leased'")),
+    # Not on lease_until: a renewal would touch the index, and so every other of the table. Few are leased at a time.
+    Index("ix_chunks_held", "job_id", postgresql_where=text("state = 'leased'")),
     Index("ix_chunks_order", "job_id", "first_item"),
     postgresql_with={"fillfactor": "70"},
 )

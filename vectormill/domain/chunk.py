@@ -24,13 +24,15 @@ class Claim:
     """A worker's right to one chunk until its lease ends. The fence is what every later write is checked against.
 
     `first_item` is the position in the job of the chunk's first item. After a retry `only_items` names the positions
-    within the chunk that are to be encoded; the others have their vectors.
+    within the chunk that are to be encoded; the others have their vectors. `attempt` counts claims that failed,
+    and this one; `lost` the ends of a process that speak against the texts; `lapsed` the leases that ended otherwise.
     """
 
     chunk_id: int
     fence: int
     attempt: int
     lost: int
+    lapsed: int
     num_items: int
     first_item: int
     only_items: tuple[int, ...] | None

@@ -7,29 +7,32 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-from sqlalchemy import Engine
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import Connection, Engine, text
 
-from vectormill.db.chunks import find_chunk
+from vectormill.db.chunks import find_chunk, renew_leases
 from vectormill.db.completion import complete_chunk
-from vectormill.domain.chunk import DONE, LEASED, ChunkOutcome, Claim
+from vectormill.db.outages import DATABASE_ERRORS, is_outage
+from vectormill.domain.chunk import DONE, ChunkOutcome, Claim
 from vectormill.domain.errors import DatabaseUnavailable, LeaseLost
 from vectormill.domain.item import Item
 
 logger = logging.getLogger(__name__)
 
-# The vectors cost device time and wait in memory, so an outage is sat out; after this long the lease is surely gone.
-_PATIENCE_SECONDS = 120.0
 _FIRST_PAUSE_SECONDS = 0.2
 _LONGEST_PAUSE_SECONDS = 5.0
+
+# A commit that waits for a lock, as for a CREATE INDEX, holds its chunk's row, which cannot be renewed meanwhile. It
+# gives up in time, renews, and waits again.
+LIMIT_LOCK_WAIT = text("SELECT set_config('lock_timeout', :timeout, true)")
 
 
 class PostgresSink:
     """Thread-safe; every commit takes a connection of the pool for one short transaction."""
 
-    def __init__(self, engine: Engine, stopping: threading.Event) -> None:
+    def __init__(self, engine: Engine, stopping: threading.Event, lease_seconds: float = 30.0) -> None:
         self._engine = engine
         self._stopping = stopping
+        self._lease_seconds = lease_seconds
 
     def commit(
         self,
@@ -39,7 +42,8 @@ class PostgresSink:
         vectors: npt.NDArray[np.float32],
         outcome: ChunkOutcome,
     ) -> float:
-        """Commits once, whatever happens on the way. Raises LeaseLost, or DatabaseUnavailable when patience ends.
+        """Commits once, whatever happens on the way, and waits for it as long as the chunk is ours: the vectors cost
+        device time. Raises LeaseLost, DatabaseUnavailable when the worker is to stop, and errors that no waiting mends.
 
         Returns the seconds that came too late to be counted in the job: its own row's turn, and COMMIT.
         """
@@ -51,43 +55,41 @@ class PostgresSink:
             counted = time.monotonic() - start
             return counted
 
-        waited = 0.0
         pause = _FIRST_PAUSE_SECONDS
         while True:
             try:
                 with self._engine.begin() as connection:
+                    self._limit_lock_wait(connection)
                     complete_chunk(connection, claim, items, encoded, vectors, outcome, read_persist_seconds)
                 return time.monotonic() - start - counted
-            except DBAPIError as error:
-                if not _may_pass(error):
+            except DATABASE_ERRORS as error:
+                if not is_outage(error):
                     raise
-                logger.warning("Chunk %d could not be committed yet: %s", claim.chunk_id, error.orig)
+                logger.warning("Chunk %d could not be committed yet: %s", claim.chunk_id, error)
             if self._was_committed(claim):
                 return time.monotonic() - start - counted
-            if waited >= _PATIENCE_SECONDS or self._stopping.wait(pause):
+            if self._stopping.wait(pause):
                 raise DatabaseUnavailable
-            waited += pause
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
+    def _limit_lock_wait(self, connection: Connection) -> None:
+        connection.execute(LIMIT_LOCK_WAIT, {"timeout": f"{max(1, round(1000 * self._lease_seconds / 2))}ms"})
+
     def _was_committed(self, claim: Claim) -> bool:
-        """Reads the chunk again: done under our fence means that only the answer was lost.
+        """Reads the chunk again, and renews its lease while it is ours: done under our fence means that only the answer
+        was lost.
 
         Raises LeaseLost when the chunk is no longer ours.
         """
         try:
-            with self._engine.connect() as connection:
+            with self._engine.begin() as connection:
+                if renew_leases(connection, [claim], self._lease_seconds):
+                    return False
                 position = find_chunk(connection, claim.chunk_id)
-        except DBAPIError:
+        except DATABASE_ERRORS as error:
+            if not is_outage(error):
+                raise
             return False  # still away; the fence decides at the next try
-        if position is None or position.fence != claim.fence or position.state not in (DONE, LEASED):
+        if position is None or position.fence != claim.fence or position.state != DONE:
             raise LeaseLost
-        return position.state == DONE
-
-
-def _may_pass(error: DBAPIError) -> bool:
-    """Whether trying again can help: the connection broke, a lock was not had, or a deadlock chose us."""
-    sqlstate = getattr(error.orig, "sqlstate", None)
-    if error.connection_invalidated or sqlstate is None:
         return True
-    # 08 connection, 40 rollback, 53 out of resources, 55P03 lock timeout, 57 operator intervention, 25006 read-only.
-    return sqlstate[:2] in ("08", "40", "53", "57") or sqlstate in ("55P03", "25006")

@@ -1,0 +1,87 @@
+"""An engine that encodes whatever it is asked to, at once, and a chunk encoder around it: real Postgres, no model."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+from uuid import uuid4
+
+import numpy as np
+from sqlalchemy import Engine, text
+
+from tests.protocol import SPEC, dispatch_all, vector_of
+from vectormill.db.jobs import find_job
+from vectormill.db.rescue import rescue_unclaimed_chunks
+from vectormill.domain.job import Job
+from vectormill.settings import Settings
+from worker.engine import EncodeRequest, EncodeResult
+from worker.identity import WorkerIdentity
+from worker.leases import LeaseKeeper
+from worker.sink.postgres import PostgresSink
+from worker.tasks import ChunkEncoder
+from worker.timesheet import Timesheet
+
+
+class ObedientEngine:
+    """Vectors that tell their text. `before` is called with each request, and may raise."""
+
+    def __init__(self, before: Callable[[EncodeRequest], None] = lambda request: None) -> None:
+        self._before = before
+
+    def encode(self, request: EncodeRequest, cancelled: threading.Event) -> EncodeResult:
+        self._before(request)
+        n = len(request.texts)
+        vectors = np.array([vector_of(given) for given in request.texts]).reshape(n, SPEC.dimensions)
+        counts = np.full(n, 3, dtype=np.int32)
+        return EncodeResult(vectors, {}, counts, 4 * n, 0, np.zeros(n, dtype=np.bool_), {"run": 0.1})
+
+
+@contextmanager
+def encoding_chunks(
+    database: Engine, engine: ObedientEngine | None = None, **settings: Any
+) -> Iterator[ChunkEncoder]:
+    """A chunk encoder whose leases are kept while the block runs."""
+    chosen = Settings(**{"heartbeat_seconds": 0.1, **settings})
+    identity = WorkerIdentity("obedient-cpu0@test", uuid4(), uuid4(), SPEC.model, slots=4)
+    keeper = LeaseKeeper(
+        database,
+        identity,
+        dict,
+        heartbeat_seconds=chosen.heartbeat_seconds,
+        lease_seconds=chosen.lease_seconds,
+    )
+    stopping = threading.Event()
+    sink = PostgresSink(database, stopping, chosen.lease_seconds)
+    keeper.start()
+    try:
+        yield ChunkEncoder(
+            database,
+            cast(Any, engine or ObedientEngine()),
+            keeper,
+            sink,
+            Timesheet(lambda: 0.0),
+            identity,
+            chosen,
+        )
+    finally:
+        stopping.set()
+        keeper.stop()
+
+
+def run_to_end(database: Engine, encoder: ChunkEncoder, job: Job, rounds: int = 60) -> tuple[Job, list[str]]:
+    """Dispatches and encodes, without waiting for back-offs, until the job ends; the outcomes in order."""
+    outcomes = []
+    for _ in range(rounds):
+        with database.begin() as connection:
+            connection.execute(
+                text("UPDATE vectormill.chunks SET available_at = now() WHERE state = 'pending'")
+            )
+            rescue_unclaimed_chunks(connection, timeout_seconds=-1)
+        outcomes += [
+            encoder.encode_chunk(dispatch.chunk_id)["outcome"] for dispatch in dispatch_all(database)
+        ]
+        with database.connect() as connection:
+            found = find_job(connection, job.id)
+        if found.is_terminal:
+            return found, outcomes
+    raise AssertionError(f"the job did not end: {outcomes}")
