@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ from vectormill.db.completion import complete_chunk
 from vectormill.db.dispatch import list_demands, mark_queued
 from vectormill.db.payloads import load_payload
 from vectormill.db.submission import JobWriter
-from vectormill.db.workers import beat_worker
+from vectormill.db.workers import beat_worker, name_owner
 from vectormill.domain.chunk import ChunkOutcome, Claim, Dispatch
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.item import Item, ItemFailure
@@ -58,9 +58,17 @@ def submit(
         return writer.finish()
 
 
-def register_worker(engine: Engine, slots: int = 4, name: str = "w") -> None:
+def register_worker(
+    engine: Engine,
+    slots: int = 4,
+    name: str = "w",
+    incarnation: UUID = INCARNATION,
+    launcher: UUID | None = None,
+) -> str:
+    """The worker's name as an owner of leases."""
     with engine.begin() as connection:
-        beat_worker(connection, name, INCARNATION, SPEC.model, slots, {})
+        assert beat_worker(connection, name, incarnation, SPEC.model, slots, {}, launcher)
+    return name_owner(name, incarnation)
 
 
 def dispatch_all(engine: Engine, limit: int = 1000) -> list[Dispatch]:

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Engine
 
-from vectormill.db.workers import beat_worker, find_last_beats
+from vectormill.db.workers import beat_worker, find_last_beats, name_owner
 
 # Workers with one model, device and host name that are told apart.
 MAX_NAMESAKES = 1000
@@ -35,7 +35,7 @@ class WorkerIdentity:
 
     @property
     def owner(self) -> str:
-        return f"{self.name}#{self.incarnation.hex[:8]}"
+        return name_owner(self.name, self.incarnation)
 
 
 def take_name(

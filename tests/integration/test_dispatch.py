@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from typing import cast
+from uuid import uuid4
 
 import pytest
 from celery import Celery
@@ -15,7 +16,9 @@ from vectormill.broker.queues import QueueReader
 from vectormill.broker.sentinel import Sentinel
 from vectormill.db.dispatch import list_demands, list_rooms, mark_queued
 from vectormill.db.jobs import retry_job
+from vectormill.db.rescue import rescue_expired_chunks
 from vectormill.db.workers import (
+    ALIVE_SECONDS,
     REDIS_AWAY,
     SCHEDULER,
     beat_scheduler,
@@ -23,6 +26,7 @@ from vectormill.db.workers import (
     list_signs_of_life,
 )
 from vectormill.domain.chunk import Dispatch
+from vectormill.domain.demand import Room
 from vectormill.domain.item import ItemFailure
 
 
@@ -100,10 +104,35 @@ def test_no_number_of_urgent_jobs_hides_one_that_has_waited_for_long(
     assert chunk_states(engine)[0] == "queued"
 
 
+def test_a_dead_worker_takes_its_leases_out_of_the_room_together_with_its_slots(engine: Engine) -> None:
+    dead, survivor = (register_worker(engine, 2, name, uuid4()) for name in ("dead", "survivor"))
+    submit(engine, make_items(12))
+    held = [claim_next(engine, owner=owner) for owner in (dead, dead, survivor)]
+    with engine.begin() as connection:
+        assert list_rooms(connection, ALIVE_SECONDS) == [Room(SPEC.model, 4, 3, 0)]
+        connection.execute(
+            text("UPDATE vectormill.workers SET heartbeat_at = now() - interval '16 s' WHERE name = 'dead'")
+        )
+        assert list_rooms(connection, ALIVE_SECONDS) == [Room(SPEC.model, 2, 1, 0)]
+        assert rescue_expired_chunks(connection) == 0  # nobody takes them before their time
+    for each in held:
+        complete(engine, each)
+
+
+def test_a_worker_that_was_started_again_has_all_its_room(engine: Engine) -> None:
+    launcher = uuid4()
+    former = register_worker(engine, 2, "w", uuid4(), launcher)
+    submit(engine, make_items(8))
+    claim_next(engine, owner=former)
+    register_worker(engine, 2, "w", uuid4(), launcher)
+    with engine.connect() as connection:
+        assert list_rooms(connection, ALIVE_SECONDS) == [Room(SPEC.model, 2, 0, 0)]
+
+
 def test_a_job_of_priority_0_is_counted_apart_from_bulk(engine: Engine) -> None:
-    register_worker(engine, slots=6)
+    owner = register_worker(engine, slots=6)
     submit(engine, make_items(8), priority=0)
-    claim_next(engine)
+    claim_next(engine, owner)
     with engine.connect() as connection:
         (room,) = list_rooms(connection, alive_seconds=15)
     assert (room.slots, room.outstanding, room.interactive) == (6, 0, 1)

@@ -43,6 +43,13 @@ class Backlog:
 
 
 # Nobody takes the row of a live worker, except that a launcher's next worker takes over from its last.
+
+
+def name_owner(name: str, incarnation: UUID) -> str:
+    """The worker as the owner of a lease; its last eight letters tell the incarnation, in SQL too (LIST_ROOMS)."""
+    return f"{name}#{incarnation.hex[:8]}"
+
+
 BEAT = text("""
     INSERT INTO vectormill.workers (name, incarnation, launcher, model, slots, report)
     VALUES (:name, :incarnation, :launcher, :model, :slots, CAST(:report AS jsonb))
