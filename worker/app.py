@@ -6,8 +6,10 @@ device, live in the engine's Runner process, never here.
 
 import argparse
 import logging
+import os
 import socket
 import threading
+from collections.abc import Collection
 from pathlib import Path
 from uuid import UUID, uuid4
 
@@ -20,20 +22,16 @@ from vectormill.broker.app import ENCODE_CHUNK, make_app, queue_of
 from vectormill.broker.queues import QueueReader
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import ConfigurationError, ModelError
-from vectormill.model_card import ModelCard
 from vectormill.registry import Registry
 from vectormill.settings import Settings, load_settings
-from worker.devices.detect import DeviceSampler, detect_inventory
-from worker.devices.device import Device, parse_devices
+from worker.devices.detect import DeviceSampler
 from worker.engine import Engine
 from worker.identity import WorkerIdentity, take_name
 from worker.leases import LeaseKeeper
 from worker.loading import LoadingDisplay
 from worker.model.allocator import keep_large_blocks_apart
 from worker.parallel.starter import Sharing
-from worker.placement.picture import part_json
-from worker.placement.placement import Placement, Replica
-from worker.plan import plan_worker
+from worker.placement.assignment import Assignment, read_assignment
 from worker.report import WorkerReport
 from worker.settings import WorkerSettings, load_worker_settings
 from worker.sink.postgres import PostgresSink
@@ -45,12 +43,14 @@ logger = logging.getLogger(__name__)
 
 
 def main() -> None:
-    """`python -m worker.app --model NAME --device cpu:0 --devices cpu:0,cpu:1`."""
+    """`python -m worker.app --model NAME --assignment JSON`, as `vectormill worker` starts it."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--model", required=True)
-    parser.add_argument("--device", required=True, help="the device of the replica, or those that share it")
     parser.add_argument(
-        "--devices", required=True, help="all devices of this launcher, which share the machine"
+        "--assignment",
+        required=True,
+        type=read_assignment,
+        help="its replica and devices, as they were planned",
     )
     parser.add_argument(
         "--launcher", type=UUID, default=uuid4(), help="the run of `vectormill worker` that it belongs to"
@@ -62,15 +62,23 @@ def main() -> None:
     keep_large_blocks_apart()
     console = Console(stderr=True) if options.bar else None
     display = LoadingDisplay(options.model, console)
-    worker_settings = load_worker_settings(devices=options.devices)
-    run_replica(settings, worker_settings, options.model, options.device, options.launcher, display)
+    pin_process(options.assignment.cores)
+    run_replica(
+        settings, load_worker_settings(), options.model, options.assignment, options.launcher, display
+    )
+
+
+def pin_process(cores: Collection[int]) -> None:
+    """Keeps all threads to these cores: tokenizing, too, is done where the texts and the model's process are."""
+    if cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)
 
 
 def run_replica(
     settings: Settings,
     worker_settings: WorkerSettings,
     model: str,
-    names: str,
+    assignment: Assignment,
     launcher: UUID,
     display: LoadingDisplay,
 ) -> None:
@@ -78,10 +86,11 @@ def run_replica(
     if settings.database_url is None or settings.redis_url is None:
         raise ConfigurationError("A worker needs VECTORMILL_DATABASE_URL and VECTORMILL_REDIS_URL.")
     card = Registry(settings.models).card(model, weights=True)
-    placement, replica, devices = find_replica(card, worker_settings, names)
+    devices = assignment.devices
+    names = "+".join(device.name.replace(":", "") for device in devices)
     slots = worker_settings.slots + worker_settings.interactive_slots
     identity = WorkerIdentity(
-        name=f"{model}-{names.replace(':', '').replace(',', '+')}@{socket.gethostname()}",
+        name=f"{model}-{names}@{socket.gethostname()}",
         incarnation=uuid4(),
         launcher=launcher,
         model=model,
@@ -93,13 +102,13 @@ def run_replica(
         devices[0],
         worker_settings,
         find_cache_dir(settings),
-        sharing=Sharing(replica, devices) if len(devices) > 1 else None,
+        sharing=Sharing(assignment.replica, devices) if len(devices) > 1 else None,
         display=display,
     )
     engine.start()
     timesheet = Timesheet(lambda: engine.run_seconds)
     report = WorkerReport(
-        engine, timesheet, DeviceSampler(devices[0], lambda: engine.runner_pid), part_json(placement, replica)
+        engine, timesheet, DeviceSampler(devices[0], lambda: engine.runner_pid), assignment.part
     )
     heart = make_engine(settings.database_url, application_name=f"{identity.name} leases", pool_size=1)
     identity = take_name(heart, identity, report.compose())
@@ -141,21 +150,6 @@ def run_replica(
         database.dispose()
         heart.dispose()
         queues.close()
-
-
-def find_replica(
-    card: ModelCard, settings: WorkerSettings, names: str
-) -> tuple[Placement, Replica, tuple[Device, ...]]:
-    """The replica on the named devices, in the plan that the launcher has made on the same machine."""
-    inventory = detect_inventory()
-    devices = {device.name: device for device in parse_devices(settings.devices, inventory)}
-    placement = plan_worker(card, inventory, settings)
-    for replica in placement.replicas:
-        if ",".join(replica.devices) == names:
-            return placement, replica, tuple(devices[name] for name in replica.devices)
-    raise ConfigurationError(
-        f"The plan for {card.name} has no replica on {names}; start `vectormill worker` instead."
-    )
 
 
 def find_cache_dir(settings: Settings) -> Path:

@@ -1,7 +1,7 @@
 """`vectormill worker`: plans the placement, and starts one pinned Celery worker per replica, again when it dies.
 
-The child's environment has its threads. Its device it finds by name, so it sees the same GPUs as this process; only
-the model's own process is shown no other.
+The child's environment has its threads. It is told its replica and its devices as they were planned, GPUs with their
+UUIDs, and plans nothing itself; only the model's own process is shown no other device.
 """
 
 import logging
@@ -16,10 +16,11 @@ from vectormill.settings import Settings, process_environment
 from vectormill.stopping import StopSignals
 from vectormill.supervisor import ChildSpec, Supervisor
 from worker.devices.detect import detect_inventory
-from worker.devices.device import Device, parse_devices, thread_environment
-from worker.placement.picture import draw_placement
-from worker.placement.placement import Replica
-from worker.plan import plan_worker
+from worker.devices.device import thread_environment
+from worker.placement.assignment import Assignment, write_assignment
+from worker.placement.picture import draw_placement, part_json
+from worker.placement.together import Planned
+from worker.plan import plan_machine
 from worker.settings import load_worker_settings
 
 logger = logging.getLogger(__name__)
@@ -44,16 +45,12 @@ def run(settings: Settings, models: Sequence[str], devices: str | None = None) -
         registry.card(model)
     worker_settings = load_worker_settings(devices=devices)
     inventory = detect_inventory()
-    devices_by_name = {device.name: device for device in parse_devices(worker_settings.devices, inventory)}
     launcher = uuid4()
+    cards = [registry.card(model, weights=True) for model in served]
     children = []
-    for model in served:
-        placement = plan_worker(registry.card(model, weights=True), inventory, worker_settings)
-        logger.info("%s is placed as planned:\n%s", model, draw_placement(placement))
-        children += [
-            _replica(model, replica, devices_by_name[replica.devices[0]], worker_settings.devices, launcher)
-            for replica in placement.replicas
-        ]
+    for planned in plan_machine(cards, inventory, worker_settings):
+        logger.info("%s is placed as planned:\n%s", planned.name, draw_placement(planned.placement))
+        children += [_replica(planned.name, each, launcher) for each in assign_replicas(planned)]
     if len(children) == 1 and sys.stderr.isatty():  # two bars would overwrite each other
         children = [replace(children[0], argv=(*children[0].argv, "--bar"))]
     with StopSignals() as stopping:
@@ -65,21 +62,29 @@ def run(settings: Settings, models: Sequence[str], devices: str | None = None) -
             supervisor.stop(GRACE_SECONDS)
 
 
-def _replica(model: str, replica: Replica, first: Device, devices: str, launcher: UUID) -> ChildSpec:
-    """The Celery worker of one replica. It is pinned to the first device; its model processes each to their own."""
-    names = ",".join(replica.devices)
+def assign_replicas(planned: Planned) -> list[Assignment]:
+    """What the worker of each replica is told."""
+    devices = {device.name: device for device in planned.devices}
+    return [
+        Assignment(part_json(planned.placement, replica), tuple(devices[name] for name in replica.devices))
+        for replica in planned.placement.replicas
+    ]
+
+
+def _replica(model: str, assignment: Assignment, launcher: UUID) -> ChildSpec:
+    """The Celery worker of one replica, with the threads of its first device; model processes have their own."""
+    first = assignment.devices[0]
     argv = (
         sys.executable,
         "-m",
         "worker.app",
         "--model",
         model,
-        "--device",
-        names,
-        "--devices",
-        devices,
+        "--assignment",
+        write_assignment(assignment),
         "--launcher",
         str(launcher),
     )
     threads = thread_environment(first.num_threads, first.num_tokenizer_threads)
+    names = ",".join(device.name for device in assignment.devices)
     return ChildSpec(f"{model} on {names}", argv, process_environment() | threads)

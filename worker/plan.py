@@ -1,4 +1,6 @@
-"""Plans the placement of a model as a worker with these settings would run it. Starts nothing; asks no hardware."""
+"""Plans the placement of models as a worker with these settings would run them. Starts nothing; asks no hardware."""
+
+from collections.abc import Sequence
 
 from vectormill.model_card import ModelCard
 from worker.devices.device import Inventory, parse_devices
@@ -6,12 +8,24 @@ from worker.model.choice import choose_precision
 from worker.parallel.layouts import LAYOUTS
 from worker.placement.model_shape import ModelShape, has_weights, read_model_shape
 from worker.placement.placement import Placement
-from worker.placement.planner import PlanSettings, plan_placement
+from worker.placement.planner import PlanSettings
+from worker.placement.together import Planned, Tenant, plan_together
 from worker.settings import WorkerSettings
 
 
 def plan_worker(card: ModelCard, inventory: Inventory, settings: WorkerSettings) -> Placement:
-    """The same for everyone who asks on one machine. Raises ModelError, ModelDoesNotFit and ConfigurationError."""
+    """Of one model that has the machine to itself. Raises ModelError, ModelDoesNotFit and ConfigurationError."""
+    return plan_machine([card], inventory, settings)[0].placement
+
+
+def plan_machine(
+    cards: Sequence[ModelCard], inventory: Inventory, settings: WorkerSettings
+) -> tuple[Planned, ...]:
+    """Of all models that the machine serves, in their order. Raises as `plan_worker` does."""
+    return plan_together(inventory, [_make_tenant(card, inventory, settings) for card in cards])
+
+
+def _make_tenant(card: ModelCard, inventory: Inventory, settings: WorkerSettings) -> Tenant:
     shape = find_shape(card)
     precision = choose_precision(settings.precision, parse_devices(settings.devices, inventory)[0]).value
     obstacle = (
@@ -20,8 +34,8 @@ def plan_worker(card: ModelCard, inventory: Inventory, settings: WorkerSettings)
         else f"models of the architecture {shape.model_type!r} cannot be shared between devices"
     )
     layout = LAYOUTS.get(shape.model_type)
-    return plan_placement(
-        inventory,
+    return Tenant(
+        card.name,
         shape,
         PlanSettings(
             precision=precision,

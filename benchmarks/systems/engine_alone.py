@@ -27,7 +27,7 @@ class EngineAlone:
         self._settings = Settings()
         worker_settings = load_worker_settings(reuse_bytes=0)  # each pass computes all
         card = Registry({NAME: ModelEntry(path=order.model)}).card(NAME, weights=True)
-        (device,) = parse_devices(order.device, detect_inventory())
+        device = parse_devices(order.device, detect_inventory())[0]  # of several NUMA nodes, the first
         self._spec = make_spec(card, EncodingOptions())
         self._engine = Engine(card, device, worker_settings, Path(order.cache_dir))
         self._engine.start()

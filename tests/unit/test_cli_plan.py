@@ -33,6 +33,15 @@ def test_a_plan_in_json_has_bytes_as_numbers(capsys: pytest.CaptureFixture[str])
     )
 
 
+def test_models_that_share_a_machine_are_planned_together(capsys: pytest.CaptureFixture[str]) -> None:
+    both = ["--model", "all-MiniLM-L6-v2", "--model", "docs/plans/mistral-7b"]
+    assert run("--devices", "2x80GiB", *both) == 0
+    drawn = capsys.readouterr().out
+    assert drawn.count("share these devices, their memory and their time") == 2
+    assert run("--devices", "2x80GiB", *both, "--json") == 0
+    assert list(json.loads(capsys.readouterr().out)) == ["all-MiniLM-L6-v2", "mistral-7b"]
+
+
 def test_the_devices_of_this_machine_can_be_divided(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--devices", "cpu", "--json") == 0
     assert json.loads(capsys.readouterr().out)["replicas"][0]["stages"][0]["shards"][0]["device"] == "cpu:0"

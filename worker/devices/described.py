@@ -1,4 +1,6 @@
-"""Devices that are described instead of found, such as "4x24GiB,nvlink": for planning what to buy or to rent."""
+"""Devices that are described instead of found, such as "4x24GiB,nvlink" or "2x32cores,256GiB": for planning what to buy
+or to rent.
+"""
 
 import re
 from itertools import combinations, pairwise
@@ -6,25 +8,32 @@ from typing import Final
 
 from vectormill.domain.errors import ConfigurationError
 from worker.devices.device import CUDA, Device, Inventory
-from worker.devices.links import NVLINK, PCIE, SOCKETS, Links
+from worker.devices.links import MEMORY, NVLINK, PCIE, SOCKETS, Links
 
 NVLINK_PAIRS: Final = "nvlink-pairs"
 DESCRIBED_LINKS: Final = (NVLINK, NVLINK_PAIRS, PCIE, SOCKETS)
 GROUP: Final = re.compile(r"(?:(?P<count>\d+)x)?(?P<size>\d+(?:\.\d+)?)GiB(?:@(?P<capability>sm_\d+))?")
+PROCESSOR: Final = re.compile(r"(?:(?P<nodes>\d+)x)?(?P<cores>\d+)cores,(?P<size>\d+(?:\.\d+)?)GiB")
 MOST_DEVICES: Final = 64
+MOST_CORES: Final = 4096
 
 
 def is_description(text: str) -> bool:
     """Whether the text describes devices ("2x24GiB") rather than naming some that are there ("cuda:0")."""
-    return "GiB" in text
+    return "GiB" in text or "cores" in text
 
 
 def describe_inventory(text: str) -> Inventory:
     """The inventory of "[COUNTx]SIZEGiB[@sm_NN][+…][,LINK]"; CUDA devices named cuda:0, cuda:1, …, linked by PCIe.
 
     `nvlink` joins all of them, `nvlink-pairs` the first with the second and so on, and with `sockets` the second half
-    of the devices hangs on another processor. Raises ConfigurationError with the grammar.
+    of the devices hangs on another processor. "[NODESx]Ncores,SIZEGiB" is a machine without GPUs: NUMA nodes of so many
+    cores, and their memory together. Raises ConfigurationError with the grammar.
     """
+    if processor := PROCESSOR.fullmatch(text.replace(" ", "")):
+        return _describe_processor(
+            int(processor["nodes"] or 1), int(processor["cores"]), float(processor["size"])
+        )
     groups, _, link = text.replace(" ", "").partition(",")
     link = link or PCIE
     sizes: list[tuple[float, str]] = []
@@ -33,7 +42,7 @@ def describe_inventory(text: str) -> Inventory:
         if match is None or link not in DESCRIBED_LINKS:
             raise ConfigurationError(
                 f"The devices {text!r} cannot be read. Write for example 4x24GiB,nvlink or 2x24GiB+1x80GiB@sm_90; "
-                f"links are {', '.join(DESCRIBED_LINKS)}."
+                f"links are {', '.join(DESCRIBED_LINKS)}. Or a processor: 2x32cores,256GiB."
             )
         sizes += [(float(match["size"]), match["capability"] or "sm_80")] * int(match["count"] or 1)
     if not 1 <= len(sizes) <= MOST_DEVICES or min(size for size, _ in sizes) <= 0:
@@ -59,6 +68,21 @@ def describe_inventory(text: str) -> Inventory:
         features=frozenset(),
         description="described",
         links=_describe_links(link, [device.name for device in devices]),
+    )
+
+
+def _describe_processor(num_nodes: int, num_cores: int, size: float) -> Inventory:
+    """Cores of one thread each, numbered node by node, without bf16."""
+    if not 1 <= num_nodes * num_cores <= MOST_CORES or size <= 0:
+        raise ConfigurationError(f"The processor is not one of 1 to {MOST_CORES} cores with memory.")
+    return Inventory(
+        accelerators=(),
+        physical_cores=tuple((core,) for core in range(num_nodes * num_cores)),
+        memory_bytes=int(size * (1 << 30)),
+        features=frozenset(),
+        description=f"{num_nodes} x {num_cores} cores",
+        links=Links(MEMORY),
+        core_nodes=tuple(core // num_cores for core in range(num_nodes * num_cores)),
     )
 
 

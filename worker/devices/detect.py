@@ -26,6 +26,8 @@ CGROUP: Final = Path("/sys/fs/cgroup")
 CGROUP_CPU_LIMIT: Final = CGROUP / "cpu.max"
 CPU_TOPOLOGY: Final = Path("/sys/devices/system/cpu")
 
+USED_STEP_BYTES: Final = 256 << 20
+
 logger = logging.getLogger(__name__)
 
 
@@ -51,6 +53,7 @@ def detect_inventory(environment: Mapping[str, str] | None = None) -> Inventory:
 
         environment = process_environment()
     groups = detect_physical_cores()
+    nodes = tuple(_find_node(group[0]) for group in groups)
     cores = tuple(core for group in groups for core in group)
     features, description = detect_processor()
     memory = detect_memory()
@@ -67,6 +70,7 @@ def detect_inventory(environment: Mapping[str, str] | None = None) -> Inventory:
         description=description,
         links=links,
         free_bytes=memory.available_bytes,
+        core_nodes=nodes,
     )
 
 
@@ -127,13 +131,20 @@ def detect_physical_cores() -> tuple[tuple[int, ...], ...]:
     limit = _read_cpu_quota()
     # Those of one processor together, so that a share of the cores has its memory near; some machines number across.
     ordered = sorted(
-        (tuple(group) for group in groups.values()), key=lambda group: (_find_socket(group[0]), group)
+        (tuple(group) for group in groups.values()),
+        key=lambda group: (_find_socket(group[0]), _find_node(group[0]), group),
     )
     return tuple(ordered[: max(1, ceil(limit))]) if limit else tuple(ordered)
 
 
 def _find_socket(core: int) -> int:
     return _read_number(CPU_TOPOLOGY / f"cpu{core}" / "topology" / "physical_package_id") or 0
+
+
+def _find_node(core: int) -> int:
+    """The NUMA node of a logical processor: a link in its folder; 0 where the kernel tells none."""
+    nodes = sorted((CPU_TOPOLOGY / f"cpu{core}").glob("node[0-9]*"))
+    return int(nodes[0].name.removeprefix("node")) if nodes else 0
 
 
 def _read_cpu_quota() -> float | None:
@@ -195,10 +206,15 @@ def detect_cuda_devices(visible: str | None, num_threads: int, nvml: Nvml | None
             description=gpu.name,
             num_tokenizer_threads=max(1, num_threads // len(gpus)),  # GPUs share the cores evenly
             uuid=gpu.uuid,
-            free_bytes=gpu.free_bytes,
+            free_bytes=round_free_bytes(gpu.memory_bytes, gpu.free_bytes),
         )
         for index, gpu in enumerate(gpus)
     ]
+
+
+def round_free_bytes(memory_bytes: int, free_bytes: int) -> int:
+    """What is used, in steps: cards that are alike stay alike, whatever few megabytes somebody has on one of them."""
+    return memory_bytes - -(-(memory_bytes - free_bytes) // USED_STEP_BYTES) * USED_STEP_BYTES
 
 
 def detect_rocm_devices(

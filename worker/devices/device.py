@@ -1,5 +1,6 @@
 """Device: one thing that can hold a model, and how devices are chosen and named. Asks no hardware."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Final
@@ -63,21 +64,29 @@ class Inventory:
     description: str
     links: Links = field(default_factory=Links)
     free_bytes: int | None = None  # of main memory
+    core_nodes: tuple[int, ...] = ()  # the NUMA node of each physical core; empty where there is one
+
+    def with_cores(self, first: int, end: int) -> "Inventory":
+        """The same with a part of the physical cores."""
+        return replace(
+            self, physical_cores=self.physical_cores[first:end], core_nodes=self.core_nodes[first:end]
+        )
 
 
 def parse_devices(text: str, inventory: Inventory) -> list[Device]:
     """The devices named by "auto", "cpu", "cuda", "mps" or a list such as "cuda:0,cuda:1" or "cpu:0,cpu:1".
 
-    auto takes every accelerator, or else the processor as one device. CPU devices share the cores evenly, so that
-    two workers on one machine do not fight. Raises ConfigurationError with the devices that are there.
+    auto takes every accelerator, or else the processor: one device for each of its NUMA nodes. CPU devices that are
+    named share the cores evenly, so that two workers on one machine do not fight. Raises ConfigurationError with the
+    devices that are there.
     """
     accelerators = {device.name: device for device in inventory.accelerators}
     if text == "auto":
         if inventory.accelerators:
             return [replace(device, reason="every GPU is used") for device in inventory.accelerators]
-        return [replace(device, reason="no GPU was found") for device in split_processor(inventory, 1)]
+        return [replace(device, reason="no GPU was found") for device in split_by_node(inventory)]
     if text == CPU:
-        return split_processor(inventory, 1)
+        return split_by_node(inventory)
     if text in (CUDA, MPS):
         found = [device for device in inventory.accelerators if device.kind == text]
         if found:
@@ -108,6 +117,19 @@ def split_processor(inventory: Inventory, num_devices: int) -> list[Device]:
             f"{num_devices} CPU devices need as many cores; {len(groups)} may be used here."
         )
     bounds = [len(groups) - len(groups) * (num_devices - i) // num_devices for i in range(num_devices + 1)]
+    return _make_processors(inventory, bounds)
+
+
+def split_by_node(inventory: Inventory) -> list[Device]:
+    """A device for each NUMA node, so that no process reads its weights from another processor's memory."""
+    nodes = inventory.core_nodes
+    changes = [place for place, (one, other) in enumerate(pairwise(nodes), start=1) if one != other]
+    return _make_processors(inventory, [0, *changes, len(inventory.physical_cores)])
+
+
+def _make_processors(inventory: Inventory, bounds: Sequence[int]) -> list[Device]:
+    """The cores from each bound to the next as a device, with its share of the memory."""
+    groups, num_devices = inventory.physical_cores, len(bounds) - 1
     return [
         Device(
             name=f"cpu:{index}",

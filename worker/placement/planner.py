@@ -71,7 +71,7 @@ def plan_placement(inventory: Inventory, shape: ModelShape, settings: PlanSettin
 
     def make_builder(precision: str, max_tokens: int) -> ReplicaBuilder:
         asked = replace(settings, precision=precision, max_tokens=max_tokens)
-        return ReplicaBuilder(shape, _needs(rooms, asked))
+        return ReplicaBuilder(shape, make_needs(rooms, asked))
 
     asked = Asked(
         rooms,
@@ -107,7 +107,7 @@ def plan_placement(inventory: Inventory, shape: ModelShape, settings: PlanSettin
     )
 
 
-def _needs(rooms: Sequence[Room], settings: PlanSettings) -> Needs:
+def make_needs(rooms: Sequence[Room], settings: PlanSettings) -> Needs:
     kind = rooms[0].kind
     is_whole = settings.precision in ("fp32", "bf16", "fp16")
     return Needs(

@@ -75,6 +75,8 @@ class ReplicaBuilder:
         squared = footprint.attention_bytes_per_token_squared * needs.max_tokens
         once = -(-footprint.bytes_per_sequence // needs.max_tokens)
         self._token_bytes = footprint.activation_bytes_per_token + squared + once
+        # Of a whole replica with a full batch.
+        self.full_bytes = self.weight_bytes + needs.full_batch_tokens * self._token_bytes
         self._hidden_bytes = shape.hidden_size * int(VALUE_BYTES[arithmetic])
         self.work = Work(
             flop_per_token=2.0

@@ -35,9 +35,6 @@ FLOPS_PER_BF16_CORE: Final = 500e9
 # The share of a device's memory that anyone may fill: plans keep below it, and above it batches shrink. One number for
 # both, or a batch that was planned would be shrunk at rest.
 MEMORY_SHARE: Final = 0.9
-# What others use of a GPU is counted in steps, so that cards that are alike stay alike.
-USED_STEP_BYTES: Final = 256 << 20
-
 # Of the memory that it shares with the processor, Metal lets a process have two thirds to three quarters.
 MPS_SHARE: Final = 2 / 3
 
@@ -63,8 +60,7 @@ def measure_room(device: Device, memory_share: float) -> Room:
 
 def count_used_bytes(device: Device) -> int:
     """What others use of the device; 0 where nobody says."""
-    used = 0 if device.free_bytes is None else max(0, device.memory_bytes - device.free_bytes)
-    return used if device.kind == CPU else -(-used // USED_STEP_BYTES) * USED_STEP_BYTES
+    return 0 if device.free_bytes is None else max(0, device.memory_bytes - device.free_bytes)
 
 
 def memory_for(kind: str, capacity_bytes: int, memory_share: float) -> int:

@@ -15,12 +15,13 @@ app = typer.Typer()
     "  vectormill plan --model ./my-7b --devices 2x16GiB+1x80GiB --json"
 )
 def plan(
-    model: Annotated[
-        str | None,
+    models: Annotated[
+        list[str] | None,
         typer.Option(
             "--model",
             metavar="NAME",
-            help="A registered model, a directory with a config.json, or OWNER/NAME on the Hugging Face hub.",
+            help="A registered model, a directory with a config.json, or OWNER/NAME on the Hugging Face hub; several "
+            "times for models that share the machine. Without it, all that are registered.",
         ),
     ] = None,
     devices: Annotated[
@@ -28,7 +29,8 @@ def plan(
         typer.Option(
             "--devices",
             metavar="DEVICES",
-            help="auto, a list such as cuda:0,cuda:1, or a description such as 4x24GiB,nvlink.",
+            help="auto, a list such as cuda:0,cuda:1, or a description such as 4x24GiB,nvlink "
+            "or 2x32cores,256GiB.",
         ),
     ] = "auto",
     precision: Annotated[
@@ -42,17 +44,17 @@ def plan(
     ] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON, for machines.")] = False,
 ) -> None:
-    """Show how a model would be placed on this machine's devices, or on others that you describe.
+    """Show how models would be placed on this machine's devices, or on others that you describe.
 
     Predicted rates rank plans; they are no measurement. Exit code 2 says that the model does not fit.
     """
-    from vectormill.registry import DEFAULT_MODEL, Registry
+    from vectormill.registry import Registry
     from vectormill.settings import load_settings
     from worker.devices.described import describe_inventory, is_description
     from worker.devices.detect import detect_inventory
     from worker.placement.drafts import AUTO
     from worker.placement.picture import draw_placement, placement_json
-    from worker.plan import plan_worker
+    from worker.plan import plan_machine
     from worker.settings import load_worker_settings
 
     is_described = is_description(devices)
@@ -60,9 +62,13 @@ def plan(
     settings = load_worker_settings(
         devices=AUTO if is_described else devices, precision=precision, strategy=strategy
     )
-    card = Registry(load_settings().models).outline(model or DEFAULT_MODEL)
-    placement = plan_worker(card, inventory, settings)
+    registry = Registry(load_settings().models)
+    cards = [registry.outline(model) for model in models or registry.names()]
+    plans = plan_machine(cards, inventory, settings)
     if as_json:
-        typer.echo(json.dumps(placement_json(placement), indent=2))
+        objects = {planned.name: placement_json(planned.placement) for planned in plans}
+        typer.echo(json.dumps(objects if len(plans) > 1 else placement_json(plans[0].placement), indent=2))
+    elif len(plans) == 1:
+        typer.echo(draw_placement(plans[0].placement))
     else:
-        typer.echo(draw_placement(placement))
+        typer.echo("\n\n".join(f"== {each.name}\n{draw_placement(each.placement)}" for each in plans))
