@@ -37,10 +37,10 @@ SMALL = {"dimensions": 8}
 
 
 @contextmanager
-def serving(app: FastAPI) -> Iterator[str]:
-    """The application behind a real server; its URL."""
+def serving(app: FastAPI, patience_seconds: int | None = 5) -> Iterator[str]:
+    """The application behind a real server; its URL. It waits so long for requests that do not end, or for ever."""
     with socket.create_server(("127.0.0.1", 0)) as listener:  # connections wait here until the server is up
-        config = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=5)
+        config = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=patience_seconds)
         server = ApiServer(config, app.state.stop_request)
         thread = threading.Thread(target=server.run, args=([listener],), name="uvicorn")
         thread.start()

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -74,14 +73,12 @@ class Stack:
 
         wait_for(is_ready, 90, "the stack is ready")
 
-    def stop(self, signal_number: int = signal.SIGTERM) -> float:
-        """Sends the signal and waits for the end; the seconds it took."""
+    def stop(self, signal_number: int = signal.SIGTERM) -> None:
+        """Sends the signal and waits for the end."""
         assert self.process is not None
-        started = time.monotonic()
         self.process.send_signal(signal_number)
         assert self.process.wait(timeout=60) == 0, self.log.read_text()
         self.process = None
-        return time.monotonic() - started
 
     def kill_everything(self) -> None:
         """SIGKILL to every process of the stack, as a power cut would."""

@@ -1,7 +1,6 @@
 """Jobs over HTTP: found, listed, followed, cancelled and retried."""
 
 import json
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from uuid import uuid4
@@ -190,16 +189,14 @@ def test_progress_is_streamed_until_the_job_has_ended(client: httpx.Client, engi
 
 def test_a_stream_of_progress_ends_when_the_server_is_told_to_stop(engine: Engine) -> None:
     with httpx.Client(trust_env=False, timeout=30) as client, ExitStack() as server:
-        url = server.enter_context(serving(create_app(Settings(), engine)))
+        url = server.enter_context(serving(create_app(Settings(), engine), patience_seconds=None))
         client.base_url = url
         job = submit(client, ITEMS)
         with client.stream("GET", f"/v1/jobs/{job['id']}/events") as answer:
             received = answer.iter_lines()
             assert next(line for line in received if line.startswith("event")) == "event: progress"
-            stopping_since = time.monotonic()
-            server.close()
+            server.close()  # returns when no request is left: it would wait for ever for one that goes on
             assert not any(line.startswith("event") for line in received)
-    assert time.monotonic() - stopping_since < 4  # the server's patience is 5 s, and was not needed
 
 
 def test_without_postgres_the_answer_is_to_come_again() -> None:

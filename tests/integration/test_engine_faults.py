@@ -209,7 +209,7 @@ def test_a_cancelled_request_returns_at_once_and_leaves_room_for_others(
         future = threads.submit(engine.encode, request([f"text {i} of many" for i in range(100)]), cancelled)
         wait_for(lambda: len(engine._executor._outstanding) == 2)
         cancelled.set()
-        assert isinstance(future.exception(timeout=5), EncodingCancelled)
+        assert isinstance(future.exception(timeout=60), EncodingCancelled)
     (tmp_path / HANG_WHILE_FILE_EXISTS).unlink()
     assert not encode(engine, ["fine"]).failures
     assert engine.report()["num_sequences"] < 60
@@ -238,7 +238,7 @@ def test_stopping_tells_all_who_wait_and_leaves_no_process(engine: Engine, tmp_p
         futures = [threads.submit(encode, engine, [f"text {i}"]) for i in range(8)]
         wait_for(lambda: len(engine._executor._outstanding) >= 1)
         engine.stop()
-        assert all(isinstance(future.exception(timeout=5), EngineStopped) for future in futures)
+        assert all(isinstance(future.exception(timeout=60), EngineStopped) for future in futures)
     assert not psutil.pid_exists(pid)
     assert not engine.is_healthy()
     with pytest.raises(EngineStopped):

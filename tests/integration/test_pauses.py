@@ -169,19 +169,19 @@ def test_a_job_that_is_still_being_received_is_not_paused(engine: Engine) -> Non
 def test_pauses_and_the_rest_before_a_retry_do_not_slow_the_rate(engine: Engine) -> None:
     job = submit(engine, make_items(8))
     complete(engine, claim_next(engine), {0: FAILURE})
-    move_back(engine, job.id, "started_at", 3600)
+    move_back(engine, job.id, "started_at", 50_000)
     pause(engine, job.id)
-    move_back(engine, job.id, "paused_at", 3590)
-    assert find(engine, job.id).elapsed_seconds == pytest.approx(10, abs=5)
+    move_back(engine, job.id, "paused_at", 49_000)
+    assert find(engine, job.id).elapsed_seconds == pytest.approx(1000, abs=400)
     resumed = resume(engine, job.id)
-    assert resumed.elapsed_seconds == pytest.approx(10, abs=5)
+    assert resumed.elapsed_seconds == pytest.approx(1000, abs=400)
     assert resumed.paused_at is None
-    assert resumed.idle_seconds == pytest.approx(3590, abs=5)
+    assert resumed.idle_seconds == pytest.approx(49_000, abs=400)
     complete(engine, claim_next(engine))
-    move_back(engine, job.id, "started_at", 1000)
-    move_back(engine, job.id, "finished_at", 1000)
+    move_back(engine, job.id, "started_at", 20_000)
+    move_back(engine, job.id, "finished_at", 20_000)
     with engine.begin() as connection:
-        assert retry_job(connection, job.id).elapsed_seconds == pytest.approx(10, abs=5)
+        assert retry_job(connection, job.id).elapsed_seconds == pytest.approx(1000, abs=400)
 
 
 def test_a_worker_of_the_release_before_pauses_ends_a_paused_job_as_any_other(
@@ -206,4 +206,4 @@ def test_a_resumed_job_ages_from_its_resumption(engine: Engine) -> None:
     resume(engine, job.id)
     with engine.connect() as connection:
         (demand,) = list_demands(connection, [job.spec.model], 10)
-    assert demand.waited_seconds < 60
+    assert demand.waited_seconds < 1800

@@ -21,7 +21,7 @@ from vectormill.cli.app import app
 from vectormill.embedded.binaries import find_valkey_server
 from vectormill.processes import free_port
 from vectormill.settings import PREFIX, Settings
-from vectormill.up import Endpoint, UpOptions, plan_children
+from vectormill.up import CHILDREN_GRACE_SECONDS, SERVERS_GRACE_SECONDS, Endpoint, UpOptions, plan_children
 from worker.launcher import GRACE_SECONDS
 from worker.parallel.runner import KILL_TIMEOUT_SECONDS, STOP_TIMEOUT_SECONDS
 
@@ -72,6 +72,12 @@ def test_a_worker_is_killed_by_nobody_before_the_time_that_is_promised() -> None
     for name in ("worker", "worker-cpu"):
         assert SERVICES[name]["stop_grace_period"] == f"{promised[1]}s"
     assert STOP_TIMEOUT_SECONDS + KILL_TIMEOUT_SECONDS < GRACE_SECONDS < int(promised[1])
+
+
+def test_up_ends_its_processes_one_way_or_the_other_in_the_time_that_is_promised() -> None:
+    promised = re.search(r"`vectormill up` is done in (\d+) s", OPERATIONS)
+    assert promised is not None
+    assert int(promised[1]) > CHILDREN_GRACE_SECONDS + SERVERS_GRACE_SECONDS
 
 
 def test_containers_run_what_up_runs() -> None:
