@@ -1,5 +1,6 @@
 """The composition root of the HTTP interface: what is real is decided here, and only here."""
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -16,14 +17,21 @@ from fastapi.openapi.utils import get_openapi
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
 
 from api.dependencies import Resources
+from api.door.host_guard import HostGuard, parse_allowed_hosts
+from api.door.key_guard import KeyGuard
+from api.door.keyring import Keyring
+from api.door.scopes import find_scope
 from api.metrics import ApiMetrics, RequestMetrics
 from api.problems import MEDIA_TYPE, register_handlers
 from api.requests import ItemBody, JobRequest, SearchRequest
 from api.routes import collections, events, health, jobs, models, vectors
 from api.schemas import ProblemBody
 from api.search_pool import SEARCH_CONNECTIONS, SearchPool
+from vectormill.addresses import is_loopback_host
+from vectormill.db.api_keys import require_key_beyond_loopback
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import ConfigurationError
 from vectormill.registry import Registry
@@ -35,6 +43,11 @@ GRACEFUL_SHUTDOWN_SECONDS: Final = 10
 POOL_SIZE: Final = 4
 POOL_OVERFLOW: Final = 3
 REDIS_TIMEOUT_SECONDS: Final = 1.0
+KEY_SCHEME: Final = {
+    "type": "http",
+    "scheme": "bearer",
+    "description": "A key of `vectormill keys create`. Wanted once one exists; without any, loopback needs none.",
+}
 REFERENCE: Final = "#/components/schemas/{name}"
 DESCRIPTION: Final = (
     "Text in, vectors out, in bulk. Every failure is a problem detail (RFC 9457) with a stable `type`."
@@ -46,6 +59,8 @@ PROBLEM_ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
     }
     for status in ("4XX", "5XX", 422)
 }
+
+logger = logging.getLogger(__name__)
 
 
 class StopRequest:
@@ -84,9 +99,21 @@ def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
     for routes in (jobs, vectors, events, collections, models, health):
         app.include_router(routes.router)
     register_handlers(app)
+    add_door(app, settings, serving_engine)
     app.add_middleware(RequestMetrics, metrics=resources.metrics)
     app.openapi = lambda: describe(app)  # type: ignore[method-assign]  # FastAPI's documented way to extend it
     return app
+
+
+def add_door(app: FastAPI, settings: Settings, engine: Engine) -> None:
+    """Whoever knocks meets the last of these first: the name, then the key."""
+    app.add_middleware(
+        KeyGuard,
+        keyring=Keyring(engine),
+        is_local=is_loopback_host(settings.api_host),
+        metrics_are_open=settings.open_metrics,
+    )
+    app.add_middleware(HostGuard, allowed=parse_allowed_hosts(settings.api_host, settings.allowed_hosts))
 
 
 def open_engine(settings: Settings) -> Engine:
@@ -153,8 +180,18 @@ def describe(app: FastAPI) -> dict[str, Any]:
         problem = ProblemBody.model_json_schema(ref_template=REFERENCE.replace("{name}", "{model}"))
         components |= problem.pop("$defs") | {"ProblemBody": problem}
         schema.setdefault("components", {}).setdefault("schemas", {}).update(components)
+        describe_scopes(schema)
         app.openapi_schema = schema
     return app.openapi_schema
+
+
+def describe_scopes(schema: dict[str, Any]) -> None:
+    """Says of each operation which scope its key needs."""
+    schema["components"]["securitySchemes"] = {"key": KEY_SCHEME}
+    for path, operations in schema["paths"].items():
+        for method, operation in operations.items():
+            scope = find_scope(method.upper(), path)
+            operation["security"] = [] if scope is None else [{"key": [scope]}]
 
 
 class ApiServer(uvicorn.Server):
@@ -174,6 +211,11 @@ def run(settings: Settings) -> None:
     # pyarrow's own allocator takes 10 MiB more for its first Parquet file than the C library's does.
     pyarrow.set_memory_pool(pyarrow.system_memory_pool())
     app = create_app(settings)
+    try:
+        require_key_beyond_loopback(app.state.resources.engine, settings.api_host)
+    except SQLAlchemyError as error:
+        # An API starts without Postgres. Until that tells the keys, this one lets nobody in.
+        logger.warning("Whether there is an API key is not known yet: %s", error)
     config = uvicorn.Config(
         app,
         host=settings.api_host,

@@ -13,6 +13,7 @@ from fastapi.concurrency import contextmanager_in_threadpool, run_in_threadpool
 from starlette.datastructures import QueryParams
 
 from api.dependencies import Resources
+from api.door.media_types import JSON_TYPE, read_media_type, unsupported_media_type
 from api.inflater import Inflater
 from api.ndjson import ItemReader
 from api.problems import Place, Problem
@@ -39,7 +40,6 @@ from vectormill.registry import EncodingOptions, make_spec
 
 # A hop to a thread costs 0.1 ms; so many bytes of NDJSON are worth some milliseconds of work there.
 BLOCK_BYTES: Final = 256 << 10
-JSON_TYPES: Final = ("", "application/json")
 NDJSON_TYPES: Final = (
     "application/x-ndjson",
     "application/ndjson",
@@ -52,18 +52,13 @@ IDEMPOTENCY_KEY: Final = re.compile(r"[\x20-\x7e]{1,255}")
 
 async def receive_job(request: Request, resources: Resources) -> Job:
     """The job that the request asks for, committed. Raises Problem and the errors of a submission."""
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    media_type = read_media_type(request)
     if media_type in NDJSON_TYPES:
         job = await receive_stream(request, resources)
-    elif media_type in JSON_TYPES:
+    elif media_type == JSON_TYPE:
         job = await receive_document(request, resources)
     else:
-        raise Problem(
-            415,
-            "unsupported-media-type",
-            f"Jobs are sent as application/json or application/x-ndjson, not as {media_type}.",
-            headers={"Accept": "application/json, application/x-ndjson"},
-        )
+        raise unsupported_media_type(media_type, JSON_TYPE, NDJSON_TYPES[0])
     return job
 
 

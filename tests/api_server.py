@@ -31,6 +31,7 @@ ITEMS: list[dict[str, Any]] = [
     {"key": "a", "text": "one"},
     {"key": "b", "text": "two", "metadata": {"page": 2}},
 ]
+JSON = {"Content-Type": "application/json"}
 NDJSON = {"Content-Type": "application/x-ndjson"}
 # The stand-in worker of the tests makes vectors of eight dimensions.
 SMALL = {"dimensions": 8}
@@ -125,7 +126,7 @@ def many(count: int) -> list[dict[str, Any]]:
 def submit(client: httpx.Client, items: list[dict[str, Any]], **body: Any) -> dict[str, Any]:
     # json.dumps, unlike httpx, escapes a lone surrogate.
     content = json.dumps({"items": items, "options": SMALL, **body})
-    answer = client.post("/v1/jobs", content=content, headers={"Content-Type": "application/json"})
+    answer = client.post("/v1/jobs", content=content, headers=JSON)
     assert answer.status_code == 202, answer.text
     job: dict[str, Any] = answer.json()
     return job

@@ -30,6 +30,7 @@ from vectormill.domain.job import TERMINAL_JOB_STATES
 from vectormill.files.ndjson import ItemJson, compress_parts, encode_parts, split_lines
 from vectormill.files.replacement import open_replacement
 from vectormill.problems import ApiError, ApiUnreachable, WaitTimeout, read_problem
+from vectormill.settings import read_api_key
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
 EXPORT_FORMATS: Final = ("ndjson", "parquet", "npy")
@@ -55,6 +56,7 @@ class Matches(list[Json]):
 class Client:
     """Speaks to one Vectormill API.
 
+    `api_key` is what `vectormill keys create` printed; else that of VECTORMILL_API_KEY is sent, if there is one.
     `timeout` is in seconds and bounds each wait for the server, not a whole transfer. `pause` is what
     waiting is done with. Every method raises ApiError when the API refuses, ApiFailure when it breaks and
     ApiUnreachable when no answer comes. A request that can be repeated without harm is repeated for about
@@ -66,6 +68,7 @@ class Client:
         base_url: str = DEFAULT_URL,
         timeout: float = 30.0,
         *,
+        api_key: str | None = None,
         transport: httpx.BaseTransport | None = None,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -79,6 +82,7 @@ class Client:
             self._http = httpx.Client(
                 base_url=self.base_url,
                 timeout=self._short,
+                headers=_authorization(api_key or read_api_key()),
                 transport=transport,
                 # Reading the system's certificates takes a tenth of a second, and plain HTTP needs none: redirects
                 # are not followed, and without certificates no other server would be trusted.
@@ -343,6 +347,15 @@ class Client:
             raise ApiUnreachable(
                 f"The connection to {self.base_url} broke during {method} {path}: {error}."
             ) from error
+
+
+def _authorization(api_key: str | None) -> dict[str, str]:
+    """Raises VectormillError for a key that no header can carry."""
+    if api_key is None:
+        return {}
+    if not api_key.isascii() or not api_key.isprintable():
+        raise VectormillError("The API key has characters that no key has; was it copied whole?")
+    return {"Authorization": f"Bearer {api_key.strip()}"}
 
 
 def is_loopback(url: str) -> bool:

@@ -50,6 +50,9 @@ class Settings(BaseSettings):
     api_host: str = "127.0.0.1"
     api_port: int = Field(default=8000, ge=0, le=65535)
     api_url: str | None = Field(default=None, description="Where the command line finds the API.")
+    api_key: str | None = Field(default=None, description="What the command line and the client send.")
+    allowed_hosts: str = Field(default="", description="Names of the API besides loopback's, with commas.")
+    open_metrics: bool = Field(default=False, description="Whether /metrics is read without a key.")
     flower_host: str = "127.0.0.1"
     flower_port: int = Field(default=5555, ge=0, le=65535)
     flower_basic_auth: str | None = Field(default=None, description="user:password for Flower.")
@@ -91,10 +94,12 @@ class Settings(BaseSettings):
     retention_days: float = Field(default=30.0, gt=0, description="Ended jobs are removed after so long.")
 
 
+API_KEY_VARIABLE = PREFIX + "API_KEY"
+
 # What opens something to whoever reads it; FLOWER_BASIC_AUTH is Flower's own name for ours.
 SECRET_VARIABLES = frozenset(
-    {f"{PREFIX}{name}" for name in ("DATABASE_URL", "REDIS_URL", "FLOWER_BASIC_AUTH", "API_KEY")}
-    | {"FLOWER_BASIC_AUTH"}
+    {f"{PREFIX}{name}" for name in ("DATABASE_URL", "REDIS_URL", "FLOWER_BASIC_AUTH")}
+    | {API_KEY_VARIABLE, "FLOWER_BASIC_AUTH"}
 )
 
 # Variables that are read by another settings class, for instance worker.settings.
@@ -135,6 +140,11 @@ def describe_validation_error(error: ValidationError, prefix: str) -> str:
 def process_environment() -> dict[str, str]:
     """A copy of this process's environment, to build that of a child from."""
     return dict(os.environ)
+
+
+def read_api_key() -> str | None:
+    """The key of the environment, for a client that was given none. Nothing else of the environment is looked at."""
+    return os.environ.get(API_KEY_VARIABLE, "").strip() or None
 
 
 def drop_secrets(environment: Mapping[str, str]) -> dict[str, str]:

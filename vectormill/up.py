@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from vectormill import processes
+from vectormill.addresses import is_loopback_host
 from vectormill.domain.errors import Conflict, Unavailable
 from vectormill.embedded.errors import StartCancelled
 from vectormill.embedded.stack import EmbeddedStack
@@ -93,6 +94,7 @@ def _run_children(options: UpOptions, stack: EmbeddedStack, stopping: threading.
     api = choose_endpoint(options.api_host, options.api_port, "--api-port")
     flower = choose_endpoint(options.flower_host, options.flower_port, "--flower-port")
     _migrate((*options.command, "migrate"), environ, logs / "migrate.log", stopping)
+    refuse_to_open_without_key(options.api_host, stack)
     children = plan_children(options, api, flower, environ, logs)
     supervisor = Supervisor(children, stopping=stopping)
     try:
@@ -144,6 +146,21 @@ class Endpoint:
         except ValueError:
             return {}
         return said if isinstance(said, dict) else {}
+
+
+def refuse_to_open_without_key(host: str, stack: EmbeddedStack) -> None:
+    """Raises ConfigurationError before the API does so in a log that nobody reads."""
+    if is_loopback_host(host):
+        return
+    # Only now: on the loopback this process does without SQLAlchemy and its 20 MiB.
+    from vectormill.db.api_keys import require_key_beyond_loopback
+    from vectormill.db.session import make_engine
+
+    engine = make_engine(stack.database_url, application_name="vectormill up", pool_size=1)
+    try:
+        require_key_beyond_loopback(engine, host, f" --data-dir {stack.data_dir}")
+    finally:
+        engine.dispose()
 
 
 def choose_endpoint(host: str, port: int, flag: str) -> Endpoint:

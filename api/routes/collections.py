@@ -11,6 +11,7 @@ from sqlalchemy import Connection
 
 from api.cursors import decode_cursor, encode_cursor
 from api.dependencies import CollectionName, Resources, ResourcesDependency
+from api.door.media_types import require_json
 from api.queries import encode_query
 from api.requests import SEARCH_DECODER, SearchRequest, decode_body
 from api.schemas import CollectionBody, CollectionPage, SearchAnswer
@@ -60,6 +61,7 @@ def get_collections(
 @router.post("/v1/collections/{name}/search", openapi_extra=SEARCH_DOCS)
 async def post_search(request: Request, name: CollectionName, resources: ResourcesDependency) -> SearchAnswer:
     """The rows with the highest cosine similarity to a text, or to a vector of the same space, best first."""
+    require_json(request)
     body = await read_body(request, resources.settings.max_json_bytes)
     query = await run_in_threadpool(decode_body, body, SEARCH_DECODER)
     generation = await run_in_threadpool(load_generation, resources, name)

@@ -32,7 +32,7 @@ COMPOSE: dict[str, Any] = yaml.safe_load(COMPOSE_TEXT)
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 
 OWN = sorted(name for name, service in SERVICES.items() if service.get("command", [""])[0] == "vectormill")
-LONG_RUNNING = sorted(name for name in SERVICES if name != "migrate")
+LONG_RUNNING = sorted(name for name in SERVICES if name not in ("migrate", "keys"))
 INTERPOLATION = re.compile(r"\$\{(?P<name>\w+)(?P<operator>:[-?])?(?P<rest>[^}]*)\}")
 SECRET = re.compile(r"PASSWORD|AUTH|TOKEN|SECRET|KEY", re.IGNORECASE)
 
@@ -96,7 +96,8 @@ def test_containers_run_what_up_runs() -> None:
     )
     children = plan_children(options, api, flower, {}, Path("logs"))
     commands = {child.name: list(child.argv) for child in children}
-    assert commands | {"migrate": ["vectormill", "migrate"]} == {
+    first_key = ["vectormill", "keys", "create", "compose", "--scope", "admin", "--from-environment"]
+    assert commands | {"migrate": ["vectormill", "migrate"], "keys": first_key} == {
         name: service["command"] for name, service in find_profile("gpu").items() if name in OWN
     }
 
@@ -131,10 +132,17 @@ def test_every_long_running_service_is_watched_and_restarted(name: str) -> None:
 
 def test_migrations_run_once_and_before_whoever_reads_the_tables() -> None:
     assert SERVICES["migrate"]["restart"] == "no"
-    for name in ("api", "scheduler", "worker", "worker-cpu"):
+    for name in ("keys", "api", "scheduler", "worker", "worker-cpu"):
         assert SERVICES[name]["depends_on"]["migrate"] == {"condition": "service_completed_successfully"}, (
             name
         )
+
+
+def test_the_first_key_comes_from_a_secret_before_the_api_listens() -> None:
+    assert SERVICES["keys"]["restart"] == "no"
+    assert SERVICES["keys"]["environment"]["VECTORMILL_API_KEY"].startswith("${API_KEY:?")
+    assert SERVICES["api"]["depends_on"]["keys"] == {"condition": "service_completed_successfully"}
+    assert "VECTORMILL_API_KEY" not in SERVICES["api"]["environment"]
 
 
 def test_a_dependency_on_health_is_one_on_a_service_that_has_a_health_check() -> None:

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from vectormill.cli import exits
-from vectormill.cli.commands import demo, doctor, encode, jobs, plan, processes, service, vectors
+from vectormill.cli.commands import demo, doctor, encode, jobs, keys, plan, processes, service, vectors
 
 app = typer.Typer(
     name="vectormill",
@@ -62,6 +62,7 @@ def vectormill(
 
 for group in (demo, encode, jobs, vectors, service, processes, plan, doctor):
     app.add_typer(group.app)
+app.add_typer(keys.app, name="keys")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -25,5 +25,5 @@ def connected(api_url: str | None, data_dir: Path | None = None) -> Iterator[Cli
     """A client of the API in question; when none is known, of the place where `vectormill up` would put it."""
     settings = load_settings(api_url=api_url, data_dir=data_dir)
     url = find_api_url(settings) or f"http://127.0.0.1:{settings.api_port}"
-    with Client(url) as client:
+    with Client(url, api_key=settings.api_key) as client:
         yield client

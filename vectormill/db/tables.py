@@ -28,6 +28,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
+from vectormill.domain.api_key import SCOPES
 from vectormill.domain.chunk import CHUNK_STATES
 from vectormill.domain.collection import GENERATION_STATES
 from vectormill.domain.job import JOB_STATES
@@ -219,6 +220,21 @@ heartbeats = Table(
     metadata,
     Column("duty", Text, primary_key=True),  # see workers.py
     _moment("beat_at", is_now=True),
+)
+
+api_keys = Table(
+    "api_keys",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("hash", LargeBinary, nullable=False, unique=True),  # SHA-256 of the secret
+    Column("scope", Text, CheckConstraint(_one_of("scope", SCOPES), name="scope"), nullable=False),
+    _moment("created_at", is_now=True),
+    _moment("expires_at"),
+    _moment("revoked_at"),
+    _moment("last_used_at"),  # an hour coarse: a row is not written at every request
+    # A name is free again when its key is revoked, so that a secret can be replaced under the same name.
+    Index("uq_api_keys_name", "name", unique=True, postgresql_where=text("revoked_at IS NULL")),
 )
 
 __all__ = ["SCHEMA", "metadata"]

@@ -1,0 +1,98 @@
+"""KeyGuard: lets a request in when its key opens what it asks for. Reads no body."""
+
+import logging
+
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from api.door.keyring import Keyring, find_key
+from api.door.scopes import METRICS_PATH, find_scope
+from api.problems import Problem, describe_error, is_database_away
+from vectormill.db.api_keys import KeptKey
+from vectormill.domain.api_key import includes
+from vectormill.domain.errors import DatabaseUnavailable
+
+CHALLENGE = 'Bearer realm="vectormill"'
+
+logger = logging.getLogger(__name__)
+
+
+class KeyGuard:
+    """ASGI middleware. `is_local`: only this machine can connect, so that without any key all may come in."""
+
+    def __init__(self, app: ASGIApp, keyring: Keyring, *, is_local: bool, metrics_are_open: bool) -> None:
+        self._app = app
+        self._keyring = keyring
+        self._is_local = is_local
+        self._metrics_are_open = metrics_are_open
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            problem = await self._find_problem(scope)
+            if problem is not None:
+                await problem.response(scope["path"])(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    async def _find_problem(self, scope: Scope) -> Problem | None:
+        """Why the request may not come in; None when it may."""
+        method, path = scope["method"], scope["path"]
+        needed = find_scope(method, path)
+        if needed is None or (path == METRICS_PATH and self._metrics_are_open):
+            return None
+        try:
+            keys = await self._keyring.keys()
+        except SQLAlchemyError as error:
+            if not is_database_away(error):
+                raise
+            keys = self._keyring.last_known
+            # What counts this process's own requests must be seen above all while Postgres is away.
+            if path != METRICS_PATH or not (keys or self._is_local):
+                logger.warning("Postgres did not tell the keys for %s %s: %s", method, path, error)
+                return describe_error(DatabaseUnavailable())
+        if not keys:
+            return None if self._is_local else NO_KEY_EXISTS
+        secret = read_bearer(Headers(scope=scope).get("authorization", ""))
+        key = find_key(keys, secret) if secret is not None else None
+        if key is None:
+            return KEY_UNKNOWN if secret is not None else KEY_MISSING
+        await self._keyring.note_use(key)
+        return None if includes(key.scope, needed) else scope_missing(key, needed)
+
+
+def read_bearer(header: str) -> str | None:
+    """The secret of `Authorization: Bearer SECRET` (RFC 6750); None when the header brings none."""
+    scheme, _, secret = header.strip().partition(" ")
+    return secret.strip() if scheme.lower() == "bearer" and secret.strip() else None
+
+
+NO_KEY_EXISTS = Problem(
+    403,
+    "no-key-exists",
+    "No API key is left, and without one this API serves its own machine alone: make one with "
+    "`vectormill keys create NAME`.",
+)
+KEY_MISSING = Problem(
+    401,
+    "key-missing",
+    "This API wants a key, as `Authorization: Bearer vmk_…`; the command line and the Python client take it from "
+    "VECTORMILL_API_KEY, and `vectormill keys create NAME` makes one.",
+    headers={"WWW-Authenticate": CHALLENGE},
+)
+KEY_UNKNOWN = Problem(
+    401,
+    "key-unknown",
+    "This key opens nothing: it is misspelt, revoked or expired; `vectormill keys list` tells, and "
+    "`vectormill keys create NAME` makes another.",
+    headers={"WWW-Authenticate": f'{CHALLENGE}, error="invalid_token"'},
+)
+
+
+def scope_missing(key: KeptKey, needed: str) -> Problem:
+    return Problem(
+        403,
+        "scope-missing",
+        f"This request needs a key of scope {needed}, and the key {key.name} has scope {key.scope}.",
+        headers={"WWW-Authenticate": f'{CHALLENGE}, error="insufficient_scope", scope="{needed}"'},
+    )

@@ -1,0 +1,84 @@
+"""Keyring: the keys that are not revoked, as they stood some seconds ago, so that no request waits for Postgres."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from hmac import compare_digest
+from typing import Final
+
+import anyio
+from fastapi.concurrency import run_in_threadpool
+from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from vectormill.db.api_keys import KeptKey, load_keys, note_use
+from vectormill.domain.api_key import hash_secret
+
+# A revocation works within this time at every API process.
+FRESH_SECONDS: Final = 3.0
+# After Postgres did not answer, it is not asked again for so long: waiting requests would queue up behind each other.
+PATIENCE_SECONDS: Final = 1.0
+
+logger = logging.getLogger(__name__)
+
+
+class Keyring:
+    """At most one statement every FRESH_SECONDS, whatever number of requests come and whatever keys they bring."""
+
+    def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._lock = anyio.Lock()
+        self._read_at = float("-inf")
+        self._failed_at = float("-inf")
+        self._failure: SQLAlchemyError | None = None
+        self._noted: set[int] = set()
+        self.last_known: Sequence[KeptKey] = ()
+
+    async def keys(self) -> Sequence[KeptKey]:
+        """All that are not revoked, expired ones with them. Raises SQLAlchemyError."""
+        if self._clock() < self._read_at + FRESH_SECONDS:
+            return self.last_known
+        async with self._lock:  # one reads for all who came meanwhile
+            if self._clock() >= self._read_at + FRESH_SECONDS:
+                await self._read()
+        return self.last_known
+
+    async def _read(self) -> None:
+        if self._failure is not None and self._clock() < self._failed_at + PATIENCE_SECONDS:
+            raise self._failure
+        began = self._clock()
+        try:
+            self.last_known = await run_in_threadpool(self._load)
+        except SQLAlchemyError as error:
+            self._failure, self._failed_at = error, self._clock()
+            raise
+        self._read_at, self._failure = began, None
+        self._noted.clear()
+
+    def _load(self) -> Sequence[KeptKey]:
+        with self._engine.connect() as connection:
+            return load_keys(connection)
+
+    async def note_use(self, key: KeptKey) -> None:
+        """Keeps the hour in which a key was used last; one statement an hour and process."""
+        if key.is_use_due and key.id not in self._noted:
+            self._noted.add(key.id)
+            await run_in_threadpool(self._note_use, key)
+
+    def _note_use(self, key: KeptKey) -> None:
+        try:
+            with self._engine.begin() as connection:
+                note_use(connection, key.id)
+        except SQLAlchemyError as error:  # a Postgres that cannot be written to still answers
+            logger.warning("When key %s was used last is not noted: %s", key.name, error)
+
+
+def find_key(keys: Sequence[KeptKey], secret: str) -> KeptKey | None:
+    """The valid key with this secret. All are compared, each in the same time: nothing is told by how long it takes."""
+    wanted = hash_secret(secret)
+    found = None
+    for key in keys:
+        if compare_digest(key.hash, wanted) and not key.is_expired:
+            found = key
+    return found

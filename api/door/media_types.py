@@ -1,0 +1,29 @@
+"""Media types: a body says what it is, in a header that no form of another site's page can send."""
+
+from fastapi import Request
+
+from api.problems import Problem
+
+JSON_TYPE = "application/json"
+
+
+def read_media_type(request: Request) -> str:
+    """Of the body, without parameters; empty when the request does not say."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def require_json(request: Request) -> None:
+    """Raises Problem."""
+    media_type = read_media_type(request)
+    if media_type != JSON_TYPE:
+        raise unsupported_media_type(media_type, JSON_TYPE)
+
+
+def unsupported_media_type(media_type: str, *wanted: str) -> Problem:
+    given = f"as {media_type}" if media_type else "without a Content-Type"
+    return Problem(
+        415,
+        "unsupported-media-type",
+        f"This request is sent as {' or '.join(wanted)}, and came {given}.",
+        headers={"Accept": ", ".join(wanted)},
+    )

@@ -1,0 +1,43 @@
+"""Which scope of a key a request needs: one table, for the door and for the OpenAPI description."""
+
+from dataclasses import dataclass
+from re import Pattern
+from typing import Final
+
+from starlette.routing import compile_path
+
+from vectormill.domain.api_key import ADMIN, READ, WRITE
+
+METRICS_PATH: Final = "/metrics"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Requests of these methods to paths of this form need a key of the scope; None: they need none."""
+
+    methods: tuple[str, ...]
+    path: str
+    scope: str | None
+
+    def fits(self, method: str, path: str) -> bool:
+        return method in self.methods and PATTERNS[self.path].fullmatch(path) is not None
+
+
+LOOKING: Final = ("GET", "HEAD", "OPTIONS")
+
+# The first that fits decides. What none fits needs admin: a route that nobody thought of here is closed.
+RULES: Final = (
+    Rule(("GET",), "/livez", None),
+    Rule(("GET",), "/readyz", None),
+    Rule(("POST",), "/v1/collections/{name}/search", READ),
+    Rule(("POST",), "/v1/jobs", WRITE),
+    Rule(("POST",), "/v1/jobs/{job_id}/{wish}", WRITE),
+    Rule(("DELETE",), "/v1/jobs/{job_id}", WRITE),
+    Rule(LOOKING, "/{path:path}", READ),
+)
+PATTERNS: Final[dict[str, Pattern[str]]] = {rule.path: compile_path(rule.path)[0] for rule in RULES}
+
+
+def find_scope(method: str, path: str) -> str | None:
+    """The scope that the request needs; None when it needs no key at all."""
+    return next((rule.scope for rule in RULES if rule.fits(method, path)), ADMIN)

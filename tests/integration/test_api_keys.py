@@ -1,0 +1,274 @@
+"""The door of the API: keys, their scopes and their end, names of hosts, and pages of others."""
+
+import json
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import Engine, event, text
+
+from api.app import create_app
+from api.door import keyring
+from api.door.scopes import RULES, find_scope
+from tests.api_server import ITEMS, SMALL, api_client, assert_problem
+from vectormill.client import Client
+from vectormill.db.api_keys import create_key, list_keys, revoke_key
+from vectormill.db.session import make_engine
+from vectormill.domain.api_key import make_secret
+from vectormill.problems import ApiError
+from vectormill.settings import Settings
+
+JOB = {"items": ITEMS, "options": SMALL}
+UNKNOWN = "00000000-0000-0000-0000-000000000000"
+
+
+@pytest.fixture(autouse=True)
+def _no_key_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VECTORMILL_API_KEY", raising=False)
+    monkeypatch.setattr(keyring, "FRESH_SECONDS", 0.0)  # every request sees the keys as they are
+
+
+def add_key(
+    engine: Engine, name: str, scope: str = "write", lifetime: timedelta | None = None
+) -> dict[str, str]:
+    """A new key as a header."""
+    secret = make_secret()
+    with engine.begin() as connection:
+        create_key(connection, name, secret, scope, lifetime)
+    return {"Authorization": f"Bearer {secret}"}
+
+
+def revoke(engine: Engine, name: str) -> None:
+    with engine.begin() as connection:
+        revoke_key(connection, name)
+
+
+@pytest.fixture
+def client(engine: Engine) -> Iterator[httpx.Client]:
+    with api_client(engine) as client:
+        yield client
+
+
+def test_without_any_key_the_loopback_needs_none(client: httpx.Client) -> None:
+    assert client.post("/v1/jobs", json=JOB).status_code == 202
+
+
+def test_once_a_key_exists_everything_but_the_probes_wants_one(client: httpx.Client, engine: Engine) -> None:
+    add_key(engine, "first")
+    for path in (
+        "/v1/jobs",
+        "/v1/models",
+        "/metrics",
+        "/docs",
+        "/openapi.json",
+        "/nothing",
+        f"/v1/jobs/{UNKNOWN}",
+    ):
+        answer = client.get(path)
+        assert_problem(answer, 401, "key-missing", "VECTORMILL_API_KEY", "vectormill keys create")
+        assert answer.headers["www-authenticate"] == 'Bearer realm="vectormill"'
+    assert_problem(client.post("/v1/jobs", json=JOB), 401, "key-missing")
+    assert client.get("/livez").status_code == client.get("/readyz").status_code == 200
+
+
+def test_a_key_opens_what_its_scope_says_and_names_the_one_that_is_missing(
+    client: httpx.Client, engine: Engine
+) -> None:
+    read, write, admin = (add_key(engine, scope, scope) for scope in ("read", "write", "admin"))
+    assert client.get("/v1/jobs", headers=read).status_code == 200
+    assert client.get("/metrics", headers=read).status_code == 200
+    search = client.post("/v1/collections/docs/search", json={"text": "x"}, headers=read)
+    assert_problem(search, 404, "collection-not-found")
+    refused = client.post("/v1/jobs", json=JOB, headers=read)
+    assert_problem(refused, 403, "scope-missing", "a key of scope write", "the key read has scope read")
+    assert 'error="insufficient_scope", scope="write"' in refused.headers["www-authenticate"]
+    for header in (write, admin):
+        assert client.post("/v1/jobs", json=JOB, headers=header).status_code == 202
+    assert_problem(client.put("/v1/jobs", headers=write), 403, "scope-missing", "scope admin")
+    assert client.put("/v1/jobs", headers=admin).status_code == 405
+
+
+@pytest.mark.parametrize(
+    "header", ["Bearer vmk_wrong", "Bearer", "Basic dXNlcjpwYXNz", "vmk_wrong", "Bearer \xe4"]
+)
+def test_what_is_no_key_opens_nothing(client: httpx.Client, engine: Engine, header: str) -> None:
+    add_key(engine, "first")
+    answer = client.get("/v1/jobs", headers=httpx.Headers({"Authorization": header}, encoding="latin-1"))
+    code = "key-unknown" if header.startswith("Bearer ") else "key-missing"
+    assert_problem(answer, 401, code)
+
+
+def test_a_revoked_or_expired_key_opens_nothing_any_more(client: httpx.Client, engine: Engine) -> None:
+    add_key(engine, "other")
+    header, expired = add_key(engine, "me"), add_key(engine, "old", lifetime=timedelta(seconds=-1))
+    assert client.get("/v1/jobs", headers=header).status_code == 200
+    revoke(engine, "me")
+    assert_problem(client.get("/v1/jobs", headers=header), 401, "key-unknown", "revoked or expired")
+    assert_problem(client.get("/v1/jobs", headers=expired), 401, "key-unknown")
+
+
+def test_keys_that_have_run_out_do_not_open_the_loopback(client: httpx.Client, engine: Engine) -> None:
+    add_key(engine, "old", lifetime=timedelta(seconds=-1))
+    assert_problem(client.get("/v1/jobs"), 401, "key-missing")
+    revoke(engine, "old")  # somebody's decision, unlike the passing of time
+    assert client.get("/v1/jobs").status_code == 200
+
+
+def test_an_api_that_others_reach_refuses_when_its_last_key_is_gone(engine: Engine) -> None:
+    header = add_key(engine, "only")
+    with api_client(engine, api_host="0.0.0.0") as client:
+        assert client.get("/v1/jobs", headers=header).status_code == 200
+        revoke(engine, "only")
+        assert_problem(client.get("/v1/jobs", headers=header), 403, "no-key-exists", "vectormill keys create")
+        assert client.get("/livez").status_code == 200
+
+
+def test_a_setting_opens_the_metrics_and_nothing_else(engine: Engine) -> None:
+    add_key(engine, "first")
+    with api_client(engine, open_metrics=True) as client:
+        assert client.get("/metrics").status_code == 200
+        assert client.get("/v1/jobs").status_code == 401
+
+
+def test_many_requests_read_the_keys_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keyring, "FRESH_SECONDS", 3600.0)
+    header, statements = add_key(engine, "me"), []
+    event.listen(engine, "before_cursor_execute", lambda *given: statements.append(given[2]))
+    with api_client(engine) as client:
+        for _ in range(5):
+            assert client.get("/docs", headers=header).status_code == 200
+            assert (
+                client.get("/docs", headers={"Authorization": f"Bearer {make_secret()}"}).status_code == 401
+            )
+    assert sum("FROM vectormill.api_keys" in statement for statement in statements) == 1
+    assert sum("SET last_used_at" in statement for statement in statements) == 1
+    with engine.connect() as connection:
+        (key,) = list_keys(connection)
+    assert key.last_used_at is not None
+
+
+def test_while_postgres_is_away_nobody_comes_in_and_the_process_lives() -> None:
+    engine = make_engine("postgresql://nobody@127.0.0.1:1/nothing", application_name="test")
+    for host in ("127.0.0.1", "0.0.0.0"):
+        with api_client(engine, api_host=host) as client:
+            assert_problem(client.get("/v1/models"), 503, "database-unavailable")
+            assert client.get("/livez").status_code == 200
+            assert client.get("/metrics").status_code == (200 if host == "127.0.0.1" else 503)
+    engine.dispose()
+
+
+def test_no_secret_is_kept_in_the_database(engine: Engine) -> None:
+    secret = add_key(engine, "me")["Authorization"].removeprefix("Bearer ")
+    with engine.connect() as connection:
+        kept = connection.execute(text("SELECT * FROM vectormill.api_keys")).one()
+    assert secret.startswith("vmk_")
+    assert len(secret) == 47
+    assert secret not in str(tuple(kept))
+    assert len(kept.hash) == 32
+
+
+def test_the_python_client_brings_its_key_and_says_what_to_do_without(
+    client: httpx.Client, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = add_key(engine, "me")["Authorization"].removeprefix("Bearer ")
+    url = str(client.base_url)
+    with Client(url) as stranger, pytest.raises(ApiError, match="VECTORMILL_API_KEY") as refused:
+        stranger.models()
+    assert refused.value.status == 401
+    with Client(url, api_key=key) as friend:
+        assert friend.models()
+    monkeypatch.setenv("VECTORMILL_API_KEY", f"{key}\n")
+    with Client(url) as friend:
+        assert friend.submit([{"key": "a", "text": "b"}])["state"] == "queued"
+
+
+def test_an_upload_without_a_key_is_told_so_however_large_it_is(client: httpx.Client, engine: Engine) -> None:
+    add_key(engine, "me")
+    items = ({"key": str(number), "text": "x" * 100_000} for number in range(300))
+    with Client(str(client.base_url)) as stranger, pytest.raises(ApiError, match="VECTORMILL_API_KEY"):
+        stranger.submit(items)  # type: ignore[arg-type]
+
+
+def test_the_api_says_which_scope_each_route_needs() -> None:
+    engine = make_engine("postgresql://nobody@127.0.0.1:1/nothing", application_name="test")
+    schema = create_app(Settings(), engine).openapi()
+    assert schema["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
+    said = {
+        f"{method.upper()} {path}": operation["security"]
+        for path, operations in schema["paths"].items()
+        for method, operation in operations.items()
+    }
+    assert said["GET /livez"] == said["GET /readyz"] == []
+    assert said["GET /v1/jobs"] == said["POST /v1/collections/{name}/search"] == [{"key": ["read"]}]
+    assert said["POST /v1/jobs"] == said["POST /v1/jobs/{job_id}/cancel"] == [{"key": ["write"]}]
+    assert all(security != [{"key": ["admin"]}] for security in said.values()), (
+        "a route stands in no row of RULES"
+    )
+    assert len(RULES) < 10
+
+
+def test_a_route_that_nobody_thought_of_needs_admin() -> None:
+    assert find_scope("POST", "/v1/anything") == find_scope("DELETE", "/v1/collections/docs") == "admin"
+
+
+# ---- names and pages
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost:8000", "127.0.0.1", "[::1]:1", "LOCALHOST", "127.8.8.8", "localhost."]
+)
+def test_the_loopback_is_asked_under_its_own_names(client: httpx.Client, host: str) -> None:
+    assert client.get("/v1/jobs", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8000", "192.0.2.7", "localhost.evil.example", "[::", ""]
+)
+def test_a_name_that_a_page_made_point_here_is_refused(client: httpx.Client, host: str) -> None:
+    answer = client.get("/v1/jobs", headers={"Host": host})
+    assert_problem(answer, 421, "unknown-host", "VECTORMILL_ALLOWED_HOSTS")
+    assert client.get("/livez", headers={"Host": host}).status_code == 200
+
+
+def test_names_of_the_settings_are_allowed_and_so_is_every_address_where_it_listens_on_all(
+    engine: Engine,
+) -> None:
+    header = add_key(engine, "me")
+    with api_client(engine, api_host="0.0.0.0", allowed_hosts="mill.example, api") as client:
+        for host, status in (
+            ("mill.example:8000", 200),
+            ("api", 200),
+            ("192.0.2.7:80", 200),
+            ("evil.example", 421),
+        ):
+            assert client.get("/v1/jobs", headers={**header, "Host": host}).status_code == status, host
+    with api_client(engine, allowed_hosts="*") as client:
+        assert client.get("/v1/jobs", headers={**header, "Host": "evil.example"}).status_code == 200
+
+
+@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://192.0.2.7:8000"])
+def test_a_page_of_others_changes_nothing_even_without_a_body(client: httpx.Client, origin: str) -> None:
+    job = client.post("/v1/jobs", json=JOB).json()
+    answer = client.post(f"/v1/jobs/{job['id']}/cancel", headers={"Origin": origin})
+    assert_problem(answer, 403, "foreign-page")
+    assert client.get(f"/v1/jobs/{job['id']}").json()["state"] == "queued"
+    own = {"Origin": str(client.base_url)}
+    assert client.post(f"/v1/jobs/{job['id']}/cancel", headers=own).json()["state"] == "cancelled"
+
+
+@pytest.mark.parametrize("media_type", [None, "text/plain", "application/x-www-form-urlencoded"])
+@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/collections/docs/search"])
+def test_a_body_says_what_it_is_as_no_form_of_a_page_can(
+    client: httpx.Client, path: str, media_type: str | None
+) -> None:
+    body: Any = JOB if path == "/v1/jobs" else {"text": "x"}
+    headers = {} if media_type is None else {"Content-Type": media_type}
+    answer = client.post(path, content=json.dumps(body).encode(), headers=headers)
+    assert_problem(answer, 415, "unsupported-media-type", "application/json")
+
+
+def test_no_other_origin_reads_an_answer(client: httpx.Client) -> None:
+    answer = client.get("/v1/jobs", headers={"Origin": "https://evil.example"})
+    assert not any(name.startswith("access-control-") for name in answer.headers)

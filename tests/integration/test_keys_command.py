@@ -1,0 +1,103 @@
+"""`vectormill keys`, straight to a real Postgres: of the settings, or of a data directory."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.clusters import new_directory
+from vectormill.cli.app import main
+from vectormill.embedded.stack import EmbeddedStack
+
+Run = Callable[..., int]
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(monkeypatch: pytest.MonkeyPatch, database_url: str) -> None:
+    monkeypatch.setenv("VECTORMILL_DATABASE_URL", database_url)
+    monkeypatch.delenv("VECTORMILL_API_KEY", raising=False)
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as end:
+        main(["keys", *arguments])
+    return int(end.value.code or 0)
+
+
+def list_states(capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+    capsys.readouterr()
+    assert run("list", "--json") == 0
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    return {record["name"]: record["state"] for record in records}
+
+
+def test_a_key_is_shown_once_alone_on_stdout_and_nowhere_again(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("create", "laptop", "--scope", "read", "--expires", "90d") == 0
+    shown = capsys.readouterr()
+    assert shown.out.startswith("vmk_")
+    assert len(shown.out.split()) == 1
+    assert "shown this once" in shown.err
+    assert run("list") == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.split("\t")[:3] == ["laptop", "read", "valid"]
+    assert shown.out.strip() not in line
+
+
+def test_a_name_is_taken_until_its_key_is_revoked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("create", "laptop") == 0
+    assert run("create", "laptop") == 2
+    assert "There is a key named 'laptop'" in capsys.readouterr().err
+    assert run("revoke", "laptop") == 0
+    assert "It was the last one" in capsys.readouterr().out
+    assert list_states(capsys) == {"laptop": "revoked"}
+    assert run("create", "laptop") == 0
+    assert list_states(capsys) == {"laptop": "valid"}
+    assert run("revoke", "nobody") == 2
+    assert "`vectormill keys list` has all" in capsys.readouterr().err
+
+
+def test_a_key_from_the_environment_is_kept_once_and_a_revoked_one_does_not_come_back(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("create", "compose", "--from-environment") == 2
+    assert "set VECTORMILL_API_KEY" in capsys.readouterr().err
+    monkeypatch.setenv("VECTORMILL_API_KEY", "password")
+    assert run("create", "compose", "--from-environment") == 2
+    assert "openssl rand -hex 32" in capsys.readouterr().err
+    monkeypatch.setenv("VECTORMILL_API_KEY", "vmk_" + "0123456789abcdef" * 4)
+    for said in ("is kept", "is there already", "is there already"):
+        assert run("create", "compose", "--from-environment") == 0
+        shown = capsys.readouterr()
+        assert said in shown.err
+        assert shown.out == ""
+    run("revoke", "compose")
+    assert run("create", "compose", "--from-environment") == 0
+    assert "was revoked; nothing was made" in capsys.readouterr().err
+    assert list_states(capsys) == {"compose": "revoked"}
+
+
+@pytest.fixture
+def data_dir() -> Iterator[Path]:
+    with new_directory() as directory:
+        yield directory / "data"
+        EmbeddedStack(directory / "data").destroy()
+
+
+def test_a_data_directory_gets_its_first_key_before_its_first_start(data_dir: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("VECTORMILL_")}
+
+    def keys(*arguments: str) -> str:
+        command = [sys.executable, "-m", "vectormill.cli", "keys", *arguments, "--data-dir", str(data_dir)]
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=100, check=True
+        )
+        return done.stdout
+
+    assert keys("create", "me").startswith("vmk_")
+    with EmbeddedStack(data_dir, redis_url="redis://"):  # as if `up` ran there
+        assert keys("list").startswith("me\twrite\tvalid")
+    assert not (data_dir / "stack.json").exists()

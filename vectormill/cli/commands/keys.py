@@ -1,0 +1,165 @@
+"""API keys: make, list, revoke. Speaks to Postgres and not to the API, which wants a key itself."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Final, Literal
+
+import typer
+
+from vectormill.cli.options import DataDir, Json
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+    from vectormill.settings import Settings
+
+app = typer.Typer(
+    no_args_is_help=True,
+    epilog="Example: vectormill keys create laptop --scope write --expires 90d",
+    help="Make, list and revoke the keys that open the API.",
+)
+
+COLUMNS: Final = ("name", "scope", "state", "created_at", "expires_at", "last_used_at")
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Whose key it is, to find it again.")]
+
+
+@app.command(epilog="Example: VECTORMILL_API_KEY=$(vectormill keys create laptop --expires 90d)")
+def create(
+    name: Name,
+    scope: Annotated[
+        Literal["read", "write", "admin"],
+        typer.Option("--scope", help="read looks and searches, write submits and stops jobs too, admin all."),
+    ] = "write",
+    expires: Annotated[
+        str | None,
+        typer.Option("--expires", metavar="TIME", help="12h, 90d or 2w from now.", show_default="never"),
+    ] = None,
+    from_environment: Annotated[
+        bool,
+        typer.Option(
+            "--from-environment", help="Keep the key of VECTORMILL_API_KEY, unless it is there already."
+        ),
+    ] = False,
+    data_dir: DataDir = None,
+) -> None:
+    """Make a key and print it, this once: what is kept is its hash."""
+    from vectormill.db.api_keys import create_key, find_key
+    from vectormill.domain.api_key import check_key_name, check_secret, make_secret, parse_lifetime
+    from vectormill.domain.errors import ConfigurationError
+
+    check_key_name(name)
+    lifetime = parse_lifetime(expires)
+    with connected(data_dir) as (engine, settings), engine.begin() as connection:
+        if not from_environment:
+            secret = make_secret()
+            create_key(connection, name, secret, scope, lifetime)
+        elif settings.api_key is None:
+            raise ConfigurationError("There is no key in the environment: set VECTORMILL_API_KEY.")
+        else:
+            secret = check_secret(settings.api_key)
+            known = find_key(connection, secret)
+            if known is not None:
+                end = ", and was revoked" if known.revoked_at is not None else ""
+                typer.echo(f"This key is there already, as {known.name}{end}; nothing was made.", err=True)
+                return
+            create_key(connection, name, secret, scope, lifetime)
+    if from_environment:
+        typer.echo(f"The key {name} ({scope}) is kept.", err=True)
+        return
+    typer.echo(
+        f"The key {name} ({scope}), shown this once. Set VECTORMILL_API_KEY to it, or send it as "
+        "`Authorization: Bearer …`. From now on the API wants a key.",
+        err=True,
+    )
+    typer.echo(secret)
+
+
+@app.command("list", epilog="Example: vectormill keys list")
+def list_all(data_dir: DataDir = None, json: Json = False) -> None:
+    """List the keys, never their secrets."""
+    from datetime import UTC, datetime
+
+    from vectormill.cli.listing import print_json, print_table
+    from vectormill.db.api_keys import list_keys
+
+    with connected(data_dir) as (engine, _), engine.connect() as connection:
+        found = list_keys(connection)
+    now = datetime.now(UTC)
+    records = [
+        {
+            "name": key.name,
+            "scope": key.scope,
+            "state": key.describe_state(now),
+            "created_at": key.created_at.isoformat(timespec="seconds"),
+            "expires_at": key.expires_at and key.expires_at.isoformat(timespec="seconds"),
+            "last_used_at": key.last_used_at and key.last_used_at.isoformat(timespec="minutes"),
+        }
+        for key in found
+    ]
+    if json:
+        for record in records:
+            print_json(record)
+        return
+    print_table(COLUMNS, [[record[column] for column in COLUMNS] for record in records])
+
+
+@app.command(epilog="Example: vectormill keys revoke laptop")
+def revoke(name: Name, data_dir: DataDir = None) -> None:
+    """End a key for good; every API process refuses it within seconds."""
+    from vectormill.db.api_keys import load_keys, revoke_key
+
+    with connected(data_dir) as (engine, _), engine.begin() as connection:
+        revoke_key(connection, name)
+        is_last = not load_keys(connection)
+    typer.echo(f"The key {name} is revoked; every API process refuses it within seconds.")
+    if is_last:
+        typer.echo(
+            "It was the last one: an API on the loopback now wants none, and one that others reach serves nobody."
+        )
+
+
+@contextmanager
+def connected(data_dir: DataDir) -> "Iterator[tuple[Engine, Settings]]":
+    """The database of the settings, or that of the data directory: of its `up`, or started for this command.
+
+    Raises ConfigurationError when it was never migrated.
+    """
+    from sqlalchemy.exc import OperationalError, ProgrammingError
+
+    from vectormill.db.session import make_engine
+    from vectormill.domain.errors import ConfigurationError, DatabaseUnavailable
+    from vectormill.settings import load_settings
+
+    settings = load_settings(data_dir=data_dir)
+    with find_database(settings) as url:
+        engine = make_engine(url, application_name="vectormill keys", pool_size=1)
+        try:
+            yield engine, settings
+        except ProgrammingError as error:
+            raise ConfigurationError(
+                "The database has no table of API keys; run `vectormill migrate` first."
+            ) from error
+        except OperationalError as error:
+            raise DatabaseUnavailable from error
+        finally:
+            engine.dispose()
+
+
+@contextmanager
+def find_database(settings: "Settings") -> Iterator[str]:
+    from vectormill.db.migrations import upgrade
+    from vectormill.embedded.running import find_running
+    from vectormill.embedded.stack import EmbeddedStack
+
+    directory = settings.data_dir.expanduser()
+    running = find_running(directory)
+    if settings.database_url is not None:
+        yield settings.database_url
+    elif running is not None:
+        yield running.database_url
+    else:
+        # An `up` that others shall reach wants a key before its first start. No Redis is needed for that.
+        with EmbeddedStack(directory, redis_url="redis://") as stack:
+            upgrade(stack.database_url)
+            yield stack.database_url

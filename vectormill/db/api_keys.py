@@ -1,0 +1,137 @@
+"""API keys as they are kept: the hash of each secret, and what it opens. Secrets themselves are kept nowhere."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import Connection, Engine, Row, text
+from sqlalchemy.exc import ProgrammingError
+
+from vectormill.addresses import is_loopback_host
+from vectormill.domain.api_key import ApiKey, hash_secret
+from vectormill.domain.errors import ConfigurationError, Conflict, NotFound
+
+# Every API process holds all keys that are not revoked, and compares each with what a request brings.
+MAX_KEYS = 1000
+
+COUNT_KEYS = text("SELECT count(*) FROM vectormill.api_keys WHERE revoked_at IS NULL")
+
+INSERT_KEY = text("""
+    INSERT INTO vectormill.api_keys (name, hash, scope, expires_at)
+    VALUES (:name, CAST(:hash AS bytea), :scope, now() + CAST(:lifetime AS interval))
+    ON CONFLICT DO NOTHING
+    RETURNING name, scope, created_at, expires_at, revoked_at, last_used_at
+""")
+
+FIND_KEY_BY_HASH = text("""
+    SELECT name, scope, created_at, expires_at, revoked_at, last_used_at
+      FROM vectormill.api_keys WHERE hash = CAST(:hash AS bytea)
+""")
+
+
+def create_key(
+    connection: Connection, name: str, secret: str, scope: str, lifetime: timedelta | None = None
+) -> ApiKey:
+    """Keeps a new key. Raises Conflict when the name or the secret is taken, or there are too many keys."""
+    if connection.execute(COUNT_KEYS).scalar_one() >= MAX_KEYS:
+        raise Conflict(f"There are {MAX_KEYS} keys already; revoke those that nobody needs.")
+    values = {"name": name, "hash": hash_secret(secret), "scope": scope, "lifetime": lifetime}
+    row = connection.execute(INSERT_KEY, values).one_or_none()
+    if row is None:
+        raise Conflict(
+            f"There is a key named {name!r}, or one with this secret; revoke it first, or take another name."
+        )
+    return _key(row)
+
+
+def find_key(connection: Connection, secret: str) -> ApiKey | None:
+    """The key with this secret, revoked or not."""
+    row = connection.execute(FIND_KEY_BY_HASH, {"hash": hash_secret(secret)}).one_or_none()
+    return _key(row) if row is not None else None
+
+
+LIST_KEYS = text("""
+    SELECT name, scope, created_at, expires_at, revoked_at, last_used_at
+      FROM vectormill.api_keys ORDER BY created_at, id
+""")
+
+
+def list_keys(connection: Connection) -> list[ApiKey]:
+    """All keys, the oldest first, revoked ones with them."""
+    return [_key(row) for row in connection.execute(LIST_KEYS)]
+
+
+REVOKE_KEY = text("""
+    UPDATE vectormill.api_keys SET revoked_at = now() WHERE name = :name AND revoked_at IS NULL
+    RETURNING name, scope, created_at, expires_at, revoked_at, last_used_at
+""")
+
+
+def revoke_key(connection: Connection, name: str) -> ApiKey:
+    """Ends a key for good; its name is free again. Raises NotFound."""
+    row = connection.execute(REVOKE_KEY, {"name": name}).one_or_none()
+    if row is None:
+        raise NotFound(
+            f"There is no key named {name!r} that could be revoked; `vectormill keys list` has all."
+        )
+    return _key(row)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptKey:
+    """A key as the API compares it. `is_use_due`: its last use was noted an hour ago or never."""
+
+    id: int
+    name: str
+    hash: bytes
+    scope: str
+    is_expired: bool
+    is_use_due: bool
+
+
+LOAD_KEYS = text("""
+    SELECT id, name, hash, scope, coalesce(expires_at <= now(), false) AS is_expired,
+           coalesce(last_used_at < now() - interval '1 hour', true) AS is_use_due
+      FROM vectormill.api_keys WHERE revoked_at IS NULL
+""")
+
+
+def load_keys(connection: Connection) -> Sequence[KeptKey]:
+    """Every key that is not revoked; expired ones too, so that an API whose keys ran out is closed and not open."""
+    return [
+        KeptKey(row.id, row.name, bytes(row.hash), row.scope, row.is_expired, row.is_use_due)
+        for row in connection.execute(LOAD_KEYS)
+    ]
+
+
+NOTE_USE = text("UPDATE vectormill.api_keys SET last_used_at = now() WHERE id = :id")
+
+
+def note_use(connection: Connection, key_id: int) -> None:
+    connection.execute(NOTE_USE, {"id": key_id})
+
+
+def require_key_beyond_loopback(engine: Engine, host: str, options: str = "") -> None:
+    """Raises ConfigurationError for a host that others reach, unless they need a key: without one they could do all.
+
+    `options` are those that `vectormill keys create` needs to find this database. Raises SQLAlchemyError.
+    """
+    if is_loopback_host(host):
+        return
+    try:
+        with engine.connect() as connection:
+            has_key = any(not key.is_expired for key in load_keys(connection))
+    except ProgrammingError as error:
+        raise ConfigurationError(
+            "The database has no table of API keys; run `vectormill migrate` first."
+        ) from error
+    if not has_key:
+        raise ConfigurationError(
+            f"There is no API key, and without one the API serves this machine alone: it is not opened at {host}. Make "
+            f"one with `vectormill keys create NAME{options}`, or leave the host at 127.0.0.1."
+        )
+
+
+def _key(row: Row[Any]) -> ApiKey:
+    return ApiKey(**row._mapping)

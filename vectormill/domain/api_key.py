@@ -1,0 +1,88 @@
+"""An API key: what opens the HTTP interface to whoever holds it, and how far. Knows neither HTTP nor Postgres."""
+
+import hashlib
+import re
+import secrets
+from base64 import urlsafe_b64encode
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+from vectormill.domain.errors import InvalidOption
+
+READ: Final = "read"
+WRITE: Final = "write"
+ADMIN: Final = "admin"
+# Each may do what those before it may.
+SCOPES: Final = (READ, WRITE, ADMIN)
+
+# Recognisable, so that a key in a log or a repository is found by who looks for leaked ones.
+SECRET_PREFIX: Final = "vmk_"  # noqa: S105 - what secrets begin with
+SECRET_BYTES: Final = 32
+# 256 bits are 43 letters of base64url, or 64 hex digits.
+SECRET: Final = re.compile(rf"{SECRET_PREFIX}[A-Za-z0-9_-]{{43,128}}")
+KEY_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+LIFETIME: Final = re.compile(r"([1-9][0-9]{0,4})([hdw])")
+UNITS: Final = {"h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """What is known of a key; its secret was shown once and is nowhere. `last_used_at` is an hour coarse."""
+
+    name: str
+    scope: str
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    last_used_at: datetime | None
+
+    def describe_state(self, now: datetime) -> str:
+        if self.revoked_at is not None:
+            return "revoked"
+        return "expired" if self.expires_at is not None and self.expires_at <= now else "valid"
+
+
+def make_secret(random: Callable[[int], bytes] = secrets.token_bytes) -> str:
+    """A new secret of 256 random bits."""
+    return SECRET_PREFIX + urlsafe_b64encode(random(SECRET_BYTES)).decode().rstrip("=")
+
+
+def hash_secret(secret: str) -> bytes:
+    """What is kept of it. One round is enough: 256 random bits cannot be guessed, however fast the hash is."""
+    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
+
+
+def includes(scope: str, needed: str) -> bool:
+    """Whether a key of this scope may do what needs that one."""
+    return SCOPES.index(scope) >= SCOPES.index(needed)
+
+
+def check_secret(secret: str) -> str:
+    """A secret that a person brings. Raises InvalidOption when it cannot have 256 bits."""
+    if not SECRET.fullmatch(secret):
+        raise InvalidOption(
+            f"A key is {SECRET_PREFIX} and 43 to 128 random letters, digits, - and _; this makes one: "
+            f'echo "{SECRET_PREFIX}$(openssl rand -hex 32)"'
+        )
+    return secret
+
+
+def check_key_name(name: str) -> str:
+    """Raises InvalidOption for a name that could not be typed or read."""
+    if not KEY_NAME.fullmatch(name):
+        raise InvalidOption(
+            f"{name!r} cannot name a key: up to 64 letters, digits, '.', '_' and '-', the first a letter or digit."
+        )
+    return name
+
+
+def parse_lifetime(text: str | None) -> timedelta | None:
+    """The time that `90d`, `12h` or `2w` stands for. Raises InvalidOption."""
+    if text is None:
+        return None
+    match = LIFETIME.fullmatch(text)
+    if match is None:
+        raise InvalidOption(f"{text!r} is no lifetime; write 12h, 90d or 2w.")
+    return int(match[1]) * UNITS[match[2]]
