@@ -12,7 +12,11 @@ from vectormill.domain.errors import ConfigurationError, ModelError
 from worker.devices.detect import detect_inventory
 from worker.devices.device import Device, Inventory, device_environment, parse_devices, thread_environment
 from worker.finishing import find_unique, finish_vectors
-from worker.model.choice import choose_backend, choose_precision, count_streams, find_arithmetic
+from worker.model.choice import (
+    choose_backend,
+    choose_precision,
+    find_arithmetic,
+)
 from worker.settings import load_worker_settings
 
 GPUS = tuple(Device(f"cuda:{i}", "cuda", i, (), 4, 80 << 30, frozenset({"sm_90"})) for i in range(2))
@@ -190,17 +194,3 @@ def test_a_flag_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_engine_is_imported_without_torch_transformers_or_openvino() -> None:
     code = "import sys, worker.engine; print([m for m in ('torch', 'transformers', 'openvino') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
-
-
-@pytest.mark.parametrize(
-    ("num_threads", "num_streams"),
-    [
-        (1, 1),
-        (2, 2),  # a core each
-        (6, 3),  # two cores each, and none idle
-        (7, 1),
-        (64, 4),  # a batch of each stream takes memory, and a search waits for the end of one
-    ],
-)
-def test_streams_share_all_threads_evenly(num_threads: int, num_streams: int) -> None:
-    assert count_streams(num_threads) == num_streams

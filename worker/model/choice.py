@@ -15,8 +15,6 @@ BF16: Final = "bf16"
 INT8: Final = "int8"
 INT4: Final = "int4"
 COMPRESSED: Final = frozenset({INT8, INT4})  # weights alone; products are computed in find_arithmetic's
-# Each stream holds the activations of a batch, and its batch takes as many times longer as there are streams.
-MOST_STREAMS: Final = 4
 
 
 def choose_backend(wanted: str, precision: str, device: Device, has_openvino: bool) -> Choice | None:
@@ -72,12 +70,3 @@ def find_arithmetic(precision: str, device: Device) -> str:
     if device.has_bf16:
         return BF16
     return FP16 if device.kind == CUDA else FP32
-
-
-def count_streams(num_threads: int) -> int:
-    """As many as share the threads evenly.
-
-    Threads that share a batch wait for one another behind each of its operations, and all of them for the one whose
-    core something else has: batches side by side are encoded 1.15 times as fast (decision 0015).
-    """
-    return max(count for count in range(1, MOST_STREAMS + 1) if num_threads % count == 0)

@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from worker.batching.buckets import LengthBuckets
 from worker.batching.token_batch import TokenBatch
 from worker.model.allocator import keep_large_blocks_apart
-from worker.model.choice import BF16, FP32, count_streams, find_arithmetic
+from worker.model.choice import BF16, FP32, find_arithmetic
 from worker.model.conversion import INPUTS, find_or_convert
 from worker.model.encoder import Choice, Encoder, EncoderOrder, EncoderReport, Loading, device_choice
 from worker.model.mapped_weights import MappedWeights
 from worker.model.openvino_runtime import openvino as ov
 from worker.model.padding import pad_batch
+from worker.model.streams import choose_streams
 from worker.model.word_table import WordTable
 
 # Making a batch's buffers anew takes about 10 ms, and reading what is still in use of the weights less than 1.
@@ -33,7 +34,7 @@ class OpenVINOEncoder(Encoder):
         self, order: EncoderOrder, backend: Choice, precision: Choice, notes: tuple[str, ...] = ()
     ) -> None:
         start = time.perf_counter()
-        num_streams = count_streams(order.num_threads)
+        num_streams = choose_streams(order, precision.value)
         keep_large_blocks_apart()
         core = ov.Core()
         folder = find_or_convert(order, precision.value)
