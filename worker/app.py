@@ -32,7 +32,7 @@ from worker.loading import LoadingDisplay
 from worker.model.allocator import keep_large_blocks_apart
 from worker.parallel.starter import Sharing
 from worker.placement.assignment import Assignment, read_assignment
-from worker.report import WorkerReport
+from worker.report import ReportMaker, WorkerReport
 from worker.settings import WorkerSettings, load_worker_settings
 from worker.sink.postgres import PostgresSink
 from worker.tasks import ChunkEncoder, Result
@@ -111,12 +111,13 @@ def run_replica(
         engine, timesheet, DeviceSampler(devices[0], lambda: engine.runner_pid), assignment.part
     )
     heart = make_engine(settings.database_url, application_name=f"{identity.name} leases", pool_size=1)
-    identity = take_name(heart, identity, report.compose())
+    reports = ReportMaker(report.compose, settings.heartbeat_seconds)
+    identity = take_name(heart, identity, reports.make())
     database = make_engine(settings.database_url, application_name=identity.name, pool_size=slots)
     keeper = LeaseKeeper(
         heart,
         identity,
-        report.compose,
+        reports.latest,
         heartbeat_seconds=settings.heartbeat_seconds,
         lease_seconds=settings.lease_seconds,
     )
@@ -131,6 +132,7 @@ def run_replica(
     )
     queues = QueueReader(settings.redis_url)
     watchdog = Watchdog(queues, identity.model, keeper, engine, lambda: state.all_total_count[0])
+    reports.start()
     keeper.start()
     watchdog.start()
 
@@ -145,6 +147,7 @@ def run_replica(
     finally:
         stopping.set()
         watchdog.stop()
+        reports.stop()
         engine.stop()
         keeper.stop()
         database.dispose()

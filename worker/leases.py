@@ -1,6 +1,7 @@
 """Keeps the leases of a worker alive, tells when one is lost or its job cancelled, and gives the worker's sign of life.
 
-One thread with a connection of its own: a busy pool, a long COPY or a slow forward pass must not let leases lapse.
+One thread with a connection of its own: a busy pool, a long COPY or a slow forward pass must not let leases lapse,
+nor a driver that hangs: the report that goes with the sign of life is made elsewhere, and the last one is sent.
 """
 
 import logging
@@ -96,8 +97,8 @@ class LeaseKeeper:
             except SQLAlchemyError as error:
                 # Go on encoding: the work can still be committed if nobody claimed the chunk meanwhile.
                 logger.warning("Heartbeat did not reach Postgres; trying again: %s", error)
-            except Exception:  # the report asks drivers and files: what they raise must not end this thread
-                logger.exception("The worker cannot say how it does; its leases are renewed nevertheless.")
+            except Exception:  # whatever it is, it must not end this thread
+                logger.exception("Leases could not be renewed; trying again")
 
     def _beat(self) -> None:
         report = self._report()

@@ -1,5 +1,10 @@
-"""WorkerReport: what a worker says of itself with each sign of life: what runs, why, how fast, and what bounds it."""
+"""WorkerReport: what a worker says of itself with each sign of life: what runs, why, how fast, and what bounds it.
 
+ReportMaker makes it on a thread of its own: it asks drivers and files, which may hang, and leases must not.
+"""
+
+import logging
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -9,6 +14,11 @@ from vectormill.domain.bottleneck import find_bottleneck, share_stages
 from worker.devices.detect import DeviceSampler
 from worker.engine import Engine
 from worker.timesheet import Timesheet
+
+logger = logging.getLogger(__name__)
+
+# A driver that answers makes a report in milliseconds; so old it is only when one hangs.
+LATE_SECONDS = 60.0
 
 
 class WorkerReport:
@@ -47,3 +57,52 @@ class WorkerReport:
             "bound_by": asdict(bottleneck) if bottleneck else None,
             **{f"device_{name}": value for name, value in asdict(self._sampler.sample()).items()},
         }
+
+
+class ReportMaker:
+    """Makes a report every so many seconds; `latest` answers at once with the last one that was made."""
+
+    def __init__(
+        self,
+        compose: Callable[[], Mapping[str, Any]],
+        seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._compose = compose
+        self._seconds = seconds
+        self._clock = clock
+        self._latest: Mapping[str, Any] = {}
+        self._made_at = clock()
+        self._is_late = False
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="report", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Does not wait for the thread: it may hang in a driver, and ends with the process."""
+        self._stopping.set()
+
+    def latest(self) -> Mapping[str, Any]:
+        is_late = self._clock() - self._made_at > LATE_SECONDS
+        if is_late and not self._is_late:
+            logger.warning(
+                "This worker's report is %.0f s old: a driver or a disk that it asks does not answer.",
+                LATE_SECONDS,
+            )
+        self._is_late = is_late
+        return self._latest
+
+    def make(self) -> Mapping[str, Any]:
+        """Makes one now. Raises whatever drivers raise."""
+        self._latest = self._compose()
+        self._made_at = self._clock()
+        return self._latest
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._seconds):
+            try:
+                self.make()
+            except Exception:  # of any driver or file: the next report may be made again
+                logger.exception("The worker cannot say how it does; its last report stands.")

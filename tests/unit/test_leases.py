@@ -1,7 +1,7 @@
 """What the keeper of leases does when things go wrong beside the database."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,6 +15,7 @@ from vectormill.domain.chunk import Claim
 from worker import leases
 from worker.identity import WorkerIdentity
 from worker.leases import Lease, LeaseKeeper
+from worker.report import ReportMaker
 
 
 class FakeDatabase:
@@ -49,30 +50,55 @@ def test_a_worker_that_claims_its_own_lapsed_chunk_keeps_the_second_lease_and_en
     assert keeper.num_held == 0
 
 
-def test_leases_are_renewed_though_the_report_cannot_be_made(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def hang() -> dict[str, Any]:
+    threading.Event().wait(60)
+    raise AssertionError("nobody waits for a driver that hangs")
+
+
+def fail() -> dict[str, Any]:
+    raise RuntimeError("dictionary changed size during iteration")
+
+
+@pytest.mark.parametrize("broken", [hang, fail])
+def test_leases_are_renewed_and_signs_of_life_given_though_no_report_can_be_made(
+    monkeypatch: pytest.MonkeyPatch, broken: Callable[[], dict[str, Any]]
 ) -> None:
-    renewed = threading.Semaphore(0)
+    renewed, beaten = threading.Semaphore(0), threading.Semaphore(0)
+    sent: list[Mapping[str, Any]] = []
 
     def renew(connection: Any, claims: Sequence[Claim], lease_seconds: float) -> dict[int, str]:
         renewed.release()
         return {claim.chunk_id: "running" for claim in claims}
 
+    def beat(connection: Any, identity: WorkerIdentity, report: Mapping[str, Any]) -> bool:
+        sent.append(report)
+        beaten.release()
+        return True
+
     monkeypatch.setattr(leases, "renew_leases", renew)
-    monkeypatch.setattr(leases, "beat_as", MagicMock())
+    monkeypatch.setattr(leases, "beat_as", beat)
     monkeypatch.setattr(leases, "delete_worker", MagicMock())
-    is_broken = threading.Event()
-
-    def report() -> dict[str, Any]:
-        if is_broken.is_set():
-            raise RuntimeError("dictionary changed size during iteration")
-        return {}
-
-    keeper = make_keeper(report)
+    answers: Iterator[Callable[[], dict[str, Any]]] = iter([lambda: {"state": "ready"}])
+    reports = ReportMaker(lambda: next(answers, broken)(), 0.01)
+    reports.make()
+    keeper = make_keeper(reports.latest)
+    reports.start()
     keeper.start()
-    is_broken.set()
     with keeper.hold(make_lease(1, 1)):
         for _ in range(3):
-            assert renewed.acquire(timeout=20), "the thread that renews has ended"
+            assert renewed.acquire(timeout=60), "the thread that renews waits for the report"
+            assert beaten.acquire(timeout=60), "the thread that gives signs of life waits for the report"
     keeper.stop()
-    assert "cannot say how it does" in caplog.text
+    reports.stop()
+    assert sent[-1] == {"state": "ready"}
+
+
+def test_a_report_that_grows_old_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    now = [0.0]
+    reports = ReportMaker(lambda: {"made_at": now[0]}, 5, clock=lambda: now[0])
+    reports.make()
+    for now[0] in (30.0, 70.0, 75.0):
+        assert reports.latest() == {"made_at": 0.0}
+    assert caplog.text.count("does not answer") == 1
+    reports.make()
+    assert reports.latest() == {"made_at": 75.0}
