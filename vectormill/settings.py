@@ -4,14 +4,19 @@ import difflib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from vectormill.domain.errors import ConfigurationError
 
 PREFIX = "VECTORMILL_"
+# So long after its last sign of life a process counts as gone. It is no setting: whoever asks and whoever beats would
+# have to agree on it.
+ALIVE_SECONDS: Final = 15.0
+# One sign of life that is lost on the way, and one that is late, must not make a worker look dead nor end its leases.
+BEATS_IN_A_LEASE: Final = 3
 
 
 class ModelEntry(BaseModel):
@@ -92,6 +97,17 @@ class Settings(BaseSettings):
         default=3600.0, gt=0, description="An upload silent for so long is removed."
     )
     retention_days: float = Field(default=30.0, gt=0, description="Ended jobs are removed after so long.")
+
+    @model_validator(mode="after")
+    def _order_times(self) -> Self:
+        longest = min(ALIVE_SECONDS, self.lease_seconds) / BEATS_IN_A_LEASE
+        if self.heartbeat_seconds > longest:
+            raise ValueError(
+                f"heartbeat_seconds ({self.heartbeat_seconds:g}) must be at most {longest:g}: {BEATS_IN_A_LEASE} "
+                f"heartbeats in lease_seconds ({self.lease_seconds:g}), and in the {ALIVE_SECONDS:g} s after which a "
+                "silent worker counts as dead"
+            )
+        return self
 
 
 API_KEY_VARIABLE = PREFIX + "API_KEY"

@@ -134,9 +134,15 @@ def list_queued(connection: Connection, limit: int = 10_000) -> list[Dispatch]:
 
 # The dispatch number tells a dispatch from a later one of the same chunk.
 RECALL_DISPATCHES = text("""
+    WITH unclaimed AS (
+        SELECT chunk.id
+          FROM unnest(CAST(:chunk_ids AS bigint[]), CAST(:dispatch_seqs AS int[])) AS lost (id, dispatch_seq)
+          JOIN vectormill.chunks AS chunk ON chunk.id = lost.id AND chunk.dispatch_seq = lost.dispatch_seq
+         WHERE chunk.state = 'queued'
+           FOR NO KEY UPDATE OF chunk SKIP LOCKED
+    )
     UPDATE vectormill.chunks AS chunk SET state = 'pending', available_at = now()
-      FROM unnest(CAST(:chunk_ids AS bigint[]), CAST(:dispatch_seqs AS int[])) AS lost (id, dispatch_seq)
-     WHERE chunk.id = lost.id AND chunk.dispatch_seq = lost.dispatch_seq AND chunk.state = 'queued'
+      FROM unclaimed WHERE chunk.id = unclaimed.id
     RETURNING chunk.id
 """)
 

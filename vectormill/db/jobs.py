@@ -81,9 +81,13 @@ def _job(row: Row[Any]) -> Job:
 
 
 # Dispatched chunks that nobody has claimed wait again; their messages claim nothing of a paused job. Resuming does it
-# once more, for what a dispatch that began before the pause has marked since.
+# once more, for what a dispatch that began before the pause has marked since. A locked one is being claimed.
 RECALL_CHUNKS = text("""
-    UPDATE vectormill.chunks SET state = 'pending', available_at = now() WHERE job_id = :job_id AND state = 'queued'
+    WITH dispatched AS (
+        SELECT id FROM vectormill.chunks WHERE job_id = :job_id AND state = 'queued' FOR NO KEY UPDATE SKIP LOCKED
+    )
+    UPDATE vectormill.chunks AS chunk SET state = 'pending', available_at = now()
+      FROM dispatched WHERE chunk.id = dispatched.id
 """)
 
 PAUSE_JOB = text("""
@@ -138,11 +142,14 @@ def resume_job(connection: Connection, job_id: UUID) -> Job:
     return find_job(connection, job_id)
 
 
-# Chunks no worker holds end at once; a leased one ends when its worker hears of it, at the next heartbeat.
+# Chunks no worker holds end at once; a leased one ends when its worker hears of it, at the next heartbeat. A locked one
+# is being claimed or dispatched: the worker hears of it too, or the reaper finds it.
 CANCEL_WAITING_CHUNKS = text("""
-    WITH ended AS (
-        UPDATE vectormill.chunks SET state = 'cancelled'
-         WHERE job_id = :job_id AND state IN ('pending', 'queued')
+    WITH waiting AS (
+        SELECT id FROM vectormill.chunks WHERE job_id = :job_id AND state IN ('pending', 'queued')
+           FOR NO KEY UPDATE SKIP LOCKED
+    ), ended AS (
+        UPDATE vectormill.chunks AS chunk SET state = 'cancelled' FROM waiting WHERE chunk.id = waiting.id
         RETURNING 1
     )
     UPDATE vectormill.jobs
@@ -209,7 +216,7 @@ def retry_job(connection: Connection, job_id: UUID) -> Job:
 
 def _lock_job(connection: Connection, job_id: UUID) -> Job:
     connection.execute(
-        text("SELECT 1 FROM vectormill.jobs WHERE id = :job_id FOR UPDATE"), {"job_id": job_id}
+        text("SELECT 1 FROM vectormill.jobs WHERE id = :job_id FOR NO KEY UPDATE"), {"job_id": job_id}
     )
     return find_job(connection, job_id)
 

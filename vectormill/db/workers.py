@@ -9,9 +9,7 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 
 from vectormill.db.jsonb import to_jsonb
-
-# Three heartbeats of 5 s: one lost on the way does not make a worker look dead.
-ALIVE_SECONDS = 15.0
+from vectormill.settings import ALIVE_SECONDS as ALIVE_SECONDS
 
 # Duties in the table of heartbeats. A second one tells that the first cannot be done: a scheduler of an earlier release
 # never gives it, and so never looks as if Redis was away.

@@ -1,0 +1,24 @@
+"""Settings that must hold together are refused when they do not."""
+
+import pytest
+
+from vectormill.domain.errors import ConfigurationError
+from vectormill.settings import load_settings
+
+
+@pytest.mark.parametrize(
+    ("heartbeat", "lease"),
+    [
+        (5, 10),  # a single lost heartbeat would end every lease
+        (6, 60),  # and make a worker look dead to the dispatcher
+        (30, 30),
+    ],
+)
+def test_a_heartbeat_that_one_loss_would_make_too_late_is_refused(heartbeat: float, lease: float) -> None:
+    with pytest.raises(ConfigurationError, match=r"heartbeat_seconds .* must be at most"):
+        load_settings(heartbeat_seconds=heartbeat, lease_seconds=lease)
+
+
+@pytest.mark.parametrize(("heartbeat", "lease"), [(5, 30), (1, 5), (5, 15), (0.1, 4)])
+def test_a_heartbeat_that_fits_three_times_into_everything_is_taken(heartbeat: float, lease: float) -> None:
+    assert load_settings(heartbeat_seconds=heartbeat, lease_seconds=lease).lease_seconds == lease
