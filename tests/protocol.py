@@ -6,7 +6,7 @@ from uuid import UUID, uuid4
 
 import numpy as np
 import numpy.typing as npt
-from sqlalchemy import Engine, text
+from sqlalchemy import Connection, Engine, text
 
 from vectormill.db.chunks import claim_chunk
 from vectormill.db.completion import complete_chunk
@@ -110,19 +110,26 @@ def vector_of(text: bytes, dimensions: int = SPEC.dimensions) -> npt.NDArray[np.
 def complete(engine: Engine, claimed: Claim, failures: dict[int, ItemFailure] | None = None) -> bool:
     """Commits the claimed chunk as a worker would; True when it ended the job."""
     with engine.begin() as connection:
-        items = load_payload(connection, claimed.chunk_id)
-        wanted = np.array(claimed.only_items or range(len(items)), dtype=np.int64)
-        vectors = stack([items[position] for position in wanted])
-        truncated = [position for position in wanted.tolist() if items[position].text.startswith(LONG)]
-        outcome = ChunkOutcome(
-            failures or {},
-            10 * len(wanted),
-            12 * len(wanted),
-            truncated,
-            num_reused=1,
-            stage_seconds={"run": 0.5},
-        )
-        return complete_chunk(connection, claimed, items, wanted, vectors, outcome)
+        return complete_on(connection, claimed, failures)
+
+
+def complete_on(
+    connection: Connection, claimed: Claim, failures: dict[int, ItemFailure] | None = None
+) -> bool:
+    """The same in a transaction of the caller's."""
+    items = load_payload(connection, claimed.chunk_id)
+    wanted = np.array(claimed.only_items or range(len(items)), dtype=np.int64)
+    vectors = stack([items[position] for position in wanted])
+    truncated = [position for position in wanted.tolist() if items[position].text.startswith(LONG)]
+    outcome = ChunkOutcome(
+        failures or {},
+        10 * len(wanted),
+        12 * len(wanted),
+        truncated,
+        num_reused=1,
+        stage_seconds={"run": 0.5},
+    )
+    return complete_chunk(connection, claimed, items, wanted, vectors, outcome)
 
 
 def stack(items: Sequence[Item]) -> npt.NDArray[np.float32]:

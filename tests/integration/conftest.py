@@ -10,6 +10,14 @@ from tests.faulty_engine import MakeEngine, making_engines
 from tests.services import connected_engine, migrated_database, running_postgres, running_valkey
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("interleavings", "transactions that overlap (tests/integration/interleavings)")
+    group.addoption("--interleavings", type=int, metavar="N", help="how many worlds are played instead of 60")
+    group.addoption(
+        "--first-seed", type=int, metavar="SEED", help="the first one's seed, instead of a random one"
+    )
+
+
 @pytest.fixture(scope="session")
 def postgres_url() -> Iterator[str]:
     with running_postgres() as url:

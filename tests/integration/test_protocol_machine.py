@@ -1,4 +1,7 @@
-"""Thousands of interleavings of the chunk protocol, on a real Postgres, with a model that knows what must be true.
+"""Thousands of histories of the chunk protocol, on a real Postgres, with a model that knows what must be true.
+
+They are histories of whole transactions, one after the other, never two at a time: transactions that overlap are in
+tests/integration/interleavings.
 
 Workers crash, stall beyond their lease and come back; messages are lost, repeated and late; Redis is flushed; jobs are
 paused, resumed, cancelled and retried. Whatever happens, a fence that is not the newest writes nothing, no
@@ -248,7 +251,7 @@ def machine(engine: Engine) -> type[ProtocolMachine]:
     return ProtocolMachine
 
 
-def test_no_interleaving_of_faults_loses_or_doubles_an_item(machine: type[ProtocolMachine]) -> None:
+def test_no_order_of_whole_transactions_loses_or_doubles_an_item(machine: type[ProtocolMachine]) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(

@@ -1,0 +1,140 @@
+"""What must be true of jobs, chunks and vectors: after every COMMIT (Witness), and once all work is done.
+
+Reads the tables only: it neither knows nor cares who wrote what, so the same promises judge interleavings and crashes.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+from sqlalchemy import Connection, Engine, text
+
+from tests.protocol import vector_of
+from vectormill.db.export import read_vectors
+from vectormill.db.jobs import find_job, list_item_errors
+from vectormill.domain.item import Item
+from vectormill.domain.job import CANCELLED, CANCELLING, TERMINAL_JOB_STATES
+
+JOBS = text("""
+    SELECT jobs.id, jobs.seq, jobs.state, jobs.num_items, jobs.num_done, jobs.num_failed, jobs.num_chunks,
+           jobs.num_open_chunks, jobs.finished_at,
+           count(chunks.id) AS real_chunks,
+           count(chunks.id) FILTER (WHERE chunks.state IN ('pending', 'queued', 'leased')) AS real_open_chunks,
+           coalesce(sum(chunks.num_items) FILTER (WHERE chunks.state <> 'split'), 0) AS real_items,
+           bool_and((chunks.state = 'leased') = (chunks.lease_owner IS NOT NULL)) AS leases_have_owners,
+           (SELECT count(*) FROM vectormill.item_errors WHERE job_id = jobs.id) AS real_failed
+      FROM vectormill.jobs LEFT JOIN vectormill.chunks ON chunks.job_id = jobs.id
+     WHERE jobs.state <> 'uploading'
+     GROUP BY jobs.id
+""")
+LIST_VIEWS = text("SELECT generations.id FROM vectormill.generations")
+KEYS = "SELECT key, job_seq FROM vectormill.generation_{}"
+
+
+@dataclass(slots=True)
+class Witness:
+    """Looks after every COMMIT, and remembers what it has seen.
+
+    `acknowledged`, `deletable` and `retried` are told by the actors: jobs that a client was told of, those that
+    somebody has wished away, and how often each was retried.
+    """
+
+    engine: Engine
+    acknowledged: dict[UUID, Sequence[Item]] = field(default_factory=dict)
+    deletable: set[UUID] = field(default_factory=set)
+    retried: dict[UUID, int] = field(default_factory=dict)
+    is_pruning: bool = False
+    _last: dict[UUID, Any] = field(default_factory=dict)
+    _last_keys: dict[tuple[int, str], int] = field(default_factory=dict)
+
+    def look(self) -> None:
+        with self.engine.connect() as connection:
+            jobs = {row.id: row for row in connection.execute(JOBS)}
+            keys = _read_keys(connection)
+        for row in jobs.values():
+            _check_counters(row)
+            self._check_end(row)
+        for job_id, last in self._last.items():
+            if job_id not in jobs:
+                is_past = last.finished_at is not None and self.is_pruning
+                assert is_past or job_id in self.deletable, f"job {last.seq} vanished in state {last.state}"
+        for job_id in self.acknowledged:
+            is_known = job_id in jobs or job_id in self._last or job_id in self.deletable
+            assert is_known, "an acknowledged job is not there"
+        self._check_keys({row.seq: row for row in jobs.values()}, keys)
+        # One that was deleted stays known, so that its rows are watched.
+        self._last |= jobs
+        self._last_keys = keys
+
+    def _check_end(self, row: Any) -> None:
+        last = self._last.get(row.id)
+        if last is None or last.finished_at is None or self.retried.get(row.id):
+            return
+        assert (row.state, row.finished_at, row.num_done) == (last.state, last.finished_at, last.num_done), (
+            f"job {row.seq} had ended as {last.state} and went on"
+        )
+
+    def _check_keys(self, jobs: dict[int, Any], keys: dict[tuple[int, str], int]) -> None:
+        known = {row.seq: row for row in self._last.values()}
+        for place, seq in self._last_keys.items():
+            assert keys.get(place, -1) >= seq, f"{place[1]} of job {seq} was overwritten by an older job's"
+        for place, seq in keys.items():
+            if self._last_keys.get(place) == seq or seq not in known:
+                continue
+            assert known[seq].state != CANCELLED, f"job {seq} was cancelled and wrote {place[1]}"
+            # The COMMIT that is looked at now is one job's: it has not removed this job and written its rows.
+            assert seq in jobs, f"job {seq} was deleted and wrote {place[1]}"
+
+
+def _read_keys(connection: Connection) -> dict[tuple[int, str], int]:
+    found = {}
+    for generation in connection.execute(LIST_VIEWS).scalars().all():
+        for row in connection.execute(text(KEYS.format(int(generation)))):
+            found[generation, row.key] = row.job_seq
+    return found
+
+
+def _check_counters(row: Any) -> None:
+    said = f"job {row.seq}, {row.state}: {row._mapping}"
+    assert row.num_open_chunks == row.real_open_chunks, f"open chunks do not add up: {said}"
+    assert row.num_chunks == row.real_chunks, f"chunks do not add up: {said}"
+    assert row.num_items == row.real_items, f"the chunks' items do not add up: {said}"
+    assert row.num_failed == row.real_failed, f"failed items do not add up: {said}"
+    assert (row.finished_at is not None) == (row.num_open_chunks == 0), f"the end does not add up: {said}"
+    assert (row.finished_at is not None) == (row.state in TERMINAL_JOB_STATES), (
+        f"state and end differ: {said}"
+    )
+    assert row.leases_have_owners, f"a lease without an owner, or an owner without a lease: {said}"
+    assert row.num_done + row.num_failed <= row.num_items, f"an item counts twice: {said}"
+    if row.num_open_chunks == 0 and row.state != CANCELLED:
+        assert row.num_done + row.num_failed == row.num_items, f"an item is not accounted for: {said}"
+
+
+def check_items(engine: Engine, job_id: UUID, items: Sequence[Item], newer_keys: Iterable[str] = ()) -> None:
+    """An ended job has one vector of its own text or one error for every item; `newer_keys` may be another job's."""
+    with engine.connect() as connection:
+        job = find_job(connection, job_id)
+        errors = list_item_errors(connection, job_id, after=None, limit=1_000_000)
+    assert job.is_terminal, f"job {job.seq} never ended: {job.state}"
+    blocks = list(read_vectors(engine, job_id))
+    assert [key for block in blocks for key in block.keys] == [item.key for item in items]
+    failed, taken_over = {error.item for error in errors}, set(newer_keys)
+    num_present, position = 0, 0
+    for block in blocks:
+        for vector, is_present in zip(block.vectors, block.present, strict=True):
+            item = items[position]
+            if is_present:
+                np.testing.assert_allclose(vector, vector_of(item.text), atol=1e-3)
+                num_present += 1
+            elif item.key not in taken_over and job.state not in (CANCELLED, CANCELLING):
+                assert position in failed, f"item {position} of job {job.seq} has neither vector nor error"
+            assert not (is_present and position in failed and item.key not in taken_over), (
+                f"item {position} of job {job.seq} has a vector and an error"
+            )
+            position += 1
+    if not taken_over:
+        assert num_present == job.num_done, (
+            f"job {job.seq} has {num_present} vectors and counts {job.num_done}"
+        )

@@ -1,0 +1,111 @@
+"""Every statement and COMMIT of the product's code, seen before it is sent, under the name of its SQL constant.
+
+A new constant in vectormill/db is a new name by itself. Statements that bypass SQLAlchemy (COPY, the staged upsert) are
+seen too: what is watched is the driver's connection.
+"""
+
+import importlib
+import pkgutil
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, Protocol
+
+import psycopg
+from psycopg import sql
+from sqlalchemy import Engine, TextClause, create_engine, event
+
+import vectormill.db
+
+COMMIT = "COMMIT"
+# What the pool asks before it hands out a connection; no step of ours.
+_PINGS = ("", ";", "SELECT 1")
+_UNNAMED_WORDS = 6
+
+Driver = psycopg.Connection[Any]
+
+
+class Watcher(Protocol):
+    """Is told of every step of every connection, in the thread that takes it."""
+
+    def before(self, driver: Driver, step: str) -> None: ...
+
+    def after_commit(self, driver: Driver) -> None: ...
+
+
+@cache
+def _named_patterns() -> tuple[tuple[re.Pattern[str], str], ...]:
+    dialect = create_engine("postgresql+psycopg://").dialect
+    found = []
+    for module in pkgutil.iter_modules(vectormill.db.__path__, "vectormill.db."):
+        for name, constant in vars(importlib.import_module(module.name)).items():
+            if isinstance(constant, TextClause):
+                found.append((re.compile(re.escape(str(constant.compile(dialect=dialect)).strip())), name))
+            elif isinstance(constant, str) and name.isupper() and " " in constant:
+                # A template: what stands in braces is known at run time.
+                parts = re.split(r"\{\w+\}", constant.strip())
+                found.append((re.compile(".*".join(re.escape(part) for part in parts), re.DOTALL), name))
+    return tuple(found)
+
+
+@cache
+def name_statement(statement: str) -> str:
+    """The name of the constant that the statement is, or its first words."""
+    statement = statement.strip()
+    for pattern, name in _named_patterns():
+        if pattern.fullmatch(statement):
+            return name
+    words = re.sub(r"_\d+\b", "_N", statement).split()
+    return " ".join(words[:_UNNAMED_WORDS])
+
+
+class WatchedCursor(psycopg.Cursor[Any]):
+    """Tells of a statement before it is sent."""
+
+    def _announce(self, query: Any) -> None:
+        connection = self.connection
+        assert isinstance(connection, WatchedConnection)
+        text = query.as_string(connection) if isinstance(query, sql.Composable) else query
+        text = text.decode() if isinstance(text, bytes) else text
+        if text.strip() not in _PINGS:
+            connection.watcher.before(connection, name_statement(text))
+
+    def execute(self, query: Any, *arguments: Any, **options: Any) -> "WatchedCursor":
+        self._announce(query)
+        return super().execute(query, *arguments, **options)
+
+    def executemany(self, query: Any, *arguments: Any, **options: Any) -> None:
+        self._announce(query)
+        super().executemany(query, *arguments, **options)
+
+    @contextmanager
+    def copy(self, statement: Any, *arguments: Any, **options: Any) -> Iterator[psycopg.Copy]:
+        self._announce(statement)
+        with super().copy(statement, *arguments, **options) as copy:
+            yield copy
+
+
+class WatchedConnection(psycopg.Connection[Any]):
+    """Tells of a COMMIT before it is sent, and after it was answered."""
+
+    watcher: Watcher
+
+    def commit(self) -> None:
+        if self.info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
+            super().commit()
+            return
+        self.watcher.before(self, COMMIT)
+        super().commit()
+        self.watcher.after_commit(self)
+
+
+def watch(engine: Engine, watcher: Watcher) -> None:
+    """From its next new connection on, `watcher` hears of every step that is taken on `engine`."""
+
+    @event.listens_for(engine, "do_connect")
+    def connect(dialect: object, record: object, arguments: Any, options: dict[str, Any]) -> Driver:
+        connection = WatchedConnection.connect(*arguments, **options)
+        connection.watcher = watcher
+        connection.cursor_factory = WatchedCursor
+        return connection
