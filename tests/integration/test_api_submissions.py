@@ -292,7 +292,12 @@ def test_a_bad_line_late_in_a_stream_is_named_and_takes_the_parts_before_it_away
         (NDJSON, b"\n \n", 422, "empty-job"),
         (NDJSON, b"x" * 3000, 413, "submission-too-large"),
         (JSON, b"x" * 5000, 413, "submission-too-large"),
-        (JSON | {"Content-Encoding": "gzip"}, gzip.compress(b" " * 5000), 413, "submission-too-large"),
+        (
+            JSON | {"Content-Encoding": "gzip"},
+            gzip.compress(b" " * 5000, mtime=0),
+            413,
+            "submission-too-large",
+        ),
         (NDJSON | {"Idempotency-Key": "k" * 256}, b"", 422, "invalid-request"),
     ],
 )
