@@ -28,6 +28,8 @@ from vectormill.settings import Settings
 # A worker that waits for work answers within tens of milliseconds; a poll costs a quarter of one.
 FIRST_POLL_SECONDS: Final = 0.005
 LAST_POLL_SECONDS: Final = 0.025
+# After its time-out a query is still looked at once, for the reason.
+GRACE_SECONDS: Final = 30.0
 QUERY_KEY: Final = "query"
 
 logger = logging.getLogger(__name__)
@@ -64,7 +66,9 @@ def make_query_spec(resources: Resources, spec: EncodingSpec) -> EncodingSpec:
 
 
 def submit_query(engine: Engine, settings: Settings, spec: EncodingSpec, text: bytes) -> Job:
-    with JobWriter(engine, NewJob(spec, priority=INTERACTIVE_PRIORITY), settings) as writer:
+    lifetime_seconds = settings.search_timeout_seconds + GRACE_SECONDS
+    new_job = NewJob(spec, priority=INTERACTIVE_PRIORITY, lifetime_seconds=lifetime_seconds)
+    with JobWriter(engine, new_job, settings) as writer:
         writer.add(Item(QUERY_KEY, text))
         return writer.finish()
 
@@ -114,9 +118,9 @@ def load_query_vector(engine: Engine, job: Job) -> npt.NDArray[np.float32]:
 
 
 def remove_query(engine: Engine, job_id: UUID) -> None:
-    """Removes the query's job. When that fails the pruner does it, at the end of its retention."""
+    """Removes the query's job, and its text with it. When that fails the pruner does it within two minutes."""
     try:
         with engine.begin() as connection:
             delete_job(connection, job_id)
     except SQLAlchemyError as error:
-        logger.warning("The query job %s stays until its retention ends: %s", job_id, error)
+        logger.warning("The query job %s stays until the pruner comes by: %s", job_id, error)

@@ -1,4 +1,4 @@
-"""Removes what is past its time: ended jobs beyond their retention, uploads whose client is gone, dead workers."""
+"""Removes what is past its time: ended jobs beyond their retention, abandoned uploads and searches, dead workers."""
 
 import logging
 import time
@@ -6,7 +6,12 @@ from collections.abc import Callable
 
 from sqlalchemy import Engine
 
-from vectormill.db.rescue import delete_dead_workers, delete_expired_job, delete_stale_uploads
+from vectormill.db.rescue import (
+    delete_dead_workers,
+    delete_expired_job,
+    delete_forgotten_queries,
+    delete_stale_uploads,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +29,7 @@ def prune_expired(
     with engine.begin() as connection:
         uploads = delete_stale_uploads(connection, upload_timeout_seconds)
         delete_dead_workers(connection)
+        delete_forgotten_queries(connection)
     end, num_jobs = clock() + ROUND_SECONDS, 0
     while clock() < end:
         with engine.begin() as connection:

@@ -123,6 +123,13 @@ DELETE_EXPIRED_JOB = text("""
     RETURNING id
 """)
 
+# A worker that holds its chunk loses the lease.
+DELETE_FORGOTTEN_QUERIES = text("""
+    DELETE FROM vectormill.jobs WHERE id IN (
+        SELECT id FROM vectormill.jobs WHERE forget_at < now() ORDER BY forget_at LIMIT 1000 FOR UPDATE SKIP LOCKED)
+    RETURNING id
+""")
+
 DELETE_DEAD_WORKERS = text("""
     DELETE FROM vectormill.workers WHERE heartbeat_at < now() - interval '1 day' RETURNING name
 """)
@@ -131,6 +138,11 @@ DELETE_DEAD_WORKERS = text("""
 def delete_stale_uploads(connection: Connection, timeout_seconds: float) -> Sequence[UUID]:
     """Uploads whose client has been silent for long."""
     return [row.id for row in connection.execute(DELETE_STALE_UPLOADS, {"timeout": timeout_seconds})]
+
+
+def delete_forgotten_queries(connection: Connection) -> int:
+    """Jobs of searches that their API did not remove: it was killed, or could not reach Postgres."""
+    return len(connection.execute(DELETE_FORGOTTEN_QUERIES).all())
 
 
 def delete_expired_job(connection: Connection, retention_seconds: float) -> UUID | None:

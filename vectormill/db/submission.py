@@ -39,8 +39,9 @@ _PART_SECONDS = 15.0
 _YIELD_SECONDS = 60.0
 
 INSERT_JOB = text("""
-    INSERT INTO vectormill.jobs (id, state, model, spec, priority, metadata, idempotency_key)
-    VALUES (:id, 'uploading', :model, CAST(:spec AS jsonb), :priority, CAST(:metadata AS jsonb), :idempotency_key)
+    INSERT INTO vectormill.jobs (id, state, model, spec, priority, metadata, idempotency_key, forget_at)
+    VALUES (:id, 'uploading', :model, CAST(:spec AS jsonb), :priority, CAST(:metadata AS jsonb), :idempotency_key,
+            now() + make_interval(secs => CAST(:lifetime_seconds AS double precision)))
     ON CONFLICT (idempotency_key) DO NOTHING
     RETURNING seq
 """)
@@ -204,6 +205,7 @@ class JobWriter:
             "priority": job.priority,
             "metadata": to_jsonb(job.metadata or {}),
             "idempotency_key": job.idempotency_key,
+            "lifetime_seconds": job.lifetime_seconds,
         }
         if connection.execute(INSERT_JOB, values).one_or_none() is None:
             raise SubmissionInProgress  # another request with the same key was faster

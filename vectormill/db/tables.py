@@ -116,6 +116,8 @@ jobs = Table(
     _moment("paused_at"),
     # Since started_at, while the job was paused or had ended before a retry: nobody was to work on it.
     Column("idle_seconds", Double, nullable=False, server_default=text("0")),
+    # Of the job of a search: nobody asks for it any more, whether or not its API has removed it.
+    _moment("forget_at"),
     # The dispatcher and the reaper look at jobs in progress many times a second; nearly all jobs are ended ones.
     Index(
         "ix_jobs_in_progress",
@@ -124,6 +126,7 @@ jobs = Table(
         postgresql_where=text("state IN ('uploading', 'queued', 'running', 'paused', 'cancelling')"),
     ),
     Index("ix_jobs_state_seq", "state", "seq"),
+    Index("ix_jobs_forget_at", "forget_at", postgresql_where=text("forget_at IS NOT NULL")),
     Index("ix_jobs_finished_at", "finished_at", postgresql_where=text("finished_at IS NOT NULL")),
 )
 

@@ -40,13 +40,17 @@ INTERACTIVE_PRIORITY: Final = MOST_URGENT_PRIORITY
 
 @dataclass(frozen=True, slots=True)
 class NewJob:
-    """What is asked for, checked against the model, before any item is read."""
+    """What is asked for, checked against the model, before any item is read.
+
+    `lifetime_seconds` is for the job of a search: whatever its state, it is removed when that is over.
+    """
 
     spec: EncodingSpec
     collection: str | None = None
     priority: int = DEFAULT_PRIORITY
     metadata: dict[str, Any] | None = None
     idempotency_key: str | None = None
+    lifetime_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
