@@ -24,12 +24,15 @@ from api.door.host_guard import HostGuard, parse_allowed_hosts
 from api.door.key_guard import KeyGuard
 from api.door.keyring import Keyring
 from api.door.scopes import find_scope
+from api.gates import Gates
 from api.metrics import ApiMetrics, RequestMetrics
 from api.problems import MEDIA_TYPE, register_handlers
+from api.request_limits import RequestLimits
 from api.requests import ItemBody, JobRequest, SearchRequest
 from api.routes import collections, events, health, jobs, models, vectors
 from api.schemas import ProblemBody
 from api.search_pool import SEARCH_CONNECTIONS, SearchPool
+from api.watch import Watch
 from vectormill.addresses import is_loopback_host
 from vectormill.db.api_keys import require_key_beyond_loopback
 from vectormill.db.session import make_engine
@@ -100,6 +103,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
         app.include_router(routes.router)
     register_handlers(app)
     add_door(app, settings, serving_engine)
+    app.add_middleware(RequestLimits, settings=settings, gate=resources.gates.requests)
     app.add_middleware(RequestMetrics, metrics=resources.metrics)
     app.openapi = lambda: describe(app)  # type: ignore[method-assign]  # FastAPI's documented way to extend it
     return app
@@ -147,6 +151,8 @@ def make_resources(settings: Settings, engine: Engine, stop_request: StopRequest
         registry=Registry(settings.models),
         doorbell=open_doorbell(settings.redis_url) if settings.redis_url else None,
         metrics=ApiMetrics(engine),
+        gates=Gates.of(settings),
+        watch=Watch(engine),
         is_stopping=lambda: stop_request.is_made,
     )
 

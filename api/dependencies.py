@@ -9,8 +9,10 @@ import redis
 from fastapi import Depends, Path, Request
 from sqlalchemy import Engine
 
+from api.gates import Gates
 from api.metrics import ApiMetrics
 from api.search_pool import SearchPool
+from api.watch import Watch
 from vectormill.domain.collection import COLLECTION_NAME
 from vectormill.domain.errors import CollectionNotFound, JobNotFound
 from vectormill.registry import Registry
@@ -27,6 +29,8 @@ class Resources:
     registry: Registry
     doorbell: redis.Redis | None
     metrics: ApiMetrics
+    gates: Gates
+    watch: Watch
     is_stopping: Callable[[], bool]
 
 

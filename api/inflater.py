@@ -4,21 +4,31 @@ import zlib
 from collections.abc import Iterator
 from typing import Final
 
-from api.problems import Problem
+from api.problems import Limit, Problem
+from vectormill.domain.errors import SubmissionTooLarge
 
 PIECE_BYTES: Final = 1 << 20
+# So much comes of any body: the beginning of an honest one may be repetitive.
+FREE_BYTES: Final = 16 << 20
 _GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS
 
 
 class Inflater:
-    """Decompresses consecutive blocks of a gzip body, which may have several members (RFC 1952)."""
+    """Decompresses consecutive blocks of a gzip body, which may have several members (RFC 1952).
 
-    def __init__(self) -> None:
+    gzip makes 1,000 bytes of one where it is meant to; of text it makes 3 to 20.
+    """
+
+    def __init__(self, max_ratio: Limit) -> None:
+        self._max_ratio = max_ratio
+        self._num_received = 0
+        self._num_given = 0
         self._member = zlib.decompressobj(_GZIP_WINDOW)
         self._has_input = False
 
     def feed(self, block: bytes) -> Iterator[bytes]:
-        """Pieces of at most PIECE_BYTES. Raises Problem when the block is not gzip."""
+        """Pieces of at most PIECE_BYTES. Raises Problem when the block is not gzip, or means too much."""
+        self._num_received += len(block)
         data, piece = block, b""
         while data or len(piece) == PIECE_BYTES:
             if self._member.eof:
@@ -33,6 +43,15 @@ class Inflater:
                 raise Problem(400, "invalid-gzip", f"The body is not valid gzip: {error}.") from error
             self._has_input = True
             data = self._member.unused_data if self._member.eof else self._member.unconsumed_tail
+            self._num_given += len(piece)
+            if self._num_given > max(FREE_BYTES, self._num_received * self._max_ratio.value):
+                raise Problem(
+                    413,
+                    SubmissionTooLarge.code,
+                    f"The gzip body becomes more than {self._max_ratio.value} times as large "
+                    f"({self._max_ratio.setting}); send it with less compression, or without.",
+                    limit=self._max_ratio,
+                )
             if piece:
                 yield piece
 

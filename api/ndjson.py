@@ -103,7 +103,7 @@ class ItemReader:
             raise describe_decoding_error(error, f"Line {number}", line=number) from error
 
     def _too_long(self, number: int) -> Problem:
-        reason = f"the line has more than {self._max_line_bytes} bytes"
+        reason = f"the line has more than {self._max_line_bytes} bytes (VECTORMILL_MAX_LINE_BYTES)"
         return Problem(
             413, SubmissionTooLarge.code, f"Line {number}: {reason}.", errors=[Place(reason, line=number)]
         )

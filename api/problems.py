@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
-from typing import Any, Final, cast
+from typing import Any, Final, Self, cast
 
 import psycopg
 from fastapi import FastAPI, Request
@@ -16,16 +16,19 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from vectormill.domain.errors import (
+    BodyTimeout,
     Conflict,
     DatabaseUnavailable,
     IdempotencyMismatch,
     InvalidSubmission,
+    LimitReached,
     ModelError,
     NotFound,
     SubmissionTooLarge,
     Unavailable,
     VectormillError,
 )
+from vectormill.settings import PREFIX, Settings
 
 TYPE_PREFIX: Final = "https://vectormill.dev/problems/"
 MEDIA_TYPE: Final = "application/problem+json"
@@ -43,6 +46,8 @@ STATUS_BY_ERROR: Final[tuple[tuple[type[VectormillError], int], ...]] = (
     (InvalidSubmission, 422),
     (NotFound, 404),
     (Conflict, 409),
+    (BodyTimeout, 408),
+    (LimitReached, 429),
     (Unavailable, 503),
     (ModelError, 503),  # a registered model's files are away
 )
@@ -64,6 +69,18 @@ class Place:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What was reached: the variable that sets it, and its value."""
+
+    setting: str
+    value: float
+
+    @classmethod
+    def of(cls, settings: Settings, name: str) -> Self:
+        return cls(PREFIX + name.upper(), getattr(settings, name))
+
+
 class Problem(Exception):
     """A refusal that is decided here at the edge, with the place in the request that caused it."""
 
@@ -74,6 +91,7 @@ class Problem(Exception):
         detail: str,
         *,
         errors: Sequence[Place] = (),
+        limit: Limit | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(detail)
@@ -81,6 +99,7 @@ class Problem(Exception):
         self.code = code
         self.detail = detail
         self.errors = tuple(errors)
+        self.limit = limit
         self.headers = dict(headers or {})
         if status == HTTPStatus.SERVICE_UNAVAILABLE:
             self.headers.setdefault("Retry-After", str(RETRY_AFTER_SECONDS))
@@ -96,6 +115,8 @@ class Problem(Exception):
         }
         if self.errors:
             values["errors"] = [place.to_json() for place in self.errors]
+        if self.limit:
+            values["limit"] = asdict(self.limit)
         return values
 
     def response(self, instance: str) -> Response:

@@ -267,8 +267,13 @@ class PlaceBody(BaseModel):
     header: str | None = None
 
 
+class LimitBody(BaseModel):
+    setting: str
+    value: float
+
+
 class ProblemBody(BaseModel):
-    """Problem details (RFC 9457); `type` is stable, `errors` names the places."""
+    """Problem details (RFC 9457); `type` is stable, `errors` names the places, `limit` the setting that was reached."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -289,3 +294,4 @@ class ProblemBody(BaseModel):
     detail: str
     instance: str
     errors: list[PlaceBody] = Field(default_factory=list)
+    limit: LimitBody | None = None

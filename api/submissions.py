@@ -4,7 +4,7 @@ The event loop only receives bytes. Leaving early, for an error or because the c
 """
 
 import re
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -14,9 +14,11 @@ from starlette.datastructures import QueryParams
 
 from api.dependencies import Resources
 from api.door.media_types import JSON_TYPE, read_media_type, unsupported_media_type
+from api.gates import Hold
 from api.inflater import Inflater
+from api.intake import Intake, load_pending
 from api.ndjson import ItemReader
-from api.problems import Place, Problem
+from api.problems import Limit, Place, Problem
 from api.requests import (
     DECODING_ERRORS,
     JOB_DECODER,
@@ -37,6 +39,7 @@ from vectormill.domain.errors import InvalidItem, InvalidOption, SubmissionTooLa
 from vectormill.domain.item import Item
 from vectormill.domain.job import Job, NewJob
 from vectormill.registry import EncodingOptions, make_spec
+from vectormill.settings import Settings
 
 # A hop to a thread costs 0.1 ms; so many bytes of NDJSON are worth some milliseconds of work there.
 BLOCK_BYTES: Final = 256 << 10
@@ -53,12 +56,13 @@ IDEMPOTENCY_KEY: Final = re.compile(r"[\x20-\x7e]{1,255}")
 async def receive_job(request: Request, resources: Resources) -> Job:
     """The job that the request asks for, committed. Raises Problem and the errors of a submission."""
     media_type = read_media_type(request)
-    if media_type in NDJSON_TYPES:
-        job = await receive_stream(request, resources)
-    elif media_type == JSON_TYPE:
-        job = await receive_document(request, resources)
-    else:
-        raise unsupported_media_type(media_type, JSON_TYPE, NDJSON_TYPES[0])
+    with resources.gates.uploads.enter():
+        if media_type in NDJSON_TYPES:
+            job = await receive_stream(request, resources)
+        elif media_type == JSON_TYPE:
+            job = await receive_document(request, resources)
+        else:
+            raise unsupported_media_type(media_type, JSON_TYPE, NDJSON_TYPES[0])
     return job
 
 
@@ -66,11 +70,13 @@ async def receive_document(request: Request, resources: Resources) -> Job:
     """A job whose items all come in one JSON object."""
     refuse_parameters(request.query_params)
     idempotency_key = read_idempotency_key(request)
-    body = await read_body(request, resources.settings.max_json_bytes)
-    new_job, items = await run_in_threadpool(parse_document, body, resources, idempotency_key)
-    async with contextmanager_in_threadpool(open_writer(resources, new_job)) as writer:
-        await run_in_threadpool(write_items, writer, items)
-        return await finish(writer, resources)
+    with resources.gates.json_bytes.hold() as hold:
+        body = await read_body(request, resources.settings, hold)
+        new_job, items = await run_in_threadpool(parse_document, body, resources, idempotency_key)
+        async with contextmanager_in_threadpool(open_writer(resources, new_job)) as writer:
+            intake = await run_in_threadpool(open_intake, writer, resources)
+            await run_in_threadpool(write_items, writer, items, intake)
+            return await finish(writer, resources)
 
 
 async def receive_stream(request: Request, resources: Resources) -> Job:
@@ -80,21 +86,24 @@ async def receive_stream(request: Request, resources: Resources) -> Job:
     idempotency_key = read_idempotency_key(request)
     new_job = await run_in_threadpool(make_streamed_job, parameters, resources, idempotency_key)
     reader = ItemReader(max_line_bytes=settings.max_line_bytes, max_key_bytes=settings.max_key_bytes)
-    inflater = make_inflater(request)
+    inflater = make_inflater(request, settings)
 
-    def store(block: bytes, writer: JobWriter) -> None:
+    def store(block: bytes, writer: JobWriter, intake: Intake) -> None:
         for piece in inflater.feed(block) if inflater else (block,):
-            write_items(writer, reader.read(piece))
+            intake.take_bytes(len(piece))
+            write_items(writer, reader.read(piece), intake)
 
-    def store_rest(writer: JobWriter) -> None:
+    def store_rest(writer: JobWriter, intake: Intake) -> None:
         if inflater:
             inflater.finish()
-        write_items(writer, reader.finish())
+        write_items(writer, reader.finish(), intake)
+        intake.look_again(resources.engine)
 
     async with contextmanager_in_threadpool(open_writer(resources, new_job)) as writer:
+        intake = await run_in_threadpool(open_intake, writer, resources)
         async for block in read_blocks(request):
-            await run_in_threadpool(store, block, writer)
-        await run_in_threadpool(store_rest, writer)
+            await run_in_threadpool(store, block, writer, intake)
+        await run_in_threadpool(store_rest, writer, intake)
         return await finish(writer, resources)
 
 
@@ -102,7 +111,13 @@ def open_writer(resources: Resources, new_job: NewJob) -> JobWriter:
     return JobWriter(resources.engine, new_job, resources.settings)
 
 
-def write_items(writer: JobWriter, items: Iterable[Item]) -> None:
+def open_intake(writer: JobWriter, resources: Resources) -> Intake:
+    num_pending = load_pending(resources.engine) if writer.existing is None else None
+    return Intake(resources.settings, num_pending)
+
+
+def write_items(writer: JobWriter, items: Sequence[Item], intake: Intake) -> None:
+    intake.take_items(len(items))
     for item in items:
         writer.add(item)
 
@@ -239,13 +254,13 @@ def read_idempotency_key(request: Request) -> str | None:
     return key
 
 
-def make_inflater(request: Request) -> Inflater | None:
+def make_inflater(request: Request, settings: Settings) -> Inflater | None:
     """None for a body that comes as it is. Raises Problem for an encoding other than gzip."""
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding in ("identity", ""):
         return None
     if encoding in ("gzip", "x-gzip"):
-        return Inflater()
+        return Inflater(Limit.of(settings, "max_gzip_ratio"))
     raise Problem(
         415,
         "unsupported-encoding",
@@ -268,12 +283,17 @@ async def read_blocks(request: Request) -> AsyncIterator[bytes]:
         yield b"".join(parts)
 
 
-async def read_body(request: Request, max_bytes: int) -> bytes:
-    """The whole body, decompressed. Raises Problem when it is larger, as soon as that is known."""
+async def read_body(request: Request, settings: Settings, hold: Hold) -> bytes:
+    """The whole body, decompressed. `hold` takes its bytes, for as long as what is made of them is in memory.
+
+    Raises Problem when it is too large, alone or beside others, as soon as that is known.
+    """
+    names = ("max_json_bytes", "max_json_bytes_at_once")
+    limit = min((Limit.of(settings, name) for name in names), key=lambda limit: limit.value)
     declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > max_bytes:
-        raise body_too_large(max_bytes)
-    inflater = make_inflater(request)
+    if declared.isdecimal() and int(declared) > limit.value:
+        raise body_too_large(limit)
+    inflater = make_inflater(request, settings)
     parts: list[bytes] = []
     num_bytes = 0
     async for block in read_blocks(request):
@@ -281,16 +301,19 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
         while (piece := await run_in_threadpool(next, pieces, None)) is not None:
             parts.append(piece)
             num_bytes += len(piece)
-            if num_bytes > max_bytes:
-                raise body_too_large(max_bytes)
+            if num_bytes > limit.value:
+                raise body_too_large(limit)
+            hold.take(len(piece))
     if inflater:
         inflater.finish()
     return b"".join(parts)
 
 
-def body_too_large(max_bytes: int) -> Problem:
+def body_too_large(limit: Limit) -> Problem:
     return Problem(
         413,
         SubmissionTooLarge.code,
-        f"The body has more than {max_bytes} bytes; send large jobs as a stream of application/x-ndjson.",
+        f"The body has more than {limit.value} bytes ({limit.setting}); send large jobs as a stream of "
+        "application/x-ndjson.",
+        limit=limit,
     )

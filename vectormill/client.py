@@ -39,7 +39,7 @@ EXPORT_FORMATS: Final = ("ndjson", "parquet", "npy")
 LONG_SILENCE_SECONDS: Final = 600.0
 # Waits before each new attempt: 6 s together, which is longer than `vectormill up` needs to restart its API.
 RETRY_PAUSES: Final = (0.2, 0.4, 0.8, 1.6, 3.0)
-RETRIED_STATUS: Final = (502, 503, 504)
+RETRIED_STATUS: Final = (429, 502, 503, 504)
 
 Json = dict[str, Any]
 
@@ -60,7 +60,7 @@ class Client:
     `timeout` is in seconds and bounds each wait for the server, not a whole transfer. `pause` is what
     waiting is done with. Every method raises ApiError when the API refuses, ApiFailure when it breaks and
     ApiUnreachable when no answer comes. A request that can be repeated without harm is repeated for about
-    six seconds when the API is away (502 to 504) or a connection that worked before is lost.
+    six seconds when the API is full (429) or away (502 to 504), or a connection that worked before is lost.
     """
 
     def __init__(

@@ -77,6 +77,22 @@ class Settings(BaseSettings):
     max_line_bytes: int = Field(default=16 << 20, ge=1024, description="Largest line of NDJSON.")
     search_timeout_seconds: float = Field(default=30.0, gt=0)
 
+    max_requests: int = Field(default=256, ge=1, description="Requests that an API process serves at once.")
+    max_uploads: int = Field(default=64, ge=1, description="Submissions among them.")
+    max_searches: int = Field(default=64, ge=1, description="Searches among them, those that wait included.")
+    max_watchers: int = Field(default=100, ge=1, description="Streams of a job's progress among them.")
+    max_json_bytes_at_once: int = Field(
+        default=64 << 20,
+        ge=1024,
+        description="JSON bodies in memory, all together: 16 bytes of objects each.",
+    )
+    body_idle_seconds: float = Field(default=60.0, gt=0, description="A body silent for so long is given up.")
+    max_job_items: int = Field(default=50_000_000, ge=1)
+    max_job_bytes: int = Field(default=100 << 30, ge=1024, description="Of one submission, decompressed.")
+    max_gzip_ratio: int = Field(default=200, ge=1, description="NDJSON is 3 to 20 times its gzip.")
+    max_pending_items: int = Field(default=200_000_000, ge=1, description="Not yet encoded, of all jobs.")
+    max_collections: int = Field(default=10_000, ge=1, description="Each is a table, a view and an index.")
+
     lease_seconds: float = Field(default=30.0, gt=0)
     heartbeat_seconds: float = Field(default=5.0, gt=0)
     max_attempts: int = Field(default=5, ge=1, description="Claims of a chunk before it is split.")

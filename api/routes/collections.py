@@ -62,8 +62,14 @@ def get_collections(
 async def post_search(request: Request, name: CollectionName, resources: ResourcesDependency) -> SearchAnswer:
     """The rows with the highest cosine similarity to a text, or to a vector of the same space, best first."""
     require_json(request)
-    body = await read_body(request, resources.settings.max_json_bytes)
-    query = await run_in_threadpool(decode_body, body, SEARCH_DECODER)
+    with resources.gates.searches.enter():
+        with resources.gates.json_bytes.hold() as hold:
+            body = await read_body(request, resources.settings, hold)
+            query = await run_in_threadpool(decode_body, body, SEARCH_DECODER)
+        return await answer_search(query, name, resources)
+
+
+async def answer_search(query: SearchRequest, name: str, resources: Resources) -> SearchAnswer:
     generation = await run_in_threadpool(load_generation, resources, name)
     embedding = await find_embedding(query, generation, resources)
 

@@ -3,24 +3,22 @@
 import time
 from collections.abc import AsyncIterator
 from typing import Final
-from uuid import UUID
 
 import anyio
 from fastapi import APIRouter, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from api.dependencies import JobId, Resources, ResourcesDependency
-from api.job_bodies import describe_job
 from api.problems import is_database_away
 from api.schemas import JobBody
-from vectormill.db.jobs import find_job
+from api.watch import POLL_SECONDS, Glance
 from vectormill.domain.errors import JobNotFound
 from vectormill.domain.job import TERMINAL_JOB_STATES
 
 router = APIRouter(tags=["jobs"])
 
-POLL_SECONDS: Final = 0.5
 # Proxies close a connection that is silent for a minute.
 SILENCE_SECONDS: Final = 15.0
 RETRY_MILLISECONDS: Final = 2000
@@ -33,20 +31,36 @@ RETRY_MILLISECONDS: Final = 2000
 )
 async def get_events(resources: ResourcesDependency, job_id: JobId) -> StreamingResponse:
     """`progress` events whose data is the job, whenever it has moved; the last event is `end`."""
-    job = await run_in_threadpool(load_body, resources, job_id)
-    return StreamingResponse(
-        follow_job(resources, job), media_type="text/event-stream", headers={"Cache-Control": "no-store"}
-    )
+    with (
+        resources.gates.watchers.enter()
+    ):  # or a full API would still read the job for everyone whom it refuses
+        job = await run_in_threadpool(resources.watch.load, job_id)
+    return EventStream(resources, job)
 
 
-async def follow_job(resources: Resources, job: JobBody) -> AsyncIterator[str]:
+class EventStream(StreamingResponse):
+    """One watcher, from the first byte of the answer to the last."""
+
+    def __init__(self, resources: Resources, job: JobBody) -> None:
+        self._resources = resources
+        self._job = job
+        super().__init__((), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        watch = self._resources.watch
+        with self._resources.gates.watchers.enter(), watch.join(self._job.id) as glance:
+            self.body_iterator = follow_job(self._resources, self._job, glance)
+            await super().__call__(scope, receive, send)
+
+
+async def follow_job(resources: Resources, job: JobBody, glance: Glance) -> AsyncIterator[str]:
     yield f"retry: {RETRY_MILLISECONDS}\n\n"
     yield write_event(job)
     last, spoken_at = job, time.monotonic()
     while last.state not in TERMINAL_JOB_STATES and not resources.is_stopping():
         await anyio.sleep(POLL_SECONDS)
         try:
-            job = await run_in_threadpool(load_body, resources, last.id)
+            job = await resources.watch.look(last.id, glance)
         except JobNotFound:
             return
         except Exception as error:  # a restart of Postgres is no reason to end the stream; anything else is
@@ -72,8 +86,3 @@ def has_moved(last: JobBody, job: JobBody) -> bool:
 def write_event(job: JobBody) -> str:
     name = "end" if job.state in TERMINAL_JOB_STATES else "progress"
     return f"event: {name}\ndata: {job.model_dump_json()}\n\n"
-
-
-def load_body(resources: Resources, job_id: UUID) -> JobBody:
-    with resources.engine.connect() as connection:
-        return describe_job(connection, find_job(connection, job_id))

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.inflater import PIECE_BYTES, Inflater
+from api.inflater import FREE_BYTES, PIECE_BYTES, Inflater
 from api.ndjson import ItemReader
-from api.problems import Problem
+from api.problems import Limit, Problem
 from vectormill.domain.item import Item
 
 
@@ -151,11 +151,14 @@ def test_metadata_may_be_as_deep_as_answers_can_be_and_as_wide_as_it_likes() -> 
 def test_a_line_that_is_too_long_is_refused_before_memory_is(blocks: tuple[bytes, ...]) -> None:
     problem = refusal(GOOD, *blocks, max_line_bytes=1024)
     assert (problem.status, problem.code) == (413, "submission-too-large")
-    assert problem.detail == "Line 2: the line has more than 1024 bytes."
+    assert problem.detail == "Line 2: the line has more than 1024 bytes (VECTORMILL_MAX_LINE_BYTES)."
+
+
+MAX_RATIO = Limit("VECTORMILL_MAX_GZIP_RATIO", 200)
 
 
 def inflate(blocks: Iterable[bytes]) -> bytes:
-    inflater = Inflater()
+    inflater = Inflater(MAX_RATIO)
     plain = b"".join(piece for block in blocks for piece in inflater.feed(block))
     inflater.finish()
     return plain
@@ -177,10 +180,19 @@ def test_no_bytes_at_all_are_an_empty_body() -> None:
 
 
 def test_a_small_body_that_means_gigabytes_is_unpacked_in_bounded_pieces() -> None:
-    block = gzip.compress(bytes(40 * PIECE_BYTES + 7))
-    sizes = [len(piece) for piece in Inflater().feed(block)]
+    block = gzip.compress(bytes(FREE_BYTES - 7))
+    sizes = [len(piece) for piece in Inflater(MAX_RATIO).feed(block)]
     assert max(sizes) == PIECE_BYTES
-    assert sum(sizes) == 40 * PIECE_BYTES + 7
+    assert sum(sizes) == FREE_BYTES - 7
+
+
+def test_a_body_that_becomes_a_thousand_times_as_large_is_refused_before_it_is_unpacked() -> None:
+    pieces: list[bytes] = []
+    with pytest.raises(Problem, match="more than 200 times") as refused:
+        pieces.extend(Inflater(MAX_RATIO).feed(gzip.compress(bytes(8 * FREE_BYTES))))
+    assert sum(map(len, pieces)) <= 2 * FREE_BYTES
+    assert "VECTORMILL_MAX_GZIP_RATIO" in refused.value.detail
+    assert (refused.value.status, refused.value.limit) == (413, MAX_RATIO)
 
 
 @pytest.mark.parametrize(

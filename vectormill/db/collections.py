@@ -8,9 +8,9 @@ from vectormill.db.jsonb import to_jsonb
 from vectormill.db.tables import SCHEMA, metadata
 from vectormill.db.vector_types import choose_vector_type
 from vectormill.db.vectors import create_vector_table, point_view_at, table_name
-from vectormill.domain.collection import LIVE, Generation
+from vectormill.domain.collection import LIVE, Generation, check_new_name
 from vectormill.domain.encoding import FLOAT16, EncodingSpec
-from vectormill.domain.errors import CollectionNotFound, Conflict, SpecMismatch
+from vectormill.domain.errors import CollectionNotFound, Conflict, SpecMismatch, TooManyCollections
 
 FIND_LIVE_GENERATION = text("""
     SELECT generations.id, collections.name, generations.spec, generations.state
@@ -18,6 +18,8 @@ FIND_LIVE_GENERATION = text("""
       JOIN vectormill.generations ON generations.collection_id = collections.id AND generations.state = 'live'
      WHERE collections.name = :name
 """)
+
+COUNT_COLLECTIONS = text("SELECT count(*) FROM vectormill.collections")
 
 LIST_LIVE_GENERATIONS = text("""
     SELECT generations.id, collections.name, generations.spec, generations.state
@@ -68,6 +70,19 @@ def check_spec_fits(generation: Generation, spec: EncodingSpec) -> None:
     )
 
 
+def check_collection(connection: Connection, name: str, spec: EncodingSpec, max_collections: int) -> None:
+    """Raises what `open_collection` would, before an upload and not at its end, and TooManyCollections."""
+    try:
+        check_spec_fits(find_generation(connection, name), spec)
+    except CollectionNotFound:
+        refuse_taken_name(connection, name)
+        if connection.execute(COUNT_COLLECTIONS).scalar_one() >= max_collections:
+            raise TooManyCollections(
+                f"There are {max_collections:,} collections, as many as VECTORMILL_MAX_COLLECTIONS allows, and "
+                f"{name!r} is none of them; use one that exists, or raise the limit."
+            ) from None
+
+
 def open_collection(connection: Connection, name: str, spec: EncodingSpec) -> Generation:
     """The live generation for `name`, made now (table and view) when the collection is new.
 
@@ -83,7 +98,9 @@ def open_collection(connection: Connection, name: str, spec: EncodingSpec) -> Ge
     return generation
 
 
-def _create_collection(connection: Connection, name: str, spec: EncodingSpec) -> Generation:
+def refuse_taken_name(connection: Connection, name: str) -> None:
+    """Raises InvalidOption for a reserved word, and Conflict when the name means something else in this database."""
+    check_new_name(name)
     # A role named like our schema has it first in its search path, where our own tables would hide the view.
     is_ours = f"{SCHEMA}.{name}" in metadata.tables
     taken = text("SELECT to_regclass('public.' || quote_ident(:name))")
@@ -91,6 +108,10 @@ def _create_collection(connection: Connection, name: str, spec: EncodingSpec) ->
         raise Conflict(
             f"A table or view named {name!r} exists already and is no collection; choose another collection name."
         )
+
+
+def _create_collection(connection: Connection, name: str, spec: EncodingSpec) -> Generation:
+    refuse_taken_name(connection, name)
     collection_id = connection.execute(
         text("INSERT INTO vectormill.collections (name) VALUES (:name) RETURNING id"), {"name": name}
     ).scalar_one()

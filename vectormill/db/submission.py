@@ -7,20 +7,18 @@ Small jobs are one transaction. Larger ones are written in parts while they arri
 import hashlib
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from types import TracebackType
 from typing import Self
 from uuid import UUID, uuid4
 
 from sqlalchemy import Connection, Engine, text
 
-from vectormill.db.collections import check_spec_fits, find_generation, open_collection
+from vectormill.db.collections import check_collection, open_collection
 from vectormill.db.jobs import find_job
 from vectormill.db.jsonb import to_jsonb
 from vectormill.db.keys import KeyLedger
 from vectormill.db.payloads import encode_payload
 from vectormill.domain.errors import (
-    CollectionNotFound,
     DuplicateKey,
     EmptyJob,
     IdempotencyMismatch,
@@ -129,8 +127,9 @@ class JobWriter:
     def __enter__(self) -> Self:
         with self._engine.begin() as connection:
             if self._new_job.collection is not None:
-                with suppress(CollectionNotFound):  # it is made when the job is complete
-                    check_spec_fits(find_generation(connection, self._new_job.collection), self._new_job.spec)
+                check_collection(
+                    connection, self._new_job.collection, self._new_job.spec, self._settings.max_collections
+                )
             if self._new_job.idempotency_key is not None:
                 self._find_existing(connection, self._new_job.idempotency_key)
         return self

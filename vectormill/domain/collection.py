@@ -16,6 +16,21 @@ GENERATION_STATES: Final = (BUILDING, LIVE, RETIRED)
 # A lower-case SQL identifier, so that `SELECT … FROM docs` needs no quotes; Postgres keeps 63 bytes of a name.
 COLLECTION_NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 
+# What pg_get_keywords() of Postgres 18 calls reserved; a test compares them. `SELECT … FROM user` would not even fail:
+# it answers the name of the database's user.
+RESERVED_WORDS: Final = frozenset({
+    "all", "analyse", "analyze", "and", "any", "array", "as", "asc", "asymmetric", "authorization", "binary",
+    "both", "case", "cast", "check", "collate", "collation", "column", "concurrently", "constraint", "create",
+    "cross", "current_catalog", "current_date", "current_role", "current_schema", "current_time",
+    "current_timestamp", "current_user", "default", "deferrable", "desc", "distinct", "do", "else", "end", "except",
+    "false", "fetch", "for", "foreign", "freeze", "from", "full", "grant", "group", "having", "ilike", "in",
+    "initially", "inner", "intersect", "into", "is", "isnull", "join", "lateral", "leading", "left", "like",
+    "limit", "localtime", "localtimestamp", "natural", "not", "notnull", "null", "offset", "on", "only", "or",
+    "order", "outer", "overlaps", "placing", "primary", "references", "returning", "right", "select",
+    "session_user", "similar", "some", "symmetric", "system_user", "table", "tablesample", "then", "to", "trailing",
+    "true", "union", "unique", "user", "using", "variadic", "verbose", "when", "where", "window", "with",
+})  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Generation:
@@ -36,3 +51,12 @@ def check_collection_name(name: str) -> str:
             "letter or underscore, and have only lower-case letters, digits and underscores, at most 63."
         )
     return name
+
+
+def check_new_name(name: str) -> None:
+    """Raises InvalidOption for a name that SQL keeps for itself. Older collections may have one."""
+    if name in RESERVED_WORDS:
+        raise InvalidOption(
+            f"The collection name {name!r} cannot be used: it is a reserved word of SQL, so that the collection's view "
+            f"would need quotes in every statement. Take another, for instance {name + '_texts'!r}."
+        )

@@ -16,7 +16,10 @@ VectormillError
 │   ├── SubmissionInProgress
 │   ├── UploadRemoved
 │   ├── SpecMismatch
-│   └── WrongJobState
+│   ├── WrongJobState
+│   └── TooManyCollections
+├── LimitReached              the API does as much as a setting allows; trying again later helps
+├── BodyTimeout               the client began to send and fell silent
 ├── ChunkError                inside a worker; never reaches a client
 │   ├── LeaseLost
 │   └── PayloadGone
@@ -107,6 +110,18 @@ class SpecMismatch(Conflict):
 
 class WrongJobState(Conflict):
     """The job's state does not allow this."""
+
+
+class TooManyCollections(Conflict):
+    """There are as many collections as a setting allows; use one that exists."""
+
+
+class LimitReached(VectormillError):
+    """The API does as much at once as a setting allows; try again later."""
+
+
+class BodyTimeout(VectormillError):
+    """The body of the request did not go on; nothing was stored."""
 
 
 class ChunkError(VectormillError):

@@ -1,0 +1,84 @@
+"""Gates: so much at once and no more. What comes on top is refused, with the setting's name and when to try again."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final, Self
+
+from api.problems import Limit, Problem
+from vectormill.domain.errors import LimitReached
+from vectormill.settings import Settings
+
+# Most of what is counted here ends within seconds.
+RETRY_AFTER_SECONDS: Final = 2
+
+
+class Gate:
+    """Counts what is inside. Only the event loop counts, so no lock is needed."""
+
+    def __init__(self, settings: Settings, setting: str, things: str) -> None:
+        self._limit = Limit.of(settings, setting)
+        self._things = things
+        self.inside = 0
+
+    @contextmanager
+    def hold(self) -> "Iterator[Hold]":
+        """Takes nothing yet; what is taken is given back at the end of the block."""
+        hold = Hold(self)
+        try:
+            yield hold
+        finally:
+            self.inside -= hold.amount
+
+    @contextmanager
+    def enter(self) -> Iterator[None]:
+        """For the time of the block one more is inside. Raises Problem when it is full."""
+        with self.hold() as hold:
+            hold.take(1)
+            yield
+
+    def _let_in(self, amount: int) -> None:
+        if self.inside + amount > self._limit.value:
+            raise Problem(
+                429,
+                LimitReached.code,
+                f"This API process takes {self._limit.value:,} {self._things} at once ({self._limit.setting}); "
+                "try again in a moment.",
+                limit=self._limit,
+                headers={"Retry-After": str(RETRY_AFTER_SECONDS)},
+            )
+        self.inside += amount
+
+
+class Hold:
+    """What one request has taken of a gate."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self.amount = 0
+
+    def take(self, amount: int) -> None:
+        """Raises Problem when the gate has no room for so much more."""
+        self._gate._let_in(amount)
+        self.amount += amount
+
+
+@dataclass(frozen=True, slots=True)
+class Gates:
+    """One of each for an API process. `json_bytes` are bodies in memory: what is made of them takes 16 times that."""
+
+    requests: Gate
+    uploads: Gate
+    searches: Gate
+    watchers: Gate
+    json_bytes: Gate
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        return cls(
+            requests=Gate(settings, "max_requests", "requests"),
+            uploads=Gate(settings, "max_uploads", "submissions"),
+            searches=Gate(settings, "max_searches", "searches"),
+            watchers=Gate(settings, "max_watchers", "watchers of jobs"),
+            json_bytes=Gate(settings, "max_json_bytes_at_once", "bytes of JSON bodies"),
+        )

@@ -1,0 +1,71 @@
+"""Intake: how much one submission may bring, and whether there is room for it among all that waits."""
+
+from typing import Final
+
+from sqlalchemy import Engine
+
+from api.problems import Limit, Problem
+from vectormill.db.pending import count_pending_items
+from vectormill.domain.errors import LimitReached, SubmissionTooLarge
+from vectormill.settings import Settings
+
+# Pending items become fewer by thousands a second, at the best.
+RETRY_AFTER_SECONDS: Final = 30
+
+
+class Intake:
+    """Counts what a submission brings. `num_pending` is None for a repetition, which adds nothing."""
+
+    def __init__(self, settings: Settings, num_pending: int | None) -> None:
+        self._most_items = Limit.of(settings, "max_job_items")
+        self._most_bytes = Limit.of(settings, "max_job_bytes")
+        self._most_pending = Limit.of(settings, "max_pending_items")
+        self._num_pending = num_pending
+        self._num_items = 0
+        self._num_bytes = 0
+        self.take_items(0)
+
+    def take_bytes(self, count: int) -> None:
+        """Of the body, decompressed. Raises Problem."""
+        self._num_bytes += count
+        if self._num_bytes > self._most_bytes.value:
+            raise too_large(self._most_bytes, "bytes")
+
+    def take_items(self, count: int) -> None:
+        """Raises Problem when these items are too many for one job, or find no room."""
+        self._num_items += count
+        if self._num_items > self._most_items.value:
+            raise too_large(self._most_items, "items")
+        self._refuse_overflow()
+
+    def look_again(self, engine: Engine) -> None:
+        """Others have submitted since an upload began. Raises Problem when they took the room."""
+        if self._num_pending is not None:
+            self._num_pending = load_pending(engine)
+            self._refuse_overflow()
+
+    def _refuse_overflow(self) -> None:
+        if self._num_pending is None or self._num_pending + self._num_items <= self._most_pending.value:
+            return
+        raise Problem(
+            429,
+            LimitReached.code,
+            f"{self._num_pending:,} items wait to be encoded, and {self._most_pending.value:,} may in all "
+            f"({self._most_pending.setting}); submit this job when there are fewer.",
+            limit=self._most_pending,
+            headers={"Retry-After": str(RETRY_AFTER_SECONDS)},
+        )
+
+
+def load_pending(engine: Engine) -> int:
+    with engine.connect() as connection:
+        return count_pending_items(connection)
+
+
+def too_large(limit: Limit, things: str) -> Problem:
+    return Problem(
+        413,
+        SubmissionTooLarge.code,
+        f"The job has more than {limit.value:,} {things} ({limit.setting}); divide it into several.",
+        limit=limit,
+    )

@@ -1,0 +1,14 @@
+"""Pending: how many items wait or are being encoded, in all jobs together."""
+
+from sqlalchemy import Connection, text
+
+# Jobs in progress are few, and found by their own index. An upload's items count from the moment that it is complete.
+COUNT_PENDING_ITEMS = text("""
+    SELECT CAST(coalesce(sum(num_items - num_done - num_failed), 0) AS bigint) FROM vectormill.jobs
+     WHERE state IN ('uploading', 'queued', 'running', 'paused', 'cancelling')
+""")
+
+
+def count_pending_items(connection: Connection) -> int:
+    number: int = connection.execute(COUNT_PENDING_ITEMS).scalar_one()
+    return number
