@@ -42,6 +42,7 @@ class ChildSpec:
 
     ready is asked again and again while starting, from the thread that called start; it must answer quickly and may
     raise OSError for no. None: ready as soon as it runs. log_path takes stdout and stderr; None: the supervisor's own.
+    succeed answers what is started after an end with this status (negative for a signal); None: the same again.
     """
 
     name: str
@@ -49,6 +50,7 @@ class ChildSpec:
     env: Mapping[str, str]
     ready: Callable[[], bool] | None = None
     log_path: Path | None = None
+    succeed: "Callable[[int], ChildSpec] | None" = None
 
 
 class Backoff:
@@ -156,6 +158,8 @@ class _Keeper:
             self._process = None
             if self._stopping.is_set():
                 return
+            if self.spec.succeed is not None:
+                self.spec = self.spec.succeed(status)
             self._early_ends += not self._is_ready
             pause = backoff.pause_after(time.monotonic() - began)
             logger.warning(

@@ -9,7 +9,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from uuid import UUID, uuid4
 
@@ -26,6 +26,7 @@ from vectormill.registry import Registry
 from vectormill.settings import Settings, load_settings
 from worker.devices.detect import DeviceSampler
 from worker.engine import Engine
+from worker.former import Former, release_chunks_of
 from worker.identity import WorkerIdentity, take_name
 from worker.leases import LeaseKeeper
 from worker.loading import LoadingDisplay
@@ -55,6 +56,14 @@ def main() -> None:
     parser.add_argument(
         "--launcher", type=UUID, default=uuid4(), help="the run of `vectormill worker` that it belongs to"
     )
+    parser.add_argument("--incarnation", type=UUID, default=uuid4(), help="of this start")
+    parser.add_argument(
+        "--former",
+        type=Former.parse,
+        action="append",
+        default=[],
+        help="INCARNATION=STATUS of one that ended",
+    )
     parser.add_argument("--bar", action="store_true", help="the terminal is ours: draw how loading goes")
     options = parser.parse_args()
     settings = load_settings()
@@ -62,10 +71,21 @@ def main() -> None:
     keep_large_blocks_apart()
     console = Console(stderr=True) if options.bar else None
     display = LoadingDisplay(options.model, console)
+    worker_settings = load_worker_settings()
     pin_process(options.assignment.cores)
-    run_replica(
-        settings, load_worker_settings(), options.model, options.assignment, options.launcher, display
+    identity = WorkerIdentity(
+        name=name_worker(options.model, options.assignment),
+        incarnation=options.incarnation,
+        launcher=options.launcher,
+        model=options.model,
+        slots=worker_settings.slots,
     )
+    run_replica(settings, worker_settings, identity, options.assignment, options.former, display)
+
+
+def name_worker(model: str, assignment: Assignment) -> str:
+    names = "+".join(device.name.replace(":", "") for device in assignment.devices)
+    return f"{model}-{names}@{socket.gethostname()}"
 
 
 def pin_process(cores: Collection[int]) -> None:
@@ -77,25 +97,19 @@ def pin_process(cores: Collection[int]) -> None:
 def run_replica(
     settings: Settings,
     worker_settings: WorkerSettings,
-    model: str,
+    identity: WorkerIdentity,
     assignment: Assignment,
-    launcher: UUID,
+    formers: Sequence[Former],
     display: LoadingDisplay,
 ) -> None:
     """Loads the model, then consumes the model's queue until SIGTERM."""
     if settings.database_url is None or settings.redis_url is None:
         raise ConfigurationError("A worker needs VECTORMILL_DATABASE_URL and VECTORMILL_REDIS_URL.")
-    card = Registry(settings.models).card(model, weights=True)
+    card = Registry(settings.models).card(identity.model, weights=True)
     devices = assignment.devices
-    names = "+".join(device.name.replace(":", "") for device in devices)
     slots = worker_settings.slots + worker_settings.interactive_slots
-    identity = WorkerIdentity(
-        name=f"{model}-{names}@{socket.gethostname()}",
-        incarnation=uuid4(),
-        launcher=launcher,
-        model=model,
-        slots=worker_settings.slots,
-    )
+    heart = make_engine(settings.database_url, application_name=f"{identity.name} leases", pool_size=1)
+    release_chunks_of(formers, heart)  # before the model is loaded: that may take longer than a lease
     stopping = threading.Event()
     engine = Engine(
         card,
@@ -110,7 +124,6 @@ def run_replica(
     report = WorkerReport(
         engine, timesheet, DeviceSampler(devices[0], lambda: engine.runner_pid), assignment.part
     )
-    heart = make_engine(settings.database_url, application_name=f"{identity.name} leases", pool_size=1)
     reports = ReportMaker(report.compose, settings.heartbeat_seconds)
     identity = take_name(heart, identity, reports.make())
     database = make_engine(settings.database_url, application_name=identity.name, pool_size=slots)

@@ -17,6 +17,7 @@ from vectormill.stopping import StopSignals
 from vectormill.supervisor import ChildSpec, Supervisor
 from worker.devices.detect import detect_inventory
 from worker.devices.device import thread_environment
+from worker.former import Former
 from worker.placement.assignment import Assignment, write_assignment
 from worker.placement.picture import draw_placement, part_json
 from worker.placement.together import Planned
@@ -28,6 +29,8 @@ logger = logging.getLogger(__name__)
 # Of the 60 s in which a worker promises to have stopped (docs/OPERATIONS.md, "Stop"): a model process that hangs in a
 # driver is given up after 25 s, and a commit that is under way may wait 20 s for a lock.
 GRACE_SECONDS = 55.0
+# A process that ends while it starts may not have told of the one before.
+MAX_FORMERS = 8
 
 
 def run(settings: Settings, models: Sequence[str], devices: str | None = None) -> None:
@@ -54,7 +57,7 @@ def run(settings: Settings, models: Sequence[str], devices: str | None = None) -
     if len(children) == 1 and sys.stderr.isatty():  # two bars would overwrite each other
         children = [replace(children[0], argv=(*children[0].argv, "--bar"))]
     with StopSignals() as stopping:
-        supervisor = Supervisor(children, stopping=stopping)
+        supervisor = Supervisor([incarnate(child) for child in children], stopping=stopping)
         try:
             supervisor.start()
             supervisor.wait()
@@ -88,3 +91,14 @@ def _replica(model: str, assignment: Assignment, launcher: UUID) -> ChildSpec:
     threads = thread_environment(first.num_threads, first.num_tokenizer_threads)
     names = ",".join(device.name for device in assignment.devices)
     return ChildSpec(f"{model} on {names}", argv, process_environment() | threads)
+
+
+def incarnate(replica: ChildSpec, formers: tuple[Former, ...] = ()) -> ChildSpec:
+    """A process of the replica, which is told of the former ones: only we see how they end."""
+    incarnation = uuid4()
+    told = tuple(f"--former={former}" for former in formers)
+
+    def succeed(status: int) -> ChildSpec:
+        return incarnate(replica, (*formers, Former(incarnation, status))[-MAX_FORMERS:])
+
+    return replace(replica, argv=(*replica.argv, f"--incarnation={incarnation}", *told), succeed=succeed)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection, Engine
 
+from vectormill.db.bereavements import mark_alone
 from vectormill.db.chunks import claim_chunk, release_chunk, split_chunk
 from vectormill.db.completion import cancel_chunk, fail_chunk
 from vectormill.db.outages import DATABASE_ERRORS, describe_refusal, is_lasting, is_outage
@@ -128,7 +129,9 @@ class ChunkEncoder:
         try:
             # Until the commit is through, however long it waits.
             with self._keeper.hold(lease), self._quarantine.enter(lease.ended, is_suspect=claim.lost > 0):
-                with self._database.connect() as connection:
+                with self._database.begin() as connection:
+                    if claim.lost:
+                        mark_alone(connection, claim)
                     items = load_payload(connection, claim.chunk_id)
                 loaded = time.monotonic()
                 # Not `or`: the half of a split chunk may want none of its items, which is not all of them.

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -173,3 +174,18 @@ def test_a_stop_signal_sets_the_event_and_handlers_come_back(number: signal.Sign
         os.kill(os.getpid(), number)
         assert stopping.wait(DEADLINE_SECONDS)
     assert signal.getsignal(number) is earlier
+
+
+def test_what_follows_a_child_is_told_how_it_ended(tmp_path: Path) -> None:
+    ends: list[int] = []
+
+    def succeed(status: int) -> ChildSpec:
+        ends.append(status)
+        return shell(tmp_path, "second", "echo up; exec sleep 60")
+
+    first = replace(shell(tmp_path, "first", "echo up; kill -SEGV $$"), succeed=succeed)
+    with Supervisor([first]) as supervisor:
+        supervisor.start(DEADLINE_SECONDS)
+        wait_for(lambda: "up" in read(tmp_path / "second.log"))
+        assert ends == [-signal.SIGSEGV]
+        assert list(supervisor.pids) == ["second"]

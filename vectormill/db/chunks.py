@@ -26,7 +26,7 @@ CLAIM_CHUNK = text("""
            FOR NO KEY UPDATE SKIP LOCKED
     )
     UPDATE vectormill.chunks AS chunk
-       SET state = 'leased', fence = fence + 1,
+       SET state = 'leased', fence = fence + 1, is_alone = false,
            attempt = attempt + CASE WHEN found.has_lapsed THEN 0 ELSE 1 END,
            lapsed = lapsed + CASE WHEN found.has_lapsed THEN 1 ELSE 0 END,
            lease_owner = :owner, lease_until = now() + make_interval(secs => :lease_seconds)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     CheckConstraint,
     Column,
     DateTime,
@@ -152,6 +153,8 @@ chunks = Table(
     Column("parent_id", BigInteger),
     Column("error", Text),
     _count("lapsed", Integer),
+    # Nothing else was being encoded by its worker: see bereavements.py.
+    Column("is_alone", Boolean, nullable=False, server_default=text("false")),
     UniqueConstraint("job_id", "seq"),
     Index("ix_chunks_pending", "job_id", "seq", postgresql_where=text("state = 'pending'")),
     Index("ix_chunks_queued", "queued_at", postgresql_where=text("state = 'queued'")),

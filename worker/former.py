@@ -1,0 +1,70 @@
+"""Former: a worker's process that its launcher saw end, and what its end tells of the chunks that it held."""
+
+import logging
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Self
+from uuid import UUID
+
+from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from vectormill.db.bereavements import release_bereaved_chunks
+
+logger = logging.getLogger(__name__)
+
+# Faults of the process itself, as when a tokenizer's native code fails on a text. SIGKILL and SIGTERM come from others.
+OWN_FAULTS: Final = frozenset(
+    {
+        signal.SIGSEGV,
+        signal.SIGABRT,
+        signal.SIGBUS,
+        signal.SIGILL,
+        signal.SIGFPE,
+        signal.SIGTRAP,
+        signal.SIGSYS,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Former:
+    """`status` is that of subprocess: negative for a signal."""
+
+    incarnation: UUID
+    status: int
+
+    @classmethod
+    def parse(cls, argument: str) -> Self:
+        incarnation, _, status = argument.partition("=")
+        return cls(UUID(incarnation), int(status))
+
+    def __str__(self) -> str:
+        return f"{self.incarnation}={self.status}"
+
+    @property
+    def is_evidence(self) -> bool:
+        return -self.status in OWN_FAULTS
+
+    @property
+    def end(self) -> str:
+        return signal.Signals(-self.status).name if self.status < 0 else f"status {self.status}"
+
+
+def release_chunks_of(formers: Sequence[Former], engine: Engine) -> None:
+    """Hands back what former incarnations held; without a database their leases lapse."""
+    for former in formers:
+        reason = f"the worker's process ended with {former.end}"
+        try:
+            with engine.begin() as connection:
+                num_chunks = release_bereaved_chunks(
+                    connection, former.incarnation, reason, is_evidence=former.is_evidence
+                )
+        except SQLAlchemyError as error:
+            logger.warning("Chunks of the former process return when their leases lapse: %s", error)
+        else:
+            if num_chunks:
+                logger.warning(
+                    "The former process ended with %s; %d chunks run again.", former.end, num_chunks
+                )
