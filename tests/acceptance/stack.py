@@ -33,10 +33,16 @@ class Stack:
     """Started with `start`, asked through `client`, gone after `destroy`."""
 
     def __init__(
-        self, data_dir: Path, environment: Mapping[str, str] = QUICK_LEASES, *, model: str | None = None
+        self,
+        data_dir: Path,
+        environment: Mapping[str, str] = QUICK_LEASES,
+        *,
+        model: str | None = None,
+        api_host: str | None = None,
     ) -> None:
         self.data_dir = data_dir
         self._model = model
+        self._api_host = api_host
         self.api_port = free_port()
         self.flower_port = free_port()
         self._environment = {**os.environ, **environment}
@@ -46,6 +52,7 @@ class Stack:
     def command(self) -> list[str]:
         ports = ["--api-port", str(self.api_port), "--flower-port", str(self.flower_port)]
         model = ["--model", self._model] if self._model else []
+        api_host = ["--host", self._api_host] if self._api_host else []
         return [
             sys.executable,
             "-m",
@@ -55,6 +62,7 @@ class Stack:
             str(self.data_dir),
             *ports,
             *model,
+            *api_host,
         ]
 
     def spawn(self) -> "subprocess.Popen[bytes]":
