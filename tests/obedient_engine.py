@@ -38,13 +38,18 @@ class ObedientEngine:
 
 @contextmanager
 def encoding_chunks(
-    database: Engine, engine: ObedientEngine | None = None, **settings: Any
+    database: Engine,
+    engine: ObedientEngine | None = None,
+    *,
+    heart: Engine | None = None,
+    identity: WorkerIdentity | None = None,
+    **settings: Any,
 ) -> Iterator[ChunkEncoder]:
-    """A chunk encoder whose leases are kept while the block runs."""
+    """A chunk encoder whose leases are kept, through `heart`, while the block runs."""
     chosen = Settings(**{"heartbeat_seconds": 0.1, **settings})
-    identity = WorkerIdentity("obedient-cpu0@test", uuid4(), uuid4(), SPEC.model, slots=4)
+    identity = identity or WorkerIdentity("obedient-cpu0@test", uuid4(), uuid4(), SPEC.model, slots=4)
     keeper = LeaseKeeper(
-        database,
+        heart or database,
         identity,
         dict,
         heartbeat_seconds=chosen.heartbeat_seconds,
