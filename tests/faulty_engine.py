@@ -108,7 +108,7 @@ def making_engines(directory: Path) -> Iterator[MakeEngine]:
             # Nothing is reused unless a test asks for it: the same words are to reach the model again.
             WorkerSettings(**{"max_batch_tokens": 64, "reuse_bytes": 0, **settings}),
             directory,
-            factory=f"tests.faulty_engine:{function}",
+            factory=function if ":" in function else f"tests.faulty_engine:{function}",
         )
         engines.append(engine)
         return engine

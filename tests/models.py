@@ -14,12 +14,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tests.processors import with_bf16, without_bf16
 from vectormill.model_card import ModelCard
 from vectormill.registry import EncodingOptions, Registry, find_packaged_model, make_spec
 from vectormill.settings import ModelEntry
 from worker.batching.token_batch import TokenBatch
 from worker.devices.detect import detect_inventory
-from worker.devices.device import split_processor
+from worker.devices.device import Device, split_processor
 from worker.finishing import finish_vectors
 from worker.model.encoder import Encoder, EncoderOrder
 from worker.model.factory import load_encoder
@@ -169,12 +170,14 @@ def read_card(directory: Path) -> ModelCard:
 
 
 @cache
-def loaded_encoder(directory: Path, backend: str, cache_dir: Path, precision: str = "fp32") -> Encoder:
+def loaded_encoder(
+    directory: Path, backend: str, cache_dir: Path, precision: str = "fp32", device: Device = DEVICE
+) -> Encoder:
     card = read_card(directory)
     is_packed, name = backend == PACKED, backend.partition(",")[0]
     attention = "packed" if is_packed else "auto"
     order = EncoderOrder(
-        card, DEVICE, name, precision, 1, cache_dir, attention
+        card, device, name, precision, 1, cache_dir, attention
     )  # one thread: see conftest.py
     encoder = load_encoder(order)
     report = encoder.describe()
@@ -189,15 +192,20 @@ def encode(
     *,
     precision: str = "fp32",
     prompt: str | None = None,
+    device: Device | None = None,
     groups: Sequence[Sequence[int]] = (range(len(TEXTS)),),
 ) -> NDArray[np.float32]:
     """Our vectors of TEXTS, through registry, tokenizer and encoder as the engine uses them.
 
+    On a device without bf16 instructions unless another is given, so that the arithmetic is the same on every machine;
+    for the precision bf16 on one with them, which a processor that lacks them emulates.
     `groups` says which texts share a batch; the vectors come in its order.
     """
     card = read_card(directory)
     spec = make_spec(card, EncodingOptions(prompt=prompt))
-    encoder = loaded_encoder(directory, backend, cache_dir, precision)
+    if device is None:
+        device = with_bf16(DEVICE) if precision == "bf16" else without_bf16(DEVICE)
+    encoder = loaded_encoder(directory, backend, cache_dir, precision, device)
     tokenizer = Tokenizer(card.path, lowercase=card.lowercase)
     texts = tokenizer.tokenize([spec.prompt + text for text in TEXTS], spec.max_tokens, truncate=True)
     prompt_length = 0 if card.include_prompt else tokenizer.count_prompt_tokens(spec.prompt)

@@ -28,8 +28,9 @@ from worker.batching.limits import BatchLimits
 from worker.devices.device import Device
 from worker.finishing import find_unique, finish_vectors
 from worker.loading import LoadingDisplay
-from worker.model.encoder import EncoderOrder, EncoderReport
+from worker.model.encoder import EncoderOrder, EncoderReport, find_changes
 from worker.parallel.executor import Executor, ExecutorTimeouts
+from worker.parallel.memory import MemoryReport
 from worker.parallel.starter import RunnerStarter, Sharing
 from worker.placement.model_shape import read_model_shape
 from worker.request import EncodeRequest, EncodeResult, EncodingCancelled, EngineStopped, RunnerDied
@@ -47,6 +48,8 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_FACTORY: Final = "worker.model.factory:load_encoder"
 COLLECTIVE_GRACE_SECONDS: Final = 60.0
+# By which a model process shows that it still encodes (worker.parallel.canary).
+CANARY: Final = "A canary that still sings tells the miners that the air is good."
 
 
 class Engine:
@@ -75,6 +78,8 @@ class Engine:
         self._switchboard = Switchboard(self._limits)
         self._reuse = VectorReuse(settings.reuse_bytes)
         self._num_reused = 0
+        self._loaded: EncoderReport | None = None
+        self._changes: tuple[str, ...] = ()
         self._executor = Executor(
             RunnerStarter(
                 factory,
@@ -103,6 +108,8 @@ class Engine:
             ),
             self._switchboard,
             self._tuner,
+            self._tokenizer.tokenize([CANARY], card.max_tokens, truncate=True).ids(0),
+            self._adopt,
             display,
         )
         # Callers beyond these wait outside, with their texts not yet tokenized: the pool is bounded by them.
@@ -115,14 +122,21 @@ class Engine:
 
     def start(self) -> None:
         """Waits until the model is loaded. Raises ModelError."""
-        self._executor.start()
-        report = self._executor.report
-        assert report is not None
-        cost = find_batch_cost(self._card, report)
-        self._tuner.begin(report, self._executor.memory, cost)
-        self._switchboard.set_cost(cost)
-        self._switchboard.set_num_started(report.num_started)
         self._switchboard.set_budget(self._tuner.max_batch_tokens)
+        self._executor.start()
+
+    def _adopt(self, report: EncoderReport, memory: MemoryReport | None) -> bool:
+        """Whatever follows from the encoder that was loaded; a model process that was started again may have another
+        one, with less memory or without a kernel. Called by the executor's thread, before that gets a batch.
+        """
+        before, self._loaded = self._loaded, report
+        if before is not None:
+            self._changes = find_changes(before, report)
+            for change in self._changes:
+                logger.warning("%s was started again as another encoder: %s", self._card.name, change)
+        cost = find_batch_cost(self._card, report)
+        self._tuner.begin(report, memory, cost)
+        return self._switchboard.adopt(cost, report.num_started)
 
     def stop(self) -> None:
         """Ends the model process; requests that wait get EngineStopped."""
@@ -181,6 +195,7 @@ class Engine:
             else 0.0,
             "num_reused": self._num_reused,
             "num_restarts": self._executor.num_restarts,
+            "changes_at_restart": self._changes,
             "stage_seconds": self._stage_seconds | {COLLATE: tally.collate_seconds, RUN: tally.run_seconds},
         }
 

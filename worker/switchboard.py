@@ -94,15 +94,19 @@ class Switchboard:
         self._closed_because: str | None = None
         self.tally = Tally()
 
-    def set_cost(self, cost: BatchCost) -> None:
-        """What batches cost with the encoder that was loaded. To be set before the first ticket."""
-        with self._lock:
-            self._pool.cost = cost
-
-    def set_num_started(self, num_started: int) -> None:
-        """How many batches the encoder that was loaded has at work."""
+    def adopt(self, cost: BatchCost, num_started: int) -> bool:
+        """What batches cost with the encoder that was loaded, and how many of them it has at work. What waits is laid
+        out anew where that is needed, as batches that were taken have to be, too: then it is true.
+        """
         with self._lock:
             self._feed.num_started = num_started
+            if cost == self._pool.cost:
+                return False
+            waiting = self._pool.drain()
+            self._pool.cost = cost
+            self._feed.forget_pace()
+            self._put_back(waiting)
+            return True
 
     def set_budget(self, budget: BudgetSource) -> None:
         """Holds from the next batch on. The budget is asked for every batch under the lock: it must answer at once."""
@@ -173,6 +177,19 @@ class Switchboard:
             np.concatenate(prompt_lengths).astype(np.int32),
         )
         return Work(tuple(sequences), batch, is_urgent)
+
+    def take_back(self, works: Iterable[Work]) -> None:
+        """Batches that were taken and not encoded are taken apart again."""
+        with self._lock:
+            self._put_back([*self._pool.drain(), *(each for work in works for each in work.sequences)])
+
+    def _put_back(self, sequences: list[Sequence]) -> None:
+        sequences.sort(key=lambda sequence: (sequence.request, sequence.position))
+        for request, _, places in split_by_request(sequences):
+            ticket = self._tickets.get(request)
+            if ticket is not None:
+                lengths = ticket.texts.lengths[ticket.positions[places]].tolist()
+                self._pool.add(request, lengths, places.tolist(), is_interactive=ticket.is_interactive)
 
     def deliver(
         self, work: Work, vectors: NDArray[np.float32], seconds: float, collate_seconds: float = 0.0

@@ -62,9 +62,11 @@ class Tuner:
         self.num_out_of_memory = 0
 
     def begin(self, report: EncoderReport, memory: MemoryReport | None, cost: BatchCost) -> None:
-        """The encoder is loaded: what is left of the memory is known, and what batches of it were learned earlier."""
+        """An encoder is loaded: what is left of the memory is known, and what batches of it were learned earlier. One
+        that is as the former goes on with what was learned since.
+        """
         self._cost = cost
-        self._file = BudgetFile(
+        file = BudgetFile(
             self._cache_dir,
             {
                 "model": self._card.name,
@@ -78,9 +80,12 @@ class Tuner:
                 **({"shared": describe_sharing(self._sharing.replica)} if self._sharing else {}),
             },
         )
-        self._budget.recall(self._file.load())
+        if self._file is None or file.path != self._file.path:
+            self._file = file
+            self._budget.recall(file.load())
         self._memory = memory
         footprint = foresee_footprint(self._card, report)
+        self._budget.forget_bound()
         if footprint is not None and memory is not None:
             self._bound(footprint, memory)
 
@@ -128,10 +133,10 @@ class Tuner:
         self._keep()
 
     def observe_killed(self, work: Work) -> None:
-        """The kernel kills without a word what exhausts main memory: its next batches had better be smaller."""
+        """Killed for want of main memory, by the kernel or whoever acts before it: the next ones shall be smaller."""
         logger.warning(
-            "The model process was killed, as the kernel does when memory is exhausted, during a batch of %d sequences "
-            "of up to %d tokens: batches of such lengths are halved.",
+            "The model process was killed for want of memory during a batch of %d sequences of up to %d tokens: "
+            "batches of such lengths are halved.",
             len(work.batch),
             work.batch.max_length,
         )

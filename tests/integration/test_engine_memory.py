@@ -16,8 +16,11 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from numpy.typing import NDArray
 
 from tests.models import write_wide_bert
+from tests.processors import with_bf16, without_bf16
+from tests.sick_encoders import NUM_SICK, take_illness
 from vectormill.domain.item import OUT_OF_MEMORY
 from vectormill.registry import EncodingOptions, ModelCard, Registry, make_spec
 from vectormill.settings import ModelEntry
@@ -25,7 +28,7 @@ from worker.batching.token_batch import TokenBatch
 from worker.devices.detect import detect_inventory
 from worker.devices.device import split_processor
 from worker.engine import DEFAULT_FACTORY, EncodeRequest, EncodeResult, Engine
-from worker.model.encoder import Encoder, EncoderOrder
+from worker.model.encoder import Encoder, EncoderOrder, EncoderReport
 from worker.model.factory import load_encoder
 from worker.settings import WorkerSettings
 
@@ -35,21 +38,50 @@ pytestmark = pytest.mark.skipif(
 )
 
 MEBIBYTE = 1 << 20
+# As promised for a text in any company (docs/ARCHITECTURE.md).
+SMALLEST_COSINES = {"fp32": 0.9999, "bf16": 0.999}
+NUM_TOKENS = {"fp32": 4096, "bf16": 8192}
 WORDS = ("the", "engine", "reads", "many", "words", "and", "gives", "every", "text", "one", "vector")
+
+
+class LateLimited(Encoder):
+    """Has all the memory that it wants until it was loaded and has encoded two batches."""
+
+    def __init__(self, encoder: Encoder, is_limited: bool) -> None:
+        self._encoder = encoder
+        self._num_unlimited = 2 if is_limited else sys.maxsize
+
+    def encode(self, batch: TokenBatch) -> NDArray[np.float32]:
+        self._num_unlimited -= 1
+        if self._num_unlimited == -1:
+            limit_memory(5 * MEBIBYTE)
+        return self._encoder.encode(batch)
+
+    def describe(self) -> EncoderReport:
+        return self._encoder.describe()
+
+
+def limit_memory(free_bytes: int) -> None:
+    limit = psutil.Process().memory_info().vms + free_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 def load_limited(order: EncoderOrder, free_bytes: int) -> Encoder:
     encoder = load_encoder(order)
     # Threads, their stacks and the kernels' own memory come with the first batch: they shall lie below the limit.
     encoder.encode(TokenBatch.from_ids([np.arange(5, 69, dtype=np.int32)] * 4))
-    limit = psutil.Process().memory_info().vms + free_bytes
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    limit_memory(free_bytes)
     return encoder
 
 
 def load_with_little_memory(order: EncoderOrder) -> Encoder:
-    """A token of the wide model needs 34 kB, so that 4,096 of them do not fit and 1,024 do."""
+    """A token of the wide model needs 34 kB in fp32, and half in bf16: NUM_TOKENS do not fit, and a quarter does."""
     return load_limited(order, 80 * MEBIBYTE)
+
+
+def load_with_next_to_nothing(order: EncoderOrder) -> Encoder:
+    """The first process only: with 5 MiB torch encodes hardly anything, and oneDNN makes no kernel for bf16."""
+    return LateLimited(load_encoder(order), take_illness(order.cache_dir / NUM_SICK))
 
 
 @pytest.fixture(scope="module")
@@ -62,13 +94,14 @@ MakeEngine = Callable[..., Engine]
 
 
 @contextmanager
-def making_engines(card: ModelCard, cache_dir: Path) -> Iterator[MakeEngine]:
+def making_engines(card: ModelCard, cache_dir: Path, precision: str) -> Iterator[MakeEngine]:
     engines: list[Engine] = []
 
     def make(function: str | None = None, **settings: Any) -> Engine:
-        choices: dict[str, Any] = {"backend": "torch", "attention": "padded", **settings}
+        choices = {"backend": "torch", "precision": precision, "attention": "padded", **settings}
         factory = f"tests.integration.test_engine_memory:{function}" if function else DEFAULT_FACTORY
         device = split_processor(detect_inventory(), 1)[0]
+        device = with_bf16(device) if precision == "bf16" else without_bf16(device)
         engine = Engine(card, device, WorkerSettings(**choices), cache_dir, factory=factory)
         engines.append(engine)
         engine.start()
@@ -81,9 +114,15 @@ def making_engines(card: ModelCard, cache_dir: Path) -> Iterator[MakeEngine]:
             engine.stop()
 
 
+@pytest.fixture(scope="module", params=SMALLEST_COSINES)
+def precision(request: pytest.FixtureRequest) -> str:
+    """bf16 on every machine: where it is emulated, libraries take memory in other places and say other words."""
+    return str(request.param)
+
+
 @pytest.fixture
-def make_engine(card: ModelCard, tmp_path: Path) -> Iterator[MakeEngine]:
-    with making_engines(card, tmp_path / "cache") as make:
+def make_engine(card: ModelCard, tmp_path: Path, precision: str) -> Iterator[MakeEngine]:
+    with making_engines(card, tmp_path, precision) as make:
         yield make
 
 
@@ -98,13 +137,14 @@ class Shortage:
 
 
 @pytest.fixture(scope="module")
-def shortage(card: ModelCard, tmp_path_factory: pytest.TempPathFactory) -> Shortage:
-    texts = make_texts(16, 250)
-    with making_engines(card, tmp_path_factory.mktemp("cache")) as make:
-        first = make("load_with_little_memory", max_batch_tokens=4096)
+def shortage(card: ModelCard, precision: str, tmp_path_factory: pytest.TempPathFactory) -> Shortage:
+    num_tokens = NUM_TOKENS[precision]
+    texts = make_texts(num_tokens // 256, 250)
+    with making_engines(card, tmp_path_factory.mktemp("cache"), precision) as make:
+        first = make("load_with_little_memory", max_batch_tokens=num_tokens)
         result, report = encode(first, card, texts), first.report()
         first.stop()
-        second = make(max_batch_tokens=4096)
+        second = make(max_batch_tokens=num_tokens)
         return Shortage(result, report, second.report(), encode(second, card, texts))
 
 
@@ -121,36 +161,52 @@ def make_texts(num_texts: int, num_words: int) -> list[str]:
 
 
 def test_batches_that_do_not_fit_are_tried_in_halves_and_every_text_gets_its_vector(
-    shortage: Shortage,
+    shortage: Shortage, precision: str
 ) -> None:
     result, report = shortage.result, shortage.report
     assert not result.failures
-    assert float((result.vectors * shortage.next_result.vectors).sum(axis=1).min()) >= 0.9999
+    cosines = (result.vectors * shortage.next_result.vectors).sum(axis=1)
+    assert float(cosines.min()) >= SMALLEST_COSINES[precision]
     assert report["num_out_of_memory"] >= 1
-    assert report["num_restarts"] == 0
-    assert report["budgets"]["up to 256"]["max_batch_tokens"] <= 2048
-    assert report["budgets"]["up to 64"]["max_batch_tokens"] == 4096, "another length class"
-    assert report["num_sequences"] == 16
+    assert report["num_restarts"] == 0 or precision == "bf16", "oneDNN may make no kernel any more behind it"
+    assert report["budgets"]["up to 256"]["max_batch_tokens"] <= NUM_TOKENS[precision] // 2
+    assert report["budgets"]["up to 64"]["max_batch_tokens"] == NUM_TOKENS[precision], "another length class"
+    assert report["num_sequences"] == NUM_TOKENS[precision] // 256
     assert report["peak_memory_bytes"] >= report["memory_bytes"] > 100 * MEBIBYTE
 
 
-def test_a_text_that_does_not_fit_alone_fails_alone(make_engine: MakeEngine, card: ModelCard) -> None:
+def test_a_text_that_does_not_fit_alone_fails_alone(
+    make_engine: MakeEngine, card: ModelCard, precision: str
+) -> None:
     texts = make_texts(20, 30)
     texts[7] = make_texts(1, 7900)[0]
     engine = make_engine("load_with_little_memory", max_batch_tokens=16384)
     result = encode(engine, card, texts)
     assert {index: failure.code for index, failure in result.failures.items()} == {7: OUT_OF_MEMORY}
-    assert "allocate" in result.failures[7].detail
     assert result.num_tokens[7] == 0
     assert np.flatnonzero(~result.vectors.any(axis=1)).tolist() == [7]
     again = encode(engine, card, texts[:7])
-    assert float((again.vectors * result.vectors[:7]).sum(axis=1).min()) >= 0.9999
-    assert engine.report()["num_restarts"] == 0
+    assert float((again.vectors * result.vectors[:7]).sum(axis=1).min()) >= SMALLEST_COSINES[precision]
+    if precision == "fp32":
+        assert "allocate" in result.failures[7].detail
+        assert engine.report()["num_restarts"] == 0
 
 
-def test_the_next_engine_starts_with_what_the_last_one_learned(shortage: Shortage) -> None:
+def test_healthy_texts_lose_nothing_to_a_process_that_has_no_memory_left(
+    make_engine: MakeEngine, card: ModelCard, tmp_path: Path
+) -> None:
+    (tmp_path / NUM_SICK).write_text("1")
+    texts = make_texts(20, 40)
+    engine = make_engine("load_with_next_to_nothing", max_batch_tokens=4096)
+    result = encode(engine, card, texts)
+    assert not result.failures
+    assert result.vectors.any(axis=1).all()
+    assert engine.is_healthy()
+
+
+def test_the_next_engine_starts_with_what_the_last_one_learned(shortage: Shortage, precision: str) -> None:
     learned = shortage.report["budgets"]["up to 256"]
-    assert learned["ceiling_tokens"] <= 2048
+    assert learned["ceiling_tokens"] <= NUM_TOKENS[precision] // 2
     known = shortage.next_report["budgets"]["up to 256"]
     assert known["ceiling_tokens"] == learned["ceiling_tokens"]
     assert shortage.next_report["num_out_of_memory"] == 0, "it met none itself"

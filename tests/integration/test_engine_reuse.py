@@ -66,7 +66,7 @@ def lead(engine: Engine, follower_waits: threading.Event, tmp_path: Path) -> Ite
 
         def start(texts: list[str], meanwhile: Callable[[], object] = lambda: None) -> Outcomes:
             leader = threads.submit(engine.encode, request(texts), cancelled)
-            wait_for(lambda: engine._executor._started)
+            wait_for(lambda: engine._executor._docket.started)
             follower = threads.submit(encode, engine, [SHARED, "its own text"])
             assert follower_waits.wait(10)
             meanwhile()
@@ -118,7 +118,7 @@ def test_a_cancelled_chunk_leaves_the_text_to_the_one_that_waits_for_it(engine: 
 def test_a_model_process_that_dies_with_one_chunk_fails_none_that_waited_for_it(
     engine: Engine, lead: Lead
 ) -> None:
-    leader, follower = lead([SHARED], lambda: os.kill(runner_pids()[0], signal.SIGKILL))
+    leader, follower = lead([SHARED], lambda: os.kill(runner_pids()[0], signal.SIGSEGV))
     assert isinstance(leader.exception(), RunnerDied)
     assert_is_whole(engine, follower.result())
 

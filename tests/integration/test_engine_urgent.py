@@ -53,8 +53,8 @@ def test_an_interactive_request_overtakes_the_bulk_batches_that_wait_in_the_runn
         for count, name in enumerate(names, start=1):
             text = f"a {name} text that alone fills a batch of the model"
             threads.submit(encode, engine, [text], interactive=name == "question")
-            wait_for(lambda count=count: len(engine._executor._outstanding) == count)  # type: ignore[misc]
-        wait_for(lambda: 1 in engine._executor._started)
+            wait_for(lambda count=count: len(engine._executor._docket.outstanding) == count)  # type: ignore[misc]
+        wait_for(lambda: engine._executor._docket.started)
         (tmp_path / HANG_WHILE_FILE_EXISTS).unlink()
     assert order == ["first", "question", "second"]
 
@@ -68,7 +68,7 @@ def test_an_interactive_request_overtakes_the_bulk_batches_that_wait_in_the_runn
         ("question", {"first": False, "question": True, "second": False}),
     ],
 )
-def test_a_kill_blames_exactly_the_batch_that_was_being_encoded_though_an_urgent_one_overtook(
+def test_a_crash_blames_exactly_the_batch_that_was_being_encoded_though_an_urgent_one_overtook(
     make_engine: MakeEngine, tmp_path: Path, killed_while: str, expected: dict[str, bool]
 ) -> None:
     engine = make_engine(max_batch_tokens=16)
@@ -80,13 +80,15 @@ def test_a_kill_blames_exactly_the_batch_that_was_being_encoded_though_an_urgent
         futures = {}
         for count, name in enumerate(("first", "second", "question"), start=1):
             futures[name] = threads.submit(encode, engine, [words[name]], interactive=name == "question")
-            wait_for(lambda count=count: len(engine._executor._outstanding) == count)  # type: ignore[misc]
-        wait_for(lambda: 1 in engine._executor._started)
+            wait_for(lambda count=count: len(engine._executor._docket.outstanding) == count)  # type: ignore[misc]
+        wait_for(lambda: engine._executor._docket.started)
         if killed_while == "question":
             (tmp_path / HANG_WHILE_FILE_EXISTS).unlink()
             futures["first"].result()
-            wait_for(lambda: 3 in engine._executor._started)
-        os.kill(runner_pids()[0], signal.SIGKILL)
+            docket = engine._executor._docket
+            wait_for(lambda: any(docket.outstanding[number].is_urgent for number in list(docket.started)))
+        # Not SIGKILL, which is nobody's fault but the killer's.
+        os.kill(runner_pids()[0], signal.SIGSEGV)
         (tmp_path / HANG_WHILE_FILE_EXISTS).unlink(missing_ok=True)
         died = {name: isinstance(future.exception(), RunnerDied) for name, future in futures.items()}
     assert died == expected
@@ -118,9 +120,9 @@ def test_an_interactive_request_that_is_cancelled_in_the_runner_takes_nobody_alo
         for name in ("first", "second"):
             text = f"a {name} text that alone fills a batch of the model"
             bulk.append(threads.submit(encode, engine, [text]))
-            wait_for(lambda: len(engine._executor._outstanding) == len(bulk))
+            wait_for(lambda: len(engine._executor._docket.outstanding) == len(bulk))
         question = threads.submit(engine.encode, request(["a question"], interactive=True), cancelled)
-        wait_for(lambda: len(engine._executor._outstanding) == 3)
+        wait_for(lambda: len(engine._executor._docket.outstanding) == 3)
         cancelled.set()
         assert isinstance(question.exception(timeout=60), EncodingCancelled)
         (tmp_path / HANG_WHILE_FILE_EXISTS).unlink()

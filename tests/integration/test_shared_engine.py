@@ -96,8 +96,7 @@ def test_a_rank_that_is_killed_ends_its_replica_which_is_built_anew(make_engine:
         )
         wait_for(lambda: engine.report()["num_batches"] >= 2)
         os.kill(first[1], signal.SIGKILL)
-        with pytest.raises(RunnerDied, match="SIGKILL"):
-            running.result()
+        assert len(running.result()) == 40 * len(TEXTS), "nobody but the killer is to blame"
     wait_for(lambda: engine.report()["state"] == "running", seconds=60)
     assert set(first).isdisjoint(rank_pids()), "the rank that waited for the dead one has ended too"
     assert encode(engine, TEXTS[:3]).shape == (3, CARD.dimension)

@@ -20,6 +20,18 @@ class OutOfMemoryError(RuntimeError):
         ),
         (RuntimeError("Exception from src/inference/src/cpp/infer_request.cpp:223:\nstd::bad_alloc"), True),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), True),
+        (RuntimeError("could not create a primitive"), True),  # oneDNN in torch, where bf16 has kernels made
+        (RuntimeError("could not create a memory object"), True),
+        (
+            RuntimeError(
+                "Exception from src/plugins/intel_cpu/src/node.cpp:823:\n[CPU] MVN node can't alloc"
+            ),
+            True,
+        ),
+        (
+            RuntimeError("could not create a primitive descriptor for the matmul primitive"),
+            False,
+        ),  # no such kernel
         (MemoryError(), True),
         (RuntimeError("shape '[2, 3]' is invalid for input of size 5"), False),
         (

@@ -40,7 +40,7 @@ class ScriptedRunner:
         try:
             return [self.connection.recv()]
         except EOFError as error:
-            raise RunnerLost("the model process was ended by SIGKILL", is_killed=True) from error
+            raise RunnerLost("the model process was ended by SIGKILL", is_foreign=True) from error
 
     def kill(self) -> list[Any]:
         self._theirs.close()
@@ -85,7 +85,7 @@ def test_a_rank_that_runs_out_of_memory_ends_the_group_with_the_batch_to_be_halv
     with pytest.raises(RunnerLost, match=r"rank 1 failed .*can't allocate memory") as caught:
         hear(group)
     assert caught.value.failed == EXHAUSTED
-    assert not caught.value.is_killed
+    assert not caught.value.is_foreign
 
 
 def test_what_was_said_before_a_failure_is_not_lost_with_it(ranks: Ranks) -> None:
@@ -125,7 +125,7 @@ def test_the_death_of_a_rank_is_told_and_not_the_error_that_it_gave_its_neighbou
     second.die()
     with pytest.raises(RunnerLost, match="SIGKILL") as caught:
         hear(group)
-    assert caught.value.is_killed
+    assert caught.value.is_foreign
     assert caught.value.failed is None
 
 

@@ -98,13 +98,17 @@ class TokenBudget:
 
     def __init__(self, rules: BudgetRules) -> None:
         self.rules = rules
-        self.largest_batch_tokens: Callable[[int], int] = lambda length: LARGEST_TOKENS
+        self.forget_bound()
         self.is_changed = False
         self.num_shrunk = 0
         self._used_share = 0.0
         self._num_until_shrink = 0
         self._classes: dict[int, _Class] = {}
         self.recall({})
+
+    def forget_bound(self) -> None:
+        """What the free memory holds is not known."""
+        self.largest_batch_tokens: Callable[[int], int] = lambda length: LARGEST_TOKENS
 
     def recall(self, learned: Mapping[int, LearnedClass]) -> None:
         """Begins where an earlier TokenBudget ended. A size that a user has given needs no rates."""

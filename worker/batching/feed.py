@@ -31,6 +31,10 @@ class Feed:
         self.num_tokenizing = 0  # requests whose sequences will be here soon
         self.hold_end: float | None = None  # when the little that is held back is sent; None if nothing is
 
+    def forget_pace(self) -> None:
+        """Costs mean something else from now on."""
+        self._pace = Pace()
+
     def note_interactive(self, now: float) -> None:
         self._interactive_at = now
 

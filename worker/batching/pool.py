@@ -13,6 +13,7 @@ and one per different length visited.
 
 import math
 from collections.abc import Callable, Collection, Iterable
+from itertools import count
 from typing import Final
 
 from worker.batching.cost import BatchCost, PaddedCost
@@ -48,7 +49,7 @@ class SequencePool:
 
     @cost.setter
     def cost(self, cost: BatchCost) -> None:
-        """To be set before anything is added."""
+        """To be set while nothing waits: lengths and costs of what waits are those of the former one."""
         self._cost = cost
 
     @property
@@ -74,10 +75,20 @@ class SequencePool:
         longest = max(sequence.length for sequence in batch)
         return self._cost.of_batch(len(batch), longest, self._cost_alone(batch))
 
-    def add(self, request: int, lengths: Iterable[int], *, is_interactive: bool = False) -> None:
-        """Adds the sequences of a new request, one for each length; their positions are 0, 1, 2, …"""
+    def add(
+        self,
+        request: int,
+        lengths: Iterable[int],
+        positions: Iterable[int] | None = None,
+        *,
+        is_interactive: bool = False,
+    ) -> None:
+        """Adds sequences of a request that is younger than all others, one for each length; their positions are 0, 1,
+        2, … unless others are given.
+        """
         find_length = self._cost.find_length
-        sequences = [Sequence(request, position, find_length(n)) for position, n in enumerate(lengths)]
+        places = zip(count() if positions is None else positions, lengths, strict=False)
+        sequences = [Sequence(request, position, find_length(n)) for position, n in places]
         if not sequences:
             return
         if is_interactive:
@@ -90,6 +101,12 @@ class SequencePool:
         """Removes what still waits of a request; nothing if it is not in the pool."""
         self._interactive.remove(request)
         self._bulk_cost -= self._cost_alone(self._bulk.remove(request))
+
+    def drain(self) -> list[Sequence]:
+        """Everything that waits leaves the pool, to be added again."""
+        drained = [*self._interactive.drain(), *self._bulk.drain()]
+        self._bulk_cost = 0.0
+        return drained
 
     def take_batch(self, max_bulk_cost: float = math.inf) -> list[Sequence]:
         """The next batch, which leaves the pool; empty when nothing waits. Bulk has at most `max_bulk_cost`."""
@@ -122,12 +139,12 @@ class SequencePool:
         for lengths in waiting.lengths_around(length):
             for other in lengths:
                 num_waiting = waiting.count(other)
-                count = batch.count_fitting(other, num_waiting, budget(max(batch.max_length, other)))
-                if count:
-                    batch.append(waiting.take(other, count), other)
+                fitting = batch.count_fitting(other, num_waiting, budget(max(batch.max_length, other)))
+                if fitting:
+                    batch.append(waiting.take(other, fitting), other)
                     if waiting is self._bulk:
-                        self._bulk_cost -= count * self._cost.of_sequence(other)
-                if count < num_waiting:
+                        self._bulk_cost -= fitting * self._cost.of_sequence(other)
+                if fitting < num_waiting:
                     break
 
     def _bulk_budget(self, length: int, max_bulk_cost: float) -> float:

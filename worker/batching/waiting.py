@@ -46,6 +46,15 @@ class WaitingSequences:
         self._num_waiting -= len(removed)
         return removed
 
+    def drain(self) -> list[Sequence]:
+        """Removes and returns all."""
+        drained = [sequence for line in self._lines.values() for sequence in line]
+        self._requests.clear()
+        self._lines.clear()
+        self._lengths.clear()
+        self._num_waiting = 0
+        return drained
+
     def longest_of_oldest(self) -> int:
         """The longest length that waits of the oldest request. The first of that line is the oldest request's."""
         return max(next(iter(self._requests.values())))

@@ -88,6 +88,18 @@ class EncoderReport:
         return self.num_streams + self.is_queued
 
 
+def find_changes(before: EncoderReport, now: EncoderReport) -> tuple[str, ...]:
+    """What is another, a sentence each: of what batches depend on, and not of how long loading took."""
+    names = ("attention", "num_threads", "is_packed", "num_streams", "is_queued", "longest_bucket")
+    pairs = [(name, getattr(before, name), getattr(now, name), "") for name in names]
+    for name in ("backend", "precision"):
+        was, became = getattr(before, name), getattr(now, name)
+        pairs.append((name, was.value, became.value, f" ({became.reason})"))
+    return tuple(
+        f"{name} was {was} and is {became}{why}" for name, was, became, why in pairs if was != became
+    )
+
+
 class Encoder(Protocol):
     """One loaded model on one device. As many threads encode as it has streams, each one batch at a time; another
     may prepare the next.

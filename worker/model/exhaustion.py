@@ -1,12 +1,15 @@
 """Exhaustion: whether what a framework raised means that memory was short. Imports none of the frameworks."""
 
+import re
 from typing import Final
 
 # torch.OutOfMemoryError is what CUDA and MPS raise. On a CPU torch raises RuntimeError with "DefaultCPUAllocator: can't
-# allocate memory"; C++ underneath, openvino's too, std::bad_alloc; cuBLAS and cuDNN have a status of their own.
+# allocate memory"; C++ underneath, openvino's too, std::bad_alloc; cuBLAS and cuDNN have a status of their own, and
+# openvino says of a layer that it "can't alloc". oneDNN, which both use, says only what it could not do: a primitive is
+# made of a descriptor that was found to be sound, so that only memory can be missing then.
 TYPES: Final = frozenset({"OutOfMemoryError", "MemoryError"})
 SENTENCES: Final = (
-    "can't allocate memory",
+    "can't alloc",
     "cannot allocate memory",
     "not enough memory",
     "out of memory",
@@ -17,6 +20,9 @@ SENTENCES: Final = (
 )
 
 
+ONEDNN: Final = re.compile(r"could not create a (primitive|memory)\b(?! descriptor)")
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Also where the error that was raised is only the consequence of one that was."""
     seen: BaseException | None = error
@@ -24,7 +30,9 @@ def is_out_of_memory(error: BaseException) -> bool:
         if TYPES & {kind.__name__ for kind in type(seen).__mro__}:
             return True
         message = str(seen).lower()
-        if isinstance(seen, RuntimeError) and any(sentence in message for sentence in SENTENCES):
+        if isinstance(seen, RuntimeError) and (
+            ONEDNN.search(message) or any(sentence in message for sentence in SENTENCES)
+        ):
             return True
         seen = seen.__cause__
     return False

@@ -1,38 +1,38 @@
 """Executor: keeps one runner busy with batches, and starts it again when it dies. Knows no requests, only batches.
 
-One thread owns the runner: it sends, receives, restarts. One batch more than the runner has at work is with it, so that
-nothing waits for the next one; urgent ones come on top and are encoded first. The runner says which one it starts:
-if the process dies, those are suspect and the others are not. Of several suspects each is tried again alone.
+One thread owns the runner: it sends, receives, restarts; what becomes of a batch, the docket decides. One batch more
+than the runner has at work is with it, so that nothing waits for the next one; urgent ones come on top and are encoded
+first. The runner says which one it starts: if the process dies, those are suspect and the others are not. Of several
+suspects each is tried again alone.
 """
 
 import logging
 import threading
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from vectormill.domain.errors import ModelError
-from vectormill.domain.item import ENCODING_FAILED, OUT_OF_MEMORY
 from worker.loading import LoadingDisplay
 from worker.model.encoder import EncoderReport
+from worker.parallel.docket import Docket
 from worker.parallel.memory import MemoryReport
 from worker.parallel.messages import (
-    BATCHES_AHEAD,
-    URGENT_BATCHES_AHEAD,
     Encode,
-    Encoded,
-    EncodeFailed,
     Loaded,
     LoadFailed,
     Reading,
-    Started,
 )
 from worker.parallel.runner import Runner, RunnerLost
 from worker.parallel.runner_group import RunnerGroup
 from worker.parallel.starter import RunnerStarter
-from worker.parallel.work import Work, WorkObserver, WorkSource
+from worker.parallel.work import WorkObserver, WorkSource
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +57,13 @@ class ExecutorTimeouts:
     max_restarts: int
 
 
+# Called with every encoder that was loaded, before it gets its first batch. True: it is another one than before, and
+# batches that were made for that one are to be made anew.
+OnLoaded = Callable[[EncoderReport, MemoryReport | None], bool]
+
+
 class Executor:
-    """Runs one replica of the model."""
+    """Runs one replica of the model. `canary` are the ids of a text that the model encodes without trouble."""
 
     def __init__(
         self,
@@ -66,13 +71,16 @@ class Executor:
         timeouts: ExecutorTimeouts,
         source: WorkSource,
         observer: WorkObserver,
+        canary: NDArray[np.int32],
+        on_loaded: OnLoaded,
         display: LoadingDisplay | None = None,
     ) -> None:
         self._starter = starter
         self._name = starter.order.card.name
         self._timeouts = timeouts
         self._source = source
-        self._observer = observer
+        self._docket = Docket(source, observer, canary)
+        self._on_loaded = on_loaded
         self._display = display or LoadingDisplay(self._name)
         self._thread = threading.Thread(target=self._run, name="executor", daemon=True)
         self._wake_reader, self._wake_writer = Pipe(duplex=False)
@@ -80,19 +88,12 @@ class Executor:
         self._stopping = threading.Event()
         self._settled = threading.Event()  # the first load has succeeded or failed
         self._runner: AnyRunner | None = None
-        self._outstanding: dict[int, Work] = {}  # with the runner, by number
-        self._started: dict[int, float] = {}  # the numbers of those that are being encoded, and since when
-        self._heard_at = 0.0
-        # To be sent again before anything new: suspects, then halves and innocent batches. Urgent ones first.
-        self._suspects: list[Work] = []
-        self._returned: list[Work] = []
         self._next_number = 0
-        self._losses_in_row = 0
+        self._is_loaded = False  # once, and has encoded the canary
         self.num_restarts = 0
         self.state = LOADING
         self.reason = ""
         self.report: EncoderReport | None = None
-        self.memory: MemoryReport | None = None  # the newest
 
     def start(self) -> None:
         """Waits until the model is loaded. Raises ModelError, and has ended then."""
@@ -115,6 +116,11 @@ class Executor:
             self._wake_writer.send_bytes(b"!")
 
     @property
+    def memory(self) -> MemoryReport | None:
+        """The newest report."""
+        return self._docket.memory
+
+    @property
     def runner_pid(self) -> int | None:
         """The model's process; None while there is none."""
         runner = self._runner
@@ -134,6 +140,7 @@ class Executor:
                     self._recover(loss)
             self.state, self.reason = STOPPED, "the engine was stopped"
         except ModelError as error:
+            logger.error("The engine ends: %s", error)
             self.state, self.reason = DEAD, str(error)
         except Exception as error:  # a dead stage stops the engine: nobody may wait for a thread that is gone
             logger.exception("The executor failed.")
@@ -150,8 +157,12 @@ class Executor:
         try:
             if not self._wait_until_loaded(runner):
                 return
+            deadline = time.monotonic() + self._timeouts.load_seconds
+            if not self._wait_until_sound(runner, deadline):
+                return
         finally:
             self._display.close()
+        self._is_loaded = True
         self.state, self.reason = RUNNING, ""
         self._settled.set()
         while not self._stopping.is_set():
@@ -168,17 +179,34 @@ class Executor:
             if time.monotonic() >= deadline:
                 raise self._abandon(runner, f"loading took more than {self._timeouts.load_seconds:g} s")
         if isinstance(message, LoadFailed):
-            if self.report is None:  # it never loaded: trying again would not help
+            if not self._is_loaded:  # it never did: trying again would not help
                 raise ModelError(message.reason)
             raise RunnerLost(message.reason)
         assert isinstance(message, Loaded)
         self.report = report = message.report
-        self.memory = message.memory
         self._display.close(report.loadings)
+        self._docket.begin(report, message.memory, is_another=self._on_loaded(report, message.memory))
         for choice in (report.device, report.backend, report.precision):
             logger.info("%s encodes with %s: %s", self._name, choice.value, choice.reason)
         for note in report.notes:
             logger.warning("%s: %s", self._name, note)
+        return True
+
+    def _wait_until_sound(self, runner: AnyRunner, deadline: float) -> bool:
+        """Until every stream has encoded the canary. False when the executor was stopped meanwhile."""
+        trial = self._docket.trial
+        while trial.is_open:
+            if self._stopping.is_set():
+                runner.kill()
+                return False
+            if time.monotonic() >= deadline:
+                raise self._abandon(runner, f"a known text took more than {self._timeouts.load_seconds:g} s")
+            self._send_canaries(runner)
+            for message in self._listen(runner, deadline):
+                self._docket.hear(message)
+            if trial.flaw and not self._is_loaded:
+                raise ModelError(f"{self._name} was loaded and cannot encode a known text: {trial.flaw}.")
+            self._refuse_sickness()
         return True
 
     def _hear_loading(self, runner: AnyRunner, deadline: float) -> object | None:
@@ -189,79 +217,37 @@ class Executor:
             self._display.show(message.num_bytes_read, message.num_bytes)
         return None
 
-    def _send_ahead(self, runner: AnyRunner) -> None:
-        while (work := self._next_work()) is not None:
-            if not self._outstanding:
-                self._heard_at = time.monotonic()
+    def _send_canaries(self, runner: AnyRunner) -> None:
+        trial = self._docket.trial
+        while trial.num_due:
             self._next_number += 1
-            # Before it is sent: a runner that dies now takes it along.
-            self._outstanding[self._next_number] = work
+            self._docket.heard_at = time.monotonic()
+            runner.send(Encode(self._next_number, trial.next_batch(self._next_number), is_urgent=True))
+
+    def _send_ahead(self, runner: AnyRunner) -> None:
+        self._send_canaries(runner)
+        while (work := self._docket.next_work()) is not None:
+            self._next_number += 1
+            self._docket.note_sent(self._next_number, work)
             runner.send(Encode(self._next_number, work.batch, work.is_urgent))
-
-    @property
-    def _has_room(self) -> bool:
-        num_started = self.report.num_started if self.report is not None else 1
-        return len(self._outstanding) < num_started + BATCHES_AHEAD
-
-    def _next_work(self) -> Work | None:
-        """What the runner has room for: any batch, or when it has all it needs an urgent one. A suspect goes alone."""
-        if any(work.is_suspect for work in self._outstanding.values()):
-            return None
-        if self._suspects:
-            return None if self._outstanding else self._suspects.pop(0)
-        num_urgent = sum(work.is_urgent for work in self._outstanding.values())
-        if not self._has_room and num_urgent >= URGENT_BATCHES_AHEAD:
-            return None
-        if self._returned and (self._has_room or self._returned[0].is_urgent):
-            return self._returned.pop(0)
-        if self._has_room:
-            return self._source.next_work(is_runner_idle=not self._outstanding)
-        return self._source.next_urgent_work()
 
     def _receive_outcome(self, runner: AnyRunner) -> None:
         """Waits for the runner's next word, for new work, or until the forward pass has taken too long."""
-        deadline = self._find_deadline()
-        ask_again_at = self._source.ask_again_at() if self._has_room else None
+        docket, seconds = self._docket, self._timeouts.forward_seconds
+        deadline = docket.find_deadline(seconds)
+        ask_again_at = self._source.ask_again_at() if docket.has_room else None
         moments = [moment for moment in (deadline, ask_again_at) if moment is not None]
         said = self._listen(runner, min(moments, default=None))
         for message in said:
-            self._hear(message)
+            docket.hear(message)
+        self._refuse_sickness()
         if not said and deadline is not None and time.monotonic() >= deadline:
-            self._suspect_overdue()
-            raise self._abandon(runner, f"a forward pass took more than {self._timeouts.forward_seconds:g} s")
+            docket.suspect_overdue(seconds)
+            raise self._abandon(runner, f"a forward pass took more than {seconds:g} s")
 
-    def _find_deadline(self) -> float | None:
-        """When the forward pass that was started first has taken too long; None when there is none."""
-        if not self._outstanding:
-            return None
-        return min(self._started.values(), default=self._heard_at) + self._timeouts.forward_seconds
-
-    def _suspect_overdue(self) -> None:
-        """Those alone: what other streams do is innocent."""
-        begun_before = time.monotonic() - self._timeouts.forward_seconds
-        self._started = {number: at for number, at in self._started.items() if at <= begun_before}
-
-    def _hear(self, message: object) -> None:
-        """Takes note of what the runner says of a batch. Outcomes are matched by number: urgent ones overtake."""
-        self._heard_at = time.monotonic()
-        if isinstance(message, Started):
-            self._started[message.number] = self._heard_at
-        elif isinstance(message, Encoded):
-            self._losses_in_row = 0
-            self.memory = message.memory or self.memory
-            work = self._end(message.number)
-            self._observer.observe_encoded(work, message.seconds, message.memory)
-            self._source.deliver(work, message.vectors, message.seconds, message.collate_seconds)
-        elif isinstance(message, EncodeFailed):
-            work = self._end(message.number)
-            if message.is_out_of_memory:
-                self._observer.observe_out_of_memory(work, message.reason)
-            code = OUT_OF_MEMORY if message.is_out_of_memory else ENCODING_FAILED
-            self._isolate(work, code, message.reason)
-
-    def _end(self, number: int) -> Work:
-        self._started.pop(number, None)
-        return self._outstanding.pop(number)
+    def _refuse_sickness(self) -> None:
+        if flaw := self._docket.trial.flaw:
+            raise RunnerLost(f"it cannot encode a known text ({flaw})", is_sick=True)
 
     def _listen(self, runner: AnyRunner, deadline: float | None) -> list[object]:
         """What the runner says until the deadline; nothing when only the source has, or ranks have still to speak."""
@@ -273,16 +259,6 @@ class Executor:
             ready.remove(self._wake_reader)
         return runner.receive() if ready else []
 
-    def _isolate(self, work: Work, code: str, reason: str) -> None:
-        """One bad text fails alone: a failed batch is tried again in halves, down to a single sequence."""
-        if len(work.sequences) == 1:
-            self._source.fail_sequence(work.sequences[0], code, reason)
-        else:
-            self._return(*work.halves())
-
-    def _return(self, *works: Work) -> None:
-        self._returned = sorted([*works, *self._returned], key=lambda work: not work.is_urgent)
-
     def _abandon(self, runner: AnyRunner, reason: str) -> RunnerLost:
         """Ends a runner that makes no progress; where it was stands in the log."""
         for stacks in runner.stacks():
@@ -293,40 +269,19 @@ class Executor:
     def _kill(self, runner: AnyRunner) -> None:
         """What the runner had said last is heard first: else a batch that it had finished would be suspect."""
         for message in runner.kill():
-            self._hear(message)
+            self._docket.hear(message)
 
     def _recover(self, loss: RunnerLost) -> None:
-        """The batch being encoded is given up; the others wait for the next runner. Of several that were being encoded
-        nobody knows which it was, so that each is tried alone.
-
-        But one that failed, as batches do on a runner that goes on, is tried again in halves: nobody loses anything.
-        """
+        """What is to be tried again goes to the next runner, and the engine ends when too many were lost in a row."""
         if self._runner is not None:
             self._kill(self._runner)
             self._runner = None
-        is_halved = False
-        if loss.failed is not None:
-            is_halved = len(self._outstanding[loss.failed.number].sequences) > 1
-            self._hear(loss.failed)
-        else:
-            suspects = [self._end(number) for number in list(self._started)]
-            if loss.is_killed:
-                for work in suspects:
-                    self._observer.observe_killed(work)
-            if len(suspects) == 1:
-                self._source.lose_work(suspects[0], str(loss))
-            else:
-                self._suspects += [replace(work, is_suspect=True) for work in suspects]
-        self._started.clear()
-        self._return(*self._outstanding.values())
-        self._outstanding.clear()
-        self._losses_in_row += not is_halved  # halves end by themselves, with a single sequence
-        if self._losses_in_row > self._timeouts.max_restarts or self.report is None:
-            raise ModelError(
-                f"The model process was lost {self._losses_in_row} times in a row, at last because {loss}."
-            )
+        self._docket.lose(loss)
+        num_lost = self._docket.num_lost_in_row
+        if num_lost > self._timeouts.max_restarts or not self._is_loaded:
+            raise ModelError(f"The model process was lost {num_lost} times in a row, at last because {loss}.")
         self.state, self.reason = RESTARTING, str(loss)
         self.num_restarts += 1
-        pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 4 ** max(0, self._losses_in_row - 1))
+        pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 4 ** max(0, num_lost - 1))
         logger.warning("The runner was lost because %s; it is started again in %.1f s.", loss, pause)
         self._stopping.wait(pause)

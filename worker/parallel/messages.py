@@ -14,6 +14,8 @@ from worker.parallel.memory import MemoryReport
 # batches come on top, because a full house of bulk must not keep them out.
 BATCHES_AHEAD: Final = 1
 URGENT_BATCHES_AHEAD: Final = 2
+# And canaries: for each stream one, and these when a process was loaded (worker.parallel.canary).
+CANARIES_AHEAD: Final = 5
 
 
 @dataclass(frozen=True, slots=True)

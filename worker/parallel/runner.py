@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Final
 
 from vectormill.processes import in_lasting_thread
+from worker.parallel.kernel_kills import count_kernel_kills
 from worker.parallel.messages import EncodeFailed, Load
 from worker.parallel.stacks import StackFile
 
@@ -25,6 +26,8 @@ BOOTSTRAP: Final = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[4]);"
     "from worker.parallel.runner_process import main; main(*map(int, sys.argv[1:4]))"
 )
+# Nothing that a forward pass does brings these upon its process.
+FOREIGN_SIGNALS: Final = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 STOP_TIMEOUT_SECONDS: Final = 5.0
 # A process that waits inside a driver ends when the driver answers, perhaps never; its executor must not wait for it.
 KILL_TIMEOUT_SECONDS: Final = 20.0
@@ -36,13 +39,24 @@ SEND_TIMEOUT_SECONDS: Final = 60
 class RunnerLost(Exception):
     """The runner's process ended, or has to be ended because it cannot go on.
 
-    `is_killed` says that somebody else sent it SIGKILL, as the kernel does with the process that exhausts memory.
-    `failed` is the batch that it cannot go on after, which failed as any batch may and is nobody's last.
+    `is_exhausted`: the kernel ended it for want of memory. `is_foreign`: somebody else did, with a signal that no
+    program gets by its own doing. `is_sick`: it lives and fails with everything. `failed` is the batch that it cannot
+    go on after, which failed as any batch may and is nobody's last.
     """
 
-    def __init__(self, reason: str, *, is_killed: bool = False, failed: EncodeFailed | None = None) -> None:
+    def __init__(
+        self,
+        reason: str,
+        *,
+        is_exhausted: bool = False,
+        is_foreign: bool = False,
+        is_sick: bool = False,
+        failed: EncodeFailed | None = None,
+    ) -> None:
         super().__init__(reason)
-        self.is_killed = is_killed
+        self.is_exhausted = is_exhausted
+        self.is_foreign = is_foreign
+        self.is_sick = is_sick
         self.failed = failed
 
 
@@ -53,6 +67,7 @@ class Runner:
         ours, theirs = socket.socketpair()
         self._device = load.order.device.name
         self._stack_file = StackFile()
+        self._num_kills = count_kernel_kills()
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_TIMEOUT_SECONDS, 0))
         with theirs:
             handed_down = (theirs.fileno(), self._stack_file.fileno())
@@ -131,7 +146,11 @@ class Runner:
 
     def _find_loss(self) -> RunnerLost:
         reason = self._describe_end()
-        return RunnerLost(reason, is_killed=self._process.returncode == -signal.SIGKILL)
+        status = self._process.returncode
+        num_kills = count_kernel_kills()
+        if status == -signal.SIGKILL and num_kills is not None and num_kills > (self._num_kills or 0):
+            return RunnerLost(f"{reason}, by the kernel for want of memory", is_exhausted=True)
+        return RunnerLost(reason, is_foreign=status is not None and -status in FOREIGN_SIGNALS)
 
     def _describe_end(self) -> str:
         """Called when the pipe is broken: how the process ended."""

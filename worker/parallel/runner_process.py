@@ -26,6 +26,7 @@ from worker.model.forward_pass import DeviceLost
 from worker.parallel.memory import MemoryGauge
 from worker.parallel.messages import (
     BATCHES_AHEAD,
+    CANARIES_AHEAD,
     URGENT_BATCHES_AHEAD,
     Load,
     Loaded,
@@ -119,7 +120,8 @@ def serve(connection: "Connection[Any, Any]", encoder: Encoder, gauge: MemoryGau
     """Encodes batch after batch until the pipe is closed: in this thread, and in one for each further stream."""
     report = encoder.describe()
     # Never full, because the executor sends no more: a reader that waits here would not see the pipe close.
-    batches: PriorityQueue[Waiting] = PriorityQueue(report.num_started + BATCHES_AHEAD + URGENT_BATCHES_AHEAD)
+    num_batches = report.num_started + BATCHES_AHEAD + URGENT_BATCHES_AHEAD
+    batches: PriorityQueue[Waiting] = PriorityQueue(num_batches + report.num_streams + CANARIES_AHEAD)
     speaker = Speaker(connection)
     threads: dict[str, Callable[[], None]] = {
         "reader": partial(_read, connection, batches, encoder, report.num_streams)

@@ -1,5 +1,6 @@
 """Work: what an executor is given and what it tells of it: its two neighbours in the engine. Knows no runner."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,7 +19,13 @@ class Work:
     sequences: tuple[Sequence, ...]
     batch: TokenBatch
     is_urgent: bool = False
-    is_suspect: bool = False  # it was being encoded, and others beside it, when a runner died
+    is_suspect: bool = False  # it was being encoded, and others beside it, when a runner died or fell sick
+    num_failures: int = 0  # of a single sequence, in runners that were sound
+    num_sickened: int = 0  # runners that were sound before it and, with nothing else at work, sick behind it
+
+    @property
+    def is_tried_alone(self) -> bool:
+        return self.is_suspect or self.num_failures > 0
 
     @property
     def length(self) -> int:
@@ -48,6 +55,7 @@ class WorkSource(Protocol):
     ) -> None: ...
     def fail_sequence(self, sequence: Sequence, code: str, reason: str) -> None: ...
     def lose_work(self, work: Work, reason: str) -> None: ...
+    def take_back(self, works: Iterable[Work]) -> None: ...
     def close(self, reason: str) -> None: ...
 
 
