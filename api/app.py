@@ -212,16 +212,22 @@ class ApiServer(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
+def refuse_to_open_without_key(settings: Settings) -> None:
+    """Raises ConfigurationError. An API starts without Postgres: until that tells the keys, its door lets nobody in."""
+    if settings.database_url is None:
+        return  # which is refused a moment later
+    try:
+        require_key_beyond_loopback(settings.database_url, settings.api_host)
+    except SQLAlchemyError as error:
+        logger.warning("Whether there is an API key is not known yet: %s", error)
+
+
 def run(settings: Settings) -> None:
     """Serves until SIGINT or SIGTERM; then requests in progress have ten seconds."""
     # pyarrow's own allocator takes 10 MiB more for its first Parquet file than the C library's does.
     pyarrow.set_memory_pool(pyarrow.system_memory_pool())
+    refuse_to_open_without_key(settings)
     app = create_app(settings)
-    try:
-        require_key_beyond_loopback(app.state.resources.engine, settings.api_host)
-    except SQLAlchemyError as error:
-        # An API starts without Postgres. Until that tells the keys, this one lets nobody in.
-        logger.warning("Whether there is an API key is not known yet: %s", error)
     config = uvicorn.Config(
         app,
         host=settings.api_host,

@@ -192,12 +192,12 @@ def register_handlers(app: FastAPI) -> None:
         problem = describe_database_error(error)
         if problem is None:
             raise error
-        logger.warning("Postgres did not serve %s %s: %s", request.method, request.url.path, error)
+        logger.warning("Postgres did not serve %s %r: %s", request.method, request.url.path, error)
         return problem.response(request.url.path)
 
     async def answer_disconnect(request: Request, error: Exception) -> Response:
         # Nobody hears this answer; 499 is what reverse proxies log for it.
-        logger.info("The client left during %s %s", request.method, request.url.path)
+        logger.info("The client left during %s %r", request.method, request.url.path)
         return Response(status_code=499)
 
     async def answer_unexpected(request: Request, error: Exception) -> Response:

@@ -6,6 +6,7 @@ The composition root of `vectormill up`. Knows the processes by their command li
 import http.client
 import json
 import logging
+import os
 import subprocess
 import sys
 import threading
@@ -32,6 +33,11 @@ PROBE_TIMEOUT_SECONDS = 3.0
 # Together under 15 s: the children, then each server, then at most 2 s for Postgres's immediate shutdown.
 CHILDREN_GRACE_SECONDS = 7.0
 SERVERS_GRACE_SECONDS = 2.5
+# Python itself, model files and their caches may be root's alone, and a GPU may be open to a group that root is not in.
+AS_ROOT = (
+    "started as root: Postgres runs as a user without privileges, everything else as root, because that user may not "
+    "reach Python, the models or their caches; start vectormill as an ordinary user to have nothing run as root"
+)
 
 
 class MigrationFailed(Unavailable):
@@ -65,6 +71,8 @@ def run_up(options: UpOptions, out: TextIO = sys.stdout) -> int:
     reached: AlreadyRunning, PortTaken, EmbeddedServerFailed, MigrationFailed, ChildNotReady. Nothing is left running
     either way.
     """
+    if os.geteuid() == 0:
+        logger.warning(AS_ROOT)
     with StopSignals() as stopping:
         stack = EmbeddedStack(
             options.data_dir,
@@ -154,13 +162,8 @@ def refuse_to_open_without_key(host: str, stack: EmbeddedStack) -> None:
         return
     # Only now: on the loopback this process does without SQLAlchemy and its 20 MiB.
     from vectormill.db.api_keys import require_key_beyond_loopback
-    from vectormill.db.session import make_engine
 
-    engine = make_engine(stack.database_url, application_name="vectormill up", pool_size=1)
-    try:
-        require_key_beyond_loopback(engine, host, f" --data-dir {stack.data_dir}")
-    finally:
-        engine.dispose()
+    require_key_beyond_loopback(stack.database_url, host, f" --data-dir {stack.data_dir}")
 
 
 def choose_endpoint(host: str, port: int, flag: str) -> Endpoint:

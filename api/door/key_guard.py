@@ -49,7 +49,7 @@ class KeyGuard:
             keys = self._keyring.last_known
             # What counts this process's own requests must be seen above all while Postgres is away.
             if path != METRICS_PATH or not (keys or self._is_local):
-                logger.warning("Postgres did not tell the keys for %s %s: %s", method, path, error)
+                logger.warning("Postgres did not tell the keys for %s %r: %s", method, path, error)
                 return describe_error(DatabaseUnavailable())
         if not keys:
             return None if self._is_local else NO_KEY_EXISTS

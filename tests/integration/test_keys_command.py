@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 
 from tests.clusters import new_directory
+from tests.services import connected_engine
 from vectormill.cli.app import main
 from vectormill.embedded.stack import EmbeddedStack
 
@@ -101,3 +103,43 @@ def test_a_data_directory_gets_its_first_key_before_its_first_start(data_dir: Pa
     with EmbeddedStack(data_dir, redis_url="redis://"):  # as if `up` ran there
         assert keys("list").startswith("me\twrite\tvalid")
     assert not (data_dir / "stack.json").exists()
+
+
+def start_api(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as end:
+        main(["api", "--port", "1", *arguments])
+    return int(end.value.code or 0)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7"])
+def test_an_api_without_a_key_does_not_start_for_other_machines(
+    host: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert start_api("--host", host) == 2
+    assert (
+        f"it is not opened at {host}. Make one with `vectormill keys create NAME`" in capsys.readouterr().err
+    )
+    run("create", "short", "--expires", "1h")
+    let_keys_expire()
+    assert start_api("--host", host) == 2
+
+
+def let_keys_expire() -> None:
+    with connected_engine(os.environ["VECTORMILL_DATABASE_URL"]) as engine, engine.begin() as connection:
+        connection.execute(text("UPDATE vectormill.api_keys SET expires_at = now()"))
+
+
+def test_a_database_that_was_never_migrated_is_told_so(capsys: pytest.CaptureFixture[str]) -> None:
+    with connected_engine(os.environ["VECTORMILL_DATABASE_URL"]) as engine, engine.begin() as connection:
+        connection.execute(text("DROP SCHEMA vectormill CASCADE"))
+    for status in (start_api("--host", "0.0.0.0"), run("create", "me"), run("list"), run("revoke", "me")):
+        assert status == 2
+    assert capsys.readouterr().err.count("run `vectormill migrate` first") == 4
+
+
+def test_a_database_that_is_away_is_no_bug(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VECTORMILL_DATABASE_URL", "postgresql://nobody@127.0.0.1:1/nothing")
+    assert run("list") == 3
+    assert "Postgres cannot be reached" in capsys.readouterr().err

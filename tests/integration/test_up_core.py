@@ -155,6 +155,7 @@ def test_up_runs_everything_repairs_what_dies_and_leaves_nothing(home: Path) -> 
     assert get(running.api_url, "/readyz") == get(running.flower_url, "/healthcheck") == 200
     assert (up.data_dir / "logs" / "migrate.log").read_text() == "migrate\n"
     assert (up.data_dir / "logs" / "worker.log").read_text() == "worker --model m\n"
+    assert ("started as root" in up.output.read_text()) == (os.geteuid() == 0)
     with connect(running.database_url) as connection:
         connection.execute("CREATE TABLE t AS SELECT 7 AS x")
 

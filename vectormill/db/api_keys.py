@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Row, text
+from sqlalchemy import Connection, Row, text
 from sqlalchemy.exc import ProgrammingError
 
 from vectormill.addresses import is_loopback_host
+from vectormill.db.session import make_engine
 from vectormill.domain.api_key import ApiKey, hash_secret
 from vectormill.domain.errors import ConfigurationError, Conflict, NotFound
 
@@ -112,13 +113,14 @@ def note_use(connection: Connection, key_id: int) -> None:
     connection.execute(NOTE_USE, {"id": key_id})
 
 
-def require_key_beyond_loopback(engine: Engine, host: str, options: str = "") -> None:
+def require_key_beyond_loopback(database_url: str, host: str, options: str = "") -> None:
     """Raises ConfigurationError for a host that others reach, unless they need a key: without one they could do all.
 
     `options` are those that `vectormill keys create` needs to find this database. Raises SQLAlchemyError.
     """
     if is_loopback_host(host):
         return
+    engine = make_engine(database_url, application_name="vectormill door", pool_size=1)
     try:
         with engine.connect() as connection:
             has_key = any(not key.is_expired for key in load_keys(connection))
@@ -126,6 +128,8 @@ def require_key_beyond_loopback(engine: Engine, host: str, options: str = "") ->
         raise ConfigurationError(
             "The database has no table of API keys; run `vectormill migrate` first."
         ) from error
+    finally:
+        engine.dispose()
     if not has_key:
         raise ConfigurationError(
             f"There is no API key, and without one the API serves this machine alone: it is not opened at {host}. Make "

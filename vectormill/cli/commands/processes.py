@@ -16,7 +16,12 @@ LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 Host = Annotated[
     str | None,
-    typer.Option("--host", metavar="HOST", help="The address to listen on.", show_default="127.0.0.1"),
+    typer.Option(
+        "--host",
+        metavar="HOST",
+        help="The address to listen on. Other machines are let in only with a key (vectormill keys).",
+        show_default="127.0.0.1",
+    ),
 ]
 
 
@@ -117,7 +122,15 @@ def worker(
 
 @app.command(epilog="Example: vectormill flower --port 5555")
 def flower(
-    host: Host = None,
+    host: Annotated[
+        str | None,
+        typer.Option(
+            "--host",
+            metavar="HOST",
+            help="The address to listen on. Other machines are let in only with VECTORMILL_FLOWER_BASIC_AUTH.",
+            show_default="127.0.0.1",
+        ),
+    ] = None,
     port: Annotated[
         int | None, typer.Option("--port", metavar="PORT", min=1, max=65535, show_default="5555")
     ] = None,
