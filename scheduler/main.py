@@ -13,11 +13,12 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from scheduler.dispatcher import Dispatcher
-from scheduler.pruner import prune_expired
+from scheduler.pruner import Pruner
 from scheduler.reaper import Reaper
 from vectormill.broker.app import make_app
 from vectormill.broker.queues import QueueReader
 from vectormill.broker.sentinel import Sentinel
+from vectormill.db.election import has_open_jobs, listen_for_jobs, wait_for_job, win_election
 from vectormill.db.session import make_engine
 from vectormill.db.workers import beat_scheduler
 from vectormill.domain.errors import ConfigurationError
@@ -26,10 +27,7 @@ from vectormill.stopping import StopSignals
 
 logger = logging.getLogger(__name__)
 
-# Any number that only Vectormill's scheduler uses.
-ELECTION_LOCK = 0x766D73636865
 _BEAT_SECONDS = 5.0
-_PRUNE_SECONDS = 60.0
 _SENTINEL_SECONDS = 1.0
 
 
@@ -61,61 +59,55 @@ def _serve(settings: Settings, database_url: str, redis_url: str, stop: threadin
     engine = make_engine(database_url, application_name="vectormill scheduler")
     sentinel = Sentinel(redis_url)
     queues = QueueReader(redis_url)
+    pruning = make_engine(database_url, application_name="vectormill pruner", pool_size=1)
     dispatcher = Dispatcher(engine, make_app(redis_url), sentinel, queues, settings.ageing_seconds)
+
+    def make_pruner() -> Pruner:
+        return Pruner(pruning, settings.retention_days * 86400, settings.upload_timeout_seconds)
+
     while not stop.is_set():
         try:
-            _serve_term(engine, dispatcher, settings, stop)
+            _serve_term(engine, dispatcher, make_pruner, settings, stop)
         except (SQLAlchemyError, psycopg.Error) as error:
             logger.warning("Postgres cannot be reached; trying again: %s", error)
             stop.wait(1.0)
     sentinel.close()
     queues.close()
     engine.dispose()
+    pruning.dispose()
 
 
-def _serve_term(engine: Engine, dispatcher: Dispatcher, settings: Settings, stop: threading.Event) -> None:
+def _serve_term(
+    engine: Engine,
+    dispatcher: Dispatcher,
+    make_pruner: Callable[[], Pruner],
+    settings: Settings,
+    stop: threading.Event,
+) -> None:
     """Waits to be elected, then works until the lock's session breaks or the process is told to stop."""
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         driver = connection.connection.driver_connection
         assert isinstance(driver, psycopg.Connection)
-        while not _is_elected(driver):
+        while not win_election(driver):
             if stop.wait(1.0):
                 return
         logger.info("Elected; dispatching.")
         dispatcher.begin_term()
-        driver.execute("LISTEN vectormill_jobs")
+        listen_for_jobs(driver)
         duties = [
             Duty(_SENTINEL_SECONDS, dispatcher.recall_lost_messages),
             Duty(_BEAT_SECONDS, lambda: _beat(engine, dispatcher)),
             Duty(settings.reap_seconds, Reaper(engine, settings).reap),
-            Duty(
-                _PRUNE_SECONDS,
-                lambda: prune_expired(
-                    engine, settings.retention_days * 86400, settings.upload_timeout_seconds
-                ),
-            ),
         ]
-        while not stop.is_set():
-            now = time.monotonic()
-            for duty in duties:
-                duty.run_if_due(now)
-            dispatcher.dispatch()
-            # A submission wakes us; otherwise the pause is short while jobs are open and long while none is.
-            pause = settings.dispatch_seconds if _has_open_jobs(driver) else settings.idle_dispatch_seconds
-            for _ in driver.notifies(timeout=pause, stop_after=1):
-                pass
-
-
-def _is_elected(driver: psycopg.Connection[object]) -> bool:
-    row = driver.execute("SELECT pg_try_advisory_lock(%s)", (ELECTION_LOCK,)).fetchone()
-    return row is not None and bool(row[0])  # type: ignore[index]
-
-
-def _has_open_jobs(driver: psycopg.Connection[object]) -> bool:
-    row = driver.execute(
-        "SELECT EXISTS (SELECT 1 FROM vectormill.jobs WHERE state IN ('queued', 'running', 'cancelling'))"
-    ).fetchone()
-    return row is not None and bool(row[0])  # type: ignore[index]
+        with make_pruner():
+            while not stop.is_set():
+                now = time.monotonic()
+                for duty in duties:
+                    duty.run_if_due(now)
+                dispatcher.dispatch()
+                # A submission wakes us; otherwise the pause is short while jobs are open and long while none is.
+                is_open = has_open_jobs(driver)
+                wait_for_job(driver, settings.dispatch_seconds if is_open else settings.idle_dispatch_seconds)
 
 
 def _beat(engine: Engine, dispatcher: Dispatcher) -> None:

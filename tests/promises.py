@@ -26,7 +26,7 @@ JOBS = text("""
            bool_and((chunks.state = 'leased') = (chunks.lease_owner IS NOT NULL)) AS leases_have_owners,
            (SELECT count(*) FROM vectormill.item_errors WHERE job_id = jobs.id) AS real_failed
       FROM vectormill.jobs LEFT JOIN vectormill.chunks ON chunks.job_id = jobs.id
-     WHERE jobs.state <> 'uploading'
+     WHERE jobs.state NOT IN ('uploading', 'deleting')
      GROUP BY jobs.id
 """)
 LIST_VIEWS = text("SELECT generations.id FROM vectormill.generations")

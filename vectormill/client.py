@@ -212,6 +212,13 @@ class Client:
         """Encodes the job's failed items again; the others stay as they are."""
         return self._call("POST", _path("/v1/jobs", job_id, "retry"), is_repeatable=False)
 
+    def delete(self, job_id: str) -> None:
+        """Removes an ended job with its texts, errors, and vectors that are in no collection; rows in collections stay.
+
+        A job that has not ended is refused (ApiError 409): cancel it first.
+        """
+        self._call("DELETE", _path("/v1/jobs", job_id))
+
     def errors(self, job_id: str) -> Iterator[Json]:
         """Every failed item as `{"key", "code", "detail"}`, page by page."""
         return self._pages(_path("/v1/jobs", job_id, "errors"), {})
@@ -283,7 +290,7 @@ class Client:
             try:
                 with self._answered(method, path, **request, **body) as response:
                     response.read()
-                    answer: Json = response.json()
+                    answer: Json = {} if response.status_code == 204 else response.json()
                     return answer
             except ApiError as error:
                 if pause is None or not is_repeatable or error.status not in RETRIED_STATUS:

@@ -1,4 +1,4 @@
-"""Jobs over HTTP: submit, look, list, pause, resume, cancel, retry, and the errors of single items."""
+"""Jobs over HTTP: submit, look, list, pause, resume, cancel, retry, delete, and the errors of single items."""
 
 from typing import Annotated, Any
 
@@ -26,6 +26,7 @@ from api.schemas import (
     TruncatedItemPage,
 )
 from api.submissions import receive_job
+from vectormill.db.deletion import discard_job
 from vectormill.db.jobs import (
     cancel_job,
     find_job,
@@ -171,6 +172,17 @@ def post_retry(resources: ResourcesDependency, job_id: JobId) -> JobBody:
         return describe_job(connection, retry_job(connection, job_id))
 
 
+@router.delete("/v1/jobs/{job_id}", status_code=204)
+def delete_job(resources: ResourcesDependency, job_id: JobId) -> None:
+    """Removes an ended job with its texts, errors, and vectors that are in no collection; rows in collections stay.
+
+    One that has not ended is refused with 409: cancel it first. From the answer on the job is not found any more; its
+    disk space is free some seconds to minutes later.
+    """
+    with resources.engine.begin() as connection:
+        discard_job(connection, job_id)
+
+
 @router.get("/v1/jobs/{job_id}/errors")
 def get_errors(
     resources: ResourcesDependency, job_id: JobId, wanted: Annotated[ItemFilter, Query()]
@@ -178,8 +190,10 @@ def get_errors(
     """The items that failed, in the order of submission."""
     after = decode_cursor(wanted.after)
     with resources.engine.connect() as connection:
-        find_job(connection, job_id)
         errors = list_item_errors(connection, job_id, after=after, limit=wanted.limit + 1)
+        find_job(
+            connection, job_id
+        )  # last: of a job that is deleted meanwhile no page is short, it is not found
     page = errors[: wanted.limit]
     return ItemErrorPage(
         data=[ItemErrorBody(key=error.key, code=error.code, detail=error.detail) for error in page],
@@ -197,8 +211,8 @@ def get_truncated_items(
     """
     after = decode_cursor(wanted.after)
     with resources.engine.connect() as connection:
-        find_job(connection, job_id)
         page = list_truncated_items(connection, job_id, after=after, limit=wanted.limit)
+        find_job(connection, job_id)
     return TruncatedItemPage(
         data=[TruncatedItemBody(key=item.key) for item in page.items],
         next=encode_cursor(page.items[-1].item) if page.has_more else None,

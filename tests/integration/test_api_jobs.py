@@ -1,4 +1,4 @@
-"""Jobs over HTTP: found, listed, followed, cancelled and retried."""
+"""Jobs over HTTP: found, listed, followed, cancelled, retried and deleted."""
 
 import json
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import httpx
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 
 from api.app import create_app
 from tests.api_server import (
@@ -72,6 +72,7 @@ def test_a_listing_refuses_what_it_does_not_understand(
     ("method", "path"),
     [
         ("GET", ""),
+        ("DELETE", ""),
         ("POST", "/pause"),
         ("POST", "/resume"),
         ("POST", "/cancel"),
@@ -116,6 +117,27 @@ def test_failed_items_are_listed_in_order_and_retried_alone(client: httpx.Client
 
     retried = client.post(f"/v1/jobs/{job['id']}/retry").json()
     assert (retried["state"], retried["num_done"], retried["num_failed"]) == ("queued", 6, 0)
+
+
+def test_a_job_is_deleted_when_it_has_ended_and_its_rows_in_a_collection_stay(
+    client: httpx.Client, engine: Engine
+) -> None:
+    path = f"/v1/jobs/{submit(client, many(4), collection='docs')['id']}"
+    assert_problem(client.delete(path), 409, "wrong-job-state", "queued; cancel it first, then delete it")
+    encode_waiting(engine)
+    answer = client.delete(path)
+    assert (answer.status_code, answer.content) == (204, b"")
+    for method, rest in (
+        ("GET", ""),
+        ("DELETE", ""),
+        ("GET", "/vectors"),
+        ("GET", "/errors"),
+        ("POST", "/retry"),
+    ):
+        assert_problem(client.request(method, path + rest), 404, "job-not-found", "may have been deleted")
+    assert client.get("/v1/jobs").json()["data"] == []
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT count(*) FROM docs")).scalar_one() == 4
 
 
 def test_a_job_is_cancelled_once_and_a_completed_one_not_at_all(client: httpx.Client, engine: Engine) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from sqlalchemy import Engine, text
 
+from scheduler.pruner import Pruner
 from tests.protocol import (
     SPEC,
     claim,
@@ -20,13 +21,13 @@ from tests.protocol import (
 from vectormill.db.chunks import claim_chunk, release_chunk, renew_leases, split_chunk
 from vectormill.db.collections import find_generation
 from vectormill.db.completion import cancel_chunk, fail_chunk
+from vectormill.db.deletion import discard_expired_jobs
 from vectormill.db.dispatch import list_queued, list_rooms, recall_dispatches
 from vectormill.db.export import read_vectors
 from vectormill.db.jobs import cancel_job, delete_job, find_job, list_item_errors, list_jobs, retry_job
 from vectormill.db.matches import search_collection
 from vectormill.db.payloads import load_payload
 from vectormill.db.rescue import (
-    delete_expired_job,
     end_cancelled_jobs,
     rescue_expired_chunks,
     rescue_unclaimed_chunks,
@@ -304,6 +305,9 @@ def test_a_refused_submission_leaves_nothing_behind(engine: Engine, count: int) 
     with pytest.raises(EmptyJob):
         submit(engine, [])
     with engine.connect() as connection:
+        assert list_jobs(connection, state=None, before_seq=None, limit=10) == []
+    Pruner(engine, retention_seconds=1e9, upload_timeout_seconds=1e9).prune()
+    with engine.connect() as connection:
         for table in ("jobs", "chunks", "chunk_payloads", "collections"):
             assert connection.execute(text(f"SELECT count(*) FROM vectormill.{table}")).scalar_one() == 0
 
@@ -330,8 +334,8 @@ def test_an_ended_job_is_pruned_after_its_retention_but_its_collection_stays(eng
     job = submit(engine, make_items(4), collection="docs")
     run_to_end(engine)
     with engine.begin() as connection:
-        assert delete_expired_job(connection, retention_seconds=3600) is None
-        assert delete_expired_job(connection, retention_seconds=-1) == job.id
+        assert discard_expired_jobs(connection, retention_seconds=3600) == 0
+        assert discard_expired_jobs(connection, retention_seconds=-1) == 1
         assert connection.execute(text("SELECT count(*) FROM docs")).scalar_one() == 4
         with pytest.raises(JobNotFound):
             find_job(connection, job.id)

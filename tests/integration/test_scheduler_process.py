@@ -7,15 +7,19 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from uuid import UUID
 
 from redis import Redis
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, TextClause, text
 
-from tests.protocol import SPEC, dispatch_all, make_items, register_worker, submit
+from tests.protocol import SPEC, claim_next, complete, dispatch_all, make_items, register_worker, submit
 from tests.waiting import wait_for
 from vectormill.broker.queues import list_of
 from vectormill.broker.sentinel import SENTINEL_KEY
+from vectormill.db.chunks import release_chunk
+from vectormill.db.jobs import cancel_job, find_job
 from vectormill.db.workers import is_scheduler_alive
+from vectormill.domain.job import Job
 
 ELECTED = "INFO scheduler.main: Elected; dispatching."
 COMMAND = (sys.executable, "-m", "vectormill.cli", "scheduler")
@@ -31,6 +35,7 @@ def running_scheduler(database_url: str, redis_url: str, log: Path) -> Iterator[
         "VECTORMILL_DATABASE_URL": database_url,
         "VECTORMILL_REDIS_URL": redis_url,
         "VECTORMILL_QUEUED_TIMEOUT_SECONDS": "3600",
+        "VECTORMILL_RETENTION_DAYS": "0.00005",  # 4 s
     }
     with log.open("wb") as output, subprocess.Popen(COMMAND, env=environ, stderr=output) as process:
         try:
@@ -71,6 +76,65 @@ def test_another_scheduler_rings_for_what_one_had_marked_when_it_was_killed(
             wait_for(lambda: redis.llen(list_of(SPEC.model, priority=5)) == 1)
     assert ELECTED in logs[1].read_text()
     redis.close()
+
+
+# Whoever deletes a chunk waits until the test lets go of the lock.
+SLOW_DELETE = text("""
+    CREATE FUNCTION vectormill.wait_for_test() RETURNS trigger LANGUAGE plpgsql AS
+    $$ BEGIN PERFORM pg_advisory_xact_lock_shared(4711); RETURN OLD; END $$;
+    CREATE TRIGGER wait_for_test BEFORE DELETE ON vectormill.chunks
+       FOR EACH ROW EXECUTE FUNCTION vectormill.wait_for_test();
+""")
+IS_DELETING = text("""
+    SELECT EXISTS (SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND objid = 4711 AND NOT granted
+                      AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))
+""")
+
+
+def test_a_deletion_that_takes_long_delays_neither_dispatch_nor_reaping_nor_the_sign_of_life(
+    engine: Engine, database_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    submit(engine, make_items(8))
+    while not complete(engine, claim_next(engine)):
+        pass
+    with engine.begin() as holder:
+        holder.execute(SLOW_DELETE)
+    with engine.begin() as holder:
+        holder.execute(text("SELECT pg_advisory_xact_lock(4711)"))
+        with running_scheduler(database_url, redis_url, tmp_path / "scheduler.log"):
+            wait_for(lambda: is_true(engine, IS_DELETING))
+            register_worker(engine)
+            cancelled = submit(engine, make_items(4))
+            claimed = claim_next(engine)
+            with engine.begin() as connection:
+                cancel_job(connection, cancelled.id)
+                release_chunk(connection, claimed, "the worker was asked to stop", is_counted=False)
+            submit(engine, make_items(4))
+            wait_for(lambda: count_queued(engine) == 1)
+            wait_for(lambda: find(engine, cancelled.id).state == "cancelled")  # by the reaper
+            began = scalar(engine, BEAT_AT)
+            wait_for(lambda: scalar(engine, BEAT_AT) != began)
+            assert scalar(engine, COUNT_JOBS) == 3
+            holder.rollback()
+            wait_for(lambda: scalar(engine, COUNT_JOBS) == 1, seconds=60)
+
+
+BEAT_AT = text("SELECT max(beat_at) FROM vectormill.heartbeats")
+COUNT_JOBS = text("SELECT count(*) FROM vectormill.jobs")
+
+
+def scalar(engine: Engine, statement: TextClause) -> object:
+    with engine.connect() as connection:
+        return connection.execute(statement).scalar_one()
+
+
+def find(engine: Engine, job_id: UUID) -> Job:
+    with engine.connect() as connection:
+        return find_job(connection, job_id)
+
+
+def is_true(engine: Engine, statement: TextClause) -> bool:
+    return scalar(engine, statement) is True
 
 
 def count_queued(engine: Engine) -> int:

@@ -7,10 +7,11 @@ import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import OperationalError
 
+from scheduler.pruner import Pruner
 from tests.protocol import SPEC, make_items, submit
 from tests.services import connected_engine
-from vectormill.db.jobs import find_job
-from vectormill.db.rescue import delete_stale_uploads
+from vectormill.db.deletion import discard_stale_uploads
+from vectormill.db.jobs import find_job, list_jobs
 from vectormill.db.submission import JobWriter
 from vectormill.domain.errors import SubmissionInProgress, UploadRemoved
 from vectormill.domain.job import NewJob
@@ -76,7 +77,7 @@ def test_after_a_crash_of_the_api_a_client_that_tries_again_gets_its_job_within_
     crashed.__exit__(None, None, None)
     with engine.connect() as connection:
         assert find_job(connection, job.id).num_items == PART
-        assert connection.execute(text("SELECT count(*) FROM vectormill.jobs")).scalar_one() == 1
+        assert [each.id for each in list_jobs(connection, state=None, before_seq=None, limit=9)] == [job.id]
 
 
 def test_an_upload_that_trickles_gives_signs_of_life(engine: Engine) -> None:
@@ -97,7 +98,7 @@ def test_an_upload_that_trickles_gives_signs_of_life(engine: Engine) -> None:
 def test_an_upload_that_was_removed_meanwhile_is_told_so(engine: Engine) -> None:
     writer = begin_upload(engine)
     with engine.begin() as connection:
-        assert len(delete_stale_uploads(connection, timeout_seconds=-1)) == 1
+        assert discard_stale_uploads(connection, timeout_seconds=-1) == 1
     rest = make_items(PART, prefix="more")
     for item in rest[:-1]:
         writer.add(item)
@@ -144,4 +145,5 @@ def test_an_upload_that_its_client_broke_off_leaves_nothing(engine: Engine) -> N
     writer = begin_upload(engine)
     assert count_jobs(engine) == 1
     writer.__exit__(ConnectionError, ConnectionError("the client is gone"), None)
+    assert Pruner(engine, 3600, 3600).prune() == 1
     assert count_jobs(engine) == 0

@@ -205,6 +205,17 @@ class FakeHandler(BaseHTTPRequestHandler):
             case _:
                 self._problem(404, "Not found; see /docs for what there is.")
 
+    def do_DELETE(self) -> None:
+        path, _ = self._note("DELETE")
+        match path.strip("/").split("/")[1:]:
+            case ["jobs", job_id] if job_id not in self.fake.jobs:
+                self._problem(404, f"There is no job {job_id}.")
+            case ["jobs", job_id] if self.fake.jobs[job_id]["state"] in ("queued", "running", "paused"):
+                self._problem(409, "The job is queued; cancel it first, then delete it.")
+            case ["jobs", job_id]:
+                del self.fake.jobs[job_id]
+                self._send(204, b"", "application/json")
+
     def do_GET(self) -> None:
         path, parameters = self._note("GET")
         match path.strip("/").split("/"):

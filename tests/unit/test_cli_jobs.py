@@ -167,6 +167,19 @@ def test_jobs_are_cancelled_and_retried(api: FakeApi, texts: str, capsys: pytest
     assert read_json(capsys.readouterr().out)[0]["state"] == "queued"
 
 
+def test_a_job_is_deleted_once_and_only_when_it_has_ended(
+    api: FakeApi, texts: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("submit", texts)
+    assert run("delete", "job-1") == 2
+    assert "cancel it first" in capsys.readouterr().err
+    run("cancel", "job-1")
+    assert run("delete", "job-1") == 0
+    assert "Job job-1 is deleted." in capsys.readouterr().err
+    assert run("delete", "job-1") == 2
+    assert "There is no job job-1" in capsys.readouterr().err
+
+
 def test_texts_that_were_cut_are_told_and_their_keys_listed(
     api: FakeApi, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

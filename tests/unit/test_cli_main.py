@@ -15,7 +15,8 @@ from vectormill.processes import free_port
 Run = Callable[..., int]
 
 COMMANDS = (
-    "api", "cancel", "demo", "doctor", "encode", "errors", "export", "flower", "jobs", "keys", "migrate", "models",
+    "api", "cancel", "delete", "demo", "doctor", "encode", "errors", "export", "flower", "jobs", "keys", "migrate",
+    "models",
     "pause", "plan", "resume", "retry", "scheduler", "search", "status", "submit", "truncated", "up", "worker",
     "workers",
 )  # fmt: skip

@@ -189,6 +189,17 @@ def test_jobs_are_paused_resumed_cancelled_and_retried(client: Client) -> None:
     assert client.retry(job["id"])["state"] == "queued"
 
 
+def test_an_ended_job_is_deleted_and_one_that_goes_on_is_not(client: Client) -> None:
+    job = client.submit(ITEMS)
+    with pytest.raises(ApiError, match="cancel it first") as refused:
+        client.delete(job["id"])
+    assert refused.value.status == 409
+    client.cancel(job["id"])
+    client.delete(job["id"])
+    with pytest.raises(ApiError, match="There is no job"):
+        client.job(job["id"])
+
+
 def test_a_search_sends_a_text_or_a_vector(client: Client) -> None:
     client.submit(ITEMS)
     assert [match["key"] for match in client.search("docs", "one", limit=1)] == ["a"]

@@ -6,6 +6,7 @@ from vectormill.domain.errors import WrongJobState
 from vectormill.domain.job import JOB_STATES
 from vectormill.domain.transition import (
     state_after_cancel,
+    state_after_delete,
     state_after_pause,
     state_after_resume,
     state_after_retry,
@@ -34,6 +35,10 @@ TRANSITIONS: dict[str, tuple[Transition, dict[str, str]]] = {
             "cancelled": "cancelled",
         },
     ),
+    "delete": (
+        state_after_delete,
+        dict.fromkeys(("completed", "completed_with_errors", "failed", "cancelled"), "deleting"),
+    ),
     "retry": (
         lambda state: state_after_retry(state, 1),
         {"completed_with_errors": "queued", "failed": "queued", "paused": "paused"},
@@ -55,6 +60,7 @@ def test_every_wish_leads_every_state_to_another_or_is_refused_with_the_state_na
     if state in table:
         assert decide(state) == table[state]
     else:
-        said = "still being received" if (wish, state) == ("pause", "uploading") else f"The job is {state}"
+        is_received = state == "uploading" and wish in ("pause", "delete")
+        said = "still being received" if is_received else f"The job is {state}"
         with pytest.raises(WrongJobState, match=said):
             decide(state)

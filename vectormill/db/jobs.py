@@ -1,4 +1,4 @@
-"""Jobs as clients see them: find, list, pause, resume, cancel, retry, delete, and the errors of single items."""
+"""Jobs as clients see them: find, list, pause, resume, cancel, retry, and the errors of single items."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -30,11 +30,12 @@ FROM_JOBS = """
       LEFT JOIN vectormill.collections ON collections.id = generations.collection_id
 """
 
-FIND_JOB = text(f"SELECT {JOB_COLUMNS} {FROM_JOBS} WHERE jobs.id = :job_id")
+# A job that is being deleted is there for nobody: see deletion.py.
+FIND_JOB = text(f"SELECT {JOB_COLUMNS} {FROM_JOBS} WHERE jobs.id = :job_id AND jobs.state <> 'deleting'")
 
 LIST_JOBS = text(f"""
     SELECT {JOB_COLUMNS} {FROM_JOBS}
-     WHERE jobs.seq < :before_seq
+     WHERE jobs.seq < :before_seq AND jobs.state <> 'deleting'
      ORDER BY jobs.seq DESC LIMIT :limit
 """)
 
@@ -119,7 +120,7 @@ def pause_job(connection: Connection, job_id: UUID) -> Job:
 
     Raises JobNotFound, and WrongJobState for a job that has ended, is being cancelled or is still being received.
     """
-    job = _lock_job(connection, job_id)
+    job = lock_job(connection, job_id)
     if job.state == state_after_pause(job.state):
         return job
     connection.execute(PAUSE_JOB, {"job_id": job_id})
@@ -132,7 +133,7 @@ def resume_job(connection: Connection, job_id: UUID) -> Job:
 
     Raises JobNotFound, and WrongJobState for a job that has ended, is being cancelled or is still being received.
     """
-    job = _lock_job(connection, job_id)
+    job = lock_job(connection, job_id)
     state = state_after_resume(job.state, has_started=job.started_at is not None)
     if job.state == state:
         return job
@@ -166,7 +167,7 @@ def cancel_job(connection: Connection, job_id: UUID) -> Job:
 
     Raises JobNotFound, and WrongJobState for a job that has ended otherwise or is still being received.
     """
-    job = _lock_job(connection, job_id)
+    job = lock_job(connection, job_id)
     if job.state == state_after_cancel(job.state):
         return job
     if job.state == PAUSED:
@@ -206,7 +207,7 @@ def retry_job(connection: Connection, job_id: UUID) -> Job:
 
     Raises JobNotFound, and WrongJobState unless the job ended with failed items, or is paused and has some.
     """
-    job = _lock_job(connection, job_id)
+    job = lock_job(connection, job_id)
     state = state_after_retry(job.state, job.num_failed)
     if job.is_terminal:
         connection.execute(COUNT_IDLE_SECONDS, {"job_id": job_id})
@@ -214,7 +215,8 @@ def retry_job(connection: Connection, job_id: UUID) -> Job:
     return find_job(connection, job_id)
 
 
-def _lock_job(connection: Connection, job_id: UUID) -> Job:
+def lock_job(connection: Connection, job_id: UUID) -> Job:
+    """The job, which nobody else changes until the transaction ends. Raises JobNotFound."""
     connection.execute(
         text("SELECT 1 FROM vectormill.jobs WHERE id = :job_id FOR NO KEY UPDATE"), {"job_id": job_id}
     )
@@ -222,7 +224,7 @@ def _lock_job(connection: Connection, job_id: UUID) -> Job:
 
 
 def delete_job(connection: Connection, job_id: UUID) -> None:
-    """Removes a job with its chunks, payloads, own vectors and errors; rows it wrote to a collection stay."""
+    """Removes a small job at once, in whatever state it is: the query of a search. For others see deletion.py."""
     connection.execute(text("DELETE FROM vectormill.jobs WHERE id = :job_id"), {"job_id": job_id})
 
 

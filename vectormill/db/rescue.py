@@ -1,7 +1,4 @@
-"""What the reaper repairs: expired leases, lost dispatches, jobs left half ended, uploads whose client is gone."""
-
-from collections.abc import Sequence
-from uuid import UUID
+"""What the reaper repairs: expired leases, lost dispatches, and jobs left half ended."""
 
 from sqlalchemy import Connection, text
 
@@ -107,49 +104,3 @@ def end_cancelled_jobs(connection: Connection) -> int:
     """Ends what a cancellation left; the number of jobs that reached their end."""
     connection.execute(END_CANCELLING)
     return len(connection.execute(END_FINISHED).all())
-
-
-DELETE_STALE_UPLOADS = text("""
-    DELETE FROM vectormill.jobs
-     WHERE state = 'uploading' AND updated_at < now() - make_interval(secs => :timeout)
-    RETURNING id
-""")
-
-# Locked before it is deleted: one that is being retried at this moment is passed over.
-DELETE_EXPIRED_JOB = text("""
-    DELETE FROM vectormill.jobs WHERE id = (
-        SELECT id FROM vectormill.jobs WHERE finished_at < now() - make_interval(secs => :retention)
-         ORDER BY finished_at LIMIT 1 FOR UPDATE SKIP LOCKED)
-    RETURNING id
-""")
-
-# A worker that holds its chunk loses the lease.
-DELETE_FORGOTTEN_QUERIES = text("""
-    DELETE FROM vectormill.jobs WHERE id IN (
-        SELECT id FROM vectormill.jobs WHERE forget_at < now() ORDER BY forget_at LIMIT 1000 FOR UPDATE SKIP LOCKED)
-    RETURNING id
-""")
-
-DELETE_DEAD_WORKERS = text("""
-    DELETE FROM vectormill.workers WHERE heartbeat_at < now() - interval '1 day' RETURNING name
-""")
-
-
-def delete_stale_uploads(connection: Connection, timeout_seconds: float) -> Sequence[UUID]:
-    """Uploads whose client has been silent for long."""
-    return [row.id for row in connection.execute(DELETE_STALE_UPLOADS, {"timeout": timeout_seconds})]
-
-
-def delete_forgotten_queries(connection: Connection) -> int:
-    """Jobs of searches that their API did not remove: it was killed, or could not reach Postgres."""
-    return len(connection.execute(DELETE_FORGOTTEN_QUERIES).all())
-
-
-def delete_expired_job(connection: Connection, retention_seconds: float) -> UUID | None:
-    """Removes one ended job past its retention, with payloads, own vectors and errors; rows in collections stay."""
-    return connection.execute(DELETE_EXPIRED_JOB, {"retention": retention_seconds}).scalar_one_or_none()
-
-
-def delete_dead_workers(connection: Connection) -> int:
-    """Workers that have been silent for a day."""
-    return len(connection.execute(DELETE_DEAD_WORKERS).all())

@@ -14,6 +14,7 @@ from uuid import UUID, uuid4
 from sqlalchemy import Connection, Engine, text
 
 from vectormill.db.collections import check_collection, open_collection
+from vectormill.db.deletion import discard_silent_upload, discard_upload
 from vectormill.db.jobs import find_job
 from vectormill.db.jsonb import to_jsonb
 from vectormill.db.keys import KeyLedger
@@ -44,12 +45,6 @@ INSERT_JOB = text("""
     RETURNING seq
 """)
 
-DELETE_SILENT_UPLOAD = text("""
-    DELETE FROM vectormill.jobs
-     WHERE idempotency_key = :key AND state = 'uploading'
-       AND updated_at < now() - make_interval(secs => :timeout)
-""")
-
 FIND_BY_IDEMPOTENCY_KEY = text("""
     SELECT id, state, content_hash FROM vectormill.jobs WHERE idempotency_key = :key
 """)
@@ -57,13 +52,6 @@ FIND_BY_IDEMPOTENCY_KEY = text("""
 # Locks the job until the part is committed, so that nobody removes it meanwhile.
 GIVE_SIGN_OF_LIFE = text("""
     UPDATE vectormill.jobs SET updated_at = now() WHERE id = :id AND state = 'uploading' RETURNING id
-""")
-
-# Only what is still an upload. After a COMMIT whose reply was lost the writer believes that it failed, while the job is
-# queued, and perhaps answered to a client that sent it again. A COMMIT that is under way holds the row: this waits
-# for it, and then finds a job.
-DELETE_UPLOAD = text("""
-    DELETE FROM vectormill.jobs WHERE id = :id AND state = 'uploading'
 """)
 
 INSERT_CHUNK = text("""
@@ -136,7 +124,7 @@ class JobWriter:
 
     def _find_existing(self, connection: Connection, key: str) -> None:
         timeout = min(_YIELD_SECONDS, self._settings.upload_timeout_seconds)
-        connection.execute(DELETE_SILENT_UPLOAD, {"key": key, "timeout": timeout})
+        discard_silent_upload(connection, key, timeout)
         row = connection.execute(FIND_BY_IDEMPOTENCY_KEY, {"key": key}).one_or_none()
         if row is None:
             return
@@ -278,4 +266,4 @@ class JobWriter:
         self._keys.close()
         if self._is_inserted and not self._is_finished:
             with self._engine.begin() as connection:
-                connection.execute(DELETE_UPLOAD, {"id": self._id})
+                discard_upload(connection, self._id)

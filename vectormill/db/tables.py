@@ -32,7 +32,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from vectormill.domain.api_key import SCOPES
 from vectormill.domain.chunk import CHUNK_STATES
 from vectormill.domain.collection import GENERATION_STATES
-from vectormill.domain.job import JOB_STATES
+from vectormill.domain.job import DELETING, JOB_STATES
 
 SCHEMA = "vectormill"
 
@@ -87,7 +87,12 @@ jobs = Table(
     Column("id", Uuid, primary_key=True),
     # Orders writers: a row of a collection is never overwritten by a job with a smaller seq.
     Column("seq", BigInteger, Identity(always=True), nullable=False, unique=True),
-    Column("state", Text, CheckConstraint(_one_of("state", JOB_STATES), name="state"), nullable=False),
+    Column(
+        "state",
+        Text,
+        CheckConstraint(_one_of("state", (*JOB_STATES, DELETING)), name="state"),
+        nullable=False,
+    ),
     Column("model", Text, nullable=False),
     Column("spec", JSONB, nullable=False),
     Column("generation_id", ForeignKey(generations.c.id, ondelete="SET NULL")),
@@ -122,6 +127,7 @@ jobs = Table(
     # The dispatcher and the reaper look at jobs in progress many times a second; nearly all jobs are ended ones.
     Index(
         "ix_jobs_in_progress",
+        "model",
         "priority",
         "seq",
         postgresql_where=text("state IN ('uploading', 'queued', 'running', 'paused', 'cancelling')"),

@@ -81,7 +81,7 @@ class NotFound(VectormillError):
 
 
 class JobNotFound(NotFound):
-    """There is no job with this id; it may have been removed when its retention ended."""
+    """There is no job with this id; it may have been deleted, or removed when its retention ended."""
 
 
 class CollectionNotFound(NotFound):

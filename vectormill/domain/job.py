@@ -17,6 +17,8 @@ COMPLETED: Final = "completed"
 COMPLETED_WITH_ERRORS: Final = "completed_with_errors"
 FAILED: Final = "failed"
 CANCELLED: Final = "cancelled"
+# Nobody meets it: such a job is not found any more, and its rows are being removed.
+DELETING: Final = "deleting"
 
 JOB_STATES: Final = (
     UPLOADING,

@@ -8,10 +8,12 @@ from vectormill.domain.job import (
     CANCELLED,
     CANCELLING,
     COMPLETED_WITH_ERRORS,
+    DELETING,
     FAILED,
     PAUSED,
     QUEUED,
     RUNNING,
+    TERMINAL_JOB_STATES,
     UPLOADING,
 )
 
@@ -43,6 +45,17 @@ def state_after_cancel(state: str) -> str:
     raise WrongJobState(
         f"The job is {state}; only a job that is waiting, running or paused can be cancelled."
     )
+
+
+def state_after_delete(state: str) -> str:
+    """Only what has ended is deleted, so that nobody loses work by one wrong id. Raises WrongJobState."""
+    if state in TERMINAL_JOB_STATES:
+        return DELETING
+    if state == UPLOADING:
+        raise WrongJobState("The job is still being received; it can be deleted when it has ended.")
+    if state == CANCELLING:
+        raise WrongJobState("The job is cancelling; delete it when the chunks that workers hold have ended.")
+    raise WrongJobState(f"The job is {state}; cancel it first, then delete it.")
 
 
 def state_after_retry(state: str, num_failed: int) -> str:

@@ -20,9 +20,9 @@ from tests.promises import Witness, check_items
 from tests.protocol import SPEC, complete_on, dispatch_all
 from tests.statements import watch
 from vectormill.db.chunks import claim_chunk
+from vectormill.db.deletion import discard_stale_uploads
 from vectormill.db.jobs import cancel_job, find_job, pause_job, resume_job
 from vectormill.db.rescue import (
-    delete_stale_uploads,
     end_cancelled_jobs,
     recall_paused_chunks,
     rescue_expired_chunks,
@@ -143,7 +143,7 @@ def finish(world: World) -> None:
     """The faults are over: clients get their answers, honest workers finish what is left, and every item is there."""
     engine, witness = world.engine, world.witness
     with engine.begin() as connection:
-        delete_stale_uploads(connection, -1)
+        discard_stale_uploads(connection, -1)
     for submission in world.submissions:
         assert world.send(submission), "a client was never answered"
     for job_id in list_jobs(engine):

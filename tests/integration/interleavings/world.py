@@ -20,12 +20,11 @@ from tests.promises import Witness
 from tests.protocol import SPEC, complete, dispatch_all, make_items, stack, submit
 from vectormill.db.chunks import claim_chunk, find_chunk, release_chunk, renew_leases, split_chunk
 from vectormill.db.completion import cancel_chunk, fail_chunk
+from vectormill.db.deletion import delete_batch, discard_expired_jobs, discard_job, discard_stale_uploads
 from vectormill.db.dispatch import list_queued, recall_dispatches
 from vectormill.db.jobs import delete_job, retry_job
 from vectormill.db.payloads import load_payload
 from vectormill.db.rescue import (
-    delete_expired_job,
-    delete_stale_uploads,
     end_cancelled_jobs,
     recall_paused_chunks,
     rescue_expired_chunks,
@@ -45,7 +44,7 @@ from vectormill.domain.job import CANCELLING
 from worker.sink.postgres import PostgresSink
 
 FAILURE = ItemFailure(EMPTY_TEXT, "empty")
-LIST_JOBS = text("SELECT id FROM vectormill.jobs WHERE state <> 'uploading' ORDER BY seq")
+LIST_JOBS = text("SELECT id FROM vectormill.jobs WHERE state NOT IN ('uploading', 'deleting') ORDER BY seq")
 DEADLOCK = "40P01"
 
 
@@ -123,7 +122,7 @@ class World:
 
     def delete(self, job_id: UUID) -> None:
         self.witness.deletable.add(job_id)
-        self.wish(delete_job, job_id)
+        self.wish(self.random.choice([delete_job, discard_job]), job_id)
 
     # -- scheduler ----------------------------------------------------------------------------------------------------
 
@@ -156,9 +155,11 @@ class World:
     def prune(self) -> None:
         self.witness.is_pruning = True
         with outage(), self.engine.begin() as connection:
-            delete_stale_uploads(connection, -1)
+            discard_stale_uploads(connection, -1)
         with outage(), self.engine.begin() as connection:
-            delete_expired_job(connection, -1)
+            discard_expired_jobs(connection, -1, limit=1)
+        with outage(), self.engine.begin() as connection:
+            delete_batch(connection, max_chunks=2, max_errors=1)
 
     # -- workers ------------------------------------------------------------------------------------------------------
 

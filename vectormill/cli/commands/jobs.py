@@ -1,4 +1,4 @@
-"""Jobs: submit, watch, pause, resume, cancel, retry, and their items. Each speaks to one API, and starts nothing."""
+"""Jobs: submit, watch, pause, resume, cancel, retry, delete, and their items. Each speaks to one API."""
 
 import itertools
 from pathlib import Path
@@ -219,6 +219,16 @@ def retry(job_id: JobId, api_url: ApiUrl = None, data_dir: DataDir = None, json:
 
     with connected(api_url, data_dir) as client:
         _print_job(client.retry(job_id), json)
+
+
+@app.command(epilog="Examples: vectormill delete JOB\n\nvectormill cancel JOB && vectormill delete JOB")
+def delete(job_id: JobId, api_url: ApiUrl = None, data_dir: DataDir = None) -> None:
+    """Delete an ended job: its texts, its errors, and vectors that are in no collection. Rows in collections stay."""
+    from vectormill.cli.endpoint import connected
+
+    with connected(api_url, data_dir) as client:
+        client.delete(job_id)
+    typer.echo(f"Job {job_id} is deleted.", err=True)
 
 
 @app.command(epilog="Example: vectormill errors JOB --json > failed.jsonl")

@@ -1,0 +1,135 @@
+"""Deletion of jobs: a short transaction makes a job vanish for readers, and the pruner removes its rows in batches.
+
+In between the job's state is `deleting`: find_job and list_jobs pass over it, its Idempotency-Key is free, and whoever
+removes a batch may be killed; the next one goes on. Rows in collections stay.
+"""
+
+from uuid import UUID
+
+from sqlalchemy import Connection, text
+
+from vectormill.db.jobs import lock_job
+from vectormill.domain.transition import state_after_delete
+
+DISCARD_JOB = text("""
+    UPDATE vectormill.jobs SET state = :state, idempotency_key = NULL, updated_at = now() WHERE id = :job_id
+""")
+
+
+def discard_job(connection: Connection, job_id: UUID) -> None:
+    """Makes an ended job vanish. Raises JobNotFound, and WrongJobState for a job that has not ended."""
+    job = lock_job(connection, job_id)
+    connection.execute(DISCARD_JOB, {"job_id": job_id, "state": state_after_delete(job.state)})
+
+
+# Only what is still an upload. After a COMMIT whose reply was lost the writer believes that it failed, while the job is
+# queued, and perhaps answered to a client that sent it again. A COMMIT that is under way holds the row: this waits
+# for it, and then finds a job.
+DISCARD_UPLOAD = text("""
+    UPDATE vectormill.jobs SET state = 'deleting', idempotency_key = NULL, finished_at = now(), updated_at = now()
+     WHERE id = :job_id AND state = 'uploading'
+""")
+
+
+def discard_upload(connection: Connection, job_id: UUID) -> None:
+    """Removes what a submission has written so far; a job that was completed meanwhile stays."""
+    connection.execute(DISCARD_UPLOAD, {"job_id": job_id})
+
+
+DISCARD_SILENT_UPLOAD = text("""
+    UPDATE vectormill.jobs SET state = 'deleting', idempotency_key = NULL, finished_at = now(), updated_at = now()
+     WHERE idempotency_key = :key AND state = 'uploading'
+       AND updated_at < now() - make_interval(secs => :timeout)
+""")
+
+
+def discard_silent_upload(connection: Connection, key: str, timeout_seconds: float) -> None:
+    """Frees the Idempotency-Key of an upload whose client has been silent for so long."""
+    connection.execute(DISCARD_SILENT_UPLOAD, {"key": key, "timeout": timeout_seconds})
+
+
+DISCARD_STALE_UPLOADS = text("""
+    UPDATE vectormill.jobs SET state = 'deleting', idempotency_key = NULL, finished_at = now(), updated_at = now()
+     WHERE state = 'uploading' AND updated_at < now() - make_interval(secs => :timeout)
+    RETURNING id
+""")
+
+# Locked first: one that is being retried at this moment is passed over.
+DISCARD_EXPIRED_JOBS = text("""
+    UPDATE vectormill.jobs SET state = 'deleting', idempotency_key = NULL, updated_at = now()
+     WHERE id IN (
+        SELECT id FROM vectormill.jobs
+         WHERE finished_at < now() - make_interval(secs => :retention) AND state <> 'deleting'
+         ORDER BY finished_at LIMIT :limit FOR UPDATE SKIP LOCKED)
+    RETURNING id
+""")
+
+
+def discard_stale_uploads(connection: Connection, timeout_seconds: float) -> int:
+    """Uploads whose client has been silent for long; how many."""
+    return len(connection.execute(DISCARD_STALE_UPLOADS, {"timeout": timeout_seconds}).all())
+
+
+def discard_expired_jobs(connection: Connection, retention_seconds: float, limit: int = 1000) -> int:
+    """Ended jobs past their retention, the oldest first; how many."""
+    values = {"retention": retention_seconds, "limit": limit}
+    return len(connection.execute(DISCARD_EXPIRED_JOBS, values).all())
+
+
+# Locked until the batch is through, so that two pruners never work on one job.
+FIND_DISCARDED_JOB = text("""
+    SELECT id FROM vectormill.jobs WHERE state = 'deleting' ORDER BY seq LIMIT 1 FOR UPDATE SKIP LOCKED
+""")
+
+# Payloads, own vectors and truncations go with their chunk.
+DELETE_CHUNKS = text("""
+    DELETE FROM vectormill.chunks WHERE id IN (
+        SELECT id FROM vectormill.chunks WHERE job_id = :job_id ORDER BY seq LIMIT :limit)
+    RETURNING 1
+""")
+
+DELETE_ERRORS = text("""
+    DELETE FROM vectormill.item_errors WHERE job_id = :job_id AND item IN (
+        SELECT item FROM vectormill.item_errors WHERE job_id = :job_id ORDER BY item LIMIT :limit)
+    RETURNING 1
+""")
+
+DELETE_EMPTY_JOB = text("""
+    DELETE FROM vectormill.jobs WHERE id = :job_id
+""")
+
+
+def delete_batch(connection: Connection, max_chunks: int, max_errors: int) -> bool | None:
+    """Removes so much of a discarded job at the most; whether the job is gone with it. None when there is none."""
+    job_id = connection.execute(FIND_DISCARDED_JOB).scalar_one_or_none()
+    if job_id is None:
+        return None
+    num_chunks = len(connection.execute(DELETE_CHUNKS, {"job_id": job_id, "limit": max_chunks}).all())
+    num_errors = len(connection.execute(DELETE_ERRORS, {"job_id": job_id, "limit": max_errors}).all())
+    if num_chunks == max_chunks or num_errors == max_errors:
+        return False
+    connection.execute(DELETE_EMPTY_JOB, {"job_id": job_id})
+    return True
+
+
+# A worker that holds its chunk loses the lease.
+DELETE_FORGOTTEN_QUERIES = text("""
+    DELETE FROM vectormill.jobs WHERE id IN (
+        SELECT id FROM vectormill.jobs WHERE forget_at < now() ORDER BY forget_at LIMIT 1000 FOR UPDATE SKIP LOCKED)
+    RETURNING id
+""")
+
+
+def delete_forgotten_queries(connection: Connection) -> int:
+    """Jobs of searches that their API did not remove: it was killed, or could not reach Postgres. One chunk each."""
+    return len(connection.execute(DELETE_FORGOTTEN_QUERIES).all())
+
+
+DELETE_DEAD_WORKERS = text("""
+    DELETE FROM vectormill.workers WHERE heartbeat_at < now() - interval '1 day' RETURNING name
+""")
+
+
+def delete_dead_workers(connection: Connection) -> int:
+    """Workers that have been silent for a day."""
+    return len(connection.execute(DELETE_DEAD_WORKERS).all())
