@@ -1,13 +1,12 @@
-"""A stage of simulated pipelines: `python -m tests.contract.pipeline_program NUMBER MEETING WORLD:MICRO_BATCHES...`.
+"""A stage of simulated pipelines, as a process of its own runs it.
 
-It takes its part in one pipeline after the other, unless its number is beyond the world. Its device is done with a
-micro-batch only when the stages beside it have begun those that they could have begun by then: a pipeline whose stages
-do not work at the same time would stand still, and nothing depends on how fast anything is. Prints for each pipeline,
-as a line of JSON, what came out.
+Its device is done with a micro-batch only when the stages beside it have begun those that they could have begun by
+then: a pipeline whose stages do not work at the same time would stand still, and nothing depends on how fast anything
+is.
 """
 
 import json
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -40,25 +39,20 @@ class Begun:
         )
 
 
-def main() -> None:
-    number, meeting = int(sys.argv[1]), Path(sys.argv[2])
-    torch.set_num_threads(1)
-    for place, pipeline in enumerate(sys.argv[3:]):
-        world_size, micro_batches = map(int, pipeline.split(":"))
-        if number < world_size:
-            rank = Rank(
-                number,
-                world_size,
-                PIPELINE,
-                (1,) * world_size,
-                micro_batches,
-                meeting.with_name(f"{meeting.name}-{place}"),
-                60.0,
-            )
-            run_stage(rank, micro_batches)
+def run_stages(number: int, folder: Path, pipelines: Sequence[tuple[int, int]]) -> None:
+    """This rank's part in pipelines of (stages, micro-batches), one after the other, unless it is beyond them.
+
+    Leaves what came out of each in `number.jsonl`, a list a line: empty but for the last stage.
+    """
+    with (folder / f"{number}.jsonl").open("w") as out:
+        for place, (world_size, micro_batches) in enumerate(pipelines):
+            if number < world_size:
+                layers, meeting_point = (1,) * world_size, folder / f"meeting_point-{place}"
+                rank = Rank(number, world_size, PIPELINE, layers, micro_batches, meeting_point, 60.0)
+                out.write(json.dumps(run_stage(rank, micro_batches)) + "\n")
 
 
-def run_stage(rank: Rank, micro_batches: int) -> None:
+def run_stage(rank: Rank, micro_batches: int) -> list[float]:
     join_process_group(rank, "gloo")
     begun = Begun(Path(f"{rank.meeting_point}.begun"))
 
@@ -73,10 +67,6 @@ def run_stage(rank: Rank, micro_batches: int) -> None:
     stage = PipelineStage(rank, torch.float32, torch.device("cpu"))
     results = stage.run([SHAPE] * micro_batches, compute)
     values = [float(result.mean()) for result in results]
-    sys.stdout.write(json.dumps(values) + "\n")
     dist.barrier()  # nobody leaves while another still waits for what it sent
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
+    return values

@@ -1,9 +1,8 @@
-"""What each rank of a shared model runs in the tests: `python -m tests.contract.rank_program NUMBER WORLD DIRECTORY`.
+"""What each rank of a shared model runs in the tests.
 
 Every model in the directory is divided in every way and encodes the same batches; what this rank answers is left there.
 """
 
-import sys
 from pathlib import Path
 from typing import Final
 
@@ -53,8 +52,8 @@ def batches() -> list[TokenBatch]:
     ]
 
 
-def main() -> None:
-    number, world_size, directory = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+def encode_with_all(number: int, world_size: int, directory: Path) -> None:
+    """The answers of one rank, as `number.npz` in the directory."""
     answers: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32 | np.int64]]] = {}
     for folder in sorted(path for path in directory.iterdir() if path.is_dir()):
         card = read_model_card(folder.name, folder, pooling="mean+last_token")
@@ -67,7 +66,3 @@ def main() -> None:
                 answers[f"{folder.name}|{strategy}|{place}"] = encoder.encode(batch)
             answers[f"{folder.name}|{strategy}|bytes"] = np.array(encoder.num_bytes_read)
     np.savez(directory / f"{number}.npz", allow_pickle=False, **answers)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,16 +1,13 @@
 """The stages of a pipeline work at the same time, and hand every micro-batch on in order."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
-from tests.architecture.sources import ROOT
-from vectormill.settings import process_environment
+from tests.contract.pipeline_program import run_stages
+from tests.contract.ranks import run_ranks
 from worker.parallel.loopback import loopback_environment
 
-# The long one is the last: the stages that are only in it have loaded torch by then.
 PIPELINES = [
     (2, 8),
     (2, 1),  # layers on two devices, one of them busy
@@ -20,26 +17,10 @@ PIPELINES = [
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], list[list[float]]]:
-    """What the stages of each pipeline said. The same four processes are all of them: each has to load torch."""
-    command = [sys.executable, "-m", "tests.contract.pipeline_program"]
-    meeting = str(tmp_path_factory.mktemp("pipelines") / "meeting_point")
-    pipelines = [f"{stages}:{micro_batches}" for stages, micro_batches in PIPELINES]
-    processes = [
-        subprocess.Popen(
-            [*command, str(number), meeting, *pipelines],
-            env=process_environment() | loopback_environment(),
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-        )
-        for number in range(4)
-    ]
-    try:
-        outputs = [process.communicate(timeout=110)[0].splitlines() for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
-    lines = [iter(output) for output in outputs]
+    """What the stages of each pipeline said. The same four processes are all of them."""
+    folder = tmp_path_factory.mktemp("pipelines")
+    run_ranks(run_stages, [(number, folder, PIPELINES) for number in range(4)], loopback_environment())
+    lines = [iter((folder / f"{number}.jsonl").read_text().splitlines()) for number in range(4)]
     return {
         (stages, micro_batches): [json.loads(next(lines[number])) for number in range(stages)]
         for stages, micro_batches in PIPELINES

@@ -1,29 +1,25 @@
 """A model that several devices share gives the vectors that it gives on one: real processes, every way of sharing."""
 
 import json
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
-from tests.architecture.sources import ROOT
 from tests.contract.packed_models import make_transformer
 from tests.contract.rank_program import (
     COMPRESSED,
     NUM_LAYERS,
     WIDE,
     batches,
+    encode_with_all,
     precision_of,
     strategies_of,
 )
+from tests.contract.ranks import run_ranks
 from vectormill.domain.errors import ModelError
 from vectormill.model_card import read_model_card
-from vectormill.settings import process_environment
 from worker.devices.device import CPU, Device, device_environment
 from worker.model.choice import TORCH
 from worker.model.encoder import Choice, EncoderOrder
@@ -56,27 +52,16 @@ def save_models(directory: Path, world_size: int) -> None:
 
 
 @pytest.fixture(scope="module", params=[2, 4], ids=["2 ranks", "4 ranks"])
-def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Shared:
     """The number of ranks, the directory of the models, and what every rank has answered."""
     world_size: int = request.param
     directory = tmp_path_factory.mktemp("shared")
     save_models(directory, world_size)
-    environment = process_environment() | device_environment(DEVICE, 1) | loopback_environment()
-    program = [sys.executable, "-m", "tests.contract.rank_program"]
-    ranks = [
-        subprocess.Popen([*program, str(number), str(world_size), str(directory)], env=environment, cwd=ROOT)
-        for number in range(world_size)
-    ]
-    try:
-        statuses = [rank.wait(110) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    assert statuses == [0] * world_size
+    environment = device_environment(DEVICE, 1) | loopback_environment()
+    calls = [(number, world_size, directory) for number in range(world_size)]
+    run_ranks(encode_with_all, calls, environment)
     answers = [np.load(directory / f"{number}.npz") for number in range(world_size)]
-    yield world_size, directory, answers
-    assert not [child for child in psutil.Process().children() if "rank_program" in " ".join(child.cmdline())]
+    return world_size, directory, answers
 
 
 def whole(directory: Path, name: str) -> TorchEncoder:
