@@ -27,6 +27,8 @@ from vectormill.stopping import StopSignals
 
 logger = logging.getLogger(__name__)
 
+# Of the election and of the duties; pruning has one of its own (docs/OPERATIONS.md, "Connections").
+POOL_SIZE = 2
 _BEAT_SECONDS = 5.0
 _SENTINEL_SECONDS = 1.0
 
@@ -56,10 +58,12 @@ def run(settings: Settings) -> None:
 
 
 def _serve(settings: Settings, database_url: str, redis_url: str, stop: threading.Event) -> None:
-    engine = make_engine(database_url, application_name="vectormill scheduler")
+    engine = make_engine(
+        database_url, application_name="vectormill scheduler", pool_size=POOL_SIZE, max_overflow=0
+    )
     sentinel = Sentinel(redis_url)
     queues = QueueReader(redis_url)
-    pruning = make_engine(database_url, application_name="vectormill pruner", pool_size=1)
+    pruning = make_engine(database_url, application_name="vectormill pruner", pool_size=1, max_overflow=0)
     dispatcher = Dispatcher(engine, make_app(redis_url), sentinel, queues, settings.ageing_seconds)
 
     def make_pruner() -> Pruner:

@@ -42,6 +42,10 @@ from worker.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
+# With the one of the leases a worker has six connections at the most (docs/OPERATIONS.md, "Connections"). Its slots
+# need theirs for moments, and wait their turn.
+POOL_SIZE = 5
+
 
 def main() -> None:
     """`python -m worker.app --model NAME --assignment JSON`, as `vectormill worker` starts it."""
@@ -108,7 +112,9 @@ def run_replica(
     card = Registry(settings.models).card(identity.model, weights=True)
     devices = assignment.devices
     slots = worker_settings.slots + worker_settings.interactive_slots
-    heart = make_engine(settings.database_url, application_name=f"{identity.name} leases", pool_size=1)
+    heart = make_engine(
+        settings.database_url, application_name=f"{identity.name} leases", pool_size=1, max_overflow=0
+    )
     release_chunks_of(formers, heart)  # before the model is loaded: that may take longer than a lease
     stopping = threading.Event()
     engine = Engine(
@@ -126,7 +132,9 @@ def run_replica(
     )
     reports = ReportMaker(report.compose, settings.heartbeat_seconds)
     identity = take_name(heart, identity, reports.make())
-    database = make_engine(settings.database_url, application_name=identity.name, pool_size=slots)
+    database = make_engine(
+        settings.database_url, application_name=identity.name, pool_size=POOL_SIZE, max_overflow=0
+    )
     keeper = LeaseKeeper(
         heart,
         identity,

@@ -30,6 +30,10 @@ DESCRIBE_SCHEMA = text("""
      UNION ALL
     SELECT 'index', tablename || '.' || indexname, indexdef
       FROM pg_indexes WHERE schemaname = :schema AND tablename <> 'alembic_version'
+     UNION ALL
+    SELECT 'storage', relname, (SELECT string_agg(option, ' ' ORDER BY option) FROM unnest(reloptions) AS option)
+      FROM pg_class WHERE relnamespace = CAST(:schema AS regnamespace) AND relkind = 'r'
+                      AND relname <> 'alembic_version'
      ORDER BY 1, 2
 """)
 
@@ -69,7 +73,7 @@ def test_a_migrated_database_misses_nothing_and_an_empty_one_does(engine: Engine
     assert find_missing_revision(engine) is None
     with engine.begin() as connection:
         connection.execute(text("DELETE FROM vectormill.alembic_version"))
-    assert find_missing_revision(engine) == "0010"
+    assert find_missing_revision(engine) == "0011"
 
 
 def test_processes_that_migrate_at_once_do_not_disturb_each_other(database_url: str) -> None:

@@ -242,3 +242,11 @@ def test_images_take_the_versions_of_the_lock(dockerfile: str) -> None:
     installs = re.findall(r"pip install ([^&;\n]*)", text)
     assert len(installs) >= 3
     assert all(re.search(r"requirements\.lock|--no-deps", arguments) for arguments in installs)
+
+
+def test_postgres_has_connections_for_what_the_documentation_says() -> None:
+    (most,) = [
+        flag.partition("=")[2] for flag in SERVICES["postgres"]["command"] if "max_connections" in flag
+    ]
+    assert "compose's 200: 25 workers, two APIs and two schedulers" in OPERATIONS
+    assert int(most) == 200 >= 6 * 25 + 10 * 2 + 3 * 2 + 3 + 7

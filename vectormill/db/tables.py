@@ -36,6 +36,10 @@ from vectormill.domain.job import DELETING, JOB_STATES
 
 SCHEMA = "vectormill"
 
+# Of tables with few rows, which change every second: room in the page for the next version of a row, so that no index
+# is touched, and vacuum by the number of changes.
+_BUSY = {"fillfactor": "50", "autovacuum_vacuum_scale_factor": "0"}
+
 metadata = MetaData(
     schema=SCHEMA,
     naming_convention={
@@ -135,6 +139,7 @@ jobs = Table(
     Index("ix_jobs_state_seq", "state", "seq"),
     Index("ix_jobs_forget_at", "forget_at", postgresql_where=text("forget_at IS NOT NULL")),
     Index("ix_jobs_finished_at", "finished_at", postgresql_where=text("finished_at IS NOT NULL")),
+    postgresql_with=_BUSY | {"autovacuum_vacuum_threshold": "1000"},
 )
 
 chunks = Table(
@@ -167,7 +172,11 @@ chunks = Table(
     # Not on lease_until: a renewal would touch the index, and so every other of the table. Few are leased at a time.
     Index("ix_chunks_held", "job_id", postgresql_where=text("state = 'leased'")),
     Index("ix_chunks_order", "job_id", "first_item"),
-    postgresql_with={"fillfactor": "70"},
+    postgresql_with={
+        "fillfactor": "70",
+        "autovacuum_vacuum_scale_factor": "0.05",
+        "autovacuum_analyze_scale_factor": "0.05",
+    },
 )
 
 chunk_payloads = Table(
@@ -225,6 +234,7 @@ workers = Table(
     _moment("heartbeat_at", is_now=True),
     # The run of `vectormill worker` that started it: only its next worker may take the name over at once.
     Column("launcher", Uuid),
+    postgresql_with=_BUSY | {"autovacuum_vacuum_threshold": "500"},
 )
 
 heartbeats = Table(
@@ -232,6 +242,7 @@ heartbeats = Table(
     metadata,
     Column("duty", Text, primary_key=True),  # see workers.py
     _moment("beat_at", is_now=True),
+    postgresql_with=_BUSY | {"autovacuum_vacuum_threshold": "500"},
 )
 
 api_keys = Table(

@@ -67,8 +67,6 @@ max_logical_replication_workers = 0
 max_wal_size = 4GB                      # fewer checkpoints, so fewer full pages logged, during a bulk load
 checkpoint_timeout = 15min
 
-autovacuum_vacuum_scale_factor = 0.05   # chunk rows change state five times in a life; 0.2 would let them bloat
-autovacuum_analyze_scale_factor = 0.05
 log_lock_waits = on                     # two duties in each other's way should be seen
 log_line_prefix = '%m [%p] %q%a '
 log_timezone = UTC
