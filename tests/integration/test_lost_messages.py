@@ -12,6 +12,7 @@ from tests.protocol import SPEC, claim, make_items, register_worker, submit
 from vectormill.broker.app import make_app
 from vectormill.broker.queues import QueueReader, list_of
 from vectormill.broker.sentinel import Sentinel
+from vectormill.db.chunks import claim_chunk
 
 BULK = list_of(SPEC.model, priority=5)
 INTERACTIVE = list_of(SPEC.model, priority=0)
@@ -119,6 +120,19 @@ def test_a_chunk_that_is_claimed_between_two_looks_is_not_sent_again(
     look(dispatcher)
     assert claim(engine, chunk_id=1) is not None
     look(dispatcher)
+    assert dispatch_seqs(engine) == [1]
+
+
+def test_a_chunk_that_is_being_claimed_is_not_waited_for(
+    engine: Engine, redis: Redis, dispatcher: Dispatcher
+) -> None:
+    submit(engine, make_items(4))
+    dispatcher.dispatch()
+    redis.rpop(BULK)
+    look(dispatcher)
+    with engine.begin() as connection:
+        assert claim_chunk(connection, 1, "a slow worker", SPEC.model, 30) is not None
+        look(dispatcher)
     assert dispatch_seqs(engine) == [1]
 
 

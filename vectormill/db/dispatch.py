@@ -132,17 +132,17 @@ def list_queued(connection: Connection, limit: int = 10_000) -> list[Dispatch]:
     return [Dispatch(*row) for row in connection.execute(LIST_QUEUED, {"limit": limit})]
 
 
-# The dispatch number tells a dispatch from a later one of the same chunk.
+# The dispatch number tells a dispatch from a later one of the same chunk. A row that is locked is being claimed.
 RECALL_DISPATCHES = text("""
-    WITH unclaimed AS (
+    WITH lost AS (
         SELECT chunk.id
-          FROM unnest(CAST(:chunk_ids AS bigint[]), CAST(:dispatch_seqs AS int[])) AS lost (id, dispatch_seq)
-          JOIN vectormill.chunks AS chunk ON chunk.id = lost.id AND chunk.dispatch_seq = lost.dispatch_seq
+          FROM unnest(CAST(:chunk_ids AS bigint[]), CAST(:dispatch_seqs AS int[])) AS absent (id, dispatch_seq)
+          JOIN vectormill.chunks AS chunk ON chunk.id = absent.id AND chunk.dispatch_seq = absent.dispatch_seq
          WHERE chunk.state = 'queued'
-           FOR NO KEY UPDATE OF chunk SKIP LOCKED
+           FOR UPDATE OF chunk SKIP LOCKED
     )
     UPDATE vectormill.chunks AS chunk SET state = 'pending', available_at = now()
-      FROM unclaimed WHERE chunk.id = unclaimed.id
+      FROM lost WHERE chunk.id = lost.id
     RETURNING chunk.id
 """)
 
