@@ -113,6 +113,8 @@ class FakeApi:
     def poll(self, job: dict[str, Any]) -> dict[str, Any]:
         if job["state"] == "queued":
             job["state"] = "running"
+        elif job["state"] == "cancelling":
+            job["state"] = "cancelling" if job.pop("_is_new", False) else "cancelled"
         elif job["state"] == "running":
             job.update(job["_final"])
         return job
@@ -210,7 +212,12 @@ class FakeHandler(BaseHTTPRequestHandler):
         match path.strip("/").split("/")[1:]:
             case ["jobs", job_id] if job_id not in self.fake.jobs:
                 self._problem(404, f"There is no job {job_id}.")
-            case ["jobs", job_id] if self.fake.jobs[job_id]["state"] in ("queued", "running", "paused"):
+            case ["jobs", job_id] if self.fake.jobs[job_id]["state"] in (
+                "queued",
+                "running",
+                "paused",
+                "cancelling",
+            ):
                 self._problem(409, "The job is queued; cancel it first, then delete it.")
             case ["jobs", job_id]:
                 del self.fake.jobs[job_id]

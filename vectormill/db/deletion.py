@@ -76,7 +76,8 @@ def discard_expired_jobs(connection: Connection, retention_seconds: float, limit
     return len(connection.execute(DISCARD_EXPIRED_JOBS, values).all())
 
 
-# Locked until the batch is through, so that two pruners never work on one job.
+# Locked until the batch is through, so that two pruners never work on one job. The job before its chunks, unlike
+# elsewhere: nobody else comes to the chunks of a job that has ended.
 FIND_DISCARDED_JOB = text("""
     SELECT id FROM vectormill.jobs WHERE state = 'deleting' ORDER BY seq LIMIT 1 FOR UPDATE SKIP LOCKED
 """)

@@ -27,6 +27,7 @@ from vectormill.cli.options import (
     Truncate,
     VectorType,
 )
+from vectormill.domain.job import CANCELLING
 
 app = typer.Typer()
 
@@ -227,6 +228,8 @@ def delete(job_id: JobId, api_url: ApiUrl = None, data_dir: DataDir = None) -> N
     from vectormill.cli.endpoint import connected
 
     with connected(api_url, data_dir) as client:
+        if client.job(job_id)["state"] == CANCELLING:
+            client.wait(job_id)  # for seconds: until workers hear of it
         client.delete(job_id)
     typer.echo(f"Job {job_id} is deleted.", err=True)
 
