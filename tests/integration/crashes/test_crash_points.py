@@ -119,6 +119,8 @@ def test_a_dispatcher_killed_at_any_step_leaves_every_chunk_to_the_next_one(
     job, points = dispatch(0, None)
     assert {"before MARK_QUEUED", "after COMMIT"} <= set(points)
     assert points.count("before PUBLISH") == 3
+    is_marked = points.index("after COMMIT", points.index("before MARK_QUEUED"))
+    assert points.index("before PUBLISH") > is_marked, "a message must not name a row that is not there"
     take_messages(servers, engine, job)
     for last, point in enumerate(points):
         job, reached = dispatch(last + 1, last)
