@@ -2,7 +2,7 @@
 
 import random
 import signal
-import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -70,15 +70,14 @@ class Nemesis:
         self._stopped: list[tuple[float, list[psutil.Process]]] = []  # until when, and who
         self.done: list[str] = []
 
-    def run(self, over: threading.Event) -> None:
-        """Returns when the plan is done or `over` is set; nothing is stopped any more then."""
+    def run(self) -> None:
+        """Returns when the plan is done; nothing is stopped any more then."""
         began = self._clock()
         try:
             for fault in self._plan:
                 while (now := self._clock() - began) < fault.seconds:
                     next_end = min((end for end, _ in self._stopped), default=fault.seconds)
-                    if over.wait(max(0.01, min(fault.seconds, next_end) - now)):
-                        return
+                    time.sleep(max(0.01, min(fault.seconds, next_end) - now))  # the plan's own pauses
                     self._continue(self._clock() - began)
                 self._inflict(fault)
         finally:

@@ -119,8 +119,13 @@ class Parts:
         return bool(answer["status"] == "ok" and answer["scheduler"] and answer["workers"] >= NUM_WORKERS)
 
     def wait_until_ready(self) -> None:
+        def is_ready() -> bool:
+            ended = [name for name, process in self.processes.items() if process.poll() is not None]
+            assert not ended, f"{ended} ended by themselves"
+            return self.is_ready()
+
         try:
-            wait_for(self.is_ready, 120, "API, scheduler and both workers are there")
+            wait_for(is_ready, 120, "API, scheduler and both workers are there")
         except AssertionError:
             print(self.log_tails())
             raise

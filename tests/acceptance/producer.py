@@ -2,7 +2,8 @@
 
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,50 @@ class Producer:
     def _note(self, error: Exception, request: str) -> None:
         if isinstance(error, ApiError) and error.status not in _PASSING:
             self._ledger.surprises.append(f"{request}: {error.status} {error}")
+
+
+@contextmanager
+def load(service: Stack | Parts, seed: int, num_producers: int, job_items: int) -> Iterator[Ledger]:
+    """Producers submit one job after the other while the block runs. At its end some of their jobs may be open."""
+    ledger, over = Ledger(), threading.Event()
+    producers = [
+        Producer(service.api_url, seed + number, f"docs_{seed}_{number % 2}", job_items, ledger)
+        for number in range(num_producers)
+    ]
+    threads = [threading.Thread(target=producer.run, args=(over,)) for producer in producers]
+    for thread in threads:
+        thread.start()
+    try:
+        yield ledger
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+        print(f"{len(ledger.promises)} jobs were acknowledged")
+
+
+def promise(parts: Parts, numbers: list[int], collection: str | None = None) -> Promise:
+    """One job of these texts that was answered 202."""
+    keys = [f"k{number}" for number in numbers]
+    with parts.client() as client:
+        job = client.submit(tiny.items(numbers, keys), model=tiny.MODEL, collection=collection)
+    return Promise(job["id"], collection, keys, numbers)
+
+
+def assert_kept(parts: Parts, *promises: Promise, seconds: float = 120.0) -> None:
+    """Every job ends, with exactly one vector for each item, which is its own."""
+    with parts.client() as client:
+        for each in promises:
+            client.wait(each.job_id, timeout_seconds=seconds)
+    assert find_broken_promises(parts, promises, parts.directory) == []
+
+
+def answers(url: str) -> bool:
+    """Whether an API is there."""
+    try:
+        return httpx.get(f"{url}/livez", timeout=5).status_code == 200
+    except httpx.HTTPError:
+        return False
 
 
 def find_broken_promises(stack: Stack | Parts, promises: Sequence[Promise], directory: Path) -> list[str]:

@@ -1,39 +1,28 @@
 """Faults of Redis and Postgres that pass: jobs wait with a reason, go on by themselves, and nothing is lost."""
 
 import random
+from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import unquote
+from uuid import uuid4
 
 import httpx
 import pytest
+from sqlalchemy import make_url
 
 from tests.acceptance import tiny
 from tests.acceptance.parts import Parts, frozen
-from tests.acceptance.producer import Promise, find_broken_promises
+from tests.acceptance.producer import Promise, answers, assert_kept, promise
+from tests.acceptance.relay import relay
 from tests.waiting import wait_for
 from vectormill.broker.app import make_app, queue_of
 from vectormill.broker.messages import publish
 from vectormill.domain.chunk import Dispatch
 from vectormill.domain.job import TERMINAL_JOB_STATES
+from vectormill.processes import free_port
 
 pytestmark = pytest.mark.timeout(300)
 
 ITEMS = 200  # four chunks
-PATIENCE = 120.0
-
-
-def promise(parts: Parts, numbers: list[int], collection: str | None = None) -> Promise:
-    """A job that was answered 202."""
-    keys = [f"k{number}" for number in numbers]
-    with parts.client() as client:
-        job = client.submit(tiny.items(numbers, keys), model=tiny.MODEL, collection=collection)
-    return Promise(job["id"], collection, keys, numbers)
-
-
-def assert_kept(parts: Parts, *promises: Promise) -> None:
-    """Every job ends, with exactly one vector for each item, which is its own."""
-    with parts.client() as client:
-        for each in promises:
-            client.wait(each.job_id, timeout_seconds=PATIENCE)
-    assert find_broken_promises(parts, promises, parts.directory) == []
 
 
 def leased(parts: Parts, kept: Promise) -> int:
@@ -65,7 +54,7 @@ def test_concurrent_jobs_with_the_same_keys_leave_the_newest_texts(parts: Parts,
 def test_a_message_that_comes_three_times_or_late_changes_nothing(parts: Parts, collection: str) -> None:
     kept = promise(parts, list(range(ITEMS)), collection)
     with parts.client() as client:
-        client.wait(kept.job_id, timeout_seconds=PATIENCE)
+        client.wait(kept.job_id, timeout_seconds=120)
     running = promise(parts, list(range(500, 500 + ITEMS)))
     replay(parts, kept)
     replay(parts, running)
@@ -165,3 +154,66 @@ def has_lapsed(parts: Parts) -> bool:
     return bool(
         list(parts.query("SELECT 1 FROM vectormill.chunks WHERE state = 'leased' AND lease_until < now()"))
     )
+
+
+def test_a_submission_whose_commit_reply_is_lost_is_one_job(parts: Parts) -> None:
+    key, port = str(uuid4()), free_port()
+    url = make_url(parts.database_url)
+    folder, number = unquote(str(url.query.get("host", ""))), url.query.get("port", url.port)
+    target = f"{folder}/.s.PGSQL.{number}" if folder else (str(url.host), int(str(number)))
+    cuts: list[bytes] = []
+    behind = url.set(host="127.0.0.1", port=port, query={}).render_as_string(hide_password=False)
+    api_port = free_port()
+    body = {"model": tiny.MODEL, "items": tiny.items(list(range(50)))}
+    headers = {"Idempotency-Key": key}
+    with relay(("127.0.0.1", port), target, lambda: CommitOfSubmission(cuts)):
+        parts.start("api-2", "api", "--port", str(api_port), environment={"VECTORMILL_DATABASE_URL": behind})
+        try:
+            cut_off = f"http://127.0.0.1:{api_port}"
+            wait_for(lambda: answers(cut_off), 60, "the second API is there")
+            first = httpx.post(f"{cut_off}/v1/jobs", json=body, headers=headers, timeout=60)
+            assert len(cuts) == 1, "no reply of a COMMIT was lost"
+            assert first.status_code in (202, 503), first.text
+            again = httpx.post(f"{parts.api_url}/v1/jobs", json=body, headers=headers, timeout=60)
+            assert again.status_code == 202, again.text
+        finally:
+            parts.end_part("api-2")
+    numbers = list(range(50))
+    assert_kept(parts, Promise(again.json()["id"], None, [f"k{number}" for number in numbers], numbers))
+    assert list(parts.query(f"SELECT count(*) FROM vectormill.jobs WHERE idempotency_key = '{key}'")) == [
+        (1,)
+    ]
+
+
+class CommitOfSubmission:
+    """Of one connection: says of the COMMIT that makes a job visible that it is the last; once for all connections."""
+
+    def __init__(self, cuts: list[bytes]) -> None:
+        self._cuts = cuts
+        self._has_queued = False
+
+    def __call__(self, piece: bytes) -> bool:
+        self._has_queued |= b"SET state = 'queued', generation_id" in piece
+        if self._has_queued and b"COMMIT" in piece and not self._cuts:
+            self._cuts.append(piece)
+            return True
+        return False
+
+
+def test_fifty_posts_with_one_key_are_one_job(parts: Parts) -> None:
+    numbers, headers = list(range(50)), {"Idempotency-Key": str(uuid4())}
+    body = {"model": tiny.MODEL, "items": tiny.items(numbers)}
+
+    def post(_: int) -> httpx.Response:
+        return httpx.post(f"{parts.api_url}/v1/jobs", json=body, headers=headers, timeout=60)
+
+    with ThreadPoolExecutor(50) as clients:
+        first = list(clients.map(post, range(50)))
+    assert {answer.status_code for answer in first} <= {202, 409}, {answer.text for answer in first}
+    ids = {answer.json()["id"] for answer in [*first, post(0)] if answer.status_code == 202}
+    (job_id,) = ids
+    assert_kept(parts, Promise(job_id, None, [f"k{number}" for number in numbers], numbers))
+    key = headers["Idempotency-Key"]
+    assert list(parts.query(f"SELECT count(*) FROM vectormill.jobs WHERE idempotency_key = '{key}'")) == [
+        (1,)
+    ]
