@@ -28,6 +28,21 @@ CPU_TOPOLOGY: Final = Path("/sys/devices/system/cpu")
 
 USED_STEP_BYTES: Final = 256 << 20
 
+# By which libraries choose their kernels, and we the precision.
+PROCESSOR_FEATURES: Final = frozenset(
+    {
+        "avx2",
+        "avx_vnni",
+        "avx512f",
+        "avx512_vnni",
+        "avx512_bf16",
+        "avx512_fp16",
+        "amx_bf16",
+        "amx_int8",
+        "amx_fp16",
+    }
+)
+
 logger = logging.getLogger(__name__)
 
 
@@ -157,16 +172,6 @@ def _read_cpu_quota() -> float | None:
 
 def detect_processor() -> tuple[frozenset[str], str]:
     """The processor's feature flags that matter to us, and its name."""
-    wanted = {
-        "avx2",
-        "avx512f",
-        "avx512_vnni",
-        "avx512_bf16",
-        "avx512_fp16",
-        "amx_bf16",
-        "amx_int8",
-        "amx_fp16",
-    }
     flags: frozenset[str] = frozenset()
     name = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
@@ -174,7 +179,7 @@ def detect_processor() -> tuple[frozenset[str], str]:
         for line in cpuinfo.read_text().split("\n\n", 1)[0].splitlines():
             key, _, value = line.partition(":")
             if key.strip() == "flags":
-                flags = frozenset(value.split()) & wanted
+                flags = frozenset(value.split()) & PROCESSOR_FEATURES
             elif key.strip() == "model name":
                 name = value.strip()
     return flags, name

@@ -1,0 +1,26 @@
+"""What every test run says first: the processor that it ran on. Kernels and the precision follow from its features, so
+that a failure on one kind of machine may not be seen on another."""
+
+import os
+
+from worker.devices.detect import PROCESSOR_FEATURES, detect_inventory
+from worker.devices.device import split_processor
+from worker.model.choice import AUTO, choose_precision
+
+# By which torch and oneDNN behave as on a lesser processor.
+MASKS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")
+
+
+def pytest_report_header() -> list[str]:
+    inventory = detect_inventory()
+    device = split_processor(inventory, 1)[0]
+    there, lacking = sorted(inventory.features), sorted(PROCESSOR_FEATURES - inventory.features)
+    precision = choose_precision(AUTO, device)
+    gibibytes = inventory.memory_bytes / 2**30
+    masked = "".join(f"; {name}={os.environ[name]}" for name in MASKS if name in os.environ)
+    return [
+        f"processor: {inventory.description}, {device.num_threads} cores, {gibibytes:.0f} GiB{masked}",
+        f"  has {' '.join(there) or 'nothing of'}; lacks {' '.join(lacking) or 'nothing'}",
+        f"  precision auto is {precision.value}: {precision.reason}",
+        f"accelerators: {', '.join(each.name for each in inventory.accelerators) or 'none'}",
+    ]
