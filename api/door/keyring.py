@@ -46,7 +46,7 @@ class Keyring:
 
     async def _read(self) -> None:
         if self._failure is not None and self._clock() < self._failed_at + PATIENCE_SECONDS:
-            raise self._failure
+            raise self._failure.with_traceback(None)  # or it would grow with every request
         began = self._clock()
         try:
             self.last_known = await run_in_threadpool(self._load)
