@@ -28,7 +28,7 @@ from api.gates import Gates
 from api.metrics import ApiMetrics, RequestMetrics
 from api.problems import MEDIA_TYPE, register_handlers
 from api.request_limits import RequestLimits
-from api.requests import ItemBody, JobRequest, SearchRequest
+from api.requests import ONE_QUERY, ItemBody, JobRequest, SearchRequest
 from api.routes import collections, events, health, jobs, models, vectors
 from api.schemas import ProblemBody
 from api.search_pool import SEARCH_CONNECTIONS, SearchPool
@@ -184,6 +184,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
             [JobRequest, ItemBody, SearchRequest], ref_template=REFERENCE
         )
         problem = ProblemBody.model_json_schema(ref_template=REFERENCE.replace("{name}", "{model}"))
+        components["SearchRequest"] |= ONE_QUERY
         components |= problem.pop("$defs") | {"ProblemBody": problem}
         schema.setdefault("components", {}).setdefault("schemas", {}).update(components)
         describe_scopes(schema)

@@ -1,24 +1,34 @@
 """Cursors: the opaque `next` of a page. Clients hand it back as `after` and never look inside."""
 
-import base64
-import binascii
+import re
+from typing import Annotated, Final
+
+from pydantic import Field
 
 from api.problems import Place, Problem
 
+# Sixteen hexadecimal digits below 2^63: every string of the pattern is a position, so that the description is the rule.
+CURSOR: Final = re.compile(r"[0-7][0-9a-f]{15}")
+
+After = Annotated[
+    str | None,
+    Field(
+        description="The `next` of the page before.",
+        # Not pydantic's own check, whose message would not say what a cursor is.
+        json_schema_extra={"anyOf": [{"type": "string", "pattern": f"^{CURSOR.pattern}$"}, {"type": "null"}]},
+    ),
+]
+
 
 def encode_cursor(position: int) -> str:
-    return base64.urlsafe_b64encode(b"%d" % position).decode().rstrip("=")
+    return f"{position:016x}"
 
 
 def decode_cursor(cursor: str | None) -> int | None:
     """The position behind which the page starts; None is the first page. Raises Problem."""
     if cursor is None:
         return None
-    try:
-        position = int(base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True))
-    except (binascii.Error, ValueError):
-        position = -1
-    if not 0 <= position < 2**63:
+    if not CURSOR.fullmatch(cursor):
         detail = "after must be the next of an earlier page, unchanged."
         raise Problem(422, "invalid-cursor", detail, errors=[Place(detail, parameter="after")])
-    return position
+    return int(cursor, 16)

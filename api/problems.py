@@ -14,6 +14,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import compile_path
 
 from vectormill.domain.errors import (
     BodyTimeout,
@@ -156,6 +157,16 @@ def describe_http_exception(error: HTTPException) -> Problem:
     return Problem(error.status_code, phrase.lower().replace(" ", "-"), str(detail), headers=error.headers)
 
 
+def find_methods(app: FastAPI, path: str) -> list[str]:
+    """All that the path allows. The framework tells those of one route, and a path has a route for each method."""
+    return sorted(
+        method.upper()
+        for template, operations in app.openapi()["paths"].items()
+        if compile_path(template)[0].match(path)
+        for method in operations
+    )
+
+
 def is_database_away(error: Exception) -> bool:
     """True for errors that mean a lost, refused or exhausted connection, rather than a wrong statement."""
     if isinstance(error, DBAPIError) and error.connection_invalidated:
@@ -186,7 +197,12 @@ def register_handlers(app: FastAPI) -> None:
         return describe_invalid_request(cast(RequestValidationError, error)).response(request.url.path)
 
     async def answer_http_exception(request: Request, error: Exception) -> Response:
-        return describe_http_exception(cast(HTTPException, error)).response(request.url.path)
+        problem = describe_http_exception(cast(HTTPException, error))
+        if problem.status == HTTPStatus.METHOD_NOT_ALLOWED and (
+            methods := find_methods(app, request.url.path)
+        ):
+            problem.headers["Allow"] = ", ".join(methods)
+        return problem.response(request.url.path)
 
     async def answer_database_error(request: Request, error: Exception) -> Response:
         problem = describe_database_error(error)

@@ -109,7 +109,7 @@ class JobRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class StreamParameters(OptionsBody, forbid_unknown_fields=True):
-    """What goes with an NDJSON stream, as query parameters."""
+    """What goes with an NDJSON stream as query parameters; beside a JSON body they count before it."""
 
     model: str = DEFAULT_MODEL
     collection: str | None = None
@@ -124,6 +124,14 @@ class SearchRequest(msgspec.Struct, forbid_unknown_fields=True):
     embedding: list[float] | None = None
     limit: Annotated[int, Meta(ge=1, le=1000)] = 10
 
+
+# What the types of a SearchRequest cannot say.
+ONE_QUERY: Final = {
+    "oneOf": [
+        {"required": ["text"], "properties": {"text": {"type": "string"}, "embedding": {"type": "null"}}},
+        {"required": ["embedding"], "properties": {"embedding": {"type": "array"}, "text": {"type": "null"}}},
+    ]
+}
 
 JOB_DECODER: Final = msgspec.json.Decoder(JobRequest)
 SEARCH_DECODER: Final = msgspec.json.Decoder(SearchRequest)

@@ -4,7 +4,7 @@ The event loop only receives bytes. Leaving early, for an error or because the c
 """
 
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -68,11 +68,17 @@ async def receive_job(request: Request, resources: Resources) -> Job:
 
 async def receive_document(request: Request, resources: Resources) -> Job:
     """A job whose items all come in one JSON object."""
-    refuse_parameters(request.query_params)
+    parameters = parse_parameters(request.query_params)
     idempotency_key = read_idempotency_key(request)
     with resources.gates.json_bytes.hold() as hold:
         body = await read_body(request, resources.settings, hold)
-        new_job, items = await run_in_threadpool(parse_document, body, resources, idempotency_key)
+
+        def parse() -> tuple[NewJob, list[Item]]:
+            document = decode_body(body, JOB_DECODER)
+            override(document, parameters, request.query_params)
+            return parse_document(document, resources, idempotency_key)
+
+        new_job, items = await run_in_threadpool(parse)
         async with contextmanager_in_threadpool(open_writer(resources, new_job)) as writer:
             intake = await run_in_threadpool(open_intake, writer, resources)
             await run_in_threadpool(write_items, writer, items, intake)
@@ -131,9 +137,8 @@ async def finish(writer: JobWriter, resources: Resources) -> Job:
 
 
 def parse_document(
-    body: bytes, resources: Resources, idempotency_key: str | None
+    request: JobRequest, resources: Resources, idempotency_key: str | None
 ) -> tuple[NewJob, list[Item]]:
-    request = decode_body(body, JOB_DECODER)
     new_job = make_job(
         request, request.options, request.metadata, resources=resources, idempotency_key=idempotency_key
     )
@@ -154,16 +159,29 @@ def parse_document(
 def make_streamed_job(
     parameters: StreamParameters, resources: Resources, idempotency_key: str | None
 ) -> NewJob:
-    metadata = None
-    if parameters.metadata is not None:
-        try:
-            metadata = decode_json(parameters.metadata.encode(), OBJECT_DECODER)
-        except DECODING_ERRORS as error:
-            reason = f"metadata must be a JSON object: {split_path(str(error))[0]}"
-            raise Problem(
-                422, InvalidOption.code, f"{reason}.", errors=[Place(reason, parameter="metadata")]
-            ) from error
+    metadata = decode_metadata(parameters)
     return make_job(parameters, parameters, metadata, resources=resources, idempotency_key=idempotency_key)
+
+
+def decode_metadata(parameters: StreamParameters) -> dict[str, Any] | None:
+    """Raises Problem when the query parameter is no JSON object."""
+    if parameters.metadata is None:
+        return None
+    try:
+        return decode_json(parameters.metadata.encode(), OBJECT_DECODER)
+    except DECODING_ERRORS as error:
+        reason = f"metadata must be a JSON object: {split_path(str(error))[0]}"
+        raise Problem(
+            422, InvalidOption.code, f"{reason}.", errors=[Place(reason, parameter="metadata")]
+        ) from error
+
+
+def override(request: JobRequest, parameters: StreamParameters, names: Iterable[str]) -> None:
+    """What `names` of the query say counts before what the body says."""
+    for name in names:
+        target = request if name in JobRequest.__struct_fields__ else request.options
+        value = decode_metadata(parameters) if name == "metadata" else getattr(parameters, name)
+        setattr(target, name, value)
 
 
 def make_job(
@@ -235,11 +253,6 @@ def parse_parameters(query: QueryParams) -> StreamParameters:
     except msgspec.ValidationError as error:
         reason, name = split_path(str(error))
         raise refuse_parameter(name, reason) from error
-
-
-def refuse_parameters(query: Mapping[str, str]) -> None:
-    for name in query:
-        raise refuse_parameter(name, "a JSON submission has its options in the body, not in query parameters")
 
 
 def refuse_parameter(name: str, reason: str) -> Problem:

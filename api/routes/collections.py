@@ -9,7 +9,7 @@ from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
-from api.cursors import decode_cursor, encode_cursor
+from api.cursors import After, decode_cursor, encode_cursor
 from api.dependencies import CollectionName, Resources, ResourcesDependency
 from api.door.media_types import require_json
 from api.queries import encode_query
@@ -40,7 +40,7 @@ class CollectionFilter(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     limit: int = Field(default=200, ge=1, le=1000)
-    after: str | None = Field(default=None, description="The `next` of the page before.")
+    after: After = None
 
 
 @router.get("/v1/collections")

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, ConfigDict, Field
 
-from api.cursors import decode_cursor, encode_cursor
+from api.cursors import After, decode_cursor, encode_cursor
 from api.dependencies import JobId, ResourcesDependency
 from api.job_bodies import describe_job, describe_jobs, describe_new_job
 from api.problems import Place, Problem
@@ -45,8 +45,11 @@ router = APIRouter(tags=["jobs"])
 # When to ask for the job the first time.
 POLL_AFTER_SECONDS = 1
 
+# Visible ASCII characters, and spaces between them.
+KEY_PATTERN = "^[!-~]([ -~]{0,253}[!-~])?$"
+
 STREAM_PARAMETERS = [
-    {"name": name, "in": "query", "description": f"NDJSON only. {description}", "schema": schema}
+    {"name": name, "in": "query", "description": description, "schema": schema}
     for name, description, schema in (
         ("model", "A name of GET /v1/models.", {"type": "string"}),
         ("collection", "Its SQL view gets the vectors.", {"type": "string", "example": "docs"}),
@@ -93,14 +96,14 @@ class JobFilter(BaseModel):
 
     state: str | None = Field(default=None, json_schema_extra={"enum": list(JOB_STATES)})
     limit: int = Field(default=50, ge=1, le=200)
-    after: str | None = Field(default=None, description="The `next` of the page before.")
+    after: After = None
 
 
 class ItemFilter(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     limit: int = Field(default=100, ge=1, le=1000)
-    after: str | None = Field(default=None, description="The `next` of the page before.")
+    after: After = None
 
 
 @router.post("/v1/jobs", status_code=202, openapi_extra=JOB_REQUEST_DOCS)
@@ -110,7 +113,10 @@ async def create_job(
     resources: ResourcesDependency,
     idempotency_key: Annotated[
         str | None,
-        Header(description="The same key with the same content answers the same job, never a second one."),
+        Header(
+            description="The same key with the same content answers the same job, never a second one.",
+            json_schema_extra={"anyOf": [{"type": "string", "pattern": KEY_PATTERN}, {"type": "null"}]},
+        ),
     ] = None,
 ) -> JobBody:
     """Takes items as one JSON object, or as a stream of NDJSON of any length (gzip accepted)."""

@@ -1,6 +1,7 @@
 """Submissions over HTTP: what becomes a job, and what is refused and leaves nothing behind."""
 
 import gzip
+import json
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -339,3 +340,26 @@ def test_a_client_that_leaves_in_the_middle_leaves_nothing_behind(
         wait_for(lambda: count_jobs(empty_engine) == 1)
         assert refusing_client.get("/v1/jobs").json()["data"][0]["state"] == "uploading"
     wait_for(lambda: count_jobs(empty_engine) == 0)
+
+
+def test_query_parameters_count_before_what_a_json_body_says(client: httpx.Client) -> None:
+    body = {
+        "items": ITEMS,
+        "priority": 7,
+        "metadata": {"from": "body"},
+        "options": {"dimensions": 16, "prompt": ""},
+    }
+    query: dict[str, str | int] = {
+        "priority": 2,
+        "dimensions": 8,
+        "metadata": json.dumps({"from": "query"}),
+        "collection": "docs",
+    }
+    answer = client.post("/v1/jobs", params=query, json=body)
+    assert answer.status_code == 202, answer.text
+    job = answer.json()
+    assert (job["priority"], job["collection"], job["metadata"]) == (2, "docs", {"from": "query"})
+    assert (job["options"]["dimensions"], job["options"]["prompt"]) == (8, "")
+    assert_problem(
+        client.post("/v1/jobs", params={"priorty": 2}, json=body), 422, "invalid-request", "priorty"
+    )

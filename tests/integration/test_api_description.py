@@ -1,0 +1,168 @@
+"""The API keeps what its OpenAPI document says, for requests that schemathesis makes up from it.
+
+Derandomised: what a run tries depends on nothing but the document.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, note, settings
+from hypothesis import strategies as st
+from schemathesis import Case, GenerationMode, SerializationContext
+from schemathesis.core.result import Ok
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from api.app import create_app
+from tests.api_server import ITEMS, api_client, encode_waiting, submit
+from tests.services import connected_engine, migrated_database
+from vectormill.db.session import make_engine
+from vectormill.settings import Settings
+
+# 18 operations, each with so many right requests and as many wrong ones, in half a minute.
+NUM_EXAMPLES: Final = 15
+# Whatever takes so long hangs: a search whose text nobody encodes is given up after a tenth of a second.
+PATIENCE_SECONDS: Final = 30
+# What no schema can say: the limits of a model, what the database holds, and what is a text.
+REFUSED_FOR_ITS_MEANING: Final = frozenset(
+    {"unknown-model", "invalid-option", "invalid-item", "duplicate-key", "empty-job", "idempotency-mismatch"}
+)
+# No worker runs here.
+UNAVAILABLE: Final = frozenset({"encoding-timeout"})
+NOT_THERE_OR_NOT_NOW: Final = (401, 403, 404, 409)
+
+
+def describe() -> dict[str, Any]:
+    app = create_app(
+        Settings(), make_engine("postgresql://nobody@127.0.0.1:1/nothing", application_name="test")
+    )
+    document: dict[str, Any] = json.loads(json.dumps(app.openapi()))
+    return document
+
+
+DOCUMENT: Final = describe()
+OPERATIONS: Final = {
+    found.ok().label: found.ok()
+    for found in schemathesis.openapi.from_dict(DOCUMENT).get_all_operations()
+    if isinstance(found, Ok)
+}
+
+
+@schemathesis.serializer("application/x-ndjson")
+def write_line(context: SerializationContext, value: Any) -> bytes | None:
+    """An item as the only line of a stream."""
+    return value if isinstance(value, bytes) else json.dumps(value).encode()
+
+
+@dataclass(frozen=True)
+class Service:
+    """A running API with a collection `docs` and an ended job."""
+
+    url: str
+    job_id: str
+
+
+@pytest.fixture(scope="module")
+def service(postgres_url: str) -> Iterator[Service]:
+    with (
+        migrated_database(postgres_url) as url,
+        connected_engine(url) as engine,
+        api_client(engine, search_timeout_seconds=0.1) as client,
+    ):
+        job_id = submit(client, ITEMS, collection="docs")["id"]
+        encode_waiting(engine)
+        yield Service(str(client.base_url), job_id)
+
+
+def ask(service: Service, case: Case[Any], names_what_is_there: bool) -> Any:
+    """The answer. Half of the requests name what is there, or nearly all would end as not found."""
+    if names_what_is_there:
+        for name, value in (("job_id", service.job_id), ("name", "docs")):
+            if name in case.path_parameters:
+                case.path_parameters[name] = value
+    note(case.as_curl_command())
+    return case.call(base_url=service.url, timeout=PATIENCE_SECONDS)
+
+
+def read_code(answer: Any) -> str:
+    """The last part of a problem's type; empty for what is no problem."""
+    if not answer.headers.get("content-type", [""])[0].startswith("application/problem+json"):
+        return ""
+    return str(json.loads(answer.content)["type"]).rpartition("/")[2]
+
+
+def check(case: Case[Any], answer: Any) -> None:
+    """No failure of the server, and an answer of the form that is described."""
+    code = read_code(answer)
+    assert answer.status_code < 500 or code in UNAVAILABLE, answer.content
+    assert answer.elapsed < PATIENCE_SECONDS
+    case.validate_response(
+        answer, checks=[status_code_conformance, content_type_conformance, response_schema_conformance]
+    )
+
+
+BOUNDED: Final = settings(
+    max_examples=NUM_EXAMPLES,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    phases=(Phase.explicit, Phase.generate),
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def test_every_operation_of_the_description_is_tried() -> None:
+    assert len(OPERATIONS) == sum(len(methods) for methods in DOCUMENT["paths"].values())
+
+
+@pytest.mark.parametrize("label", OPERATIONS)
+def test_what_the_description_allows_is_answered_as_it_says(service: Service, label: str) -> None:
+    @BOUNDED
+    @given(
+        case=OPERATIONS[label].as_strategy(generation_mode=GenerationMode.POSITIVE), is_there=st.booleans()
+    )
+    def try_right_requests(case: Case[Any], is_there: bool) -> None:
+        answer = ask(service, case, is_there)
+        check(case, answer)
+        is_taken = answer.status_code < 400 or answer.status_code in NOT_THERE_OR_NOT_NOW
+        is_float = b"Expected `int`, got `float`" in answer.content  # JSON Schema takes 3.0 for an integer
+        assert is_taken or is_float or read_code(answer) in REFUSED_FOR_ITS_MEANING | UNAVAILABLE, (
+            answer.content
+        )
+
+    try_right_requests()
+
+
+@pytest.mark.parametrize("label", OPERATIONS)
+def test_what_the_description_forbids_breaks_nothing(service: Service, label: str) -> None:
+    if not (OPERATIONS[label].path_parameters or OPERATIONS[label].query or OPERATIONS[label].body):
+        return  # there is no wrong request without a parameter
+
+    @BOUNDED
+    @given(
+        case=OPERATIONS[label].as_strategy(generation_mode=GenerationMode.NEGATIVE), is_there=st.booleans()
+    )
+    def try_wrong_requests(case: Case[Any], is_there: bool) -> None:
+        check(case, ask(service, case, is_there))
+
+    try_wrong_requests()
+
+
+@pytest.mark.parametrize("path", DOCUMENT["paths"])
+def test_a_method_that_a_path_does_not_know_is_answered_with_those_that_it_knows(
+    service: Service, path: str
+) -> None:
+    known = {method.upper() for method in DOCUMENT["paths"][path]}
+    target = path.format(job_id=service.job_id, name="docs")
+    with httpx.Client(base_url=service.url, trust_env=False) as client:
+        for method in {"GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"} - known:
+            answer = client.request(method, target, headers={"Content-Type": "application/json"})
+            assert (answer.status_code, answer.headers["allow"]) == (405, ", ".join(sorted(known)))
