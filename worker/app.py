@@ -36,6 +36,7 @@ from worker.placement.assignment import Assignment, read_assignment
 from worker.report import ReportMaker, WorkerReport
 from worker.settings import WorkerSettings, load_worker_settings
 from worker.sink.postgres import PostgresSink
+from worker.sink.waits import CommitWaits
 from worker.tasks import ChunkEncoder, Result
 from worker.timesheet import Timesheet
 from worker.watchdog import Watchdog
@@ -127,8 +128,9 @@ def run_replica(
     )
     engine.start()
     timesheet = Timesheet(lambda: engine.run_seconds)
+    waits = CommitWaits()
     report = WorkerReport(
-        engine, timesheet, DeviceSampler(devices[0], lambda: engine.runner_pid), assignment.part
+        engine, timesheet, DeviceSampler(devices[0], lambda: engine.runner_pid), assignment.part, waits=waits
     )
     reports = ReportMaker(report.compose, settings.heartbeat_seconds)
     identity = take_name(heart, identity, reports.make())
@@ -146,7 +148,7 @@ def run_replica(
         database,
         engine,
         keeper,
-        PostgresSink(database, stopping, settings.lease_seconds),
+        PostgresSink(database, stopping, settings.lease_seconds, waits),
         timesheet,
         identity,
         settings,

@@ -13,6 +13,7 @@ from typing import Any
 from vectormill.domain.bottleneck import find_bottleneck, share_stages
 from worker.devices.detect import DeviceSampler
 from worker.engine import Engine
+from worker.sink.waits import CommitWaits
 from worker.timesheet import Timesheet
 
 logger = logging.getLogger(__name__)
@@ -34,8 +35,10 @@ class WorkerReport:
         sampler: DeviceSampler,
         placement: Mapping[str, Any],
         clock: Callable[[], float] = time.monotonic,
+        waits: CommitWaits | None = None,
     ) -> None:
         self._engine = engine
+        self._waits = waits or CommitWaits()
         self._timesheet = timesheet
         self._sampler = sampler
         self._placement = placement
@@ -49,6 +52,8 @@ class WorkerReport:
         stage_seconds = self._timesheet.totals() | report["stage_seconds"]
         seconds = self._clock() - self._started_at
         bottleneck = find_bottleneck(stage_seconds, seconds)
+        if (reason := self._waits.reason) is not None:
+            report |= {"state": "waiting to commit", "state_reason": reason}
         return report | {
             "placement": self._placement,
             "uptime_seconds": seconds,

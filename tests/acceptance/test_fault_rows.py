@@ -1,7 +1,6 @@
 """Faults of Redis and Postgres that pass: jobs wait with a reason, go on by themselves, and nothing is lost."""
 
 import random
-from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import unquote
 from uuid import uuid4
 
@@ -198,22 +197,3 @@ class CommitOfSubmission:
             self._cuts.append(piece)
             return True
         return False
-
-
-def test_fifty_posts_with_one_key_are_one_job(parts: Parts) -> None:
-    numbers, headers = list(range(50)), {"Idempotency-Key": str(uuid4())}
-    body = {"model": tiny.MODEL, "items": tiny.items(numbers)}
-
-    def post(_: int) -> httpx.Response:
-        return httpx.post(f"{parts.api_url}/v1/jobs", json=body, headers=headers, timeout=60)
-
-    with ThreadPoolExecutor(50) as clients:
-        first = list(clients.map(post, range(50)))
-    assert {answer.status_code for answer in first} <= {202, 409}, {answer.text for answer in first}
-    ids = {answer.json()["id"] for answer in [*first, post(0)] if answer.status_code == 202}
-    (job_id,) = ids
-    assert_kept(parts, Promise(job_id, None, [f"k{number}" for number in numbers], numbers))
-    key = headers["Idempotency-Key"]
-    assert list(parts.query(f"SELECT count(*) FROM vectormill.jobs WHERE idempotency_key = '{key}'")) == [
-        (1,)
-    ]

@@ -7,6 +7,7 @@ import pytest
 
 from worker.devices.detect import DeviceUse
 from worker.report import WorkerReport
+from worker.sink.waits import CommitWaits
 from worker.timesheet import Timesheet
 
 PLACEMENT = {"strategy": "replicate", "stages": []}
@@ -62,3 +63,18 @@ def test_a_worker_that_has_done_nothing_is_bound_by_nothing() -> None:
         cast(Any, Idle()), Timesheet(lambda: 0.0), cast(Any, FakeSampler()), PLACEMENT
     ).compose()
     assert said["bound_by"] is None
+
+
+def test_a_worker_whose_commits_wait_says_what_for_until_they_are_through() -> None:
+    waits = CommitWaits()
+    report = WorkerReport(
+        cast(Any, FakeEngine()), Timesheet(lambda: 0.0), cast(Any, FakeSampler()), PLACEMENT, waits=waits
+    )
+    waits.note(7, "No space left on device (SQLSTATE 53100)")
+    said = report.compose()
+    assert (said["state"], said["state_reason"]) == (
+        "waiting to commit",
+        "No space left on device (SQLSTATE 53100)",
+    )
+    waits.forget(7)
+    assert "state_reason" not in report.compose()

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -11,10 +11,11 @@ from sqlalchemy import Connection, Engine, text
 
 from vectormill.db.chunks import find_chunk, renew_leases
 from vectormill.db.completion import complete_chunk
-from vectormill.db.outages import DATABASE_ERRORS, is_outage
+from vectormill.db.outages import DATABASE_ERRORS, describe_refusal, is_outage
 from vectormill.domain.chunk import DONE, ChunkOutcome, Claim
 from vectormill.domain.errors import DatabaseUnavailable, LeaseLost
 from vectormill.domain.item import Item
+from worker.sink.waits import CommitWaits
 
 logger = logging.getLogger(__name__)
 
@@ -29,10 +30,17 @@ LIMIT_LOCK_WAIT = text("SELECT set_config('lock_timeout', :timeout, true)")
 class PostgresSink:
     """Thread-safe; every commit takes a connection of the pool for one short transaction."""
 
-    def __init__(self, engine: Engine, stopping: threading.Event, lease_seconds: float = 30.0) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        stopping: threading.Event,
+        lease_seconds: float = 30.0,
+        waits: CommitWaits | None = None,
+    ) -> None:
         self._engine = engine
         self._stopping = stopping
         self._lease_seconds = lease_seconds
+        self._waits = waits or CommitWaits()
 
     def commit(
         self,
@@ -55,19 +63,36 @@ class PostgresSink:
             counted = time.monotonic() - start
             return counted
 
+        try:
+            self._commit_in_time(claim, items, encoded, vectors, outcome, read_persist_seconds)
+        finally:
+            self._waits.forget(claim.chunk_id)
+        return time.monotonic() - start - counted
+
+    def _commit_in_time(
+        self,
+        claim: Claim,
+        items: Sequence[Item],
+        encoded: npt.NDArray[np.int64],
+        vectors: npt.NDArray[np.float32],
+        outcome: ChunkOutcome,
+        read_persist_seconds: Callable[[], float],
+    ) -> None:
+        """Tries until it is committed, or nothing is to be hoped for."""
         pause = _FIRST_PAUSE_SECONDS
         while True:
             try:
                 with self._engine.begin() as connection:
                     self._limit_lock_wait(connection)
                     complete_chunk(connection, claim, items, encoded, vectors, outcome, read_persist_seconds)
-                return time.monotonic() - start - counted
+                return
             except DATABASE_ERRORS as error:
                 if not is_outage(error):
                     raise
                 logger.warning("Chunk %d could not be committed yet: %s", claim.chunk_id, error)
+                self._waits.note(claim.chunk_id, describe_refusal(error))
             if self._was_committed(claim):
-                return time.monotonic() - start - counted
+                return
             if self._stopping.wait(pause):
                 raise DatabaseUnavailable
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
