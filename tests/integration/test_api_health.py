@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import httpx
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, event
 
 from tests.api_server import ITEMS, api_client, submit
 from vectormill.db.session import make_engine
@@ -126,6 +126,18 @@ def test_models_say_what_they_are_and_who_serves_them(engine: Engine, tmp_path: 
     assert (broken["name"], broken["dimension"]) == ("broken", None)
     assert "config.json" in broken["problem"]
     assert (worker["name"], worker["model"], worker["report"]["device"]) == ("enc-cpu@here", MODEL, "cpu")
+
+
+def test_probes_and_the_list_of_models_leave_reports_of_workers_where_they_are(
+    client: httpx.Client, engine: Engine
+) -> None:
+    start_others(engine)
+    statements: list[str] = []
+    event.listen(engine, "before_cursor_execute", lambda *given: statements.append(given[2]))
+    assert client.get("/readyz").json()["workers"] == 1
+    assert client.get("/v1/models").json()["data"][0]["workers"] == 1
+    assert any("vectormill.workers" in statement for statement in statements)
+    assert not any("report" in statement for statement in statements)
 
 
 def find_references(value: Any) -> Iterator[str]:
