@@ -113,17 +113,28 @@ def delete_batch(connection: Connection, max_chunks: int, max_errors: int) -> bo
     return True
 
 
-# A worker that holds its chunk loses the lease.
+# Chunks before their jobs, as whoever commits one has them. A locked one is being committed, and waits for the next
+# round; a worker that holds its chunk otherwise loses the lease.
+LOCK_FORGOTTEN_CHUNKS = text("""
+    SELECT chunk.job_id FROM vectormill.chunks AS chunk JOIN vectormill.jobs AS job ON job.id = chunk.job_id
+     WHERE job.forget_at < now() LIMIT 1000 FOR UPDATE OF chunk SKIP LOCKED
+""")
+
 DELETE_FORGOTTEN_QUERIES = text("""
     DELETE FROM vectormill.jobs WHERE id IN (
-        SELECT id FROM vectormill.jobs WHERE forget_at < now() ORDER BY forget_at LIMIT 1000 FOR UPDATE SKIP LOCKED)
+        SELECT id FROM vectormill.jobs AS job
+         WHERE forget_at < now()
+           AND (id = ANY(CAST(:job_ids AS uuid[]))
+                OR NOT EXISTS (SELECT 1 FROM vectormill.chunks WHERE job_id = job.id))
+           FOR UPDATE SKIP LOCKED)
     RETURNING id
 """)
 
 
 def delete_forgotten_queries(connection: Connection) -> int:
     """Jobs of searches that their API did not remove: it was killed, or could not reach Postgres. One chunk each."""
-    return len(connection.execute(DELETE_FORGOTTEN_QUERIES).all())
+    job_ids = list(connection.execute(LOCK_FORGOTTEN_CHUNKS).scalars())
+    return len(connection.execute(DELETE_FORGOTTEN_QUERIES, {"job_ids": job_ids}).all())
 
 
 DELETE_DEAD_WORKERS = text("""

@@ -223,8 +223,13 @@ def lock_job(connection: Connection, job_id: UUID) -> Job:
     return find_job(connection, job_id)
 
 
+# Chunks before the job, as whoever commits one has them: each would wait for the other's.
+LOCK_CHUNKS = text("SELECT 1 FROM vectormill.chunks WHERE job_id = :job_id ORDER BY id FOR UPDATE")
+
+
 def delete_job(connection: Connection, job_id: UUID) -> None:
     """Removes a small job at once, in whatever state it is: the query of a search. For others see deletion.py."""
+    connection.execute(LOCK_CHUNKS, {"job_id": job_id})
     connection.execute(text("DELETE FROM vectormill.jobs WHERE id = :job_id"), {"job_id": job_id})
 
 

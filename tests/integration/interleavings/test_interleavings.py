@@ -45,8 +45,11 @@ STEADY = """
 """
 EMPTY = """
     TRUNCATE vectormill.jobs, vectormill.collections RESTART IDENTITY CASCADE;
-    DROP VIEW IF EXISTS docs;
-    DROP TABLE IF EXISTS vectormill.generation_1;
+    DO $$ DECLARE generation regclass; BEGIN
+        FOR generation IN SELECT oid FROM pg_class WHERE relname ~ '^generation_[0-9]+$' AND relkind = 'r' LOOP
+            EXECUTE format('DROP TABLE %s CASCADE', generation);
+        END LOOP;
+    END $$;
 """
 
 
@@ -123,6 +126,7 @@ def cast_actors(world: World) -> list[Actor]:
             ("pause", partial(world.wish, pause_job, job_id)),
             ("resume", partial(world.wish, resume_job, job_id)),
             *2 * [("retry", partial(world.retry, job_id))],
+            *2 * [("delete", partial(world.delete, job_id))],
         ]
     if random.random() < 0.2 or not jobs:
         submission = world.new_submission()
