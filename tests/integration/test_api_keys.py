@@ -17,6 +17,7 @@ from vectormill.client import Client
 from vectormill.db.api_keys import create_key, list_keys, revoke_key
 from vectormill.db.session import make_engine
 from vectormill.domain.api_key import make_secret
+from vectormill.domain.errors import Conflict
 from vectormill.problems import ApiError
 from vectormill.settings import Settings
 
@@ -157,6 +158,18 @@ def test_while_postgres_is_away_nobody_comes_in_and_the_process_lives() -> None:
             assert client.get("/livez").status_code == 200
             assert client.get("/metrics").status_code == (200 if host == "127.0.0.1" else 503)
     engine.dispose()
+
+
+def test_there_are_no_more_keys_than_every_process_can_compare(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vectormill.db.api_keys.MAX_KEYS", 2)
+    add_key(engine, "first")
+    add_key(engine, "second", lifetime=timedelta(seconds=-1))
+    with pytest.raises(Conflict, match="There are 2 keys already; revoke"):
+        add_key(engine, "third")
+    revoke(engine, "first")
+    add_key(engine, "third")
 
 
 def test_no_secret_is_kept_in_the_database(engine: Engine) -> None:

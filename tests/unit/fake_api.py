@@ -60,6 +60,7 @@ class FakeApi:
         self.failures_before_success = 0  # answers 503
         self.drops_before_success = 0  # closes the connection after the job is stored
         self.is_export_cut = False
+        self.key: str | None = None  # answers 401 to whoever brings another
 
     def submit(self, body: bytes, parameters: dict[str, str], key: str | None) -> dict[str, Any]:
         if key in self.keys:
@@ -226,6 +227,8 @@ class FakeHandler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path, parameters = self._note("GET")
         match path.strip("/").split("/"):
+            case ["v1", *_] if self.fake.key and self.headers["Authorization"] != f"Bearer {self.fake.key}":
+                self._problem(401, "This API wants a key.")
             case ["v1", "jobs"]:
                 found = list(reversed(self.fake.jobs.values()))
                 self._page(

@@ -62,6 +62,19 @@ def test_a_service_that_runs_is_asked_how_it_is(tmp_path: Path, capsys: pytest.C
     assert findings["service"]["detail"] == f"{api.url} is ok, 1 workers"
 
 
+@pytest.mark.parametrize("key", [None, "vmk_ours", "vmk_another"])
+def test_a_service_that_wants_another_key_than_ours_is_a_warning(
+    key: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("VECTORMILL_API_KEY", key or "")
+    with serving_fake_api() as api:
+        api.key = "vmk_ours"
+        code, findings = diagnose(capsys, "--data-dir", str(tmp_path), "--api-url", api.url)
+    assert code == 0
+    assert findings["service"]["status"] == ("ok" if key == "vmk_ours" else "warn")
+    assert ("VECTORMILL_API_KEY" in findings["service"]["advice"]) == (key != "vmk_ours")
+
+
 def test_a_model_that_is_not_there_is_a_failure_of_that_model_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

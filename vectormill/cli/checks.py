@@ -138,7 +138,7 @@ def check_service(settings: Settings) -> Iterator[Finding]:
         detail = "none is running on the data directory"
         yield Finding("service", OK, f"{detail}; `vectormill up` starts one")
     else:
-        yield from ask_api(url)
+        yield from ask_api(url, settings.api_key)
 
 
 def check_devices(settings: Settings) -> Iterator[Finding]:

@@ -93,10 +93,15 @@ def ask_redis(url: str) -> Iterator[Finding]:
         yield Finding("redis", WARN, detail, "Set maxmemory-policy noeviction, or messages may be dropped.")
 
 
-def ask_api(url: str) -> Iterator[Finding]:
-    """Ready, and with whom."""
+def ask_api(url: str, api_key: str | None) -> Iterator[Finding]:
+    """Ready, with whom, and whether it lets us in."""
     try:
-        answer = httpx.get(f"{url}/readyz", timeout=TIMEOUT_SECONDS, trust_env=not is_loopback(url))
+        with httpx.Client(timeout=TIMEOUT_SECONDS, trust_env=not is_loopback(url)) as client:
+            answer = client.get(f"{url}/readyz")
+            headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+            is_closed = (
+                client.get(f"{url}/v1/models", headers=headers).status_code == httpx.codes.UNAUTHORIZED
+            )
         readiness = answer.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         yield Finding("service", FAIL, f"{url}: {error}", "Start it with `vectormill up`.")
@@ -109,5 +114,8 @@ def ask_api(url: str) -> Iterator[Finding]:
         yield Finding(
             "service", WARN, f"{detail}; away: {', '.join(absent)}", "Jobs are taken, but they wait."
         )
+    elif is_closed:
+        advice = "Set VECTORMILL_API_KEY to a key of it; `vectormill keys create NAME` prints a new one."
+        yield Finding("service", WARN, f"{detail}; it wants an API key that it knows", advice)
     else:
         yield Finding("service", OK, detail)
