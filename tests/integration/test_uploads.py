@@ -1,11 +1,14 @@
 """Large uploads, which are written in parts: their signs of life, and what becomes of those that give none."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import psycopg
 import pytest
 from sqlalchemy import Engine, text
+from sqlalchemy.engine.interfaces import DBAPICursor
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.pool import PoolProxiedConnection
 
 from scheduler.pruner import Pruner
 from tests.protocol import SPEC, make_items, submit
@@ -107,20 +110,28 @@ def test_an_upload_that_was_removed_meanwhile_is_told_so(engine: Engine) -> None
     writer.__exit__(None, None, None)
 
 
-def lose_commit_replies(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From here on every COMMIT of this engine is done, and its reply is lost."""
-    commit = engine.dialect.do_commit
+def lose_commit_reply(engine: Engine, network: pytest.MonkeyPatch, *, is_cut: bool) -> None:
+    """The next COMMIT of this engine is done, and its reply is lost; cut off, it can ask for nothing afterwards."""
+    commit, execute = engine.dialect.do_commit, engine.dialect.do_execute
+    lost: list[PoolProxiedConnection] = []
 
-    def commit_in_silence(connection: object) -> None:
-        commit(connection)  # type: ignore[arg-type]
-        raise psycopg.OperationalError("server closed the connection unexpectedly")
+    def commit_in_silence(connection: PoolProxiedConnection) -> None:
+        commit(connection)
+        if not lost:
+            lost.append(connection)
+            raise psycopg.OperationalError("server closed the connection unexpectedly")
 
-    monkeypatch.setattr(engine.dialect, "do_commit", commit_in_silence)
+    def execute_unless_cut(cursor: DBAPICursor, statement: str, *rest: Any) -> None:
+        if lost and is_cut:
+            raise psycopg.OperationalError("connection to server failed")
+        execute(cursor, statement, *rest)
+
+    network.setattr(engine.dialect, "do_commit", commit_in_silence)
+    network.setattr(engine.dialect, "do_execute", execute_unless_cut)
 
 
-@pytest.mark.parametrize(
-    "num_items", [2, PART + 2]
-)  # one transaction, and one that closes an upload in parts
+# In one transaction, and one that closes an upload in parts.
+@pytest.mark.parametrize("num_items", [2, PART + 2])
 def test_a_job_whose_commit_reply_was_lost_is_not_deleted_under_the_client_that_repeats(
     engine: Engine, database_url: str, monkeypatch: pytest.MonkeyPatch, num_items: int
 ) -> None:
@@ -130,8 +141,8 @@ def test_a_job_whose_commit_reply_was_lost_is_not_deleted_under_the_client_that_
         for item in items:
             first.add(item)
         with monkeypatch.context() as network:
-            lose_commit_replies(engine, network)
-            with pytest.raises(OperationalError):
+            lose_commit_reply(engine, network, is_cut=True)
+            with pytest.raises(OperationalError, match="closed the connection"):
                 first.finish()
         answered = submit(other_api, items, idempotency_key=KEY)
     with engine.connect() as connection:
@@ -139,6 +150,18 @@ def test_a_job_whose_commit_reply_was_lost_is_not_deleted_under_the_client_that_
         chunks = text("SELECT count(*) FROM vectormill.chunks WHERE job_id = :id")
         assert connection.execute(chunks, {"id": job.id}).scalar_one() == job.num_chunks
     assert (job.state, job.num_items) == ("queued", num_items)
+
+
+@pytest.mark.parametrize("num_items", [2, PART + 2])
+def test_a_job_whose_commit_reply_was_lost_is_answered_when_the_database_can_be_asked(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, num_items: int
+) -> None:
+    with JobWriter(engine, NewJob(SPEC), Settings(chunk_max_items=4)) as writer:
+        for item in make_items(num_items):
+            writer.add(item)
+        lose_commit_reply(engine, monkeypatch, is_cut=False)
+        job = writer.finish()
+    assert (job.state, job.num_items, count_jobs(engine)) == ("queued", num_items, 1)
 
 
 def test_an_upload_that_its_client_broke_off_leaves_nothing(engine: Engine) -> None:

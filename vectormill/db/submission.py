@@ -7,15 +7,17 @@ Small jobs are one transaction. Larger ones are written in parts while they arri
 import hashlib
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 from uuid import UUID, uuid4
 
 from sqlalchemy import Connection, Engine, text
+from sqlalchemy.exc import SQLAlchemyError
 
 from vectormill.db.collections import check_collection, open_collection
 from vectormill.db.deletion import discard_silent_upload, discard_upload
-from vectormill.db.jobs import find_job
+from vectormill.db.jobs import find_job, lock_job
 from vectormill.db.jsonb import to_jsonb
 from vectormill.db.keys import KeyLedger
 from vectormill.db.payloads import encode_payload
@@ -23,6 +25,7 @@ from vectormill.domain.errors import (
     DuplicateKey,
     EmptyJob,
     IdempotencyMismatch,
+    JobNotFound,
     SubmissionInProgress,
     UploadRemoved,
 )
@@ -214,8 +217,21 @@ class JobWriter:
             job = self._queue_job()
         except SubmissionInProgress:
             return self._answer_winner()
+        except SQLAlchemyError as error:
+            job = self._find_committed(error)
         self._is_finished = True
         return job
+
+    def _find_committed(self, error: SQLAlchemyError) -> Job:
+        """The job, if it was the reply of the COMMIT that was lost; one that is under way holds the row's lock.
+
+        Raises the error again when there is no job, or when nothing can be asked.
+        """
+        with suppress(SQLAlchemyError, JobNotFound), self._engine.connect() as connection:
+            job = lock_job(connection, self._id)
+            if job.state != UPLOADING:
+                return job
+        raise error
 
     def _queue_job(self) -> Job:
         with self._engine.begin() as connection:
