@@ -2,6 +2,7 @@
 
 import itertools
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 
 from tests.faulty_engine import CRASH, FaultyEncoder
 from worker.batching.token_batch import TokenBatch
-from worker.model.encoder import EncoderOrder
+from worker.model.encoder import EncoderOrder, EncoderReport
 
 # In the engine's cache directory: so many model processes fall ill, and those that are started after them do not.
 NUM_SICK = "num_sick"
@@ -116,3 +117,23 @@ class WrongEncoder(SickEncoder):
             return False
         marker.touch()
         return True
+
+
+class ChangedEncoder(FaultyEncoder):
+    """Packs in the first process; in those after it no kernel for that can be had, and there are two streams."""
+
+    def __init__(self, order: EncoderOrder) -> None:
+        marker = order.cache_dir / "was_loaded"
+        self._is_first = not marker.exists()
+        marker.touch()
+        super().__init__(order, 1 if self._is_first else 2)
+
+    def describe(self) -> EncoderReport:
+        report = super().describe()
+        if self._is_first:
+            return replace(report, is_packed=True, attention="packed (varlen)")
+        return replace(report, attention="padded (sdpa)", longest_bucket=64)
+
+
+def load_changed(order: EncoderOrder) -> FaultyEncoder:
+    return ChangedEncoder(order)

@@ -34,7 +34,7 @@ from worker.parallel.memory import MemoryReport
 from worker.parallel.starter import RunnerStarter, Sharing
 from worker.placement.model_shape import read_model_shape
 from worker.request import EncodeRequest, EncodeResult, EncodingCancelled, EngineStopped, RunnerDied
-from worker.reuse import Division, Flight, VectorReuse, digest_sequences
+from worker.reuse import Division, VectorReuse, digest_sequences
 from worker.settings import WorkerSettings
 from worker.slot import Slot, wait_unless_cancelled
 from worker.switchboard import Switchboard, Ticket
@@ -246,15 +246,17 @@ class Engine:
         missing = digest_sequences(ticket.texts, ticket.positions.tolist(), ticket.prompt_length)
         while missing:
             division = self._reuse.divide(missing, may_wait=not ticket.is_interactive)
-            ticket.take_over(division.known)
-            self._compute(ticket, division.flight, cancelled)
+            self._compute(ticket, division, cancelled)
             missing = self._take_over_awaited(ticket, division, missing, cancelled)
         ticket.wait_seconds += max(time.perf_counter() - start - ticket.run_seconds, 0.0)
 
-    def _compute(self, ticket: Ticket, flight: Flight, cancelled: threading.Event) -> None:
+    def _compute(self, ticket: Ticket, division: Division, cancelled: threading.Event) -> None:
+        """From here on the flight lands whatever happens: others may wait for it already."""
+        flight = division.flight
         rows = list(flight.rows.values())
         sound: list[int] = []
         try:
+            ticket.take_over(division.known)
             ticket.choose(rows)
             self._switchboard.add(ticket)
             self._executor.wake()

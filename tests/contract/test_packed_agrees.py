@@ -16,7 +16,7 @@ from worker.batching.token_batch import TokenBatch
 from worker.model import packed_attention, packed_network
 from worker.model.architectures import PACKABLE, read_attention_shape
 from worker.model.packed_attention import EXACT, VARLEN, exact_kernel, make_attention
-from worker.model.packed_network import PackedNetwork, PackingFailed, pack_network
+from worker.model.packed_network import PackedNetwork, PackingFailed, make_probes, pack_network
 from worker.model.packing import pack_batch
 
 SEQUENCES = make_sequences()
@@ -115,6 +115,28 @@ def test_a_kernel_that_is_wrong_or_missing_is_found_out_and_padding_goes_on(
     with pytest.raises(PackingFailed, match=reason):
         pack_network(network, "faulty", read_attention_shape(transformer.config), 64, CPU)
     assert torch.equal(alone(transformer), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "max_tokens", "expected"),
+    [
+        ("mistral, window", {"sliding_window": 300}, 1000, [150, 322]),
+        (
+            "mistral, window",
+            {"sliding_window": 300},
+            200,
+            [150, 200],
+        ),  # the model reads no text that is longer
+        ("mistral, window", {"sliding_window": 300}, 64, [64]),
+        ("mistral", {}, 1000, [150]),
+        ("bert", {}, 1000, [150]),
+    ],
+)
+def test_a_probe_is_longer_than_the_window_of_the_model(
+    name: str, sizes: dict[str, int], max_tokens: int, expected: list[int]
+) -> None:
+    config = make_transformer(name, **sizes).config
+    assert [probe.max_length for probe in make_probes(config, max_tokens)] == expected
 
 
 def test_a_kernel_that_breaks_the_device_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from worker.devices.device import split_processor
 from worker.engine import EncodeResult, EncodingCancelled, Engine, RunnerDied
 from worker.reuse import Division, VectorReuse
 from worker.settings import WorkerSettings
+from worker.switchboard import Ticket
 
 SHARED = "a text that many documents begin with"
 
@@ -121,6 +122,18 @@ def test_a_model_process_that_dies_with_one_chunk_fails_none_that_waited_for_it(
     leader, follower = lead([SHARED], lambda: os.kill(runner_pids()[0], signal.SIGSEGV))
     assert isinstance(leader.exception(), RunnerDied)
     assert_is_whole(engine, follower.result())
+
+
+def test_a_request_that_fails_before_it_computes_keeps_nobody_waiting(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its flight was announced by then: whoever has the same text would wait for it for ever."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Ticket, "take_over", lambda *_: (_ for _ in ()).throw(MemoryError("no room")))
+        with pytest.raises(MemoryError):
+            encode(engine, [SHARED])
+    with ThreadPoolExecutor(1) as threads:
+        assert not threads.submit(encode, engine, [SHARED]).result(timeout=20).failures
 
 
 def test_a_chunk_that_kills_the_model_with_another_text_fails_alone(engine: Engine, lead: Lead) -> None:

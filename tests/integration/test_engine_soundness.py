@@ -1,14 +1,20 @@
 """No text is blamed by a sick process: what the engine does when its framework fails and no text is to blame."""
 
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.faulty_engine import MakeEngine, encode
+from tests.faulty_engine import HANG_WHILE_FILE_EXISTS, MakeEngine, encode, runner_pids
 from tests.sick_encoders import NUM_SICK
+from tests.waiting import wait_for
 from vectormill.domain.errors import ModelError
 from vectormill.domain.item import ENCODING_FAILED
+from worker.batching.buckets import LengthBuckets
+from worker.batching.cost import PaddedCost
 from worker.engine import Engine, EngineStopped, RunnerDied
 
 TEXTS = [f"text number {i} " + "and more " * (i % 7) for i in range(60)]
@@ -89,3 +95,26 @@ def test_a_text_that_makes_every_process_ill_is_suspect_as_one_that_ends_it(make
     assert caught.value.is_suspect
     assert not encode(engine, ["fine", "also fine"]).failures
     assert engine.is_healthy()
+
+
+def test_a_process_that_is_started_again_as_another_encoder_gets_batches_that_are_made_for_it(
+    make_engine: MakeEngine, tmp_path: Path
+) -> None:
+    engine = make_engine(FACTORIES + "load_changed")
+    engine.start()
+    assert engine._switchboard._pool.cost.pads is False
+    assert engine.report()["changes_at_restart"] == ()
+    (tmp_path / HANG_WHILE_FILE_EXISTS).touch()
+    with ThreadPoolExecutor(1) as threads:
+        future = threads.submit(encode, engine, TEXTS)
+        wait_for(lambda: engine._executor._docket.started)
+        os.kill(runner_pids()[0], signal.SIGKILL)
+        wait_for(lambda: engine.report()["num_restarts"] == 1)
+        (tmp_path / HANG_WHILE_FILE_EXISTS).unlink()
+        assert not future.result().failures
+    assert isinstance(engine._switchboard._pool.cost, PaddedCost)
+    assert engine._switchboard._pool.cost.buckets == LengthBuckets(64)
+    assert engine._switchboard._feed.num_started == 2
+    changes = engine.report()["changes_at_restart"]
+    assert "attention was packed (varlen) and is padded (sdpa)" in changes
+    assert "num_streams was 1 and is 2" in changes

@@ -13,7 +13,7 @@ from worker.batching.token_batch import TokenBatch
 from worker.devices.detect import detect_inventory, detect_memory
 from worker.devices.device import split_processor
 from worker.model.encoder import Choice, Encoder, EncoderReport
-from worker.parallel.memory import PAUSE_SECONDS, MemoryGauge
+from worker.parallel.memory import PAUSE_SECONDS, MemoryGauge, count_hole_bytes
 from worker.parallel.messages import Encode, EncodeFailed
 from worker.parallel.stream import Run
 
@@ -43,7 +43,7 @@ def test_what_the_failed_batch_held_is_free_before_the_next_one_is_tried() -> No
     encoder = ExhaustedEncoder()
     gc.disable()  # it shall not need the collector
     try:
-        run = Run(Encode(1, BATCH, is_urgent=False), encoder, 1)
+        run = Run(Encode(1, BATCH, is_urgent=False), encoder)
         run.start()
         outcome = run.finish(MemoryGauge(DEVICE), device_free_at=0.0)
         assert encoder.held is not None
@@ -64,6 +64,19 @@ def test_memory_is_asked_for_at_most_four_times_a_second() -> None:
     assert gauge.read() is None
     now = PAUSE_SECONDS
     assert gauge.read() is not None
+
+
+def test_holes_in_segments_that_are_in_use_are_not_free_and_whole_segments_are() -> None:
+    segments = [
+        {"total_size": 100, "allocated_size": 30, "is_expandable": False},
+        {
+            "total_size": 100,
+            "allocated_size": 0,
+            "is_expandable": False,
+        },  # goes back when memory is asked for
+        {"total_size": 100, "allocated_size": 10, "is_expandable": True},  # part by part
+    ]
+    assert count_hole_bytes(segments) == 70
 
 
 def test_memory_that_can_be_had_is_never_more_than_there_is() -> None:

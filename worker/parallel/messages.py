@@ -69,7 +69,8 @@ class Started:
 class Encoded:
     """From the runner: the vectors [n, dim] of a batch, the seconds that the device took, from the forward pass to the
     copy back, and those that were taken to prepare it, which may have passed while the device had another batch. A
-    stream's seconds are its share of the device's: two batches side by side for a second took half a second each.
+    stream's seconds are its share of the device's: two batches side by side for a second took half a second each, and
+    one that was alone took all of it.
 
     `memory` is None where it was reported a moment ago.
     """

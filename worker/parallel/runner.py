@@ -34,6 +34,8 @@ KILL_TIMEOUT_SECONDS: Final = 20.0
 # A process has a thread that does nothing but read, and reads a batch in milliseconds. Where that thread is stuck, in a
 # driver that no longer answers, a batch larger than the pipe would be sent for ever, and no time-out be looked at.
 SEND_TIMEOUT_SECONDS: Final = 60
+# From one part of a message to the next; that there is none at all is looked at elsewhere.
+RECEIVE_TIMEOUT_SECONDS: Final = 60
 
 
 class RunnerLost(Exception):
@@ -60,6 +62,15 @@ class RunnerLost(Exception):
         self.failed = failed
 
 
+def bound_waits(ours: socket.socket) -> None:
+    """Has the system end each send and receive that makes no progress, with BlockingIOError."""
+    for option, seconds in (
+        (socket.SO_SNDTIMEO, SEND_TIMEOUT_SECONDS),
+        (socket.SO_RCVTIMEO, RECEIVE_TIMEOUT_SECONDS),
+    ):
+        ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", seconds, 0))
+
+
 class Runner:
     """A started process and the pipe to it. Used by one thread."""
 
@@ -68,7 +79,7 @@ class Runner:
         self._device = load.order.device.name
         self._stack_file = StackFile()
         self._num_kills = count_kernel_kills()
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_TIMEOUT_SECONDS, 0))
+        bound_waits(ours)
         with theirs:
             handed_down = (theirs.fileno(), self._stack_file.fileno())
             numbers = [handed_down[0], os.getpid(), handed_down[1]]
@@ -107,9 +118,13 @@ class Runner:
         return [self.connection]
 
     def receive(self) -> list[Any]:
-        """The next message; waits for it. Raises RunnerLost."""
+        """The next message; waits for it. Raises RunnerLost, also when the process stops in the middle of one."""
         try:
             return [self.connection.recv()]
+        except BlockingIOError as error:
+            raise RunnerLost(
+                f"the model process has stopped in the middle of a message for {RECEIVE_TIMEOUT_SECONDS} s"
+            ) from error
         except (EOFError, OSError) as error:
             raise self._find_loss() from error
 

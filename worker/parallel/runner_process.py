@@ -34,7 +34,7 @@ from worker.parallel.messages import (
     Reading,
 )
 from worker.parallel.stacks import answer_with_stacks
-from worker.parallel.stream import Run, Speaker, Stream, Waiting, describe_error
+from worker.parallel.stream import DeviceShares, Run, Speaker, Stream, Waiting, describe_error
 
 logger = logging.getLogger(__name__)
 
@@ -123,9 +123,8 @@ def serve(connection: "Connection[Any, Any]", encoder: Encoder, gauge: MemoryGau
     num_batches = report.num_started + BATCHES_AHEAD + URGENT_BATCHES_AHEAD
     batches: PriorityQueue[Waiting] = PriorityQueue(num_batches + report.num_streams + CANARIES_AHEAD)
     speaker = Speaker(connection)
-    threads: dict[str, Callable[[], None]] = {
-        "reader": partial(_read, connection, batches, encoder, report.num_streams)
-    }
+    shares = DeviceShares() if report.num_streams > 1 else None
+    threads: dict[str, Callable[[], None]] = {"reader": partial(_read, connection, batches, encoder, shares)}
     first, *others = (
         Stream(speaker, batches, gauge, is_queued=report.is_queued) for _ in range(report.num_streams)
     )
@@ -136,9 +135,12 @@ def serve(connection: "Connection[Any, Any]", encoder: Encoder, gauge: MemoryGau
 
 
 def _read(
-    connection: "Connection[Any, Any]", batches: "PriorityQueue[Waiting]", encoder: Encoder, num_streams: int
+    connection: "Connection[Any, Any]",
+    batches: "PriorityQueue[Waiting]",
+    encoder: Encoder,
+    shares: DeviceShares | None,
 ) -> None:
     """Prepares batches. When the parent closes the pipe, the process ends at once, even in a forward pass."""
     while True:
-        run = Run(connection.recv(), encoder, num_streams)
+        run = Run(connection.recv(), encoder, shares)
         batches.put((not run.is_urgent, run.number, run))

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from vectormill.settings import drop_secrets
-from worker.devices.device import Device, device_environment
+from worker.devices.device import CUDA, Device, device_environment
 from worker.model.encoder import EncoderOrder
 from worker.parallel.loopback import loopback_environment
 from worker.parallel.messages import Load
@@ -22,6 +22,11 @@ from worker.placement.rank import make_ranks
 SHARD_FACTORY: Final = "worker.parallel.shard_encoder:load_shard"
 # The model process asks no hub for anything: files were fetched before.
 OFFLINE: Final = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+# Nor does it draw bars of its own or give advice, where the worker's bar and log are; processes that it starts neither.
+SILENT: Final = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error"}
+# Batches of many shapes leave holes in fixed segments: a GPU would be out of memory with gigabytes free.
+ALLOCATOR: Final = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+ALLOCATOR_NAMES: Final = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,7 @@ class RunnerStarter:
     ) -> None:
         self.order = order
         self._factory = factory
-        self._environment = {**drop_secrets(environment), **OFFLINE}
+        self._environment = {**drop_secrets(environment), **OFFLINE, **SILENT}
         self._sharing = sharing
         self._shard_factory = shard_factory
         self._timeout_seconds = collective_timeout_seconds
@@ -71,4 +76,9 @@ class RunnerStarter:
     def _pin(self, device: Device) -> dict[str, str]:
         """The process sees its own device only."""
         num_threads = self.order.num_threads if self._sharing is None else device.num_threads
-        return {**self._environment, **device_environment(device, num_threads)}
+        return {**self._environment, **self._allocate(device), **device_environment(device, num_threads)}
+
+    def _allocate(self, device: Device) -> Mapping[str, str]:
+        """What a user has said of the allocator stands."""
+        is_free = device.kind == CUDA and not any(name in self._environment for name in ALLOCATOR_NAMES)
+        return ALLOCATOR if is_free else {}

@@ -5,9 +5,13 @@ import math
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from queue import Empty, PriorityQueue
 from typing import Any, Final, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
 
 from worker.model.encoder import Encoder
 from worker.model.exhaustion import is_out_of_memory
@@ -35,6 +39,36 @@ class Speaker:
     def say(self, message: object) -> None:
         with self._lock:
             self._connection.send(message)
+
+
+class DeviceShares:
+    """A clock that each of several streams lives by: it runs slower the more of them compute at a moment, so that their
+    readings add up to the time for which the device computed at all. Shared by threads.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._num_active = 0
+        self._read_at = 0.0
+        self._reading = 0.0
+
+    def enter(self) -> float:
+        """The reading at which a stream begins to compute."""
+        return self._change(1)
+
+    def leave(self) -> float:
+        """The reading at which it ends."""
+        return self._change(-1)
+
+    def _change(self, step: int) -> float:
+        with self._lock:
+            now = self._clock()
+            if self._num_active:
+                self._reading += (now - self._read_at) / self._num_active
+            self._num_active += step
+            self._read_at = now
+            return self._reading
 
 
 class Stream:
@@ -100,9 +134,10 @@ class Stream:
 class Run:
     """One batch from its preparation to its outcome: the vectors, or what any step on the way raised."""
 
-    def __init__(self, message: Encode, encoder: Encoder, num_streams: int) -> None:
+    def __init__(self, message: Encode, encoder: Encoder, shares: DeviceShares | None = None) -> None:
+        """`shares` where several streams compute side by side, and the seconds are a stream's part of them."""
         self.number = message.number
-        self._num_streams = num_streams
+        self._shares = shares
         self.is_urgent = message.is_urgent
         self._num_sequences = len(message.batch)
         self._started_at = 0.0
@@ -130,9 +165,7 @@ class Run:
         """
         if self._forward_pass is not None:
             try:
-                vectors = self._forward_pass.vectors()
-                begun_at = max(self._started_at, device_free_at)
-                seconds = (time.perf_counter() - begun_at) / self._num_streams
+                vectors, seconds = self._compute(self._forward_pass, device_free_at)
                 return Encoded(self.number, vectors, seconds, gauge.read(), self._collate_seconds)
             except Exception as error:  # noqa: BLE001 - as above
                 self._note(error)
@@ -140,6 +173,17 @@ class Run:
             raise self._lost
         assert self._failed is not None
         return self._failed
+
+    def _compute(self, forward_pass: ForwardPass, device_free_at: float) -> tuple[NDArray[np.float32], float]:
+        if self._shares is None:
+            vectors = forward_pass.vectors()
+            return vectors, time.perf_counter() - max(self._started_at, device_free_at)
+        begun, ended = self._shares.enter(), 0.0
+        try:
+            vectors = forward_pass.vectors()
+        finally:
+            ended = self._shares.leave()
+        return vectors, ended - begun
 
     def _note(self, error: Exception) -> None:
         """Keeps what is to be said of the error, and not the error: its traceback holds the frames of the forward pass,
