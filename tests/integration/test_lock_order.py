@@ -8,10 +8,11 @@ import pytest
 from sqlalchemy import Connection, Engine, text
 
 from tests.protocol import SPEC, claim, complete, dispatch_all, make_items, submit
-from vectormill.db.chunks import claim_chunk, release_chunk, renew_leases, split_chunk
-from vectormill.db.completion import fail_chunk
+from vectormill.db.chunks import COUNT_RETRIED_CHUNK, claim_chunk, release_chunk, renew_leases, split_chunk
+from vectormill.db.completion import FENCE, fail_chunk
+from vectormill.db.deletion import delete_forgotten_queries
 from vectormill.db.dispatch import mark_queued, recall_dispatches
-from vectormill.db.jobs import cancel_job, find_job, pause_job, retry_job
+from vectormill.db.jobs import cancel_job, delete_job, find_job, pause_job, retry_job
 from vectormill.db.payloads import load_payload
 from vectormill.db.rescue import (
     end_cancelled_jobs,
@@ -80,6 +81,16 @@ IS_BLOCKED = text("""
 """)
 
 
+def wait_until_blocked(engine: Engine, ended: threading.Event) -> bool:
+    """True when somebody waits for a lock, false when the step ended without that."""
+    # A transaction would see the same activity for as long as it is open.
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as beside:
+        while not ended.wait(0.02):
+            if beside.execute(IS_BLOCKED).scalar_one():
+                return True
+    return False
+
+
 def overlap(engine: Engine, scene: Scene, first: Step, second: Step) -> bool:
     """Runs the second step while the first is done and not committed; whether it had to wait for it."""
     ended, errors = threading.Event(), []
@@ -97,10 +108,7 @@ def overlap(engine: Engine, scene: Scene, first: Step, second: Step) -> bool:
     with engine.begin() as connection:
         first(connection, scene)
         thread.start()
-        is_blocked = False
-        with engine.connect() as beside:
-            while not is_blocked and not ended.wait(0.02):
-                is_blocked = beside.execute(IS_BLOCKED).scalar_one() > 0
+        is_blocked = wait_until_blocked(engine, ended)
     assert ended.wait(60)
     assert not errors, errors
     return is_blocked
@@ -125,6 +133,39 @@ def test_a_wish_and_any_step_end_whichever_is_first(engine: Engine, wish: str) -
 @pytest.mark.parametrize("step", ["claim", "recall"])
 def test_a_wish_never_waits_for_a_chunk(engine: Engine, wish: str, step: str) -> None:
     assert not overlap(engine, Scene(engine), STEPS[step], WISHES[wish])
+
+
+REMOVALS: dict[str, Step] = {
+    "answered": lambda connection, scene: delete_job(connection, scene.job.id),
+    "forgotten": lambda connection, scene: delete_forgotten_queries(connection),
+}
+
+
+@pytest.mark.parametrize("removal", REMOVALS)
+def test_the_query_of_a_search_is_removed_while_a_worker_commits_it(engine: Engine, removal: str) -> None:
+    scene, ended, errors = Scene(engine), threading.Event(), []
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE vectormill.jobs SET forget_at = now() - interval '1 s'"))
+
+    def remove() -> None:
+        try:
+            with engine.begin() as connection:
+                REMOVALS[removal](connection, scene)
+        except Exception as error:
+            errors.append(error)
+        finally:
+            ended.set()
+
+    with engine.begin() as connection:
+        values = {"state": "done", "chunk_id": scene.held.chunk_id, "fence": scene.held.fence}
+        connection.execute(FENCE, values)  # a commit's first statement
+        threading.Thread(target=remove, daemon=True).start()
+        wait_until_blocked(engine, ended)
+        connection.execute(
+            COUNT_RETRIED_CHUNK, {"job_id": scene.job.id}
+        )  # the job's row, as its last statement
+    assert ended.wait(60)
+    assert not errors, errors
 
 
 def test_a_chunk_that_was_being_claimed_when_its_job_was_cancelled_hears_of_it(engine: Engine) -> None:
