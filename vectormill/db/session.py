@@ -3,19 +3,25 @@
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.engine import make_url
 
+# A forgotten transaction must not hold back vacuum, nor a lost lock a worker.
+SESSION_OPTIONS = "-c idle_in_transaction_session_timeout=60000 -c lock_timeout=20000 -c TimeZone=UTC"
+
 
 def make_engine(
     url: str, *, application_name: str, pool_size: int = 5, max_overflow: int | None = None
 ) -> Engine:
     """An engine whose connections notice a dead server within half a minute.
 
-    `pool_size` connections are kept, and `max_overflow` more are opened while they are needed, else as many again. A
-    URL without a driver means psycopg 3. The pool gives a connection up after `pool_timeout` instead of waiting for
-    ever, and tests each one before use, so that a restarted Postgres costs one reconnect and no error.
+    `pool_size` connections are kept, and `max_overflow` more are opened while they are needed, else as many again. The
+    pool gives a connection up after `pool_timeout` instead of waiting for ever, and tests each one before use, so that
+    a restarted Postgres costs one reconnect and no error. A URL without a driver means psycopg 3; one that ends in
+    `?pgbouncer=true` leads to a pooler: nothing is prepared, and time-outs are those of the role.
     """
     target = make_url(url)
     if target.drivername in ("postgres", "postgresql"):
         target = target.set(drivername="postgresql+psycopg")
+    is_pooled = target.query.get("pgbouncer") == "true"
+    target = target.difference_update_query(["pgbouncer"])
     return create_engine(
         target,
         pool_size=pool_size,
@@ -31,7 +37,6 @@ def make_engine(
             "keepalives_interval": 5,
             "keepalives_count": 3,
             "tcp_user_timeout": 20_000,
-            # A forgotten transaction must not hold back vacuum, nor a lost lock a worker.
-            "options": "-c idle_in_transaction_session_timeout=60000 -c lock_timeout=20000 -c TimeZone=UTC",
+            **({"prepare_threshold": None} if is_pooled else {"options": SESSION_OPTIONS}),
         },
     )
