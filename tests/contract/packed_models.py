@@ -60,6 +60,7 @@ RELATIVE = {
 }
 # Those that cannot be packed.
 PADDED_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mpnet": ("MPNet", {}),
     "deberta-v2": ("DebertaV2", RELATIVE),
     # As the larger ones of DeBERTa-v2.
     "deberta-v2, convolution": ("DebertaV2", {**RELATIVE, "conv_kernel_size": 3}),

@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from tests.contract.packed_models import make_sequences
+from tests.contract.waits import RefusesWaiting
 from vectormill.model_card import read_model_card
 from worker.batching.token_batch import TokenBatch
 from worker.devices.device import CPU, Device
@@ -63,6 +64,7 @@ def encode_with_all(number: int, world_size: int, directory: Path) -> None:
             order = EncoderOrder(card, DEVICE, "torch", precision_of(folder.name), 1, directory, rank=rank)
             encoder = ShardEncoder(order, rank)
             for place, batch in enumerate(batches()):
-                answers[f"{folder.name}|{strategy}|{place}"] = encoder.encode(batch)
+                with RefusesWaiting():
+                    answers[f"{folder.name}|{strategy}|{place}"] = encoder.encode(batch)
             answers[f"{folder.name}|{strategy}|bytes"] = np.array(encoder.num_bytes_read)
     np.savez(directory / f"{number}.npz", allow_pickle=False, **answers)

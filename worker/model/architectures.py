@@ -57,6 +57,10 @@ UNPACKABLE: Final[dict[str, str]] = {
     "longformer": _SPARSE,
 }
 
+# Those in which no forward pass asks the device anything, packed or padded, so that the next may be queued behind it
+# (tests/contract/test_no_waiting.py). The first DeBERTa does, for the scale of its scores in every layer.
+WAITLESS: Final = frozenset(PACKABLE) | {"deberta-v2", "mpnet"}
+
 LARGEST_HEAD_DIM: Final = 256
 HEAD_DIM_STEP: Final = 8
 SMALLEST_CAPABILITY: Final = 80  # Ampere; the kernel is FlashAttention

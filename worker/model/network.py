@@ -15,6 +15,7 @@ from transformers.utils import logging as transformers_logging
 from vectormill.domain.errors import ModelError
 from vectormill.model_card import ModelCard, find_weights
 from worker.model.encoder import OnRead
+from worker.model.masks import tell_masks
 from worker.model.pooling import pool_hidden_states
 
 # Heads that some files leave out and that vectors do not pass through.
@@ -42,7 +43,10 @@ class Dense(nn.Module):
 
 
 class EncoderNetwork(nn.Module):
-    """Token ids and masks [n, length] -> vectors [n, card.dimension] in fp32."""
+    """Token ids and masks [n, length] -> vectors [n, card.dimension] in fp32.
+
+    No attention mask says that there is no padding; whether one hides any is never read here.
+    """
 
     def __init__(self, card: ModelCard, dtype: torch.dtype, on_read: OnRead | None = None) -> None:
         super().__init__()
@@ -52,7 +56,7 @@ class EncoderNetwork(nn.Module):
         self.modes = card.pooling
         self.eval()
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, pool_mask: Tensor) -> Tensor:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None, pool_mask: Tensor) -> Tensor:
         hidden_states = self.transformer(input_ids=input_ids, attention_mask=attention_mask)[0]
         vectors: Tensor = self.dense(pool_hidden_states(hidden_states, pool_mask, self.modes))
         return vectors
@@ -105,6 +109,7 @@ def load_transformer(card: ModelCard, dtype: torch.dtype, on_read: OnRead | None
             f"The weights in {card.path} do not fill the model {card.name!r}: {len(missing)} tensors are missing "
             f"(such as {', '.join(missing[:3]) or 'none'}) and {len(loading['mismatched_keys'])} have another shape."
         )
+    tell_masks(model)
     if getattr(model, "pooler", None) is not None:
         model.pooler = None  # a head for next-sentence prediction, computed by every forward pass for nothing
     if hasattr(model.config, "use_cache"):

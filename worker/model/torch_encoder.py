@@ -13,7 +13,7 @@ from torch import Tensor
 from vectormill.domain.errors import ModelError
 from worker.batching.token_batch import TokenBatch
 from worker.devices.device import CPU, CUDA
-from worker.model.architectures import PACKED, PADDED, choose_attention, read_attention_shape
+from worker.model.architectures import PACKED, PADDED, WAITLESS, choose_attention, read_attention_shape
 from worker.model.choice import AUTO, BF16, COMPRESSED, FP16, FP32, find_arithmetic
 from worker.model.cuda_pass import Compute, CudaPass
 from worker.model.encoder import (
@@ -25,6 +25,7 @@ from worker.model.encoder import (
     device_choice,
 )
 from worker.model.forward_pass import Deferred, ForwardPass
+from worker.model.masks import find_attention_mask
 from worker.model.network import EncoderNetwork, count_weight_bytes
 from worker.model.packed_attention import EXACT, VARLEN
 from worker.model.packed_network import PackedNetwork, PackingFailed, pack_network
@@ -71,7 +72,7 @@ class TorchEncoder(Encoder):
             loadings=(Loading(order.device.name, count_weight_bytes(order.card), seconds),),
             notes=notes,
             is_packed=self._packed is not None,
-            is_queued=self._stream is not None,
+            is_queued=self._stream is not None and self._shape.model_type in WAITLESS,
         )
 
     def prepare(self, batch: TokenBatch) -> ForwardPass:
@@ -102,10 +103,11 @@ class TorchEncoder(Encoder):
             return Choice(PADDED, str(error)), None
 
     def _pad(self, batch: TokenBatch) -> tuple[list[NDArray[np.int64]], Compute]:
-        padded = pad_batch(batch, self._network.pad_token_id)
+        padded, network = pad_batch(batch, self._network.pad_token_id), self._network
+        if find_attention_mask(padded, network.transformer.config) is None:
+            return [padded.input_ids, padded.pool_mask], lambda ids, pool_mask: network(ids, None, pool_mask)
         if padded.pool_mask is not padded.attention_mask:
-            return [padded.input_ids, padded.attention_mask, padded.pool_mask], self._network
-        network = self._network
+            return [padded.input_ids, padded.attention_mask, padded.pool_mask], network
         return [padded.input_ids, padded.attention_mask], lambda ids, mask: network(ids, mask, mask)
 
     def _pack(self, batch: TokenBatch) -> tuple[list[NDArray[np.int64]], Compute]:

@@ -20,8 +20,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from worker.batching.token_batch import TokenBatch
 from worker.devices.device import CPU, CUDA
 from worker.model.choice import COMPRESSED, choose_precision, find_arithmetic
-from worker.model.cuda_pass import losing_device
+from worker.model.cuda_pass import copy_inputs, losing_device
 from worker.model.encoder import Choice, Encoder, EncoderOrder, EncoderReport, Loading, device_choice
+from worker.model.masks import find_attention_mask, tell_masks
 from worker.model.network import Dense, find_pad_token_id
 from worker.model.padding import PaddedBatch, pad_batch
 from worker.model.pooling import pool_hidden_states
@@ -56,6 +57,7 @@ class ShardEncoder(Encoder):
         precision = choose_precision(order.precision, order.device)
         self._dtype = DTYPES[find_arithmetic(precision.value, order.device)]
         self._transformer = build_skeleton(order.card, self._dtype)
+        tell_masks(self._transformer)
         layout = find_layout(str(self._transformer.config.model_type))
         join_process_group(rank, PROCESS_GROUPS[order.device.kind])
         cuts = self._divide(layout, precision.value)
@@ -149,13 +151,14 @@ class ShardEncoder(Encoder):
         return torch.cat(vectors) if vectors else self._no_vectors()
 
     def _inputs(self, padded: PaddedBatch) -> dict[str, Tensor]:
-        return {
-            "input_ids": torch.from_numpy(padded.input_ids).to(self._device),
-            "attention_mask": torch.from_numpy(padded.attention_mask).to(self._device),
-        }
+        mask = find_attention_mask(padded, self._transformer.config)
+        if mask is None:
+            return {"input_ids": copy_inputs([padded.input_ids], self._device)[0]}
+        input_ids, attention_mask = copy_inputs([padded.input_ids, mask], self._device)
+        return {"input_ids": input_ids, "attention_mask": attention_mask}
 
     def _pool(self, hidden_states: Tensor, padded: PaddedBatch) -> Tensor:
-        pool_mask = torch.from_numpy(padded.pool_mask).to(self._device)
+        (pool_mask,) = copy_inputs([padded.pool_mask], self._device)
         vectors: Tensor = self._dense(pool_hidden_states(hidden_states, pool_mask, self._card.pooling))
         return vectors
 

@@ -1,0 +1,133 @@
+"""No forward pass asks the device anything: the host would wait for all that was queued before, and queue nothing more.
+
+Strategies that share a model are held to it in tests/contract/rank_program.py.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AttentionInterface
+
+from tests.contract.packed_models import MODELS, PADDED_MODELS, make_sequences, make_transformer
+from tests.contract.waits import RefusesWaiting
+from vectormill.model_card import ModelCard, read_model_card
+from worker.batching.token_batch import TokenBatch
+from worker.devices.device import CPU, CUDA, Device
+from worker.model import cuda_pass
+from worker.model.architectures import PACKABLE, UNPACKABLE, WAITLESS, read_attention_shape
+from worker.model.encoder import Choice, EncoderOrder
+from worker.model.masks import find_attention_mask
+from worker.model.network import EncoderNetwork
+from worker.model.packed_attention import make_attention
+from worker.model.packed_network import PackedNetwork
+from worker.model.packing import pack_batch
+from worker.model.padding import pad_batch
+from worker.model.torch_encoder import TorchEncoder
+
+TOKENIZER = '{"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "b"}}'
+DEVICE = Device("cpu:0", CPU, 0, (), 1, 1 << 30)
+STUB = "vectormill_stub"
+POOLINGS = "mean+last_token"
+ALL_MODELS = (*MODELS, *PADDED_MODELS)
+BATCHES = {
+    "padded": TokenBatch.from_ids(make_sequences()),
+    "padded, with a prompt": TokenBatch.from_ids(make_sequences(), [2, *[0] * (len(make_sequences()) - 1)]),
+    "of one length": TokenBatch.from_ids([np.arange(5, 25, dtype=np.int32)] * 3),
+    "one text": TokenBatch.from_ids([np.arange(5, 25, dtype=np.int32)]),
+}
+
+
+def save_model(directory: Path, name: str) -> ModelCard:
+    make_transformer(name).save_pretrained(directory)
+    (directory / "tokenizer.json").write_text(TOKENIZER)
+    return read_model_card(name, directory, pooling=POOLINGS)
+
+
+@pytest.mark.parametrize("name", ALL_MODELS)
+def test_no_padded_pass_waits_for_the_device(name: str, tmp_path: Path) -> None:
+    card = save_model(tmp_path, name)
+    order = EncoderOrder(card, DEVICE, "torch", "fp32", 1, tmp_path)
+    encoder = TorchEncoder(order, Choice("torch", "for tests"), Choice("fp32", "for tests"))
+    for batch in BATCHES.values():
+        with RefusesWaiting():
+            vectors = encoder.encode(batch)
+        assert np.isfinite(vectors).all()
+
+
+@pytest.mark.parametrize("name", ALL_MODELS)
+def test_no_padded_pass_reads_what_is_on_the_device(name: str, tmp_path: Path) -> None:
+    """On the meta device there is nothing to be read, so `tolist` and `numpy` fail too, which no operation shows."""
+    card = save_model(tmp_path, name)
+    network = EncoderNetwork(card, torch.float32)
+    network.to("meta")
+    for batch in BATCHES.values():
+        padded = pad_batch(batch, network.pad_token_id)
+        mask = find_attention_mask(padded, network.transformer.config)
+        arrays = [padded.input_ids, padded.pool_mask] + ([] if mask is None else [mask])
+        ids, pool_mask, *masks = (torch.from_numpy(array).to("meta") for array in arrays)
+        with torch.inference_mode():
+            vectors = network(ids, masks[0] if masks else None, pool_mask)
+        assert vectors.shape == (len(batch), card.dimension)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_no_packed_pass_waits_for_the_device(name: str, tmp_path: Path) -> None:
+    def attend_to_oneself(query: torch.Tensor, *_: Any) -> torch.Tensor:
+        return query.contiguous()  # the kernel itself runs on CUDA alone
+
+    AttentionInterface.register(STUB, make_attention(attend_to_oneself))
+    card = save_model(tmp_path, name)
+    network = PackedNetwork(EncoderNetwork(card, torch.float32), STUB)
+    shape = read_attention_shape(network.transformer.config)
+    for batch in BATCHES.values():
+        packed = pack_batch(batch, shape)
+        arrays = (packed.input_ids, packed.position_ids, packed.cu_seqlens, packed.prompt_lengths)
+        ids, positions, bounds, prompts = (torch.from_numpy(array) for array in arrays)
+        with torch.inference_mode(), RefusesWaiting():
+            network(
+                ids,
+                positions,
+                bounds.int(),
+                prompts if batch.prompt_lengths.any() else None,
+                packed.max_seqlen,
+            )
+
+
+def test_what_may_be_queued_is_what_was_found_not_to_wait() -> None:
+    assert {name.partition(",")[0] for name in ALL_MODELS} == WAITLESS
+    assert set(PACKABLE) <= WAITLESS <= set(PACKABLE) | set(UNPACKABLE)
+
+
+def test_a_wait_inside_a_pass_is_found() -> None:
+    mask = torch.ones(3)
+    for ask in (
+        lambda: mask.all().item(),
+        lambda: bool(mask.all()),
+        lambda: mask.nonzero(),
+        lambda: mask[mask > 0],
+        lambda: mask.repeat_interleave(mask.long()),
+    ):
+        with pytest.raises(AssertionError, match="wait"), RefusesWaiting():
+            ask()
+
+
+def test_inputs_go_to_a_gpu_in_one_pinned_copy_that_nobody_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    class Host:
+        def to(self, device: torch.device, *, non_blocking: bool) -> torch.Tensor:
+            asked.append((device.type, non_blocking))
+            return torch.arange(10)
+
+    def join(inputs: object, *, pin_memory: bool) -> Host:
+        asked.append(pin_memory)
+        return Host()
+
+    monkeypatch.setattr(cuda_pass, "join_inputs", join)
+    arrays = [np.zeros((2, 3), np.int64), np.zeros((2, 2), np.int64)]
+    first, second = cuda_pass.copy_inputs(arrays, torch.device(CUDA))
+    assert asked == [True, (CUDA, True)]
+    assert (first.tolist(), second.tolist()) == ([[0, 1, 2], [3, 4, 5]], [[6, 7], [8, 9]])

@@ -1,0 +1,80 @@
+"""Masks: what padding hides is told by the host, so that no forward pass asks the device and waits for it.
+
+transformers reads a padding mask to leave it out when it hides nothing, and such a question to a GPU waits until all
+that was queued before it is done. The host, which padded the batch, knows the answer: a mask is left out here where
+nothing is hidden, and a mask that is handed in is not read.
+"""
+
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers import AttentionMaskInterface
+from transformers.masking_utils import bidirectional_mask_function, eager_mask, sdpa_mask
+from transformers.utils.import_utils import is_torchdynamo_exporting, is_tracing
+
+from worker.model.padding import PaddedBatch
+
+# A token of these sees none behind it, where padding is, unless the configuration says `is_causal: false`.
+CAUSAL: Final = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+# Without a mask these look for padding, or for the bounds of packed sequences, on the device.
+ALWAYS_MASKED: Final = CAUSAL | {"deberta", "deberta-v2"}
+
+_PADDED_BEHIND: Final = "_vectormill_is_padded_behind"
+_SKIP_NOTHING: Final = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+
+
+def find_attention_mask(padded: PaddedBatch, config: Any) -> NDArray[np.int64] | None:
+    """[n, length]; None for a batch without padding, where the architecture takes that for an answer."""
+    if config.model_type in ALWAYS_MASKED or not padded.attention_mask.all():
+        return padded.attention_mask
+    return None
+
+
+def tell_masks(transformer: nn.Module) -> None:
+    """Says of the transformer that its batches are padded behind the texts, and that no mask has to be read."""
+    AttentionMaskInterface.register("sdpa", make_sdpa_mask)
+    AttentionMaskInterface.register("eager", make_eager_mask)
+    config: Any = transformer.config
+    setattr(config, _PADDED_BEHIND, True)
+
+
+def make_sdpa_mask(
+    *, attention_mask: Tensor | None = None, config: Any = None, **options: Any
+) -> Tensor | None:
+    """transformers' sdpa_mask, [n or 1, 1, length or 1, length]; a mask that it is given it does not read.
+
+    It is no larger than it has to be: torch makes numbers of all that it is given.
+    """
+    if _is_recorded(attention_mask):
+        recorded: Tensor | None = sdpa_mask(attention_mask=attention_mask, config=config, **options)
+        return recorded
+    if _sees_nothing_behind(config):
+        attention_mask = None
+    told = {} if attention_mask is None else _SKIP_NOTHING
+    mask: Tensor | None = sdpa_mask(attention_mask=attention_mask, config=config, **{**options, **told})
+    if mask is None:
+        return None
+    if attention_mask is None:
+        return mask[:1]
+    return mask[:, :, :1] if options.get("mask_function") is bidirectional_mask_function else mask
+
+
+def make_eager_mask(*, attention_mask: Tensor | None = None, **options: Any) -> Tensor | None:
+    """transformers' eager_mask, which does not read a mask that it is given."""
+    told = {} if attention_mask is None or _is_recorded(attention_mask) else _SKIP_NOTHING
+    mask: Tensor | None = eager_mask(attention_mask=attention_mask, **{**options, **told})
+    return mask
+
+
+def _sees_nothing_behind(config: Any) -> bool:
+    """Whether padding is where no token looks that counts."""
+    is_told = bool(getattr(config, _PADDED_BEHIND, False))
+    return is_told and config.model_type in CAUSAL and getattr(config, "is_causal", True)
+
+
+def _is_recorded(mask: Tensor | None) -> bool:
+    """Whether the pass is being recorded for another framework, for batches with and without padding."""
+    return is_torchdynamo_exporting() or torch.jit.is_tracing() or (mask is not None and is_tracing(mask))
