@@ -237,6 +237,12 @@ def test_a_strategy_that_is_asked_for_is_taken(strategy: str) -> None:
     check_plan(placement, describe_inventory("4x24GiB,nvlink"))
 
 
+def test_a_strategy_that_nobody_builds_is_not_taken_for_another() -> None:
+    builder = ReplicaBuilder(MODELS["22M"].shape, Needs("fp32", "fp32", "sdpa", 256, 2048))
+    with pytest.raises(ValueError, match="No replica is shared by 'expert'"):
+        builder.build("expert", [Room(f"cpu:{number}", CPU, GIB, 1e12) for number in range(2)], "memory")
+
+
 def test_stages_on_devices_of_unequal_size_are_unequal() -> None:
     placement = plan("1x80GiB+1x24GiB", "70B", "int8")
     counts = [stage.num_layers for stage in placement.replicas[0].stages]

@@ -33,7 +33,7 @@ from worker.parallel.pipeline import PipelineStage, StageClock, cut_stage, split
 from worker.parallel.rounded_shards import hold_rounded
 from worker.parallel.skeleton import build_skeleton, fill
 from worker.parallel.tensor_parallel import apply_tensor_parallel
-from worker.placement.placement import FULLY_SHARDED, TENSOR
+from worker.placement.placement import FULLY_SHARDED, LAYERS, PIPELINE, TENSOR
 from worker.placement.rank import Rank
 
 logger = logging.getLogger(__name__)
@@ -93,6 +93,7 @@ class ShardEncoder(Encoder):
             elif self._rank.strategy == FULLY_SHARDED:
                 vectors = self._encode_share(batch)
             else:
+                assert self._rank.strategy in (PIPELINE, LAYERS), self._rank.strategy
                 vectors = self._encode_stage(batch)
             result: NDArray[np.float32] = vectors.float().cpu().numpy()
         return result

@@ -21,7 +21,7 @@ from worker.placement.placement import (
     Stage,
 )
 from worker.placement.room import GIB, Room
-from worker.placement.speed import Work, device_rate, fully_sharded_rate, pipeline_rate, tensor_rate
+from worker.placement.speed import TokenCost, device_rate, fully_sharded_rate, pipeline_rate, tensor_rate
 from worker.placement.weight_groups import find_cut_group
 
 # Four micro-batches a stage keep the bubble (p-1)/(5p-1) at or below a fifth; more of them only add latency.
@@ -78,7 +78,7 @@ class ReplicaBuilder:
         # Of a whole replica with a full batch.
         self.full_bytes = self.weight_bytes + needs.full_batch_tokens * self._token_bytes
         self._hidden_bytes = shape.hidden_size * int(VALUE_BYTES[arithmetic])
-        self.work = Work(
+        self.cost = TokenCost(
             flop_per_token=2.0
             * sum(tensor.num_values for tensor in shape.tensors if tensor.layer is not None),
             num_layers=shape.num_layers,
@@ -103,11 +103,13 @@ class ReplicaBuilder:
             return self._build_stages(strategy, rooms, link)
         if strategy == TENSOR:
             return self._build_tensor(rooms, link)
-        return self._build_fully_sharded(rooms, link)
+        if strategy == FULLY_SHARDED:
+            return self._build_fully_sharded(rooms, link)
+        raise ValueError(f"No replica is shared by {strategy!r}.")
 
     def full_rate(self, room: Room) -> float:
         """Tokens a second of the device if it had room for the weights and a full batch."""
-        return device_rate(room.flops, room.kind, self._needs.full_batch_tokens, self.work)
+        return device_rate(room.flops, room.kind, self._needs.full_batch_tokens, self.cost)
 
     def _build_alone(self, room: Room) -> Replica | TooTight:
         tokens = self._tokens_in(room.capacity_bytes - self.weight_bytes, self._token_bytes)
@@ -115,7 +117,7 @@ class ReplicaBuilder:
             return tight
         shard = Shard(room.name, room.capacity_bytes, self.weight_bytes, tokens * self._token_bytes)
         stage = Stage(0, self._shape.num_layers, (shard,))
-        return Replica(REPLICATE, (stage,), 1, tokens, device_rate(room.flops, room.kind, tokens, self.work))
+        return Replica(REPLICATE, (stage,), 1, tokens, device_rate(room.flops, room.kind, tokens, self.cost))
 
     def _build_stages(self, strategy: str, rooms: Sequence[Room], link: str) -> Replica | TooTight:
         per_token = self._token_bytes + WAITING_MICRO_BATCHES * self._hidden_bytes
@@ -129,7 +131,7 @@ class ReplicaBuilder:
         )
         micro_batches = 1 if strategy == LAYERS else MICRO_BATCHES_PER_STAGE * len(rooms)
         rates = [
-            device_rate(room.flops, room.kind, tokens, self.work) * self._shape.num_layers / count
+            device_rate(room.flops, room.kind, tokens, self.cost) * self._shape.num_layers / count
             for room, count in zip(rooms, counts, strict=True)
         ]
         stages, first = [], 0
@@ -137,7 +139,7 @@ class ReplicaBuilder:
             shard = Shard(room.name, room.capacity_bytes, held, tokens * per_token)
             stages.append(Stage(first, count, (shard,)))
             first += count
-        rate = pipeline_rate(rates, micro_batches, tokens, link, self.work)
+        rate = pipeline_rate(rates, micro_batches, tokens, link, self.cost)
         return Replica(strategy, tuple(stages), micro_batches, micro_batches * tokens, rate)
 
     def _build_tensor(self, rooms: Sequence[Room], link: str) -> Replica | TooTight:
@@ -188,10 +190,11 @@ class ReplicaBuilder:
         shards = tuple(Shard(room.name, room.capacity_bytes, held, tokens * per_token) for room in rooms)
         flops, kind = [room.flops for room in rooms], rooms[0].kind
         if strategy == TENSOR:
-            batch_tokens, rate = tokens, tensor_rate(flops, kind, tokens, link, self.work)
+            batch_tokens, rate = tokens, tensor_rate(flops, kind, tokens, link, self.cost)
         else:
+            assert strategy == FULLY_SHARDED, strategy
             batch_tokens = tokens * len(rooms)
-            rate = fully_sharded_rate(flops, kind, batch_tokens, link, self.work)
+            rate = fully_sharded_rate(flops, kind, batch_tokens, link, self.cost)
         stage = Stage(0, self._shape.num_layers, shards)
         return Replica(strategy, (stage,), 1, batch_tokens, rate)
 

@@ -21,7 +21,7 @@ OVERLAP_EFFICIENCY: Final = 0.85
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class TokenCost:
     """What a token costs: arithmetic of all layers, and the bytes that a layer passes on for it."""
 
     flop_per_token: float
@@ -30,14 +30,14 @@ class Work:
     layer_weight_bytes: int
 
 
-def device_rate(flops: float, kind: str, batch_tokens: float, work: Work) -> float:
+def device_rate(flops: float, kind: str, batch_tokens: float, cost: TokenCost) -> float:
     """Tokens a second of one device that holds all layers, at so many tokens at once."""
     saturation = batch_tokens / (batch_tokens + HALF_RATE_TOKENS[kind])
-    return flops / work.flop_per_token * saturation
+    return flops / cost.flop_per_token * saturation
 
 
 def pipeline_rate(
-    stage_rates: Sequence[float], micro_batches: int, micro_batch_tokens: float, link: str, work: Work
+    stage_rates: Sequence[float], micro_batches: int, micro_batch_tokens: float, link: str, cost: TokenCost
 ) -> float:
     """Tokens a second of stages in a row. `stage_rates` are each stage's own, for its share of the layers.
 
@@ -46,7 +46,7 @@ def pipeline_rate(
     """
     stages = len(stage_rates)
     handover = (
-        LATENCY_SECONDS[link] + micro_batch_tokens * work.hidden_bytes_per_token / BYTES_PER_SECOND[link]
+        LATENCY_SECONDS[link] + micro_batch_tokens * cost.hidden_bytes_per_token / BYTES_PER_SECOND[link]
     )
     seconds = [micro_batch_tokens / rate for rate in stage_rates]
     if micro_batches == 1:  # one stage after another: layers on several devices, one of them busy
@@ -56,21 +56,21 @@ def pipeline_rate(
     return micro_batches * micro_batch_tokens / whole
 
 
-def tensor_rate(flops: Sequence[float], kind: str, batch_tokens: float, link: str, work: Work) -> float:
+def tensor_rate(flops: Sequence[float], kind: str, batch_tokens: float, link: str, cost: TokenCost) -> float:
     """Tokens a second of devices that split every layer: the slowest of them, and two all-reduces a layer.
 
     A ring all-reduce of b bytes over n devices moves 2·(n-1)/n·b through each link. Source: Shoeybi et al.,
     Megatron-LM (2019), section 3.
     """
     ranks = len(flops)
-    compute = batch_tokens / (ranks * device_rate(min(flops), kind, batch_tokens, work))
-    moved = 2 * (ranks - 1) / ranks * batch_tokens * work.hidden_bytes_per_token
+    compute = batch_tokens / (ranks * device_rate(min(flops), kind, batch_tokens, cost))
+    moved = 2 * (ranks - 1) / ranks * batch_tokens * cost.hidden_bytes_per_token
     collective = 2 * LATENCY_SECONDS[link] + moved / BYTES_PER_SECOND[link]
-    return batch_tokens / (compute + COLLECTIVES_PER_LAYER * work.num_layers * collective)
+    return batch_tokens / (compute + COLLECTIVES_PER_LAYER * cost.num_layers * collective)
 
 
 def fully_sharded_rate(
-    flops: Sequence[float], kind: str, batch_tokens: float, link: str, work: Work
+    flops: Sequence[float], kind: str, batch_tokens: float, link: str, cost: TokenCost
 ) -> float:
     """Tokens a second of devices that each encode a batch of their own and gather the weights layer by layer.
 
@@ -79,9 +79,9 @@ def fully_sharded_rate(
     """
     ranks = len(flops)
     rank_tokens = batch_tokens / ranks
-    alone = rank_tokens / device_rate(min(flops), kind, rank_tokens, work) / work.num_layers
+    alone = rank_tokens / device_rate(min(flops), kind, rank_tokens, cost) / cost.num_layers
     compute = alone / OVERLAP_EFFICIENCY
-    gathered = (ranks - 1) / ranks * work.layer_weight_bytes
+    gathered = (ranks - 1) / ranks * cost.layer_weight_bytes
     gather = LATENCY_SECONDS[link] + gathered / BYTES_PER_SECOND[link]
-    seconds = work.num_layers * max(compute, gather) + WEIGHT_GATHERS_AHEAD * gather
+    seconds = cost.num_layers * max(compute, gather) + WEIGHT_GATHERS_AHEAD * gather
     return batch_tokens / seconds
