@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -31,8 +31,9 @@ class Glance:
 class Watch:
     """The jobs that are followed now. Used by the event loop alone."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
         self._engine = engine
+        self._clock = clock
         self._glances: dict[UUID, Glance] = {}
 
     @contextmanager
@@ -50,9 +51,9 @@ class Watch:
     async def look(self, job_id: UUID, glance: Glance) -> JobBody:
         """The job, as it stood less than a poll ago. Raises JobNotFound."""
         async with glance.lock:
-            if glance.body is None or time.monotonic() - glance.read_at >= POLL_SECONDS:
+            if glance.body is None or self._clock() - glance.read_at >= POLL_SECONDS:
                 glance.body = await run_in_threadpool(self.load, job_id)
-                glance.read_at = time.monotonic()
+                glance.read_at = self._clock()
             return glance.body
 
     def load(self, job_id: UUID) -> JobBody:

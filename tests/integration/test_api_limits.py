@@ -4,7 +4,7 @@ import gzip
 import json
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -13,8 +13,6 @@ from sqlalchemy import Engine, text
 
 from api.app import create_app
 from api.gates import Gate, Gates
-from api.job_bodies import describe_job
-from api.schemas import JobBody
 from tests.api_server import (
     ITEMS,
     NDJSON,
@@ -85,9 +83,10 @@ def test_an_upload_that_falls_silent_is_ended_and_leaves_nothing(engine: Engine)
 
 
 def test_only_a_body_is_waited_for_and_no_answer_is_cut_off(engine: Engine) -> None:
-    with api_client(engine, body_idle_seconds=0.05) as client:
+    # Submitted elsewhere: on a busy machine a body may come so long after its headers.
+    with api_client(engine) as client, api_client(engine, body_idle_seconds=0.01) as impatient:
         job = submit(client, ITEMS)
-        with client.stream("GET", f"/v1/jobs/{job['id']}/events") as answer:
+        with impatient.stream("GET", f"/v1/jobs/{job['id']}/events") as answer:
             received = answer.iter_lines()
             assert next(line for line in received if line.startswith("event")) == "event: progress"
             encode_waiting(engine)
@@ -125,29 +124,6 @@ def test_watchers_are_limited_and_a_watcher_that_leaves_makes_room(engine: Engin
         is_in(gates.watchers, 0)
         with client.stream("GET", path) as answer:
             assert answer.status_code == 200
-
-
-def test_a_job_is_read_once_for_all_who_watch_it(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    num_reads = 0
-    read = describe_job
-
-    def count_reads(*arguments: object) -> JobBody:
-        nonlocal num_reads
-        num_reads += 1
-        return read(*arguments)  # type: ignore[arg-type]
-
-    with api_client(engine) as client, ExitStack() as watchers:
-        path = f"/v1/jobs/{submit(client, ITEMS)['id']}/events"
-        streams = []
-        for _ in range(8):
-            answer = watchers.enter_context(client.stream("GET", path))
-            streams.append(answer.iter_lines())
-            assert next(line for line in streams[-1] if line.startswith("event")) == "event: progress"
-        monkeypatch.setattr("api.watch.describe_job", count_reads)
-        encode_waiting(engine)
-        assert all("event: end" in list(stream) for stream in streams)
-    # One read tells all, or two when it fell before the end of the job for some of them.
-    assert 1 <= num_reads < 8
 
 
 def test_a_job_of_too_many_items_is_refused_in_either_form(engine: Engine) -> None:

@@ -44,7 +44,7 @@ def test_twenty_slow_searches_hold_up_neither_probes_nor_submissions(engine: Eng
                 lambda: count_waiting(engine) >= SEARCH_CONNECTIONS, because="the searches wait for the lock"
             )
             # A client of its own: that of the searches has its connections in use.
-            with httpx.Client(base_url=client.base_url, timeout=10, trust_env=False) as other:
+            with httpx.Client(base_url=client.base_url, timeout=30, trust_env=False) as other:
                 assert other.get("/livez").status_code == 200
                 assert other.get("/readyz").json()["postgres"] is True
                 job = submit(other, ITEMS)
