@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, text
 
-from tests.protocol import SPEC, claim, complete, dispatch_all, make_items, submit
+from tests.protocol import SPEC, claim, claim_next, complete, dispatch_all, make_items, submit
 from vectormill.db.chunks import COUNT_RETRIED_CHUNK, claim_chunk, release_chunk, renew_leases, split_chunk
 from vectormill.db.completion import FENCE, fail_chunk
 from vectormill.db.deletion import delete_forgotten_queries
@@ -135,35 +135,34 @@ def test_a_wish_never_waits_for_a_chunk(engine: Engine, wish: str, step: str) ->
     assert not overlap(engine, Scene(engine), STEPS[step], WISHES[wish])
 
 
-REMOVALS: dict[str, Step] = {
-    "answered": lambda connection, scene: delete_job(connection, scene.job.id),
-    "forgotten": lambda connection, scene: delete_forgotten_queries(connection),
+REMOVALS: dict[str, Callable[[Connection, Job], object]] = {
+    "answered": lambda connection, query: delete_job(connection, query.id),
+    "forgotten": lambda connection, query: delete_forgotten_queries(connection),
 }
 
 
 @pytest.mark.parametrize("removal", REMOVALS)
 def test_the_query_of_a_search_is_removed_while_a_worker_commits_it(engine: Engine, removal: str) -> None:
-    scene, ended, errors = Scene(engine), threading.Event(), []
+    query, ended, errors = submit(engine, make_items(1)), threading.Event(), []
+    held = claim_next(engine)
     with engine.begin() as connection:
         connection.execute(text("UPDATE vectormill.jobs SET forget_at = now() - interval '1 s'"))
 
     def remove() -> None:
         try:
             with engine.begin() as connection:
-                REMOVALS[removal](connection, scene)
+                REMOVALS[removal](connection, query)
         except Exception as error:
             errors.append(error)
         finally:
             ended.set()
 
     with engine.begin() as connection:
-        values = {"state": "done", "chunk_id": scene.held.chunk_id, "fence": scene.held.fence}
+        values = {"state": "done", "chunk_id": held.chunk_id, "fence": held.fence}
         connection.execute(FENCE, values)  # a commit's first statement
         threading.Thread(target=remove, daemon=True).start()
         wait_until_blocked(engine, ended)
-        connection.execute(
-            COUNT_RETRIED_CHUNK, {"job_id": scene.job.id}
-        )  # the job's row, as its last statement
+        connection.execute(COUNT_RETRIED_CHUNK, {"job_id": query.id})  # the job's row, as its last
     assert ended.wait(60)
     assert not errors, errors
 
