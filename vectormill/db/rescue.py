@@ -50,8 +50,8 @@ def rescue_unclaimed_chunks(connection: Connection, timeout_seconds: float, limi
     return len(connection.execute(RESCUE_UNCLAIMED, {"timeout": timeout_seconds, "limit": limit}).all())
 
 
-# A dispatch that began before a pause may end after it. Its message claims nothing, so the chunk would look unclaimed,
-# and a worker's watchdog would blame the worker after 20 s.
+# A dispatch that began before a pause may end after it. Its message claims nothing, so the chunk would look as if the
+# message had been lost.
 RECALL_PAUSED = text("""
     WITH dispatched AS (
         SELECT chunk.id FROM vectormill.chunks AS chunk JOIN vectormill.jobs AS job ON job.id = chunk.job_id
