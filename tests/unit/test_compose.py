@@ -178,6 +178,10 @@ def test_no_secret_is_an_argument_of_a_process() -> None:
                 assert not any(SECRET.search(match["name"]) for match in INTERPOLATION.finditer(word)), name
 
 
+def test_valkey_is_not_root_whatever_its_command_begins_with() -> None:
+    assert SERVICES["valkey"]["user"] == "valkey"
+
+
 def test_valkey_asks_for_the_password_and_keeps_nothing(tmp_path: Path) -> None:
     shell, flag, script = SERVICES["valkey"]["command"]
     script = script.replace("$$", "$").replace("valkey-server -", f"{find_valkey_server()} - --port $PORT")
