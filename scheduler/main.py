@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import psycopg
 from sqlalchemy import Engine
@@ -89,7 +90,13 @@ def _serve_term(
     stop: threading.Event,
 ) -> None:
     """Waits to be elected, then works until the lock's session breaks or the process is told to stop."""
-    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+    with (
+        engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection,
+        ExitStack() as cleanup,
+    ):
+        # The lock is the session's, so that is to end with the term: given back to the pool after an error, it would
+        # keep the lock from every scheduler, this one too.
+        cleanup.callback(connection.invalidate)
         driver = connection.connection.driver_connection
         assert isinstance(driver, psycopg.Connection)
         while not win_election(driver):

@@ -78,6 +78,29 @@ def test_another_scheduler_rings_for_what_one_had_marked_when_it_was_killed(
     redis.close()
 
 
+def test_a_scheduler_that_meets_an_error_of_the_database_is_elected_again(
+    engine: Engine, database_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    """Its lock is of a session: kept in the pool, nobody else had it, and the scheduler waited for itself for ever."""
+    log = tmp_path / "scheduler.log"
+    with running_scheduler(database_url, redis_url, log):
+        for term in (1, 2, 3):
+            wait_for(lambda term=term: log.read_text().count(ELECTED) == term)  # type: ignore[misc]
+            rename(engine, "chunks", "gone")
+            try:
+                wait_for(lambda term=term: log.read_text().count("trying again") >= term)  # type: ignore[misc]
+            finally:
+                rename(engine, "gone", "chunks")
+        register_worker(engine)
+        submit(engine, make_items(4))
+        wait_for(lambda: count_queued(engine) == 1)
+
+
+def rename(engine: Engine, old: str, new: str) -> None:
+    with engine.begin() as connection:
+        connection.execute(text(f"ALTER TABLE vectormill.{old} RENAME TO {new}"))
+
+
 # Whoever deletes a chunk waits until the test lets go of the lock.
 SLOW_DELETE = text("""
     CREATE FUNCTION vectormill.wait_for_test() RETURNS trigger LANGUAGE plpgsql AS
@@ -104,9 +127,9 @@ def test_a_deletion_that_takes_long_delays_neither_dispatch_nor_reaping_nor_the_
         holder.execute(text("SELECT pg_advisory_xact_lock(4711)"))
         with running_scheduler(database_url, redis_url, tmp_path / "scheduler.log"):
             wait_for(lambda: is_true(engine, IS_DELETING))
-            register_worker(engine)
             cancelled = submit(engine, make_items(4))
-            claimed = claim_next(engine)
+            claimed = claim_next(engine)  # before there is a worker: the scheduler would be as fast
+            register_worker(engine)
             with engine.begin() as connection:
                 cancel_job(connection, cancelled.id)
                 release_chunk(connection, claimed, "the worker was asked to stop", is_counted=False)
