@@ -20,6 +20,7 @@ from tests.acceptance import tiny
 from tests.acceptance.stack import QUICK_LEASES
 from tests.clusters import new_directory
 from tests.waiting import wait_for
+from vectormill import processes
 from vectormill.client import Client
 from vectormill.db.migrations import upgrade
 from vectormill.embedded.postgres import EmbeddedPostgres
@@ -70,9 +71,8 @@ class Parts:
             own["PYTHONPATH"] = str(tree)
         command = [sys.executable, "-m", "vectormill.cli", *arguments]
         with self.log(name).open("ab") as output:
-            self.processes[name] = subprocess.Popen(
-                command, env=own, stdout=output, stderr=output, cwd=tree, start_new_session=True
-            )
+            # It stops when the tests are killed, too.
+            self.processes[name] = processes.spawn(command, env=own, output=output, cwd=tree)
 
     def log(self, name: str) -> Path:
         return self.directory / "logs" / f"{name}.log"
@@ -173,14 +173,14 @@ class Parts:
 
 
 @contextmanager
-def frozen(processes: list[psutil.Process]) -> Iterator[None]:
+def frozen(victims: list[psutil.Process]) -> Iterator[None]:
     """Stopped while the block runs."""
-    for process in processes:
+    for process in victims:
         process.send_signal(signal.SIGSTOP)
     try:
         yield
     finally:
-        for process in processes:
+        for process in victims:
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGCONT)
 

@@ -16,6 +16,7 @@ from redis import Redis
 
 from tests.clusters import new_directory
 from tests.waiting import wait_for
+from vectormill import processes
 from vectormill.client import Client
 from vectormill.embedded.stack import EmbeddedStack
 from vectormill.processes import free_port
@@ -67,7 +68,8 @@ class Stack:
 
     def spawn(self) -> "subprocess.Popen[bytes]":
         with self.log.open("ab") as output:
-            return subprocess.Popen(self.command(), stdout=output, stderr=output, env=self._environment)
+            # It stops when the tests are killed, too.
+            return processes.spawn(self.command(), env=self._environment, output=output)
 
     def start(self) -> None:
         """Returns when the `ready` line is there."""
