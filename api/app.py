@@ -26,6 +26,7 @@ from api.door.keyring import Keyring
 from api.door.scopes import find_scope
 from api.gates import Gates
 from api.metrics import ApiMetrics, RequestMetrics
+from api.patience import PatientConfig
 from api.problems import MEDIA_TYPE, register_handlers
 from api.request_limits import RequestLimits
 from api.requests import ONE_QUERY, ItemBody, JobRequest, SearchRequest
@@ -229,8 +230,9 @@ def run(settings: Settings) -> None:
     pyarrow.set_memory_pool(pyarrow.system_memory_pool())
     refuse_to_open_without_key(settings)
     app = create_app(settings)
-    config = uvicorn.Config(
+    config = PatientConfig(
         app,
+        head_seconds=settings.body_idle_seconds,
         host=settings.api_host,
         port=settings.api_port,
         log_config=None,

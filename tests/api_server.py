@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx
-import uvicorn
 from fastapi import FastAPI
 from sqlalchemy import Engine, text
 
 from api.app import ApiServer, create_app
+from api.patience import PatientConfig
 from tests.protocol import claim, complete, dispatch_all
 from tests.services import connected_engine, migrated_database
 from vectormill.db.payloads import load_payload
@@ -41,7 +41,12 @@ SMALL = {"dimensions": 8}
 def serving(app: FastAPI, patience_seconds: int | None = 5) -> Iterator[str]:
     """The application behind a real server; its URL. It waits so long for requests that do not end, or for ever."""
     with socket.create_server(("127.0.0.1", 0)) as listener:  # connections wait here until the server is up
-        config = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=patience_seconds)
+        config = PatientConfig(
+            app,
+            head_seconds=app.state.resources.settings.body_idle_seconds,
+            log_config=None,
+            timeout_graceful_shutdown=patience_seconds,
+        )
         server = ApiServer(config, app.state.stop_request)
         thread = threading.Thread(target=server.run, args=([listener],), name="uvicorn")
         thread.start()
