@@ -27,7 +27,7 @@ STALE := torch-build-changes
 endif
 endif
 
-.PHONY: help setup run up test test-all soak check lint bench lock clean torch-build-changes
+.PHONY: help setup run up test test-all soak mutants check lint bench lock clean torch-build-changes
 
 help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -49,6 +49,9 @@ test-all: lint ## Before a release: make test, and the slow tests: a minute of c
 
 soak: setup ## Ten minutes of random kills and stops under load (SOAK_SECONDS=3600 for an hour)
 	$(BIN)/pytest -m slow tests/acceptance/test_chaos.py --soak-seconds=$(SOAK_SECONDS)
+
+mutants: setup ## Remove what must not be removed, one line at a time, and show which test fails for each (some ten minutes)
+	$(BIN)/python -m tests.mutants
 
 check: lint ## Before every commit: format, lint, types, import contracts, fast tests (a minute or two)
 	$(BIN)/pytest tests/unit tests/architecture

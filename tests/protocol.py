@@ -118,7 +118,9 @@ def complete_on(
 ) -> bool:
     """The same in a transaction of the caller's."""
     items = load_payload(connection, claimed.chunk_id)
-    wanted = np.array(claimed.only_items or range(len(items)), dtype=np.int64)
+    # Not `or`: the half of a split chunk may want none of its items, which is not all of them.
+    some = claimed.only_items
+    wanted = np.array(range(len(items)) if some is None else some, dtype=np.int64)
     vectors = stack([items[position] for position in wanted])
     truncated = [position for position in wanted.tolist() if items[position].text.startswith(LONG)]
     outcome = ChunkOutcome(
@@ -133,4 +135,5 @@ def complete_on(
 
 
 def stack(items: Sequence[Item]) -> npt.NDArray[np.float32]:
-    return np.stack([vector_of(item.text) for item in items])
+    vectors = [vector_of(item.text) for item in items]
+    return np.array(vectors, dtype=np.float32).reshape(len(items), SPEC.dimensions)

@@ -68,6 +68,7 @@ class World:
     messages: list[int] = field(default_factory=list)
     claims: list[Claim] = field(default_factory=list)
     submissions: list[Submission] = field(default_factory=list)
+    newest_fences: dict[int, int] = field(default_factory=dict)
     num_ended: dict[UUID, int] = field(default_factory=dict)
 
     # -- clients ------------------------------------------------------------------------------------------------------
@@ -168,9 +169,12 @@ class World:
         if not self.messages:
             return None
         chunk_id = self.random.choice(self.messages)
-        seconds = self.random.choice([-1.0, 30.0, 30.0])  # -1: the worker stalls beyond its lease
+        seconds = self.random.choice([-1.0, 30.0])  # -1: the worker stalls beyond its lease
         with self.engine.begin() as connection:
-            return claim_chunk(connection, chunk_id, threading.current_thread().name, SPEC.model, seconds)
+            claimed = claim_chunk(connection, chunk_id, threading.current_thread().name, SPEC.model, seconds)
+        if claimed is not None:
+            self.newest_fences[chunk_id] = max(claimed.fence, self.newest_fences.get(chunk_id, 0))
+        return claimed
 
     def take(self) -> None:
         with outage():
@@ -205,7 +209,9 @@ class World:
                     self.expect_lost(claimed)
                     return
                 end = self.cancel_chunk if states[claimed.chunk_id] == CANCELLING else end
-            end(claimed, items)
+            is_stale = claimed.fence < self.newest_fences[claimed.chunk_id]
+            has_written = end(claimed, items)
+            assert not (is_stale and has_written), "a worker wrote under a lease that another one had"
         except (LeaseLost, PayloadGone):
             self.expect_lost(claimed)
 
@@ -215,11 +221,12 @@ class World:
         is_ours = position is not None and position.fence == claimed.fence and position.state == LEASED
         assert not is_ours, "a worker was told that it had lost a lease that is still its own"
 
-    def commit(self, claimed: Claim, items: Sequence[Item]) -> None:
+    def commit(self, claimed: Claim, items: Sequence[Item]) -> bool:
         """As the worker's sink does it, with its repeats."""
         wanted, outcome = self.encode(claimed)
         vectors = stack([items[position] for position in wanted.tolist()])
         PostgresSink(self.engine, threading.Event()).commit(claimed, items, wanted, vectors, outcome)
+        return True
 
     def encode(self, claimed: Claim) -> tuple["np.ndarray[tuple[int], np.dtype[np.int64]]", ChunkOutcome]:
         some = claimed.wanted_items(0, claimed.num_items)
@@ -228,27 +235,32 @@ class World:
         failures = {int(wanted[0]): FAILURE} if is_bad else {}
         return wanted, ChunkOutcome(failures, 10 * len(wanted), 12 * len(wanted))
 
-    def count(self, claimed: Claim, items: Sequence[Item]) -> None:
+    def count(self, claimed: Claim, items: Sequence[Item]) -> bool:
         """The same without a sink: only so is it told whether it has ended the job."""
-        if claimed.only_items is None and complete(self.engine, claimed):
+        if complete(self.engine, claimed):
             self.num_ended[claimed.job_id] = self.num_ended.get(claimed.job_id, 0) + 1
+        return True
 
-    def fail(self, claimed: Claim, items: Sequence[Item]) -> None:
+    def fail(self, claimed: Claim, items: Sequence[Item]) -> bool:
         with self.engine.begin() as connection:
             fail_chunk(connection, claimed, items, FAILURE)
+        return True
 
-    def split(self, claimed: Claim, items: Sequence[Item]) -> None:
-        if claimed.num_items > 1:
-            with self.engine.begin() as connection:
-                split_chunk(connection, claimed, "lost twice")
-
-    def release(self, claimed: Claim, items: Sequence[Item]) -> None:
+    def split(self, claimed: Claim, items: Sequence[Item]) -> bool:
+        if claimed.num_items == 1:
+            return False
         with self.engine.begin() as connection:
-            release_chunk(connection, claimed, "handed back", is_counted=self.random.random() < 0.5)
+            split_chunk(connection, claimed, "lost twice")
+        return True
 
-    def cancel_chunk(self, claimed: Claim, items: Sequence[Item]) -> None:
+    def release(self, claimed: Claim, items: Sequence[Item]) -> bool:
+        with self.engine.begin() as connection:
+            return release_chunk(connection, claimed, "handed back", is_counted=self.random.random() < 0.5)
+
+    def cancel_chunk(self, claimed: Claim, items: Sequence[Item]) -> bool:
         with self.engine.begin() as connection:
             cancel_chunk(connection, claimed)
+        return True
 
 
 @contextmanager

@@ -1,0 +1,185 @@
+"""What must not be removed from the product: each line with the tests that fail without it.
+
+Knows nothing of how they are run. A test is named as pytest names it, with options behind it where it needs some.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+PROTOCOL: Final = "tests/integration/test_protocol.py"
+LAPSES: Final = "tests/integration/test_lapses.py"
+LOCK_ORDER: Final = "tests/integration/test_lock_order.py"
+PAUSES: Final = "tests/integration/test_pauses.py"
+UPLOADS: Final = "tests/integration/test_uploads.py"
+LOST_MESSAGES: Final = "tests/integration/test_lost_messages.py"
+GUARDS: Final = "tests/integration/test_guards.py"
+WORLDS: Final = (
+    "tests/integration/interleavings/test_interleavings.py::"
+    "test_no_overlap_of_transactions_loses_doubles_or_blocks_anything --first-seed 0 --interleavings 60"
+)
+CRASHES: Final = "tests/integration/crashes/test_crash_points.py"
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """`text`, which occurs once in `file`, becomes `instead`; then each of `tests` must fail."""
+
+    name: str
+    file: str
+    text: str
+    instead: str
+    tests: tuple[str, ...]
+
+
+MUTANTS: Final = (
+    Mutant(
+        "the commit compares no fence",
+        "vectormill/db/completion.py",
+        "WHERE id = :chunk_id AND fence = :fence AND state = 'leased'",
+        "WHERE id = :chunk_id AND state = 'leased'",
+        (f"{PROTOCOL}::test_a_worker_that_lost_its_lease_writes_nothing", WORLDS),
+    ),
+    Mutant(
+        "the commit asks nothing of the chunk's state",
+        "vectormill/db/completion.py",
+        "WHERE id = :chunk_id AND fence = :fence AND state = 'leased'",
+        "WHERE id = :chunk_id AND fence = :fence",
+        (f"{PROTOCOL}::test_a_worker_that_lost_its_lease_writes_nothing",),
+    ),
+    Mutant(
+        "whoever counts a chunk has ended the job",
+        "vectormill/db/completion.py",
+        "RETURNING num_open_chunks = 0 AS is_finished",
+        "RETURNING true AS is_finished",
+        (f"{GUARDS}::test_of_all_commits_of_a_job_exactly_one_is_told_that_it_ended_it",),
+    ),
+    Mutant(
+        "the job's counter returns nothing",
+        "vectormill/db/completion.py",
+        "    RETURNING num_open_chunks = 0 AS is_finished\n",
+        "",
+        (f"{GUARDS}::test_of_all_commits_of_a_job_exactly_one_is_told_that_it_ended_it",),
+    ),
+    Mutant(
+        "a flush of Redis is not noticed",
+        "vectormill/broker/sentinel.py",
+        "return is_lost",
+        "return False",
+        ("tests/integration/test_flush.py::test_after_a_flush_the_first_look_dispatches_again",),
+    ),
+    Mutant(
+        "an older job overwrites a newer one",
+        "vectormill/db/vectors.py",
+        "WHERE live.job_seq <= excluded.job_seq  -- an older job never overwrites a newer one",
+        "",
+        (f"{PROTOCOL}::test_an_older_job_never_overwrites_a_newer_one",),
+    ),
+    Mutant(
+        "rows are written in the order they come in",
+        "vectormill/db/vectors.py",
+        "ORDER BY item.key ",
+        "",
+        (
+            "tests/integration/test_shared_keys.py::"
+            "test_chunks_that_name_the_same_keys_in_other_orders_never_wait_for_each_other",
+        ),
+    ),
+    Mutant(
+        "an upload that failed deletes its job even if it was answered",
+        "vectormill/db/deletion.py",
+        "WHERE id = :job_id AND state = 'uploading'",
+        "WHERE id = :job_id",
+        (
+            f"{UPLOADS}::test_a_job_whose_commit_reply_was_lost_is_not_deleted_under_the_client_that_repeats",
+            WORLDS,
+        ),
+    ),
+    Mutant(
+        "a job is deleted before its chunks are locked",
+        "vectormill/db/jobs.py",
+        '    connection.execute(LOCK_CHUNKS, {"job_id": job_id})\n',
+        "",
+        (f"{GUARDS}::test_a_query_is_removed_while_a_worker_commits_it_and_neither_waits_for_the_other",),
+    ),
+    Mutant(
+        "a silent upload yields its key even when it is a job already",
+        "vectormill/db/deletion.py",
+        "WHERE idempotency_key = :key AND state = 'uploading'",
+        "WHERE idempotency_key = :key",
+        (f"{GUARDS}::test_a_job_keeps_its_idempotency_key_however_long_nothing_moves_in_it",),
+    ),
+    Mutant(
+        "a part is written although its upload was removed",
+        "vectormill/db/submission.py",
+        'elif connection.execute(GIVE_SIGN_OF_LIFE, {"id": self._id}).one_or_none() is None:',
+        'elif connection.execute(GIVE_SIGN_OF_LIFE, {"id": self._id}) is None:',
+        (f"{UPLOADS}::test_an_upload_that_was_removed_meanwhile_is_told_so",),
+    ),
+    Mutant(
+        "a lease is not renewed while its chunk is committed",
+        "worker/sink/postgres.py",
+        "if renew_leases(connection, [claim], self._lease_seconds):\n                    return False\n",
+        "pass\n",
+        (f"{LAPSES}::test_a_commit_that_a_new_index_blocks_waits_with_its_lease_and_is_then_done",),
+    ),
+    Mutant(
+        "renewal asks for no fence",
+        "vectormill/db/chunks.py",
+        "WHERE chunk.fence = held.fence AND chunk.state = 'leased'\n           FOR",
+        "WHERE chunk.state = 'leased'\n           FOR",
+        (f"{GUARDS}::test_a_worker_that_lost_its_lease_does_not_renew_its_successors",),
+    ),
+    Mutant(
+        "a claim takes what another worker holds",
+        "vectormill/db/chunks.py",
+        "           AND (state IN ('pending', 'queued') OR (state = 'leased' AND lease_until < now()))\n",
+        "",
+        (f"{PROTOCOL}::test_a_duplicate_message_claims_nothing",),
+    ),
+    Mutant(
+        "a claim takes chunks of other models",
+        "vectormill/db/chunks.py",
+        "       AND job.model = :model\n",
+        "",
+        (f"{PROTOCOL}::test_a_message_that_names_a_chunk_of_another_model_claims_nothing",),
+    ),
+    Mutant(
+        "a claim takes chunks of paused jobs",
+        "vectormill/db/chunks.py",
+        " AND job.state IN ('queued', 'running')\n       AND job.model",
+        "\n       AND job.model",
+        (f"{PAUSES}::test_a_paused_job_dispatches_nothing_and_its_late_messages_claim_nothing",),
+    ),
+    Mutant(
+        "a wish that holds the job waits for chunks",
+        "vectormill/db/jobs.py",
+        "WHERE job_id = :job_id AND state IN ('pending', 'queued')\n           FOR NO KEY UPDATE SKIP LOCKED",
+        "WHERE job_id = :job_id AND state IN ('pending', 'queued')\n           FOR NO KEY UPDATE",
+        (f"{LOCK_ORDER}::test_a_wish_never_waits_for_a_chunk",),
+    ),
+    Mutant(
+        "the reaper takes leases before workers could renew them",
+        "scheduler/reaper.py",
+        "return 0 if now < self._patient_until else rescue_expired_chunks(connection)",
+        "return rescue_expired_chunks(connection)",
+        (f"{LAPSES}::test_nothing_is_reaped_before_workers_had_the_time_of_a_lease_to_renew",),
+    ),
+    Mutant(
+        "a new dispatcher trusts the former one's messages",
+        "scheduler/dispatcher.py",
+        "        self._has_unrung = True\n\n    def recall_lost_messages",
+        "        self._has_unrung = False\n\n    def recall_lost_messages",
+        (
+            f"{LOST_MESSAGES}::test_a_new_dispatcher_rings_at_once_for_what_one_that_died_had_only_marked",
+            f"{CRASHES}::test_a_dispatcher_killed_at_any_step_leaves_every_chunk_to_the_next_one",
+        ),
+    ),
+    Mutant(
+        "messages are published before the chunks are marked",
+        "scheduler/dispatcher.py",
+        "            dispatches = mark_queued(connection, [(share.job_id, share.num_chunks) for share in shares])\n",
+        "            dispatches = mark_queued(connection, [(share.job_id, share.num_chunks) for share in shares])\n"
+        "            publish(self._app, dispatches)\n            dispatches = []\n",
+        (f"{CRASHES}::test_a_dispatcher_killed_at_any_step_leaves_every_chunk_to_the_next_one",),
+    ),
+)
