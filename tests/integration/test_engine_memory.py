@@ -75,8 +75,10 @@ def load_limited(order: EncoderOrder, free_bytes: int) -> Encoder:
 
 
 def load_with_little_memory(order: EncoderOrder) -> Encoder:
-    """A token of the wide model needs 34 kB in fp32, and half in bf16: NUM_TOKENS do not fit, and a quarter does."""
-    return load_limited(order, 80 * MEBIBYTE)
+    """The widest tensor takes 16 kB a token in fp32, and half in bf16: that of NUM_TOKENS does not fit even alone, so
+    that it does not matter what else a processor's kernels take, and a quarter does.
+    """
+    return load_limited(order, 50 * MEBIBYTE)
 
 
 def load_with_next_to_nothing(order: EncoderOrder) -> Encoder:
