@@ -14,7 +14,8 @@ from vectormill.db.bereavements import release_bereaved_chunks
 
 logger = logging.getLogger(__name__)
 
-# Faults of the process itself, as when a tokenizer's native code fails on a text. SIGKILL and SIGTERM come from others.
+# Faults of the process itself, as when a tokenizer's native code fails on a text. SIGTERM comes from others, and so
+# does SIGKILL, unless the kernel counts that it killed for want of memory.
 OWN_FAULTS: Final = frozenset(
     {
         signal.SIGSEGV,
@@ -28,28 +29,34 @@ OWN_FAULTS: Final = frozenset(
 )
 
 
+_KERNEL: Final = "kernel"
+
+
 @dataclass(frozen=True, slots=True)
 class Former:
-    """`status` is that of subprocess: negative for a signal."""
+    """`status` is that of subprocess: negative for a signal. `by_kernel`: it was killed for want of memory."""
 
     incarnation: UUID
     status: int
+    by_kernel: bool = False
 
     @classmethod
     def parse(cls, argument: str) -> Self:
-        incarnation, _, status = argument.partition("=")
-        return cls(UUID(incarnation), int(status))
+        incarnation, _, end = argument.partition("=")
+        status, _, killer = end.partition(",")
+        return cls(UUID(incarnation), int(status), killer == _KERNEL)
 
     def __str__(self) -> str:
-        return f"{self.incarnation}={self.status}"
+        return f"{self.incarnation}={self.status}" + (f",{_KERNEL}" if self.by_kernel else "")
 
     @property
     def is_evidence(self) -> bool:
-        return -self.status in OWN_FAULTS
+        return self.by_kernel or -self.status in OWN_FAULTS
 
     @property
     def end(self) -> str:
-        return signal.Signals(-self.status).name if self.status < 0 else f"status {self.status}"
+        how = signal.Signals(-self.status).name if self.status < 0 else f"status {self.status}"
+        return f"{how}, by the kernel for want of memory" if self.by_kernel else how
 
 
 def release_chunks_of(formers: Sequence[Former], engine: Engine) -> None:

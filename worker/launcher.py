@@ -5,6 +5,7 @@ UUIDs, and plans nothing itself; only the model's own process is shown no other 
 """
 
 import logging
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ from vectormill.supervisor import ChildSpec, Supervisor
 from worker.devices.detect import detect_inventory
 from worker.devices.device import thread_environment
 from worker.former import Former
+from worker.parallel.kernel_kills import count_kernel_kills
 from worker.placement.assignment import Assignment, write_assignment
 from worker.placement.picture import draw_placement, part_json
 from worker.placement.together import Planned
@@ -96,9 +98,11 @@ def _replica(model: str, assignment: Assignment, launcher: UUID) -> ChildSpec:
 def incarnate(replica: ChildSpec, formers: tuple[Former, ...] = ()) -> ChildSpec:
     """A process of the replica, which is told of the former ones: only we see how they end."""
     incarnation = uuid4()
+    num_kills = count_kernel_kills()
     told = tuple(f"--former={former}" for former in formers)
 
     def succeed(status: int) -> ChildSpec:
-        return incarnate(replica, (*formers, Former(incarnation, status))[-MAX_FORMERS:])
+        by_kernel = status == -signal.SIGKILL and (count_kernel_kills() or 0) > (num_kills or 0)
+        return incarnate(replica, (*formers, Former(incarnation, status, by_kernel))[-MAX_FORMERS:])
 
     return replace(replica, argv=(*replica.argv, f"--incarnation={incarnation}", *told), succeed=succeed)

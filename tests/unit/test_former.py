@@ -3,7 +3,10 @@
 import signal
 from collections.abc import Iterator
 
+import pytest
+
 from vectormill.supervisor import ChildSpec
+from worker import launcher
 from worker.former import Former
 from worker.launcher import MAX_FORMERS, incarnate
 
@@ -35,6 +38,19 @@ def test_ends_that_others_caused_are_no_evidence() -> None:
         assert not Former(
             read_formers(next_of(incarnate(REPLICA), status))[0].incarnation, status
         ).is_evidence
+
+
+def test_a_process_that_the_kernel_killed_for_want_of_memory_is_evidence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Or a text that takes all memory outside of the model's process would be tried for ever."""
+    kills = iter([4, 5, 5, 5, 5])
+    monkeypatch.setattr(launcher, "count_kernel_kills", lambda: next(kills))
+    second = next_of(incarnate(REPLICA), -signal.SIGKILL)
+    third = next_of(second, -signal.SIGKILL)
+    by_kernel, by_somebody = read_formers(third)
+    assert (by_kernel.is_evidence, by_somebody.is_evidence) == (True, False)
+    assert by_kernel.end == "SIGKILL, by the kernel for want of memory"
 
 
 def test_what_could_not_be_told_is_told_later_and_grows_no_command_line_without_end() -> None:
