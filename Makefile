@@ -10,8 +10,10 @@ STAMP  := $(VENV)/.installed
 TORCH_INDEX_URL ?=
 # Further flags for `make lock`, for example LOCK_FLAGS=--upgrade or LOCK_FLAGS='--upgrade-package celery'.
 LOCK_FLAGS ?=
-# Test processes side by side. Each brings its own servers, so a machine of many cores is not filled with them.
-PARALLEL ?= --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
+# Test processes side by side: one more than there are cores, as they wait for servers a good part of the time, and no
+# more than four, as each brings servers of its own.
+PROCESSES ?= $(shell test "$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)" -lt 3 && echo 3 || echo 4)
+PARALLEL := --numprocesses=$(PROCESSES) --dist=loadfile --no-loadscope-reorder
 SOAK_SECONDS ?= 600
 # Names and options for `make bench`, for example BENCH_FLAGS='engine --repeat 1'.
 BENCH_FLAGS ?=

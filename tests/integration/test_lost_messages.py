@@ -1,6 +1,7 @@
 """Messages that Redis lost, all or one, and dispatchers that died before they rang: dispatched again within seconds."""
 
 from collections.abc import Iterator
+from unittest.mock import MagicMock
 
 import pytest
 from celery import Celery
@@ -8,8 +9,9 @@ from redis import Redis
 from sqlalchemy import Engine, text
 
 from scheduler.dispatcher import Dispatcher
-from tests.protocol import SPEC, claim, make_items, register_worker, submit
+from tests.protocol import SPEC, claim, dispatch_all, make_items, register_worker, submit
 from vectormill.broker.app import make_app
+from vectormill.broker.messages import BROKER_ERRORS, publish
 from vectormill.broker.queues import QueueReader, list_of
 from vectormill.broker.sentinel import Sentinel
 from vectormill.db.chunks import claim_chunk
@@ -51,6 +53,28 @@ def look(dispatcher: Dispatcher) -> None:
     """What the scheduler does in every second."""
     assert dispatcher.recall_lost_messages()
     dispatcher.dispatch()
+
+
+def test_a_channel_that_kombu_has_closed_is_an_error_of_redis_and_the_next_message_has_another(
+    engine: Engine, redis: Redis, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended the scheduler, for neither kombu nor Redis had a name for it."""
+    submit(engine, make_items(4))
+    dispatches = dispatch_all(engine)
+    app = make_app(redis_url)
+    with app.producer_or_acquire() as producer:
+        channel = producer.channel
+        producer.publish({}, routing_key="x")
+        channel.close()
+        with pytest.raises(AttributeError) as closed:
+            producer.publish({}, routing_key="x")
+    with monkeypatch.context() as patch:
+        patch.setattr(app, "send_task", MagicMock(side_effect=closed.value))
+        with pytest.raises(BROKER_ERRORS, match="The channel to Redis was closed"):
+            publish(app, dispatches)
+    assert redis.llen(BULK) == 0
+    publish(app, dispatches)
+    assert redis.llen(BULK) == len(dispatches)
 
 
 @pytest.mark.parametrize("priority", [0, 5])

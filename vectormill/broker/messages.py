@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 
 from celery import Celery
-from kombu.exceptions import KombuError
+from kombu import Producer
+from kombu.exceptions import KombuError, OperationalError
 from redis.exceptions import RedisError
 
 from vectormill.broker.app import ENCODE_CHUNK, queue_of
@@ -20,14 +21,23 @@ def task_id_of(dispatch: Dispatch) -> str:
 
 def publish(app: Celery, dispatches: Iterable[Dispatch]) -> None:
     """Rings the bell for every dispatch. Raises one of BROKER_ERRORS when Redis is away; the reaper repeats them."""
-    with app.producer_or_acquire() as producer:
-        for dispatch in dispatches:
-            app.send_task(
-                ENCODE_CHUNK,
-                kwargs=dispatch.message(),
-                task_id=task_id_of(dispatch),
-                queue=queue_of(dispatch.model),
-                priority=step_of(dispatch.priority),
-                kwargsrepr=f"job={dispatch.job_id} chunk={dispatch.seq} items={dispatch.num_items}",
-                producer=producer,
-            )
+    try:
+        with app.producer_or_acquire() as producer:
+            for dispatch in dispatches:
+                _send(app, dispatch, producer)
+    except AttributeError as error:
+        # After an error of Redis kombu 5.7 may try again on a channel that it has closed, which has no connection any
+        # more: "'NoneType' object has no attribute 'client'". The pool has thrown it away with this exception.
+        raise OperationalError(f"The channel to Redis was closed: {error}") from error
+
+
+def _send(app: Celery, dispatch: Dispatch, producer: Producer) -> None:
+    app.send_task(
+        ENCODE_CHUNK,
+        kwargs=dispatch.message(),
+        task_id=task_id_of(dispatch),
+        queue=queue_of(dispatch.model),
+        priority=step_of(dispatch.priority),
+        kwargsrepr=f"job={dispatch.job_id} chunk={dispatch.seq} items={dispatch.num_items}",
+        producer=producer,
+    )
