@@ -10,9 +10,9 @@ STAMP  := $(VENV)/.installed
 TORCH_INDEX_URL ?=
 # Further flags for `make lock`, for example LOCK_FLAGS=--upgrade or LOCK_FLAGS='--upgrade-package celery'.
 LOCK_FLAGS ?=
-# Test processes side by side: one more than there are cores, as they wait for servers a good part of the time, and no
-# more than four, as each brings servers of its own.
-PROCESSES ?= $(shell test "$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)" -lt 3 && echo 3 || echo 4)
+# Test processes side by side: more than there are cores on a small machine, as they wait for servers a good part of the
+# time, and no more on a large one, as each brings servers of its own.
+PROCESSES ?= 4
 PARALLEL := --numprocesses=$(PROCESSES) --dist=loadfile --no-loadscope-reorder
 SOAK_SECONDS ?= 600
 # Names and options for `make bench`, for example BENCH_FLAGS='engine --repeat 1'.
@@ -43,7 +43,7 @@ up: setup ## Start every process on this machine in the foreground; Ctrl-C stops
 	@$(BIN)/vectormill up
 
 # Dearest first, so that no long file is left for the end while the other processes have nothing to do.
-test: lint ## Everything continuous integration runs: lint and all tests but the slow ones (under 8 minutes on two cores)
+test: lint ## Everything continuous integration runs: lint and all tests but the slow ones (some 9 minutes on two cores)
 	$(BIN)/pytest $(PARALLEL) tests/acceptance tests/integration tests/contract tests/unit tests/architecture
 
 test-all: lint ## Before a release: make test, and the slow tests: a minute of chaos, outages, an old release beside a new one
