@@ -12,7 +12,7 @@ TORCH_INDEX_URL ?=
 LOCK_FLAGS ?=
 # Test processes side by side: more than there are cores on a small machine, as they wait for servers a good part of the
 # time, and no more on a large one, as each brings servers of its own.
-PROCESSES ?= 4
+PROCESSES ?= 3
 PARALLEL := --numprocesses=$(PROCESSES) --dist=loadfile --no-loadscope-reorder
 SOAK_SECONDS ?= 600
 # Names and options for `make bench`, for example BENCH_FLAGS='engine --repeat 1'.
