@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Connection, Engine, text
 
 from scheduler.pruner import Pruner
 from tests.protocol import (
@@ -18,6 +18,7 @@ from tests.protocol import (
     submit,
     vector_of,
 )
+from vectormill.db import collections
 from vectormill.db.chunks import claim_chunk, release_chunk, renew_leases, split_chunk
 from vectormill.db.collections import find_generation
 from vectormill.db.completion import cancel_chunk, fail_chunk
@@ -32,6 +33,7 @@ from vectormill.db.rescue import (
     rescue_expired_chunks,
     rescue_unclaimed_chunks,
 )
+from vectormill.domain.collection import Generation
 from vectormill.domain.errors import (
     Conflict,
     DuplicateKey,
@@ -317,6 +319,23 @@ def test_a_collection_refuses_vectors_of_another_spec(engine: Engine) -> None:
     other = replace(SPEC, normalize=False)
     with pytest.raises(SpecMismatch, match="normalize is True, not False"):
         submit(engine, make_items(2), collection="docs", spec=other)
+
+
+def test_a_collection_that_another_first_job_has_made_meanwhile_is_no_foreign_table(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two first jobs of one collection at once: the second looked before the first had made it, and asks afterwards."""
+    find = collections.find_generation
+
+    def find_and_be_overtaken(connection: Connection, name: str) -> Generation:
+        try:
+            return find(connection, name)
+        finally:
+            monkeypatch.undo()
+            submit(engine, make_items(1), collection="docs")
+
+    monkeypatch.setattr(collections, "find_generation", find_and_be_overtaken)
+    assert submit(engine, make_items(2), collection="docs").num_items == 2
 
 
 def test_room_counts_bulk_chunks_with_live_workers_only(engine: Engine) -> None:

@@ -89,10 +89,7 @@ MUTANTS: Final = (
         "vectormill/db/deletion.py",
         "WHERE id = :job_id AND state = 'uploading'",
         "WHERE id = :job_id",
-        (
-            f"{UPLOADS}::test_a_job_whose_commit_reply_was_lost_is_not_deleted_under_the_client_that_repeats",
-            WORLDS,
-        ),
+        (f"{UPLOADS}::test_a_job_whose_commit_reply_was_lost_is_not_deleted_under_the_client_that_repeats",),
     ),
     Mutant(
         "a job is deleted before its chunks are locked",

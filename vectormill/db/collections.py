@@ -104,7 +104,10 @@ def refuse_taken_name(connection: Connection, name: str) -> None:
     # A role named like our schema has it first in its search path, where our own tables would hide the view.
     is_ours = f"{SCHEMA}.{name}" in metadata.tables
     taken = text("SELECT to_regclass('public.' || quote_ident(:name))")
-    if is_ours or connection.execute(taken, {"name": name}).scalar():
+    is_taken = connection.execute(taken, {"name": name}).scalar() is not None
+    # Asked afterwards: the first job of a collection may have made it since the caller looked for it.
+    made = text("SELECT EXISTS (SELECT 1 FROM vectormill.collections WHERE name = :name)")
+    if is_ours or (is_taken and not connection.execute(made, {"name": name}).scalar_one()):
         raise Conflict(
             f"A table or view named {name!r} exists already and is no collection; choose another collection name."
         )
