@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 
-PACKAGES = ("api", "scheduler", "vectormill", "worker")
+PACKAGES = ("api", "indexer", "scheduler", "vectormill", "worker")
 FOLDERS = (*PACKAGES, "alembic", "benchmarks", "deploy", "tests")
 
 

@@ -13,6 +13,13 @@ RETIRED: Final = "retired"
 
 GENERATION_STATES: Final = (BUILDING, LIVE, RETIRED)
 
+# When a generation has an HNSW index: from a size on, always, never.
+AUTO: Final = "auto"
+HNSW: Final = "hnsw"
+NO_INDEX: Final = "none"
+
+INDEX_POLICIES: Final = (AUTO, HNSW, NO_INDEX)
+
 # A lower-case SQL identifier, so that `SELECT … FROM docs` needs no quotes; Postgres keeps 63 bytes of a name.
 COLLECTION_NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 

@@ -10,19 +10,27 @@ VectormillError
 │   └── SubmissionTooLarge
 ├── NotFound
 │   ├── JobNotFound
-│   └── CollectionNotFound
+│   ├── CollectionNotFound
+│   ├── ItemNotFound
+│   ├── RunNotFound
+│   ├── ScheduleNotFound
+│   └── SourceNotFound
 ├── Conflict                  the request is well formed but does not fit the present state
 │   ├── IdempotencyMismatch
 │   ├── SubmissionInProgress
 │   ├── UploadRemoved
 │   ├── SpecMismatch
 │   ├── WrongJobState
+│   ├── WrongRunState
 │   └── TooManyCollections
 ├── LimitReached              the API does as much as a setting allows; trying again later helps
 ├── BodyTimeout               the client began to send and fell silent
 ├── ChunkError                inside a worker; never reaches a client
 │   ├── LeaseLost
 │   └── PayloadGone
+├── RunError                  inside an indexer; a client meets it as the reason of a run's end
+│   ├── RunCancelled
+│   └── SourceFailed          the source cannot be read, or not to its end
 ├── ModelError                a model cannot be loaded as asked
 │   └── ModelDoesNotFit
 ├── Unavailable               something needed is away; trying again later helps
@@ -88,6 +96,22 @@ class CollectionNotFound(NotFound):
     """There is no collection with this name."""
 
 
+class ItemNotFound(NotFound):
+    """The collection has no item with this key."""
+
+
+class RunNotFound(NotFound):
+    """There is no run with this id."""
+
+
+class ScheduleNotFound(NotFound):
+    """There is no schedule with this name."""
+
+
+class SourceNotFound(NotFound):
+    """The collection has no source; set one with `vectormill sources set`."""
+
+
 class Conflict(VectormillError):
     """The request does not fit the present state."""
 
@@ -112,6 +136,10 @@ class WrongJobState(Conflict):
     """The job's state does not allow this."""
 
 
+class WrongRunState(Conflict):
+    """The run's state does not allow this."""
+
+
 class TooManyCollections(Conflict):
     """There are as many collections as a setting allows; use one that exists."""
 
@@ -134,6 +162,18 @@ class LeaseLost(ChunkError):
 
 class PayloadGone(ChunkError):
     """The chunk's texts were removed when its job's retention ended; there is nothing to encode."""
+
+
+class RunError(VectormillError):
+    """A run could not go on."""
+
+
+class RunCancelled(RunError):
+    """A client cancelled the run; what it had done until then stays."""
+
+
+class SourceFailed(RunError):
+    """The source could not be read to its end; nothing was deleted."""
 
 
 class ModelError(VectormillError):

@@ -1,0 +1,1 @@
+"""The indexer: carries out runs, which keep collections in step with their sources. Needs Postgres only; no torch."""

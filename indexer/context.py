@@ -1,0 +1,28 @@
+"""What every phase of a run works with. Knows no phase."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Engine
+
+from vectormill.domain.run import Run
+from vectormill.registry import Registry
+from vectormill.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """One claim of a run, as its phases see it.
+
+    `check` is to be called between transactions, every few seconds at the least: it renews nothing itself, and raises
+    LeaseLost when another indexer may hold the run, RunCancelled when a client wants it to end. `report` keeps what a
+    phase found, under the phase's name, where status shows it.
+    """
+
+    run: Run
+    engine: Engine
+    settings: Settings
+    registry: Registry
+    check: Callable[[], None]
+    report: Callable[[str, Mapping[str, Any]], None]

@@ -1,0 +1,9 @@
+"""The static tables, in the schema `vectormill`. Vector tables are made at run time: see vectors.py.
+
+States are TEXT with a CHECK, never ENUM: adding one must not need a lock.
+"""
+
+from vectormill.db.tables import collections, jobs, processes, runs
+from vectormill.db.tables.schema import SCHEMA, metadata
+
+__all__ = ["SCHEMA", "collections", "jobs", "metadata", "processes", "runs"]

@@ -1,0 +1,145 @@
+"""What keeps a collection true: its source, schedules, runs, changes that wait, and the memory of what was deleted."""
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    ForeignKey,
+    Identity,
+    Index,
+    Integer,
+    LargeBinary,
+    Table,
+    Text,
+    UniqueConstraint,
+    Uuid,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+
+from vectormill.db.tables.collections import collections, generations
+from vectormill.db.tables.schema import BUSY, count, metadata, moment, one_of
+from vectormill.domain.run import RUN_KINDS, RUN_PHASES, RUN_STATES
+from vectormill.domain.schedule import OVERLAPS
+from vectormill.domain.source import SOURCE_KINDS
+
+sources = Table(
+    "sources",
+    metadata,
+    Column("collection_id", ForeignKey(collections.c.id, ondelete="CASCADE"), primary_key=True),
+    Column("kind", Text, CheckConstraint(one_of("kind", SOURCE_KINDS), name="kind"), nullable=False),
+    # Never a secret: what opens a database is named, and read where the source is.
+    Column("options", JSONB, nullable=False, server_default=text("'{}'")),
+    Column("split", JSONB, nullable=False, server_default=text("'{}'")),
+    moment("created_at", is_now=True),
+    moment("updated_at", is_now=True),
+)
+
+schedules = Table(
+    "schedules",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("name", Text, nullable=False, unique=True),
+    Column("collection_id", ForeignKey(collections.c.id, ondelete="CASCADE"), nullable=False),
+    Column("cron", Text, nullable=False),
+    Column("timezone", Text, nullable=False),
+    Column("overlap", Text, CheckConstraint(one_of("overlap", OVERLAPS), name="overlap"), nullable=False),
+    # Of the runs that it makes.
+    Column("options", JSONB, nullable=False, server_default=text("'{}'")),
+    moment("next_due_at"),
+    moment("paused_at"),
+    moment("created_at", is_now=True),
+    moment("updated_at", is_now=True),
+    Index("ix_schedules_collection_id", "collection_id"),
+    Index("ix_schedules_next_due_at", "next_due_at", postgresql_where=text("paused_at IS NULL")),
+)
+
+runs = Table(
+    "runs",
+    metadata,
+    Column("id", Uuid, primary_key=True),
+    # Of the same sequence as jobs.seq, drawn when the run begins to read: what was written later is newer than it.
+    Column("seq", BigInteger),
+    Column("collection_id", ForeignKey(collections.c.id, ondelete="CASCADE"), nullable=False),
+    Column("kind", Text, CheckConstraint(one_of("kind", RUN_KINDS), name="kind"), nullable=False),
+    Column("state", Text, CheckConstraint(one_of("state", RUN_STATES), name="state"), nullable=False),
+    Column("phase", Text, CheckConstraint(one_of("phase", RUN_PHASES), name="phase")),
+    # The generation that it writes, and the job that encodes for it.
+    Column("generation_id", ForeignKey(generations.c.id, ondelete="SET NULL")),
+    Column("job_id", Uuid),
+    # Asked for; null is that of the live generation.
+    Column("spec", JSONB),
+    Column("options", JSONB, nullable=False, server_default=text("'{}'")),
+    count("num_seen"),
+    count("num_unchanged"),
+    count("num_metadata_only"),
+    count("num_new"),
+    count("num_changed"),
+    count("num_moved"),
+    count("num_deleted"),
+    count("num_failed"),
+    Column("report", JSONB, nullable=False, server_default=text("'{}'")),
+    Column("error", Text),
+    Column("schedule_id", ForeignKey(schedules.c.id, ondelete="SET NULL")),
+    moment("due_at"),
+    count("fence"),
+    count("attempt", Integer),
+    Column("lease_owner", Text),
+    moment("lease_until"),
+    moment("available_at", is_now=True),
+    moment("created_at", is_now=True),
+    moment("updated_at", is_now=True),
+    moment("started_at"),
+    moment("finished_at"),
+    # Exactly one run for a due time, whoever looks at the clock and however often.
+    UniqueConstraint("schedule_id", "due_at"),
+    # A collection is worked on by one run at a time.
+    Index(
+        "uq_runs_running",
+        "collection_id",
+        unique=True,
+        postgresql_where=text("state IN ('running', 'cancelling')"),
+    ),
+    Index("ix_runs_collection_id", "collection_id", "created_at"),
+    Index("ix_runs_created_at", "created_at", "id"),
+    Index(
+        "ix_runs_open",
+        "available_at",
+        postgresql_where=text("state IN ('uploading', 'queued', 'running', 'held', 'cancelling')"),
+    ),
+    postgresql_with=BUSY | {"autovacuum_vacuum_threshold": "500"},
+)
+
+run_parts = Table(
+    "run_parts",
+    metadata,
+    # What a client pushed, in its order: see vectormill/sources.
+    Column("run_id", ForeignKey(runs.c.id, ondelete="CASCADE"), primary_key=True),
+    Column("seq", Integer, primary_key=True),
+    Column("num_items", Integer, nullable=False),
+    Column("items", LargeBinary, nullable=False),
+)
+
+tombstones = Table(
+    "tombstones",
+    metadata,
+    Column("collection_id", ForeignKey(collections.c.id, ondelete="CASCADE"), primary_key=True),
+    Column("key", Text, primary_key=True),
+    # Of the sequence of jobs.seq: a job with a smaller one does not bring the key back.
+    Column("seq", BigInteger, nullable=False),
+    moment("deleted_at", is_now=True),
+    # When no payload of a job held its text any more.
+    moment("scrubbed_at"),
+    Index("ix_tombstones_unscrubbed", "collection_id", postgresql_where=text("scrubbed_at IS NULL")),
+)
+
+source_changes = Table(
+    "source_changes",
+    metadata,
+    # Written by triggers on a user's own table: a key, and nothing else, in the transaction that changed it.
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("collection_id", ForeignKey(collections.c.id, ondelete="CASCADE"), nullable=False),
+    Column("key", Text, nullable=False),
+    moment("changed_at", is_now=True),
+    Index("ix_source_changes_collection_id", "collection_id", "id"),
+)

@@ -1,0 +1,103 @@
+"""Run: one piece of long work on a collection, carried out by an indexer. Its kinds, states, phases and counts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+from uuid import UUID
+
+from vectormill.domain.encoding import EncodingSpec
+
+REINDEX: Final = "reindex"  # follows the source, in the live generation or in a new one
+INDEX: Final = "index"  # builds, rebuilds or drops indexes
+CHECK: Final = "check"  # compares a sample with what the model gives, and the index with an exact search
+
+RUN_KINDS: Final = (REINDEX, INDEX, CHECK)
+
+UPLOADING: Final = "uploading"
+QUEUED: Final = "queued"
+RUNNING: Final = "running"
+HELD: Final = "held"
+CANCELLING: Final = "cancelling"
+COMPLETED: Final = "completed"
+COMPLETED_WITH_ERRORS: Final = "completed_with_errors"
+FAILED: Final = "failed"
+CANCELLED: Final = "cancelled"
+SKIPPED: Final = "skipped"
+
+RUN_STATES: Final = (
+    UPLOADING,
+    QUEUED,
+    RUNNING,
+    HELD,
+    CANCELLING,
+    COMPLETED,
+    COMPLETED_WITH_ERRORS,
+    FAILED,
+    CANCELLED,
+    SKIPPED,
+)
+TERMINAL_RUN_STATES: Final = (COMPLETED, COMPLETED_WITH_ERRORS, FAILED, CANCELLED, SKIPPED)
+
+READING: Final = "reading"
+COMPARING: Final = "comparing"
+ENCODING: Final = "encoding"
+DELETING: Final = "deleting"
+INDEXING: Final = "indexing"
+CHECKING: Final = "checking"
+SWAPPING: Final = "swapping"
+
+# In the order in which a run goes through them; one that has nothing to do in a phase passes it.
+RUN_PHASES: Final = (READING, COMPARING, ENCODING, DELETING, INDEXING, CHECKING, SWAPPING)
+
+
+@dataclass(frozen=True, slots=True)
+class RunCounts:
+    """Rows of the source, by what the comparison with the generation said of them.
+
+    `num_moved` are new keys, or passages at another place, whose vector was taken over from an equal text;
+    `num_deleted` rows that the source no longer has; `num_failed` those that could not be encoded.
+    """
+
+    num_seen: int = 0
+    num_unchanged: int = 0
+    num_metadata_only: int = 0
+    num_new: int = 0
+    num_changed: int = 0
+    num_moved: int = 0
+    num_deleted: int = 0
+    num_failed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run as it stands in the database at one moment.
+
+    `spec` is that asked for, None for the live generation's; `report` what a phase found, by phase.
+    """
+
+    id: UUID
+    seq: int | None
+    collection_id: int
+    collection: str
+    kind: str
+    state: str
+    phase: str | None
+    generation_id: int | None
+    job_id: UUID | None
+    spec: EncodingSpec | None
+    options: Mapping[str, Any]
+    counts: RunCounts
+    report: Mapping[str, Any]
+    error: str | None
+    schedule_id: int | None
+    due_at: datetime | None
+    attempt: int
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    now: datetime
+
+    @property
+    def is_terminal(self) -> bool:
+        return self.state in TERMINAL_RUN_STATES

@@ -1,0 +1,25 @@
+"""Source: where the texts of a collection come from."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+SQL: Final = "sql"  # a query on any database that SQLAlchemy reaches
+FILES: Final = "files"  # JSONL, CSV and Parquet, by name or glob
+TREE: Final = "tree"  # text and Markdown files below a folder
+PUSH: Final = "push"  # what a client streams
+OWN_TEXTS: Final = "own_texts"  # those that the collection itself keeps
+
+SOURCE_KINDS: Final = (SQL, FILES, TREE, PUSH, OWN_TEXTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Of one collection. `options` are those of its kind; `split` says how a document becomes rows, {} for not at all.
+
+    Both are what is stored and shown; secrets are never in them, only the names of what holds them.
+    """
+
+    kind: str
+    options: Mapping[str, Any]
+    split: Mapping[str, Any] = field(default_factory=dict)
