@@ -35,7 +35,10 @@ CLAIM_CHUNK = text("""
        AND job.model = :model
     RETURNING chunk.id, chunk.fence, chunk.attempt, chunk.lost, chunk.lapsed, chunk.num_items, chunk.first_item,
               chunk.only_items, found.has_lapsed, job.id AS job_id, job.seq AS job_seq, job.priority, job.spec,
-              job.generation_id
+              job.generation_id,
+              (SELECT keep_text FROM vectormill.generations JOIN vectormill.collections
+                   ON collections.id = generations.collection_id
+                WHERE generations.id = job.generation_id) AS keep_text
 """)
 
 
@@ -66,6 +69,7 @@ def claim_chunk(
         job_priority=row.priority,
         spec=EncodingSpec.from_json(row.spec),
         generation_id=row.generation_id,
+        keep_text=bool(row.keep_text),
     )
 
 

@@ -115,6 +115,7 @@ def complete_chunk(
             rows,
             kind,
             spec.dimensions,
+            keep_text=claim.keep_text,
         )
     else:
         _store_with_chunk(connection, claim, stored, rows, kind)

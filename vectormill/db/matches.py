@@ -11,6 +11,7 @@ import psycopg
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import OperationalError
 
+from vectormill.db.attributes import attributes_name
 from vectormill.db.calibrations import find_ranges
 from vectormill.db.vector_types import choose_vector_type
 from vectormill.domain.collection import Generation
@@ -46,9 +47,10 @@ class Nearest:
 # binary. int8 codes are restored first, since every dimension has a scale and an offset of its own. Sorted at the end
 # by another expression: Postgres takes rows from an index for sorted by the distance, which they are nearly.
 SEARCH_VECTORS = """
-    SELECT key, 1 - distance * :unit AS score, metadata
-      FROM (SELECT key, metadata, {distance} AS distance
+    SELECT nearest.key, 1 - distance * :unit AS score, attributes.metadata
+      FROM (SELECT key, {distance} AS distance
               FROM vectormill.{table} ORDER BY distance LIMIT :limit) AS nearest
+      LEFT JOIN vectormill.{attributes} AS attributes ON attributes.key = nearest.key
      ORDER BY score DESC
 """
 # Until the end of the transaction. The time-out, for a client that has gone leaves its search behind. An index gives
@@ -98,13 +100,15 @@ def search_collection(
             return Nearest([], 0)  # measured before the first row is written
         values |= {"steps": write_vector(ranges.steps), "offsets": write_vector(ranges.offsets)}
     distance = DISTANCES[kind.name].format(dimensions=spec.dimensions)
-    statement = SEARCH_VECTORS.format(distance=distance, table=generation.table_name)
+    statement = SEARCH_VECTORS.format(
+        distance=distance, table=generation.table_name, attributes=attributes_name(generation.id)
+    )
     timeout = f"{math.ceil(timeout_seconds * 1000)}ms"
     connection.execute(
         PREPARE_SEARCH, {"timeout": timeout, "num_candidates": choose_num_candidates(limit)}
     ).all()
     try:
-        num_rows_read = estimate_rows_read(connection, statement, values)
+        num_rows_read = estimate_rows_read(connection, generation.table_name, statement, values)
         rows = connection.execute(text(statement), values).all()
     except OperationalError as error:
         if not isinstance(error.orig, psycopg.errors.QueryCanceled):
@@ -120,14 +124,22 @@ def choose_num_candidates(limit: int) -> int:
     return min(MOST_CANDIDATES, max(LEAST_CANDIDATES, CANDIDATES_PER_ROW * limit))
 
 
-def estimate_rows_read(connection: Connection, statement: str, values: Mapping[str, object]) -> int | None:
-    """How many rows the planner expects to read when no index serves the statement, else None. Reads no row."""
+def estimate_rows_read(
+    connection: Connection, table: str, statement: str, values: Mapping[str, object]
+) -> int | None:
+    """How many rows of the table the planner expects to read when no index serves, else None. Reads no row."""
     (plan,) = connection.execute(text(f"EXPLAIN (FORMAT JSON) {statement}"), values).scalar_one()
-    nodes = list(walk_plan(plan["Plan"]))
+    nodes = [node for node in walk_plan(plan["Plan"]) if node.get("Relation Name") == table]
     if any(node["Node Type"] == "Index Scan" for node in nodes):
         return None
-    # The scan's own number, or that of the node which gathers what several processes read.
-    return max(int(node["Plan Rows"]) for node in nodes)
+    # Of all processes that read it together.
+    return sum(int(node["Plan Rows"]) for node in nodes) * num_readers(plan["Plan"])
+
+
+def num_readers(plan: Mapping[str, Any]) -> int:
+    """How many processes run the plan's parallel part, or 1."""
+    planned = max((int(node.get("Workers Planned", 0)) for node in walk_plan(plan)), default=0)
+    return planned + 1
 
 
 def walk_plan(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from psycopg import sql
 from sqlalchemy import Connection, text
 
+from vectormill.db.attributes import attributes_name, create_attributes_table, write_attributes
 from vectormill.db.vector_types import Rows, VectorType
 from vectormill.domain.item import Item
 
@@ -27,9 +28,12 @@ def table_name(generation_id: int) -> str:
 
 
 def create_vector_table(
-    connection: Connection, generation_id: int, kind: VectorType, dimensions: int
+    connection: Connection, generation_id: int, kind: VectorType, dimensions: int, language: str = "simple"
 ) -> None:
-    """Makes a generation's table. By default of halfvec: a 768-d row stays inline in its page, and WAL is halved."""
+    """Makes a generation's tables, of vectors and of attributes.
+
+    By default of halfvec: a 768-d row stays inline in its page, and WAL is halved.
+    """
     connection.execute(
         text(f"""
         CREATE TABLE vectormill.{table_name(generation_id)} (
@@ -37,9 +41,17 @@ def create_vector_table(
             content_hash bytea NOT NULL,
             embedding    {kind.column}({int(dimensions)}) NOT NULL,
             job_seq      bigint NOT NULL,
-            metadata     jsonb
+            metadata     jsonb  -- only workers of the former release write it: see attributes.py
         ) WITH ({VACUUM})""")
     )
+    create_attributes_table(connection, generation_id, language)
+
+
+CREATE_VIEW: Final = """
+    CREATE OR REPLACE VIEW {name} AS
+    SELECT live.key, live.embedding, attributes.metadata, live.content_hash, live.job_seq, attributes.text
+      FROM {table} AS live LEFT JOIN {attributes} AS attributes ON attributes.key = live.key
+"""
 
 
 def point_view_at(connection: Connection, collection: str, generation_id: int) -> None:
@@ -48,10 +60,8 @@ def point_view_at(connection: Connection, collection: str, generation_id: int) -
     assert driver is not None
     name = sql.Identifier("public", collection)
     table = sql.Identifier("vectormill", table_name(generation_id))
-    statement = sql.SQL(
-        "CREATE OR REPLACE VIEW {} AS SELECT key, embedding, metadata, content_hash, job_seq FROM {}"
-    )
-    driver.execute(statement.format(name, table))
+    attributes = sql.Identifier("vectormill", attributes_name(generation_id))
+    driver.execute(sql.SQL(CREATE_VIEW).format(name=name, table=table, attributes=attributes))
 
 
 def pack_copy_rows(
@@ -92,15 +102,14 @@ def pack_copy_rows(
 
 
 UPSERT_STAGED = """
-    INSERT INTO {table} AS live (key, content_hash, embedding, job_seq, metadata)
-    SELECT item.key, staged.content_hash, staged.embedding, %(job_seq)s, item.metadata::jsonb
+    INSERT INTO {table} AS live (key, content_hash, embedding, job_seq)
+    SELECT item.key, staged.content_hash, staged.embedding, %(job_seq)s
       FROM {stage} AS staged
-      JOIN unnest(%(keys)b::text[], %(metadata)b::text[]) WITH ORDINALITY AS item (key, metadata, ordinal)
+      JOIN unnest(%(keys)b::text[]) WITH ORDINALITY AS item (key, ordinal)
         ON item.ordinal = staged.ordinal
      ORDER BY item.key  -- one lock order for all chunks: no deadlocks between chunks that share keys
     ON CONFLICT (key) DO UPDATE
-       SET content_hash = excluded.content_hash, embedding = excluded.embedding,
-           job_seq = excluded.job_seq, metadata = excluded.metadata
+       SET content_hash = excluded.content_hash, embedding = excluded.embedding, job_seq = excluded.job_seq
      WHERE live.job_seq <= excluded.job_seq  -- an older job never overwrites a newer one
 """
 
@@ -113,8 +122,10 @@ def upsert_vectors(
     rows: Rows,
     kind: VectorType,
     dimensions: int,
+    *,
+    keep_text: bool = False,
 ) -> None:
-    """Writes one row per item into the generation's table, inside the caller's transaction.
+    """Writes one row per item into the generation's table, and its attributes, inside the caller's transaction.
 
     `rows` is [len(items), width]; keys are unique within `items`.
     """
@@ -138,9 +149,6 @@ def upsert_vectors(
             sql.SQL(UPSERT_STAGED).format(
                 table=sql.Identifier("vectormill", table_name(generation_id)), stage=stage
             ),
-            {
-                "job_seq": job_seq,
-                "keys": [item.key for item in items],
-                "metadata": [item.metadata.decode() or None for item in items],
-            },
+            {"job_seq": job_seq, "keys": [item.key for item in items]},
         )
+        write_attributes(cursor, generation_id, job_seq, items, keep_text=keep_text)

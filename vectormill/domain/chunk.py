@@ -41,6 +41,7 @@ class Claim:
     job_priority: int
     spec: EncodingSpec
     generation_id: int | None
+    keep_text: bool = False
 
     def wanted_items(self, start: int, stop: int) -> list[int] | None:
         """Positions, counted from `start`, that are to be encoded between `start` and `stop`; None means all."""

@@ -45,6 +45,10 @@ class Item:
         """16 bytes that change with the text."""
         return hashlib.blake2b(self.text, digest_size=16).digest()
 
+    def metadata_hash(self) -> bytes | None:
+        """16 bytes that change with the metadata as it is written; None without any."""
+        return hashlib.blake2b(self.metadata, digest_size=16).digest() if self.metadata else None
+
 
 @dataclass(frozen=True, slots=True)
 class ItemFailure:
