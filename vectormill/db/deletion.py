@@ -24,9 +24,10 @@ def discard_job(connection: Connection, job_id: UUID) -> None:
 
 # Only what is still an upload. After a COMMIT whose reply was lost the writer believes that it failed, while the job is
 # queued, and perhaps answered to a client that sent it again. A COMMIT that is under way holds the row: this waits
-# for it, and then finds a job.
+# for it, and then finds a job. Its place in the order of writers is free again: a run that tries once more takes it.
 DISCARD_UPLOAD = text("""
-    UPDATE vectormill.jobs SET state = 'deleting', idempotency_key = NULL, finished_at = now(), updated_at = now()
+    UPDATE vectormill.jobs SET state = 'deleting', idempotency_key = NULL, seq = DEFAULT, finished_at = now(),
+           updated_at = now()
      WHERE id = :job_id AND state = 'uploading'
 """)
 
@@ -49,7 +50,8 @@ def discard_silent_upload(connection: Connection, key: str, timeout_seconds: flo
 
 
 DISCARD_STALE_UPLOADS = text("""
-    UPDATE vectormill.jobs SET state = 'deleting', idempotency_key = NULL, finished_at = now(), updated_at = now()
+    UPDATE vectormill.jobs SET state = 'deleting', idempotency_key = NULL, seq = DEFAULT, finished_at = now(),
+           updated_at = now()
      WHERE state = 'uploading' AND updated_at < now() - make_interval(secs => :timeout)
     RETURNING id
 """)

@@ -215,6 +215,17 @@ def retry_job(connection: Connection, job_id: UUID) -> Job:
     return find_job(connection, job_id)
 
 
+DRAW_SEQ = text("""
+    SELECT nextval(pg_get_serial_sequence('vectormill.jobs', 'seq'))
+""")
+
+
+def draw_seq(connection: Connection) -> int:
+    """A place in the order of writers, behind all that were submitted before and ahead of all that come later."""
+    seq: int = connection.execute(DRAW_SEQ).scalar_one()
+    return seq
+
+
 def lock_job(connection: Connection, job_id: UUID) -> Job:
     """The job, which nobody else changes until the transaction ends. Raises JobNotFound."""
     connection.execute(

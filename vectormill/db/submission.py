@@ -15,12 +15,14 @@ from uuid import UUID, uuid4
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from vectormill.db.collections import check_collection, open_collection
+from vectormill.db.collections import check_collection, check_spec_fits, open_collection
 from vectormill.db.deletion import discard_silent_upload, discard_upload
+from vectormill.db.generations import find_written
 from vectormill.db.jobs import find_job, lock_job
 from vectormill.db.jsonb import to_jsonb
 from vectormill.db.keys import KeyLedger
 from vectormill.db.payloads import encode_payload
+from vectormill.domain.collection import Generation
 from vectormill.domain.errors import (
     DuplicateKey,
     EmptyJob,
@@ -40,9 +42,12 @@ _CHUNKS_PER_PART = 8
 _PART_SECONDS = 15.0
 _YIELD_SECONDS = 60.0
 
+# With a seq of its own, or one that was drawn before.
 INSERT_JOB = text("""
-    INSERT INTO vectormill.jobs (id, state, model, spec, priority, metadata, idempotency_key, forget_at)
-    VALUES (:id, 'uploading', :model, CAST(:spec AS jsonb), :priority, CAST(:metadata AS jsonb), :idempotency_key,
+    INSERT INTO vectormill.jobs (id, seq, state, model, spec, priority, metadata, idempotency_key, forget_at)
+    OVERRIDING SYSTEM VALUE
+    VALUES (:id, coalesce(CAST(:seq AS bigint), nextval(pg_get_serial_sequence('vectormill.jobs', 'seq'))),
+            'uploading', :model, CAST(:spec AS jsonb), :priority, CAST(:metadata AS jsonb), :idempotency_key,
             now() + make_interval(secs => CAST(:lifetime_seconds AS double precision)))
     ON CONFLICT (idempotency_key) DO NOTHING
     RETURNING seq
@@ -98,7 +103,7 @@ class JobWriter:
         self._part_due = 0.0
         self._new_job = new_job
         self._settings = settings
-        self._id: UUID = uuid4()
+        self._id: UUID = new_job.id or uuid4()
         self._is_inserted = False
         self._is_finished = False
         self._existing: UUID | None = None
@@ -117,7 +122,9 @@ class JobWriter:
 
     def __enter__(self) -> Self:
         with self._engine.begin() as connection:
-            if self._new_job.collection is not None:
+            if self._new_job.generation_id is not None:
+                check_spec_fits(find_written(connection, self._new_job.generation_id), self._new_job.spec)
+            elif self._new_job.collection is not None:
                 check_collection(
                     connection, self._new_job.collection, self._new_job.spec, self._settings.max_collections
                 )
@@ -190,6 +197,7 @@ class JobWriter:
         job = self._new_job
         values = {
             "id": self._id,
+            "seq": job.seq,
             "model": job.spec.model,
             "spec": to_jsonb(job.spec.to_json()),
             "priority": job.priority,
@@ -236,9 +244,7 @@ class JobWriter:
     def _queue_job(self) -> Job:
         with self._engine.begin() as connection:
             self._write_part(connection)
-            generation = None
-            if self._new_job.collection is not None:
-                generation = open_collection(connection, self._new_job.collection, self._new_job.spec)
+            generation = self._open_generation(connection)
             connection.execute(
                 QUEUE_JOB,
                 {
@@ -250,6 +256,15 @@ class JobWriter:
                 },
             )
             return find_job(connection, self._id)
+
+    def _open_generation(self, connection: Connection) -> Generation | None:
+        """What the job writes; it neither goes nor changes its state until the transaction ends."""
+        job = self._new_job
+        if job.generation_id is not None:
+            generation = find_written(connection, job.generation_id)
+            check_spec_fits(generation, job.spec)
+            return generation
+        return open_collection(connection, job.collection, job.spec) if job.collection is not None else None
 
     def _answer_winner(self) -> Job:
         """Another request with the same key was committed while this one was being read."""

@@ -44,6 +44,7 @@ class Generation:
     """One build of a collection with one EncodingSpec, in a table of its own."""
 
     id: int
+    collection_id: int
     collection: str
     spec: EncodingSpec
     table_name: str

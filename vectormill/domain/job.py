@@ -45,6 +45,10 @@ class NewJob:
     """What is asked for, checked against the model, before any item is read.
 
     `lifetime_seconds` is for the job of a search: whatever its state, it is removed when that is over.
+
+    A run's job has an `id` that the run has noted, a `seq` that was drawn when the run began to read, so that what
+    clients write meanwhile is newer, and the generation it writes: the live one or the one that is being built, and
+    no other.
     """
 
     spec: EncodingSpec
@@ -53,6 +57,9 @@ class NewJob:
     metadata: dict[str, Any] | None = None
     idempotency_key: str | None = None
     lifetime_seconds: float | None = None
+    id: UUID | None = None
+    seq: int | None = None
+    generation_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
