@@ -11,7 +11,7 @@ from vectormill.db.completion import complete_chunk
 from vectormill.db.dispatch import mark_queued
 from vectormill.db.payloads import load_payload
 from vectormill.db.submission import JobWriter
-from vectormill.domain.chunk import ChunkOutcome, Dispatch
+from vectormill.domain.chunk import ChunkOutcome
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.item import Item
 from vectormill.domain.job import NewJob
@@ -38,19 +38,21 @@ def store_job(
     with engine.begin() as connection:
         dispatches = mark_queued(connection, [(job.id, job.num_chunks)])
     for dispatch in dispatches:
-        _complete(engine, dispatch, spec.dimensions, settings.lease_seconds, random)
+        complete_with_random_vectors(engine, dispatch.chunk_id, dispatch.model, random)
         on_chunk()
     return job.id
 
 
-def _complete(
-    engine: Engine, dispatch: Dispatch, dimensions: int, lease_seconds: float, random: np.random.Generator
-) -> None:
+def complete_with_random_vectors(
+    engine: Engine, chunk_id: int, model: str, random: np.random.Generator
+) -> int:
+    """Claims a chunk of the model and commits it; the number of its items."""
     with engine.begin() as connection:
-        claim = claim_chunk(connection, dispatch.chunk_id, OWNER, dispatch.model, lease_seconds)
+        claim = claim_chunk(connection, chunk_id, OWNER, model, Settings().lease_seconds)
         assert claim is not None, "nobody else claims chunks here"
         items = load_payload(connection, claim.chunk_id)
-        vectors = random.standard_normal((len(items), dimensions), dtype=np.float32)
+        vectors = random.standard_normal((len(items), claim.spec.dimensions), dtype=np.float32)
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
         outcome = ChunkOutcome(failures={}, num_tokens=0, num_computed_tokens=0)
         complete_chunk(connection, claim, items, np.arange(len(items)), vectors, outcome)
+    return len(items)
