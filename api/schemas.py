@@ -9,7 +9,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from vectormill.db.matches import Match, Nearest
 from vectormill.db.workers import Worker
 from vectormill.domain.bottleneck import Bottleneck
-from vectormill.domain.collection import Generation
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.job import JOB_STATES, PAUSED, Job
 from vectormill.registry import ModelCard
@@ -164,28 +163,6 @@ class SearchAnswer(BaseModel):
             data=[MatchBody.from_match(match) for match in nearest.matches],
             num_rows_read=nearest.num_rows_read,
         )
-
-
-class CollectionBody(BaseModel):
-    name: str
-    model: str
-    dimensions: int
-    options: dict[str, Any]
-
-    @classmethod
-    def from_generation(cls, generation: Generation) -> Self:
-        spec = generation.spec
-        return cls(
-            name=generation.collection,
-            model=spec.model,
-            dimensions=spec.dimensions,
-            options=describe_spec(spec),
-        )
-
-
-class CollectionPage(BaseModel):
-    data: list[CollectionBody]
-    next: str | None = Field(description="Hand it back as `after`; null on the last page.")
 
 
 class ModelBody(BaseModel):

@@ -9,14 +9,16 @@ from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
+from api.bodies.collections import CollectionBody, CollectionDetail, CollectionPage
 from api.cursors import After, decode_cursor, encode_cursor
 from api.dependencies import CollectionName, Resources, ResourcesDependency
 from api.door.media_types import require_json
 from api.queries import encode_query
 from api.requests import SEARCH_DECODER, SearchRequest, decode_body
-from api.schemas import CollectionBody, CollectionPage, SearchAnswer
+from api.schemas import SearchAnswer
 from api.submissions import read_body
-from vectormill.db.collections import find_generation, list_collections
+from vectormill.db.collections import find_generation
+from vectormill.db.descriptions import describe_collection, list_collection_rows
 from vectormill.db.matches import Nearest, search_collection
 from vectormill.domain.collection import Generation
 from vectormill.domain.errors import InvalidOption
@@ -50,12 +52,31 @@ def get_collections(
     """Collections by name, with the spec of their vectors."""
     after = decode_cursor(wanted.after)
     with resources.engine.connect() as connection:
-        generations = list_collections(connection, after=after, limit=wanted.limit + 1)
-    page = generations[: wanted.limit]
+        rows = list_collection_rows(connection, after=after, limit=wanted.limit + 1)
+    page = rows[: wanted.limit]
     return CollectionPage(
-        data=[CollectionBody.from_generation(generation) for generation in page],
-        next=encode_cursor(page[-1].id) if len(generations) > len(page) else None,
+        data=[CollectionBody.from_row(row) for row in page],
+        next=encode_cursor(page[-1].id) if len(rows) > len(page) else None,
     )
+
+
+class DescriptionFilter(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    exact: bool = Field(default=False, description="Count the rows, each of which is read for it.")
+
+
+@router.get("/v1/collections/{name}")
+def get_collection(
+    resources: ResourcesDependency, name: CollectionName, wanted: Annotated[DescriptionFilter, Query()]
+) -> CollectionDetail:
+    """All that is known of a collection: rows, generations, indexes, coverage, staleness, what works on it."""
+    timeout_seconds = resources.settings.search_timeout_seconds
+    with resources.engine.connect() as connection:
+        found = describe_collection(
+            connection, name, counts_rows=wanted.exact, timeout_seconds=timeout_seconds
+        )
+    return CollectionDetail.from_description(found)
 
 
 @router.post("/v1/collections/{name}/search", openapi_extra=SEARCH_DOCS)

@@ -15,10 +15,9 @@ from vectormill.processes import free_port
 Run = Callable[..., int]
 
 COMMANDS = (
-    "api", "cancel", "delete", "demo", "doctor", "encode", "errors", "export", "flower", "jobs", "keys", "migrate",
-    "models",
-    "pause", "plan", "resume", "retry", "scheduler", "search", "status", "submit", "truncated", "up", "worker",
-    "workers",
+    "api", "cancel", "collections", "delete", "demo", "doctor", "encode", "errors", "export", "flower", "jobs", "keys",
+    "migrate", "models", "pause", "plan", "resume", "retry", "scheduler", "search", "status", "submit", "truncated",
+    "up", "worker", "workers",
 )  # fmt: skip
 
 

@@ -12,7 +12,18 @@ from typing import Annotated
 import typer
 
 from vectormill.cli import exits
-from vectormill.cli.commands import demo, doctor, encode, jobs, keys, plan, processes, service, vectors
+from vectormill.cli.commands import (
+    collections,
+    demo,
+    doctor,
+    encode,
+    jobs,
+    keys,
+    plan,
+    processes,
+    service,
+    vectors,
+)
 
 app = typer.Typer(
     name="vectormill",
@@ -63,6 +74,7 @@ def vectormill(
 for group in (demo, encode, jobs, vectors, service, processes, plan, doctor):
     app.add_typer(group.app)
 app.add_typer(keys.app, name="keys")
+app.add_typer(collections.app, name="collections")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

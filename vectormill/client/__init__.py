@@ -10,6 +10,7 @@ streams, in constant memory.
             print(vector["key"], vector["embedding"][:3])
 """
 
+from vectormill.client.collections import CollectionCalls
 from vectormill.client.jobs import EXPORT_FORMATS, JobCalls
 from vectormill.client.searches import Matches, SearchCalls
 from vectormill.client.service import ServiceCalls
@@ -18,7 +19,7 @@ from vectormill.client.transport import DEFAULT_URL, is_loopback
 __all__ = ["DEFAULT_URL", "EXPORT_FORMATS", "Client", "Matches", "is_loopback"]
 
 
-class Client(JobCalls, SearchCalls, ServiceCalls):
+class Client(CollectionCalls, JobCalls, SearchCalls, ServiceCalls):
     """Speaks to one Vectormill API.
 
     `api_key` is what `vectormill keys create` printed; else that of VECTORMILL_API_KEY is sent, if there is one.

@@ -40,13 +40,13 @@ class Transport:
         self.base_url = base_url.rstrip("/")
         self.pause_for = pause
         self._has_answered = False
-        self._short = httpx.Timeout(timeout, connect=min(timeout, 10.0))
+        self.short_timeout = httpx.Timeout(timeout, connect=min(timeout, 10.0))
         self.long_timeout = httpx.Timeout(max(timeout, LONG_SILENCE_SECONDS), connect=min(timeout, 10.0))
         try:
             # A proxy of the environment cannot reach this machine's own loopback.
             self._http = httpx.Client(
                 base_url=self.base_url,
-                timeout=self._short,
+                timeout=self.short_timeout,
                 headers=_authorization(api_key or read_api_key()),
                 transport=transport,
                 # Reading the system's certificates takes a tenth of a second, and plain HTTP needs none: redirects

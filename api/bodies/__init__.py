@@ -1,0 +1,1 @@
+"""Bodies: the JSON of requests and answers, one file a noun."""
