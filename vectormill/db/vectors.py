@@ -12,6 +12,7 @@ from psycopg import sql
 from sqlalchemy import Connection, text
 
 from vectormill.db.attributes import attributes_name, create_attributes_table, write_attributes
+from vectormill.db.tombstones import hold_deletions
 from vectormill.db.vector_types import Rows, VectorType
 from vectormill.domain.item import Item
 
@@ -102,11 +103,17 @@ def pack_copy_rows(
 
 
 UPSERT_STAGED = """
+    WITH buried AS MATERIALIZED (  -- deleted after the job was submitted
+        SELECT key FROM vectormill.tombstones
+         WHERE collection_id = %(collection_id)s::bigint AND key = ANY(%(keys)b::text[])
+           AND seq > %(job_seq)s::bigint
+    )
     INSERT INTO {table} AS live (key, content_hash, embedding, job_seq)
     SELECT item.key, staged.content_hash, staged.embedding, %(job_seq)s
       FROM {stage} AS staged
       JOIN unnest(%(keys)b::text[]) WITH ORDINALITY AS item (key, ordinal)
         ON item.ordinal = staged.ordinal
+     WHERE NOT EXISTS (SELECT 1 FROM buried WHERE buried.key = item.key)
      ORDER BY item.key  -- one lock order for all chunks: no deadlocks between chunks that share keys
     ON CONFLICT (key) DO UPDATE
        SET content_hash = excluded.content_hash, embedding = excluded.embedding, job_seq = excluded.job_seq
@@ -127,7 +134,8 @@ def upsert_vectors(
 ) -> None:
     """Writes one row per item into the generation's table, and its attributes, inside the caller's transaction.
 
-    `rows` is [len(items), width]; keys are unique within `items`.
+    `rows` is [len(items), width]; keys are unique within `items`. What was deleted after the job was submitted is
+    passed over, and until the transaction ends nothing is deleted from the collection.
     """
     if not items:
         return
@@ -145,10 +153,11 @@ def upsert_vectors(
         )
         with cursor.copy(sql.SQL("COPY {} FROM STDIN (FORMAT BINARY)").format(stage)) as copy:
             copy.write(pack_copy_rows(ordinals, hashes, rows, kind, dimensions))
+        collection_id = hold_deletions(cursor, generation_id)
         cursor.execute(
             sql.SQL(UPSERT_STAGED).format(
                 table=sql.Identifier("vectormill", table_name(generation_id)), stage=stage
             ),
-            {"job_seq": job_seq, "keys": [item.key for item in items]},
+            {"job_seq": job_seq, "keys": [item.key for item in items], "collection_id": collection_id},
         )
         write_attributes(cursor, generation_id, job_seq, items, keep_text=keep_text)
