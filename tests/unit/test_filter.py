@@ -1,0 +1,120 @@
+"""A filter is read as it was meant, or refused with the place at fault."""
+
+from typing import Any
+
+import pytest
+
+from vectormill.domain.errors import InvalidOption
+from vectormill.domain.filter import (
+    MAX_CONDITIONS,
+    MAX_LISTED,
+    AllOf,
+    Compare,
+    Contains,
+    Exists,
+    Not,
+    OneOf,
+    fits,
+    parse_filter,
+)
+
+
+def test_every_entry_of_a_filter_is_a_condition() -> None:
+    written = {
+        "lang": "de",
+        "year": {"gte": 2020, "lt": 2025},
+        "tag": {"in": ["a", "b"]},
+        "author": {"exists": True},
+        "a.b": {"ne": None},
+        "words": {"contains": "x"},
+    }
+    assert parse_filter(written) == AllOf(
+        (
+            Compare(("lang",), "eq", "de"),
+            Compare(("year",), "gte", 2020),
+            Compare(("year",), "lt", 2025),
+            OneOf(("tag",), ("a", "b")),
+            Exists(("author",)),
+            Not(Compare(("a", "b"), "eq", None)),
+            Contains(("words",), "x"),
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("written", "metadata", "is_found"),
+    [
+        ({}, {}, True),
+        ({"n": 1}, {"n": 1.0}, True),
+        ({"n": 1}, {"n": True}, False),  # to Python both are one
+        ({"n": 1}, {"n": "1"}, False),
+        ({"n": None}, {"n": None}, True),
+        ({"n": None}, {}, False),
+        ({"n": {"ne": 1}}, {}, True),  # what is not there is not 1
+        ({"n": {"gt": 1}}, {"n": "2"}, False),
+        ({"n": {"gt": 1}}, {"n": 2}, True),
+        ({"n": {"gte": "b"}}, {"n": "b"}, True),
+        ({"n": {"exists": True}}, {"n": None}, True),
+        ({"n": {"exists": False}}, {}, True),
+        ({"a.b": 1}, {"a": {"b": 1}}, True),
+        ({"a.b": 1}, {"a.b": 1}, False),  # a dot leads into an object
+        ({"a.0": 1}, {"a": [1]}, False),  # and never into a list
+        ({"t": {"contains": 1}}, {"t": [2, 1]}, True),
+        ({"t": {"contains": 1}}, {"t": 1}, False),
+        ({"t": {"in": []}}, {"t": 1}, False),
+        ({"or": [{"a": 1}, {"b": 1}]}, {"b": 1}, True),
+        ({"not": {"a": 1}, "b": 1}, {"b": 1}, True),
+        ({"and": [{"a": 1}, {"b": 1}]}, {"b": 1}, False),
+    ],
+)
+def test_a_filter_finds_what_it_says(
+    written: dict[str, Any], metadata: dict[str, Any], is_found: bool
+) -> None:
+    assert fits(parse_filter(written), metadata) is is_found
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ([], "filter: a filter is an object"),
+        ({"year": {"gte": True}}, "filter.year.gte: gte takes a number or a string"),
+        ({"year": {"above": 1}}, "filter.year.above: there is no such operator, but eq, ne, in"),
+        ({"year": {}}, "filter.year: it asks for nothing"),
+        (
+            {"tags": ["a", "b"]},
+            "filter.tags: it is compared with a string, a number, true, false or null; one of",
+        ),
+        ({"tag": {"in": "a"}}, "filter.tag.in: in takes a list"),
+        ({"tag": {"in": ["a", {}]}}, "filter.tag.in[1]: it is compared"),
+        ({"tag": {"in": [1] * (MAX_LISTED + 1)}}, "filter.tag.in: in takes 1,000"),
+        ({"a": {"exists": 1}}, "filter.a.exists: exists is true or false"),
+        ({"or": [{"a": 1}, {"b": {"lt": None}}]}, "filter.or[1].b.lt: lt takes a number or a string"),
+        ({"or": []}, "filter.or: or takes a list of filters"),
+        ({"not": [{"a": 1}]}, "filter.not: a filter is an object"),
+        ({"a..b": 1}, "filter.a..b: a field's name is empty"),
+        ({"": 1}, "filter.: a field's name is empty"),
+        ({"a": "\0"}, "filter.a: it has a NUL"),
+        ({"a\ud800": 1}, "filter.a?: it has a NUL character or half"),
+        ({"a": 1e301}, "filter.a: a number lies within"),
+        ({"a": 10**400}, "filter.a: a number lies within"),
+        ({"a": "x" * 10_001}, "filter.a: a string has 10,000"),
+        ({str(n): 1 for n in range(MAX_CONDITIONS + 1)}, "filter: it has more than 100 conditions"),
+        (
+            {"or": [{str(n): {"gt": 1, "lt": 2} for n in range(60)}]},
+            "filter: it has more than 100 conditions",
+        ),
+        ({"x" * 1000: 1}, "…: a field's name has 500"),
+    ],
+)
+def test_what_is_no_filter_is_refused_with_its_place(written: Any, said: str) -> None:
+    with pytest.raises(InvalidOption) as refused:
+        parse_filter(written)
+    assert said in str(refused.value)
+
+
+def test_a_filter_that_is_nested_for_ever_is_refused() -> None:
+    written: dict[str, Any] = {"a": 1}
+    for _ in range(5000):
+        written = {"not": written}
+    with pytest.raises(InvalidOption, match="nested more than 8 deep"):
+        parse_filter(written)

@@ -1,0 +1,274 @@
+"""Filter: a condition on an item's metadata, as a client writes it in JSON; parsed, and decided for one item.
+
+    {"lang": "de", "year": {"gte": 2020, "lt": 2025}, "tag": {"in": ["a", "b"]}, "author": {"exists": true}}
+
+Every entry must hold. `and` and `or` take lists of filters, `not` takes one; a dotted name leads into an object. Knows
+nothing of SQL: vectormill/db/filters.py says the same to Postgres, and a test holds the two against each other.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from vectormill.domain.errors import InvalidOption
+
+EQ: Final = "eq"
+NE: Final = "ne"
+IN: Final = "in"
+GT: Final = "gt"
+GTE: Final = "gte"
+LT: Final = "lt"
+LTE: Final = "lte"
+CONTAINS: Final = "contains"
+EXISTS: Final = "exists"
+
+RANGES: Final = (GT, GTE, LT, LTE)
+OPERATORS: Final = (EQ, NE, IN, *RANGES, CONTAINS, EXISTS)
+
+AND: Final = "and"
+OR: Final = "or"
+NOT: Final = "not"
+
+# A filter is read for every row where no index serves: what is longer than these is a list of keys, not a condition.
+MAX_CONDITIONS: Final = 100
+MAX_LISTED: Final = 1000
+MAX_DEPTH: Final = 8
+MAX_NAME_CHARS: Final = 500
+MAX_STRING_CHARS: Final = 10_000
+# Of a place in an error.
+MAX_PLACE_CHARS: Final = 120
+# Beyond it Postgres' numeric and a double differ.
+MAX_NUMBER: Final = 1e300
+
+Scalar = str | int | float | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """The value at `path` is equal to, or on one side of, `value`; nothing lies on a side of another JSON type."""
+
+    path: tuple[str, ...]
+    operator: str  # EQ or one of RANGES
+    value: Scalar
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """The value at `path` is equal to one of `values`."""
+
+    path: tuple[str, ...]
+    values: tuple[Scalar, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Contains:
+    """The value at `path` is a list, and one of its elements is equal to `value`."""
+
+    path: tuple[str, ...]
+    value: Scalar
+
+
+@dataclass(frozen=True, slots=True)
+class Exists:
+    """There is a value at `path`, be it null."""
+
+    path: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AllOf:
+    """Every part holds; of no parts, always."""
+
+    parts: "tuple[Filter, ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class AnyOf:
+    """One part holds at least."""
+
+    parts: "tuple[Filter, ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class Not:
+    part: "Filter"
+
+
+Filter = Compare | OneOf | Contains | Exists | AllOf | AnyOf | Not
+
+
+def parse_filter(written: Any, place: str = "filter") -> Filter:
+    """The filter that a client wrote. Raises InvalidOption, which names the place, such as `filter.year.gte`."""
+    parsed = _parse(written, place, 1)
+    if count_conditions(parsed) > MAX_CONDITIONS:
+        raise _refusal(place, f"it has more than {MAX_CONDITIONS} conditions; ask for some of them with `in`")
+    return parsed
+
+
+def count_conditions(condition: Filter) -> int:
+    if isinstance(condition, AllOf | AnyOf):
+        return sum(count_conditions(part) for part in condition.parts)
+    return count_conditions(condition.part) if isinstance(condition, Not) else 1
+
+
+def _parse(written: Any, place: str, depth: int) -> Filter:
+    if depth > MAX_DEPTH:
+        raise _refusal(place, f"it is nested more than {MAX_DEPTH} deep")
+    if not isinstance(written, Mapping):
+        raise _refusal(place, 'a filter is an object, as {"lang": "de"}')
+    if len(written) > MAX_CONDITIONS:
+        raise _refusal(place, f"it has more than {MAX_CONDITIONS} conditions")
+    parts: list[Filter] = []
+    for name, wanted in written.items():
+        here = f"{place}.{name}"
+        if name in (AND, OR):
+            parts.append(_parse_list(name, wanted, here, depth))
+        elif name == NOT:
+            parts.append(Not(_parse(wanted, here, depth + 1)))
+        else:
+            parts += _parse_field(_parse_path(name, here), wanted, here)
+    return parts[0] if len(parts) == 1 else AllOf(tuple(parts))
+
+
+def _parse_list(name: str, wanted: Any, place: str, depth: int) -> Filter:
+    if not isinstance(wanted, Sequence) or isinstance(wanted, str) or not wanted:
+        raise _refusal(
+            place, f'{name} takes a list of filters, as {{"{name}": [{{"lang": "de"}}, {{"lang": "fr"}}]}}'
+        )
+    if len(wanted) > MAX_CONDITIONS:
+        raise _refusal(place, f"it has more than {MAX_CONDITIONS} filters")
+    parts = tuple(_parse(part, f"{place}[{number}]", depth + 1) for number, part in enumerate(wanted))
+    return AllOf(parts) if name == AND else AnyOf(parts)
+
+
+def _parse_path(name: str, place: str) -> tuple[str, ...]:
+    path = tuple(name.split("."))
+    if len(name) > MAX_NAME_CHARS or len(path) > MAX_DEPTH:
+        raise _refusal(
+            place, f"a field's name has {MAX_NAME_CHARS} characters and {MAX_DEPTH} dots at the most"
+        )
+    if not all(path):
+        raise _refusal(place, "a field's name is empty, before, behind or between its dots")
+    _check_text(name, place)
+    return path
+
+
+def _parse_field(path: tuple[str, ...], wanted: Any, place: str) -> list[Filter]:
+    if not isinstance(wanted, Mapping):
+        return [Compare(path, EQ, _check_scalar(wanted, place))]
+    if not wanted:
+        raise _refusal(place, f"it asks for nothing; write one of {', '.join(OPERATORS)}")
+    return [_parse_operator(path, name, value, f"{place}.{name}") for name, value in wanted.items()]
+
+
+def _parse_operator(path: tuple[str, ...], name: str, value: Any, place: str) -> Filter:
+    if name == EXISTS:
+        if not isinstance(value, bool):
+            raise _refusal(place, "exists is true or false")
+        return Exists(path) if value else Not(Exists(path))
+    if name == IN:
+        if not isinstance(value, Sequence) or isinstance(value, str):
+            raise _refusal(place, 'in takes a list, as {"in": ["a", "b"]}')
+        if len(value) > MAX_LISTED:
+            raise _refusal(place, f"in takes {MAX_LISTED:,} values at the most")
+        return OneOf(path, tuple(_check_scalar(one, f"{place}[{at}]") for at, one in enumerate(value)))
+    if name in RANGES:
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise _refusal(place, f"{name} takes a number or a string")
+        return Compare(path, name, _check_scalar(value, place))
+    if name == CONTAINS:
+        return Contains(path, _check_scalar(value, place))
+    if name in (EQ, NE):
+        equal = Compare(path, EQ, _check_scalar(value, place))
+        return equal if name == EQ else Not(equal)
+    raise _refusal(place, f"there is no such operator, but {', '.join(OPERATORS)}")
+
+
+def _check_scalar(value: Any, place: str) -> Scalar:
+    if isinstance(value, str):
+        if len(value) > MAX_STRING_CHARS:
+            raise _refusal(place, f"a string has {MAX_STRING_CHARS:,} characters at the most")
+        _check_text(value, place)
+        return value
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int | float):
+        if not abs(value) <= MAX_NUMBER or not math.isfinite(value):
+            raise _refusal(place, f"a number lies within ±{MAX_NUMBER:g}")
+        return value
+    raise _refusal(
+        place,
+        'it is compared with a string, a number, true, false or null; one of several is {"in": […]}, and a list that '
+        'has an element {"contains": …}',
+    )
+
+
+def _check_text(text: str, place: str) -> None:
+    if "\0" in text or (not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text)):
+        raise _refusal(
+            place, "it has a NUL character or half of a UTF-16 surrogate pair, which Postgres cannot hold"
+        )
+
+
+def _refusal(place: str, reason: str) -> InvalidOption:
+    shown = place if len(place) <= MAX_PLACE_CHARS else f"{place[:MAX_PLACE_CHARS]}…"
+    return InvalidOption(f"{shown.encode('utf-8', 'replace').decode()}: {reason}.")
+
+
+def fits(condition: Filter, metadata: Mapping[str, Any]) -> bool:
+    """Whether metadata fulfils the condition. Strings are compared by code points, as Postgres does in collation C."""
+    match condition:
+        case AllOf(parts):
+            return all(fits(part, metadata) for part in parts)
+        case AnyOf(parts):
+            return any(fits(part, metadata) for part in parts)
+        case Not(part):
+            return not fits(part, metadata)
+        case Exists(path):
+            return _find(metadata, path)[0]
+        case OneOf(path, values):
+            is_there, found = _find(metadata, path)
+            return is_there and any(is_equal(found, value) for value in values)
+        case Contains(path, value):
+            _, found = _find(metadata, path)
+            return isinstance(found, list) and any(is_equal(element, value) for element in found)
+        case Compare(path, operator, value):
+            is_there, found = _find(metadata, path)
+            if operator == EQ:
+                return is_there and is_equal(found, value)
+            return is_there and _is_on_side(found, operator, value)
+
+
+def _find(metadata: Any, path: Sequence[str]) -> tuple[bool, Any]:
+    """Whether there is a value at the path, and the value. A path leads through objects only, never into a list."""
+    found = metadata
+    for name in path:
+        if not isinstance(found, Mapping) or name not in found:
+            return False, None
+        found = found[name]
+    return True, found
+
+
+def find_json_type(value: Any) -> str:
+    """As jsonb_typeof says: to Python true is a number."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int | float):
+        return "number"
+    if isinstance(value, str):
+        return "string"
+    return "object" if isinstance(value, Mapping) else "array"
+
+
+def is_equal(found: Any, value: Scalar) -> bool:
+    return find_json_type(found) == find_json_type(value) and bool(found == value)
+
+
+def _is_on_side(found: Any, operator: str, value: Any) -> bool:
+    if find_json_type(found) != find_json_type(value):
+        return False
+    sides = {GT: found > value, GTE: found >= value, LT: found < value, LTE: found <= value}
+    return bool(sides[operator])
