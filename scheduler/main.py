@@ -16,6 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from scheduler.dispatcher import Dispatcher
 from scheduler.pruner import Pruner
 from scheduler.reaper import Reaper
+from scheduler.schedules import fire_due_schedules
 from vectormill.broker.app import make_app
 from vectormill.broker.queues import QueueReader
 from vectormill.broker.sentinel import Sentinel
@@ -32,6 +33,7 @@ logger = logging.getLogger(__name__)
 POOL_SIZE = 2
 _BEAT_SECONDS = 5.0
 _SENTINEL_SECONDS = 1.0
+_SCHEDULE_SECONDS = 1.0
 
 
 class Duty:
@@ -109,6 +111,7 @@ def _serve_term(
             Duty(_SENTINEL_SECONDS, dispatcher.recall_lost_messages),
             Duty(_BEAT_SECONDS, lambda: _beat(engine, dispatcher)),
             Duty(settings.reap_seconds, Reaper(engine, settings).reap),
+            Duty(_SCHEDULE_SECONDS, lambda: fire_due_schedules(engine)),
         ]
         with make_pruner():
             while not stop.is_set():
