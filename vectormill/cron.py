@@ -1,12 +1,12 @@
 """Cron: when an expression of five fields falls due in a time zone. Knows no schedule and no clock.
 
-Fields are read by cronsim, which follows Debian's cron. Where clocks change, two kinds of expressions are told apart, as
-cron(8) does ("Notes" of its manual page: https://manpages.debian.org/bookworm/cron/cron.8.en.html):
+Fields are read by cronsim, which follows Debian's cron. Where clocks change, two kinds of expressions are told apart,
+as cron(8) does (https://manpages.debian.org/bookworm/cron/cron.8.en.html, "Notes"):
 
-- *At a time*: neither the minute nor the hour begins with `*` ("0 2 * * *"). What a gap has skipped is due in the first
-  minute after the gap, once however many times lay in it. What a repeat brings a second time is due the first time only.
-- *By the clock* ("*/15 * * * *", "30 * * * *", "0 */2 * * *"): due whenever the clock on the wall shows it. A time in a
-  gap is not made up for, and one in a repeat is due twice; so an hourly run stays hourly.
+- *At a time*: neither the minute nor the hour begins with `*` ("0 2 * * *"). What a gap has skipped is due in the
+  first minute after the gap, once however many times lay in it. What a repeat brings twice is due the first time only.
+- *By the clock* ("*/15 * * * *", "30 * * * *", "0 */2 * * *"): due whenever the clock on the wall shows it. A time in
+  a gap is not made up for, and one in a repeat is due twice; so an hourly run stays hourly.
 """
 
 from datetime import UTC, datetime, timedelta, tzinfo
@@ -122,8 +122,8 @@ def _next_at_a_time(expression: str, zone: tzinfo, start: datetime) -> datetime:
 def _next_by_the_clock(expression: str, zone: ZoneInfo, start: datetime) -> datetime:
     """Due times of one offset after the other: between two changes of the clocks there is nothing to treat.
 
-    cronsim 2.8 itself goes in steps of whole hours, and on Lord Howe Island, whose clocks change by half an hour, misses
-    what is due after a change.
+    cronsim 2.8 itself goes in steps of whole hours, and on Lord Howe Island, whose clocks change by half an hour,
+    misses what is due after a change.
     """
     offset = _offset(zone, start)
     while True:

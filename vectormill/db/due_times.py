@@ -1,7 +1,8 @@
 """Due times become runs: exactly one for each, whoever looks at the clock, however often, and wherever it is killed.
 
-The clock is the database's. A due time's run and the schedule's next due time are one transaction, and the run is unique
-by (schedule_id, due_at); so two schedulers at once, or one that died after any statement, make no second run and lose none.
+The clock is the database's. A due time's run and the schedule's next due time are one transaction, and the run is
+unique by (schedule_id, due_at); so two schedulers at once, or one that died after any statement, make no second run and
+lose none.
 """
 
 from collections.abc import Sequence

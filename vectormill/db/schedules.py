@@ -8,7 +8,13 @@ from sqlalchemy import Connection, Row, text
 
 from vectormill.cron import check_cron, find_timezone, next_due
 from vectormill.db.jsonb import to_jsonb
-from vectormill.domain.errors import CollectionNotFound, Conflict, InvalidOption, ScheduleNotFound, SourceNotFound
+from vectormill.domain.errors import (
+    CollectionNotFound,
+    Conflict,
+    InvalidOption,
+    ScheduleNotFound,
+    SourceNotFound,
+)
 from vectormill.domain.schedule import NewSchedule, Schedule, check_overlap, check_schedule_name
 from vectormill.domain.source import PUSH
 

@@ -67,8 +67,8 @@ def check_schedule_name(name: str) -> str:
     """The name itself. Raises InvalidOption with the rule."""
     if not SCHEDULE_NAME.fullmatch(name):
         raise InvalidOption(
-            f"The schedule name {name[:80]!r} cannot be used: it has letters, digits, '.', '_' and '-', at most 63, and "
-            "starts with a letter, a digit or '_'."
+            f"The schedule name {name[:80]!r} cannot be used: it has letters, digits, '.', '_' and '-', at most 63, "
+            "and starts with a letter, a digit or '_'."
         )
     return name
 

@@ -1,0 +1,51 @@
+"""Collections with a source and a schedule, for tests, and their due times: set in the database, never waited for."""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Engine, text
+
+from tests.protocol import make_items, submit
+from vectormill.db.schedules import create_schedule
+from vectormill.domain.schedule import NewSchedule, Schedule
+
+INSERT_SOURCE = text("""
+    INSERT INTO vectormill.sources (collection_id, kind, options)
+    SELECT id, :kind, '{}' FROM vectormill.collections WHERE name = :name
+""")
+
+SET_DUE = text("""
+    UPDATE vectormill.schedules SET next_due_at = now() - CAST(:ago AS interval) WHERE name = :name
+    RETURNING next_due_at
+""")
+
+LIST_RUNS = text("""
+    SELECT runs.* FROM vectormill.runs LEFT JOIN vectormill.schedules ON schedules.id = runs.schedule_id
+     WHERE CAST(:name AS text) IS NULL OR schedules.name = CAST(:name AS text) ORDER BY runs.created_at, runs.id
+""")
+
+
+def make_collection(engine: Engine, name: str, kind: str = "sql") -> None:
+    """A collection with a source that nobody reads."""
+    submit(engine, make_items(1), collection=name)
+    with engine.begin() as connection:
+        connection.execute(INSERT_SOURCE, {"name": name, "kind": kind})
+
+
+def make_schedule(engine: Engine, name: str, cron: str = "0 2 * * *", **given: Any) -> Schedule:
+    """A schedule of the collection that is named as it is, unless another is given."""
+    collection = given.pop("collection", name)
+    with engine.begin() as connection:
+        return create_schedule(connection, NewSchedule(name, collection, cron, **given))
+
+
+def make_due(engine: Engine, name: str, ago: timedelta = timedelta()) -> datetime:
+    """As if the schedule had been due so long ago, and nobody had looked since."""
+    with engine.begin() as connection:
+        moment: datetime = connection.execute(SET_DUE, {"name": name, "ago": ago}).scalar_one()
+        return moment
+
+
+def list_runs(engine: Engine, name: str | None = None) -> list[Any]:
+    with engine.connect() as connection:
+        return list(connection.execute(LIST_RUNS, {"name": name}))
