@@ -1,0 +1,31 @@
+"""Opening: which reader a source has. The one place that knows every kind."""
+
+from vectormill.domain.errors import InvalidOption
+from vectormill.domain.source import OWN_TEXTS, PUSH, Source
+from vectormill.sources.options import NONE, SqlOptions, parse_options, parse_split
+from vectormill.sources.own_texts import OwnTextReader
+from vectormill.sources.push import PushReader
+from vectormill.sources.reader import Reader, SourcePlace
+from vectormill.sources.sql import SqlReader
+
+
+def open_source(source: Source, place: SourcePlace, *, patience_seconds: float = 0) -> Reader:
+    """A reader of the source's rows: its documents, or their passages where it is split.
+
+    Nothing is read yet. `patience_seconds` bounds statements of a source that is only looked at. Raises InvalidOption.
+    """
+    reader = _open_documents(source, place, patience_seconds)
+    split = parse_split(source)
+    # What a collection keeps are passages already.
+    if split.by == NONE or source.kind == OWN_TEXTS:
+        return reader
+    raise InvalidOption("Splitting is not there yet.")
+
+
+def _open_documents(source: Source, place: SourcePlace, patience_seconds: float) -> Reader:
+    options = parse_options(source)
+    if isinstance(options, SqlOptions):
+        return SqlReader(options, place, patience_seconds)
+    if source.kind == PUSH:
+        return PushReader(place)
+    return OwnTextReader(place)

@@ -1,0 +1,120 @@
+"""Reader: the seam between a source's kind and whoever reads it. Knows no kind."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, Protocol
+from uuid import UUID
+
+from sqlalchemy import Engine
+
+from vectormill.domain.item import Item
+from vectormill.registry import Registry
+from vectormill.settings import Settings
+
+# A batch has so many rows, or about so many bytes of text when rows are long. Each is in memory twice or three times.
+MOST_ROWS: Final = 8192
+MOST_BYTES: Final = 16 << 20
+FIRST_ROWS: Final = 256
+
+# Examples of each complaint that are kept.
+EXAMPLES: Final = 3
+
+
+class SourcePlace:
+    """Where a source is read: for which collection, beside which database, with which model's tokenizer.
+
+    `run_id` is the run that reads, which a push was made to; None for a check. `model` is that of the vectors to be
+    made, which need not be the live generation's.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: Settings,
+        registry: Registry,
+        *,
+        collection: str,
+        model: str | None = None,
+        run_id: UUID | None = None,
+    ) -> None:
+        self.engine = engine
+        self.settings = settings
+        self.registry = registry
+        self.collection = collection
+        self.model = model
+        self.run_id = run_id
+
+    @cached_property
+    def model_directory(self) -> Path | None:
+        """Raises ModelError when the model's files are away."""
+        return None if self.model is None else self.registry.card(self.model).path
+
+
+@dataclass(slots=True)
+class Complaints:
+    """What was wrong with single rows and did not end the reading, by what was done about it.
+
+    A row with a key that no collection can hold is left out: there was never a vector of it. A row whose metadata is no
+    JSON object goes on without.
+    """
+
+    num_left_out: int = 0
+    num_without_metadata: int = 0
+    num_without_text: int = 0
+    examples: list[str] = field(default_factory=list)
+
+    def say(self, sentence: str) -> None:
+        if len(self.examples) < EXAMPLES:
+            self.examples.append(sentence)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "num_left_out": self.num_left_out,
+            "num_without_metadata": self.num_without_metadata,
+            "num_without_text": self.num_without_text,
+            "examples": list(self.examples),
+        }
+
+    def __bool__(self) -> bool:
+        return bool(self.num_left_out or self.num_without_metadata or self.num_without_text)
+
+
+class Reader(Protocol):
+    """Reads a source once from its beginning.
+
+    `complaints` is filled while reading. `num_rows` is how many rows there are, where that costs nothing to know.
+    """
+
+    complaints: Complaints
+
+    def read(self) -> Iterator[list[Item]]:
+        """The rows in batches of at most MOST_ROWS, in an order that is the same every time where the source has one.
+
+        Memory does not grow with the source. A text that is missing is an empty one, so that it fails alone. Raises
+        SourceFailed with the source's own words, without secrets, for whatever ends the reading, and for a row without
+        a key or a key that a batch has twice; whether two batches share one, whoever keeps the keys can see.
+        """
+        ...
+
+    def count_rows(self) -> int | None:
+        """About how many rows there are, where that is cheaply known."""
+        ...
+
+
+class BatchSize:
+    """How many rows to ask for next, so that a batch stays within MOST_BYTES whatever the length of the texts."""
+
+    def __init__(self, most_rows: int = MOST_ROWS, most_bytes: int = MOST_BYTES) -> None:
+        self._most_rows = most_rows
+        self._most_bytes = most_bytes
+        self.rows = min(FIRST_ROWS, most_rows)
+
+    def learn(self, items: list[Item]) -> None:
+        """From the last batch. Grows fourfold at the most: the next texts may be longer."""
+        if not items:
+            return
+        num_bytes = sum(len(item.text) + len(item.metadata) for item in items)
+        fitting = self._most_bytes * len(items) // max(num_bytes, 1)
+        self.rows = max(1, min(fitting, 4 * self.rows, self._most_rows))
