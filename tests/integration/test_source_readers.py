@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import Engine, create_engine, text
 
-from tests.protocol import make_items, submit
+from tests.protocol import claim_next, complete, make_items, submit
 from vectormill.db.pushes import PushWriter
 from vectormill.domain.errors import DuplicateKey, EmptyJob, InvalidOption, SourceFailed
 from vectormill.domain.item import Item
@@ -15,6 +15,7 @@ from vectormill.domain.source import OWN_TEXTS, PUSH, SQL, Source
 from vectormill.registry import Registry
 from vectormill.settings import Settings
 from vectormill.sources.opening import open_source
+from vectormill.sources.own_texts import READ_PAGE
 from vectormill.sources.reader import MOST_ROWS, Reader, SourcePlace
 
 QUERY = {"key": "id", "text": "body"}
@@ -269,3 +270,38 @@ def test_a_collection_that_keeps_no_texts_cannot_be_its_own_source(
     make_collection(engine)
     with pytest.raises(SourceFailed, match="does not keep its texts"):
         read_all(open_source(Source(OWN_TEXTS, {}), place))
+
+
+def test_a_collection_that_keeps_its_texts_gives_its_rows_as_they_are(
+    place: SourcePlace, engine: Engine
+) -> None:
+    make_collection(engine)
+    complete(engine, claim_next(engine))
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE vectormill.collections SET keep_text = true"))
+    with pytest.raises(SourceFailed, match="no text of 'k0', which was written before"):
+        read_all(open_source(Source(OWN_TEXTS, {}), place))
+    items = [Item(f"k{number:03}", f"text {number}".encode(), b'{"n":%d}' % number) for number in range(300)]
+    submit(engine, [Item("k0", b"again"), *items], collection="docs", chunk_max_items=1000)
+    complete(engine, claim_next(engine))
+    reader = open_source(Source(OWN_TEXTS, {}), place)
+    assert read_all(reader) == [Item("k0", b"again"), *items]
+
+
+def test_pages_of_a_collections_own_texts_are_found_by_its_primary_key(engine: Engine) -> None:
+    make_collection(engine)
+    fill = """
+        INSERT INTO vectormill.{} (key, {}, job_seq) SELECT 'k' || n, {}, 1 FROM generate_series(1, 20000) AS n
+    """
+    with engine.begin() as connection:
+        generation = connection.execute(text("SELECT id FROM vectormill.generations")).scalar_one()
+        vector = "array_fill(0.5, ARRAY[8])::halfvec"
+        columns = "content_hash, embedding"
+        connection.execute(text(fill.format(f"generation_{generation}", columns, f"''::bytea, {vector}")))
+        connection.execute(text(fill.format(f"generation_{generation}_attributes", "text", "'a text'")))
+        for name in ("", "_attributes"):
+            connection.execute(text(f"ANALYZE vectormill.generation_{generation}{name}"))
+        page = text("EXPLAIN " + READ_PAGE.format(id=generation))
+        plan = "\n".join(connection.execute(page, {"after": "k5", "limit": 100}).scalars())
+    assert "Seq Scan" not in plan
+    assert "Sort" not in plan

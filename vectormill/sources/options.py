@@ -88,7 +88,9 @@ def parse_options(source: Source) -> Options:
     """The options of the source's kind. Raises InvalidOption naming the field that does not fit."""
     if source.kind not in OPTIONS_OF_KIND:
         raise InvalidOption(f"{source.kind!r} is no kind of source; there are {', '.join(OPTIONS_OF_KIND)}.")
-    options = _convert(source.options, OPTIONS_OF_KIND[source.kind], f"A source of kind {source.kind}")
+    options: Options = _convert(
+        source.options, OPTIONS_OF_KIND[source.kind], f"A source of kind {source.kind}"
+    )
     if isinstance(options, SqlOptions | FileOptions) and options.metadata and options.metadata_json:
         raise InvalidOption(
             "Give metadata (columns) or metadata_json (one column of JSON objects), not both."
@@ -103,7 +105,7 @@ def parse_options(source: Source) -> Options:
 
 def parse_split(source: Source) -> Split:
     """How the source's documents become rows. Raises InvalidOption."""
-    split = _convert(source.split, Split, "The split")
+    split: Split = _convert(source.split, Split, "The split")
     if split.by == TOKENS and split.overlap * 2 >= split.tokens:
         raise InvalidOption(
             f"The overlap of passages must be less than half of their tokens, from 0 to {(split.tokens - 1) // 2}, "

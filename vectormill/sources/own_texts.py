@@ -1,4 +1,4 @@
-"""Own texts: those that the collection itself keeps, for a build of a new generation. Rows are rows: nothing is split."""
+"""Own texts: those that the collection itself keeps, for a build of a new generation. Nothing of them is split."""
 
 from collections.abc import Iterator
 
