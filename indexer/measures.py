@@ -202,7 +202,8 @@ SCAN_NORMS: Final = """
                               AND abs(norm - 1) > CAST(:tolerance AS double precision)) AS num_odd_norms,
            min(norm) FILTER (WHERE norm > 0 AND norm < 'Infinity') AS smallest_norm,
            max(norm) FILTER (WHERE norm > 0 AND norm < 'Infinity') AS largest_norm,
-           (array_agg(key) FILTER (WHERE norm = 0 OR norm IN ('NaN', 'Infinity')))[1 : CAST(:limit AS integer)] AS broken_keys
+           (array_agg(key) FILTER (WHERE norm = 0 OR norm IN ('NaN', 'Infinity')))[1 : CAST(:limit AS integer)]
+               AS broken_keys
       FROM (SELECT key, CAST({norm}(embedding) AS double precision) AS norm FROM vectormill.{table}
              WHERE ctid >= CAST(:first AS tid) AND ctid < CAST(:end AS tid)) AS scanned
 """
