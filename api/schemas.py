@@ -77,6 +77,9 @@ class JobBody(BaseModel):
     )
     options: dict[str, Any] = Field(description="The EncodingSpec: all that decides the vectors.")
     metadata: dict[str, Any]
+    twin_of: UUID | None = Field(
+        description="The job whose items it encodes once more, for a generation that is built beside the live one."
+    )
 
     @classmethod
     def from_job(cls, job: Job, waiting_because: str | None = None) -> Self:
@@ -112,6 +115,7 @@ class JobBody(BaseModel):
             stage_seconds=job.stage_seconds,
             options=describe_spec(job.spec),
             metadata=job.metadata,
+            twin_of=job.twin_of,
         )
 
 

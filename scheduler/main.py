@@ -70,7 +70,12 @@ def _serve(settings: Settings, database_url: str, redis_url: str, stop: threadin
     dispatcher = Dispatcher(engine, make_app(redis_url), sentinel, queues, settings.ageing_seconds)
 
     def make_pruner() -> Pruner:
-        return Pruner(pruning, settings.retention_days * 86400, settings.upload_timeout_seconds)
+        return Pruner(
+            pruning,
+            settings.retention_days * 86400,
+            settings.upload_timeout_seconds,
+            settings.retired_generation_days * 86400,
+        )
 
     while not stop.is_set():
         try:

@@ -1,4 +1,5 @@
-"""Removes what is past its time: deleted jobs, ended jobs beyond their retention, abandoned uploads, dead workers.
+"""Removes what is past its time: deleted jobs, ended jobs beyond their retention, abandoned uploads, dead workers, and
+generations that others have replaced.
 
 On a thread and a connection of its own: a job of ten million vectors takes minutes, and nobody waits for it.
 """
@@ -19,6 +20,7 @@ from vectormill.db.deletion import (
     discard_expired_jobs,
     discard_stale_uploads,
 )
+from vectormill.db.retired import prune_retired_generations
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +34,15 @@ _STOP_SECONDS = 5.0
 class Pruner:
     """Works from the beginning of the block to its end. Killed in the middle of a job, it goes on there."""
 
-    def __init__(self, engine: Engine, retention_seconds: float, upload_timeout_seconds: float) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        retention_seconds: float,
+        upload_timeout_seconds: float,
+        retired_seconds: float = 7 * 86400,
+    ) -> None:
         self._engine = engine
+        self._retired_seconds = retired_seconds
         self._retention_seconds = retention_seconds
         self._upload_timeout_seconds = upload_timeout_seconds
         self._stopping = threading.Event()
@@ -70,6 +79,9 @@ class Pruner:
             delete_forgotten_queries(connection)
         if num_uploads:
             logger.info("Removing %d uploads whose client went silent.", num_uploads)
+        num_generations = prune_retired_generations(self._engine, self._retired_seconds)
+        if num_generations:
+            logger.info("Dropped the tables of %d generations that others have replaced.", num_generations)
         num_jobs = 0
         while not self._stopping.is_set():
             with self._engine.begin() as connection:

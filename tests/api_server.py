@@ -25,7 +25,7 @@ JOB_FIELDS = {
     "id", "state", "waiting_because", "model", "collection", "priority", "num_items", "num_done", "num_failed",
     "num_chunks", "num_retried_chunks", "num_tokens", "truncated_items", "num_passages", "num_reused", "created_at",
     "started_at", "finished_at", "paused_at", "items_per_second", "tokens_per_second", "eta_seconds", "padding_waste",
-    "stages", "bound_by", "stage_seconds", "options", "metadata",
+    "stages", "bound_by", "stage_seconds", "options", "metadata", "twin_of",
 }  # fmt: skip
 ITEMS: list[dict[str, Any]] = [
     {"key": "a", "text": "one"},

@@ -113,6 +113,9 @@ class Settings(BaseSettings):
         default=3600.0, gt=0, description="An upload silent for so long is removed."
     )
     retention_days: float = Field(default=30.0, gt=0, description="Ended jobs are removed after so long.")
+    retired_generation_days: float = Field(
+        default=7.0, ge=0, description="So long a collection can be rolled back to what it was."
+    )
 
     @model_validator(mode="after")
     def _order_times(self) -> Self:

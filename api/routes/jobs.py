@@ -1,13 +1,14 @@
 """Jobs over HTTP: submit, look, list, pause, resume, cancel, retry, delete, and the errors of single items."""
 
 from typing import Annotated, Any
+from uuid import UUID
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.cursors import After, decode_cursor, encode_cursor
-from api.dependencies import JobId, ResourcesDependency
+from api.dependencies import JobId, Resources, ResourcesDependency
 from api.job_bodies import describe_job, describe_jobs, describe_new_job
 from api.problems import Place, Problem
 from api.requests import (
@@ -37,6 +38,7 @@ from vectormill.db.jobs import (
     retry_job,
 )
 from vectormill.db.truncations import list_truncated_items
+from vectormill.db.twins import Wish, wish_for_twins
 from vectormill.domain.encoding import LONG_TEXT_POLICIES, VECTOR_TYPES
 from vectormill.domain.job import JOB_STATES
 
@@ -150,32 +152,36 @@ def get_job(resources: ResourcesDependency, job_id: JobId) -> JobBody:
         return describe_job(connection, find_job(connection, job_id))
 
 
+def wish_for(resources: Resources, wish: Wish, job_id: UUID) -> JobBody:
+    """What the job is when it is done; the twins follow."""
+    with resources.engine.begin() as connection:
+        body = describe_job(connection, wish(connection, job_id))
+    wish_for_twins(resources.engine, wish, job_id)
+    return body
+
+
 @router.post("/v1/jobs/{job_id}/cancel")
 def post_cancel(resources: ResourcesDependency, job_id: JobId) -> JobBody:
     """Stops the job; vectors already committed stay. Twice is the same as once."""
-    with resources.engine.begin() as connection:
-        return describe_job(connection, cancel_job(connection, job_id))
+    return wish_for(resources, cancel_job, job_id)
 
 
 @router.post("/v1/jobs/{job_id}/pause")
 def post_pause(resources: ResourcesDependency, job_id: JobId) -> JobBody:
     """Keeps back what no worker holds yet; chunks at a worker are finished. Twice is the same as once."""
-    with resources.engine.begin() as connection:
-        return describe_job(connection, pause_job(connection, job_id))
+    return wish_for(resources, pause_job, job_id)
 
 
 @router.post("/v1/jobs/{job_id}/resume")
 def post_resume(resources: ResourcesDependency, job_id: JobId) -> JobBody:
     """Lets a paused job go on. Twice is the same as once."""
-    with resources.engine.begin() as connection:
-        return describe_job(connection, resume_job(connection, job_id))
+    return wish_for(resources, resume_job, job_id)
 
 
 @router.post("/v1/jobs/{job_id}/retry")
 def post_retry(resources: ResourcesDependency, job_id: JobId) -> JobBody:
     """Encodes the failed items of an ended or paused job again, and only these. A paused job stays paused."""
-    with resources.engine.begin() as connection:
-        return describe_job(connection, retry_job(connection, job_id))
+    return wish_for(resources, retry_job, job_id)
 
 
 @router.delete("/v1/jobs/{job_id}", status_code=204)

@@ -54,18 +54,35 @@ def lock_collection(connection: Connection, name: str) -> None:
     connection.execute(LOCK_COLLECTION, {"name": name})
 
 
+def find_in_state(connection: Connection, collection: str, state: str) -> Generation | None:
+    """The collection's generation that is live, or that is being built: there is one of each at the most."""
+    row = connection.execute(LIST_GENERATIONS, {"name": collection, "states": [state]}).one_or_none()
+    return None if row is None else read_generation(row)
+
+
+def find_building(connection: Connection, collection: str) -> Generation | None:
+    """The generation that is being built beside the live one."""
+    return find_in_state(connection, collection, BUILDING)
+
+
+def find_generation_by_id(connection: Connection, generation_id: int) -> Generation | None:
+    """Whatever its state."""
+    row = connection.execute(FIND_GENERATION, {"generation_id": generation_id}).one_or_none()
+    return None if row is None else read_generation(row)
+
+
 def find_written(connection: Connection, generation_id: int) -> Generation:
     """A generation that is live or being built, and stays so until the transaction ends. Raises Conflict."""
-    row = connection.execute(FIND_GENERATION, {"generation_id": generation_id}).one_or_none()
-    if row is not None:
-        share_collection(connection, row.name)
-        row = connection.execute(FIND_GENERATION, {"generation_id": generation_id}).one_or_none()
-    if row is None or row.state not in (LIVE, BUILDING):
-        state = "is there no more" if row is None else f"is {row.state}"
+    generation = find_generation_by_id(connection, generation_id)
+    if generation is not None:
+        share_collection(connection, generation.collection)
+        generation = find_generation_by_id(connection, generation_id)
+    if generation is None or generation.state not in (LIVE, BUILDING):
+        state = "is there no more" if generation is None else f"is {generation.state}"
         raise Conflict(
             f"Generation {generation_id} {state}, so nothing is written into it; start the run again."
         )
-    return read_generation(row)
+    return generation
 
 
 def list_written_generations(

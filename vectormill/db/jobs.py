@@ -21,7 +21,7 @@ JOB_COLUMNS = """
     jobs.num_items, jobs.num_done, jobs.num_failed, jobs.num_chunks, jobs.num_open_chunks, jobs.num_retried_chunks,
     jobs.num_tokens, jobs.num_computed_tokens, jobs.num_truncated, jobs.num_passages, jobs.num_reused,
     jobs.stage_seconds, jobs.created_at, jobs.started_at, jobs.finished_at, jobs.paused_at, jobs.idle_seconds,
-    now() AS now
+    jobs.twin_of, now() AS now
 """
 
 FROM_JOBS = """
@@ -202,12 +202,33 @@ RETRY_FAILED_ITEMS = text("""
 """)
 
 
+FIND_REPLACED = text("""
+    SELECT generations.state, (SELECT id FROM vectormill.jobs AS twin WHERE twin.twin_of = jobs.id
+                                ORDER BY twin.seq DESC LIMIT 1) AS twin_id
+      FROM vectormill.jobs JOIN vectormill.generations ON generations.id = jobs.generation_id
+     WHERE jobs.id = :job_id AND generations.state IN ('retired', 'pruned')
+""")
+
+
+def _refuse_replaced(connection: Connection, job: Job) -> None:
+    row = connection.execute(FIND_REPLACED, {"job_id": job.id}).one_or_none()
+    if row is None:
+        return
+    advice = f"retry its twin {row.twin_id}" if row.twin_id else "submit the failed items again"
+    raise WrongJobState(
+        f"The job wrote a generation of collection {job.collection!r} that another has replaced since ({row.state}); "
+        f"{advice}."
+    )
+
+
 def retry_job(connection: Connection, job_id: UUID) -> Job:
     """Encodes the failed items of an ended or paused job again, and only these. A paused job stays paused.
 
-    Raises JobNotFound, and WrongJobState unless the job ended with failed items, or is paused and has some.
+    Raises JobNotFound, and WrongJobState unless the job ended with failed items, or is paused and has some; and when
+    nobody reads any more what it writes.
     """
     job = lock_job(connection, job_id)
+    _refuse_replaced(connection, job)
     state = state_after_retry(job.state, job.num_failed)
     if job.is_terminal:
         connection.execute(COUNT_IDLE_SECONDS, {"job_id": job_id})

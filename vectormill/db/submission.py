@@ -22,6 +22,7 @@ from vectormill.db.jobs import find_job, lock_job
 from vectormill.db.jsonb import to_jsonb
 from vectormill.db.keys import KeyLedger
 from vectormill.db.payloads import encode_payload
+from vectormill.db.twins import add_twin
 from vectormill.domain.collection import Generation
 from vectormill.domain.errors import (
     DuplicateKey,
@@ -255,6 +256,8 @@ class JobWriter:
                     "num_chunks": self._num_chunks,
                 },
             )
+            if generation is not None and self._new_job.generation_id is None:
+                add_twin(connection, self._id, generation)
             return find_job(connection, self._id)
 
     def _open_generation(self, connection: Connection) -> Generation | None:

@@ -10,8 +10,9 @@ from vectormill.domain.errors import InvalidOption
 BUILDING: Final = "building"
 LIVE: Final = "live"
 RETIRED: Final = "retired"
+PRUNED: Final = "pruned"  # its tables are gone; jobs that wrote it still name it
 
-GENERATION_STATES: Final = (BUILDING, LIVE, RETIRED)
+GENERATION_STATES: Final = (BUILDING, LIVE, RETIRED, PRUNED)
 
 # When a generation has an HNSW index: from a size on, always, never.
 AUTO: Final = "auto"

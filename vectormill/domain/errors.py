@@ -22,6 +22,7 @@ VectormillError
 │   ├── SpecMismatch
 │   ├── WrongJobState
 │   ├── WrongRunState
+│   ├── SwapRefused           the view cannot be pointed at another generation
 │   └── TooManyCollections
 ├── LimitReached              the API does as much as a setting allows; trying again later helps
 ├── BodyTimeout               the client began to send and fell silent
@@ -30,11 +31,13 @@ VectormillError
 │   └── PayloadGone
 ├── RunError                  inside an indexer; a client meets it as the reason of a run's end
 │   ├── RunCancelled
+│   ├── CanaryFailed          a new generation is not fit to be searched
 │   └── SourceFailed          the source cannot be read, or not to its end
 ├── ModelError                a model cannot be loaded as asked
 │   └── ModelDoesNotFit
 ├── Unavailable               something needed is away; trying again later helps
 │   ├── DatabaseUnavailable
+│   ├── LocksHeld             others hold what this would have to have for itself
 │   └── EncodingTimeout
 └── ConfigurationError
 
@@ -140,6 +143,10 @@ class WrongRunState(Conflict):
     """The run's state does not allow this."""
 
 
+class SwapRefused(Conflict):
+    """Another generation cannot become the live one, since other objects depend on the collection's view."""
+
+
 class TooManyCollections(Conflict):
     """There are as many collections as a setting allows; use one that exists."""
 
@@ -172,6 +179,10 @@ class RunCancelled(RunError):
     """A client cancelled the run; what it had done until then stays."""
 
 
+class CanaryFailed(RunError):
+    """The new generation is not fit to be searched; the live one stays."""
+
+
 class SourceFailed(RunError):
     """The source could not be read to its end; nothing was deleted."""
 
@@ -190,6 +201,10 @@ class Unavailable(VectormillError):
 
 class DatabaseUnavailable(Unavailable):
     """Postgres cannot be reached; try again later."""
+
+
+class LocksHeld(Unavailable):
+    """Other transactions hold what this would need for itself, for a minute already; try again when they have ended."""
 
 
 class EncodingTimeout(Unavailable):

@@ -64,7 +64,11 @@ class NewJob:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job as it stands in the database at one moment."""
+    """A job as it stands in the database at one moment.
+
+    `twin_of` is the job whose items this one encodes once more, for a generation that was being built beside the live
+    one when they came.
+    """
 
     id: UUID
     seq: int
@@ -91,6 +95,7 @@ class Job:
     paused_at: datetime | None
     idle_seconds: float
     now: datetime
+    twin_of: UUID | None = None
 
     @property
     def is_terminal(self) -> bool:

@@ -33,7 +33,8 @@ jobs = Table(
     metadata,
     Column("id", Uuid, primary_key=True),
     # Orders writers: a row of a collection is never overwritten by a job with a smaller seq.
-    Column("seq", BigInteger, Identity(always=True), nullable=False, unique=True),
+    # Of each two places one is given out; the one behind it is that of the job's twin.
+    Column("seq", BigInteger, Identity(always=True, increment=2), nullable=False, unique=True),
     Column(
         "state",
         Text,
@@ -82,6 +83,7 @@ jobs = Table(
         postgresql_where=text("state IN ('uploading', 'queued', 'running', 'paused', 'cancelling')"),
     ),
     Index("ix_jobs_state_seq", "state", "seq"),
+    Index("ix_jobs_twin_of", "twin_of", postgresql_where=text("twin_of IS NOT NULL")),
     Index("ix_jobs_forget_at", "forget_at", postgresql_where=text("forget_at IS NOT NULL")),
     Index("ix_jobs_finished_at", "finished_at", postgresql_where=text("finished_at IS NOT NULL")),
     postgresql_with=BUSY | {"autovacuum_vacuum_threshold": "1000"},

@@ -1,0 +1,54 @@
+"""Short locks: whoever needs a collection, a table or a view for itself waits a moment, gives way, and tries again.
+
+A lock that is waited for holds up all who come later, searches and users' queries too: so never for long.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+import psycopg
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.exc import DBAPIError
+
+from vectormill.domain.errors import LocksHeld
+
+T = TypeVar("T")
+
+LOCK_MILLISECONDS: Final = 300
+# Between two tries, so that those who waited come first.
+PAUSE_SECONDS: Final = 0.5
+PATIENCE_SECONDS: Final = 60.0
+
+SHORTEN_LOCK_TIMEOUT = text("SELECT set_config('lock_timeout', :timeout, true)")
+
+
+def act_in_short_locks(
+    engine: Engine,
+    act: Callable[[Connection], T],
+    *,
+    patience_seconds: float = PATIENCE_SECONDS,
+    wait: Callable[[float], object] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> T:
+    """What `act` answers, done in one transaction in which no lock is waited for longer than LOCK_MILLISECONDS.
+
+    `wait` is called between two tries and may raise. Raises LocksHeld when there was no way through for so long.
+    """
+    until = clock() + patience_seconds
+    while True:
+        try:
+            with engine.begin() as connection:
+                connection.execute(SHORTEN_LOCK_TIMEOUT, {"timeout": f"{LOCK_MILLISECONDS}ms"})
+                return act(connection)
+        except (DBAPIError, psycopg.Error) as error:
+            if not _is_locked(error):
+                raise
+            if clock() >= until:
+                raise LocksHeld from error
+        wait(PAUSE_SECONDS)
+
+
+def _is_locked(error: DBAPIError | psycopg.Error) -> bool:
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    return isinstance(cause, psycopg.errors.LockNotAvailable | psycopg.errors.DeadlockDetected)
