@@ -30,7 +30,7 @@ from api.patience import PatientConfig
 from api.problems import MEDIA_TYPE, register_handlers
 from api.request_limits import RequestLimits
 from api.requests import ONE_QUERY, ItemBody, JobRequest, SearchRequest
-from api.routes import collections, events, health, jobs, models, vectors
+from api.routes import collections, events, health, jobs, models, schedules, vectors
 from api.schemas import ProblemBody
 from api.search_pool import SEARCH_CONNECTIONS, SearchPool
 from api.watch import Watch
@@ -100,7 +100,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
     )
     app.state.resources = resources
     app.state.stop_request = stop_request
-    for routes in (jobs, vectors, events, collections, models, health):
+    for routes in (jobs, vectors, events, collections, schedules, models, health):
         app.include_router(routes.router)
     register_handlers(app)
     add_door(app, settings, serving_engine)

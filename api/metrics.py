@@ -11,11 +11,15 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.schedule_metrics import describe_schedules
 from api.worker_metrics import describe_workers
+from vectormill.db.schedules import list_schedules
 from vectormill.db.workers import count_backlog, count_open_jobs, list_workers
 
 # A scrape that Postgres cannot answer in this time answers without the backlog.
 SCRAPE_TIMEOUT_MILLISECONDS: Final = 2000
+# Series of a scrape; more schedules than that are not shown.
+MAX_SCHEDULES: Final = 1000
 # From a status poll to an upload of ten million items.
 REQUEST_SECONDS_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 
@@ -68,6 +72,7 @@ class BacklogCollector:
                 connection.execute(text(f"SET LOCAL statement_timeout = {SCRAPE_TIMEOUT_MILLISECONDS}"))
                 backlog, live_workers = count_backlog(connection), list_workers(connection)
                 open_jobs = count_open_jobs(connection)
+                schedules = list_schedules(connection, limit=MAX_SCHEDULES)
         except SQLAlchemyError as error:
             logger.warning("The scrape has no backlog, for Postgres did not answer: %s", error)
             is_up.add_metric([], 0)
@@ -77,7 +82,7 @@ class BacklogCollector:
             chunks.add_metric([entry.model, entry.state], entry.num_chunks)
         for group in open_jobs:
             jobs.add_metric([group.model, group.state], group.num_jobs)
-        return [is_up, jobs, chunks, *describe_workers(live_workers)]
+        return [is_up, jobs, chunks, *describe_workers(live_workers), *describe_schedules(schedules)]
 
 
 class RequestMetrics:

@@ -230,6 +230,15 @@ class Liveness(BaseModel):
     status: str
 
 
+class ScheduleHealth(BaseModel):
+    """Of all schedules. None of it makes the API unready."""
+
+    schedules: int
+    paused: int
+    failing: int = Field(description="Whose newest run that ended by itself failed.")
+    overdue: int = Field(description="Past their due time for a minute without a run: no scheduler looks.")
+
+
 class Readiness(BaseModel):
     """`ok`, `degraded` (Redis is away: jobs are taken, and wait) or `unavailable` (Postgres is away)."""
 
@@ -238,6 +247,7 @@ class Readiness(BaseModel):
     redis: bool
     workers: int
     scheduler: bool
+    schedules: ScheduleHealth | None = Field(description="Null while Postgres is away.")
 
 
 class PlaceBody(BaseModel):

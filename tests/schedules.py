@@ -28,6 +28,10 @@ LIST_RUNS = text("""
 def make_collection(engine: Engine, name: str, kind: str = "sql") -> None:
     """A collection with a source that nobody reads."""
     submit(engine, make_items(1), collection=name)
+    add_source(engine, name, kind)
+
+
+def add_source(engine: Engine, name: str, kind: str = "sql") -> None:
     with engine.begin() as connection:
         connection.execute(INSERT_SOURCE, {"name": name, "kind": kind})
 

@@ -33,6 +33,9 @@ RULES: Final = (
     Rule(("POST",), "/v1/jobs", WRITE),
     Rule(("POST",), "/v1/jobs/{job_id}/{wish}", WRITE),
     Rule(("DELETE",), "/v1/jobs/{job_id}", WRITE),
+    Rule(("POST",), "/v1/schedules", WRITE),
+    Rule(("PATCH", "DELETE"), "/v1/schedules/{name}", WRITE),
+    Rule(("POST",), "/v1/schedules/{name}/{wish}", WRITE),
     Rule(LOOKING, "/{path:path}", READ),
 )
 PATTERNS: Final[dict[str, Pattern[str]]] = {rule.path: compile_path(rule.path)[0] for rule in RULES}

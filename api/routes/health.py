@@ -10,7 +10,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from api.dependencies import Resources, ResourcesDependency
 from api.problems import RETRY_AFTER_SECONDS
-from api.schemas import Liveness, Readiness
+from api.schemas import Liveness, Readiness, ScheduleHealth
+from vectormill.db.schedules import count_schedules
 from vectormill.db.workers import count_workers, is_scheduler_alive
 
 router = APIRouter(tags=["health"])
@@ -48,15 +49,24 @@ def check_readiness(resources: Resources) -> Readiness:
         with resources.engine.connect() as connection:
             num_workers = sum(count_workers(connection).values())
             has_scheduler = is_scheduler_alive(connection)
+            counts = count_schedules(connection)
     except SQLAlchemyError as error:
         logger.warning("Not ready, for Postgres did not answer: %s", error)
-        return Readiness(status="unavailable", postgres=False, redis=has_redis, workers=0, scheduler=False)
+        return Readiness(
+            status="unavailable", postgres=False, redis=has_redis, workers=0, scheduler=False, schedules=None
+        )
     return Readiness(
         status="ok" if has_redis else "degraded",
         postgres=True,
         redis=has_redis,
         workers=num_workers,
         scheduler=has_scheduler,
+        schedules=ScheduleHealth(
+            schedules=counts.num_schedules,
+            paused=counts.num_paused,
+            failing=counts.num_failing,
+            overdue=counts.num_overdue,
+        ),
     )
 
 

@@ -23,6 +23,7 @@ from schemathesis.specs.openapi.checks import (
 
 from api.app import create_app
 from tests.api_server import ITEMS, api_client, encode_waiting, submit
+from tests.schedules import add_source, make_schedule
 from tests.services import connected_engine, migrated_database
 from vectormill.db.session import make_engine
 from vectormill.settings import Settings
@@ -86,6 +87,8 @@ def service(postgres_url: str) -> Iterator[Service]:
     ):
         job_id = submit(client, ITEMS, collection="docs")["id"]
         encode_waiting(engine)
+        add_source(engine, "docs")
+        make_schedule(engine, "docs")
         yield Service(str(client.base_url), job_id)
 
 

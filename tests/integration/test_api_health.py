@@ -29,13 +29,23 @@ def start_others(engine: Engine) -> None:
         beat_scheduler(connection)
 
 
+NO_SCHEDULES = {"schedules": 0, "paused": 0, "failing": 0, "overdue": 0}
+
+
 def test_ready_says_who_is_there(engine: Engine, redis_url: str) -> None:
     start_others(engine)
     with api_client(engine, redis_url=redis_url) as client:
         answer = client.get("/readyz")
         assert client.get("/livez").json() == {"status": "ok"}
     assert answer.status_code == 200
-    assert answer.json() == {"status": "ok", "postgres": True, "redis": True, "workers": 1, "scheduler": True}
+    assert answer.json() == {
+        "status": "ok",
+        "postgres": True,
+        "redis": True,
+        "workers": 1,
+        "scheduler": True,
+        "schedules": NO_SCHEDULES,
+    }
 
 
 def test_without_redis_the_api_is_degraded_but_ready_and_takes_jobs(client: httpx.Client) -> None:
@@ -47,6 +57,7 @@ def test_without_redis_the_api_is_degraded_but_ready_and_takes_jobs(client: http
         "redis": False,
         "workers": 0,
         "scheduler": False,
+        "schedules": NO_SCHEDULES,
     }
     assert submit(client, ITEMS)["state"] == "queued"
 

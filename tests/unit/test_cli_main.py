@@ -16,8 +16,8 @@ Run = Callable[..., int]
 
 COMMANDS = (
     "api", "cancel", "collections", "delete", "demo", "doctor", "encode", "errors", "export", "flower", "jobs", "keys",
-    "migrate", "models", "pause", "plan", "resume", "retry", "scheduler", "search", "status", "submit", "truncated",
-    "up", "worker", "workers",
+    "migrate", "models", "pause", "plan", "resume", "retry", "scheduler", "schedules", "search", "status", "submit",
+    "truncated", "up", "worker", "workers",
 )  # fmt: skip
 
 

@@ -1,8 +1,10 @@
 """Schedules as rows: made, changed, paused, looked at. What makes their runs: due_times.py."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from datetime import datetime
 from typing import Any
+from uuid import UUID
 
 from sqlalchemy import Connection, Row, text
 
@@ -15,7 +17,15 @@ from vectormill.domain.errors import (
     ScheduleNotFound,
     SourceNotFound,
 )
-from vectormill.domain.schedule import NewSchedule, Schedule, check_overlap, check_schedule_name
+from vectormill.domain.run import RunCounts
+from vectormill.domain.schedule import (
+    NewSchedule,
+    Schedule,
+    ScheduleCounts,
+    ScheduledRun,
+    check_overlap,
+    check_schedule_name,
+)
 from vectormill.domain.source import PUSH
 
 # The counts read the runs of one schedule since its last success, by the index of (schedule_id, due_at).
@@ -43,9 +53,9 @@ SCHEDULES_WITH_RUNS = """
 FIND_SCHEDULE = text(f"{SCHEDULES_WITH_RUNS} WHERE schedules.name = :name")
 
 LIST_SCHEDULES = text(f"""{SCHEDULES_WITH_RUNS}
-     WHERE (CAST(:after AS text) IS NULL OR schedules.name > CAST(:after AS text))
+     WHERE schedules.id > coalesce(CAST(:after AS bigint), 0)
        AND (CAST(:collection AS text) IS NULL OR collections.name = CAST(:collection AS text))
-     ORDER BY schedules.name
+     ORDER BY schedules.id
      LIMIT CAST(:limit AS integer)
 """)
 
@@ -59,9 +69,9 @@ def find_schedule(connection: Connection, name: str) -> Schedule:
 
 
 def list_schedules(
-    connection: Connection, *, collection: str | None = None, after: str | None = None, limit: int = 200
+    connection: Connection, *, collection: str | None = None, after: int | None = None, limit: int = 200
 ) -> Sequence[Schedule]:
-    """By name; `after` is the last one that is known already."""
+    """The oldest first; `after` is the id of the last one that is known already."""
     values = {"collection": collection, "after": after, "limit": limit}
     return [_schedule(row) for row in connection.execute(LIST_SCHEDULES, values)]
 
@@ -181,6 +191,51 @@ def resume_schedule(connection: Connection, name: str) -> Schedule:
     return find_schedule(connection, name)
 
 
+SCHEDULED_RUNS = """
+    SELECT runs.id, runs.state, runs.phase, runs.due_at, runs.created_at, runs.started_at, runs.finished_at, runs.error,
+           runs.num_seen, runs.num_unchanged, runs.num_metadata_only, runs.num_new, runs.num_changed, runs.num_moved,
+           runs.num_deleted, runs.num_failed
+      FROM vectormill.runs
+"""
+
+FIND_SCHEDULED_RUN = text(f"{SCHEDULED_RUNS} WHERE runs.id = :id")
+
+
+def find_scheduled_run(connection: Connection, run_id: UUID) -> ScheduledRun:
+    return _scheduled_run(connection.execute(FIND_SCHEDULED_RUN, {"id": run_id}).one())
+
+
+FIND_SCHEDULE_ID = text("SELECT id FROM vectormill.schedules WHERE name = :name")
+
+# A schedule's runs are found by the index of (schedule_id, due_at) and sorted.
+LIST_RUNS_OF_SCHEDULE = text(f"""{SCHEDULED_RUNS}
+     WHERE runs.schedule_id = CAST(:schedule_id AS bigint)
+       AND runs.created_at < coalesce(CAST(:before AS timestamptz), 'infinity')
+     ORDER BY runs.created_at DESC
+     LIMIT CAST(:limit AS integer)
+""")
+
+
+def list_scheduled_runs(
+    connection: Connection, name: str, *, before: datetime | None = None, limit: int = 50
+) -> Sequence[ScheduledRun]:
+    """The history of a schedule, newest first, skipped runs with it. Raises ScheduleNotFound."""
+    schedule_id = connection.execute(FIND_SCHEDULE_ID, {"name": name}).scalar_one_or_none()
+    if schedule_id is None:
+        raise _not_found(name)
+    values = {"schedule_id": schedule_id, "before": before, "limit": limit}
+    return [_scheduled_run(row) for row in connection.execute(LIST_RUNS_OF_SCHEDULE, values)]
+
+
+COUNT_NAMES = tuple(field.name for field in fields(RunCounts))
+
+
+def _scheduled_run(row: Row[Any]) -> ScheduledRun:
+    values = dict(row._mapping)
+    counts = RunCounts(**{count: values.pop(count) for count in COUNT_NAMES})
+    return ScheduledRun(**values, counts=counts)
+
+
 DELETE_SCHEDULE = text("DELETE FROM vectormill.schedules WHERE name = :name RETURNING id")
 
 
@@ -208,3 +263,23 @@ def _not_found(name: str) -> ScheduleNotFound:
 
 def _schedule(row: Row[Any]) -> Schedule:
     return Schedule(**row._mapping)
+
+
+# Failing is one whose newest run that ended by itself failed. Overdue is one that no scheduler has looked at.
+COUNT_SCHEDULES = text("""
+    SELECT CAST(count(*) AS integer) AS num_schedules,
+           CAST(count(*) FILTER (WHERE paused_at IS NOT NULL) AS integer) AS num_paused,
+           CAST(count(*) FILTER (WHERE paused_at IS NULL AND last.state = 'failed') AS integer) AS num_failing,
+           CAST(count(*) FILTER (WHERE paused_at IS NULL AND next_due_at < now() - interval '1 minute') AS integer)
+               AS num_overdue
+      FROM vectormill.schedules
+      LEFT JOIN LATERAL (SELECT state FROM vectormill.runs
+                          WHERE schedule_id = schedules.id
+                            AND state IN ('completed', 'completed_with_errors', 'failed')
+                          ORDER BY created_at DESC LIMIT 1) AS last ON true
+""")
+
+
+def count_schedules(connection: Connection) -> ScheduleCounts:
+    """How many there are, and how many of them need somebody."""
+    return ScheduleCounts(**connection.execute(COUNT_SCHEDULES).one()._mapping)

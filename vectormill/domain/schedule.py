@@ -5,8 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
+from uuid import UUID
 
 from vectormill.domain.errors import InvalidOption
+from vectormill.domain.run import RunCounts
 
 SKIP: Final = "skip"  # the due time passes; the history says why
 QUEUE: Final = "queue"  # its run waits until the other has ended
@@ -61,6 +63,31 @@ class Schedule:
         if self.paused_at is not None or self.next_due_at is None:
             return 0.0
         return max((self.now - self.next_due_at).total_seconds(), 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleCounts:
+    """Of all schedules: paused ones are neither failing nor overdue."""
+
+    num_schedules: int
+    num_paused: int
+    num_failing: int
+    num_overdue: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRun:
+    """A run in the history of its schedule; `due_at` is None for one that a client asked for."""
+
+    id: UUID
+    state: str
+    phase: str | None
+    due_at: datetime | None
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    counts: RunCounts
+    error: str | None
 
 
 def check_schedule_name(name: str) -> str:

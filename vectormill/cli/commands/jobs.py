@@ -1,8 +1,9 @@
 """Jobs: submit, watch, pause, resume, cancel, retry, delete, and their items. Each speaks to one API."""
 
 import itertools
+from http.client import NOT_FOUND
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -28,6 +29,9 @@ from vectormill.cli.options import (
     VectorType,
 )
 from vectormill.domain.job import CANCELLING
+
+if TYPE_CHECKING:
+    from vectormill.client import Client
 
 app = typer.Typer()
 
@@ -163,7 +167,7 @@ def status(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Show how a job stands, or what the workers do: rates, padding, memory, and what bounds them."""
+    """Show how a job stands, or what the workers do, with rates, memory and bottleneck, and how schedules stand."""
     from vectormill.cli.endpoint import connected
     from vectormill.cli.progress import JobProgress
 
@@ -266,10 +270,12 @@ def truncated(job_id: JobId, api_url: ApiUrl = None, data_dir: DataDir = None, j
 def _print_workers(api_url: str | None, data_dir: Path | None, is_json: bool) -> None:
     from vectormill.cli.endpoint import connected
     from vectormill.cli.listing import print_json, print_table
+    from vectormill.cli.schedule_lines import describe_standing
     from vectormill.cli.summary import WORKER_COLUMNS, summarize_worker
 
     with connected(api_url, data_dir) as client:
         workers = client.workers()
+        schedules = [] if is_json else _list_schedules(client)
     if is_json:
         for worker in workers:
             print_json(worker)
@@ -281,6 +287,19 @@ def _print_workers(api_url: str | None, data_dir: Path | None, is_json: bool) ->
         )
     rows = [summarize_worker(worker) for worker in workers]
     print_table(WORKER_COLUMNS, [[row[column] for column in WORKER_COLUMNS] for row in rows])
+    for schedule in schedules:
+        typer.echo(describe_standing(schedule), err=True)
+
+
+def _list_schedules(client: "Client") -> list[dict[str, Any]]:
+    from vectormill.problems import ApiError
+
+    try:
+        return list(client.schedules())
+    except ApiError as error:
+        if error.status != NOT_FOUND:
+            raise
+        return []  # of an API that has no schedules yet
 
 
 def _print_job(job: dict[str, Any], is_json: bool) -> None:

@@ -1,0 +1,145 @@
+"""Schedules over HTTP: make, look, list, change, pause, resume, run now, delete, and their history."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Depends, Path, Query, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from api.bodies.schedules import (
+    ScheduleBody,
+    ScheduleChange,
+    ScheduledRunBody,
+    ScheduledRunPage,
+    SchedulePage,
+    ScheduleRequest,
+)
+from api.cursors import After, decode_cursor, encode_cursor
+from api.dependencies import ResourcesDependency, parse_collection_name
+from vectormill.db.due_times import run_schedule_now
+from vectormill.db.schedules import (
+    change_schedule,
+    create_schedule,
+    delete_schedule,
+    find_schedule,
+    find_scheduled_run,
+    list_scheduled_runs,
+    list_schedules,
+    pause_schedule,
+    resume_schedule,
+)
+from vectormill.domain.errors import ScheduleNotFound
+from vectormill.domain.schedule import SCHEDULE_NAME, NewSchedule
+
+router = APIRouter(tags=["schedules"])
+
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+# Of a cursor: no run is made later.
+LAST_MICROSECOND: Final = (datetime(9999, 1, 1, tzinfo=UTC) - EPOCH) // timedelta(microseconds=1)
+
+
+def parse_schedule_name(name: Annotated[str, Path(description="The schedule's name.")]) -> str:
+    """What no schedule can be called is no schedule's name, and may be no text that Postgres takes.
+
+    Raises ScheduleNotFound.
+    """
+    if not SCHEDULE_NAME.fullmatch(name):
+        raise ScheduleNotFound
+    return name
+
+
+ScheduleName = Annotated[str, Depends(parse_schedule_name)]
+
+
+class ScheduleFilter(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    limit: int = Field(default=50, ge=1, le=200)
+    after: After = None
+
+
+@router.post("/v1/schedules", status_code=201)
+def post_schedule(body: ScheduleRequest, resources: ResourcesDependency, response: Response) -> ScheduleBody:
+    """Re-index a collection from its source at every due time from now on."""
+    collection = parse_collection_name(body.collection)
+    new = NewSchedule(body.name or collection, collection, body.cron, body.timezone, body.overlap)
+    with resources.engine.begin() as connection:
+        schedule = create_schedule(connection, new)
+    response.headers["Location"] = f"/v1/schedules/{schedule.name}"
+    return ScheduleBody.from_schedule(schedule)
+
+
+@router.get("/v1/schedules")
+def get_schedules(resources: ResourcesDependency, wanted: Annotated[ScheduleFilter, Query()]) -> SchedulePage:
+    """Schedules, the oldest first."""
+    with resources.engine.connect() as connection:
+        found = list_schedules(connection, after=decode_cursor(wanted.after), limit=wanted.limit + 1)
+    page = found[: wanted.limit]
+    return SchedulePage(
+        data=[ScheduleBody.from_schedule(schedule) for schedule in page],
+        next=encode_cursor(page[-1].id) if len(found) > len(page) else None,
+    )
+
+
+@router.get("/v1/schedules/{name}")
+def get_schedule(resources: ResourcesDependency, name: ScheduleName) -> ScheduleBody:
+    """One schedule: when it is due next, and what its runs came to."""
+    with resources.engine.connect() as connection:
+        return ScheduleBody.from_schedule(find_schedule(connection, name))
+
+
+@router.patch("/v1/schedules/{name}")
+def patch_schedule(resources: ResourcesDependency, name: ScheduleName, body: ScheduleChange) -> ScheduleBody:
+    """Change when it is due, or what becomes of overlaps. With another expression or zone it is due after now."""
+    with resources.engine.begin() as connection:
+        changed = change_schedule(
+            connection, name, cron=body.cron, timezone=body.timezone, overlap=body.overlap
+        )
+    return ScheduleBody.from_schedule(changed)
+
+
+@router.delete("/v1/schedules/{name}", status_code=204)
+def remove_schedule(resources: ResourcesDependency, name: ScheduleName) -> None:
+    """Nothing is due any more. Runs that it made stay, and one that goes on does."""
+    with resources.engine.begin() as connection:
+        delete_schedule(connection, name)
+
+
+@router.post("/v1/schedules/{name}/pause")
+def post_pause(resources: ResourcesDependency, name: ScheduleName) -> ScheduleBody:
+    """Let due times pass until it is resumed; a run that goes on is left alone."""
+    with resources.engine.begin() as connection:
+        return ScheduleBody.from_schedule(pause_schedule(connection, name))
+
+
+@router.post("/v1/schedules/{name}/resume")
+def post_resume(resources: ResourcesDependency, name: ScheduleName) -> ScheduleBody:
+    """End a pause. What fell due in it stays missed."""
+    with resources.engine.begin() as connection:
+        return ScheduleBody.from_schedule(resume_schedule(connection, name))
+
+
+@router.post("/v1/schedules/{name}/run", status_code=202)
+def post_run(resources: ResourcesDependency, name: ScheduleName) -> ScheduledRunBody:
+    """A run now, beside the due times; it waits for one of the collection that goes on."""
+    with resources.engine.begin() as connection:
+        run = find_scheduled_run(connection, run_schedule_now(connection, name))
+    return ScheduledRunBody.from_run(run)
+
+
+@router.get("/v1/schedules/{name}/runs")
+def get_history(
+    resources: ResourcesDependency, name: ScheduleName, wanted: Annotated[ScheduleFilter, Query()]
+) -> ScheduledRunPage:
+    """What became of its due times, the newest first: runs, and those that were skipped with the reason."""
+    position = decode_cursor(wanted.after)
+    before = None if position is None else EPOCH + timedelta(microseconds=min(position, LAST_MICROSECOND))
+    with resources.engine.connect() as connection:
+        found = list_scheduled_runs(connection, name, before=before, limit=wanted.limit + 1)
+    page = found[: wanted.limit]
+    return ScheduledRunPage(
+        data=[ScheduledRunBody.from_run(run) for run in page],
+        next=encode_cursor((page[-1].created_at - EPOCH) // timedelta(microseconds=1))
+        if len(found) > len(page)
+        else None,
+    )
