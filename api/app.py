@@ -19,6 +19,7 @@ from redis.retry import Retry
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
+from api.bodies.items import DeleteRequest, PutRequest
 from api.dependencies import Resources
 from api.door.host_guard import HostGuard, parse_allowed_hosts
 from api.door.key_guard import KeyGuard
@@ -28,9 +29,10 @@ from api.gates import Gates
 from api.metrics import ApiMetrics, RequestMetrics
 from api.patience import PatientConfig
 from api.problems import MEDIA_TYPE, register_handlers
+from api.puts import Puts
 from api.request_limits import RequestLimits
 from api.requests import ONE_QUERY, ItemBody, JobRequest, SearchRequest
-from api.routes import collections, events, health, jobs, models, schedules, vectors
+from api.routes import collections, events, health, items, jobs, models, schedules, vectors
 from api.schemas import ProblemBody
 from api.search_pool import SEARCH_CONNECTIONS, SearchPool
 from api.watch import Watch
@@ -85,6 +87,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
+        await resources.puts.close()
         if resources.doorbell is not None:
             await run_in_threadpool(resources.doorbell.close)
         await run_in_threadpool(resources.searches.engine.dispose)
@@ -100,7 +103,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
     )
     app.state.resources = resources
     app.state.stop_request = stop_request
-    for routes in (jobs, vectors, events, collections, schedules, models, health):
+    for routes in (jobs, vectors, events, collections, items, schedules, models, health):
         app.include_router(routes.router)
     register_handlers(app)
     add_door(app, settings, serving_engine)
@@ -154,6 +157,7 @@ def make_resources(settings: Settings, engine: Engine, stop_request: StopRequest
         metrics=ApiMetrics(engine),
         gates=Gates.of(settings),
         watch=Watch(engine),
+        puts=Puts(engine, settings, lambda: stop_request.is_made),
         is_stopping=lambda: stop_request.is_made,
     )
 
@@ -182,7 +186,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
             title=app.title, version=app.version, description=app.description, routes=app.routes
         )
         _, components = msgspec.json.schema_components(
-            [JobRequest, ItemBody, SearchRequest], ref_template=REFERENCE
+            [JobRequest, ItemBody, SearchRequest, PutRequest, DeleteRequest], ref_template=REFERENCE
         )
         problem = ProblemBody.model_json_schema(ref_template=REFERENCE.replace("{name}", "{model}"))
         components["SearchRequest"] |= ONE_QUERY

@@ -11,6 +11,7 @@ from sqlalchemy import Engine
 
 from api.gates import Gates
 from api.metrics import ApiMetrics
+from api.puts import Puts
 from api.search_pool import SearchPool
 from api.watch import Watch
 from vectormill.domain.collection import COLLECTION_NAME
@@ -31,6 +32,7 @@ class Resources:
     metrics: ApiMetrics
     gates: Gates
     watch: Watch
+    puts: Puts
     is_stopping: Callable[[], bool]
 
 

@@ -30,6 +30,10 @@ class Gate:
         finally:
             self.inside -= hold.amount
 
+    @property
+    def is_full(self) -> bool:
+        return self.inside >= self._limit.value
+
     @contextmanager
     def enter(self) -> Iterator[None]:
         """For the time of the block one more is inside. Raises Problem when it is full."""
@@ -71,6 +75,7 @@ class Gates:
     uploads: Gate
     searches: Gate
     watchers: Gate
+    puts: Gate
     json_bytes: Gate
 
     @classmethod
@@ -80,5 +85,6 @@ class Gates:
             uploads=Gate(settings, "max_uploads", "submissions"),
             searches=Gate(settings, "max_searches", "searches"),
             watchers=Gate(settings, "max_watchers", "watchers of jobs"),
+            puts=Gate(settings, "max_waiting_puts", "puts that wait"),
             json_bytes=Gate(settings, "max_json_bytes_at_once", "bytes of JSON bodies"),
         )

@@ -210,7 +210,13 @@ def to_pointer(path: str) -> str:
 
 def make_item(body: ItemBody, max_key_bytes: int) -> Item:
     """The item that the chunk keeps. Raises UnreadableItem for a key or metadata that Postgres could not store."""
-    key = body.key
+    key = check_key(body.key, max_key_bytes)
+    metadata = b"" if body.metadata is None else encode_metadata(body.metadata)
+    return Item(key, body.text.encode("utf-8", "surrogatepass"), metadata)
+
+
+def check_key(key: str, max_key_bytes: int) -> str:
+    """The key itself. Raises UnreadableItem for one that Postgres could not store."""
     try:
         num_key_bytes = len(key.encode())
     except UnicodeEncodeError:
@@ -222,8 +228,7 @@ def make_item(body: ItemBody, max_key_bytes: int) -> Item:
         raise UnreadableItem("key", reason)
     if "\0" in key:
         raise UnreadableItem("key", "the key contains a NUL character (U+0000)")
-    metadata = b"" if body.metadata is None else encode_metadata(body.metadata)
-    return Item(key, body.text.encode("utf-8", "surrogatepass"), metadata)
+    return key
 
 
 def encode_metadata(metadata: dict[str, Any]) -> bytes:

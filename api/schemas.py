@@ -256,6 +256,7 @@ class PlaceBody(BaseModel):
     line: int | None = None
     parameter: str | None = None
     header: str | None = None
+    code: str | None = None
 
 
 class LimitBody(BaseModel):

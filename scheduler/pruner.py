@@ -17,6 +17,7 @@ from vectormill.db.deletion import (
     delete_batch,
     delete_dead_workers,
     delete_forgotten_queries,
+    discard_ended_puts,
     discard_expired_jobs,
     discard_stale_uploads,
 )
@@ -75,6 +76,7 @@ class Pruner:
         with self._engine.begin() as connection:
             num_uploads = discard_stale_uploads(connection, self._upload_timeout_seconds)
             discard_expired_jobs(connection, self._retention_seconds)
+            discard_ended_puts(connection)
             delete_dead_workers(connection)
             delete_forgotten_queries(connection)
         if num_uploads:

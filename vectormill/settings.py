@@ -76,11 +76,22 @@ class Settings(BaseSettings):
     )
     max_line_bytes: int = Field(default=16 << 20, ge=1024, description="Largest line of NDJSON.")
     search_timeout_seconds: float = Field(default=30.0, gt=0)
+    put_wait_seconds: float = Field(
+        default=5.0,
+        ge=0,
+        description="So long a put waits to be searchable, unless its client says another time.",
+    )
 
     max_requests: int = Field(default=256, ge=1, description="Requests that an API process serves at once.")
     max_uploads: int = Field(default=64, ge=1, description="Submissions among them.")
     max_searches: int = Field(default=64, ge=1, description="Searches among them, those that wait included.")
     max_watchers: int = Field(default=100, ge=1, description="Streams of a job's progress among them.")
+    max_waiting_puts: int = Field(
+        default=128,
+        ge=1,
+        description="Puts among them that wait to be searchable; more are answered 202 at once.",
+    )
+    max_deleted_keys: int = Field(default=10_000, ge=1, description="Of one request.")
     max_json_bytes_at_once: int = Field(
         default=64 << 20,
         ge=1024,

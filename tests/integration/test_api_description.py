@@ -83,7 +83,7 @@ def service(postgres_url: str) -> Iterator[Service]:
     with (
         migrated_database(postgres_url) as url,
         connected_engine(url) as engine,
-        api_client(engine, search_timeout_seconds=0.1) as client,
+        api_client(engine, search_timeout_seconds=0.1, put_wait_seconds=0.1) as client,
     ):
         job_id = submit(client, ITEMS, collection="docs")["id"]
         encode_waiting(engine)
@@ -96,7 +96,7 @@ def ask(service: Service, case: Case[Any], names_what_is_there: bool) -> Any:
     """The answer. Half of the requests name what is there, or nearly all would end as not found."""
     if names_what_is_there:
         job_id = service.submit_another() if case.method == "DELETE" else service.job_id
-        for name, value in (("job_id", job_id), ("name", "docs")):
+        for name, value in (("job_id", job_id), ("name", "docs"), ("key", "b")):
             if name in case.path_parameters:
                 case.path_parameters[name] = value
     note(case.as_curl_command())
@@ -172,7 +172,7 @@ def test_a_method_that_a_path_does_not_know_is_answered_with_those_that_it_knows
     service: Service, path: str
 ) -> None:
     known = {method.upper() for method in DOCUMENT["paths"][path]}
-    target = path.format(job_id=service.job_id, name="docs")
+    target = path.format(job_id=service.job_id, name="docs", key="b")
     with httpx.Client(base_url=service.url, trust_env=False) as client:
         for method in {"GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"} - known:
             answer = client.request(method, target, headers={"Content-Type": "application/json"})

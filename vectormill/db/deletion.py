@@ -4,6 +4,7 @@ In between the job's state is `deleting`: find_job and list_jobs pass over it, i
 removes a batch may be killed; the next one goes on. Rows in collections stay.
 """
 
+from typing import Final
 from uuid import UUID
 
 from sqlalchemy import Connection, text
@@ -76,6 +77,30 @@ def discard_expired_jobs(connection: Connection, retention_seconds: float, limit
     """Ended jobs past their retention, the oldest first; how many."""
     values = {"retention": retention_seconds, "limit": limit}
     return len(connection.execute(DISCARD_EXPIRED_JOBS, values).all())
+
+
+# Of puts: an API removes their jobs when it has answered, unless it was killed, or has told the client where its job
+# is. Never one that has not ended, whatever time that takes: its text is nowhere else.
+DISCARD_ENDED_PUTS = text("""
+    UPDATE vectormill.jobs SET state = 'deleting', idempotency_key = NULL, updated_at = now()
+     WHERE id IN (
+        SELECT id FROM vectormill.jobs
+         WHERE forget_at = 'infinity' AND finished_at < now() - make_interval(secs => :kept_seconds)
+           AND state <> 'deleting'
+         LIMIT :limit FOR UPDATE SKIP LOCKED)
+    RETURNING id
+""")
+
+# So long a client may ask what became of a put that it did not wait for.
+PUT_KEPT_SECONDS: Final = 600.0
+
+
+def discard_ended_puts(
+    connection: Connection, kept_seconds: float = PUT_KEPT_SECONDS, limit: int = 1000
+) -> int:
+    """Jobs of puts that ended so long ago; how many."""
+    values = {"kept_seconds": float(kept_seconds), "limit": limit}
+    return len(connection.execute(DISCARD_ENDED_PUTS, values).all())
 
 
 # Locked until the batch is through, so that two pruners never work on one job. The job before its chunks, unlike

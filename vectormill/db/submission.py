@@ -49,7 +49,9 @@ INSERT_JOB = text("""
     OVERRIDING SYSTEM VALUE
     VALUES (:id, coalesce(CAST(:seq AS bigint), nextval(pg_get_serial_sequence('vectormill.jobs', 'seq'))),
             'uploading', :model, CAST(:spec AS jsonb), :priority, CAST(:metadata AS jsonb), :idempotency_key,
-            now() + make_interval(secs => CAST(:lifetime_seconds AS double precision)))
+            CASE WHEN CAST(:lifetime_seconds AS double precision) = 'infinity' THEN CAST('infinity' AS timestamptz)
+                 ELSE now() + make_interval(secs => nullif(CAST(:lifetime_seconds AS double precision), 'infinity'))
+            END)
     ON CONFLICT (idempotency_key) DO NOTHING
     RETURNING seq
 """)

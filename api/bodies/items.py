@@ -1,0 +1,102 @@
+"""Items of a collection as clients send and get them, one by one."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final, Self
+from uuid import UUID
+
+import msgspec
+from msgspec import Meta
+from pydantic import BaseModel, Field
+
+from vectormill.db.items import KeptItem
+from vectormill.db.puts import PutEnd
+
+PASSAGE: Final = "_passage"
+
+
+class PutRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """The JSON body of a put: what a collection is to have under the key of the path."""
+
+    text: Annotated[str, Meta(examples=["A text to encode."])]
+    metadata: Annotated[
+        dict[str, Any] | None, Meta(description="Kept beside the vector.", examples=[{"page": 1}])
+    ] = None
+
+
+class DeleteRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """The JSON body of a deletion of many items."""
+
+    keys: Annotated[list[str], Meta(examples=[["a", "b"]])]
+
+
+class PutAnswer(BaseModel):
+    """What became of a put."""
+
+    key: str
+    job: UUID = Field(description="Its job; of a put that was waited for it is removed soon.")
+    is_searchable: bool = Field(description="Whether searches find it; else its job tells.")
+    searchable_at: datetime | None = Field(description="Since when; null while it is not.")
+
+    @classmethod
+    def of(cls, key: str, job_id: UUID, end: PutEnd | None) -> Self:
+        moment = end.finished_at.astimezone(UTC) if end is not None and end.finished_at is not None else None
+        return cls(key=key, job=job_id, is_searchable=end is not None, searchable_at=moment)
+
+
+class DeleteAnswer(BaseModel):
+    """What a deletion has found."""
+
+    num_keys: int = Field(description="Keys that were named, each once.")
+    num_deleted: int = Field(description="Those that the collection had.")
+
+
+class PassageBody(BaseModel):
+    """Where in its document a passage stands, in code points."""
+
+    index: int
+    start: int
+    end: int
+
+
+def find_passage(metadata: Mapping[str, Any]) -> tuple[str | None, PassageBody | None]:
+    """The document, and where in it; clients may write whatever they like under the same name."""
+    said = metadata.get(PASSAGE)
+    if not isinstance(said, dict):
+        return None, None
+    place = [said.get(name) for name in ("index", "start", "end")]
+    if not isinstance(said.get("document"), str) or not all(type(number) is int for number in place):
+        return None, None
+    return said["document"], PassageBody(index=place[0], start=place[1], end=place[2])
+
+
+class ItemAnswer(BaseModel):
+    """What a collection has under a key."""
+
+    key: str
+    text: str | None = Field(description="Null unless the collection keeps texts.")
+    metadata: dict[str, Any] | None
+    document: str | None = Field(description="The key of the document that it is a passage of.")
+    passage: PassageBody | None
+    content_hash: str = Field(
+        description="16 bytes that change with the text (BLAKE2b), in hexadecimal digits."
+    )
+    job_seq: int = Field(description="The place of the job that wrote it among all writers.")
+    embedding: list[float] | None = Field(
+        default=None,
+        description="In the numbers of the collection's vector type; asked for by `include=vector`.",
+    )
+
+    @classmethod
+    def from_item(cls, item: KeptItem) -> Self:
+        document, passage = find_passage(item.metadata or {})
+        return cls(
+            key=item.key,
+            text=item.text,
+            metadata=item.metadata,
+            document=document,
+            passage=passage,
+            content_hash=item.content_hash.hex(),
+            job_seq=item.job_seq,
+            embedding=item.embedding[0].tolist() if item.embedding is not None else None,
+        )

@@ -1,0 +1,262 @@
+"""Items over HTTP: put, get, delete; how puts share jobs, what their clients hear, and what stays behind."""
+
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+from sqlalchemy import Engine, text
+
+from api.app import create_app
+from tests.api_server import (
+    JSON,
+    api_client,
+    assert_problem,
+    count_jobs,
+    encode_waiting,
+    encoding_meanwhile,
+    many,
+    serving,
+    submit,
+)
+from tests.protocol import vector_of
+from tests.waiting import wait_for
+from vectormill.db.deletion import discard_ended_puts
+from vectormill.settings import Settings
+
+ITEMS = "/v1/collections/docs/items"
+
+
+@pytest.fixture
+def client(engine: Engine) -> Iterator[httpx.Client]:
+    with api_client(engine) as client:
+        job = submit(client, many(2), collection="docs")
+        encode_waiting(engine)
+        client.delete(f"/v1/jobs/{job['id']}")
+        yield client
+
+
+def put(client: httpx.Client, key: str, text: str = "a text", **more: Any) -> httpx.Response:
+    return client.put(f"{ITEMS}/{quote(key, safe='')}", json={"text": text, **more.pop("body", {})}, **more)
+
+
+def test_a_put_is_searchable_when_it_is_answered_and_leaves_no_job(
+    client: httpx.Client, engine: Engine
+) -> None:
+    with encoding_meanwhile(engine):
+        answer = put(client, "a", "first text", body={"metadata": {"page": 1}})
+    assert answer.status_code == 200, answer.text
+    assert (answer.json()["key"], answer.json()["is_searchable"]) == ("a", True)
+    assert answer.json()["searchable_at"].endswith("Z")
+    found = client.post("/v1/collections/docs/search", json={"embedding": vector_of(b"first text").tolist()})
+    assert found.json()["data"][0]["key"] == "a"
+    wait_for(lambda: count_jobs(engine) == 0, 10, "the job of the put is gone")
+
+
+def test_an_item_is_answered_with_what_is_kept_of_it(client: httpx.Client, engine: Engine) -> None:
+    passage = {"document": "book", "index": 1, "start": 10, "end": 20}
+    with encoding_meanwhile(engine):
+        assert put(client, "a", "first text", body={"metadata": {"_passage": passage}}).status_code == 200
+    answer = client.get(f"{ITEMS}/a", params={"include": "vector"}).json()
+    assert (answer["key"], answer["text"], answer["document"]) == ("a", None, "book")
+    assert answer["passage"] == {"index": 1, "start": 10, "end": 20}
+    assert len(answer["content_hash"]) == 32
+    assert answer["embedding"] == pytest.approx(vector_of(b"first text").tolist(), abs=1e-3)
+    assert client.get(f"{ITEMS}/k1").json()["embedding"] is None
+
+
+@pytest.mark.parametrize(
+    "key", ["a/b", "/", "a//b/", "ä 🌍", "..", "a%2Fb", "?x=1#y", "items:delete", "\u200b", "k" * 1024]
+)
+def test_a_key_may_have_any_characters(client: httpx.Client, engine: Engine, key: str) -> None:
+    path = f"{ITEMS}/{quote(key, safe='').replace('.', '%2E')}"
+    with encoding_meanwhile(engine):
+        assert client.put(path, json={"text": "a text"}).json()["key"] == key
+    assert client.get(path).json()["key"] == key
+    assert client.delete(path).status_code == 204
+    assert_problem(client.get(path), 404, "item-not-found")
+
+
+def test_what_no_key_can_be_is_refused(client: httpx.Client) -> None:
+    for path, said in (
+        ("a%00b", "NUL"),
+        ("%ff", "UTF-8"),
+        ("%ED%A0%80", "UTF-8"),
+        ("k" * 1025, "1025 bytes"),
+    ):
+        for method in ("GET", "PUT", "DELETE"):
+            body = {"json": {"text": "a text"}} if method == "PUT" else {}
+            answer = client.request(method, f"{ITEMS}/{path}", **body)  # type: ignore[arg-type]
+            assert_problem(answer, 422, "invalid-item", said)
+    for key in ("", "a\0b", "k" * 1025, "\ud800"):
+        answer = client.post(f"{ITEMS}:delete", content=json.dumps({"keys": ["a", key]}), headers=JSON)
+        assert_problem(answer, 422, "invalid-item", "keys[1]")
+
+
+def test_a_text_that_can_have_no_vector_is_refused_with_its_code(
+    client: httpx.Client, engine: Engine
+) -> None:
+    for text_, code in (
+        ("", "empty_text"),
+        ("  ", "empty_text"),
+        ("a\0b", "nul_character"),
+        ("\ud800", "lone_surrogate"),
+    ):
+        answer = client.put(f"{ITEMS}/k1", content=json.dumps({"text": text_}), headers=JSON)
+        problem = assert_problem(answer, 422, "invalid-item", code, "stays")
+        assert problem["errors"][0]["code"] == code
+    assert_problem(client.put(f"{ITEMS}/a", json={"text": 1}), 422, "invalid-request", "text")
+    assert_problem(client.put(f"{ITEMS}/a", content=b"{", headers=JSON), 400, "invalid-json")
+    assert_problem(client.put(f"{ITEMS}/a", content=b"x"), 415, "unsupported-media-type")
+    assert_problem(
+        client.put("/v1/collections/none/items/a", json={"text": "t"}), 404, "collection-not-found"
+    )
+    assert count_jobs(engine) == 0
+
+
+def test_what_only_the_worker_can_refuse_is_told_with_its_code(engine: Engine) -> None:
+    with api_client(engine) as client, encoding_meanwhile(engine):
+        submit(client, many(1), collection="docs")
+        with api_client(engine, max_text_chars=10**7) as lenient:
+            answer = put(lenient, "a", "x" * 1_000_001)
+    assert_problem(answer, 422, "invalid-item", "text_too_long")
+
+
+def test_who_does_not_want_to_wait_is_told_where_the_job_is(client: httpx.Client, engine: Engine) -> None:
+    cases: list[tuple[dict[str, Any], str | None]] = [
+        ({"params": {"wait_seconds": 0}}, None),
+        ({"headers": {"Prefer": "respond-async"}}, "respond-async"),
+        ({"headers": {"Prefer": "handling=lenient, wait=0"}}, "wait=0"),
+        ({"params": {"wait_seconds": 0.01}, "headers": {"Prefer": "wait=60"}}, None),
+    ]
+    location = ""
+    for more, applied in cases:
+        answer = put(client, "a", "first text", **more)
+        assert (answer.status_code, answer.json()["is_searchable"]) == (202, False)
+        assert answer.headers.get("preference-applied") == applied
+        location = answer.headers["location"]
+        assert client.get(location).json()["state"] == "queued"
+    encode_waiting(engine)
+    assert client.get(location).json()["state"] == "completed"
+    assert client.get(f"{ITEMS}/a").status_code == 200
+
+
+def test_a_put_that_nobody_waited_for_keeps_its_job_until_the_pruner_comes(
+    client: httpx.Client, engine: Engine
+) -> None:
+    put(client, "a", params={"wait_seconds": 0})
+    with engine.begin() as connection:
+        assert discard_ended_puts(connection, -1) == 0, "its text is nowhere else"
+    encode_waiting(engine)
+    with engine.begin() as connection:
+        assert discard_ended_puts(connection) == 0
+        assert discard_ended_puts(connection, -1) == 1
+    assert count_jobs(engine) == 0
+
+
+def test_puts_that_come_at_once_share_jobs_and_each_hears_of_its_own(
+    client: httpx.Client, engine: Engine
+) -> None:
+    with ThreadPoolExecutor(32) as clients, encoding_meanwhile(engine):
+        answers = list(clients.map(lambda number: put(client, f"n{number}", f"number {number}"), range(64)))
+    assert {answer.status_code for answer in answers} == {200}
+    assert [answer.json()["key"] for answer in answers] == [f"n{number}" for number in range(64)]
+    assert len({answer.json()["job"] for answer in answers}) < 48
+    for number in (0, 63):
+        item = client.get(f"{ITEMS}/n{number}", params={"include": "vector"}).json()
+        expected = vector_of(f"number {number}".encode()).tolist()
+        assert item["embedding"] == pytest.approx(expected, abs=1e-3)
+
+
+def test_of_two_puts_of_one_key_the_later_one_stays(client: httpx.Client, engine: Engine) -> None:
+    answers: list[httpx.Response] = []
+
+    def put_later(number: int) -> None:
+        answers.append(put(client, "a", f"text {number}", params={"wait_seconds": 0}))
+
+    with engine.begin() as connection:  # so that they meet in one process: nobody may write a job
+        connection.execute(text("LOCK TABLE vectormill.jobs IN SHARE MODE"))
+        threads = []
+        for number in range(3):
+            threads.append(threading.Thread(target=put_later, args=[number]))
+            threads[-1].start()
+            threads[-1].join(0.15)
+    for thread in threads:
+        thread.join()
+    assert len({answer.json()["job"] for answer in answers}) == 3
+    encode_waiting(engine)
+    item = client.get(f"{ITEMS}/a", params={"include": "vector"}).json()
+    assert item["embedding"] == pytest.approx(vector_of(b"text 2").tolist(), abs=1e-3)
+
+
+def test_one_put_that_fails_does_not_take_its_neighbours_with_it(
+    client: httpx.Client, engine: Engine
+) -> None:
+    with (
+        api_client(engine, max_text_chars=10**7) as lenient,
+        encoding_meanwhile(engine),
+        ThreadPoolExecutor(2) as clients,
+    ):
+        bad = clients.submit(put, lenient, "bad", "x" * 1_000_001)
+        good = clients.submit(put, lenient, "good", "a good text")
+    assert (bad.result().status_code, good.result().status_code) == (422, 200)
+    assert client.get(f"{ITEMS}/good").status_code == 200
+
+
+def test_a_put_whose_job_is_cancelled_is_told_so(client: httpx.Client, engine: Engine) -> None:
+    with ThreadPoolExecutor(1) as clients:
+        answer = clients.submit(put, client, "a")
+        wait_for(lambda: count_jobs(engine) == 1, 10, "the put is committed")
+        client.post(f"/v1/jobs/{client.get('/v1/jobs').json()['data'][0]['id']}/cancel").raise_for_status()
+        assert_problem(answer.result(), 409, "conflict", "was cancelled")
+
+
+def test_an_api_that_is_told_to_stop_tells_who_waits_where_its_job_is(
+    client: httpx.Client, engine: Engine
+) -> None:
+    with ThreadPoolExecutor(1) as clients:
+        with serving(create_app(Settings(), engine)) as url:
+            waiting = httpx.Client(base_url=url, timeout=30, trust_env=False)
+            answer = clients.submit(put, waiting, "a", params={"wait_seconds": 60})
+            wait_for(lambda: count_jobs(engine) == 1, 10, "the put is committed")
+            # The end of the block stops the API.
+        assert answer.result().status_code == 202
+        waiting.close()
+    assert count_jobs(engine) == 1
+
+
+def test_puts_beyond_the_limit_are_committed_and_do_not_wait(engine: Engine) -> None:
+    with api_client(engine, max_waiting_puts=1) as client, ThreadPoolExecutor(1) as clients:
+        submit(client, many(1), collection="docs")
+        first = clients.submit(put, client, "a")
+        wait_for(lambda: count_jobs(engine) == 2, 10, "the put is committed")
+        assert put(client, "b").status_code == 202
+        encode_waiting(engine)
+        assert first.result().status_code == 200
+
+
+def test_deletions_are_answered_with_what_was_there(client: httpx.Client, engine: Engine) -> None:
+    answer = client.post(f"{ITEMS}:delete", json={"keys": ["k0", "k0", "k1", "gone"]})
+    assert (answer.status_code, answer.json()) == (200, {"num_keys": 3, "num_deleted": 2})
+    assert client.delete(f"{ITEMS}/k0").status_code == 204
+    assert_problem(client.delete("/v1/collections/none/items/a"), 404, "collection-not-found")
+    with api_client(engine, max_deleted_keys=2) as strict:
+        answer = strict.post(f"{ITEMS}:delete", json={"keys": ["a", "b", "c"]})
+        problem = assert_problem(answer, 413, "submission-too-large", "more than 2 keys")
+        assert problem["limit"] == {"setting": "VECTORMILL_MAX_DELETED_KEYS", "value": 2}
+
+
+def test_a_put_that_was_deleted_before_it_was_encoded_does_not_come_back(
+    client: httpx.Client, engine: Engine
+) -> None:
+    put(client, "a", params={"wait_seconds": 0})
+    assert client.delete(f"{ITEMS}/a").status_code == 204
+    encode_waiting(engine)
+    assert_problem(client.get(f"{ITEMS}/a"), 404, "item-not-found")
+    with encoding_meanwhile(engine):
+        assert put(client, "a").status_code == 200
+    assert client.get(f"{ITEMS}/a").status_code == 200
