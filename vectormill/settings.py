@@ -104,6 +104,18 @@ class Settings(BaseSettings):
     max_pending_items: int = Field(default=200_000_000, ge=1, description="Not yet encoded, of all jobs.")
     max_collections: int = Field(default=10_000, ge=1, description="Each is a table, a view and an index.")
 
+    index_rows: int = Field(default=10_000, ge=0, description="Where policy auto begins to want an index.")
+    index_memory_share: float = Field(
+        default=0.25, gt=0, le=1, description="Of the server's free memory, for one build."
+    )
+    index_rebuild_share: float = Field(
+        default=0.2, gt=0, description="Rows deleted or replaced since an index was built, of those it had."
+    )
+    index_bulk_share: float = Field(
+        default=0.3, gt=0, description="Changes, of all rows, for which an index is dropped and built anew."
+    )
+    tend_seconds: float = Field(default=30.0, gt=0, description="How often the scheduler looks at indexes.")
+
     lease_seconds: float = Field(default=30.0, gt=0)
     heartbeat_seconds: float = Field(default=5.0, gt=0)
     max_attempts: int = Field(default=5, ge=1, description="Claims of a chunk before it is split.")

@@ -1,0 +1,358 @@
+"""The phase indexing: brings the indexes of a generation to what its collection wants. Each step can be taken again.
+
+On a live generation everything is built and dropped concurrently, so that neither searches nor writers wait. On one
+that is building a plain build is faster, and goes on concurrently when a writer has to wait for it.
+"""
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import psycopg
+from psycopg import sql
+
+from indexer.context import RunContext
+from vectormill.db.attributes import attributes_name
+from vectormill.db.filter_indexes import (
+    define_filter_index,
+    define_text_index,
+    name_filter_index,
+    name_text_index,
+)
+from vectormill.db.index_builds import BuildProgress, drop_index, end_former_builds, run_build
+from vectormill.db.indexes import (
+    FoundIndex,
+    analyze_table,
+    count_recently_used,
+    count_removed,
+    count_rows,
+    find_indexes,
+    find_record,
+    find_wishes,
+    name_next_hnsw,
+    record_index,
+    share_removed,
+)
+from vectormill.db.server_room import read_server_room
+from vectormill.db.vector_types import choose_vector_type
+from vectormill.domain.collection import AUTO, LIVE, Generation
+from vectormill.domain.index_plan import IndexPlan, IndexWishes, find_operator_class, plan_index
+from vectormill.domain.run import INDEX, INDEXING
+
+logger = logging.getLogger(__name__)
+
+# Of a run of kind `index`, beside what the collection keeps: for this one build.
+SHAPE_OPTIONS: Final = ("m", "ef_construction", "workers", "memory_bytes")
+REPORT_SECONDS: Final = 2.0
+# So long a writer waits for a plain build before that goes on concurrently.
+PATIENCE_SECONDS: Final = 3.0
+# An index of a live generation that served a search within this time is not dropped for a load.
+IN_USE_SECONDS: Final = 600.0
+
+
+class WriterWaits(Exception):
+    """Somebody waits for a lock that the build holds."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """What is told of the phase, and how often."""
+
+    context: RunContext
+    found: dict[str, Any] = field(default_factory=dict)
+    _told_at: float = 0.0
+
+    def tell(self, **found: Any) -> None:
+        self.found.update(found)
+        self._told_at = time.monotonic()
+        self.context.report(INDEXING, self.found)
+
+    def add(self, name: str, entry: Mapping[str, Any]) -> None:
+        self.tell(**{name: [*self.found.get(name, []), dict(entry)]})
+
+    def tell_build(self, name: str, started_at: float, progress: BuildProgress | None) -> None:
+        self.context.check()
+        if progress is not None and time.monotonic() - self._told_at >= REPORT_SECONDS:
+            self.tell(
+                progress={
+                    "index": name,
+                    "seconds": round(time.monotonic() - started_at, 1),
+                    "share": progress.share,
+                    **progress.to_json(),
+                }
+            )
+
+
+def build_indexes(context: RunContext, generation: Generation) -> None:
+    """Builds what is wanted and not there, and drops what is there and not wanted.
+
+    A run of kind `index` may ask for more by its options: `rebuild`, `drop`, m, ef_construction, workers, memory_bytes.
+    Raises RunCancelled and LeaseLost as `context.check` does, and psycopg.Error.
+    """
+    progress = Progress(context)
+    options = context.run.options if context.run.kind == INDEX else {}
+    remove_leftovers(context, generation)
+    if options.get("drop"):
+        drop_vector_indexes(progress, generation, str(options.get("because") or "as asked for"))
+        return
+    build_vector_index(progress, generation, options)
+    build_attribute_indexes(progress, generation)
+    progress.tell(progress=None)
+
+
+def remove_leftovers(context: RunContext, generation: Generation) -> None:
+    """Ends builds that lost their run, and drops the invalid indexes that such builds leave."""
+    num_ended = end_former_builds(context.engine, generation.id)
+    if num_ended:
+        logger.warning("Ended %d builds of indexes whose run went on elsewhere.", num_ended)
+    for index in load_indexes(context, generation):
+        if index.is_ours and not index.is_valid:
+            logger.warning("Dropping %s, which a build that was ended left unfinished.", index.name)
+            drop(context, generation, index.name)
+
+
+def build_vector_index(progress: Progress, generation: Generation, options: Mapping[str, Any]) -> None:
+    context = progress.context
+    vector_type = choose_vector_type(generation.spec, in_collection=True).name
+    with context.engine.begin() as connection:
+        kept = find_wishes(connection, generation.id)
+        num_rows = count_rows(connection, generation.table_name)
+        num_removed = count_removed(connection, generation.table_name)
+        record = find_record(connection, generation.id)
+        room = read_server_room(connection)
+    asked = {name: options[name] for name in SHAPE_OPTIONS if options.get(name) is not None}
+    wishes = IndexWishes.from_options(kept.policy, {**kept.options, **asked})
+    plan = plan_index(
+        num_rows,
+        generation.spec.dimensions,
+        vector_type,
+        wishes,
+        room,
+        is_live=generation.state == LIVE,
+        least_rows=context.settings.index_rows,
+        memory_share=context.settings.index_memory_share,
+    )
+    progress.tell(num_rows=num_rows, plan=plan.to_json())
+    present = [index for index in load_indexes(context, generation) if index.is_vector_index]
+    ours = [index for index in present if index.is_ours]
+    if not plan.is_wanted:
+        # Between the sizes at which one is built and dropped there is room: a collection that shrinks keeps its index.
+        if ours and not (
+            kept.policy == AUTO and find_operator_class(vector_type, generation.spec.dimensions)[0]
+        ):
+            drop_vector_indexes(progress, generation, plan.reasons[0])
+        return
+    serving = [index for index in present if index.is_valid and index.operator_class == plan.operator_class]
+    worn = share_removed(record, num_removed)
+    reason = find_reason(serving, plan, wishes, options, worn, context.settings.index_rebuild_share)
+    if reason is None:
+        progress.tell(kept=[index.name for index in serving])
+        return
+    progress.tell(because=reason)
+    name = name_next_hnsw(generation.id, load_indexes(context, generation))
+    seconds, notices = build_hnsw(progress, generation, name, plan)
+    with context.engine.begin() as connection:
+        record_index(
+            connection,
+            generation.id,
+            {
+                "name": name,
+                "m": plan.m,
+                "ef_construction": plan.ef_construction,
+                "num_rows": num_rows,
+                "num_removed": num_removed,
+                "seconds": seconds,
+                "because": reason,
+                "reasons": [*plan.reasons, *notices],
+            },
+        )
+    for index in ours:
+        drop(context, generation, index.name)
+        progress.add("dropped", {"name": index.name, "because": f"{name} stands in its place"})
+
+
+def find_reason(
+    serving: list[FoundIndex],
+    plan: IndexPlan,
+    wishes: IndexWishes,
+    options: Mapping[str, Any],
+    worn: float,
+    most_worn: float,
+) -> str | None:
+    """Why an index is to be built now; None when one serves as it is."""
+    if not serving:
+        return "There is none."
+    if options.get("rebuild"):
+        return str(options.get("because") or "A rebuild was asked for.")
+    if worn > most_worn:
+        return f"{worn:.0%} of its rows were deleted or replaced since it was built (VECTORMILL_INDEX_REBUILD_SHARE)."
+    for index in serving:
+        has = {"m": index.options.get("m", 16), "ef_construction": index.options.get("ef_construction", 64)}
+        wanted = {
+            "m": wishes.m and plan.m,
+            "ef_construction": wishes.ef_construction and plan.ef_construction,
+        }
+        if all(value is None or has[name] == value for name, value in wanted.items()):
+            return None
+    return "Another shape is asked for than it has."
+
+
+def build_hnsw(
+    progress: Progress, generation: Generation, name: str, plan: IndexPlan
+) -> tuple[float, list[str]]:
+    """Seconds, and what Postgres noticed. Without workers where the server has no shared memory for them."""
+    assert plan.operator_class is not None
+    definition = sql.SQL("USING hnsw (embedding {}) WITH (m = {}, ef_construction = {})").format(
+        sql.Identifier(plan.operator_class), sql.Literal(plan.m), sql.Literal(plan.ef_construction)
+    )
+    settings = {
+        "maintenance_work_mem": f"{plan.memory_bytes // 1024}kB",
+        "max_parallel_maintenance_workers": str(plan.num_workers),
+    }
+    try:
+        return build(progress, generation, name, generation.table_name, definition, settings)
+    except psycopg.errors.DiskFull as error:
+        if "shared memory" not in str(error) or not plan.num_workers:
+            raise
+        remove_leftovers(progress.context, generation)
+        reason = f"Built by one process, for the server lacks shared memory for more: {error}".strip()
+        progress.tell(notices=[reason])
+        serial = {**settings, "max_parallel_maintenance_workers": "0"}
+        seconds, notices = build(progress, generation, name, generation.table_name, definition, serial)
+        return seconds, [reason, *notices]
+
+
+def build(
+    progress: Progress,
+    generation: Generation,
+    name: str,
+    table: str,
+    definition: sql.Composable,
+    settings: Mapping[str, str],
+) -> tuple[float, list[str]]:
+    """Seconds, and what Postgres noticed."""
+    context, started_at = progress.context, time.monotonic()
+    try:
+        try:
+            is_concurrent = generation.state == LIVE
+            notices = _build_once(progress, name, table, definition, settings, is_concurrent=is_concurrent)
+        except WriterWaits:
+            progress.add("notices", {"index": name, "notice": "Writers waited: it goes on concurrently."})
+            notices = _build_once(progress, name, table, definition, settings, is_concurrent=True)
+    except BaseException:
+        _leave_nothing(context, generation)
+        raise
+    seconds = round(time.monotonic() - started_at, 2)
+    (made,) = [index for index in load_indexes(context, generation) if index.name == name]
+    progress.add("built", {"name": name, "seconds": seconds, "num_bytes": made.num_bytes})
+    if notices:
+        progress.tell(notices=[*progress.found.get("notices", []), *notices])
+    logger.info("Built %s in %.1f s.", name, seconds)
+    return seconds, notices
+
+
+def _build_once(
+    progress: Progress,
+    name: str,
+    table: str,
+    definition: sql.Composable,
+    settings: Mapping[str, str],
+    *,
+    is_concurrent: bool,
+) -> list[str]:
+    started_at = time.monotonic()
+    waiting_since: float | None = None
+
+    def watch(now: BuildProgress | None) -> None:
+        nonlocal waiting_since
+        progress.tell_build(name, started_at, now)
+        is_in_the_way = not is_concurrent and now is not None and now.num_waiting > 0
+        waiting_since = (waiting_since or time.monotonic()) if is_in_the_way else None
+        if waiting_since is not None and time.monotonic() - waiting_since >= PATIENCE_SECONDS:
+            raise WriterWaits
+
+    create = "CREATE INDEX CONCURRENTLY {} ON {} {}" if is_concurrent else "CREATE INDEX {} ON {} {}"
+    statement = sql.SQL(create).format(sql.Identifier(name), sql.Identifier("vectormill", table), definition)
+    return run_build(progress.context.engine, statement, settings, watch)
+
+
+def _leave_nothing(context: RunContext, generation: Generation) -> None:
+    """After a build that failed or was cancelled. What cannot be removed now, the next attempt removes."""
+    try:
+        for index in load_indexes(context, generation):
+            if index.is_ours and not index.is_valid:
+                drop_index(context.engine, index.name, is_live=True, watch=lambda: None)
+    except Exception as error:  # noqa: BLE001 - what ended the build is what is to be told
+        logger.warning("An unfinished index stays until the next attempt: %s", error)
+
+
+def drop_vector_indexes(progress: Progress, generation: Generation, because: str) -> None:
+    """Ours; one that somebody made by hand stays."""
+    context = progress.context
+    for index in load_indexes(context, generation):
+        if index.is_vector_index and index.is_ours:
+            drop(context, generation, index.name)
+            progress.add("dropped", {"name": index.name, "because": because})
+    with context.engine.begin() as connection:
+        record_index(connection, generation.id, None)
+
+
+def drop_before_bulk(context: RunContext, generation: Generation, num_changes: int) -> str | None:
+    """Drops the vector index before so many changes are written that to build it anew is cheaper; the reason, or None.
+
+    On a live generation only under policy `auto`, and while no search uses the index: searches would read every row.
+    `build_indexes` builds it again, and should the run end before, the scheduler's tender has it built.
+    """
+    with context.engine.begin() as connection:
+        kept = find_wishes(connection, generation.id)
+        num_rows = count_rows(connection, generation.table_name)
+        num_busy = count_recently_used(connection, generation.id, IN_USE_SECONDS)
+    present = [
+        index for index in load_indexes(context, generation) if index.is_vector_index and index.is_ours
+    ]
+    if not present or num_changes <= context.settings.index_bulk_share * max(num_rows, 1):
+        return None
+    because = (
+        f"{num_changes:,} changes to {num_rows:,} rows are more than {context.settings.index_bulk_share:.0%} "
+        "(VECTORMILL_INDEX_BULK_SHARE): without the index they are written several times as fast."
+    )
+    progress = Progress(context)
+    if generation.state == LIVE and (kept.policy != AUTO or num_busy):
+        why = "searches use it" if num_busy else f"the policy is {kept.policy}"
+        progress.tell(kept_for_searches=f"{because} But the index stays, for {why}.")
+        return None
+    drop_vector_indexes(progress, generation, because)
+    return because
+
+
+def build_attribute_indexes(progress: Progress, generation: Generation) -> None:
+    """Of the fields that filters name, and of the words of kept texts."""
+    context, table = progress.context, attributes_name(generation.id)
+    with context.engine.begin() as connection:
+        kept = find_wishes(connection, generation.id)
+    wanted = {name_filter_index(generation.id, field): define_filter_index(field) for field in kept.filters}
+    if kept.keep_text:
+        wanted[name_text_index(generation.id)] = define_text_index()
+    present = [index for index in load_indexes(context, generation) if index.table == table and index.is_ours]
+    for index in present:
+        if index.name not in wanted:
+            drop(context, generation, index.name)
+            progress.add("dropped", {"name": index.name, "because": "no filter names it any more"})
+    missing = [name for name in wanted if name not in {index.name for index in present}]
+    for name in missing:
+        build(progress, generation, name, table, wanted[name], {})
+    if missing:
+        # How often which value of a field comes, Postgres learns of its expression only now.
+        with context.engine.begin() as connection:
+            analyze_table(connection, table)
+
+
+def drop(context: RunContext, generation: Generation, name: str) -> None:
+    drop_index(context.engine, name, is_live=generation.state == LIVE, watch=context.check)
+
+
+def load_indexes(context: RunContext, generation: Generation) -> list[FoundIndex]:
+    with context.engine.connect() as connection:
+        return find_indexes(connection, generation.id)

@@ -1,0 +1,82 @@
+"""Collections with vectors by the thousand and without texts, for tests of indexes; and a run that builds them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import numpy.typing as npt
+from sqlalchemy import Engine, text
+
+from indexer.context import RunContext
+from tests.protocol import SPEC
+from vectormill.db.collections import open_collection
+from vectormill.db.vector_types import choose_vector_type, make_rows
+from vectormill.db.vectors import upsert_vectors
+from vectormill.domain.collection import Generation
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.item import Item
+from vectormill.domain.run import INDEX, INDEXING, RUNNING, Run, RunCounts
+from vectormill.registry import Registry
+from vectormill.settings import Settings
+
+
+def draw_vectors(num_rows: int, dimensions: int = SPEC.dimensions) -> npt.NDArray[np.float32]:
+    """Unit vectors float32 [num_rows, dimensions] without any order, the hardest case of an index."""
+    drawn = np.random.default_rng(7).standard_normal((num_rows, dimensions)).astype(np.float32)
+    drawn /= np.linalg.norm(drawn, axis=1, keepdims=True)
+    return drawn
+
+
+def make_collection(
+    engine: Engine,
+    vectors: npt.NDArray[np.float32],
+    describe: Callable[[int], bytes] = lambda _: b"",
+    spec: EncodingSpec = SPEC,
+    name: str = "docs",
+) -> Generation:
+    """A live generation with these vectors; `describe` gives the metadata of a row."""
+    spec = replace(spec, dimensions=vectors.shape[1])
+    kind = choose_vector_type(spec, in_collection=True)
+    items = [Item(str(number), b"text %d" % number, describe(number)) for number in range(len(vectors))]
+    with engine.begin() as connection:
+        generation = open_collection(connection, name, spec)
+        rows = make_rows(vectors, kind, None)
+        upsert_vectors(connection, generation.id, 1, items, rows, kind, spec.dimensions)
+    return generation
+
+
+def wish(engine: Engine, **columns: str) -> None:
+    """Sets columns of the collection docs, as SQL."""
+    values = ", ".join(f"{name} = {value}" for name, value in columns.items())
+    with engine.begin() as connection:
+        connection.execute(text(f"UPDATE vectormill.collections SET {values} WHERE name = 'docs'"))
+
+
+def start_run(
+    engine: Engine,
+    *,
+    options: Mapping[str, Any] | None = None,
+    check: Callable[[], None] = lambda: None,
+    kind: str = INDEX,
+    **settings: Any,
+) -> tuple[RunContext, dict[str, Any]]:
+    """The context of a run, and what it reports of the phase indexing."""
+    now = datetime.now(UTC)
+    run = Run(
+        id=uuid4(), seq=None, collection_id=1, collection="docs", kind=kind, state=RUNNING, phase=INDEXING,
+        generation_id=None, job_id=None, spec=None, options=options or {}, counts=RunCounts(), report={},
+        error=None, schedule_id=None, due_at=None, attempt=1, created_at=now, started_at=now, finished_at=None,
+        now=now,
+    )  # fmt: skip
+    report: dict[str, Any] = {}
+    chosen = Settings(**{"index_rows": 100, **settings})
+
+    def tell(phase: str, found: Mapping[str, Any]) -> None:
+        assert phase == INDEXING
+        report.clear()
+        report.update(found)
+
+    return RunContext(run, engine, chosen, Registry(chosen.models), check, tell), report
