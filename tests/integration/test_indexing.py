@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import psycopg
 import pytest
@@ -20,7 +21,7 @@ from vectormill.db.matches import search_collection, walk_plan
 from vectormill.db.vector_types import choose_vector_type, make_rows
 from vectormill.db.vectors import upsert_vectors
 from vectormill.domain.collection import BUILDING, Generation
-from vectormill.domain.encoding import BINARY, FLOAT32, INT8
+from vectormill.domain.encoding import BINARY, FLOAT32, INT8, EncodingSpec
 from vectormill.domain.errors import RunCancelled
 from vectormill.domain.item import Item
 from vectormill.domain.run import REINDEX
@@ -116,12 +117,12 @@ def test_what_is_there_already_is_kept_and_another_run_changes_nothing(engine: E
     ],
 )
 def test_without_an_index_the_report_says_why(
-    engine: Engine, columns: dict[str, str], settings: dict[str, int], spec: object, said: str
+    engine: Engine, columns: dict[str, str], settings: dict[str, Any], spec: EncodingSpec, said: str
 ) -> None:
     generation = make_collection(engine, draw_vectors(200), spec=SPEC)
     wish(engine, **columns)
     context, report = start_run(engine, **settings)
-    build_indexes(context, replace(generation, spec=spec))  # type: ignore[arg-type]
+    build_indexes(context, replace(generation, spec=spec))
     assert names_of(engine, generation) == []
     assert said in report["plan"]["reasons"][0]
 
