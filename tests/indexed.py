@@ -1,5 +1,6 @@
 """Collections with vectors by the thousand and without texts, for tests of indexes; and a run that builds them."""
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -13,6 +14,7 @@ from sqlalchemy import Engine, text
 from indexer.context import RunContext
 from tests.protocol import SPEC
 from vectormill.db.collections import open_collection
+from vectormill.db.indexes import FoundIndex, find_indexes
 from vectormill.db.vector_types import choose_vector_type, make_rows
 from vectormill.db.vectors import upsert_vectors
 from vectormill.domain.collection import Generation
@@ -80,3 +82,24 @@ def start_run(
         report.update(found)
 
     return RunContext(run, engine, chosen, Registry(chosen.models), check, tell), report
+
+
+def indexes_of(engine: Engine, generation: Generation) -> list[FoundIndex]:
+    with engine.connect() as connection:
+        return find_indexes(connection, generation.id)
+
+
+def names_of(engine: Engine, generation: Generation) -> list[str]:
+    return [index.name for index in indexes_of(engine, generation)]
+
+
+def execute(engine: Engine, statement: str) -> None:
+    with engine.begin() as connection:
+        connection.execute(text(statement))
+
+
+def wait_until(is_so: Callable[[], bool], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline, "in vain"
+        time.sleep(0.05)

@@ -7,40 +7,32 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import psycopg
 import pytest
 from sqlalchemy import Engine, text
 
 from indexer.indexing import build_indexes, drop_before_bulk
-from tests.indexed import draw_vectors, make_collection, start_run, wish
+from tests.indexed import (
+    draw_vectors,
+    execute,
+    indexes_of,
+    make_collection,
+    names_of,
+    start_run,
+    wait_until,
+    wish,
+)
 from tests.protocol import SPEC, vector_of
 from vectormill.db.filter_indexes import name_filter_index, write_value
-from vectormill.db.index_builds import APPLICATION_NAME
-from vectormill.db.indexes import FoundIndex, find_indexes, find_record
+from vectormill.db.indexes import find_record
 from vectormill.db.matches import search_collection, walk_plan
 from vectormill.db.vector_types import choose_vector_type, make_rows
 from vectormill.db.vectors import upsert_vectors
-from vectormill.domain.collection import BUILDING, Generation
+from vectormill.domain.collection import Generation
 from vectormill.domain.encoding import BINARY, FLOAT32, INT8, EncodingSpec
-from vectormill.domain.errors import RunCancelled
 from vectormill.domain.item import Item
 from vectormill.domain.run import REINDEX
 
 NUM_ROWS = 1200
-
-
-def indexes_of(engine: Engine, generation: Generation) -> list[FoundIndex]:
-    with engine.connect() as connection:
-        return find_indexes(connection, generation.id)
-
-
-def names_of(engine: Engine, generation: Generation) -> list[str]:
-    return [index.name for index in indexes_of(engine, generation)]
-
-
-def execute(engine: Engine, statement: str) -> None:
-    with engine.begin() as connection:
-        connection.execute(text(statement))
 
 
 def write(engine: Engine, generation: Generation, keys: list[str], seq: int = 5) -> None:
@@ -53,18 +45,6 @@ def write(engine: Engine, generation: Generation, keys: list[str], seq: int = 5)
 
 def describe(number: int) -> bytes:
     return json.dumps({"lang": ["de", "en", "fr"][number % 3], "year": 1900 + number % 120}).encode()
-
-
-class Slowly:
-    """A build that cannot end: a transaction older than it, with a lock that a concurrent build waits for."""
-
-    def __init__(self, engine: Engine, generation: Generation) -> None:
-        self._connection = engine.connect()
-        self._connection.execute(text(f"LOCK TABLE vectormill.{generation.table_name} IN ROW EXCLUSIVE MODE"))
-
-    def end(self) -> None:
-        self._connection.rollback()
-        self._connection.close()
 
 
 @pytest.mark.parametrize(
@@ -175,13 +155,6 @@ def removed(engine: Engine, generation: Generation) -> int:
         return int(connection.execute(counted, {"name": f"vectormill.{generation.table_name}"}).scalar_one())
 
 
-def wait_until(is_so: Callable[[], bool], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline, "in vain"
-        time.sleep(0.05)
-
-
 def test_writers_and_searches_go_on_while_a_live_index_is_built(engine: Engine) -> None:
     vectors = draw_vectors(6000, 64)
     generation = make_collection(engine, vectors)
@@ -221,118 +194,6 @@ def test_writers_and_searches_go_on_while_a_live_index_is_built(engine: Engine) 
         found = search_collection(connection, generation, vectors[0], 5)
     assert found.num_rows_read is None
     assert {"0", "new0"} <= {match.key for match in found.matches}
-
-
-def wait_for_build(engine: Engine) -> int:
-    """Until a build of ours waits for somebody; its backend."""
-    query = text(
-        "SELECT pid FROM pg_stat_activity WHERE application_name = :name AND wait_event_type = 'Lock'"
-    )
-
-    def pid() -> int | None:
-        with engine.connect() as connection:
-            return connection.execute(query, {"name": APPLICATION_NAME}).scalar()
-
-    wait_until(lambda: pid() is not None)
-    found = pid()
-    assert found is not None
-    return found
-
-
-def test_a_build_whose_backend_is_killed_leaves_nothing_that_the_next_attempt_trips_over(
-    engine: Engine,
-) -> None:
-    generation = make_collection(engine, draw_vectors(NUM_ROWS))
-    slowly = Slowly(engine, generation)
-    failures: list[BaseException] = []
-
-    def build() -> None:
-        try:
-            build_indexes(start_run(engine)[0], generation)
-        except BaseException as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=build)
-    thread.start()
-    pid = wait_for_build(engine)
-    (invalid,) = indexes_of(engine, generation)
-    assert not invalid.is_valid
-    execute(engine, f"SELECT pg_terminate_backend({pid})")
-    slowly.end()
-    thread.join()
-    assert isinstance(failures[0], psycopg.Error)
-    build_indexes(start_run(engine)[0], generation)
-    (index,) = indexes_of(engine, generation)
-    assert index.is_valid
-
-
-def test_what_a_killed_indexer_left_is_ended_and_removed_by_whoever_takes_the_run_over(
-    engine: Engine,
-) -> None:
-    generation = make_collection(engine, draw_vectors(NUM_ROWS))
-    slowly = Slowly(engine, generation)
-    url = engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
-    with psycopg.connect(url, autocommit=True, application_name=APPLICATION_NAME) as former:
-
-        def build() -> None:
-            with pytest.raises(psycopg.Error):
-                former.execute(
-                    f"CREATE INDEX CONCURRENTLY {generation.table_name}_hnsw_1 ON vectormill.{generation.table_name}"
-                    " USING hnsw (embedding halfvec_cosine_ops)".encode()
-                )
-
-        thread = threading.Thread(target=build)
-        thread.start()
-        wait_for_build(engine)
-        waiting = threading.Thread(target=build_indexes, args=(start_run(engine)[0], generation))
-        waiting.start()
-        thread.join(timeout=20)
-        assert not thread.is_alive(), "the former build goes on"
-        slowly.end()
-        waiting.join()
-    (index,) = indexes_of(engine, generation)
-    assert index.is_valid
-
-
-def test_a_cancelled_run_ends_its_build_at_once_and_leaves_no_index(engine: Engine) -> None:
-    generation = make_collection(engine, draw_vectors(NUM_ROWS))
-    slowly = Slowly(engine, generation)
-    is_waiting = threading.Event()
-
-    def check() -> None:
-        with engine.connect() as connection:
-            query = text("SELECT count(*) FROM pg_stat_progress_create_index WHERE phase LIKE 'waiting%'")
-            if connection.execute(query).scalar_one():
-                is_waiting.set()
-                slowly.end()
-                raise RunCancelled
-
-    with pytest.raises(RunCancelled):
-        build_indexes(start_run(engine, check=check)[0], generation)
-    assert is_waiting.is_set()
-    assert names_of(engine, generation) == []
-
-
-def test_on_a_building_generation_a_plain_build_gives_way_to_a_writer(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("indexer.indexing.PATIENCE_SECONDS", 0.0)
-    generation = replace(make_collection(engine, draw_vectors(8000, 128)), state=BUILDING)
-    writing: list[threading.Thread] = []
-
-    def check() -> None:  # is called every second of the build
-        if not writing:
-            writing.append(threading.Thread(target=execute, args=(engine, delete)))
-            writing[0].start()
-
-    delete = f"DELETE FROM vectormill.{generation.table_name} WHERE key = '7'"
-    wish(engine, index_options="""'{"ef_construction": 200, "workers": 0}'""")
-    context, report = start_run(engine, check=check)
-    build_indexes(context, generation)
-    writing[0].join()
-    assert "concurrently" in report["notices"][0]["notice"]
-    (index,) = indexes_of(engine, generation)
-    assert index.is_valid
 
 
 def test_the_progress_of_a_build_is_reported(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
