@@ -7,6 +7,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.errors import WrongRunState
 
 REINDEX: Final = "reindex"  # follows the source, in the live generation or in a new one
 INDEX: Final = "index"  # builds, rebuilds or drops indexes
@@ -49,6 +50,15 @@ SWAPPING: Final = "swapping"
 
 # In the order in which a run goes through them; one that has nothing to do in a phase passes it.
 RUN_PHASES: Final = (READING, COMPARING, ENCODING, DELETING, INDEXING, CHECKING, SWAPPING)
+
+PHASES_BY_KIND: Final[Mapping[str, tuple[str, ...]]] = {
+    REINDEX: RUN_PHASES,
+    INDEX: (INDEXING,),
+    CHECK: (CHECKING,),
+}
+
+# Of the rows that are there, so many may be encoded again or deleted by a run that nobody has confirmed.
+DEFAULT_MAX_CHANGE_SHARE: Final = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,3 +111,49 @@ class Run:
     @property
     def is_terminal(self) -> bool:
         return self.state in TERMINAL_RUN_STATES
+
+
+def phase_after(kind: str, phase: str) -> str | None:
+    """The next phase of a run of this kind; None after its last one."""
+    phases = PHASES_BY_KIND[kind]
+    position = phases.index(phase) + 1
+    return phases[position] if position < len(phases) else None
+
+
+def state_at_end(counts: RunCounts) -> str:
+    """Of a run that went through all its phases."""
+    return COMPLETED_WITH_ERRORS if counts.num_failed else COMPLETED
+
+
+def state_after_cancel(state: str) -> str:
+    """`cancelling` while an indexer holds it, which ends it; else `cancelled` at once. Raises WrongRunState."""
+    if state in (CANCELLING, CANCELLED):
+        return state
+    if state == RUNNING:
+        return CANCELLING
+    if state in (UPLOADING, QUEUED, HELD):
+        return CANCELLED
+    raise WrongRunState(f"The run is {state}; only one that waits, runs or is held can be cancelled.")
+
+
+def state_after_confirm(state: str) -> str:
+    """A held run waits for an indexer again, which goes on where it was held. Raises WrongRunState."""
+    if state == HELD:
+        return QUEUED
+    raise WrongRunState(f"The run is {state}; only a held one can be confirmed.")
+
+
+def refuse_change(num_rows: int, num_changed: int, num_vanished: int, max_share: float) -> str | None:
+    """The sentence for which a run is held: it would encode again or delete more of `num_rows` than `max_share`.
+
+    None when it may go on; a collection without rows has nothing to lose.
+    """
+    if num_rows == 0 or num_changed + num_vanished <= max_share * num_rows:
+        return None
+    share = (num_changed + num_vanished) / num_rows
+    return (
+        f"The source differs from {share:.0%} of the collection's {num_rows:,} rows: {num_changed:,} have another text "
+        f"and {num_vanished:,} are in the source no more; at most {max_share:.0%} may change unasked "
+        "(max_change_share). Nothing was changed. If that is right, confirm the run; else cancel it, and look at the "
+        "source."
+    )
