@@ -1,0 +1,100 @@
+"""Comparing: what vanished, whether that is too much to be believed, and which texts have a vector already."""
+
+from typing import Any, Final
+
+from sqlalchemy import Connection
+
+from indexer.context import RunContext
+from indexer.progress import Progress
+from indexer.target import find_target, live_stage
+from vectormill.db.differences import count_rows, note_moved, note_vanished, write_moved
+from vectormill.db.stages import require_stage
+from vectormill.domain.errors import RunError
+from vectormill.domain.run import COMPARING, DEFAULT_MAX_CHANGE_SHARE, Run, refuse_change
+
+_MOVED_PER_BATCH: Final = 2000
+
+
+class RunHeld(RunError):
+    """The run would change more of the collection than it may unasked; it waits to be confirmed."""
+
+
+def compare(context: RunContext, progress: Progress) -> None:
+    """Raises RunHeld before anything was changed."""
+    look_for_vanished(context, progress)
+    take_over_vectors(context, progress)
+
+
+def look_for_vanished(context: RunContext, progress: Progress) -> None:
+    run = context.run
+    assert run.seq is not None
+    with context.engine.begin() as connection:
+        progress.save(connection)
+        target = find_target(connection, run)
+        require_stage(connection, target.stage)
+        num_rows = count_rows(connection, target.stage)
+        num_vanished = note_vanished(
+            connection,
+            target.stage,
+            num_rows=num_rows,
+            num_known=run.counts.num_seen - run.counts.num_new,
+            num_seen=run.counts.num_seen,
+            seq=run.seq,
+        )
+        found = {"num_rows": num_rows, "num_vanished": num_vanished}
+        if target.is_live:
+            refusal = guard(run, num_rows, run.counts.num_changed, num_vanished)
+        else:
+            refusal = guard_build(connection, run)
+    context.report(COMPARING, found)
+    if refusal is not None:
+        raise RunHeld(refusal)
+
+
+def guard(run: Run, num_rows: int, num_changed: int, num_vanished: int) -> str | None:
+    """The sentence for which the run is held, None when it may go on."""
+    if run.options.get("confirm"):
+        return None
+    return refuse_change(num_rows, num_changed, num_vanished, max_change_share(run.options))
+
+
+def guard_build(connection: Connection, run: Run) -> str | None:
+    """A new generation is encoded whole, as was asked for; but it would lack what the source has lost meanwhile."""
+    num_rows = count_rows(connection, live_stage(connection, run))
+    return guard(run, num_rows, 0, max(0, num_rows - run.counts.num_seen))
+
+
+def max_change_share(options: Any) -> float:
+    share = options.get("max_change_share")
+    return DEFAULT_MAX_CHANGE_SHARE if share is None else float(share)
+
+
+def take_over_vectors(context: RunContext, progress: Progress) -> None:
+    """A renamed row, and a passage that only moved, get the vector that their text has in the generation."""
+    run = context.run
+    if run.counts.num_new + run.counts.num_changed == 0:
+        return
+    assert run.seq is not None
+    with context.engine.begin() as connection:
+        progress.save(connection)
+        target = find_target(connection, run)
+        require_stage(connection, target.stage)
+        note_moved(connection, target.stage)
+    after: int | None = 0
+    while after is not None:
+        context.check()
+        with context.engine.begin() as connection:
+            progress.save(connection)
+            target = find_target(connection, run)
+            require_stage(connection, target.stage)
+            num_moved, after = write_moved(
+                connection,
+                target.stage,
+                run.seq,
+                after=after,
+                limit=_MOVED_PER_BATCH,
+                keep_text=target.keep_text,
+            )
+            counts = progress.add(num_moved=num_moved)
+            progress.save(connection, counts)
+        progress.counts = counts

@@ -1,0 +1,52 @@
+"""Progress: how far a claimed run is, as it is told in every transaction that writes for it."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from uuid import UUID
+
+from sqlalchemy import Connection
+
+from vectormill.db.run_claims import RunClaim, save_run
+from vectormill.domain.run import RunCounts
+
+
+class Progress:
+    """The counts of one claim. What a transaction adds counts from its COMMIT on, so a batch that failed counts never.
+
+    Of one thread. `save` is the first thing in each transaction, since it locks the run: whoever lost the lease writes
+    nothing.
+    """
+
+    def __init__(self, claim: RunClaim) -> None:
+        self.claim = claim
+        self.phase = claim.run.phase or ""
+        self.counts = claim.run.counts
+
+    def save(
+        self,
+        connection: Connection,
+        counts: RunCounts | None = None,
+        *,
+        phase: str | None = None,
+        seq: int | None = None,
+        job_id: UUID | None = None,
+        generation_id: int | None = None,
+    ) -> None:
+        """Keeps the counts, which become those of this object when the caller has committed. Raises LeaseLost."""
+        save_run(
+            connection,
+            self.claim,
+            phase or self.phase,
+            self.counts if counts is None else counts,
+            seq=seq,
+            job_id=job_id,
+            generation_id=generation_id,
+        )
+
+    def add(self, **numbers: int) -> RunCounts:
+        """The counts with these on top; nothing is kept yet."""
+        return replace(
+            self.counts, **{name: getattr(self.counts, name) + number for name, number in numbers.items()}
+        )
+
+

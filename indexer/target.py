@@ -1,0 +1,53 @@
+"""Target: the generation that a run writes, and whether texts are kept in it."""
+
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, text
+
+from vectormill.db.collections import find_generation
+from vectormill.db.generations import find_written
+from vectormill.db.stages import Stage
+from vectormill.domain.collection import LIVE, Generation
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.errors import Conflict
+from vectormill.domain.run import Run
+
+HAS_TEXTS = text("SELECT keep_text FROM vectormill.collections WHERE id = :collection_id")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """`spec` is what the run asked for, in the vector space of the generation."""
+
+    generation: Generation
+    spec: EncodingSpec
+    keep_text: bool
+    stage: Stage
+
+    @property
+    def is_live(self) -> bool:
+        return self.generation.state == LIVE
+
+
+def choose_generation(connection: Connection, run: Run) -> Generation:
+    """The live generation, or one beside it if the run asks for another vector space. Raises CollectionNotFound."""
+    live = find_generation(connection, run.collection)
+    if run.spec is None or run.spec.fingerprint() == live.spec.fingerprint():
+        return live
+    raise Conflict("Another vector space needs a new generation, which this release cannot build yet.")
+
+
+def find_target(connection: Connection, run: Run) -> Target:
+    """What the run began to write; its generation stays written until the transaction ends. Raises Conflict."""
+    assert run.generation_id is not None, "the run has chosen when it began to read"
+    return make_target(connection, run, find_written(connection, run.generation_id))
+
+
+def make_target(connection: Connection, run: Run, generation: Generation) -> Target:
+    keep_text = connection.execute(HAS_TEXTS, {"collection_id": run.collection_id}).scalar_one()
+    return Target(generation, run.spec or generation.spec, bool(keep_text), Stage(run.id, generation))
+
+
+def live_stage(connection: Connection, run: Run) -> Stage:
+    """The run's stage beside the live generation, whichever it writes."""
+    return Stage(run.id, find_generation(connection, run.collection))
