@@ -4,7 +4,8 @@ The job's id is the run's before anything of it is uploaded, and its place among
 indexer that takes over finds the job: it waits for one that is complete, and removes an upload that broke off.
 """
 
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 from uuid import UUID, uuid4
 
 from sqlalchemy import Connection
@@ -13,7 +14,8 @@ from indexer.context import RunContext
 from indexer.progress import Progress
 from indexer.target import Target, find_target
 from vectormill.db.deletion import discard_upload
-from vectormill.db.differences import delete_rows, list_failed_keys, write_metadata
+from vectormill.db.differences import list_failed_keys, write_metadata
+from vectormill.db.items import delete_rows
 from vectormill.db.jobs import find_job
 from vectormill.db.stages import CHANGED, NEW, load_changes, require_stage
 from vectormill.db.submission import JobWriter
@@ -25,12 +27,15 @@ from vectormill.domain.run import ENCODING
 _TEXTS_PER_BATCH: Final = 200
 _ROWS_PER_BATCH: Final = 2000
 
+# Sleeps so many seconds, or less when the indexer is to stop.
+Wait = Callable[[float], object]
+
 
 class EncodingEnded(RunError):
     """The job that encoded for the run was cancelled or deleted; start the run again."""
 
 
-def encode(context: RunContext, progress: Progress, wait: Any) -> None:
+def encode(context: RunContext, progress: Progress, wait: Wait) -> None:
     """`wait` sleeps for the pause between two looks at the job."""
     run = context.run
     job_id = find_own_job(context, progress, run.job_id)
@@ -86,8 +91,9 @@ def submit(context: RunContext, progress: Progress) -> UUID | None:
                 )
             if not batch:
                 break
-            for after, item in batch:
+            for _, item in batch:
                 writer.add(item)
+            after = batch[-1][0]
             num_items += len(batch)
         if num_items == 0:
             return None
@@ -117,7 +123,7 @@ def update_metadata(context: RunContext, progress: Progress) -> None:
             )
 
 
-def await_job(context: RunContext, job_id: UUID, wait: Any) -> Job:
+def await_job(context: RunContext, job_id: UUID, wait: Wait) -> Job:
     """Until the job has ended, whatever came of its items. Raises EncodingEnded when somebody else ended it."""
     while True:
         context.check()
@@ -161,7 +167,12 @@ def delete_failed(context: RunContext, progress: Progress, job: Job) -> None:
     progress.counts = counts
     context.report(
         ENCODING,
-        {"job": str(job.id), "num_encoded": job.num_done, "num_failed": num_failed, "num_vectors_removed": num_deleted},
+        {
+            "job": str(job.id),
+            "num_encoded": job.num_done,
+            "num_failed": num_failed,
+            "num_vectors_removed": num_deleted,
+        },
     )
 
 

@@ -1,6 +1,5 @@
 """Progress: how far a claimed run is, as it is told in every transaction that writes for it."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from uuid import UUID
 
@@ -48,5 +47,3 @@ class Progress:
         return replace(
             self.counts, **{name: getattr(self.counts, name) + number for name, number in numbers.items()}
         )
-
-

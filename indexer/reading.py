@@ -1,7 +1,7 @@
 """Reading: the source once from its beginning, batch by batch into the stage, each compared with the generation.
 
-A thread reads and hashes ahead of the database, so that both have something to do. Nothing of the collection is changed:
-a reading that was broken off begins again.
+A thread reads and hashes ahead of the database, so that both have something to do. Nothing of the collection is
+changed: a reading that was broken off begins again.
 """
 
 import queue
@@ -11,7 +11,8 @@ from typing import Any, Final, Protocol
 
 from indexer.context import RunContext
 from indexer.progress import Progress
-from indexer.target import Target, choose_generation, make_target
+from indexer.target import Target, make_target
+from vectormill.db.building import open_target_generation
 from vectormill.db.jobs import draw_seq
 from vectormill.db.keys import KeyLedger
 from vectormill.db.stages import CHANGED, METADATA_ONLY, NEW, Rows, make_stage, pack_rows, stage_rows
@@ -117,9 +118,9 @@ def read_source(context: RunContext, progress: Progress, source: Source, target:
 
 def begin_reading(context: RunContext, progress: Progress) -> tuple[Target, int]:
     """An empty stage, and the run's place among the writers: what clients write from here on is newer."""
+    generation = open_target_generation(context.engine, context.run.collection, context.run.spec)
     with context.engine.begin() as connection:
         progress.save(connection, RunCounts())
-        generation = choose_generation(connection, context.run)
         seq = draw_seq(connection)
         target = make_target(connection, context.run, generation)
         make_stage(connection, target.stage)

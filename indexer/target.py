@@ -9,7 +9,6 @@ from vectormill.db.generations import find_written
 from vectormill.db.stages import Stage
 from vectormill.domain.collection import LIVE, Generation
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.errors import Conflict
 from vectormill.domain.run import Run
 
 HAS_TEXTS = text("SELECT keep_text FROM vectormill.collections WHERE id = :collection_id")
@@ -27,14 +26,6 @@ class Target:
     @property
     def is_live(self) -> bool:
         return self.generation.state == LIVE
-
-
-def choose_generation(connection: Connection, run: Run) -> Generation:
-    """The live generation, or one beside it if the run asks for another vector space. Raises CollectionNotFound."""
-    live = find_generation(connection, run.collection)
-    if run.spec is None or run.spec.fingerprint() == live.spec.fingerprint():
-        return live
-    raise Conflict("Another vector space needs a new generation, which this release cannot build yet.")
 
 
 def find_target(connection: Connection, run: Run) -> Target:

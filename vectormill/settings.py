@@ -119,6 +119,7 @@ class Settings(BaseSettings):
     lease_seconds: float = Field(default=30.0, gt=0)
     heartbeat_seconds: float = Field(default=5.0, gt=0)
     max_attempts: int = Field(default=5, ge=1, description="Claims of a chunk before it is split.")
+    indexer_runs: int = Field(default=4, ge=1, le=64, description="Runs that an indexer carries out at once.")
     dispatch_seconds: float = Field(
         default=0.1, gt=0, description="Pause of the dispatcher while jobs are open."
     )

@@ -10,11 +10,13 @@ from typing import Any, Final
 from sqlalchemy import Connection, text
 
 from vectormill.db.stages import Stage, driver_of, has_table
+from vectormill.db.tombstones import hold_deletions
 
 COUNT_ROWS: Final = "SELECT count(*) FROM {table}"
 
 IS_DELETED_SINCE: Final = """
-    SELECT 1 FROM vectormill.tombstones WHERE collection_id = %(collection_id)s::bigint AND seq > %(seq)s::bigint LIMIT 1
+    SELECT 1 FROM vectormill.tombstones
+     WHERE collection_id = %(collection_id)s::bigint AND seq > %(seq)s::bigint LIMIT 1
 """
 
 
@@ -118,6 +120,8 @@ def write_moved(
 ) -> tuple[int, int | None]:
     """Gives the next rows behind a position the vectors of their texts; how many, and the last one's position."""
     driver = driver_of(connection)
+    with driver.cursor() as cursor:
+        hold_deletions(cursor, stage.generation.id)
     rows = driver.execute(stage.fill_in(LIST_MOVED), {"after": after, "limit": limit}).fetchall()
     ordinals = [row[0] for row in rows]
     if not ordinals:
@@ -148,7 +152,7 @@ def write_metadata(
 
 
 # The row with the vector is locked and not changed: a put that comes at this moment is waited for, and wins.
-CHOSEN_CHANGES: Final = """
+WRITE_ATTRIBUTES: Final = """
     WITH change AS MATERIALIZED (
         SELECT change.key, change.metadata, change.metadata_hash, change.text
           FROM {changes} AS change
@@ -157,11 +161,6 @@ CHOSEN_CHANGES: Final = """
          ORDER BY change.key
            FOR SHARE OF live
     )
-"""
-
-WRITE_ATTRIBUTES: Final = (
-    CHOSEN_CHANGES
-    + """
     INSERT INTO {attributes} AS kept (key, metadata, metadata_hash, text, job_seq)
     SELECT key, CAST(nullif(convert_from(metadata, 'UTF8'), '') AS jsonb), metadata_hash,
            CASE WHEN %(keep_text)s::boolean THEN convert_from(text, 'UTF8') END, %(seq)s::bigint
@@ -173,15 +172,18 @@ WRITE_ATTRIBUTES: Final = (
            job_seq = excluded.job_seq
      WHERE kept.job_seq <= excluded.job_seq
 """
-)
 
-CLEAR_ATTRIBUTES: Final = (
-    CHOSEN_CHANGES
-    + """
+# Of rows that the statement before has locked.
+CLEAR_ATTRIBUTES: Final = """
+    WITH change AS MATERIALIZED (
+        SELECT change.key, change.metadata_hash
+          FROM {changes} AS change
+          JOIN {table} AS live ON live.key = change.key AND live.job_seq <= %(seq)s::bigint
+         WHERE change.ordinal = ANY(%(ordinals)s::bigint[])
+    )
     DELETE FROM {attributes} AS kept USING change
      WHERE change.metadata_hash IS NULL AND kept.key = change.key AND kept.job_seq <= %(seq)s::bigint
 """
-)
 
 
 def _write_attributes(

@@ -1,7 +1,7 @@
 """Claims of runs: an indexer holds a run by a lease, and writes for it under the fence of its claim.
 
-One run of a collection is carried out at a time: a unique index says so, and what is queued waits. A run stays `running`
-when its indexer dies; whoever claims it after the lease goes on in its phase.
+One run of a collection is carried out at a time: a unique index says so, and what is queued waits. A run stays
+`running` when its indexer dies; whoever claims it after the lease goes on in its phase.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,12 +13,9 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import IntegrityError
 
 from vectormill.db.jsonb import to_jsonb
-from vectormill.db.runs import COUNT_NAMES, find_run
+from vectormill.db.runs import find_run
 from vectormill.domain.errors import LeaseLost
 from vectormill.domain.run import CANCELLING, FAILED, PHASES_BY_KIND, Run, RunCounts
-
-# Wakes an indexer: see CREATE_RUN and CONFIRM_RUN.
-LISTEN_FOR_RUNS: Final = "LISTEN vectormill_runs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,14 +102,17 @@ def renew_runs(connection: Connection, claims: Sequence[RunClaim], lease_seconds
 
 # The first statement of every transaction that writes for a run: it locks the run until COMMIT, so that nobody claims
 # it meanwhile, renews its lease, and tells how far it is.
-SAVE_RUN = text(f"""
+SAVE_RUN = text("""
     UPDATE vectormill.runs
-       SET {", ".join(f"{name} = :{name}" for name in COUNT_NAMES)},
+       SET num_seen = :num_seen, num_unchanged = :num_unchanged, num_metadata_only = :num_metadata_only,
+           num_new = :num_new, num_changed = :num_changed, num_moved = :num_moved, num_deleted = :num_deleted,
+           num_failed = :num_failed,
            attempt = CASE WHEN phase IS DISTINCT FROM CAST(:phase AS text) THEN 1 ELSE attempt END,
            phase = CAST(:phase AS text), seq = coalesce(CAST(:seq AS bigint), seq),
            job_id = coalesce(CAST(:job_id AS uuid), job_id),
            generation_id = coalesce(CAST(:generation_id AS bigint), generation_id),
-           lease_until = now() + make_interval(secs => CAST(:lease_seconds AS double precision)), updated_at = now()
+           lease_until = now() + make_interval(secs => CAST(:lease_seconds AS double precision)),
+           updated_at = now()
      WHERE id = :run_id AND fence = :fence AND state IN ('running', 'cancelling')
     RETURNING 1
 """)
@@ -158,17 +158,15 @@ def report_run(connection: Connection, claim: RunClaim, phase: str, found: Mappi
         raise LeaseLost("The run's lease expired and another indexer may hold it; nothing was written.")
 
 
-# A cancelled run ends cancelled, whatever else its indexer says of it. NOTIFY: the collection's next run may begin.
+# A cancelled run ends cancelled, whatever else its indexer says of it.
 END_RUN = text("""
-    WITH ended AS (
-        UPDATE vectormill.runs
-           SET state = CASE WHEN state = 'cancelling' THEN 'cancelled' ELSE :state END,
-               error = CAST(:error AS text), finished_at = CASE WHEN CAST(:state AS text) <> 'held' THEN now() END,
-               lease_owner = NULL, lease_until = NULL, updated_at = now()
-         WHERE id = :run_id AND fence = :fence AND state IN ('running', 'cancelling')
-        RETURNING id
-    )
-    SELECT id, pg_notify('vectormill_runs', '') FROM ended
+    UPDATE vectormill.runs
+       SET state = CASE WHEN state = 'cancelling' THEN 'cancelled' ELSE :state END,
+           error = CAST(:error AS text),
+           finished_at = CASE WHEN CAST(:state AS text) <> 'held' OR state = 'cancelling' THEN now() END,
+           lease_owner = NULL, lease_until = NULL, updated_at = now()
+     WHERE id = :run_id AND fence = :fence AND state IN ('running', 'cancelling')
+    RETURNING id
 """)
 
 
@@ -180,15 +178,12 @@ def end_run(connection: Connection, claim: RunClaim, state: str, error: str | No
 
 # It stays running, so that no other run of the collection comes between.
 HAND_BACK_RUN = text("""
-    WITH handed AS (
-        UPDATE vectormill.runs
-           SET lease_until = now(), lease_owner = NULL, error = coalesce(CAST(:error AS text), error),
-               available_at = now() + make_interval(secs => CAST(:pause_seconds AS double precision)),
-               attempt = attempt - CASE WHEN CAST(:is_counted AS boolean) THEN 0 ELSE 1 END, updated_at = now()
-         WHERE id = :run_id AND fence = :fence AND state IN ('running', 'cancelling')
-        RETURNING id
-    )
-    SELECT id, pg_notify('vectormill_runs', '') FROM handed
+    UPDATE vectormill.runs
+       SET lease_until = now(), lease_owner = NULL, error = coalesce(CAST(:error AS text), error),
+           available_at = now() + make_interval(secs => CAST(:pause_seconds AS double precision)),
+           attempt = attempt - CASE WHEN CAST(:is_counted AS boolean) THEN 0 ELSE 1 END, updated_at = now()
+     WHERE id = :run_id AND fence = :fence AND state IN ('running', 'cancelling')
+    RETURNING id
 """)
 
 
@@ -211,27 +206,12 @@ def hand_back_run(
     connection.execute(HAND_BACK_RUN, values)
 
 
-FAIL_SILENT_UPLOADS = text("""
-    UPDATE vectormill.runs
-       SET state = 'failed', finished_at = now(), updated_at = now(),
-           error = 'The client that pushed the texts fell silent before it ended the upload; nothing was changed.'
-     WHERE state = 'uploading'
-       AND updated_at < now() - make_interval(secs => CAST(:timeout_seconds AS double precision))
-    RETURNING id
-""")
-
-
-def fail_silent_uploads(connection: Connection, timeout_seconds: float) -> int:
-    """Ends runs whose client has pushed nothing for so long; how many."""
-    return len(connection.execute(FAIL_SILENT_UPLOADS, {"timeout_seconds": timeout_seconds}).all())
-
-
 def describe_attempts(run: Run) -> str:
     """Why a run that was claimed so often is given up."""
     last = f" The last error was: {run.error}" if run.error else ""
     return (
-        f"The run was tried {run.attempt - 1} times in phase {run.phase} and did not come through: its indexer ended or "
-        f"failed each time (VECTORMILL_MAX_ATTEMPTS).{last}"
+        f"The run was tried {run.attempt - 1} times in phase {run.phase} and did not come through: its indexer ended "
+        f"or failed each time (VECTORMILL_MAX_ATTEMPTS).{last}"
     )
 
 

@@ -37,23 +37,20 @@ FROM_RUNS = """
 
 FIND_RUN = text(f"SELECT {RUN_COLUMNS} {FROM_RUNS} WHERE runs.id = :run_id")
 
-# clock_timestamp() and not now(): runs that one transaction makes have an order, which pages are cut by. NOTIFY wakes
-# an indexer. A due time of a schedule has one run, whoever makes it.
+# clock_timestamp() and not now(): runs that one transaction makes have an order, which pages are cut by. A due
+# time of a schedule has one run, whoever makes it.
 CREATE_RUN = text("""
-    WITH made AS (
-        INSERT INTO vectormill.runs
-            (id, collection_id, kind, state, spec, options, schedule_id, due_at, created_at, finished_at, error)
-        SELECT :id, id, :kind, :state, CAST(:spec AS jsonb), CAST(:options AS jsonb),
-               CAST(:schedule_id AS bigint), CAST(:due_at AS timestamptz), clock_timestamp(),
-               CASE WHEN CAST(:state AS text) = 'skipped' THEN clock_timestamp() END, CAST(:error AS text)
-          FROM vectormill.collections WHERE name = :collection
-        ON CONFLICT (schedule_id, due_at) DO NOTHING
-        RETURNING id
-    )
-    SELECT id, pg_notify('vectormill_runs', '') FROM made
+    INSERT INTO vectormill.runs
+        (id, collection_id, kind, state, spec, options, schedule_id, due_at, created_at, finished_at, error)
+    SELECT :id, id, :kind, :state, CAST(:spec AS jsonb), CAST(:options AS jsonb),
+           CAST(:schedule_id AS bigint), CAST(:due_at AS timestamptz), clock_timestamp(),
+           CASE WHEN CAST(:state AS text) = 'skipped' THEN clock_timestamp() END, CAST(:error AS text)
+      FROM vectormill.collections WHERE name = :collection
+    ON CONFLICT (schedule_id, due_at) DO NOTHING
+    RETURNING id
 """)
 
-HAS_COLLECTION = text("SELECT EXISTS (SELECT 1 FROM vectormill.collections WHERE name = :name)")
+FIND_COLLECTION = text("SELECT id FROM vectormill.collections WHERE name = :name")
 
 
 def create_run(
@@ -87,7 +84,7 @@ def create_run(
     made = connection.execute(CREATE_RUN, values).one_or_none()
     if made is not None:
         return find_run(connection, made.id)
-    if not connection.execute(HAS_COLLECTION, {"name": collection}).scalar_one():
+    if connection.execute(FIND_COLLECTION, {"name": collection}).one_or_none() is None:
         raise CollectionNotFound(f"There is no collection {collection!r}.")
     return None
 
@@ -117,8 +114,7 @@ LIST_RUNS = text(f"""
 
 LIST_RUNS_OF_COLLECTION = text(f"""
     SELECT {RUN_COLUMNS} {FROM_RUNS}
-     WHERE runs.collection_id = (SELECT id FROM vectormill.collections WHERE name = :collection)
-       AND runs.created_at < CAST(:before AS timestamptz)
+     WHERE runs.collection_id = :collection_id AND runs.created_at < CAST(:before AS timestamptz)
      ORDER BY runs.created_at DESC LIMIT :limit
 """)
 
@@ -136,7 +132,10 @@ def position_of(run: Run) -> int:
 def list_runs(
     connection: Connection, *, collection: str | None = None, before: int | None = None, limit: int
 ) -> list[Run]:
-    """Runs, newest first, of one collection or of all; `before` is position_of the last one that is known already."""
+    """Runs, newest first, of one collection or of all; `before` is position_of the last one that is known already.
+
+    Raises CollectionNotFound.
+    """
     last = position_of_last()
     values: dict[str, Any] = {
         "before": _EPOCH + timedelta(microseconds=last if before is None else min(before, last)),
@@ -145,7 +144,10 @@ def list_runs(
     if collection is None:
         rows = connection.execute(LIST_RUNS, values)
     else:
-        rows = connection.execute(LIST_RUNS_OF_COLLECTION, {**values, "collection": collection})
+        collection_id = connection.execute(FIND_COLLECTION, {"name": collection}).scalar_one_or_none()
+        if collection_id is None:
+            raise CollectionNotFound(f"There is no collection {collection!r}.")
+        rows = connection.execute(LIST_RUNS_OF_COLLECTION, {**values, "collection_id": collection_id})
     return [read_run(row) for row in rows]
 
 
@@ -177,14 +179,10 @@ def cancel_run(connection: Connection, run_id: UUID) -> Run:
 
 
 CONFIRM_RUN = text("""
-    WITH confirmed AS (
-        UPDATE vectormill.runs
-           SET state = :state, error = NULL, options = options || '{"confirm": true}', available_at = now(),
-               updated_at = now()
-         WHERE id = :run_id
-        RETURNING id
-    )
-    SELECT pg_notify('vectormill_runs', '') FROM confirmed
+    UPDATE vectormill.runs
+       SET state = :state, error = NULL, options = options || CAST('{"confirm": true}' AS jsonb), available_at = now(),
+           updated_at = now()
+     WHERE id = :run_id
 """)
 
 

@@ -16,6 +16,7 @@ from vectormill.settings import ALIVE_SECONDS as ALIVE_SECONDS
 SCHEDULER: Final = "scheduler"
 REDIS_AWAY: Final = "redis away"
 REDIS_FULL: Final = "redis full"
+INDEXER: Final = "indexer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,13 +142,18 @@ def beat_scheduler(
             connection.execute(text("DELETE FROM vectormill.heartbeats WHERE duty = :duty"), {"duty": duty})
 
 
+def beat_indexer(connection: Connection) -> None:
+    """The sign of life of one indexer, whichever."""
+    connection.execute(BEAT_DUTY, {"duty": INDEXER})
+
+
 LIST_SIGNS_OF_LIFE = text("""
     SELECT duty FROM vectormill.heartbeats WHERE beat_at > now() - make_interval(secs => :alive_seconds)
 """)
 
 
 def list_signs_of_life(connection: Connection) -> set[str]:
-    """What the scheduler has told lately: SCHEDULER, REDIS_AWAY, REDIS_FULL."""
+    """What was told lately: SCHEDULER, REDIS_AWAY, REDIS_FULL, INDEXER."""
     return set(connection.execute(LIST_SIGNS_OF_LIFE, {"alive_seconds": ALIVE_SECONDS}).scalars())
 
 

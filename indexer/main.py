@@ -1,0 +1,117 @@
+"""The indexer process: claims runs and carries out a few at a time, each in a thread. Any number may run.
+
+It needs Postgres alone, and outlives its outages: a run whose indexer was away for longer than its lease is another's.
+"""
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from sqlalchemy import Engine
+
+from indexer.claims import Claims
+from indexer.context import RunContext
+from indexer.opening import open_run_source
+from indexer.phases import Tools
+from indexer.reading import Source
+from vectormill.db.outages import DATABASE_ERRORS
+from vectormill.db.pushes import fail_silent_pushes
+from vectormill.db.session import make_engine
+from vectormill.db.stages import drop_left_stages
+from vectormill.db.workers import beat_indexer
+from vectormill.domain.errors import ConfigurationError
+from vectormill.registry import Registry
+from vectormill.settings import Settings
+from vectormill.stopping import StopSignals
+
+logger = logging.getLogger(__name__)
+
+# One look at an index of the runs that are open. Nothing is listened to, so a pooler may be between.
+_POLL_SECONDS: Final = 0.25
+_TIDY_SECONDS: Final = 60.0
+_OUTAGE_SECONDS: Final = 1.0
+
+
+def run(settings: Settings) -> None:
+    """Runs until SIGTERM or SIGINT."""
+    if settings.database_url is None:
+        raise ConfigurationError(
+            "The indexer needs VECTORMILL_DATABASE_URL; `vectormill up` brings its own Postgres."
+        )
+    with StopSignals() as stop:
+        serve(settings, settings.database_url, Registry(settings.models), stop, open_run_source)
+
+
+def serve(
+    settings: Settings,
+    database_url: str,
+    registry: Registry,
+    stop: threading.Event,
+    open_source: Callable[[RunContext], Source],
+) -> None:
+    """Carries out runs until `stop`; then hands back what it has."""
+    most = settings.indexer_runs
+    # Two for each run: its own, and that of a job which it uploads meanwhile.
+    engine = make_engine(
+        database_url, application_name="vectormill indexer", pool_size=most + 1, max_overflow=most
+    )
+    heart = make_engine(
+        database_url, application_name="vectormill indexer leases", pool_size=1, max_overflow=0
+    )
+    owner = f"{socket.gethostname()}:{os.getpid()}"
+    claims = Claims(engine, heart, owner, most, settings.lease_seconds)
+    tools = Tools(engine, settings, registry, open_source, claims.is_stopping.wait)
+    heartbeat = threading.Thread(
+        target=_beat, args=(claims, heart, settings.heartbeat_seconds, stop), name="heartbeat"
+    )
+    heartbeat.start()
+    try:
+        while not stop.is_set():
+            try:
+                _serve_connected(engine, claims, tools, settings, stop)
+            except DATABASE_ERRORS as error:
+                logger.warning("Postgres cannot be reached; trying again: %s", error)
+                stop.wait(_OUTAGE_SECONDS)
+    finally:
+        stop.set()
+        claims.stop()
+        heartbeat.join()
+        engine.dispose()
+        heart.dispose()
+
+
+def _serve_connected(
+    engine: Engine, claims: Claims, tools: Tools, settings: Settings, stop: threading.Event
+) -> None:
+    """Claims what there is, until Postgres cannot be reached or the process is told to stop."""
+    tidy_at = 0.0
+    while not stop.is_set():
+        if time.monotonic() >= tidy_at:
+            tidy_at = time.monotonic() + _TIDY_SECONDS
+            _tidy(engine, settings)
+        while claims.claim(tools):
+            pass
+        claims.wait_for_room(_POLL_SECONDS)
+
+
+def _tidy(engine: Engine, settings: Settings) -> None:
+    with engine.begin() as connection:
+        fail_silent_pushes(connection, settings.upload_timeout_seconds)
+        drop_left_stages(connection)
+
+
+def _beat(claims: Claims, heart: Engine, seconds: float, stop: threading.Event) -> None:
+    """The leases of all runs, and the indexer's own sign of life. Goes on while runs end, after `stop`."""
+    is_over = False
+    while not is_over:
+        is_over = stop.wait(seconds)
+        try:
+            claims.renew()
+            with heart.begin() as connection:
+                beat_indexer(connection)
+        except DATABASE_ERRORS as error:
+            logger.warning("No heartbeat: Postgres cannot be reached: %s", error)

@@ -1,0 +1,127 @@
+"""An indexer for tests: the real one in a thread, with sources that a test sets, and a stand-in for the workers."""
+
+import json
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Engine, text
+
+from indexer.context import RunContext
+from indexer.main import serve
+from tests.protocol import submit
+from tests.waiting import wait_for
+from vectormill.db.runs import create_run, find_run
+from vectormill.domain.errors import SourceFailed
+from vectormill.domain.item import Item
+from vectormill.domain.run import HELD, REINDEX, Run
+from vectormill.registry import Registry
+from vectormill.settings import Settings
+
+QUICK = {"lease_seconds": 3.0, "heartbeat_seconds": 0.2}
+
+
+@dataclass
+class ListedSource:
+    """Rows in memory. With `fails_at` the source breaks before that row; `before` is called before each batch."""
+
+    items: list[Item] = field(default_factory=list)
+    batch: int = 3
+    fails_at: int | None = None
+    before: Callable[[int], object] = lambda position: None
+
+    def read(self) -> Iterator[list[Item]]:
+        for start in range(0, len(self.items), self.batch):
+            self.before(start)
+            if self.fails_at is not None and start >= self.fails_at:
+                raise SourceFailed("The source broke.")
+            yield self.items[start : start + self.batch]
+
+
+def row(key: str, content: str, **metadata: Any) -> Item:
+    packed = json.dumps(metadata, sort_keys=True, separators=(",", ":")).encode() if metadata else b""
+    return Item(key, content.encode("utf-8", "surrogatepass"), packed)
+
+
+def make_collection(engine: Engine, name: str = "docs") -> None:
+    """An empty collection of vectors as the stand-in worker makes them."""
+    submit(engine, [Item("seed", b"seed")], collection=name)
+    with engine.begin() as connection:
+        connection.execute(text("DELETE FROM vectormill.jobs"))
+
+
+@contextmanager
+def indexing(
+    engine: Engine,
+    source: Any,
+    on_open: Callable[[RunContext], object] = lambda context: None,
+    **settings: Any,
+) -> Iterator[threading.Event]:
+    """An indexer while the block runs; the event ends it."""
+
+    def open_source(context: RunContext) -> Any:
+        on_open(context)
+        return source
+
+    stop = threading.Event()
+    url = engine.url.render_as_string(hide_password=False)
+    thread = threading.Thread(
+        target=serve,
+        args=(Settings(**QUICK | settings), url, Registry({}), stop, open_source),
+        name="indexer",
+    )
+    thread.start()
+    try:
+        yield stop
+    finally:
+        stop.set()
+        thread.join(30)
+        assert not thread.is_alive(), "the indexer did not stop"
+
+
+def start_run(engine: Engine, collection: str = "docs", kind: str = REINDEX, **options: Any) -> UUID:
+    with engine.begin() as connection:
+        run = create_run(connection, collection, kind, options=options)
+    assert run is not None
+    return run.id
+
+
+def look(engine: Engine, run_id: UUID) -> Run:
+    with engine.connect() as connection:
+        return find_run(connection, run_id)
+
+
+def await_run(engine: Engine, run_id: UUID) -> Run:
+    """The run when it has ended or is held."""
+
+    def is_over() -> Run | None:
+        run = look(engine, run_id)
+        return run if run.is_terminal or run.state == HELD else None
+
+    return wait_for(is_over, 20, "the run ended")
+
+
+def contents(engine: Engine, name: str = "docs") -> dict[str, tuple[bytes, Mapping[str, Any] | None]]:
+    """What the collection has: by key the hash of the text and the metadata."""
+    with engine.connect() as connection:
+        rows = connection.execute(text(f"SELECT key, content_hash, metadata FROM public.{name}"))
+        return {row.key: (bytes(row.content_hash), row.metadata) for row in rows}
+
+
+def wanted(items: Iterable[Item]) -> dict[str, tuple[bytes, Mapping[str, Any] | None]]:
+    return {
+        item.key: (item.content_hash(), json.loads(item.metadata) if item.metadata else None)
+        for item in items
+    }
+
+
+COUNT_ENCODED = text("SELECT coalesce(sum(num_items), 0) FROM vectormill.jobs WHERE metadata ? 'run'")
+
+
+def count_encoded(engine: Engine) -> int:
+    """Items of all jobs that runs have submitted."""
+    with engine.connect() as connection:
+        return int(connection.execute(COUNT_ENCODED).scalar_one())
