@@ -1,22 +1,26 @@
-"""Matches: the rows of a collection that are nearest to a query, and whether an index found them."""
+"""Matches: the rows of a collection that answer a search best, and whether an index found them."""
 
 import math
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import psycopg
-from sqlalchemy import Connection, text
-from sqlalchemy.exc import OperationalError
+from sqlalchemy import Connection, Row, text
+from sqlalchemy.exc import OperationalError, ProgrammingError
 
-from vectormill.db.attributes import attributes_name
-from vectormill.db.calibrations import find_ranges
-from vectormill.db.vector_types import choose_vector_type
+from vectormill.db.query_vectors import make_query_vector, read_vector
+from vectormill.db.rankings import write_search
+from vectormill.db.search_plans import Plans, Reading
+from vectormill.db.search_plans import walk_plan as walk_plan
 from vectormill.domain.collection import Generation
-from vectormill.domain.encoding import BINARY, FLOAT16, FLOAT32, INT8
-from vectormill.domain.errors import SearchTimeout
+from vectormill.domain.errors import Conflict, SearchTimeout, TextsNotKept
+from vectormill.domain.search import BY_TEXT, HYBRID, Search, check_search
 
 # hnsw.ef_search: so many candidates an index keeps while it looks, 40 by pgvector's default and 1,000 at the most. With
 # as many as rows are asked for the last ones are often missed: of 20,000 random vectors, the worst case there is, 200
@@ -24,35 +28,44 @@ from vectormill.domain.errors import SearchTimeout
 LEAST_CANDIDATES: Final = 100
 CANDIDATES_PER_ROW: Final = 2
 MOST_CANDIDATES: Final = 1000
+# Of each ranking that is fused: a row far down in one may be among the first of both together.
+LEAST_FUSED: Final = 100
+FUSED_PER_ROW: Final = 4
+# A document has several passages among the nearest; when so many times the limit hold too few documents, more are read.
+PASSAGES_PER_DOCUMENT: Final = (4, 32)
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """One search result; `score` is the cosine similarity, -1 to 1; in a binary collection, that of the signs."""
+    """One search result.
+
+    `score` is the cosine similarity, -1 to 1, in a binary collection that of the signs; by words their cover density;
+    of both, what reciprocal rank fusion makes of a row's places, which are `vector_rank` and `text_rank`, from 1 on.
+    `passage` is the span of its document that a row holds: document, index, start, end.
+    """
 
     key: str
     score: float
-    metadata: dict[str, Any] | None
+    metadata: dict[str, Any] | None = None
+    text: str | None = None
+    embedding: list[Any] | None = None
+    passage: dict[str, Any] | None = None
+    vector_rank: int | None = None
+    text_rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Nearest:
-    """Matches, best first. `num_rows_read` is about how many rows the collection has when all were read, else None."""
+    """Matches, best first. `num_rows_read` is about how many rows the collection has when all were read, else None.
+
+    `repeated_because` says why an exact search followed that of the index.
+    """
 
     matches: list[Match]
     num_rows_read: int | None
+    repeated_because: str | None = None
 
 
-# The distance is of the column as it is, so that an index on it can serve: cosine for floats, differing bits for
-# binary. int8 codes are restored first, since every dimension has a scale and an offset of its own. Sorted at the end
-# by another expression: Postgres takes rows from an index for sorted by the distance, which they are nearly.
-SEARCH_VECTORS = """
-    SELECT nearest.key, 1 - distance * :unit AS score, attributes.metadata
-      FROM (SELECT key, {distance} AS distance
-              FROM vectormill.{table} ORDER BY distance LIMIT :limit) AS nearest
-      LEFT JOIN vectormill.{attributes} AS attributes ON attributes.key = nearest.key
-     ORDER BY score DESC
-"""
 # Until the end of the transaction. The time-out, for a client that has gone leaves its search behind. An index gives
 # its candidates and no more, unless it may go on looking: in relaxed order, since the statement sorts what was found. A
 # larger ef_search of the operator's own stands. And the plan that is explained must be the plan that is run.
@@ -64,12 +77,11 @@ PREPARE_SEARCH: Final = text("""
            ) AS text), true),
            set_config('plan_cache_mode', 'force_custom_plan', true)
 """)
-DISTANCES: Final[Mapping[str, str]] = {
-    FLOAT32: "embedding <=> CAST(:query AS vector)",
-    FLOAT16: "embedding <=> CAST(:query AS halfvec)",
-    INT8: "(CAST(embedding AS vector) * CAST(:steps AS vector) + CAST(:offsets AS vector)) <=> CAST(:query AS vector)",
-    BINARY: "embedding <~> CAST(:query AS bit({dimensions}))",
-}
+SET_CANDIDATES: Final = text("SELECT set_config('hnsw.ef_search', CAST(:num_candidates AS text), true)")
+
+FIND_LANGUAGE: Final = text(
+    "SELECT keep_text, language FROM vectormill.collections WHERE id = :collection_id"
+)
 
 
 def search_collection(
@@ -80,36 +92,135 @@ def search_collection(
     *,
     timeout_seconds: float = 30.0,
 ) -> Nearest:
-    """The `limit` rows that are nearest to `embedding`, finite float32 [dimensions], best first.
+    """The `limit` rows that are nearest to `embedding`, finite float32 [dimensions]: see find_matches."""
+    search = Search(limit=limit)
+    (found,) = find_matches(connection, generation, [(search, embedding)], timeout_seconds=timeout_seconds)
+    return found
+
+
+def find_matches(
+    connection: Connection,
+    generation: Generation,
+    searches: Sequence[tuple[Search, npt.NDArray[np.float32] | None]],
+    *,
+    timeout_seconds: float = 30.0,
+) -> list[Nearest]:
+    """What answers each search, best first; with it comes its vector, finite float32 [dimensions], if it needs one.
 
     Nearest means the highest cosine similarity; in a binary collection, that of the signs, which is 1 - 2 × the
     share of bits that differ. With an HNSW index (pgvector 0.8 or newer) nearly the nearest, and as many as there are.
-    Raises SearchTimeout: without an index the search reads every row.
+    Raises SearchTimeout, when all together take too long: without an index a search reads every row; InvalidOption,
+    TextsNotKept, ItemNotFound, and Conflict when the generation is removed meanwhile.
     """
-    spec = generation.spec
-    kind = choose_vector_type(spec, in_collection=True)
-    values: dict[str, object] = {"limit": limit, "unit": 1.0, "query": write_vector(embedding)}
-    if kind.name == BINARY:
-        values |= {
-            "unit": 2 / spec.dimensions,
-            "query": "".join("01"[sign] for sign in (embedding > 0).tolist()),
-        }
-    if kind.name == INT8:
-        ranges = find_ranges(connection, spec)
-        if ranges is None:
-            return Nearest([], 0)  # measured before the first row is written
-        values |= {"steps": write_vector(ranges.steps), "offsets": write_vector(ranges.offsets)}
-    distance = DISTANCES[kind.name].format(dimensions=spec.dimensions)
-    statement = SEARCH_VECTORS.format(
-        distance=distance, table=generation.table_name, attributes=attributes_name(generation.id)
-    )
+    deadline = time.monotonic() + timeout_seconds
+    plans = Plans(connection, generation)
+    with explaining(generation, timeout_seconds):
+        found = []
+        for search, embedding in searches:
+            check_search(search)
+            seconds = max(deadline - time.monotonic(), 0.001)
+            prepare(connection, search, seconds)
+            found.append(find_one(connection, generation, search, embedding, plans))
+        return found
+
+
+def prepare(connection: Connection, search: Search, timeout_seconds: float) -> None:
+    num_candidates = choose_num_candidates(search.num_wanted)
     timeout = f"{math.ceil(timeout_seconds * 1000)}ms"
-    connection.execute(
-        PREPARE_SEARCH, {"timeout": timeout, "num_candidates": choose_num_candidates(limit)}
-    ).all()
+    connection.execute(PREPARE_SEARCH, {"timeout": timeout, "num_candidates": num_candidates}).all()
+    if search.ef_search is not None:
+        connection.execute(SET_CANDIDATES, {"num_candidates": search.ef_search}).all()
+
+
+def find_one(
+    connection: Connection,
+    generation: Generation,
+    search: Search,
+    embedding: npt.NDArray[np.float32] | None,
+    plans: Plans,
+) -> Nearest:
+    """Asks for more rows, and in the end for all, until the page is full or nothing more can be there."""
+    language = find_language(connection, generation) if search.reads_words else None
+    query = None
+    if search.mode != BY_TEXT:
+        query = make_query_vector(connection, generation, embedding, search.like)
+        if query is None:
+            return Nearest([], 0)
+    rows: Sequence[Row[Any]] = []
+    reading = Reading(False, None, None)
+    shortage: str | None = None
+    repeated_because: str | None = None
+    for num_ranked, is_exact in plan_attempts(search):
+        repeated_because = shortage if is_exact and search.mode != BY_TEXT else None
+        write = partial(write_search, generation, search, query, num_ranked, language)
+        statement, reading = plans.choose(write, is_exact=is_exact, is_filtered=search.condition is not None)
+        rows = connection.execute(text(statement.sql), statement.values).all()
+        shortage = find_shortage(search, reading, rows, num_ranked)
+        if shortage is None:
+            break
+    matches = [make_match(row, search, generation) for row in rows]
+    if search.min_score is not None:
+        matches = [match for match in matches if match.score >= search.min_score]
+    return Nearest(matches, reading.num_rows_read, repeated_because)
+
+
+def plan_attempts(search: Search) -> list[tuple[int | None, bool]]:
+    """So many rows are ranked, None for all; and whether exactly, or as the planner likes."""
+    num_wanted = search.num_wanted
+    num_ranked = max(LEAST_FUSED, FUSED_PER_ROW * num_wanted) if search.mode == HYBRID else num_wanted
+    if search.by_document:
+        return [*((factor * num_ranked, False) for factor in PASSAGES_PER_DOCUMENT), (None, True)]
+    return [(num_ranked, False), (num_ranked, True)]
+
+
+def find_shortage(
+    search: Search, reading: Reading, rows: Sequence[Row[Any]], num_ranked: int | None
+) -> str | None:
+    """Why there may be more results than these, or None."""
+    num_nearest, is_full = rows[0].num_nearest if rows else 0, len(rows) == search.limit
+    if is_full and search.mode != HYBRID:
+        return None
+    is_cut = num_ranked is not None and (num_nearest >= num_ranked or not rows)
+    if search.by_document and is_cut and not is_full:
+        return f"the {num_ranked:,} nearest passages are of fewer documents than were asked for"
+    # Of a fused list every ranking shall be whole, not only as long as the page.
+    num_wanted = num_ranked if search.mode == HYBRID or search.by_document else search.num_wanted
+    if reading.is_by_index and num_wanted is not None and num_nearest < num_wanted:
+        return f"the index gave {num_nearest:,} rows of {num_wanted:,} before it ended its search"
+    return None
+
+
+def make_match(row: Row[Any], search: Search, generation: Generation) -> Match:
+    shown = row._mapping
+    written = shown.get("embedding")
+    return Match(
+        row.key,
+        float(row.score),
+        metadata=shown.get("metadata"),
+        text=shown.get("text"),
+        embedding=None if written is None else read_vector(written, generation),
+        passage=row.passage if isinstance(row.passage, dict) else None,
+        vector_rank=shown.get("vector_rank"),
+        text_rank=shown.get("text_rank"),
+    )
+
+
+def find_language(connection: Connection, generation: Generation) -> str:
+    """The text search configuration of the collection's texts. Raises TextsNotKept."""
+    row = connection.execute(FIND_LANGUAGE, {"collection_id": generation.collection_id}).one_or_none()
+    if row is None or not row.keep_text:
+        raise TextsNotKept(
+            f"Collection {generation.collection!r} keeps no texts, so it cannot be searched by words: make it with "
+            "keep_text, as `vectormill collections create NAME --keep-text` does, and index its texts into it."
+        )
+    return f"pg_catalog.{row.language}"
+
+
+@contextmanager
+def explaining(generation: Generation, timeout_seconds: float) -> Iterator[None]:
+    """What Postgres refuses, in words of ours."""
     try:
-        num_rows_read = estimate_rows_read(connection, generation.table_name, statement, values)
-        rows = connection.execute(text(statement), values).all()
+        yield
     except OperationalError as error:
         if not isinstance(error.orig, psycopg.errors.QueryCanceled):
             raise
@@ -117,38 +228,13 @@ def search_collection(
             f"Searching {generation.collection!r} took more than {timeout_seconds:g} s and was ended. Without an index "
             f'on vectormill.{generation.table_name} every row is read: docs/OPERATIONS.md, "What to do when …".'
         ) from error
-    return Nearest([Match(row.key, float(row.score), row.metadata) for row in rows], num_rows_read)
+    except ProgrammingError as error:
+        if not isinstance(error.orig, psycopg.errors.UndefinedTable):
+            raise
+        raise Conflict(
+            f"The generation of {generation.collection!r} that was searched has been removed meanwhile; search again."
+        ) from error
 
 
 def choose_num_candidates(limit: int) -> int:
     return min(MOST_CANDIDATES, max(LEAST_CANDIDATES, CANDIDATES_PER_ROW * limit))
-
-
-def estimate_rows_read(
-    connection: Connection, table: str, statement: str, values: Mapping[str, object]
-) -> int | None:
-    """How many rows of the table the planner expects to read when no index serves, else None. Reads no row."""
-    (plan,) = connection.execute(text(f"EXPLAIN (FORMAT JSON) {statement}"), values).scalar_one()
-    nodes = [node for node in walk_plan(plan["Plan"]) if node.get("Relation Name") == table]
-    if any(node["Node Type"] == "Index Scan" for node in nodes):
-        return None
-    # Of all processes that read it together.
-    return sum(int(node["Plan Rows"]) for node in nodes) * num_readers(plan["Plan"])
-
-
-def num_readers(plan: Mapping[str, Any]) -> int:
-    """How many processes run the plan's parallel part, or 1."""
-    planned = max((int(node.get("Workers Planned", 0)) for node in walk_plan(plan)), default=0)
-    return planned + 1
-
-
-def walk_plan(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The node and all below it."""
-    yield node
-    for below in node.get("Plans", ()):
-        yield from walk_plan(below)
-
-
-def write_vector(values: npt.NDArray[np.float32]) -> str:
-    """A vector as pgvector reads it."""
-    return "[" + ",".join(repr(float(value)) for value in values) + "]"

@@ -23,6 +23,7 @@ VectormillError
 │   ├── WrongJobState
 │   ├── WrongRunState
 │   ├── SwapRefused           the view cannot be pointed at another generation
+│   ├── TextsNotKept          a search by words, of a collection without texts
 │   └── TooManyCollections
 ├── LimitReached              the API does as much as a setting allows; trying again later helps
 ├── BodyTimeout               the client began to send and fell silent
@@ -145,6 +146,10 @@ class WrongRunState(Conflict):
 
 class SwapRefused(Conflict):
     """Another generation cannot become the live one, since other objects depend on the collection's view."""
+
+
+class TextsNotKept(Conflict):
+    """The collection keeps no texts, so it cannot be searched by words."""
 
 
 class TooManyCollections(Conflict):

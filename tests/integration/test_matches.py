@@ -1,0 +1,214 @@
+"""Searches of 20,000 rows: filters that starve no limit, words and vectors fused, documents; and their plans."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from sqlalchemy import text
+
+from tests.searched import LONG_DOCUMENT, NUM_ROWS, Searched, describe_row, searched_collection
+from vectormill.domain.errors import InvalidOption, ItemNotFound, TextsNotKept
+from vectormill.domain.filter import fits, parse_filter
+
+ONE_PERCENT = {"part": 7}
+VECTORS_INDEX = "generation_1_embedding_idx"
+
+
+@pytest.fixture(scope="module")
+def searched(postgres_url: str) -> Iterator[Searched]:
+    with searched_collection(postgres_url) as searched:
+        yield searched
+
+
+@pytest.fixture
+def by_index_alone(searched: Searched) -> Iterator[Searched]:
+    """Without an index on the field, and kept from reading so small a table whole."""
+    with searched.engine.begin() as connection:
+        name = connection.execute(text("SELECT quote_ident(current_database())")).scalar_one()
+        connection.execute(text(f"ALTER DATABASE {name} SET enable_seqscan = off"))
+        connection.execute(text(f"ALTER DATABASE {name} SET enable_sort = off"))
+    searched.engine.dispose()
+    yield searched
+    with searched.engine.begin() as connection:
+        connection.execute(text(f"ALTER DATABASE {name} RESET ALL"))
+    searched.engine.dispose()
+
+
+def find_numbers(written: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    condition = parse_filter(written)
+    return np.array([number for number in range(NUM_ROWS) if fits(condition, describe_row(number))])
+
+
+def keys_of(found: Any) -> list[str]:
+    return [match.key for match in found.matches]
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        ONE_PERCENT,
+        {"shelf": 7},  # the same without an index
+        {"year": {"gte": 2020, "lt": 2022}},
+        {"lang": "de", "tags": {"contains": "harbour"}},
+        {"part": {"in": [1, 2, 3]}, "not": {"lang": "de"}},
+    ],
+    ids=str,
+)
+def test_a_filtered_search_finds_the_nearest_of_the_rows_that_fit(
+    searched: Searched, written: dict[str, Any]
+) -> None:
+    numbers, num_found = find_numbers(written), 0
+    for query in searched.vectors[3:2000:100]:
+        found = searched.search(query, condition=parse_filter(written))
+        assert len(found.matches) == 10
+        num_found += len(set(keys_of(found)) & set(searched.nearest(query, numbers, 10)))
+    assert num_found >= 0.95 * 200
+
+
+def test_the_vectors_index_goes_on_until_enough_rows_fit(by_index_alone: Searched) -> None:
+    numbers, num_found = find_numbers({"shelf": 7}), 0
+    nodes = by_index_alone.explain(by_index_alone.vectors[3], condition=parse_filter({"shelf": 7}))
+    assert VECTORS_INDEX in {node.get("Index Name") for node in nodes}
+    for query in by_index_alone.vectors[3:4000:100]:
+        found = by_index_alone.search(query, condition=parse_filter({"shelf": 7}))
+        assert len(found.matches) == 10
+        num_found += len(set(keys_of(found)) & set(by_index_alone.nearest(query, numbers, 10)))
+    assert num_found >= 0.95 * 400
+
+
+def test_when_the_index_gives_up_the_search_is_repeated_exactly_and_says_so(by_index_alone: Searched) -> None:
+    with by_index_alone.engine.begin() as connection:
+        name = connection.execute(text("SELECT quote_ident(current_database())")).scalar_one()
+        connection.execute(text(f"ALTER DATABASE {name} SET hnsw.max_scan_tuples = 200"))
+    by_index_alone.engine.dispose()
+    query = by_index_alone.vectors[3]
+    found = by_index_alone.search(query, condition=parse_filter({"shelf": 7}))
+    assert keys_of(found) == by_index_alone.nearest(query, find_numbers({"shelf": 7}), 10)
+    assert "rows of 10 before it ended" in found.repeated_because
+    everywhere = by_index_alone.search(query)
+    assert len(everywhere.matches) == 10
+    assert everywhere.repeated_because is None
+
+
+def test_plans_use_the_indexes_that_are_there(searched: Searched) -> None:
+    query = searched.vectors[17]
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({}, VECTORS_INDEX),
+        ({"like": "k17"}, VECTORS_INDEX),
+        ({"by_document": True}, VECTORS_INDEX),
+        ({"condition": parse_filter(ONE_PERCENT)}, "generation_1_attributes_expr_idx"),
+        ({"condition": parse_filter({"part": {"in": [3, 5]}})}, "generation_1_attributes_expr_idx"),
+        ({"condition": parse_filter({"year": {"gt": 2023}})}, "generation_1_attributes_expr_idx1"),
+        ({"mode": "text", "words": "harbour lantern"}, "generation_1_attributes_search_idx"),
+        ({"mode": "hybrid", "words": "harbour lantern"}, "generation_1_attributes_search_idx"),
+        ({"mode": "hybrid", "words": "harbour lantern"}, VECTORS_INDEX),
+    ]
+    for options, index in cases:
+        nodes = searched.explain(None if "like" in options else query, **options)
+        assert index in {node.get("Index Name") for node in nodes}, (options, nodes)
+
+
+def test_the_nearest_to_a_row_are_found_without_the_row_itself(searched: Searched) -> None:
+    expected = searched.nearest(searched.vectors[17], np.arange(NUM_ROWS), 11)[1:]
+    assert len(set(keys_of(searched.search(like="k17"))) & set(expected)) >= 9
+    with pytest.raises(ItemNotFound, match="'k-1'"):
+        searched.search(like="k-1")
+
+
+def test_a_row_that_both_rankings_have_is_before_those_of_one(searched: Searched) -> None:
+    query = searched.vectors[17]
+    found = searched.search(query, mode="hybrid", words="number 17 meadow", limit=3)
+    first = found.matches[0]
+    assert (first.key, first.vector_rank, first.text_rank) == ("k17", 1, 1)
+    assert first.score == pytest.approx(2 / 61)
+    assert [match.score for match in found.matches[1:]] == pytest.approx([1 / 62, 1 / 63])
+    only_words = searched.search(query, mode="hybrid", words="number 21", limit=3, vector_weight=0.0)
+    assert keys_of(only_words)[0] == "k21"
+
+
+def test_a_fused_list_is_longer_than_the_page_in_both_rankings(searched: Searched) -> None:
+    # The 40th nearest is first by its words: of lists as long as the page it would be in one only.
+    query = searched.vectors[17]
+    nearest = searched.search(query, limit=40).matches[-1]
+    number = nearest.key.removeprefix("k")
+    found = searched.search(query, mode="hybrid", words=f"number {number}", limit=2)
+    assert found.matches[0].key == nearest.key
+    assert (found.matches[0].vector_rank, found.matches[0].text_rank) == (40, 1)
+
+
+def test_words_are_searched_within_a_filter(searched: Searched) -> None:
+    found = searched.search(
+        mode="text", words="harbour -lantern", condition=parse_filter({"lang": "de"}), limit=1000
+    )
+    assert found.matches
+    for match in found.matches:
+        assert match.metadata["lang"] == "de"
+    with searched.engine.begin() as connection:
+        connection.execute(text("UPDATE vectormill.collections SET keep_text = false"))
+    try:
+        with pytest.raises(TextsNotKept, match="--keep-text"):
+            searched.search(mode="text", words="harbour")
+    finally:
+        with searched.engine.begin() as connection:
+            connection.execute(text("UPDATE vectormill.collections SET keep_text = true"))
+
+
+def test_every_document_gives_its_best_passage_and_there_are_as_many_as_were_asked_for(
+    searched: Searched,
+) -> None:
+    query = searched.vectors[0]  # the nearest 1,200 rows are passages of one document
+    plain = searched.search(query, limit=100)
+    assert {match.passage["document"] for match in plain.matches} == {"d0"}
+    found = searched.search(query, limit=10, by_document=True)
+    documents = [match.passage["document"] if match.passage else match.key for match in found.matches]
+    assert len(set(documents)) == 10
+    assert documents[0] == "d0"
+    assert found.matches[0].key == "k0"
+    others = np.setdiff1d(np.arange(NUM_ROWS), np.arange(LONG_DOCUMENT) * 5)
+    assert found.matches[1].key == searched.nearest(query, others, 1)[0]
+    assert "fewer documents" in found.repeated_because
+    unlike = searched.search(like="k0", limit=5, by_document=True)
+    assert "d0" not in [match.passage["document"] for match in unlike.matches if match.passage]
+
+
+def test_pages_of_a_search_follow_each_other(searched: Searched) -> None:
+    query = searched.vectors[17]
+    whole = keys_of(searched.search(query, limit=30))
+    pages = [keys_of(searched.search(query, limit=10, offset=offset)) for offset in (0, 10, 20)]
+    assert [key for page in pages for key in page] == whole
+    words: dict[str, Any] = {"mode": "text", "words": "harbour"}
+    assert (
+        keys_of(searched.search(limit=5, offset=5, **words))
+        == keys_of(searched.search(limit=10, **words))[5:]
+    )
+
+
+def test_only_what_is_asked_for_is_given(searched: Searched) -> None:
+    query = searched.vectors[17]
+    (bare,) = searched.search(query, limit=1, include=()).matches
+    assert (bare.metadata, bare.text, bare.embedding, bare.passage) == (None, None, None, None)
+    (full,) = searched.search(query, limit=1, include=("vector", "text", "metadata")).matches
+    assert full.text == "number 17 meadow lantern"
+    assert full.metadata == describe_row(17)
+    np.testing.assert_allclose(full.embedding, query, atol=1e-3)
+    scores = [match.score for match in searched.search(query, min_score=0.9).matches]
+    assert 0 < len(scores) < 10
+    assert min(scores) >= 0.9
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"mode": "text"}, "needs a text"),
+        ({"mode": "hybrid", "words": "a", "like": "k1"}, "more_like compares vectors"),
+        ({"mode": "hybrid", "words": "a", "min_score": 0.5}, "min_score is a cosine"),
+        ({"mode": "text", "words": "a", "ef_search": 9}, "ef_search is of the vector index"),
+        ({"vector_weight": 0, "text_weight": 0}, "above 0"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(
+    searched: Searched, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InvalidOption, match=said):
+        searched.search(searched.vectors[0], **options)

@@ -1,0 +1,133 @@
+"""A collection of 20,000 rows with metadata, texts and passages for tests of searches, and its plans."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from sqlalchemy import Connection, Engine, text
+
+from tests.protocol import SPEC
+from tests.services import connected_engine, migrated_database
+from vectormill.db.collections import find_generation, open_collection
+from vectormill.db.matches import find_matches, prepare
+from vectormill.db.query_vectors import make_query_vector
+from vectormill.db.rankings import write_search
+from vectormill.db.search_plans import Plans, walk_plan
+from vectormill.db.vector_types import choose_vector_type, make_rows
+from vectormill.db.vectors import upsert_vectors
+from vectormill.domain.collection import Generation
+from vectormill.domain.item import Item
+from vectormill.domain.search import Search
+
+LANGUAGE: Final = "pg_catalog.simple"
+NUM_ROWS: Final = 20_000
+# Every fifth row is a passage; the first document has so many that it alone fills every page.
+PASSAGE_STRIDE: Final = 5
+LONG_DOCUMENT: Final = 1200
+WIDE: Final = replace(SPEC, dimensions=16)
+WORDS: Final = ("harbour", "meadow", "lantern", "orchard", "granite", "whistle", "compass", "thistle")
+
+
+@dataclass(frozen=True)
+class Searched:
+    """A collection `docs` whose row k<n> has vector n of `vectors`, float32 [NUM_ROWS, 16] of length 1."""
+
+    engine: Engine
+    vectors: npt.NDArray[np.float32]
+
+    def generation(self) -> Generation:
+        with self.engine.connect() as connection:
+            return find_generation(connection, "docs")
+
+    def search(self, query: npt.NDArray[np.float32] | None = None, **options: Any) -> Any:
+        with self.engine.connect() as connection:
+            generation = find_generation(connection, "docs")
+            (found,) = find_matches(connection, generation, [(Search(**options), query)])
+        return found
+
+    def nearest(
+        self, query: npt.NDArray[np.float32], numbers: npt.NDArray[np.int64], limit: int
+    ) -> list[str]:
+        """Keys of those among `numbers` that are nearest, exactly."""
+        order = np.argsort(-(self.vectors[numbers] @ query))[:limit]
+        return [f"k{number}" for number in numbers[order]]
+
+    def explain(self, query: npt.NDArray[np.float32] | None = None, **options: Any) -> list[dict[str, Any]]:
+        """The nodes of the search's plan, as it would be run."""
+        search = Search(**options)
+        with self.engine.connect() as connection:
+            vector = make_query_vector(connection, self.generation(), query, search.like)
+            prepare(connection, search, 30)
+            write = partial(write_search, self.generation(), search, vector, search.num_wanted, LANGUAGE)
+            statement, _ = Plans(connection, self.generation()).choose(
+                write, is_exact=False, is_filtered=search.condition is not None
+            )
+            explained = text(f"EXPLAIN (FORMAT JSON) {statement.sql}")
+            (plan,) = connection.execute(explained, statement.values).scalar_one()
+        return [dict(node) for node in walk_plan(plan["Plan"])]
+
+
+def describe_row(number: int) -> dict[str, Any]:
+    metadata: dict[str, Any] = {
+        "lang": ("de", "en")[number % 2],
+        "year": 2000 + number % 25,
+        "part": number % 100,
+        "shelf": number % 100,  # the same, without an index
+        "tags": [WORDS[number % 8]],
+    }
+    if number % PASSAGE_STRIDE == 0:
+        place = number // PASSAGE_STRIDE
+        document = 0 if place < LONG_DOCUMENT else place // 4
+        metadata["_passage"] = {"document": f"d{document}", "index": place, "start": 0, "end": 9}
+    return metadata
+
+
+def make_vectors() -> npt.NDArray[np.float32]:
+    """In clusters, as those of texts are; the long document's passages lie close together."""
+    random = np.random.default_rng(7)
+    centres = random.standard_normal((200, WIDE.dimensions))
+    vectors = centres[random.integers(0, 200, NUM_ROWS)] + 0.5 * random.standard_normal(
+        (NUM_ROWS, WIDE.dimensions)
+    )
+    long = np.arange(LONG_DOCUMENT) * PASSAGE_STRIDE
+    vectors[long] = centres[0] + 0.05 * random.standard_normal((LONG_DOCUMENT, WIDE.dimensions))
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors.astype(np.float32)
+
+
+def fill(connection: Connection, vectors: npt.NDArray[np.float32]) -> None:
+    generation = open_collection(connection, "docs", WIDE)
+    connection.execute(text("UPDATE vectormill.collections SET keep_text = true"))
+    kind = choose_vector_type(WIDE, in_collection=True)
+    items = [
+        Item(
+            f"k{number}",
+            f"number {number} {WORDS[number % 8]} {WORDS[number // 8 % 8]}".encode(),
+            json.dumps(describe_row(number)).encode(),
+        )
+        for number in range(NUM_ROWS)
+    ]
+    rows = make_rows(vectors, kind, None)
+    upsert_vectors(connection, generation.id, 1, items, rows, kind, WIDE.dimensions, keep_text=True)
+    table = f"vectormill.{generation.table_name}"
+    connection.execute(text("SET LOCAL maintenance_work_mem = '256MB'"))
+    connection.execute(text(f"CREATE INDEX ON {table} USING hnsw (embedding halfvec_cosine_ops)"))
+    connection.execute(text(f"CREATE INDEX ON {table}_attributes ((metadata -> 'part'))"))
+    connection.execute(text(f"CREATE INDEX ON {table}_attributes ((metadata -> 'year'))"))
+    connection.execute(text(f"CREATE INDEX ON {table}_attributes USING gin (search)"))
+
+
+@contextmanager
+def searched_collection(postgres_url: str) -> Iterator[Searched]:
+    vectors = make_vectors()
+    with migrated_database(postgres_url) as url, connected_engine(url) as engine:
+        with engine.begin() as connection:
+            fill(connection, vectors)
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            connection.execute(text("VACUUM ANALYZE"))
+        yield Searched(engine, vectors)
