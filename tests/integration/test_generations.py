@@ -1,13 +1,11 @@
 """A generation that is built beside the live one: twins, swap, rollback, pruning. Real Postgres, no model."""
 
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Engine, text
 
-from tests.api_server import encode_waiting
+from tests.building import BITS, NEXT, ask, build, encode_all, put, rows_of, swap
 from tests.protocol import SPEC, claim, complete, dispatch_all, make_items, submit
 from vectormill.db.building import discard_generation, open_building_generation, open_target_generation
 from vectormill.db.collections import find_generation
@@ -17,48 +15,11 @@ from vectormill.db.retired import prune_retired_generations
 from vectormill.db.short_locks import act_in_short_locks
 from vectormill.db.swaps import count_newer_rows, roll_back, swap_generations
 from vectormill.db.twins import cancel_unwanted_jobs, wish_for_twins
-from vectormill.domain.collection import Generation
-from vectormill.domain.encoding import BINARY
 from vectormill.domain.errors import Conflict, LocksHeld, SpecMismatch, SwapRefused, WrongJobState
-from vectormill.domain.item import Item, ItemFailure
+from vectormill.domain.item import ItemFailure
 from vectormill.domain.job import Job
 
-T = TypeVar("T")
-
-NEXT = replace(SPEC, revision="2")
-SHORTER = replace(SPEC, revision="2", vector_type=BINARY)
 DAY = 86_400.0
-
-
-def ask(engine: Engine, act: Callable[..., T], *arguments: Any) -> T:
-    with engine.begin() as connection:
-        return act(connection, *arguments)
-
-
-def encode_all(engine: Engine) -> None:
-    while encode_waiting(engine):
-        pass
-
-
-def put(engine: Engine, *keys: str, content: str = "text", **options: Any) -> Job:
-    return submit(
-        engine, [Item(key, f"{content} {key}".encode()) for key in keys], collection="docs", **options
-    )
-
-
-def build(engine: Engine, spec: Any = NEXT) -> Generation:
-    return open_target_generation(engine, "docs", spec)
-
-
-def swap(engine: Engine, building: Generation) -> None:
-    assert (
-        act_in_short_locks(engine, lambda connection: swap_generations(connection, building.id)) is not None
-    )
-
-
-def rows_of(engine: Engine, table: str) -> dict[str, int]:
-    with engine.connect() as connection:
-        return {row.key: row.job_seq for row in connection.execute(text(f"SELECT key, job_seq FROM {table}"))}
 
 
 def twins_of(engine: Engine, job: Job) -> list[Job]:
@@ -116,12 +77,12 @@ def test_a_build_of_yet_another_space_gives_the_earlier_one_up_and_its_jobs_are_
     put(engine, "old")
     first = build(engine)
     job = put(engine, "a")
-    second = build(engine, SHORTER)
+    second = build(engine, BITS)
     assert second.id != first.id
     assert ask(engine, find_building, "docs") == second
     cancel_unwanted_jobs(engine)
     states = {twin.spec.fingerprint(): twin.state for twin in twins_of(engine, job)}
-    assert states == {NEXT.fingerprint(): "cancelled", SHORTER.fingerprint(): "queued"}
+    assert states == {NEXT.fingerprint(): "cancelled", BITS.fingerprint(): "queued"}
     assert prune_retired_generations(engine, 7 * DAY) == 1
     with pytest.raises(Conflict, match="is pruned"):
         ask(engine, discard_generation, first.id)
@@ -230,7 +191,7 @@ def test_a_deletion_goes_to_all_generations_and_a_put_to_those_that_are_written(
     first = ask(engine, find_generation, "docs")
     second = build(engine)
     swap(engine, second)
-    third = build(engine, SHORTER)
+    third = build(engine, BITS)
     with engine.begin() as connection:
         assert [each.id for each in list_written_generations(connection, "docs")] == [second.id, third.id]
         all_of_them = list_written_generations(connection, "docs", is_deletion=True)
@@ -252,7 +213,7 @@ def test_a_view_whose_vectors_change_their_type_keeps_grants_comments_and_option
         ):
             connection.execute(text(statement))
     before = ask(engine, describe_view)
-    swap(engine, build(engine, SHORTER))
+    swap(engine, build(engine, BITS))
     after = ask(engine, describe_view)
     assert after["type"] == "bit(8)"
     assert before | {"type": None} == after | {"type": None}
@@ -289,7 +250,7 @@ def test_what_depends_on_a_view_that_must_be_made_anew_refuses_the_swap_by_name(
     put(engine, "old")
     encode_all(engine)
     live = ask(engine, find_generation, "docs")
-    building = build(engine, SHORTER)
+    building = build(engine, BITS)
     with engine.begin() as connection:
         connection.execute(text(statement))
     with pytest.raises(SwapRefused, match=named):

@@ -31,6 +31,11 @@ GIVE_UP_GENERATION = text("""
      WHERE id = :generation_id AND state IN ('building', 'retired')
 """)
 
+HAS_FAILED = text("""
+    SELECT report -> 'canary' ->> 'is_good' IS NOT DISTINCT FROM 'false'
+      FROM vectormill.generations WHERE id = :generation_id
+""")
+
 FIND_SINCE_SEQ = text("""
     SELECT CAST(report ->> 'since_seq' AS bigint) FROM vectormill.generations WHERE id = :generation_id
 """)
@@ -39,7 +44,8 @@ FIND_SINCE_SEQ = text("""
 def open_building_generation(connection: Connection, collection: str, spec: EncodingSpec) -> Generation:
     """The generation of this spec that is being built beside the live one; begun now if there is none.
 
-    One of another vector space that an earlier run has left is given up: two are never built at once. Jobs that are
+    One of another vector space that an earlier run has left is given up, for two are never built at once; and so is
+    one that its canary has found unfit. Jobs that are
     queued from this transaction's COMMIT on have twins; for earlier ones see `follow_live_jobs`. Raises
     CollectionNotFound.
     """
@@ -49,7 +55,8 @@ def open_building_generation(connection: Connection, collection: str, spec: Enco
         raise CollectionNotFound(f"There is no collection {collection!r}.")
     building = find_building(connection, collection)
     if building is not None:
-        if building.spec.fingerprint() == spec.fingerprint():
+        has_failed = connection.execute(HAS_FAILED, {"generation_id": building.id}).scalar_one()
+        if building.spec.fingerprint() == spec.fingerprint() and not has_failed:
             return building
         connection.execute(GIVE_UP_GENERATION, {"generation_id": building.id})
     values = {

@@ -1,0 +1,126 @@
+"""A build beside the live generation, for tests: as a run does it, without a source and without a model."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, Final, TypeVar
+from uuid import uuid4
+
+from sqlalchemy import Engine, text
+
+from indexer.context import RunContext
+from tests.api_server import encode_waiting
+from tests.protocol import SPEC, submit
+from vectormill.db.building import open_target_generation
+from vectormill.db.jobs import draw_seq
+from vectormill.db.short_locks import act_in_short_locks
+from vectormill.db.submission import JobWriter
+from vectormill.db.swaps import swap_generations
+from vectormill.domain.collection import Generation
+from vectormill.domain.encoding import BINARY, EncodingSpec
+from vectormill.domain.item import Item
+from vectormill.domain.job import Job, NewJob
+from vectormill.domain.run import CHECKING, REINDEX, RUNNING, Run, RunCounts
+from vectormill.registry import Registry
+from vectormill.settings import Settings
+
+T = TypeVar("T")
+
+# Another vector space, in the same column; and one whose vectors need another column.
+NEXT: Final = replace(SPEC, revision="2")
+BITS: Final = replace(SPEC, revision="2", vector_type=BINARY)
+
+
+def ask(engine: Engine, act: Callable[..., T], *arguments: Any) -> T:
+    """What `act` answers, in a transaction of its own."""
+    with engine.begin() as connection:
+        return act(connection, *arguments)
+
+
+def encode_all(engine: Engine) -> None:
+    while encode_waiting(engine):
+        pass
+
+
+def put(engine: Engine, *keys: str, content: str = "text", spec: EncodingSpec = SPEC, **options: Any) -> Job:
+    """A client's job into `docs`."""
+    items = [Item(key, f"{content} {key}".encode()) for key in keys]
+    return submit(engine, items, collection="docs", spec=spec, **options)
+
+
+def build(engine: Engine, spec: EncodingSpec = NEXT) -> Generation:
+    return open_target_generation(engine, "docs", spec)
+
+
+def swap(engine: Engine, building: Generation) -> None:
+    done = act_in_short_locks(engine, lambda connection: swap_generations(connection, building.id))
+    assert done is not None, "twins lag behind"
+
+
+def rows_of(engine: Engine, table: str) -> dict[str, int]:
+    """key -> job_seq"""
+    with engine.connect() as connection:
+        return {row.key: row.job_seq for row in connection.execute(text(f"SELECT key, job_seq FROM {table}"))}
+
+
+def table_of(generation: Generation) -> str:
+    return f"vectormill.{generation.table_name}"
+
+
+class Rebuild:
+    """A run that has read these items and submitted them for the generation that is being built."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        items: Iterable[Item],
+        spec: EncodingSpec = NEXT,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.engine = engine
+        self.reports: dict[str, Mapping[str, Any]] = {}
+        self.generation = build(engine, spec)
+        items = list(items)
+        self.run = _make_run(self.generation, ask(engine, draw_seq), len(items), options or {})
+        with engine.begin() as connection:
+            seen = f"vectormill.run_{self.run.id.hex}_seen"
+            connection.execute(text(f"CREATE UNLOGGED TABLE {seen} (key text NOT NULL)"))
+            connection.execute(
+                text(f"INSERT INTO {seen} SELECT unnest(CAST(:keys AS text[]))"),
+                {"keys": [item.key for item in items]},
+            )
+        new_job = NewJob(spec, "docs", seq=self.run.seq, generation_id=self.generation.id)
+        with JobWriter(engine, new_job, Settings(chunk_max_items=4)) as writer:
+            for item in items:
+                writer.add(item)
+            self.job = writer.finish()
+
+    def context(self, check: Callable[[], None] = lambda: None) -> RunContext:
+        return RunContext(self.run, self.engine, Settings(), Registry({}), check, self.reports.__setitem__)
+
+
+def _make_run(generation: Generation, seq: int, num_seen: int, options: Mapping[str, Any]) -> Run:
+    now = datetime.now(UTC)
+    return Run(
+        id=uuid4(),
+        seq=seq,
+        collection_id=generation.collection_id,
+        collection=generation.collection,
+        kind=REINDEX,
+        state=RUNNING,
+        phase=CHECKING,
+        generation_id=generation.id,
+        job_id=None,
+        spec=generation.spec,
+        options=options,
+        counts=RunCounts(num_seen=num_seen),
+        report={},
+        error=None,
+        schedule_id=None,
+        due_at=None,
+        attempt=1,
+        created_at=now,
+        started_at=now,
+        finished_at=None,
+        now=now,
+    )
