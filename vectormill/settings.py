@@ -75,6 +75,9 @@ class Settings(BaseSettings):
         default=64 << 20, ge=1024, description="Largest JSON body; NDJSON has no limit."
     )
     max_line_bytes: int = Field(default=16 << 20, ge=1024, description="Largest line of NDJSON.")
+    source_root: Path | None = Field(
+        default=None, description="Where files of sources must lie; anywhere if unset."
+    )
     search_timeout_seconds: float = Field(default=30.0, gt=0)
     put_wait_seconds: float = Field(
         default=5.0,

@@ -1,7 +1,7 @@
 """Trees: a directory of text files as items, one a file."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,17 +23,24 @@ class TextTree:
 
     def __iter__(self) -> Iterator[ItemJson]:
         num_files = 0
-        for folder, folders, files in os.walk(self.root):
-            folders[:] = sorted(name for name in folders if not name.startswith("."))
-            for name in sorted(files):
-                if not name.startswith("."):
-                    num_files += 1
-                    yield self._read(Path(folder, name))
+        for path in self.find_files():
+            num_files += 1
+            yield self.read(path)
         if num_files == 0:
             raise InvalidItem(f"{self.root} holds no files.")
 
-    def _read(self, path: Path) -> ItemJson:
-        content = path.read_bytes()
+    def find_files(self, on_error: Callable[[OSError], object] | None = None) -> Iterator[Path]:
+        """In order. `on_error` is told of a folder that cannot be read, which is passed over otherwise."""
+        for folder, folders, files in os.walk(self.root, onerror=on_error):
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            for name in sorted(files):
+                if not name.startswith("."):
+                    yield Path(folder, name)
+
+    def read(self, path: Path, max_bytes: int = -1) -> ItemJson:
+        """The item of one file, or of so many bytes of it."""
+        with path.open("rb") as file:
+            content = file.read(max_bytes)
         try:
             text = content.decode("utf-8-sig")
         except UnicodeDecodeError as error:

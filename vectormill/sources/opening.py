@@ -1,12 +1,14 @@
 """Opening: which reader a source has. The one place that knows every kind."""
 
-from vectormill.domain.errors import InvalidOption
 from vectormill.domain.source import OWN_TEXTS, PUSH, Source
-from vectormill.sources.options import NONE, SqlOptions, parse_options, parse_split
+from vectormill.sources.files import FileReader
+from vectormill.sources.options import NONE, FileOptions, SqlOptions, TreeOptions, parse_options, parse_split
 from vectormill.sources.own_texts import OwnTextReader
+from vectormill.sources.passages import PassageReader
 from vectormill.sources.push import PushReader
 from vectormill.sources.reader import Reader, SourcePlace
 from vectormill.sources.sql import SqlReader
+from vectormill.sources.tree import TreeReader
 
 
 def open_source(source: Source, place: SourcePlace, *, patience_seconds: float = 0) -> Reader:
@@ -19,13 +21,17 @@ def open_source(source: Source, place: SourcePlace, *, patience_seconds: float =
     # What a collection keeps are passages already.
     if split.by == NONE or source.kind == OWN_TEXTS:
         return reader
-    raise InvalidOption("Splitting is not there yet.")
+    return PassageReader(reader, split, place)
 
 
 def _open_documents(source: Source, place: SourcePlace, patience_seconds: float) -> Reader:
     options = parse_options(source)
     if isinstance(options, SqlOptions):
         return SqlReader(options, place, patience_seconds)
+    if isinstance(options, FileOptions):
+        return FileReader(options, place)
+    if isinstance(options, TreeOptions):
+        return TreeReader(options, place)
     if source.kind == PUSH:
         return PushReader(place)
     return OwnTextReader(place)

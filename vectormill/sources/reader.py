@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, Protocol
 from uuid import UUID
@@ -15,11 +16,14 @@ from vectormill.settings import Settings
 
 # A batch has so many rows, or about so many bytes of text when rows are long. Each is in memory twice or three times.
 MOST_ROWS: Final = 8192
-MOST_BYTES: Final = 16 << 20
+MOST_BYTES: Final = 8 << 20
 FIRST_ROWS: Final = 256
 
-# Examples of each complaint that are kept.
+# Examples of complaints that are kept.
 EXAMPLES: Final = 3
+
+TEXT: Final = attrgetter("text")
+METADATA: Final = attrgetter("metadata")
 
 
 class SourcePlace:
@@ -87,7 +91,8 @@ class Reader(Protocol):
     `complaints` is filled while reading. `num_rows` is how many rows there are, where that costs nothing to know.
     """
 
-    complaints: Complaints
+    @property
+    def complaints(self) -> Complaints: ...
 
     def read(self) -> Iterator[list[Item]]:
         """The rows in batches of at most MOST_ROWS, in an order that is the same every time where the source has one.
@@ -112,9 +117,12 @@ class BatchSize:
         self.rows = min(FIRST_ROWS, most_rows)
 
     def learn(self, items: list[Item]) -> None:
-        """From the last batch. Grows fourfold at the most: the next texts may be longer."""
-        if not items:
-            return
-        num_bytes = sum(len(item.text) + len(item.metadata) for item in items)
-        fitting = self._most_bytes * len(items) // max(num_bytes, 1)
-        self.rows = max(1, min(fitting, 4 * self.rows, self._most_rows))
+        """From the last batch."""
+        num_bytes = sum(map(len, map(TEXT, items))) + sum(map(len, map(METADATA, items)))
+        self.learn_bytes(len(items), num_bytes)
+
+    def learn_bytes(self, num_rows: int, num_bytes: int) -> None:
+        """Grows fourfold at the most: the next texts may be longer."""
+        if num_rows:
+            fitting = self._most_bytes * num_rows // max(num_bytes, 1)
+            self.rows = max(1, min(fitting, 4 * self.rows, self._most_rows))

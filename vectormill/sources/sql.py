@@ -3,12 +3,14 @@
 The URL is read from the environment or a file when it is needed, and neither kept nor shown.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 from urllib.parse import quote, quote_plus
 
-from sqlalchemy import URL, Connection, Engine, Result, create_engine, make_url, text
+import msgspec
+from psycopg.types.json import set_json_loads
+from sqlalchemy import URL, Connection, Engine, create_engine, make_url, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
@@ -29,6 +31,9 @@ READ_ON = (
 )
 
 
+Fetch = Callable[[int], Sequence[Any]]
+
+
 class SqlReader:
     """Reads a query's rows. `patience_seconds` bounds each statement where the database is Postgres; 0 is for ever."""
 
@@ -39,14 +44,11 @@ class SqlReader:
         self.complaints = Complaints()
 
     def read(self) -> Iterator[list[Item]]:
-        with self._speaking() as connection:
-            streaming = connection.execution_options(
-                stream_results=True, max_row_buffer=1, no_parameters=True
-            )
-            with streaming.exec_driver_sql(strip(self._options.query)) as result:
-                columns = find_columns(list(result.keys()), self._options)
-                assembler = Assembler("The query", self._place.settings.max_key_bytes, self.complaints)
-                yield from read_batches(result, columns, self._options, assembler)
+        query = strip(self._options.query)
+        with self._speaking() as connection, streaming(connection, query) as (names, fetch):
+            columns = find_columns(names, self._options)
+            assembler = Assembler("The query", self._place.settings.max_key_bytes, self.complaints)
+            yield from read_batches(fetch, columns, self._options, assembler)
 
     def count_rows(self) -> int | None:
         """What Postgres estimates; of other databases nothing is asked."""
@@ -101,21 +103,41 @@ class SqlReader:
         return create_engine(url, poolclass=NullPool, hide_parameters=True)
 
 
+@contextmanager
+def streaming(connection: Connection, query: str) -> Iterator[tuple[list[str], Fetch]]:
+    """The names of the query's columns, and what fetches so many more of its rows from a cursor on the server.
+
+    psycopg's own cursor, where it is the driver: to make rows of SQLAlchemy takes as long as to fetch them. No
+    parameters are given, so that a percent sign or a colon is what it is.
+    """
+    if connection.dialect.driver == "psycopg":
+        driver: Any = connection.connection.driver_connection
+        with driver.cursor(name="vectormill_source") as cursor:
+            set_json_loads(msgspec.json.decode, cursor)
+            cursor.execute(query.encode())
+            yield [column.name for column in cursor.description or ()], cursor.fetchmany
+        return
+    options = {"stream_results": True, "max_row_buffer": 1, "no_parameters": True}
+    with connection.execution_options(**options).exec_driver_sql(query) as result:
+        yield list(result.keys()), result.fetchmany
+
+
 def read_batches(
-    result: Result[Any], columns: list[int], options: SqlOptions, assembler: Assembler
+    fetch: Fetch, columns: list[int], options: SqlOptions, assembler: Assembler
 ) -> Iterator[list[Item]]:
     """`columns` are the positions of key, text and what makes the metadata."""
     size = BatchSize()
     key, content, *rest = columns
     names = options.metadata
-    while rows := result.fetchmany(size.rows):
-        keys, texts = [row[key] for row in rows], [row[content] for row in rows]
-        metadata: list[Any] | None = None
+    while rows := fetch(size.rows):
+        values = list(zip(*rows, strict=True))
+        metadata: Sequence[Any] | None = None
         if options.metadata_json:
-            metadata = [row[rest[0]] for row in rows]
+            metadata = values[rest[0]]
         elif names:
-            metadata = [dict(zip(names, [row[column] for column in rest], strict=True)) for row in rows]
-        items = assembler.assemble(keys, texts, metadata)
+            described = zip(*(values[column] for column in rest), strict=True)
+            metadata = [dict(zip(names, row, strict=True)) for row in described]
+        items = assembler.assemble(values[key], values[content], metadata)
         size.learn(items)
         yield items
 

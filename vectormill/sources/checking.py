@@ -1,0 +1,79 @@
+"""Checking: whether a source can be read as it says, and what comes of it. Changes nothing."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from vectormill.domain.errors import SourceFailed
+from vectormill.domain.item import Item
+from vectormill.domain.source import PUSH, Source
+from vectormill.sources.opening import open_source
+from vectormill.sources.reader import SourcePlace
+
+SAMPLE_ROWS: Final = 10_000
+SHOWN_ROWS: Final = 3
+SHOWN_CHARS: Final = 200
+# A person waits for the answer. Bounds each statement of a query, and each batch is looked at in no time.
+PATIENCE_SECONDS: Final = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class ShownRow:
+    """A row as it would be encoded; `text` is cut after SHOWN_CHARS characters."""
+
+    key: str
+    text: str
+    metadata: str
+
+
+@dataclass(frozen=True, slots=True)
+class SourceReport:
+    """What a look at a source found.
+
+    `num_sampled` rows were read, all where `is_whole`. `num_rows` is about how many there are, None where that is not
+    cheaply known. `complaints` are those of the sample.
+    """
+
+    num_sampled: int
+    is_whole: bool
+    num_rows: int | None
+    rows: tuple[ShownRow, ...]
+    complaints: dict[str, Any]
+
+
+def check_source(source: Source, place: SourcePlace) -> SourceReport:
+    """Reads the first rows. Raises SourceFailed when they cannot be read, or share a key, and InvalidOption."""
+    reader = open_source(source, place, patience_seconds=PATIENCE_SECONDS)
+    if source.kind == PUSH and place.run_id is None:
+        return SourceReport(0, False, None, (), reader.complaints.to_json())
+    keys: set[str] = set()
+    shown: list[Item] = []
+    num_rows = 0
+    is_whole = True
+    with closing(cast("Any", reader.read())) as batches:
+        for batch in cast("Iterator[list[Item]]", batches):
+            for item in batch:
+                if item.key in keys:
+                    raise SourceFailed(
+                        f"The key {item.key!r} is there twice; a key is the name of one row alone."
+                    )
+                keys.add(item.key)
+            shown += batch[: SHOWN_ROWS - len(shown)]
+            num_rows += len(batch)
+            if num_rows >= SAMPLE_ROWS:
+                is_whole = False
+                break
+    return SourceReport(
+        num_sampled=num_rows,
+        is_whole=is_whole,
+        num_rows=num_rows if is_whole else reader.count_rows(),
+        rows=tuple(show(item) for item in shown),
+        complaints=reader.complaints.to_json(),
+    )
+
+
+def show(item: Item) -> ShownRow:
+    text = item.text.decode("utf-8", "replace")
+    cut = text if len(text) <= SHOWN_CHARS else text[: SHOWN_CHARS - 1] + "…"
+    return ShownRow(item.key, cut, item.metadata.decode())
