@@ -119,22 +119,23 @@ def make_cuts(split: Split, place: SourcePlace) -> tuple[Cut, Cut]:
 
 def load_tokenizer(split: Split, place: SourcePlace) -> str:
     """The model's tokenizer as JSON, counting all of a text. Raises InvalidOption for passages that it would cut."""
-    if place.model is None:
+    model = place.find_model()
+    if model is None:
         raise InvalidOption(
             "Passages of so many tokens need a collection whose model is known; split by paragraphs."
         )
-    card = place.registry.card(place.model)
+    card = place.registry.card(model)
     path = card.path / "tokenizer.json"
     try:
         tokenizer = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise SourceFailed(
-            f"The model {place.model!r} has no tokenizer.json that counts its tokens; split by paragraphs instead."
+            f"The model {model!r} has no tokenizer.json that counts its tokens; split by paragraphs instead."
         ) from error
     room = card.max_tokens - count_special_tokens(tokenizer)
     if split.tokens > room:
         raise InvalidOption(
-            f"Passages of {split.tokens} tokens would be cut: {place.model!r} reads {card.max_tokens} at once, its "
+            f"Passages of {split.tokens} tokens would be cut: {model!r} reads {card.max_tokens} at once, its "
             f"special tokens included, which leaves {room}."
         )
     tokenizer["truncation"] = tokenizer["padding"] = None

@@ -2,13 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from operator import attrgetter
-from pathlib import Path
 from typing import Any, Final, Protocol
 from uuid import UUID
 
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 
 from vectormill.domain.item import Item
 from vectormill.registry import Registry
@@ -25,12 +23,19 @@ EXAMPLES: Final = 3
 TEXT: Final = attrgetter("text")
 METADATA: Final = attrgetter("metadata")
 
+FIND_MODEL: Final = text("""
+    SELECT generations.spec ->> 'model'
+      FROM vectormill.collections
+      JOIN vectormill.generations ON generations.collection_id = collections.id AND generations.state = 'live'
+     WHERE collections.name = :name
+""")
+
 
 class SourcePlace:
     """Where a source is read: for which collection, beside which database, with which model's tokenizer.
 
     `run_id` is the run that reads, which a push was made to; None for a check. `model` is that of the vectors to be
-    made, which need not be the live generation's.
+    made; None means that of the live generation.
     """
 
     def __init__(
@@ -50,10 +55,13 @@ class SourcePlace:
         self.model = model
         self.run_id = run_id
 
-    @cached_property
-    def model_directory(self) -> Path | None:
-        """Raises ModelError when the model's files are away."""
-        return None if self.model is None else self.registry.card(self.model).path
+    def find_model(self) -> str | None:
+        """That of the place, else that of the collection's vectors; None when there is no collection yet."""
+        if self.model is not None:
+            return self.model
+        with self.engine.connect() as connection:
+            model: str | None = connection.execute(FIND_MODEL, {"name": self.collection}).scalar_one_or_none()
+        return model
 
 
 @dataclass(slots=True)
