@@ -247,6 +247,7 @@ class Readiness(BaseModel):
     redis: bool
     workers: int
     scheduler: bool
+    indexer: bool
     schedules: ScheduleHealth | None = Field(description="Null while Postgres is away.")
 
 

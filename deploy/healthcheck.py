@@ -2,9 +2,10 @@
 
     healthcheck.py http://127.0.0.1:8000/readyz    the address answers with success
     healthcheck.py scheduler                       a scheduler has given a sign of life lately
+    healthcheck.py indexer                         an indexer has given one lately
     healthcheck.py worker                          a worker of this host has given one lately
 
-Scheduler and workers listen on no port; their signs of life stand in Postgres. Knows nothing of containers.
+Scheduler, indexer and workers listen on no port; their signs of life stand in Postgres. Knows nothing of containers.
 """
 
 import socket
@@ -15,22 +16,22 @@ from urllib.request import urlopen
 from sqlalchemy.exc import SQLAlchemyError
 
 from vectormill.db.session import make_engine
-from vectormill.db.workers import is_scheduler_alive, list_workers
+from vectormill.db.workers import INDEXER, SCHEDULER, list_signs_of_life, list_workers
 from vectormill.settings import load_settings
 
 
 def find_complaint(subject: str) -> str | None:
     """What is wrong with the process, as a sentence; None when it is well."""
     try:
-        if subject not in ("scheduler", "worker"):
+        if subject not in (SCHEDULER, INDEXER, "worker"):
             urlopen(subject, timeout=4).close()  # noqa: S310 - the URL is one that docker-compose.yml names
             return None
         engine = make_engine(
             load_settings().database_url or "", application_name="vectormill healthcheck", pool_size=1
         )
         with engine.connect() as connection:
-            if subject == "scheduler":
-                is_alive = is_scheduler_alive(connection)
+            if subject in (SCHEDULER, INDEXER):
+                is_alive = subject in list_signs_of_life(connection)
             else:
                 host = socket.gethostname()
                 is_alive = any(worker.name.endswith(f"@{host}") for worker in list_workers(connection))

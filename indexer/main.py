@@ -55,7 +55,7 @@ def serve(
 ) -> None:
     """Carries out runs until `stop`; then hands back what it has."""
     most = settings.indexer_runs
-    # Two for each run: its own, and that of a job which it uploads meanwhile.
+    # Two for each run: its own, and that of a job which it uploads or a source here which it reads; and one to claim.
     engine = make_engine(
         database_url, application_name="vectormill indexer", pool_size=most + 1, max_overflow=most
     )
@@ -105,13 +105,13 @@ def _tidy(engine: Engine, settings: Settings) -> None:
 
 
 def _beat(claims: Claims, heart: Engine, seconds: float, stop: threading.Event) -> None:
-    """The leases of all runs, and the indexer's own sign of life. Goes on while runs end, after `stop`."""
+    """The leases of all runs, and the indexer's own sign of life. Runs are handed back at once after `stop`."""
     is_over = False
     while not is_over:
-        is_over = stop.wait(seconds)
         try:
             claims.renew()
             with heart.begin() as connection:
                 beat_indexer(connection)
         except DATABASE_ERRORS as error:
             logger.warning("No heartbeat: Postgres cannot be reached: %s", error)
+        is_over = stop.wait(seconds)

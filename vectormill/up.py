@@ -1,4 +1,4 @@
-"""Everything on one machine: servers, migrations, then API, scheduler, workers and Flower, until told to stop.
+"""Everything on one machine: servers, migrations, then API, scheduler, indexer, workers and Flower, until told to stop.
 
 The composition root of `vectormill up`. Knows the processes by their command lines only, never by import.
 """
@@ -197,6 +197,7 @@ def plan_children(
     return [
         child("api", lambda: api.answer("/readyz") is not None, "api", *_listen(api)),
         child("scheduler", lambda: bool(api.readiness().get("scheduler")), "scheduler"),
+        child("indexer", lambda: bool(api.readiness().get("indexer")), "indexer"),
         *workers,
         child("flower", lambda: flower.answer("/healthcheck") is not None, "flower", *_listen(flower)),
     ]

@@ -12,7 +12,7 @@ from api.dependencies import Resources, ResourcesDependency
 from api.problems import RETRY_AFTER_SECONDS
 from api.schemas import Liveness, Readiness, ScheduleHealth
 from vectormill.db.schedules import count_schedules
-from vectormill.db.workers import count_workers, is_scheduler_alive
+from vectormill.db.workers import INDEXER, SCHEDULER, count_workers, list_signs_of_life
 
 router = APIRouter(tags=["health"])
 
@@ -48,19 +48,26 @@ def check_readiness(resources: Resources) -> Readiness:
     try:
         with resources.engine.connect() as connection:
             num_workers = sum(count_workers(connection).values())
-            has_scheduler = is_scheduler_alive(connection)
+            signs = list_signs_of_life(connection)
             counts = count_schedules(connection)
     except SQLAlchemyError as error:
         logger.warning("Not ready, for Postgres did not answer: %s", error)
         return Readiness(
-            status="unavailable", postgres=False, redis=has_redis, workers=0, scheduler=False, schedules=None
+            status="unavailable",
+            postgres=False,
+            redis=has_redis,
+            workers=0,
+            scheduler=False,
+            indexer=False,
+            schedules=None,
         )
     return Readiness(
         status="ok" if has_redis else "degraded",
         postgres=True,
         redis=has_redis,
         workers=num_workers,
-        scheduler=has_scheduler,
+        scheduler=SCHEDULER in signs,
+        indexer=INDEXER in signs,
         schedules=ScheduleHealth(
             schedules=counts.num_schedules,
             paused=counts.num_paused,

@@ -19,6 +19,7 @@ ROLES = {
     "worker": (4, "worker.app"),
     "launcher": (1, "vectormill.cli worker"),
     "scheduler": (3, "vectormill.cli scheduler"),
+    "indexer": (1, "vectormill.cli indexer"),
     "api": (3, "vectormill.cli api"),
     "flower": (1, "flower"),
     "valkey": (1, "valkey-server"),

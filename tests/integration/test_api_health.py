@@ -11,7 +11,7 @@ from sqlalchemy import Engine, event
 
 from tests.api_server import ITEMS, api_client, submit
 from vectormill.db.session import make_engine
-from vectormill.db.workers import beat_scheduler, beat_worker
+from vectormill.db.workers import beat_indexer, beat_scheduler, beat_worker
 
 MODEL = "all-MiniLM-L6-v2"
 NO_REDIS = "redis://127.0.0.1:1/0"
@@ -27,6 +27,7 @@ def start_others(engine: Engine) -> None:
     with engine.begin() as connection:
         beat_worker(connection, "enc-cpu@here", uuid4(), MODEL, 3, {"device": "cpu", "precision": "fp32"})
         beat_scheduler(connection)
+        beat_indexer(connection)
 
 
 NO_SCHEDULES = {"schedules": 0, "paused": 0, "failing": 0, "overdue": 0}
@@ -44,6 +45,7 @@ def test_ready_says_who_is_there(engine: Engine, redis_url: str) -> None:
         "redis": True,
         "workers": 1,
         "scheduler": True,
+        "indexer": True,
         "schedules": NO_SCHEDULES,
     }
 
@@ -57,6 +59,7 @@ def test_without_redis_the_api_is_degraded_but_ready_and_takes_jobs(client: http
         "redis": False,
         "workers": 0,
         "scheduler": False,
+        "indexer": False,
         "schedules": NO_SCHEDULES,
     }
     assert submit(client, ITEMS)["state"] == "queued"

@@ -44,7 +44,7 @@ def alive(name):
 
 class Answers(BaseHTTPRequestHandler):
     def do_GET(self):
-        said = {"workers": int(alive("worker")), "scheduler": alive("scheduler")}
+        said = {"workers": int(alive("worker")), "scheduler": alive("scheduler"), "indexer": alive("indexer")}
         self.send_response(200 if self.path in ("/readyz", "/healthcheck") else 404)
         self.end_headers()
         self.wfile.write(json.dumps(said).encode())
@@ -205,7 +205,7 @@ def test_after_a_kill_nothing_stays_and_the_next_up_goes_on(home: Path) -> None:
 def test_up_does_not_take_the_api_of_another_stack_for_its_own(home: Path) -> None:
     other = home / "other"
     other.mkdir()
-    for name in ("scheduler", "worker"):
+    for name in ("scheduler", "indexer", "worker"):
         (other / name).write_text(str(os.getpid()))
     (home / "api.py").write_text(COMMAND)
     port = processes.free_port()

@@ -15,7 +15,8 @@ from vectormill.processes import free_port
 Run = Callable[..., int]
 
 COMMANDS = (
-    "api", "cancel", "collections", "delete", "demo", "doctor", "encode", "errors", "export", "flower", "jobs", "keys",
+    "api", "cancel", "collections", "delete", "demo", "doctor", "encode", "errors", "export", "flower", "indexer",
+    "jobs", "keys",
     "migrate", "models", "pause", "plan", "resume", "retry", "scheduler", "schedules", "search", "status", "submit",
     "truncated", "up", "worker", "workers",
 )  # fmt: skip

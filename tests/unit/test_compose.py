@@ -132,7 +132,7 @@ def test_every_long_running_service_is_watched_and_restarted(name: str) -> None:
 
 def test_migrations_run_once_and_before_whoever_reads_the_tables() -> None:
     assert SERVICES["migrate"]["restart"] == "no"
-    for name in ("keys", "api", "scheduler", "worker", "worker-cpu"):
+    for name in ("keys", "api", "scheduler", "indexer", "worker", "worker-cpu"):
         assert SERVICES[name]["depends_on"]["migrate"] == {"condition": "service_completed_successfully"}, (
             name
         )
@@ -252,5 +252,5 @@ def test_postgres_has_connections_for_what_the_documentation_says() -> None:
     (most,) = [
         flag.partition("=")[2] for flag in SERVICES["postgres"]["command"] if "max_connections" in flag
     ]
-    assert "compose's 200: 25 workers, two APIs and two schedulers" in OPERATIONS
-    assert int(most) == 200 >= 6 * 25 + 10 * 2 + 3 * 2 + 3 + 7
+    assert "compose's 200: 25 workers, two APIs, two schedulers and an indexer" in OPERATIONS
+    assert int(most) == 200 >= 6 * 25 + 10 * 2 + 3 * 2 + 10 + 3 + 7

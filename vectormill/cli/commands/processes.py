@@ -1,4 +1,4 @@
-"""The processes: api, scheduler, worker, flower, migrate, and `up`, which runs them all on one machine."""
+"""The processes: api, scheduler, indexer, worker, flower, migrate, and `up`, which runs them all on one machine."""
 
 import logging
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -89,6 +89,17 @@ def scheduler() -> None:
     Any number may run; a lock in Postgres elects one.
     """
     from scheduler.main import run
+
+    run(begin_process())
+
+
+@app.command(epilog="Example: vectormill indexer")
+def indexer() -> None:
+    """Run the indexer: carries out runs, which keep collections in step with their sources. Needs Postgres alone.
+
+    Any number may run; each takes up to VECTORMILL_INDEXER_RUNS runs. What reads sources needs their secrets here.
+    """
+    from indexer.main import run
 
     run(begin_process())
 
