@@ -32,6 +32,8 @@ RULES: Final = (
     Rule(("POST",), "/v1/collections/{name}/search", READ),
     Rule(("PUT", "DELETE"), "/v1/collections/{name}/items/{key:path}", WRITE),
     Rule(("POST",), "/v1/collections/{name}/items:delete", WRITE),
+    Rule(("POST",), "/v1/collections/{name}/rollback", WRITE),
+    Rule(("DELETE",), "/v1/collections/{name}/generations/{generation_id}", WRITE),
     Rule(("POST",), "/v1/jobs", WRITE),
     Rule(("POST",), "/v1/jobs/{job_id}/{wish}", WRITE),
     Rule(("DELETE",), "/v1/jobs/{job_id}", WRITE),

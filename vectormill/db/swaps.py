@@ -4,12 +4,15 @@ Searches read the generation's table and wait for nobody; a search that began be
 of the collection wait for the moment that it takes.
 """
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+import psycopg
 from sqlalchemy import Connection, text
+from sqlalchemy.exc import OperationalError
 
 from vectormill.db.generations import (
     FROM_GENERATIONS,
@@ -67,6 +70,8 @@ FIND_LIVE_SEQ = text("""
     SELECT CAST(report ->> 'live_seq' AS bigint) FROM vectormill.generations WHERE id = :generation_id
 """)
 
+LIMIT_TIME = text("SELECT set_config('statement_timeout', :timeout, true)")
+
 COUNT_NEWER_ROWS: Final = "SELECT count(*) FROM vectormill.{table} WHERE job_seq > :live_seq"
 
 
@@ -122,14 +127,23 @@ def _exchange(connection: Connection, live: Generation, next_live: Generation) -
     return Swap(live, next_live)
 
 
-def count_newer_rows(connection: Connection, collection: str) -> int:
-    """Rows that only the live generation has, in the version that was written since it became live. Reads all rows."""
+def count_newer_rows(connection: Connection, collection: str, timeout_seconds: float = 30.0) -> int | None:
+    """Rows that only the live generation has, in the version that was written since it became live.
+
+    Reads all rows; None when that takes too long. Raises CollectionNotFound.
+    """
     live = find_in_state(connection, collection, LIVE)
     if live is None:
         raise CollectionNotFound(f"There is no collection {collection!r}.")
     live_seq = connection.execute(FIND_LIVE_SEQ, {"generation_id": live.id}).scalar_one_or_none()
     statement = COUNT_NEWER_ROWS.format(table=table_name(live.id))
-    number: int = connection.execute(text(statement), {"live_seq": live_seq or 0}).scalar_one()
+    connection.execute(LIMIT_TIME, {"timeout": f"{math.ceil(timeout_seconds * 1000)}ms"})
+    try:
+        number: int = connection.execute(text(statement), {"live_seq": live_seq or 0}).scalar_one()
+    except OperationalError as error:
+        if not isinstance(error.orig, psycopg.errors.QueryCanceled):
+            raise
+        return None
     return number
 
 

@@ -11,6 +11,7 @@ VectormillError
 ├── NotFound
 │   ├── JobNotFound
 │   ├── CollectionNotFound
+│   ├── GenerationNotFound
 │   ├── ItemNotFound
 │   ├── RunNotFound
 │   ├── ScheduleNotFound
@@ -98,6 +99,10 @@ class JobNotFound(NotFound):
 
 class CollectionNotFound(NotFound):
     """There is no collection with this name."""
+
+
+class GenerationNotFound(NotFound):
+    """The collection has no generation of this number."""
 
 
 class ItemNotFound(NotFound):

@@ -4,6 +4,7 @@ from typing import Annotated, Final
 
 import typer
 
+from vectormill.cli.commands.generations import discard, rollback
 from vectormill.cli.options import ApiUrl, DataDir, Json
 
 app = typer.Typer(
@@ -65,3 +66,7 @@ def show(
         print_json(collection)
         return
     print_page(collection)
+
+
+app.command(epilog="Example: vectormill collections rollback docs")(rollback)
+app.command(epilog="Example: vectormill collections discard docs 12")(discard)
