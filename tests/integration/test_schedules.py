@@ -158,7 +158,7 @@ def test_a_scheduler_killed_at_any_step_neither_loses_nor_doubles_a_due_time(
 ) -> None:
     make_due(engine, "docs")
     steps = list(fire_and_die(database_url, 0))
-    assert {"LOCK_DUE_SCHEDULE", "INSERT_SCHEDULED_RUN", "MOVE_DUE_TIME", COMMIT} <= set(steps)
+    assert {"LOCK_DUE_SCHEDULE", "CREATE_RUN", "MOVE_DUE_TIME", COMMIT} <= set(steps)
     for fatal_step in range(1, len(steps) + 1):
         end_run(engine)
         due_at = make_due(engine, "docs", timedelta(seconds=fatal_step))

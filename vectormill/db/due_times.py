@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from sqlalchemy import Connection, Row, text
 
 from vectormill.cron import newest_due, next_due
-from vectormill.db.jsonb import to_jsonb
+from vectormill.db.runs import create_run
 from vectormill.db.schedules import describe_moment, lock_schedule
 from vectormill.domain.errors import InvalidOption
-from vectormill.domain.run import FAILED, QUEUED, SKIPPED
+from vectormill.domain.run import FAILED, QUEUED, REINDEX, SKIPPED, Run
 from vectormill.domain.schedule import SKIP
 
 # A schedule whose due times cannot be computed here is looked at again so much later.
@@ -48,8 +48,8 @@ class Firing:
 # Looked at again under its lock: whoever was first has moved the due time on. SKIP LOCKED also passes a schedule over
 # whose collection is being deleted, which would wait for this schedule while this waits for the collection.
 LOCK_DUE_SCHEDULE = text("""
-    SELECT schedules.id, schedules.name, schedules.collection_id, schedules.cron, schedules.timezone, schedules.overlap,
-           schedules.options, schedules.next_due_at, now() AS now
+    SELECT schedules.id, schedules.name, schedules.collection_id, collections.name AS collection, schedules.cron,
+           schedules.timezone, schedules.overlap, schedules.options, schedules.next_due_at, now() AS now
       FROM vectormill.schedules
       JOIN vectormill.collections ON collections.id = schedules.collection_id
      WHERE schedules.id = :id AND schedules.paused_at IS NULL AND schedules.next_due_at <= now()
@@ -69,15 +69,6 @@ FIND_OPEN_RUN = text("""
 FIND_QUEUED_RUN = text("""
     SELECT id, state, created_at
       FROM vectormill.runs WHERE schedule_id = :schedule_id AND state = 'queued' ORDER BY created_at LIMIT 1
-""")
-
-INSERT_SCHEDULED_RUN = text("""
-    INSERT INTO vectormill.runs (id, collection_id, kind, state, options, schedule_id, due_at, error, finished_at)
-    VALUES (:id, :collection_id, 'reindex', :state, CAST(:options AS jsonb), :schedule_id,
-            CAST(:due_at AS timestamptz), CAST(:error AS text),
-            CASE WHEN CAST(:state AS text) <> 'queued' THEN now() END)
-    ON CONFLICT (schedule_id, due_at) DO NOTHING
-    RETURNING id
 """)
 
 MOVE_DUE_TIME = text("""
@@ -101,9 +92,9 @@ def fire_schedule(connection: Connection, schedule_id: int) -> Firing | None:
     except InvalidOption as error:  # the tz database of this machine lost a zone
         due_at, later = row.next_due_at, row.now + UNREADABLE_PAUSE
         state, reason = FAILED, str(error)
-    run_id = _insert_run(connection, row, due_at, state, reason)
+    run = _create_run(connection, row, due_at, state, reason)
     connection.execute(MOVE_DUE_TIME, {"id": row.id, "next_due_at": later})
-    return Firing(row.name, due_at, run_id, state, reason)
+    return Firing(row.name, due_at, None if run is None else run.id, state, reason)
 
 
 def _decide(connection: Connection, row: Row[Any]) -> tuple[str, str | None]:
@@ -127,22 +118,21 @@ def _decide(connection: Connection, row: Row[Any]) -> tuple[str, str | None]:
 
 def run_schedule_now(connection: Connection, name: str) -> UUID:
     """A run beside the due times; it waits for one that is going on. Raises ScheduleNotFound."""
-    run_id = _insert_run(connection, lock_schedule(connection, name), None, QUEUED, None)
-    assert run_id is not None  # without a due time it collides with none
-    return run_id
+    run = _create_run(connection, lock_schedule(connection, name), None, QUEUED, None)
+    assert run is not None  # without a due time it collides with none
+    return run.id
 
 
-def _insert_run(
+def _create_run(
     connection: Connection, row: Row[Any], due_at: datetime | None, state: str, reason: str | None
-) -> UUID | None:
-    values = {
-        "id": uuid4(),
-        "collection_id": row.collection_id,
-        "state": state,
-        "options": to_jsonb(row.options),
-        "schedule_id": row.id,
-        "due_at": due_at,
-        "error": reason,
-    }
-    run_id: UUID | None = connection.execute(INSERT_SCHEDULED_RUN, values).scalar_one_or_none()
-    return run_id
+) -> Run | None:
+    return create_run(
+        connection,
+        row.collection,
+        REINDEX,
+        options=row.options,
+        state=state,
+        schedule_id=row.id,
+        due_at=due_at,
+        error=reason,
+    )

@@ -44,7 +44,7 @@ CREATE_RUN = text("""
         (id, collection_id, kind, state, spec, options, schedule_id, due_at, created_at, finished_at, error)
     SELECT :id, id, :kind, :state, CAST(:spec AS jsonb), CAST(:options AS jsonb),
            CAST(:schedule_id AS bigint), CAST(:due_at AS timestamptz), clock_timestamp(),
-           CASE WHEN CAST(:state AS text) = 'skipped' THEN clock_timestamp() END, CAST(:error AS text)
+           CASE WHEN CAST(:state AS text) IN ('skipped', 'failed') THEN clock_timestamp() END, CAST(:error AS text)
       FROM vectormill.collections WHERE name = :collection
     ON CONFLICT (schedule_id, due_at) DO NOTHING
     RETURNING id
@@ -67,7 +67,7 @@ def create_run(
 ) -> Run | None:
     """A run that an indexer takes when this is committed; None if the schedule has one of this due time already.
 
-    `spec` is that asked for, None for the live generation's; an `error` is the reason of one that is made `skipped`.
+    `spec` is that asked for, None for the live generation's; an `error` is that of one made `skipped` or `failed`.
     Raises CollectionNotFound.
     """
     values = {

@@ -125,8 +125,12 @@ def create_schedule(connection: Connection, new: NewSchedule) -> Schedule:
 
 
 LOCK_SCHEDULE = text("""
-    SELECT id, collection_id, cron, timezone, overlap, options, paused_at, now() AS now
-      FROM vectormill.schedules WHERE name = :name FOR UPDATE
+    SELECT schedules.id, collections.name AS collection, schedules.cron, schedules.timezone, schedules.overlap,
+           schedules.options, schedules.paused_at, now() AS now
+      FROM vectormill.schedules
+      JOIN vectormill.collections ON collections.id = schedules.collection_id
+     WHERE schedules.name = :name
+       FOR UPDATE OF schedules
 """)
 
 CHANGE_SCHEDULE = text("""
