@@ -13,6 +13,7 @@ import psycopg
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
+from scheduler.scrubber import Scrubber
 from vectormill.db.deletion import (
     delete_batch,
     delete_dead_workers,
@@ -47,6 +48,7 @@ class Pruner:
         self._retention_seconds = retention_seconds
         self._upload_timeout_seconds = upload_timeout_seconds
         self._stopping = threading.Event()
+        self._scrubber = Scrubber(engine)
         self._thread = threading.Thread(target=self._run, name="pruner", daemon=True)
 
     def __enter__(self) -> Self:
@@ -65,6 +67,7 @@ class Pruner:
         while not self._stopping.is_set():
             try:
                 self.prune()
+                self._scrubber.scrub(self._stopping.is_set)
             except (SQLAlchemyError, psycopg.Error) as error:
                 logger.warning("What is past its time could not be removed; trying again: %s", error)
             except Exception:

@@ -83,6 +83,33 @@ def delete_rows(connection: Connection, generation_id: int, keys: Sequence[str],
     return number
 
 
+# Of the same form, with a tombstone's own seq for each key.
+DELETE_BURIED_ROWS: Final = """
+    WITH doomed AS MATERIALIZED (
+        SELECT live.key
+          FROM unnest(CAST(:keys AS text[]), CAST(:seqs AS bigint[])) AS buried (key, seq)
+          JOIN vectormill.{table} AS live ON live.key = buried.key
+         WHERE live.key = ANY(CAST(:keys AS text[])) AND live.job_seq < buried.seq
+         ORDER BY live.key FOR UPDATE OF live
+    ), attributes AS (
+        DELETE FROM vectormill.{attributes} WHERE key = ANY(ARRAY(SELECT key FROM doomed))
+    ), gone AS (
+        DELETE FROM vectormill.{table} WHERE key = ANY(ARRAY(SELECT key FROM doomed)) RETURNING 1
+    )
+    SELECT count(*) FROM gone
+"""
+
+
+def delete_buried_rows(
+    connection: Connection, generation_id: int, keys: Sequence[str], seqs: Sequence[int]
+) -> int:
+    """Removes what jobs older than the tombstones of these keys have written all the same; how many rows."""
+    names = {"table": table_name(generation_id), "attributes": attributes_name(generation_id)}
+    statement = text(DELETE_BURIED_ROWS.format(**names))
+    number: int = connection.execute(statement, {"keys": list(keys), "seqs": list(seqs)}).scalar_one()
+    return number
+
+
 def delete_items(connection: Connection, collection: str, keys: Iterable[str]) -> int:
     """Deletes the keys from all generations, and from what jobs submitted before will write; how many there were.
 

@@ -19,6 +19,10 @@ HOLD_DELETIONS: Final = """
       FROM vectormill.generations WHERE id = %(generation_id)s::bigint
 """
 
+SHARE_DELETIONS: Final = text("""
+    SELECT pg_advisory_xact_lock_shared(hashtextextended(CAST(CAST(:collection_id AS bigint) AS text), 13))
+""")
+
 LOCK_DELETIONS: Final = text("""
     SELECT pg_advisory_xact_lock(hashtextextended(CAST(CAST(:collection_id AS bigint) AS text), 13))
 """)
@@ -32,6 +36,11 @@ def hold_deletions(cursor: Cursor[Any], generation_id: int) -> int | None:
     """
     row = cursor.execute(HOLD_DELETIONS, {"generation_id": generation_id}).fetchone()
     return None if row is None else int(row[0])
+
+
+def hold_deletions_of(connection: Connection, collection_id: int) -> None:
+    """The same by the collection's id."""
+    connection.execute(SHARE_DELETIONS, {"collection_id": collection_id})
 
 
 def lock_deletions(connection: Connection, collection_id: int) -> None:

@@ -1,0 +1,113 @@
+"""Removes the texts of deleted items from the payloads of jobs that still have them. Runs in the pruner's thread."""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+from sqlalchemy import Engine
+
+from vectormill.db.scrubbing import (
+    Pass,
+    Position,
+    delete_scrubbed,
+    find_next_job,
+    find_oldest_open,
+    find_pass,
+    finish_pass,
+    scrub_payloads,
+)
+
+# Of one transaction: some 4 MiB of texts, compressed.
+BATCH_PAYLOADS: Final = 4
+# Of one round; the pruner pauses between two.
+ROUND_SECONDS: Final = 5.0
+# Deletions that trickle in must not have all payloads of a collection read without end: after a pass it rests so many
+# times as long as that took.
+REST: Final = 9.0
+LEAST_REST_SECONDS: Final = 1.0
+PRUNE_SECONDS: Final = 60.0
+
+logger = logging.getLogger(__name__)
+
+
+class Scrubber:
+    """One for each term of a scheduler. Where it stood is forgotten with it: what was emptied stays so."""
+
+    def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._pass: Pass | None = None
+        self._position: Position | None = None
+        self._last_seq = 0
+        self._num_emptied = 0
+        self._work_seconds = 0.0
+        self._rests_until: dict[int, float] = {}
+        self._prune_due = 0.0
+
+    def scrub(self, is_stopping: Callable[[], bool]) -> None:
+        """One round: some seconds of work at the most, batch by batch."""
+        if self._clock() >= self._prune_due:
+            self._prune_due = self._clock() + PRUNE_SECONDS
+            with self._engine.begin() as connection:
+                delete_scrubbed(connection)
+        began = self._clock()
+        while not is_stopping() and self._clock() - began < ROUND_SECONDS:
+            if self._pass is None and not self._begin_pass():
+                return
+            batch_began = self._clock()
+            self._go_on()
+            self._work_seconds += self._clock() - batch_began
+
+    def _begin_pass(self) -> bool:
+        """Looks for a collection that has something to scrub, and is not resting; whether there is one."""
+        after = 0
+        while True:
+            with self._engine.begin() as connection:
+                found = find_pass(connection, after)
+            if found is None:
+                return False
+            after = found.collection_id if isinstance(found, Pass) else found
+            if isinstance(found, Pass) and self._clock() >= self._rests_until.get(found.collection_id, 0.0):
+                break
+        self._pass, self._position, self._last_seq = found, None, 0
+        self._num_emptied, self._work_seconds = 0, 0.0
+        return True
+
+    def _go_on(self) -> None:
+        """The next payloads of the pass; after the last ones, its end."""
+        wanted = self._pass
+        assert wanted is not None
+        with self._engine.begin() as connection:
+            if self._position is None:
+                self._position = find_next_job(connection, wanted, self._last_seq)
+            if self._position is not None:
+                self._last_seq = self._position.job_seq
+                try:
+                    self._position, num_items = scrub_payloads(
+                        connection, wanted, self._position, BATCH_PAYLOADS
+                    )
+                except LookupError:
+                    self._end_pass(wanted)
+                    return
+                self._num_emptied += num_items
+                return
+            oldest = find_oldest_open(connection, wanted.collection_id)
+        # A job that was retried, or had its twin made, meanwhile: its texts are in use, so nothing is said yet.
+        if oldest is None or oldest > wanted.seq:
+            self._finish(wanted)
+        self._end_pass(wanted)
+
+    def _finish(self, wanted: Pass) -> None:
+        after: str | None = ""
+        while after is not None:
+            with self._engine.begin() as connection:
+                after = finish_pass(connection, wanted, after)
+        if self._num_emptied:
+            logger.info("Removed %d texts of deleted items from payloads of jobs.", self._num_emptied)
+
+    def _end_pass(self, wanted: Pass) -> None:
+        self._rests_until[wanted.collection_id] = self._clock() + max(
+            LEAST_REST_SECONDS, REST * self._work_seconds
+        )
+        self._pass = self._position = None

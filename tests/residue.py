@@ -1,0 +1,26 @@
+"""Residue: where in a database some text still is, in whatever table, as it is or compressed in a payload."""
+
+from sqlalchemy import Engine, text
+
+from vectormill.db.payloads import decode_payload
+
+LIST_TABLES = text("""
+    SELECT format('%I.%I', schemaname, tablename) FROM pg_tables
+     WHERE schemaname NOT IN ('pg_catalog', 'information_schema') AND schemaname NOT LIKE 'pg_temp%' ORDER BY 1
+""")
+
+
+def find_residue(engine: Engine, wanted: str) -> list[str]:
+    """The tables with a row that has the text in it."""
+    found = []
+    with engine.connect() as connection:
+        tables = list(connection.execute(LIST_TABLES).scalars())
+        for table in tables:
+            for row in connection.execute(text(f"SELECT CAST(kept AS text) FROM {table} AS kept")).scalars():
+                if wanted in row or wanted.encode().hex() in row:
+                    found.append(table)
+        for blob in connection.execute(text("SELECT items FROM vectormill.chunk_payloads")).scalars():
+            for item in decode_payload(bytes(blob)):
+                if wanted.encode() in item.text or wanted.encode() in item.metadata:
+                    found.append("vectormill.chunk_payloads")
+    return found
