@@ -17,6 +17,7 @@ from vectormill.cli.commands import (
     demo,
     doctor,
     encode,
+    items,
     jobs,
     keys,
     plan,
@@ -74,6 +75,7 @@ def vectormill(
 
 for group in (demo, encode, jobs, vectors, service, processes, plan, doctor):
     app.add_typer(group.app)
+app.add_typer(items.app, name="items")
 app.add_typer(keys.app, name="keys")
 app.add_typer(schedules.app, name="schedules")
 app.add_typer(collections.app, name="collections")

@@ -144,4 +144,9 @@ def given(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def make_path(*parts: str) -> str:
-    return parts[0] + "".join("/" + quote(part, safe="") for part in parts[1:])
+    return parts[0] + "".join("/" + _quote(part) for part in parts[1:])
+
+
+def _quote(part: str) -> str:
+    """Percent-encoded; dots alone too, which would mean the place above."""
+    return part.replace(".", "%2E") if part in (".", "..") else quote(part, safe="")

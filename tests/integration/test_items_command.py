@@ -1,0 +1,82 @@
+"""Items by client and command line, against a real API."""
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from sqlalchemy import Engine
+
+from tests.api_server import api_client, encode_waiting, encoding_meanwhile, many, submit
+from vectormill.cli import exits
+from vectormill.cli.app import main
+from vectormill.client import Client
+from vectormill.problems import ApiError
+
+
+@pytest.fixture
+def api(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx.Client]:
+    monkeypatch.delenv("VECTORMILL_API_KEY", raising=False)
+    with api_client(engine) as api:
+        submit(api, many(3), collection="docs")
+        encode_waiting(engine)
+        monkeypatch.setenv("VECTORMILL_API_URL", str(api.base_url))
+        yield api
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as end:
+        main(["items", *arguments])
+    return int(end.value.code or 0)
+
+
+@pytest.mark.parametrize("key", ["a/b c", ".", "..", "%2F", "ä?#"])
+def test_a_client_puts_gets_and_deletes_whatever_the_key_is(
+    api: httpx.Client, engine: Engine, key: str
+) -> None:
+    with Client(str(api.base_url)) as client, encoding_meanwhile(engine):
+        assert client.put_item("docs", key, "a text", metadata={"page": 1})["is_searchable"]
+        item = client.get_item("docs", key, has_vector=True)
+        assert (item["key"], item["metadata"], len(item["embedding"])) == (key, {"page": 1}, 8)
+        client.delete_item("docs", key)
+        with pytest.raises(ApiError, match="no item"):
+            client.get_item("docs", key)
+        assert client.put_item("docs", key, "a text", wait_seconds=0)["is_searchable"] is False
+
+
+def test_a_client_deletes_more_keys_than_fit_into_a_request(api: httpx.Client) -> None:
+    with Client(str(api.base_url)) as client:
+        answer = client.delete_items("docs", (f"k{number}" for number in range(2500)))
+    assert answer == {"num_keys": 2500, "num_deleted": 3}
+
+
+def test_the_command_line_puts_gets_and_deletes(
+    api: httpx.Client, engine: Engine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with encoding_meanwhile(engine):
+        assert run("put", "docs", "a/b", "a text", "--metadata", '{"page": 1}') == 0
+        assert "a/b is searchable in docs." in capsys.readouterr().err
+        monkeypatch.setattr("sys.stdin", io.StringIO("from a pipe"))
+        assert run("put", "docs", "piped", "-", "--json") == 0
+        assert json.loads(capsys.readouterr().out)["key"] == "piped"
+    assert run("put", "docs", "late", "a text", "--wait", "0") == 0
+    assert "not searchable yet; `vectormill status" in capsys.readouterr().err
+    assert run("get", "docs", "a/b") == 0
+    assert json.loads(capsys.readouterr().out)["metadata"] == {"page": 1}
+    assert run("get", "docs", "nothing") == exits.BAD_INPUT
+    assert "has no item 'nothing'" in capsys.readouterr().err
+
+
+def test_the_command_line_deletes_the_keys_of_a_file(
+    api: httpx.Client, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "keys.txt").write_text("k1\n\nnever there\r\n")
+    assert run("delete", "docs", "k0", "--from", str(tmp_path / "keys.txt")) == 0
+    assert "Deleted 2 of 3 keys from docs." in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdin", io.StringIO("k2\n"))
+    assert run("delete", "docs", "--from", "-", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {"num_keys": 1, "num_deleted": 1}
+    assert run("delete", "docs") == exits.BAD_INPUT
+    assert run("delete", "docs", "--from", str(tmp_path / "gone.txt")) == exits.BAD_INPUT

@@ -1,0 +1,57 @@
+"""Items of a collection over HTTP, one by one."""
+
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import Any, Final
+
+from vectormill.client.transport import Json, Transport, given, make_path
+
+# Of one request; commits into the collection wait while the API deletes.
+BATCH_KEYS: Final = 1000
+
+
+class ItemCalls(Transport):
+    """Of what a collection has under a key."""
+
+    def put_item(
+        self,
+        collection: str,
+        key: str,
+        text: str,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        wait_seconds: float | None = None,
+    ) -> Json:
+        """Encodes a text and keeps its vector under the key: `{"key", "job", "is_searchable", "searchable_at"}`.
+
+        Waits so long for it to be searchable, else as long as the API has it set; the job goes on all the same.
+        """
+        path = make_path("/v1/collections", collection, "items", key)
+        return self.call(
+            "PUT",
+            path,
+            json=given({"text": text, "metadata": metadata}),
+            params=given({"wait_seconds": wait_seconds}),
+            timeout=self.long_timeout,
+        )
+
+    def get_item(self, collection: str, key: str, *, has_vector: bool = False) -> Json:
+        """What the collection has under the key; its `embedding` only when asked for."""
+        path = make_path("/v1/collections", collection, "items", key)
+        return self.call("GET", path, params={"include": "vector"} if has_vector else {})
+
+    def delete_item(self, collection: str, key: str) -> None:
+        """Removes what is under the key, whether or not there is anything."""
+        self.call("DELETE", make_path("/v1/collections", collection, "items", key))
+
+    def delete_items(self, collection: str, keys: Iterable[str]) -> Json:
+        """Removes what is under these keys, read as a stream: `{"num_keys", "num_deleted"}`, of which the latter were
+        there.
+        """
+        path = make_path("/v1/collections", collection) + "/items:delete"
+        total = {"num_keys": 0, "num_deleted": 0}
+        rest = iter(keys)
+        while batch := list(islice(rest, BATCH_KEYS)):
+            answer = self.call("POST", path, json={"keys": batch}, timeout=self.long_timeout)
+            total = {name: total[name] + answer[name] for name in total}
+        return total
