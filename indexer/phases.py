@@ -11,12 +11,14 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Engine
 
+from indexer.canary import check_generation
 from indexer.comparing import RunHeld, compare
 from indexer.context import RunContext
 from indexer.deleting import delete_vanished
 from indexer.encoding import Wait, encode
 from indexer.progress import Progress
 from indexer.reading import Source, begin_reading, describe_reading, read_source
+from indexer.swapping import swap
 from vectormill.db.deletion import discard_upload
 from vectormill.db.outages import DATABASE_ERRORS, describe_refusal, is_lasting, is_outage
 from vectormill.db.run_claims import RunClaim, end_run, hand_back_run, report_run
@@ -33,6 +35,7 @@ from vectormill.domain.run import (
     HELD,
     INDEXING,
     READING,
+    REINDEX,
     SWAPPING,
     phase_after,
     state_at_end,
@@ -74,14 +77,20 @@ def pass_by(context: RunContext, progress: Progress, tools: Tools) -> None:
     """Nothing to do."""
 
 
+def check(context: RunContext, progress: Progress, tools: Tools) -> None:
+    """The canary of a generation that was built."""
+    if context.run.kind == REINDEX:
+        check_generation(context, tools.wait)
+
+
 PHASES: Final[Mapping[str, Callable[[RunContext, Progress, Tools], None]]] = {
     READING: read,
     COMPARING: lambda context, progress, tools: compare(context, progress),
     ENCODING: lambda context, progress, tools: encode(context, progress, tools.wait),
     DELETING: lambda context, progress, tools: delete_vanished(context, progress),
     INDEXING: pass_by,
-    CHECKING: pass_by,
-    SWAPPING: pass_by,
+    CHECKING: check,
+    SWAPPING: lambda context, progress, tools: swap(context, tools.wait),
 }
 
 
