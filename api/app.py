@@ -32,7 +32,7 @@ from api.problems import MEDIA_TYPE, register_handlers
 from api.puts import Puts
 from api.request_limits import RequestLimits
 from api.requests import ONE_QUERY, ItemBody, JobRequest, SearchRequest
-from api.routes import collections, events, generations, health, items, jobs, models, schedules, vectors
+from api.routes import collections, events, generations, health, items, jobs, models, runs, schedules, vectors
 from api.schemas import ProblemBody
 from api.search_pool import SEARCH_CONNECTIONS, SearchPool
 from api.watch import Watch
@@ -103,7 +103,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
     )
     app.state.resources = resources
     app.state.stop_request = stop_request
-    for routes in (jobs, vectors, events, collections, generations, items, schedules, models, health):
+    for routes in (jobs, vectors, events, collections, generations, items, schedules, runs, models, health):
         app.include_router(routes.router)
     register_handlers(app)
     add_door(app, settings, serving_engine)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from vectormill.domain.encoding import (
     DEFAULT_PASSAGE_OVERLAP_SHARE,
@@ -204,6 +204,30 @@ def make_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
         passage_overlap=_choose_overlap(long_texts, options.passage_overlap, max_tokens),
         vector_type=options.vector_type,
     )
+
+
+def respecify(registry: Registry, live: EncodingSpec, **wanted: Any) -> EncodingSpec:
+    """The spec with what is wanted of it otherwise: `model` and the fields of EncodingOptions.
+
+    The others stay as they are; of another model they are its habits. Raises UnknownModel, ModelError, InvalidOption.
+    """
+    model = wanted.pop("model", live.model)
+    if model != live.model:
+        return make_spec(registry.card(model), EncodingOptions(**wanted))
+    kept: dict[str, Any] = {
+        "normalize": live.normalize,
+        "dimensions": live.dimensions,
+        "prompt": live.prompt,
+        "max_tokens": live.max_tokens,
+        "long_texts": live.long_texts,
+        "vector_type": live.vector_type,
+    }
+    if (
+        wanted.get("long_texts", live.long_texts) == live.long_texts == PASSAGES
+        and "max_tokens" not in wanted
+    ):
+        kept["passage_overlap"] = live.passage_overlap
+    return make_spec(registry.card(model), EncodingOptions(**kept | wanted))
 
 
 def _choose_overlap(long_texts: str, asked: int | None, max_tokens: int) -> int:

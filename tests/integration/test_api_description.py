@@ -172,7 +172,7 @@ def test_a_method_that_a_path_does_not_know_is_answered_with_those_that_it_knows
     service: Service, path: str
 ) -> None:
     known = {method.upper() for method in DOCUMENT["paths"][path]}
-    target = path.format(job_id=service.job_id, name="docs", generation_id=1, key="b")
+    target = path.format(job_id=service.job_id, name="docs", generation_id=1, key="b", run_id="1")
     with httpx.Client(base_url=service.url, trust_env=False) as client:
         for method in {"GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"} - known:
             answer = client.request(method, target, headers={"Content-Type": "application/json"})

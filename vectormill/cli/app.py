@@ -22,6 +22,7 @@ from vectormill.cli.commands import (
     keys,
     plan,
     processes,
+    runs,
     schedules,
     service,
     vectors,
@@ -77,6 +78,8 @@ for group in (demo, encode, jobs, vectors, service, processes, plan, doctor):
     app.add_typer(group.app)
 app.add_typer(items.app, name="items")
 app.add_typer(keys.app, name="keys")
+app.add_typer(runs.reindex_app)
+app.add_typer(runs.app, name="runs")
 app.add_typer(schedules.app, name="schedules")
 app.add_typer(collections.app, name="collections")
 

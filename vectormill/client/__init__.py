@@ -14,6 +14,7 @@ from vectormill.client.collections import CollectionCalls
 from vectormill.client.generations import GenerationCalls
 from vectormill.client.items import ItemCalls
 from vectormill.client.jobs import EXPORT_FORMATS, JobCalls
+from vectormill.client.runs import RunCalls
 from vectormill.client.schedules import ScheduleCalls
 from vectormill.client.searches import Matches, SearchCalls
 from vectormill.client.service import ServiceCalls
@@ -22,7 +23,9 @@ from vectormill.client.transport import DEFAULT_URL, is_loopback
 __all__ = ["DEFAULT_URL", "EXPORT_FORMATS", "Client", "Matches", "is_loopback"]
 
 
-class Client(CollectionCalls, GenerationCalls, ItemCalls, JobCalls, ScheduleCalls, SearchCalls, ServiceCalls):
+class Client(
+    CollectionCalls, GenerationCalls, ItemCalls, JobCalls, RunCalls, ScheduleCalls, SearchCalls, ServiceCalls
+):
     """Speaks to one Vectormill API.
 
     `api_key` is what `vectormill keys create` printed; else that of VECTORMILL_API_KEY is sent, if there is one.

@@ -11,7 +11,13 @@ from sqlalchemy import Connection, Row, text
 from vectormill.db.jobs import cancel_job, find_job
 from vectormill.db.jsonb import to_jsonb
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.errors import CollectionNotFound, JobNotFound, RunNotFound, WrongJobState
+from vectormill.domain.errors import (
+    CollectionNotFound,
+    JobNotFound,
+    RunNotFound,
+    SourceNotFound,
+    WrongJobState,
+)
 from vectormill.domain.run import (
     CANCELLED,
     QUEUED,
@@ -87,6 +93,21 @@ def create_run(
     if connection.execute(FIND_COLLECTION, {"name": collection}).one_or_none() is None:
         raise CollectionNotFound(f"There is no collection {collection!r}.")
     return None
+
+
+HAS_TEXTS = text("""
+    SELECT collections.keep_text OR EXISTS (
+               SELECT 1 FROM vectormill.sources WHERE sources.collection_id = collections.id)
+      FROM vectormill.collections WHERE name = :name
+""")
+
+
+def refuse_without_texts(connection: Connection, collection: str) -> None:
+    """Raises SourceNotFound for a collection that has neither a source nor texts of its own to encode again."""
+    if connection.execute(HAS_TEXTS, {"name": collection}).scalar_one_or_none() is False:
+        raise SourceNotFound(
+            f"Collection {collection!r} has no source, and keeps no texts; set one with `vectormill sources set`."
+        )
 
 
 def find_run(connection: Connection, run_id: UUID) -> Run:
