@@ -22,29 +22,23 @@ from vectormill.db.filter_indexes import (
     name_text_index,
 )
 from vectormill.db.index_builds import BuildProgress, drop_index, end_former_builds, run_build
+from vectormill.db.index_plans import Outlook, plan_for
 from vectormill.db.indexes import (
     FoundIndex,
     analyze_table,
     count_recently_used,
-    count_removed,
     count_rows,
     find_indexes,
-    find_record,
     find_wishes,
     name_next_hnsw,
     record_index,
-    share_removed,
 )
-from vectormill.db.server_room import read_server_room
-from vectormill.db.vector_types import choose_vector_type
 from vectormill.domain.collection import AUTO, LIVE, Generation
-from vectormill.domain.index_plan import IndexPlan, IndexWishes, find_operator_class, plan_index
+from vectormill.domain.index_plan import IndexPlan, find_operator_class
 from vectormill.domain.run import INDEX, INDEXING
 
 logger = logging.getLogger(__name__)
 
-# Of a run of kind `index`, beside what the collection keeps: for this one build.
-SHAPE_OPTIONS: Final = ("m", "ef_construction", "workers", "memory_bytes")
 REPORT_SECONDS: Final = 2.0
 # So long a writer waits for a plain build before that goes on concurrently.
 PATIENCE_SECONDS: Final = 3.0
@@ -115,38 +109,20 @@ def remove_leftovers(context: RunContext, generation: Generation) -> None:
 
 def build_vector_index(progress: Progress, generation: Generation, options: Mapping[str, Any]) -> None:
     context = progress.context
-    vector_type = choose_vector_type(generation.spec, in_collection=True).name
     with context.engine.begin() as connection:
-        kept = find_wishes(connection, generation.id)
-        num_rows = count_rows(connection, generation.table_name)
-        num_removed = count_removed(connection, generation.table_name)
-        record = find_record(connection, generation.id)
-        room = read_server_room(connection)
-    asked = {name: options[name] for name in SHAPE_OPTIONS if options.get(name) is not None}
-    wishes = IndexWishes.from_options(kept.policy, {**kept.options, **asked})
-    plan = plan_index(
-        num_rows,
-        generation.spec.dimensions,
-        vector_type,
-        wishes,
-        room,
-        is_live=generation.state == LIVE,
-        least_rows=context.settings.index_rows,
-        memory_share=context.settings.index_memory_share,
-    )
-    progress.tell(num_rows=num_rows, plan=plan.to_json())
+        outlook = plan_for(connection, generation, context.settings, options)
+    plan = outlook.plan
+    progress.tell(num_rows=outlook.num_rows, plan=plan.to_json())
     present = [index for index in load_indexes(context, generation) if index.is_vector_index]
     ours = [index for index in present if index.is_ours]
     if not plan.is_wanted:
         # Between the sizes at which one is built and dropped there is room: a collection that shrinks keeps its index.
-        if ours and not (
-            kept.policy == AUTO and find_operator_class(vector_type, generation.spec.dimensions)[0]
-        ):
+        is_possible = find_operator_class(outlook.vector_type, generation.spec.dimensions)[0] is not None
+        if ours and not (outlook.wishes.policy == AUTO and is_possible):
             drop_vector_indexes(progress, generation, plan.reasons[0])
         return
     serving = [index for index in present if index.is_valid and index.operator_class == plan.operator_class]
-    worn = share_removed(record, num_removed)
-    reason = find_reason(serving, plan, wishes, options, worn, context.settings.index_rebuild_share)
+    reason = find_reason(serving, outlook, options, context.settings.index_rebuild_share)
     if reason is None:
         progress.tell(kept=[index.name for index in serving])
         return
@@ -161,8 +137,8 @@ def build_vector_index(progress: Progress, generation: Generation, options: Mapp
                 "name": name,
                 "m": plan.m,
                 "ef_construction": plan.ef_construction,
-                "num_rows": num_rows,
-                "num_removed": num_removed,
+                "num_rows": outlook.num_rows,
+                "num_removed": outlook.num_removed,
                 "seconds": seconds,
                 "because": reason,
                 "reasons": [*plan.reasons, *notices],
@@ -174,26 +150,22 @@ def build_vector_index(progress: Progress, generation: Generation, options: Mapp
 
 
 def find_reason(
-    serving: list[FoundIndex],
-    plan: IndexPlan,
-    wishes: IndexWishes,
-    options: Mapping[str, Any],
-    worn: float,
-    most_worn: float,
+    serving: list[FoundIndex], outlook: Outlook, options: Mapping[str, Any], most_worn: float
 ) -> str | None:
     """Why an index is to be built now; None when one serves as it is."""
     if not serving:
         return "There is none."
     if options.get("rebuild"):
         return str(options.get("because") or "A rebuild was asked for.")
-    if worn > most_worn:
-        return f"{worn:.0%} of its rows were deleted or replaced since it was built (VECTORMILL_INDEX_REBUILD_SHARE)."
+    if outlook.worn > most_worn:
+        return (
+            f"{outlook.worn:.0%} of its rows were deleted or replaced since it was built "
+            "(VECTORMILL_INDEX_REBUILD_SHARE)."
+        )
+    plan, wishes = outlook.plan, outlook.wishes
+    wanted = {"m": wishes.m and plan.m, "ef_construction": wishes.ef_construction and plan.ef_construction}
     for index in serving:
         has = {"m": index.options.get("m", 16), "ef_construction": index.options.get("ef_construction", 64)}
-        wanted = {
-            "m": wishes.m and plan.m,
-            "ef_construction": wishes.ef_construction and plan.ef_construction,
-        }
         if all(value is None or has[name] == value for name, value in wanted.items()):
             return None
     return "Another shape is asked for than it has."

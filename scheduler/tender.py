@@ -1,0 +1,81 @@
+"""Sees to it that collections have the index that they want, with nobody asking: after loads, and after deletions."""
+
+import logging
+from typing import Any, Final
+
+from sqlalchemy import Engine
+
+from vectormill.db.indexes import share_removed
+from vectormill.db.runs import create_run
+from vectormill.db.tending import TendedCollection, list_tended
+from vectormill.db.vector_types import choose_vector_type
+from vectormill.domain.collection import AUTO
+from vectormill.domain.index_plan import find_operator_class
+from vectormill.domain.run import INDEX
+from vectormill.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+# A build waits for a load to end; single puts go on at all times, and hold nothing back.
+LARGEST_TRICKLE: Final = 1000
+# An index that served a search within this time is not dropped for a load.
+IN_USE_SECONDS: Final = 600.0
+
+
+class Tender:
+    """Makes runs of kind `index`, which an indexer carries out, and whose options say why."""
+
+    def __init__(self, engine: Engine, settings: Settings) -> None:
+        self._engine = engine
+        self._settings = settings
+
+    def tend(self) -> int:
+        """One round; the number of runs."""
+        settings = self._settings
+        with self._engine.begin() as connection:
+            tended = list_tended(connection, least_rows=settings.index_rows, in_use_seconds=IN_USE_SECONDS)
+            needs = [(each.collection, find_need(each, settings)) for each in tended]
+            wanted = [(collection, need) for collection, need in needs if need is not None]
+            for collection, need in wanted:
+                create_run(connection, collection, INDEX, options=need)
+        for collection, need in wanted:
+            logger.info("The index of %s: %s", collection, need["because"])
+        return len(wanted)
+
+
+def find_need(tended: TendedCollection, settings: Settings) -> dict[str, Any] | None:
+    """The options of the run that the collection needs now; None when it needs none."""
+    vector_type = choose_vector_type(tended.spec, in_collection=True).name
+    if find_operator_class(vector_type, tended.spec.dimensions)[0] is None:
+        return None
+    is_loading = tended.num_waiting > LARGEST_TRICKLE
+    if not tended.has_index:
+        if is_loading:
+            return None
+        wants = f"policy auto wants one from {settings.index_rows:,} on"
+        wants = wants if tended.policy == AUTO else f"the policy is {tended.policy}"
+        return {"because": f"There is none for {tended.num_rows:,} rows, and {wants}."}
+    if is_loading:
+        return _find_need_of_load(tended, settings)
+    worn = share_removed(tended.record, tended.num_removed)
+    if worn > settings.index_rebuild_share:
+        return {
+            "rebuild": True,
+            "because": f"{worn:.0%} of its rows were deleted or replaced since it was built "
+            "(VECTORMILL_INDEX_REBUILD_SHARE).",
+        }
+    return None
+
+
+def _find_need_of_load(tended: TendedCollection, settings: Settings) -> dict[str, Any] | None:
+    is_large = tended.num_waiting > max(
+        settings.index_bulk_share * tended.num_rows, settings.index_rows, LARGEST_TRICKLE
+    )
+    if not is_large or tended.policy != AUTO or tended.is_in_use or not tended.has_own_index:
+        return None
+    return {
+        "drop": True,
+        "because": f"{tended.num_waiting:,} items wait to be written to {tended.num_rows:,} rows, more than "
+        f"{settings.index_bulk_share:.0%} (VECTORMILL_INDEX_BULK_SHARE), and no search has used the index for "
+        f"{IN_USE_SECONDS / 60:g} minutes. It is built anew behind them.",
+    }
