@@ -15,12 +15,14 @@ from psycopg import sql
 
 from indexer.context import RunContext
 from vectormill.db.attributes import attributes_name
+from vectormill.db.collections import find_generation
 from vectormill.db.filter_indexes import (
     define_filter_index,
     define_text_index,
     name_filter_index,
     name_text_index,
 )
+from vectormill.db.generations import find_generation_by_id
 from vectormill.db.index_builds import BuildProgress, drop_index, end_former_builds, run_build
 from vectormill.db.index_plans import Outlook, plan_for
 from vectormill.db.indexes import (
@@ -77,6 +79,15 @@ class Progress:
                     **progress.to_json(),
                 }
             )
+
+
+def index(context: RunContext) -> None:
+    """The phase: of the generation that the run writes, or the collection's live one."""
+    run = context.run
+    with context.engine.connect() as connection:
+        found = None if run.generation_id is None else find_generation_by_id(connection, run.generation_id)
+        generation = found or find_generation(connection, run.collection)
+    build_indexes(context, generation)
 
 
 def build_indexes(context: RunContext, generation: Generation) -> None:

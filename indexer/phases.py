@@ -16,6 +16,7 @@ from indexer.comparing import RunHeld, compare
 from indexer.context import RunContext
 from indexer.deleting import delete_vanished
 from indexer.encoding import Wait, encode
+from indexer.indexing import index
 from indexer.progress import Progress
 from indexer.reading import Source, begin_reading, describe_reading, read_source
 from indexer.swapping import swap
@@ -73,10 +74,6 @@ def read(context: RunContext, progress: Progress, tools: Tools) -> None:
     context.report(READING, describe_reading(source))
 
 
-def pass_by(context: RunContext, progress: Progress, tools: Tools) -> None:
-    """Nothing to do."""
-
-
 def check(context: RunContext, progress: Progress, tools: Tools) -> None:
     """The canary of a generation that was built."""
     if context.run.kind == REINDEX:
@@ -88,7 +85,7 @@ PHASES: Final[Mapping[str, Callable[[RunContext, Progress, Tools], None]]] = {
     COMPARING: lambda context, progress, tools: compare(context, progress),
     ENCODING: lambda context, progress, tools: encode(context, progress, tools.wait),
     DELETING: lambda context, progress, tools: delete_vanished(context, progress),
-    INDEXING: pass_by,
+    INDEXING: lambda context, progress, tools: index(context),
     CHECKING: check,
     SWAPPING: lambda context, progress, tools: swap(context, tools.wait),
 }

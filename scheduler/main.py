@@ -17,6 +17,7 @@ from scheduler.dispatcher import Dispatcher
 from scheduler.pruner import Pruner
 from scheduler.reaper import Reaper
 from scheduler.schedules import fire_due_schedules
+from scheduler.tender import Tender
 from vectormill.broker.app import make_app
 from vectormill.broker.queues import QueueReader
 from vectormill.broker.sentinel import Sentinel
@@ -116,6 +117,7 @@ def _serve_term(
             Duty(_SENTINEL_SECONDS, dispatcher.recall_lost_messages),
             Duty(_BEAT_SECONDS, lambda: _beat(engine, dispatcher)),
             Duty(settings.reap_seconds, Reaper(engine, settings).reap),
+            Duty(settings.tend_seconds, Tender(engine, settings).tend),
             Duty(_SCHEDULE_SECONDS, lambda: fire_due_schedules(engine)),
         ]
         with make_pruner():

@@ -22,13 +22,15 @@ from tests.indexed import (
     wish,
 )
 from tests.protocol import SPEC, vector_of
-from vectormill.db.filter_indexes import name_filter_index, write_value
+from vectormill.db.filter_indexes import name_filter_index
+from vectormill.db.filters import compile_filter
 from vectormill.db.indexes import find_record
 from vectormill.db.matches import search_collection, walk_plan
 from vectormill.db.vector_types import choose_vector_type, make_rows
 from vectormill.db.vectors import upsert_vectors
 from vectormill.domain.collection import Generation
 from vectormill.domain.encoding import BINARY, FLOAT32, INT8, EncodingSpec
+from vectormill.domain.filter import parse_filter
 from vectormill.domain.item import Item
 from vectormill.domain.run import REINDEX
 
@@ -273,27 +275,27 @@ def test_fields_that_filters_name_and_kept_texts_have_indexes_of_their_own(engin
     build_indexes(context, generation)
     assert {index.method for index in indexes_of(engine, generation)} == {"btree", "gin"}
     assert len(report["built"]) == 5
-    value = write_value("metadata -> CAST(:field AS text)")
-    for condition, field, wanted in (
-        (f"{value} = CAST(:wanted AS jsonb)", "year", "1984"),
-        (f"{value} = ANY (CAST(:wanted AS jsonb[]))", "lang", "{}"),
-        (f"{value} >= CAST(:wanted AS jsonb) AND {value} < 'false'", "year", "2018"),
-        ("CAST(:field AS text) = 'year' AND metadata @> CAST(:wanted AS jsonb)", "year", '{"year": 1984}'),
+    for written, expected in (
+        ({"year": 1984}, name_filter_index(generation.id, "year")),
+        ({"year": {"in": [1984, 1985]}}, name_filter_index(generation.id, "year")),
+        ({"year": {"gte": 2018}}, name_filter_index(generation.id, "year")),
+        ({"it's.deep": "x"}, name_filter_index(generation.id, "it's.deep")),
+        ({"tags": {"contains": "new"}}, name_filter_index(generation.id, "*")),
     ):
-        used = find_used_indexes(engine, f"SELECT key FROM {attributes} WHERE {condition}", field, wanted)
-        expected = "_on_any" if "@>" in condition else name_filter_index(generation.id, field)
-        assert all(name.endswith(expected) for name in used), condition
-        assert used, condition
+        condition = compile_filter(parse_filter(written), "metadata")
+        used = find_used_indexes(
+            engine, f"SELECT key FROM {attributes} WHERE {condition.sql}", condition.values
+        )
+        assert used == {expected}, written
     wish(engine, filters="""'["year"]'""", keep_text="false")
     build_indexes(start_run(engine)[0], generation)
     assert names_of(engine, generation) == [name_filter_index(generation.id, "year")]
     write(engine, generation, ["5"])  # a value too long for an index keeps no worker from its row
 
 
-def find_used_indexes(engine: Engine, statement: str, field: str, wanted: str) -> set[str]:
+def find_used_indexes(engine: Engine, statement: str, values: dict[str, Any]) -> set[str]:
     with engine.connect() as connection:
         connection.execute(text("SET LOCAL plan_cache_mode = force_custom_plan"))
-        values = {"field": field, "wanted": wanted}
         (plan,) = connection.execute(text(f"EXPLAIN (FORMAT JSON) {statement}"), values).scalar_one()
     return {node["Index Name"] for node in walk_plan(plan["Plan"]) if "Index Name" in node}
 

@@ -1,15 +1,16 @@
 """Filters in SQL: a condition on metadata, of bound values only, in the form that expression indexes serve.
 
 A field is `(metadata -> 'year')`, of nested ones `(metadata -> 'a' -> 'b')`, compared as jsonb: numbers by value, and
-strings by the database's collation. An index on that expression serves equality, `in`, ranges and `exists`; a GIN index
-on metadata serves `contains`. The names of fields are bound too: the plan is made for the values
-(plan_cache_mode), so Postgres sees constants where the index has them.
+strings by the database's collation. Equality, `in` and ranges are of its value as an index has it (filter_indexes.py),
+where texts of more than 2,000 bytes count as none; a GIN index on metadata serves `contains`. The names of fields are
+bound too: the plan is made for the values (plan_cache_mode), so Postgres sees constants where the index has them.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from vectormill.db.filter_indexes import MOST_VALUE_BYTES, write_value
 from vectormill.db.jsonb import to_jsonb
 from vectormill.domain.filter import (
     EQ,
@@ -76,15 +77,16 @@ def _compile(condition: Filter, column: str, values: _Values) -> str:
         case Exists(path):
             return f"({name_field(column, path, values)} IS NOT NULL)"
         case OneOf(path, listed):
-            name = values.bind([to_jsonb(value) for value in listed])
-            return f"({name_field(column, path, values)} = ANY (CAST(CAST({name} AS text[]) AS jsonb[])))"
+            written = [to_jsonb(value) for value in listed]
+            name = values.bind(written)
+            return f"({name_value(column, path, values, written)} = ANY (CAST(CAST({name} AS text[]) AS jsonb[])))"
         case Contains(path, value):
             wanted: Any = [value]
             for part_name in reversed(path):
                 wanted = {part_name: wanted}
             return f"({column} @> CAST({values.bind(to_jsonb(wanted))} AS jsonb))"
         case Compare(path, operator, value):
-            name = name_field(column, path, values)
+            name = name_value(column, path, values, [to_jsonb(value)])
             compared = f"{name} {SIGNS[operator]} CAST({values.bind(to_jsonb(value))} AS jsonb)"
             if operator == EQ:
                 return f"({compared})"
@@ -95,6 +97,13 @@ def _compile(condition: Filter, column: str, values: _Values) -> str:
             return f"({compared} AND {bound})"
 
 
+def name_value(column: str, path: tuple[str, ...], values: _Values, compared: list[str]) -> str:
+    """The expression of a field as its index has it, if the index has values like those that it is compared with."""
+    name = name_field(column, path, values)
+    is_short = all(len(written) <= MOST_VALUE_BYTES for written in compared)
+    return write_value(name) if is_short else name
+
+
 def name_field(column: str, path: tuple[str, ...], values: _Values) -> str:
-    """The expression of a field, as its index has it."""
+    """The expression of a field."""
     return f"({column}{''.join(f' -> CAST({values.bind(name)} AS text)' for name in path)})"
