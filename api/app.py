@@ -20,6 +20,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from api.bodies.items import DeleteRequest, PutRequest
+from api.bodies.searches import ONE_OR_MANY, ONE_QUERY, SearchQuery, SearchRequest
 from api.dependencies import Resources
 from api.door.host_guard import HostGuard, parse_allowed_hosts
 from api.door.key_guard import KeyGuard
@@ -31,8 +32,20 @@ from api.patience import PatientConfig
 from api.problems import MEDIA_TYPE, register_handlers
 from api.puts import Puts
 from api.request_limits import RequestLimits
-from api.requests import ONE_QUERY, ItemBody, JobRequest, SearchRequest
-from api.routes import collections, events, generations, health, items, jobs, models, runs, schedules, vectors
+from api.requests import ItemBody, JobRequest
+from api.routes import (
+    collections,
+    events,
+    generations,
+    health,
+    items,
+    jobs,
+    models,
+    runs,
+    schedules,
+    searches,
+    vectors,
+)
 from api.schemas import ProblemBody
 from api.search_pool import SEARCH_CONNECTIONS, SearchPool
 from api.watch import Watch
@@ -103,7 +116,19 @@ def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
     )
     app.state.resources = resources
     app.state.stop_request = stop_request
-    for routes in (jobs, vectors, events, collections, generations, items, schedules, runs, models, health):
+    for routes in (
+        jobs,
+        vectors,
+        events,
+        collections,
+        generations,
+        searches,
+        items,
+        schedules,
+        runs,
+        models,
+        health,
+    ):
         app.include_router(routes.router)
     register_handlers(app)
     add_door(app, settings, serving_engine)
@@ -186,10 +211,12 @@ def describe(app: FastAPI) -> dict[str, Any]:
             title=app.title, version=app.version, description=app.description, routes=app.routes
         )
         _, components = msgspec.json.schema_components(
-            [JobRequest, ItemBody, SearchRequest, PutRequest, DeleteRequest], ref_template=REFERENCE
+            [JobRequest, ItemBody, SearchRequest, SearchQuery, PutRequest, DeleteRequest],
+            ref_template=REFERENCE,
         )
         problem = ProblemBody.model_json_schema(ref_template=REFERENCE.replace("{name}", "{model}"))
-        components["SearchRequest"] |= ONE_QUERY
+        components["SearchRequest"] |= ONE_OR_MANY
+        components["SearchQuery"] |= ONE_QUERY
         components |= problem.pop("$defs") | {"ProblemBody": problem}
         schema.setdefault("components", {}).setdefault("schemas", {}).update(components)
         describe_scopes(schema)

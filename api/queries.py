@@ -1,7 +1,8 @@
-"""Queries: a search text becomes a vector on the same workers, as a job of one item that nobody else waits behind."""
+"""Queries: texts of searches become vectors on the same workers, as a small job that nobody else waits behind."""
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 from uuid import UUID
@@ -30,29 +31,36 @@ FIRST_POLL_SECONDS: Final = 0.005
 LAST_POLL_SECONDS: Final = 0.025
 # After its time-out a query is still looked at once, for the reason.
 GRACE_SECONDS: Final = 30.0
-QUERY_KEY: Final = "query"
 
 logger = logging.getLogger(__name__)
 
 
-async def encode_query(resources: Resources, spec: EncodingSpec, text: str) -> npt.NDArray[np.float32]:
-    """The vector of a query, float32 [dimensions], in the space of `spec`.
+def check_query(text: str, place: str, settings: Settings) -> None:
+    """Raises InvalidItem when the text can have no vector; the message opens with the place of the query."""
+    failure = find_text_failure(text.encode("utf-8", "surrogatepass"), settings.max_text_chars)
+    if failure is not None:
+        raise InvalidItem(f"{place}The query cannot be encoded: {failure.detail}.")
 
-    Raises InvalidItem when the text can have no vector, and EncodingTimeout when no worker answers in time.
+
+async def encode_queries(
+    resources: Resources, spec: EncodingSpec, texts: Sequence[str]
+) -> list[npt.NDArray[np.float32]]:
+    """The vectors of checked queries, each float32 [dimensions], in the space of `spec`; of all by one job.
+
+    Raises InvalidItem when a text can have no vector, and EncodingTimeout when no worker answers in time.
     """
     settings, engine = resources.settings, resources.engine
-    encoded = text.encode("utf-8", "surrogatepass")
-    failure = find_text_failure(encoded, settings.max_text_chars)
-    if failure is not None:
-        raise InvalidItem(f"The query cannot be encoded: {failure.detail}.")
+    different = list(dict.fromkeys(texts))
     query_spec = await run_in_threadpool(make_query_spec, resources, spec)
-    job = await run_in_threadpool(submit_query, engine, settings, query_spec, encoded)
+    job = await run_in_threadpool(submit_queries, engine, settings, query_spec, different)
     try:
         ended = await wait_for_end(resources, job)
-        return await run_in_threadpool(load_query_vector, engine, ended)
+        vectors = await run_in_threadpool(load_query_vectors, engine, ended)
     finally:
         with CancelScope(shield=True):
             await run_in_threadpool(remove_query, engine, job.id)
+    by_text = dict(zip(different, vectors, strict=True))
+    return [by_text[text] for text in texts]
 
 
 def make_query_spec(resources: Resources, spec: EncodingSpec) -> EncodingSpec:
@@ -65,11 +73,12 @@ def make_query_spec(resources: Resources, spec: EncodingSpec) -> EncodingSpec:
     return replace(spec, prompt=prompts.get("query", spec.prompt), long_texts=long_texts, vector_type=None)
 
 
-def submit_query(engine: Engine, settings: Settings, spec: EncodingSpec, text: bytes) -> Job:
+def submit_queries(engine: Engine, settings: Settings, spec: EncodingSpec, texts: Sequence[str]) -> Job:
     lifetime_seconds = settings.search_timeout_seconds + GRACE_SECONDS
     new_job = NewJob(spec, priority=INTERACTIVE_PRIORITY, lifetime_seconds=lifetime_seconds)
     with JobWriter(engine, new_job, settings) as writer:
-        writer.add(Item(QUERY_KEY, text))
+        for number, text in enumerate(texts):
+            writer.add(Item(str(number), text.encode()))
         return writer.finish()
 
 
@@ -105,12 +114,15 @@ def explain_query(engine: Engine, job: Job) -> str:
     return reasons.get(job.id, otherwise)
 
 
-def load_query_vector(engine: Engine, job: Job) -> npt.NDArray[np.float32]:
-    """The one vector of an ended query. Raises InvalidItem with the worker's reason when there is none."""
+def load_query_vectors(engine: Engine, job: Job) -> list[npt.NDArray[np.float32]]:
+    """The vectors of ended queries. Raises InvalidItem with the worker's reason when one has none."""
+    vectors: list[npt.NDArray[np.float32]] = []
     for block in read_vectors(engine, job.id):
-        if block.present[0]:
-            vector: npt.NDArray[np.float32] = block.vectors[0]
-            return vector
+        if not block.present.all():
+            break
+        vectors.extend(block.vectors)
+    if len(vectors) == job.num_items:
+        return vectors
     with engine.connect() as connection:
         errors = list_item_errors(connection, job.id, after=None, limit=1)
     reason = errors[0].detail if errors else f"its job is {job.state}"

@@ -117,24 +117,7 @@ class StreamParameters(OptionsBody, forbid_unknown_fields=True):
     metadata: str | None = None
 
 
-class SearchRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """The JSON body of a search: a text or a vector of the collection's space."""
-
-    text: Annotated[str | None, Meta(examples=["how to parse a date"])] = None
-    embedding: list[float] | None = None
-    limit: Annotated[int, Meta(ge=1, le=1000)] = 10
-
-
-# What the types of a SearchRequest cannot say.
-ONE_QUERY: Final = {
-    "oneOf": [
-        {"required": ["text"], "properties": {"text": {"type": "string"}, "embedding": {"type": "null"}}},
-        {"required": ["embedding"], "properties": {"embedding": {"type": "array"}, "text": {"type": "null"}}},
-    ]
-}
-
 JOB_DECODER: Final = msgspec.json.Decoder(JobRequest)
-SEARCH_DECODER: Final = msgspec.json.Decoder(SearchRequest)
 OBJECT_DECODER: Final = msgspec.json.Decoder(dict[str, Any])
 ITEM_DECODER: Final = msgspec.json.Decoder(ItemBody)
 

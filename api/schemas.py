@@ -6,7 +6,6 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from vectormill.db.matches import Match, Nearest
 from vectormill.db.workers import Worker
 from vectormill.domain.bottleneck import Bottleneck
 from vectormill.domain.encoding import EncodingSpec
@@ -142,31 +141,6 @@ class TruncatedItemBody(BaseModel):
 class TruncatedItemPage(BaseModel):
     data: list[TruncatedItemBody]
     next: str | None = Field(description="Hand it back as `after`; null on the last page.")
-
-
-class MatchBody(BaseModel):
-    key: str
-    score: float = Field(description="Cosine similarity, -1 to 1; in a binary collection, that of the signs.")
-    metadata: dict[str, Any] | None
-
-    @classmethod
-    def from_match(cls, match: Match) -> Self:
-        return cls(key=match.key, score=match.score, metadata=match.metadata)
-
-
-class SearchAnswer(BaseModel):
-    data: list[MatchBody]
-    num_rows_read: int | None = Field(
-        description="About how many rows the collection has, all of which were read for want of an index that serves; "
-        "null when an index was used."
-    )
-
-    @classmethod
-    def from_nearest(cls, nearest: Nearest) -> Self:
-        return cls(
-            data=[MatchBody.from_match(match) for match in nearest.matches],
-            num_rows_read=nearest.num_rows_read,
-        )
 
 
 class ModelBody(BaseModel):

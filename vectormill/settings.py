@@ -88,6 +88,7 @@ class Settings(BaseSettings):
     max_requests: int = Field(default=256, ge=1, description="Requests that an API process serves at once.")
     max_uploads: int = Field(default=64, ge=1, description="Submissions among them.")
     max_searches: int = Field(default=64, ge=1, description="Searches among them, those that wait included.")
+    max_search_queries: int = Field(default=100, ge=1, description="Queries of one search request.")
     max_watchers: int = Field(default=100, ge=1, description="Streams of a job's progress among them.")
     max_waiting_puts: int = Field(
         default=128,

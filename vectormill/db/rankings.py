@@ -21,10 +21,11 @@ NEAREST: Final = """
      WHERE {condition}
      ORDER BY distance LIMIT CAST(:num_ranked AS bigint)
 """
-# Rows that have all the words, by how near they stand together (cover density). Stop words are left out by the
-# collection's language, "quotes", or and - mean what they mean to a web search engine.
+# Rows that have all the words, by how near they stand together (cover density); of a longer text (1: by the logarithm
+# of its length) they say less. Stop words are left out by the collection's language; "quotes", or and - mean what they
+# mean to a web search engine.
 WORDED: Final = """
-    SELECT attributes.key, ts_rank_cd(attributes.search, {words}) AS rank
+    SELECT attributes.key, ts_rank_cd(attributes.search, {words}, 1) AS rank
       FROM vectormill.{attributes} AS attributes
      WHERE attributes.search @@ {words} AND {condition}
      ORDER BY rank DESC, key LIMIT CAST(:num_ranked AS bigint)

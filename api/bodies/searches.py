@@ -1,0 +1,221 @@
+"""Searches as clients send them, one or many at once, and what is answered."""
+
+from typing import Annotated, Any, Final, Literal, Self
+
+import msgspec
+from msgspec import Meta
+from pydantic import BaseModel, Field
+
+from api.bodies.items import PASSAGE, PassageBody, find_passage
+from vectormill.db.matches import Match, Nearest
+from vectormill.domain.errors import InvalidOption
+from vectormill.domain.filter import OPERATORS, parse_filter
+from vectormill.domain.search import (
+    BY_VECTOR,
+    HYBRID,
+    MAX_LIMIT,
+    MAX_OFFSET,
+    METADATA,
+    TEXT,
+    VECTOR,
+    Search,
+    check_search,
+)
+
+# Of all queries of a request together: matches, and vectors of them. They are in memory until they are answered.
+MAX_MATCHES: Final = 10_000
+MAX_VECTORS: Final = 1_000
+
+FILTER_DESCRIPTION: Final = (
+    f"Conditions on the metadata, all of which must hold: a value, or operators ({', '.join(OPERATORS)}). A dotted "
+    "name leads into an object; `and` and `or` take lists of filters, `not` takes one."
+)
+
+
+class Weights(msgspec.Struct, forbid_unknown_fields=True):
+    """What a place in each ranking counts for."""
+
+    vector: Annotated[float, Meta(ge=0, le=1000)] = 1.0
+    text: Annotated[float, Meta(ge=0, le=1000)] = 1.0
+
+
+class SearchQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """One search: for a text, for a vector of the collection's space, or for what is like one of its rows."""
+
+    text: Annotated[str | None, Meta(examples=["how to parse a date"])] = None
+    embedding: list[float] | None = None
+    more_like: Annotated[
+        str | None, Meta(description="The key of a row; the nearest to it are answered, without itself.")
+    ] = None
+    limit: Annotated[int, Meta(ge=1, le=MAX_LIMIT)] = 10
+    offset: Annotated[int, Meta(ge=0, le=MAX_OFFSET, description="So many of the best are passed over.")] = 0
+    filter: Annotated[
+        dict[str, Any] | None,
+        Meta(description=FILTER_DESCRIPTION, examples=[{"lang": "de", "year": {"gte": 2020}}]),
+    ] = None
+    mode: Annotated[
+        Literal["vector", "text", "hybrid"] | None,
+        Meta(description="By nearness (the default), by words, or by both, fused by their ranks."),
+    ] = None
+    hybrid: Annotated[bool | None, Meta(description="true is mode hybrid.")] = None
+    weights: Annotated[Weights | None, Meta(description="Of the two rankings of mode hybrid.")] = None
+    include: Annotated[
+        Annotated[list[Literal["vector", "text", "metadata"]], Meta(max_length=3)] | None,
+        Meta(description="What is answered beside key and score; else the metadata."),
+    ] = None
+    group_by: Annotated[
+        Literal["document"] | None, Meta(description="The best passage of each document.")
+    ] = None
+    min_score: Annotated[float | None, Meta(description="Leave out matches of lower scores.")] = None
+    ef_search: Annotated[
+        Annotated[int, Meta(ge=1, le=1000)] | None,
+        Meta(description="Candidates that an HNSW index keeps in view; else the limit decides."),
+    ] = None
+    fingerprint: Annotated[
+        Annotated[str, Meta(pattern="^[0-9a-f]{16}$")] | None,
+        Meta(description="Refused unless the collection's vectors are of this space."),
+    ] = None
+
+
+class SearchRequest(SearchQuery, forbid_unknown_fields=True):
+    """The JSON body of a search: one query, or `queries` and nothing beside it."""
+
+    queries: Annotated[
+        Annotated[list[SearchQuery], Meta(min_length=1)] | None,
+        Meta(description="Answered together, in their order."),
+    ] = None
+
+
+# What the types cannot say.
+ASKS_FOR_SOMETHING: Final = [
+    {"required": [name], "properties": {name: {"type": kind}}}
+    for name, kind in (("text", "string"), ("embedding", "array"), ("more_like", "string"))
+]
+ONE_QUERY: Final = {"anyOf": ASKS_FOR_SOMETHING}
+ONE_OR_MANY: Final = {
+    "anyOf": [*ASKS_FOR_SOMETHING, {"required": ["queries"], "properties": {"queries": {"type": "array"}}}]
+}
+
+SEARCH_DECODER: Final = msgspec.json.Decoder(SearchRequest)
+
+
+def read_queries(request: SearchRequest, max_queries: int) -> list[SearchQuery]:
+    """The queries of a request. Raises InvalidOption."""
+    if request.queries is None:
+        return [request]
+    if msgspec.structs.replace(request, queries=None) != SearchRequest():
+        raise InvalidOption("A request has one query or `queries`; options go into each of these.")
+    if len(request.queries) > max_queries:
+        raise InvalidOption(
+            f"There are {len(request.queries):,} queries; VECTORMILL_MAX_SEARCH_QUERIES allows {max_queries:,} at once."
+        )
+    num_matches = sum(query.limit for query in request.queries)
+    num_vectors = sum(query.limit for query in request.queries if VECTOR in (query.include or ()))
+    if num_matches > MAX_MATCHES or num_vectors > MAX_VECTORS:
+        raise InvalidOption(
+            f"The limits of all queries together are {num_matches:,}, with vectors {num_vectors:,}; {MAX_MATCHES:,} "
+            f"matches and {MAX_VECTORS:,} vectors are answered at once. Ask for less, or in several requests."
+        )
+    return request.queries
+
+
+def make_search(query: SearchQuery) -> Search:
+    """What the query asks for, beside its vector. Raises InvalidOption."""
+    if query.hybrid is not None and query.mode not in (None, HYBRID if query.hybrid else query.mode):
+        raise InvalidOption(f"hybrid=true is mode hybrid, and mode {query.mode} is given too; leave one out.")
+    if query.hybrid is False and query.mode == HYBRID:
+        raise InvalidOption("hybrid=false and mode hybrid contradict each other; leave one out.")
+    mode = query.mode or (HYBRID if query.hybrid else BY_VECTOR)
+    asked = [name for name in ("text", "embedding", "more_like") if getattr(query, name) is not None]
+    if mode == BY_VECTOR and len(asked) != 1:
+        raise InvalidOption("A search needs exactly one of text, embedding and more_like.")
+    if mode == TEXT and query.embedding is not None:
+        raise InvalidOption(
+            "A search in mode text compares no vectors; leave out embedding, or take mode hybrid."
+        )
+    weights = query.weights or Weights()
+    search = Search(
+        limit=query.limit,
+        offset=query.offset,
+        mode=mode,
+        words=query.text if mode != BY_VECTOR else None,
+        like=query.more_like,
+        condition=parse_filter(query.filter) if query.filter is not None else None,
+        by_document=query.group_by is not None,
+        include=(METADATA,) if query.include is None else tuple(dict.fromkeys(query.include)),
+        min_score=query.min_score,
+        ef_search=query.ef_search,
+        vector_weight=weights.vector,
+        text_weight=weights.text,
+    )
+    check_search(search)
+    return search
+
+
+class MatchBody(BaseModel):
+    """One result. What was not asked for, or is not there, is left out."""
+
+    key: str
+    score: float = Field(
+        description="Cosine similarity, -1 to 1; in a binary collection, that of the signs. In mode text how near the "
+        "words stand together; in mode hybrid the sum of weight / (60 + rank)."
+    )
+    metadata: dict[str, Any] | None = None
+    text: str | None = Field(default=None, description="Null unless the collection keeps texts.")
+    embedding: list[float] | None = Field(
+        default=None, description="In the numbers of the collection's vector type, as an export gives them."
+    )
+    document: str | None = Field(default=None, description="The key of the document that it is a passage of.")
+    passage: PassageBody | None = None
+    vector_rank: int | None = Field(
+        default=None, description="In mode hybrid: its place by nearness, from 1."
+    )
+    text_rank: int | None = Field(default=None, description="In mode hybrid: its place by words, from 1.")
+
+    @classmethod
+    def from_match(cls, match: Match, search: Search) -> Self:
+        shown: dict[str, Any] = {}
+        if METADATA in search.include:
+            shown["metadata"] = match.metadata
+        if TEXT in search.include:
+            shown["text"] = match.text
+        if VECTOR in search.include:
+            shown["embedding"] = match.embedding
+        if match.passage is not None:
+            shown["document"], shown["passage"] = find_passage({PASSAGE: match.passage})
+        if search.mode == HYBRID:
+            shown |= {"vector_rank": match.vector_rank, "text_rank": match.text_rank}
+        return cls(key=match.key, score=match.score, **shown)
+
+
+class SearchAnswer(BaseModel):
+    data: list[MatchBody]
+    num_rows_read: int | None = Field(
+        description="About how many rows the collection has, all of which were read for want of an index that serves; "
+        "null when an index was used."
+    )
+    next_offset: int | None = Field(
+        default=None, description="The offset of the next page; left out when there is none."
+    )
+    repeated_because: str | None = Field(
+        default=None, description="Why the search was repeated exactly after an index had given too little."
+    )
+
+    @classmethod
+    def from_nearest(cls, nearest: Nearest, search: Search) -> Self:
+        said: dict[str, Any] = {}
+        if len(nearest.matches) == search.limit and search.num_wanted <= MAX_OFFSET:
+            said["next_offset"] = search.num_wanted
+        if nearest.repeated_because is not None:
+            said["repeated_because"] = nearest.repeated_because
+        return cls(
+            data=[MatchBody.from_match(match, search) for match in nearest.matches],
+            num_rows_read=nearest.num_rows_read,
+            **said,
+        )
+
+
+class ManySearchesAnswer(BaseModel):
+    """What each of `queries` would have been answered alone, in their order."""
+
+    data: list[SearchAnswer]
