@@ -38,6 +38,7 @@ from api.routes import (
     events,
     generations,
     health,
+    indexes,
     items,
     jobs,
     models,
@@ -126,6 +127,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
         items,
         schedules,
         runs,
+        indexes,
         models,
         health,
     ):

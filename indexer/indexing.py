@@ -83,11 +83,7 @@ class Progress:
 
 def index(context: RunContext) -> None:
     """The phase: of the generation that the run writes, or the collection's live one."""
-    run = context.run
-    with context.engine.connect() as connection:
-        found = None if run.generation_id is None else find_generation_by_id(connection, run.generation_id)
-        generation = found or find_generation(connection, run.collection)
-    build_indexes(context, generation)
+    build_indexes(context, load_generation(context))
 
 
 def build_indexes(context: RunContext, generation: Generation) -> None:
@@ -282,12 +278,15 @@ def drop_vector_indexes(progress: Progress, generation: Generation, because: str
         record_index(connection, generation.id, None)
 
 
-def drop_before_bulk(context: RunContext, generation: Generation, num_changes: int) -> str | None:
+def drop_before_bulk(context: RunContext, num_changes: int) -> str | None:
     """Drops the vector index before so many changes are written that to build it anew is cheaper; the reason, or None.
 
     On a live generation only under policy `auto`, and while no search uses the index: searches would read every row.
     `build_indexes` builds it again, and should the run end before, the scheduler's tender has it built.
     """
+    if not num_changes:
+        return None
+    generation = load_generation(context)
     with context.engine.begin() as connection:
         kept = find_wishes(connection, generation.id)
         num_rows = count_rows(connection, generation.table_name)
@@ -334,6 +333,13 @@ def build_attribute_indexes(progress: Progress, generation: Generation) -> None:
 
 def drop(context: RunContext, generation: Generation, name: str) -> None:
     drop_index(context.engine, name, is_live=generation.state == LIVE, watch=context.check)
+
+
+def load_generation(context: RunContext) -> Generation:
+    run = context.run
+    with context.engine.connect() as connection:
+        found = None if run.generation_id is None else find_generation_by_id(connection, run.generation_id)
+        return found or find_generation(connection, run.collection)
 
 
 def load_indexes(context: RunContext, generation: Generation) -> list[FoundIndex]:

@@ -16,7 +16,7 @@ from indexer.comparing import RunHeld, compare
 from indexer.context import RunContext
 from indexer.deleting import delete_vanished
 from indexer.encoding import Wait, encode
-from indexer.indexing import index
+from indexer.indexing import drop_before_bulk, index
 from indexer.progress import Progress
 from indexer.reading import Source, begin_reading, describe_reading, read_source
 from indexer.swapping import swap
@@ -74,6 +74,12 @@ def read(context: RunContext, progress: Progress, tools: Tools) -> None:
     context.report(READING, describe_reading(source))
 
 
+def write(context: RunContext, progress: Progress, tools: Tools) -> None:
+    """What differs; a lot of it without the vector index, which is built anew behind it."""
+    drop_before_bulk(context, progress.counts.num_new + progress.counts.num_changed)
+    encode(context, progress, tools.wait)
+
+
 def check(context: RunContext, progress: Progress, tools: Tools) -> None:
     """The canary of a generation that was built."""
     if context.run.kind == REINDEX:
@@ -83,7 +89,7 @@ def check(context: RunContext, progress: Progress, tools: Tools) -> None:
 PHASES: Final[Mapping[str, Callable[[RunContext, Progress, Tools], None]]] = {
     READING: read,
     COMPARING: lambda context, progress, tools: compare(context, progress),
-    ENCODING: lambda context, progress, tools: encode(context, progress, tools.wait),
+    ENCODING: write,
     DELETING: lambda context, progress, tools: delete_vanished(context, progress),
     INDEXING: lambda context, progress, tools: index(context),
     CHECKING: check,

@@ -42,6 +42,7 @@ RULES: Final = (
     Rule(("POST",), "/v1/schedules/{name}/{wish}", WRITE),
     Rule(("POST",), "/v1/collections/{name}/runs", WRITE),
     Rule(("POST",), "/v1/runs/{run_id}/{wish}", WRITE),
+    Rule(("PUT",), "/v1/collections/{name}/index", WRITE),
     Rule(LOOKING, "/{path:path}", READ),
 )
 PATTERNS: Final[dict[str, Pattern[str]]] = {rule.path: compile_path(rule.path)[0] for rule in RULES}

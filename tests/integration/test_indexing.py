@@ -216,17 +216,17 @@ def test_a_large_load_drops_the_index_and_says_so_unless_searches_use_it(engine:
     generation = make_collection(engine, vectors)
     build_indexes(start_run(engine)[0], generation)
     context, report = start_run(engine, kind=REINDEX)
-    assert drop_before_bulk(context, generation, NUM_ROWS // 10) is None
+    assert drop_before_bulk(context, NUM_ROWS // 10) is None
     with engine.connect() as connection:
         connection.execute(text("SET LOCAL enable_seqscan = off"))
         search_collection(connection, generation, vectors[0], 5)
     wait_until(lambda: any(index.last_used_at for index in indexes_of(engine, generation)))
-    assert drop_before_bulk(context, generation, NUM_ROWS) is None
+    assert drop_before_bulk(context, NUM_ROWS) is None
     assert "searches use it" in report["kept_for_searches"]
     with engine.connect() as connection:
         connection.execute(text("SELECT pg_stat_reset()"))
         connection.commit()
-    because = drop_before_bulk(context, generation, NUM_ROWS)
+    because = drop_before_bulk(context, NUM_ROWS)
     assert because is not None
     assert "1,200 changes to 1,200 rows are more than 30%" in because
     assert names_of(engine, generation) == []

@@ -12,6 +12,7 @@ streams, in constant memory.
 
 from vectormill.client.collections import CollectionCalls
 from vectormill.client.generations import GenerationCalls
+from vectormill.client.indexes import IndexCalls
 from vectormill.client.items import ItemCalls
 from vectormill.client.jobs import EXPORT_FORMATS, JobCalls
 from vectormill.client.runs import RunCalls
@@ -24,7 +25,15 @@ __all__ = ["DEFAULT_URL", "EXPORT_FORMATS", "Client", "Matches", "is_loopback"]
 
 
 class Client(
-    CollectionCalls, GenerationCalls, ItemCalls, JobCalls, RunCalls, ScheduleCalls, SearchCalls, ServiceCalls
+    CollectionCalls,
+    GenerationCalls,
+    IndexCalls,
+    ItemCalls,
+    JobCalls,
+    RunCalls,
+    ScheduleCalls,
+    SearchCalls,
+    ServiceCalls,
 ):
     """Speaks to one Vectormill API.
 

@@ -5,7 +5,7 @@ of pgvector 0.8 (README, "HNSW"); bytes of the graph were measured with it: docs
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -16,6 +16,7 @@ from vectormill.domain.errors import InvalidOption
 MIB: Final = 1 << 20
 
 LEAST_M: Final = 2
+LEAST_EF_CONSTRUCTION: Final = 4
 MOST_M: Final = 100
 MOST_EF_CONSTRUCTION: Final = 1000
 MOST_WORKERS: Final = 31
@@ -70,7 +71,7 @@ class IndexWishes:
         """Of what is kept with a collection, or with a run. Raises InvalidOption."""
         m, ef_construction = options.get("m"), options.get("ef_construction")
         check_between("m", m, LEAST_M, MOST_M)
-        check_between("ef_construction", ef_construction, 4, MOST_EF_CONSTRUCTION)
+        check_between("ef_construction", ef_construction, LEAST_EF_CONSTRUCTION, MOST_EF_CONSTRUCTION)
         check_between("workers", options.get("workers"), 0, MOST_WORKERS)
         check_between("memory_bytes", options.get("memory_bytes"), LEAST_MEMORY_BYTES, MOST_MEMORY_BYTES)
         if m is not None and ef_construction is not None and ef_construction < 2 * m:
@@ -248,3 +249,25 @@ def _choose_workers(
 
 def _mib(size: int) -> str:
     return f"{size / MIB:,.0f} MiB"
+
+
+# Of the fields that one collection has indexes of: each is written with every row.
+MOST_FILTERS: Final = 32
+MOST_FIELD_CHARS: Final = 500
+MOST_FIELD_PARTS: Final = 8
+
+
+def check_fields(fields: Sequence[str]) -> list[str]:
+    """The fields whose filters are to have an index, each once, as filters name them. Raises InvalidOption."""
+    if len(fields) > MOST_FILTERS:
+        raise InvalidOption(f"Indexes of {len(fields)} fields were asked for; {MOST_FILTERS} are the most.")
+    for field in fields:
+        parts = field.split(".")
+        if len(field) > MOST_FIELD_CHARS or len(parts) > MOST_FIELD_PARTS or not all(parts):
+            raise InvalidOption(
+                f"{field[:60]!r} is no field: it is a name of at most {MOST_FIELD_CHARS} characters, with dots between "
+                f"the names that lead into an object, {MOST_FIELD_PARTS} at the most; * is all of them."
+            )
+        if any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in field):
+            raise InvalidOption("A field's name has a character that Postgres cannot keep.")
+    return list(dict.fromkeys(fields))

@@ -5,6 +5,7 @@ from typing import Annotated, Final
 import typer
 
 from vectormill.cli.commands.generations import discard, rollback
+from vectormill.cli.commands.indexes import EXAMPLES, index
 from vectormill.cli.options import ApiUrl, DataDir, Json
 
 app = typer.Typer(
@@ -69,4 +70,5 @@ def show(
 
 
 app.command(epilog="Example: vectormill collections rollback docs")(rollback)
+app.command(epilog=EXAMPLES)(index)
 app.command(epilog="Example: vectormill collections discard docs 12")(discard)
