@@ -81,7 +81,7 @@ class Rebuild:
         self.reports: dict[str, Mapping[str, Any]] = {}
         self.generation = build(engine, spec)
         items = list(items)
-        self.run = _make_run(self.generation, ask(engine, draw_seq), len(items), options or {})
+        self.run = make_run(self.generation, ask(engine, draw_seq), len(items), options or {})
         with engine.begin() as connection:
             seen = f"vectormill.run_{self.run.id.hex}_seen"
             connection.execute(text(f"CREATE UNLOGGED TABLE {seen} (key text NOT NULL)"))
@@ -99,7 +99,7 @@ class Rebuild:
         return RunContext(self.run, self.engine, Settings(), Registry({}), check, self.reports.__setitem__)
 
 
-def _make_run(generation: Generation, seq: int, num_seen: int, options: Mapping[str, Any]) -> Run:
+def make_run(generation: Generation, seq: int, num_seen: int, options: Mapping[str, Any]) -> Run:
     now = datetime.now(UTC)
     return Run(
         id=uuid4(),
