@@ -21,6 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from api.bodies.items import DeleteRequest, PutRequest
 from api.bodies.searches import ONE_OR_MANY, ONE_QUERY, SearchQuery, SearchRequest
+from api.bodies.sources import SourceRequest
 from api.dependencies import Resources
 from api.door.host_guard import HostGuard, parse_allowed_hosts
 from api.door.key_guard import KeyGuard
@@ -45,6 +46,7 @@ from api.routes import (
     runs,
     schedules,
     searches,
+    sources,
     vectors,
 )
 from api.schemas import ProblemBody
@@ -126,6 +128,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
         searches,
         items,
         schedules,
+        sources,
         runs,
         indexes,
         models,
@@ -213,7 +216,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
             title=app.title, version=app.version, description=app.description, routes=app.routes
         )
         _, components = msgspec.json.schema_components(
-            [JobRequest, ItemBody, SearchRequest, SearchQuery, PutRequest, DeleteRequest],
+            [JobRequest, ItemBody, SearchRequest, SearchQuery, PutRequest, DeleteRequest, SourceRequest],
             ref_template=REFERENCE,
         )
         problem = ProblemBody.model_json_schema(ref_template=REFERENCE.replace("{name}", "{model}"))

@@ -19,7 +19,6 @@ from indexer.opening import open_run_source
 from indexer.phases import Tools
 from indexer.reading import Source
 from vectormill.db.outages import DATABASE_ERRORS
-from vectormill.db.pushes import fail_silent_pushes
 from vectormill.db.session import make_engine
 from vectormill.db.stages import drop_left_stages
 from vectormill.db.workers import beat_indexer
@@ -92,15 +91,14 @@ def _serve_connected(
     while not stop.is_set():
         if time.monotonic() >= tidy_at:
             tidy_at = time.monotonic() + _TIDY_SECONDS
-            _tidy(engine, settings)
+            _tidy(engine)
         while claims.claim(tools):
             pass
         claims.wait_for_room(_POLL_SECONDS)
 
 
-def _tidy(engine: Engine, settings: Settings) -> None:
+def _tidy(engine: Engine) -> None:
     with engine.begin() as connection:
-        fail_silent_pushes(connection, settings.upload_timeout_seconds)
         drop_left_stages(connection)
 
 

@@ -22,6 +22,7 @@ from vectormill.db.deletion import (
     discard_expired_jobs,
     discard_stale_uploads,
 )
+from vectormill.db.pushes import prune_pushes
 from vectormill.db.retired import prune_retired_generations
 
 logger = logging.getLogger(__name__)
@@ -82,6 +83,7 @@ class Pruner:
             discard_ended_puts(connection)
             delete_dead_workers(connection)
             delete_forgotten_queries(connection)
+            prune_pushes(connection, self._upload_timeout_seconds)
         if num_uploads:
             logger.info("Removing %d uploads whose client went silent.", num_uploads)
         num_generations = prune_retired_generations(self._engine, self._retired_seconds)

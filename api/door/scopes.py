@@ -34,6 +34,10 @@ RULES: Final = (
     Rule(("POST",), "/v1/collections/{name}/items:delete", WRITE),
     Rule(("POST",), "/v1/collections/{name}/rollback", WRITE),
     Rule(("DELETE",), "/v1/collections/{name}/generations/{generation_id}", WRITE),
+    # A source has the server read what it can reach: files, databases.
+    Rule(("PUT", "DELETE"), "/v1/collections/{name}/source", ADMIN),
+    Rule(("POST",), "/v1/collections/{name}/source/check", ADMIN),
+    Rule(("POST",), "/v1/collections/{name}/push", WRITE),
     Rule(("POST",), "/v1/jobs", WRITE),
     Rule(("POST",), "/v1/jobs/{job_id}/{wish}", WRITE),
     Rule(("DELETE",), "/v1/jobs/{job_id}", WRITE),

@@ -35,7 +35,15 @@ NUM_EXAMPLES: Final = 15
 PATIENCE_SECONDS: Final = 30
 # What no schema can say: the limits of a model, what the database holds, and what is a text.
 REFUSED_FOR_ITS_MEANING: Final = frozenset(
-    {"unknown-model", "invalid-option", "invalid-item", "duplicate-key", "empty-job", "idempotency-mismatch"}
+    {
+        "unknown-model",
+        "invalid-option",
+        "invalid-item",
+        "duplicate-key",
+        "empty-job",
+        "idempotency-mismatch",
+        "source-failed",
+    }
 )
 INT_GOT_FLOAT: Final = re.compile(rb"Expected `int( \| null)?`, got `float`")
 # No worker runs here.

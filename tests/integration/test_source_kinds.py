@@ -19,6 +19,7 @@ from sqlalchemy import Engine, create_engine, text
 
 from tests.protocol import make_items, submit
 from vectormill.db.pushes import PushWriter
+from vectormill.db.sources import save_source
 from vectormill.domain.errors import SourceFailed
 from vectormill.domain.item import Item
 from vectormill.domain.source import FILES, OWN_TEXTS, PUSH, SQL, TREE, Source
@@ -145,6 +146,8 @@ def lay_parquet(world: World, rows: Rows) -> Laid:
 
 def lay_push(world: World, rows: Rows) -> Laid:
     submit(world.engine, make_items(1), collection="docs")
+    with world.engine.begin() as connection:
+        save_source(connection, "docs", Source(PUSH, {}))
     with PushWriter(world.engine, "docs", {}) as writer:
         for key, body in rows:
             writer.add(Item(key, body.encode(), b'{"lang":"de"}'))

@@ -8,7 +8,8 @@ import pytest
 from sqlalchemy import Engine, create_engine, text
 
 from tests.protocol import claim_next, complete, make_items, submit
-from vectormill.db.pushes import PushWriter
+from vectormill.db.pushes import PushWriter, prune_pushes
+from vectormill.db.sources import save_source
 from vectormill.domain.errors import DuplicateKey, EmptyJob, InvalidOption, SourceFailed
 from vectormill.domain.item import Item
 from vectormill.domain.source import OWN_TEXTS, PUSH, SQL, Source
@@ -188,7 +189,7 @@ def test_no_error_shows_what_opens_a_database(
 @pytest.mark.parametrize(
     "options",
     [
-        {"query": "SELECT 1"},
+        {"query": ""},
         {"query": "SELECT 1", **QUERY, "url": "postgresql://u:p@h/d"},
         {"query": "SELECT 1", **QUERY, "url_env": "A", "url_file": "b"},
         {"query": "SELECT 1", **QUERY, "metadata": ["a"], "metadata_json": "b"},
@@ -204,6 +205,8 @@ def test_options_that_do_not_fit_are_refused_before_anything_is_read(
 
 def make_collection(engine: Engine) -> None:
     submit(engine, make_items(1), collection="docs")
+    with engine.begin() as connection:
+        save_source(connection, "docs", Source(PUSH, {}))
 
 
 def test_a_push_is_read_part_by_part_in_its_order(place: SourcePlace, engine: Engine) -> None:
@@ -305,3 +308,23 @@ def test_pages_of_a_collections_own_texts_are_found_by_its_primary_key(engine: E
         plan = "\n".join(connection.execute(page, {"after": "k5", "limit": 100}).scalars())
     assert "Seq Scan" not in plan
     assert "Sort" not in plan
+
+
+def test_a_push_whose_process_was_killed_fails_and_parts_that_were_read_are_removed(engine: Engine) -> None:
+    make_collection(engine)
+    killed = PushWriter(engine, "docs", {})
+    killed.__enter__()
+    for number in range(5000):
+        killed.add(Item(f"k{number}", b"text"))
+    with PushWriter(engine, "docs", {}) as writer:
+        writer.add(Item("a", b"text"))
+        writer.finish()
+    age = "UPDATE vectormill.runs SET updated_at = now() - interval '2 hours' WHERE state = 'uploading'"
+    with engine.begin() as connection:
+        connection.execute(text(age))
+        prune_pushes(connection, 3600)
+    assert sorted((state, parts) for state, _, _, parts in find_runs(engine)) == [
+        ("failed", 0),
+        ("queued", 1),
+    ]
+    killed._keys.close()

@@ -16,8 +16,8 @@ Run = Callable[..., int]
 
 COMMANDS = (
     "api", "cancel", "collections", "delete", "demo", "doctor", "encode", "errors", "export", "flower", "indexer",
-    "items", "jobs", "keys", "migrate", "models", "pause", "plan", "reindex", "resume", "retry", "runs",
-    "scheduler", "schedules", "search", "status", "submit", "truncated", "up", "worker", "workers",
+    "items", "jobs", "keys", "migrate", "models", "pause", "plan", "push", "reindex", "resume", "retry", "runs",
+    "scheduler", "schedules", "search", "sources", "status", "submit", "truncated", "up", "worker", "workers",
 )  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from vectormill.cli.commands import (
     runs,
     schedules,
     service,
+    sources,
     vectors,
 )
 
@@ -82,6 +83,8 @@ app.add_typer(runs.reindex_app)
 app.add_typer(runs.app, name="runs")
 app.add_typer(schedules.app, name="schedules")
 app.add_typer(collections.app, name="collections")
+app.add_typer(sources.app, name="sources")
+app.add_typer(sources.push_app)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -19,6 +19,7 @@ from vectormill.client.runs import RunCalls
 from vectormill.client.schedules import ScheduleCalls
 from vectormill.client.searches import Matches, SearchCalls
 from vectormill.client.service import ServiceCalls
+from vectormill.client.sources import SourceCalls
 from vectormill.client.transport import DEFAULT_URL, is_loopback
 
 __all__ = ["DEFAULT_URL", "EXPORT_FORMATS", "Client", "Matches", "is_loopback"]
@@ -34,6 +35,7 @@ class Client(
     ScheduleCalls,
     SearchCalls,
     ServiceCalls,
+    SourceCalls,
 ):
     """Speaks to one Vectormill API.
 

@@ -15,8 +15,10 @@ from sqlalchemy import Connection, Engine, text
 from vectormill.db.jsonb import to_jsonb
 from vectormill.db.keys import KeyLedger
 from vectormill.db.payloads import decode_payload, encode_payload
-from vectormill.domain.errors import CollectionNotFound, DuplicateKey, EmptyJob, UploadRemoved
+from vectormill.db.sources import find_source
+from vectormill.domain.errors import Conflict, DuplicateKey, EmptyJob, UploadRemoved
 from vectormill.domain.item import Item
+from vectormill.domain.source import PUSH
 
 # Of one part: an indexer holds one, and one row of Postgres is far from its limit.
 PART_ITEMS: Final = 4096
@@ -29,7 +31,6 @@ BEGIN_RUN = text("""
     SELECT :id, collections.id, 'reindex', 'uploading', CAST(:options AS jsonb)
       FROM vectormill.collections
      WHERE collections.name = :collection
-    RETURNING id
 """)
 
 # Locks the run until the part is committed, so that nobody ends it meanwhile.
@@ -65,14 +66,23 @@ COUNT_ITEMS = text("SELECT coalesce(sum(num_items), 0) FROM vectormill.run_parts
 
 # An API process that was killed leaves its run as it was.
 FAIL_SILENT_PUSHES = text("""
-    WITH silent AS (
-        UPDATE vectormill.runs SET state = 'failed', error = :error, finished_at = now(), updated_at = now()
-         WHERE state = 'uploading'
-           AND updated_at < now() - make_interval(secs => CAST(:timeout_seconds AS double precision))
-        RETURNING id
-    )
-    DELETE FROM vectormill.run_parts USING silent WHERE run_parts.run_id = silent.id
+    UPDATE vectormill.runs SET state = 'failed', error = :error, finished_at = now(), updated_at = now()
+     WHERE state = 'uploading'
+       AND updated_at < now() - make_interval(secs => CAST(:timeout_seconds AS double precision))
 """)
+
+# A few at a time: each is megabytes.
+DELETE_READ_PARTS = text("""
+    DELETE FROM vectormill.run_parts
+     WHERE (run_id, seq) IN (SELECT part.run_id, part.seq
+                               FROM vectormill.run_parts AS part
+                               JOIN vectormill.runs AS run ON run.id = part.run_id
+                              WHERE run.state IN ('completed', 'completed_with_errors', 'failed', 'cancelled',
+                                                  'skipped')
+                              LIMIT :limit
+                                FOR UPDATE OF part SKIP LOCKED)
+""")
+PARTS_AT_ONCE: Final = 500
 
 BROKEN_OFF: Final = "The push was broken off before its end; nothing of it was written. Push again."
 
@@ -112,8 +122,13 @@ class PushWriter:
     def __enter__(self) -> Self:
         values = {"id": self.id, "collection": self._collection, "options": to_jsonb(self._options)}
         with self._engine.begin() as connection:
-            if connection.execute(BEGIN_RUN, values).one_or_none() is None:
-                raise CollectionNotFound(f"There is no collection {self._collection!r}.")
+            kind = find_source(connection, self._collection).source.kind
+            if kind != PUSH:
+                raise Conflict(
+                    f"The source of collection {self._collection!r} is of kind {kind}, which its runs read themselves; "
+                    "nothing can be pushed to it. `vectormill sources set --push` changes that."
+                )
+            connection.execute(BEGIN_RUN, values)
         return self
 
     def add(self, item: Item) -> None:
@@ -181,6 +196,7 @@ def count_items(connection: Connection, run_id: UUID) -> int:
     return int(connection.execute(COUNT_ITEMS, {"run_id": run_id}).scalar_one())
 
 
-def fail_silent_pushes(connection: Connection, timeout_seconds: float) -> None:
-    """Ends pushes that gave no sign of life for so long, and removes what came of them."""
+def prune_pushes(connection: Connection, timeout_seconds: float) -> None:
+    """Ends pushes that gave no sign of life for so long, and removes parts that no run will read any more."""
     connection.execute(FAIL_SILENT_PUSHES, {"timeout_seconds": timeout_seconds, "error": BROKEN_OFF})
+    connection.execute(DELETE_READ_PARTS, {"limit": PARTS_AT_ONCE})

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Final
 
 SQL: Final = "sql"  # a query on any database that SQLAlchemy reaches
@@ -23,3 +24,13 @@ class Source:
     kind: str
     options: Mapping[str, Any]
     split: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SavedSource:
+    """The source of a collection as it is kept."""
+
+    collection: str
+    source: Source
+    created_at: datetime
+    updated_at: datetime

@@ -27,8 +27,8 @@ class SqlOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     query: Annotated[str, Meta(min_length=1, max_length=100_000)]
-    key: Named
-    text: Named
+    key: Named = "key"
+    text: Named = "text"
     metadata: Names = ()
     metadata_json: Named | None = None
     url_env: Annotated[str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)] | None = None

@@ -1,0 +1,74 @@
+"""Sources as they are kept: one of a collection. How they are read: vectormill/sources."""
+
+from typing import Any
+
+from sqlalchemy import Connection, Row, text
+
+from vectormill.db.jsonb import to_jsonb
+from vectormill.domain.errors import CollectionNotFound, SourceNotFound
+from vectormill.domain.source import SavedSource, Source
+
+SAVE_SOURCE = text("""
+    INSERT INTO vectormill.sources (collection_id, kind, options, split)
+    SELECT id, :kind, CAST(:options AS jsonb), CAST(:split AS jsonb)
+      FROM vectormill.collections WHERE name = :collection
+    ON CONFLICT (collection_id) DO UPDATE
+       SET kind = excluded.kind, options = excluded.options, split = excluded.split, updated_at = now()
+    RETURNING kind, options, split, created_at, updated_at
+""")
+
+FIND_SOURCE = text("""
+    SELECT sources.kind, sources.options, sources.split, sources.created_at, sources.updated_at
+      FROM vectormill.collections
+      LEFT JOIN vectormill.sources ON sources.collection_id = collections.id
+     WHERE collections.name = :collection
+""")
+
+DELETE_SOURCE = text("""
+    DELETE FROM vectormill.sources USING vectormill.collections
+     WHERE sources.collection_id = collections.id AND collections.name = :collection
+    RETURNING sources.collection_id
+""")
+
+
+def save_source(connection: Connection, collection: str, source: Source) -> SavedSource:
+    """Takes the place of the one that the collection had. Raises CollectionNotFound."""
+    values = {
+        "collection": collection,
+        "kind": source.kind,
+        "options": to_jsonb(dict(source.options)),
+        "split": to_jsonb(dict(source.split)),
+    }
+    row = connection.execute(SAVE_SOURCE, values).one_or_none()
+    if row is None:
+        raise _no_collection(collection)
+    return _saved(collection, row)
+
+
+def find_source(connection: Connection, collection: str) -> SavedSource:
+    """Raises CollectionNotFound and SourceNotFound."""
+    row = connection.execute(FIND_SOURCE, {"collection": collection}).one_or_none()
+    if row is None:
+        raise _no_collection(collection)
+    if row.kind is None:
+        raise SourceNotFound(
+            f"Collection {collection!r} has no source; set one with `vectormill sources set`."
+        )
+    return _saved(collection, row)
+
+
+def delete_source(connection: Connection, collection: str) -> None:
+    """Rows of the collection stay, and follow nothing any more. Raises CollectionNotFound and SourceNotFound."""
+    find_source(connection, collection)
+    connection.execute(DELETE_SOURCE, {"collection": collection})
+
+
+def _saved(collection: str, row: Row[Any]) -> SavedSource:
+    return SavedSource(collection, Source(row.kind, row.options, row.split), row.created_at, row.updated_at)
+
+
+def _no_collection(collection: str) -> CollectionNotFound:
+    return CollectionNotFound(
+        f"There is no collection {collection!r}; make it with `vectormill collections create`, or submit a job with "
+        "this collection name."
+    )
