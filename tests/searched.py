@@ -14,6 +14,12 @@ from sqlalchemy import Connection, Engine, text
 from tests.protocol import SPEC
 from tests.services import connected_engine, migrated_database
 from vectormill.db.collections import find_generation, open_collection
+from vectormill.db.filter_indexes import (
+    define_filter_index,
+    define_text_index,
+    name_filter_index,
+    name_text_index,
+)
 from vectormill.db.matches import find_matches, prepare
 from vectormill.db.query_vectors import make_query_vector
 from vectormill.db.rankings import write_search
@@ -29,6 +35,7 @@ NUM_ROWS: Final = 20_000
 # Every fifth row is a passage; the first document has so many that it alone fills every page.
 PASSAGE_STRIDE: Final = 5
 LONG_DOCUMENT: Final = 1200
+FILTERED: Final = ("part", "year", "*")
 WIDE: Final = replace(SPEC, dimensions=16)
 WORDS: Final = ("harbour", "meadow", "lantern", "orchard", "granite", "whistle", "compass", "thistle")
 
@@ -78,8 +85,10 @@ def describe_row(number: int) -> dict[str, Any]:
         "year": 2000 + number % 25,
         "part": number % 100,
         "shelf": number % 100,  # the same, without an index
-        "tags": [WORDS[number % 8]],
+        "tags": [WORDS[number % 8], f"tag {number % 500}"],
     }
+    if number % 100 == 9:
+        metadata["rare"] = None
     if number % PASSAGE_STRIDE == 0:
         place = number // PASSAGE_STRIDE
         document = 0 if place < LONG_DOCUMENT else place // 4
@@ -117,9 +126,14 @@ def fill(connection: Connection, vectors: npt.NDArray[np.float32]) -> None:
     table = f"vectormill.{generation.table_name}"
     connection.execute(text("SET LOCAL maintenance_work_mem = '256MB'"))
     connection.execute(text(f"CREATE INDEX ON {table} USING hnsw (embedding halfvec_cosine_ops)"))
-    connection.execute(text(f"CREATE INDEX ON {table}_attributes ((metadata -> 'part'))"))
-    connection.execute(text(f"CREATE INDEX ON {table}_attributes ((metadata -> 'year'))"))
-    connection.execute(text(f"CREATE INDEX ON {table}_attributes USING gin (search)"))
+    driver = connection.connection.driver_connection
+    assert driver is not None
+    for field in FILTERED:
+        definition = define_filter_index(field).as_string(driver)
+        name = name_filter_index(generation.id, field)
+        driver.execute(f"CREATE INDEX {name} ON {table}_attributes {definition}")
+    definition = define_text_index().as_string(driver)
+    driver.execute(f"CREATE INDEX {name_text_index(generation.id)} ON {table}_attributes {definition}")
 
 
 @contextmanager

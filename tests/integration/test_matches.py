@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import text
 
 from tests.searched import LONG_DOCUMENT, NUM_ROWS, Searched, describe_row, searched_collection
+from vectormill.db.filter_indexes import name_filter_index, name_text_index
 from vectormill.domain.errors import InvalidOption, ItemNotFound, TextsNotKept
 from vectormill.domain.filter import fits, parse_filter
 
@@ -97,11 +98,13 @@ def test_plans_use_the_indexes_that_are_there(searched: Searched) -> None:
         ({}, VECTORS_INDEX),
         ({"like": "k17"}, VECTORS_INDEX),
         ({"by_document": True}, VECTORS_INDEX),
-        ({"condition": parse_filter(ONE_PERCENT)}, "generation_1_attributes_expr_idx"),
-        ({"condition": parse_filter({"part": {"in": [3, 5]}})}, "generation_1_attributes_expr_idx"),
-        ({"condition": parse_filter({"year": {"gt": 2023}})}, "generation_1_attributes_expr_idx1"),
-        ({"mode": "text", "words": "harbour lantern"}, "generation_1_attributes_search_idx"),
-        ({"mode": "hybrid", "words": "harbour lantern"}, "generation_1_attributes_search_idx"),
+        ({"condition": parse_filter(ONE_PERCENT)}, name_filter_index(1, "part")),
+        ({"condition": parse_filter({"part": {"in": [3, 5]}})}, name_filter_index(1, "part")),
+        ({"condition": parse_filter({"year": {"gt": 2023}})}, name_filter_index(1, "year")),
+        ({"condition": parse_filter({"tags": {"contains": "tag 77"}})}, name_filter_index(1, "*")),
+        ({"condition": parse_filter({"rare": {"exists": True}})}, name_filter_index(1, "*")),
+        ({"mode": "text", "words": "harbour lantern"}, name_text_index(1)),
+        ({"mode": "hybrid", "words": "harbour lantern"}, name_text_index(1)),
         ({"mode": "hybrid", "words": "harbour lantern"}, VECTORS_INDEX),
     ]
     for options, index in cases:

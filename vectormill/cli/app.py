@@ -24,6 +24,7 @@ from vectormill.cli.commands import (
     processes,
     runs,
     schedules,
+    searches,
     service,
     sources,
     vectors,
@@ -75,7 +76,7 @@ def vectormill(
         context.obj.is_debugging = debug
 
 
-for group in (demo, encode, jobs, vectors, service, processes, plan, doctor):
+for group in (demo, encode, jobs, vectors, searches, service, processes, plan, doctor):
     app.add_typer(group.app)
 app.add_typer(items.app, name="items")
 app.add_typer(keys.app, name="keys")

@@ -1,17 +1,30 @@
 """Searches over HTTP."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from vectormill.client.transport import Json, Transport, given, make_path
 
 
 class Matches(list[Json]):
-    """What a search found, best first, as `{"key", "score", "metadata"}`.
+    """What a search found, best first, as `{"key", "score", "metadata"}` and what else was asked for.
 
     `num_rows_read` is None when an index was used; without one every row is read, and this is about how many there are.
+    `next_offset` begins the next page, if there is one. `repeated_because` says why a search was repeated exactly after
+    its index had given too little.
     """
 
     num_rows_read: int | None = None
+    next_offset: int | None = None
+    repeated_because: str | None = None
+
+    @classmethod
+    def from_answer(cls, answer: Json) -> "Matches":
+        matches = cls(answer["data"])
+        matches.num_rows_read = answer.get("num_rows_read")
+        matches.next_offset = answer.get("next_offset")
+        matches.repeated_because = answer.get("repeated_because")
+        return matches
 
 
 class SearchCalls(Transport):
@@ -23,17 +36,57 @@ class SearchCalls(Transport):
         text: str | None = None,
         *,
         embedding: Iterable[float] | None = None,
+        more_like: str | None = None,
         limit: int = 10,
+        offset: int | None = None,
+        filter: Mapping[str, Any] | None = None,
+        mode: str | None = None,
+        weights: Mapping[str, float] | None = None,
+        include: Sequence[str] | None = None,
+        group_by: str | None = None,
+        min_score: float | None = None,
+        ef_search: int | None = None,
+        fingerprint: str | None = None,
     ) -> Matches:
-        """The nearest items, to a text or to a vector of the same space."""
+        """The best matches for a text, for a vector of the same space, or for the row whose key is `more_like`.
+
+        `filter` is on the metadata, as `{"lang": "de", "year": {"gte": 2020}}`. `mode` is vector, text (words) or
+        hybrid, whose rankings `weights` weigh, as `{"vector": 1, "text": 0.5}`. `include` lists what is answered beside
+        key and score: vector, text, metadata; else the metadata. `group_by="document"` gives each document's best
+        passage. docs/SEARCH.md has all of it.
+        """
         query = {
             "text": text,
             "embedding": list(embedding) if embedding is not None else None,
+            "more_like": more_like,
             "limit": limit,
+            "offset": offset,
+            "filter": dict(filter) if filter is not None else None,
+            "mode": mode,
+            "weights": dict(weights) if weights is not None else None,
+            "include": list(include) if include is not None else None,
+            "group_by": group_by,
+            "min_score": min_score,
+            "ef_search": ef_search,
+            "fingerprint": fingerprint,
         }
+        return Matches.from_answer(self._post_search(collection, given(query)))
+
+    def search_many(
+        self, collection: str, queries: Iterable[str | Mapping[str, Any]], **options: Any
+    ) -> list[Matches]:
+        """What answers each of many queries, in their order; their texts are encoded together.
+
+        A query is a text, or an object of what `search` takes, and `options` are those of all queries that do not have
+        their own: `client.search_many("docs", ["dates", {"more_like": "a", "limit": 3}], filter={"lang": "de"})`.
+        """
+        asked = [{"text": query} if isinstance(query, str) else dict(query) for query in queries]
+        if not asked:
+            return []
+        answer = self._post_search(collection, {"queries": [given({**options, **query}) for query in asked]})
+        return [Matches.from_answer(one) for one in answer["data"]]
+
+    def _post_search(self, collection: str, body: Json) -> Json:
         path = make_path("/v1/collections", collection, "search")
         # Not repeated: the server itself waits for a worker, for its VECTORMILL_SEARCH_TIMEOUT_SECONDS.
-        answer = self.call("POST", path, json=given(query), timeout=self.long_timeout, is_repeatable=False)
-        matches = Matches(answer["data"])
-        matches.num_rows_read = answer.get("num_rows_read")
-        return matches
+        return self.call("POST", path, json=body, timeout=self.long_timeout, is_repeatable=False)

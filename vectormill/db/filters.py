@@ -2,8 +2,9 @@
 
 A field is `(metadata -> 'year')`, of nested ones `(metadata -> 'a' -> 'b')`, compared as jsonb: numbers by value, and
 strings by the database's collation. Equality, `in` and ranges are of its value as an index has it (filter_indexes.py),
-where texts of more than 2,000 bytes count as none; a GIN index on metadata serves `contains`. The names of fields are
-bound too: the plan is made for the values (plan_cache_mode), so Postgres sees constants where the index has them.
+where texts of more than 2,000 bytes count as none; a GIN index on metadata serves `contains` and `exists`. The names of
+fields are bound too: the plan is made for the values (plan_cache_mode), so Postgres sees constants where the index has
+them.
 """
 
 from collections.abc import Mapping
@@ -74,6 +75,8 @@ def _compile(condition: Filter, column: str, values: _Values) -> str:
             return f"({' OR '.join(_compile(part, column, values) for part in parts)})"
         case Not(part):
             return f"(({_compile(part, column, values)}) IS NOT TRUE)"
+        case Exists((name,)):
+            return f"({column} ? CAST({values.bind(name)} AS text))"  # which a GIN index on metadata serves
         case Exists(path):
             return f"({name_field(column, path, values)} IS NOT NULL)"
         case OneOf(path, listed):

@@ -1,4 +1,4 @@
-"""Vectors: export what a job made, and search what a collection holds."""
+"""Vectors: export what a job made."""
 
 import sys
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from vectormill.cli.options import ApiUrl, DataDir, Format, Json
+from vectormill.cli.options import ApiUrl, DataDir, Format
 
 app = typer.Typer()
 
@@ -44,34 +44,3 @@ def export(
             choose_format(Path(out), format),
         )
     typer.echo(f"Wrote {out}.", err=True)
-
-
-@app.command(epilog='Example: vectormill search docstrings "how to parse a date" --limit 5')
-def search(
-    collection: Annotated[str, typer.Argument(metavar="COLLECTION")],
-    text: Annotated[str, typer.Argument(metavar="TEXT")],
-    limit: Annotated[
-        int, typer.Option("--limit", metavar="N", min=1, max=1000, help="So many of the nearest.")
-    ] = 10,
-    api_url: ApiUrl = None,
-    data_dir: DataDir = None,
-    json: Json = False,
-) -> None:
-    """Find a collection's items that are nearest to a text."""
-    from vectormill.cli.endpoint import connected
-    from vectormill.cli.listing import print_json, print_table
-
-    with connected(api_url, data_dir) as client:
-        matches = client.search(collection, text, limit=limit)
-    if matches.num_rows_read is not None:
-        typer.echo(
-            f"No index: all of about {matches.num_rows_read:,} rows of {collection} were read. "
-            'docs/OPERATIONS.md, "Search and indexes", builds one.',
-            err=True,
-        )
-    if json:
-        for match in matches:
-            print_json(match)
-        return
-    rows = [(f"{match['score']:.4f}", match["key"], match.get("metadata")) for match in matches]
-    print_table(("score", "key", "metadata"), rows)
