@@ -24,6 +24,7 @@ from vectormill.db.deletion import (
 )
 from vectormill.db.pushes import prune_pushes
 from vectormill.db.retired import prune_retired_generations
+from vectormill.db.removals import drop_orphaned_tables
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +90,9 @@ class Pruner:
         num_generations = prune_retired_generations(self._engine, self._retired_seconds)
         if num_generations:
             logger.info("Dropped the tables of %d generations that others have replaced.", num_generations)
+        num_tables = drop_orphaned_tables(self._engine)
+        if num_tables:
+            logger.info("Dropped %d tables of collections that were deleted.", num_tables)
         num_jobs = 0
         while not self._stopping.is_set():
             with self._engine.begin() as connection:

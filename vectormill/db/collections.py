@@ -13,9 +13,15 @@ from vectormill.db.jsonb import to_jsonb
 from vectormill.db.tables import SCHEMA, metadata
 from vectormill.db.vector_types import choose_vector_type
 from vectormill.db.vectors import create_vector_table, point_view_at, table_name
-from vectormill.domain.collection import LIVE, Generation, check_new_name
+from vectormill.domain.collection import LIVE, CollectionWishes, Generation, check_new_name
 from vectormill.domain.encoding import FLOAT16, EncodingSpec
-from vectormill.domain.errors import CollectionNotFound, Conflict, SpecMismatch, TooManyCollections
+from vectormill.domain.errors import (
+    CollectionNotFound,
+    Conflict,
+    InvalidOption,
+    SpecMismatch,
+    TooManyCollections,
+)
 
 FIND_LIVE_GENERATION = text(f"""
     SELECT {GENERATION_COLUMNS} {FROM_GENERATIONS}
@@ -109,7 +115,7 @@ def open_collection(connection: Connection, name: str, spec: EncodingSpec) -> Ge
         try:
             generation = find_generation(connection, name)
         except CollectionNotFound:
-            return _create_collection(connection, name, spec)
+            return _create_collection(connection, name, spec, CollectionWishes())
     check_spec_fits(generation, spec)
     return generation
 
@@ -128,11 +134,50 @@ def refuse_taken_name(connection: Connection, name: str) -> None:
         )
 
 
-def _create_collection(connection: Connection, name: str, spec: EncodingSpec) -> Generation:
+def create_collection(
+    connection: Connection, name: str, spec: EncodingSpec, wishes: CollectionWishes, max_collections: int
+) -> Generation:
+    """A collection without rows, before any job. Raises Conflict when it exists, and what `check_collection` does."""
+    lock_collection(connection, name)
+    if connection.execute(IS_COLLECTION, {"name": name}).scalar_one():
+        raise Conflict(f"There is a collection {name!r} already; see `vectormill collections show {name}`.")
+    check_collection(connection, name, spec, max_collections)
+    check_language(connection, wishes.language)
+    return _create_collection(connection, name, spec, wishes)
+
+
+LIST_LANGUAGES = text("""
+    SELECT cfgname FROM pg_ts_config WHERE cfgnamespace = CAST('pg_catalog' AS regnamespace) ORDER BY cfgname
+""")
+
+
+def check_language(connection: Connection, language: str) -> None:
+    """Raises InvalidOption, with the languages that there are."""
+    known = list(connection.execute(LIST_LANGUAGES).scalars())
+    if language not in known:
+        raise InvalidOption(
+            f"Postgres has no text search configuration {language!r}; there are {', '.join(known)}."
+        )
+
+
+INSERT_COLLECTION = text("""
+    INSERT INTO vectormill.collections (name, keep_text, language, index_policy, index_options)
+    VALUES (:name, :keep_text, :language, :index_policy, CAST(:index_options AS jsonb)) RETURNING id
+""")
+
+
+def _create_collection(
+    connection: Connection, name: str, spec: EncodingSpec, wishes: CollectionWishes
+) -> Generation:
     refuse_taken_name(connection, name)
-    collection_id = connection.execute(
-        text("INSERT INTO vectormill.collections (name) VALUES (:name) RETURNING id"), {"name": name}
-    ).scalar_one()
+    values = {
+        "name": name,
+        "keep_text": wishes.keep_text,
+        "language": wishes.language,
+        "index_policy": wishes.index_policy,
+        "index_options": to_jsonb(dict(wishes.index_options)),
+    }
+    collection_id = connection.execute(INSERT_COLLECTION, values).scalar_one()
     generation_id: int = connection.execute(
         text("""
             INSERT INTO vectormill.generations (collection_id, spec, fingerprint, state, live_at)
@@ -141,6 +186,6 @@ def _create_collection(connection: Connection, name: str, spec: EncodingSpec) ->
         {"collection_id": collection_id, "spec": to_jsonb(spec.to_json()), "fingerprint": spec.fingerprint()},
     ).scalar_one()
     kind = choose_vector_type(spec, in_collection=True)
-    create_vector_table(connection, generation_id, kind, spec.dimensions)
+    create_vector_table(connection, generation_id, kind, spec.dimensions, wishes.language)
     point_view_at(connection, name, generation_id)
     return Generation(generation_id, collection_id, name, spec, table_name(generation_id), LIVE)

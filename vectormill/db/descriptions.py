@@ -223,7 +223,7 @@ LIST_GENERATIONS = """
                AS attribute_bytes
       FROM vectormill.generations AS generation
       LEFT JOIN pg_class AS class ON class.oid = to_regclass('vectormill.generation_' || generation.id)
-     WHERE generation.collection_id = :id
+     WHERE generation.collection_id = :id AND generation.state <> 'pruned'
      ORDER BY generation.id DESC
 """
 

@@ -1,8 +1,9 @@
 """Collection: a named set of vectors, read through a SQL view of the same name; and its generations."""
 
 import re
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import InvalidOption
@@ -50,6 +51,16 @@ class Generation:
     spec: EncodingSpec
     table_name: str
     state: str
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionWishes:
+    """What the owner of a collection decides when it is made. `language` is a text search configuration of Postgres."""
+
+    keep_text: bool = False
+    language: str = "simple"
+    index_policy: str = AUTO
+    index_options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def check_collection_name(name: str) -> str:

@@ -25,6 +25,7 @@ VectormillError
 │   ├── WrongRunState
 │   ├── SwapRefused           the view cannot be pointed at another generation
 │   ├── TextsNotKept          a search by words, of a collection without texts
+│   ├── CollectionInUse       others work on it, or depend on its view
 │   └── TooManyCollections
 ├── LimitReached              the API does as much as a setting allows; trying again later helps
 ├── BodyTimeout               the client began to send and fell silent
@@ -155,6 +156,15 @@ class SwapRefused(Conflict):
 
 class TextsNotKept(Conflict):
     """The collection keeps no texts, so it cannot be searched by words."""
+
+
+class CollectionInUse(Conflict):
+    """Others work on the collection, or depend on its view, so that it cannot be deleted."""
+
+    def __init__(self, message: str | None = None, *, is_passing: bool = False) -> None:
+        """`is_passing`: those who use it are about to end."""
+        super().__init__(message)
+        self.is_passing = is_passing
 
 
 class TooManyCollections(Conflict):
