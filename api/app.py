@@ -19,6 +19,7 @@ from redis.retry import Retry
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
+from api.bodies.collection_requests import CollectionChange, CollectionRequest
 from api.bodies.items import DeleteRequest, PutRequest
 from api.bodies.searches import ONE_OR_MANY, ONE_QUERY, SearchQuery, SearchRequest
 from api.bodies.sources import SourceRequest
@@ -37,6 +38,7 @@ from api.requests import ItemBody, JobRequest
 from api.routes import (
     collections,
     events,
+    exports,
     generations,
     health,
     indexes,
@@ -124,6 +126,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
         vectors,
         events,
         collections,
+        exports,
         generations,
         searches,
         items,
@@ -216,7 +219,17 @@ def describe(app: FastAPI) -> dict[str, Any]:
             title=app.title, version=app.version, description=app.description, routes=app.routes
         )
         _, components = msgspec.json.schema_components(
-            [JobRequest, ItemBody, SearchRequest, SearchQuery, PutRequest, DeleteRequest, SourceRequest],
+            [
+                JobRequest,
+                ItemBody,
+                SearchRequest,
+                SearchQuery,
+                PutRequest,
+                DeleteRequest,
+                SourceRequest,
+                CollectionRequest,
+                CollectionChange,
+            ],
             ref_template=REFERENCE,
         )
         problem = ProblemBody.model_json_schema(ref_template=REFERENCE.replace("{name}", "{model}"))

@@ -35,6 +35,7 @@ from api.requests import (
 )
 from vectormill.db.submission import JobWriter
 from vectormill.domain.collection import check_collection_name
+from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import InvalidItem, InvalidOption, SubmissionTooLarge
 from vectormill.domain.item import Item
 from vectormill.domain.job import Job, NewJob
@@ -200,6 +201,17 @@ def make_job(
             encode_metadata(metadata)
         except UnreadableItem as error:
             raise InvalidOption(f"The job cannot be kept: {error.reason}.") from error
+    return NewJob(
+        spec=make_wanted_spec(request.model, options, resources),
+        collection=request.collection,
+        priority=request.priority,
+        metadata=metadata,
+        idempotency_key=idempotency_key,
+    )
+
+
+def make_wanted_spec(model: str, options: OptionsBody, resources: Resources) -> EncodingSpec:
+    """What a model and options come to. Raises UnknownModel and InvalidOption."""
     if options.prompt is not None and any(not is_storable(character) for character in options.prompt):
         raise InvalidOption("The prompt contains a NUL character or half of a UTF-16 surrogate pair.")
     wanted = EncodingOptions(
@@ -211,13 +223,7 @@ def make_job(
         passage_overlap=options.passage_overlap,
         vector_type=options.vector_type,
     )
-    return NewJob(
-        spec=make_spec(resources.registry.card(request.model), wanted),
-        collection=request.collection,
-        priority=request.priority,
-        metadata=metadata,
-        idempotency_key=idempotency_key,
-    )
+    return make_spec(resources.registry.card(model), wanted)
 
 
 def choose_long_texts(options: OptionsBody) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -29,6 +29,7 @@ from vectormill.domain.job import Job
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+Block = TypeVar("Block")
 Blocks = Generator[VectorBlock, None, None]
 Pieces = Generator[bytes, None, None]
 
@@ -209,11 +210,11 @@ VECTOR_FORMATS: Final = {
 }
 
 
-def start_reading(blocks: Iterator[VectorBlock]) -> Blocks:
+def start_reading(blocks: Iterator[Block]) -> Generator[Block, None, None]:
     """The same blocks, of which the first is read now: what fails at once is a problem, not half a stream."""
     first = next(blocks, None)
 
-    def go_on() -> Blocks:
+    def go_on() -> Generator[Block, None, None]:
         if first is not None:
             yield first
             yield from blocks
@@ -221,20 +222,17 @@ def start_reading(blocks: Iterator[VectorBlock]) -> Blocks:
     return go_on()
 
 
-class VectorResponse(StreamingResponse):
+class PieceResponse(StreamingResponse):
     """Streams pieces that are made in a thread, the next one while the last one is being sent.
 
-    When the client leaves, the source is closed, in a thread too. When the job is removed meanwhile the connection is
-    broken off, as for any error in the middle: no last chunk of HTTP, no footer of Parquet.
+    When the client leaves, the source is closed, in a thread too. An error in the middle breaks the connection off: no
+    last chunk of HTTP, no footer of Parquet.
     """
 
-    def __init__(self, job: Job, vector_format: VectorFormat, blocks: Blocks) -> None:
-        self._pieces = vector_format.write(job, blocks)
+    def __init__(self, pieces: Pieces, media_type: str, headers: dict[str, str]) -> None:
+        self._pieces = pieces
         self._upcoming: asyncio.Task[bytes | None] | None = None
-        headers = {"Content-Disposition": f'attachment; filename="{job.id}.{vector_format.extension}"'}
-        if vector_format.measure is not None:
-            headers["Content-Length"] = str(vector_format.measure(job))
-        super().__init__(self._read_ahead(), headers=headers, media_type=vector_format.media_type)
+        super().__init__(self._read_ahead(), headers=headers, media_type=media_type)
 
     async def _read_ahead(self) -> AsyncIterator[bytes]:
         self._upcoming = self._start_next()
@@ -254,3 +252,13 @@ class VectorResponse(StreamingResponse):
                 if self._upcoming is not None:  # a generator that runs cannot be closed
                     await asyncio.gather(self._upcoming, return_exceptions=True)
                 await run_in_threadpool(self._pieces.close)
+
+
+class VectorResponse(PieceResponse):
+    """A job's vectors. When the job is removed meanwhile, that is an error in the middle."""
+
+    def __init__(self, job: Job, vector_format: VectorFormat, blocks: Blocks) -> None:
+        headers = {"Content-Disposition": f'attachment; filename="{job.id}.{vector_format.extension}"'}
+        if vector_format.measure is not None:
+            headers["Content-Length"] = str(vector_format.measure(job))
+        super().__init__(vector_format.write(job, blocks), vector_format.media_type, headers)

@@ -23,8 +23,8 @@ from vectormill.db.deletion import (
     discard_stale_uploads,
 )
 from vectormill.db.pushes import prune_pushes
-from vectormill.db.retired import prune_retired_generations
 from vectormill.db.removals import drop_orphaned_tables
+from vectormill.db.retired import prune_retired_generations
 
 logger = logging.getLogger(__name__)
 

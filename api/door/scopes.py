@@ -38,6 +38,8 @@ RULES: Final = (
     Rule(("PUT", "DELETE"), "/v1/collections/{name}/source", ADMIN),
     Rule(("POST",), "/v1/collections/{name}/source/check", ADMIN),
     Rule(("POST",), "/v1/collections/{name}/push", WRITE),
+    Rule(("POST",), "/v1/collections", WRITE),
+    Rule(("PATCH", "DELETE"), "/v1/collections/{name}", WRITE),
     Rule(("POST",), "/v1/jobs", WRITE),
     Rule(("POST",), "/v1/jobs/{job_id}/{wish}", WRITE),
     Rule(("DELETE",), "/v1/jobs/{job_id}", WRITE),

@@ -57,6 +57,26 @@ def create_attributes_table(connection: Connection, generation_id: int, language
     connection.execute(text("SELECT vectormill.carry_metadata_of(:id)"), {"id": generation_id})
 
 
+# A column whose expression changes loses its index; who keeps indexes makes it again.
+REWRITE_LANGUAGE: Final = """
+    ALTER TABLE {name}
+        DROP COLUMN search,
+        ADD COLUMN search tsvector GENERATED ALWAYS AS (to_tsvector({language}::regconfig, text)) STORED
+"""
+
+
+def rewrite_language(connection: Connection, generation_id: int, language: str) -> None:
+    """Reads every kept text in another language; nobody reads or writes the table until the transaction ends."""
+    driver = connection.connection.driver_connection
+    assert driver is not None
+    driver.execute(
+        sql.SQL(REWRITE_LANGUAGE).format(
+            name=sql.Identifier("vectormill", attributes_name(generation_id)),
+            language=sql.Literal(f"pg_catalog.{language}"),
+        )
+    )
+
+
 # Only of rows that this job has just written: their own table decides which job is the newest, and has locked them.
 # What a run has changed since, without encoding, is newer too.
 UPSERT_ATTRIBUTES: Final = """

@@ -16,9 +16,9 @@ from sqlalchemy import Connection, Engine
 
 from vectormill.db.attributes import attributes_name
 from vectormill.db.collections import find_generation
-from vectormill.db.generations import FIND_GENERATION, read_generation
+from vectormill.db.generations import find_generation_by_id
 from vectormill.db.vector_types import Rows, VectorType, choose_vector_type, missing_rows, read_columns
-from vectormill.domain.collection import Generation
+from vectormill.domain.collection import PRUNED, Generation
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import Conflict
 
@@ -75,12 +75,12 @@ def find_exported(connection: Connection, name: str, generation_id: int | None) 
     live = find_generation(connection, name)
     if generation_id is None or generation_id == live.id:
         return live
-    row = connection.execute(FIND_GENERATION, {"generation_id": generation_id}).one_or_none()
-    if row is None or row.name != name:
+    begun = find_generation_by_id(connection, generation_id)
+    if begun is None or begun.collection != name or begun.state == PRUNED:
         raise Conflict(
             f"Collection {name!r} has no generation {generation_id} any more; begin the export anew, without one."
         )
-    return read_generation(row)
+    return begun
 
 
 def read_pages(

@@ -1,7 +1,10 @@
 """Collections and their generations: which vectors a name means now. What is nearest to a query: matches.py."""
 
-from sqlalchemy import Connection, text
+from typing import Final
 
+from sqlalchemy import Connection, Engine, text
+
+from vectormill.db.attributes import attributes_name, rewrite_language
 from vectormill.db.generations import (
     FROM_GENERATIONS,
     GENERATION_COLUMNS,
@@ -10,6 +13,7 @@ from vectormill.db.generations import (
     share_collection,
 )
 from vectormill.db.jsonb import to_jsonb
+from vectormill.db.short_locks import act_in_short_locks
 from vectormill.db.tables import SCHEMA, metadata
 from vectormill.db.vector_types import choose_vector_type
 from vectormill.db.vectors import create_vector_table, point_view_at, table_name
@@ -22,6 +26,9 @@ from vectormill.domain.errors import (
     SpecMismatch,
     TooManyCollections,
 )
+
+# Some 20,000 texts a second are read into lexemes, and nobody reads or writes the table meanwhile.
+MOST_REWRITTEN_TEXTS: Final = 100_000
 
 FIND_LIVE_GENERATION = text(f"""
     SELECT {GENERATION_COLUMNS} {FROM_GENERATIONS}
@@ -157,6 +164,63 @@ def check_language(connection: Connection, language: str) -> None:
     if language not in known:
         raise InvalidOption(
             f"Postgres has no text search configuration {language!r}; there are {', '.join(known)}."
+        )
+
+
+CHANGE_COLLECTION = text("""
+    UPDATE vectormill.collections
+       SET keep_text = coalesce(CAST(:keep_text AS boolean), keep_text),
+           language = coalesce(CAST(:language AS text), language)
+     WHERE id = :collection_id
+""")
+
+
+def change_collection(
+    engine: Engine, name: str, *, keep_text: bool | None = None, language: str | None = None
+) -> None:
+    """Other wishes for a collection; None leaves what is.
+
+    Texts are kept of what is written from now on; what was kept stays. Another language is read into every kept text,
+    which rewrites the table of attributes in one transaction. Raises CollectionNotFound, InvalidOption, LocksHeld and,
+    when there are more than MOST_REWRITTEN_TEXTS, Conflict.
+    """
+
+    def change(connection: Connection) -> None:
+        lock_collection(connection, name)
+        found = connection.execute(FIND_LANGUAGE, {"name": name}).all()
+        if not found:
+            raise CollectionNotFound(f"There is no collection {name!r}; see `vectormill collections list`.")
+        if language is not None and language != found[0].language:
+            check_language(connection, language)
+            for row in found:
+                refuse_long_rewrite(connection, name, row.generation_id)
+                rewrite_language(connection, row.generation_id, language)
+        values = {"collection_id": found[0].id, "keep_text": keep_text, "language": language}
+        connection.execute(CHANGE_COLLECTION, values)
+
+    act_in_short_locks(engine, change, patience_seconds=10)
+
+
+FIND_LANGUAGE = text("""
+    SELECT collections.id, collections.language, generations.id AS generation_id
+      FROM vectormill.collections
+      JOIN vectormill.generations ON generations.collection_id = collections.id AND generations.state <> 'pruned'
+     WHERE collections.name = :name
+     ORDER BY generations.id
+""")
+
+COUNT_TEXTS: Final = """
+    SELECT count(*) FROM (SELECT 1 FROM vectormill.{table} WHERE text IS NOT NULL LIMIT :limit) AS kept
+"""
+
+
+def refuse_long_rewrite(connection: Connection, name: str, generation_id: int) -> None:
+    statement = text(COUNT_TEXTS.format(table=attributes_name(generation_id)))
+    num_texts = connection.execute(statement, {"limit": MOST_REWRITTEN_TEXTS + 1}).scalar_one()
+    if num_texts > MOST_REWRITTEN_TEXTS:
+        raise Conflict(
+            f"Collection {name!r} keeps more than {MOST_REWRITTEN_TEXTS:,} texts, and reading them in another language "
+            "would hold up everybody for that time; make another collection in that language, and re-index into it."
         )
 
 

@@ -8,14 +8,15 @@ from uuid import UUID
 
 import numpy as np
 import numpy.typing as npt
+import psycopg
 from sqlalchemy import Connection, Engine, text
 
-from vectormill.db.jobs import find_job
+from vectormill.db.jobs import find_job, has_lost_collection
 from vectormill.db.payloads import decode_payload
 from vectormill.db.vector_types import Rows, choose_vector_type, missing_rows, read_block, read_columns
 from vectormill.db.vectors import table_name
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.errors import JobNotFound
+from vectormill.domain.errors import CollectionNotFound, JobNotFound
 from vectormill.domain.item import Item
 from vectormill.domain.job import Job
 
@@ -53,14 +54,19 @@ def read_vectors(engine: Engine, job_id: UUID) -> Iterator[VectorBlock]:
     """Blocks of all items of a job, in the order of submission; memory does not grow with the job.
 
     In a collection another job may have given a key another text since; its vector is not this job's, and `present` is
-    False for it, as for an item that failed. Raises JobNotFound, before the first block or, when the job is removed
-    meanwhile, at the first item that is no longer there: what came until then is not whole.
+    False for it, as for an item that failed. Raises CollectionNotFound when the collection, or the generation that the
+    job wrote, is gone. Raises JobNotFound, before the first block or, when the job is removed meanwhile, at the first
+    item that is no longer there: what came until then is not whole.
     """
     with engine.connect() as connection:
         job = find_job(connection, job_id)
         generation_id = connection.execute(
             text("SELECT generation_id FROM vectormill.jobs WHERE id = :job_id"), {"job_id": job_id}
         ).scalar_one()
+        if generation_id is None and has_lost_collection(connection, job_id):
+            raise CollectionNotFound(
+                f"Job {job_id} wrote into a collection that was deleted since, and its vectors went with it."
+            )
     return _read_blocks(engine, job, generation_id)
 
 
@@ -126,7 +132,13 @@ def _read_collection(
     kind = choose_vector_type(spec, in_collection=True)
     values = {"keys": [item.key for item in items], "hashes": [item.content_hash() for item in items]}
     statement = READ_COLLECTION.format(table=table_name(generation_id), column=kind.column)
-    ((ordinals, wire),) = _fetch_binary(connection, statement, values)
+    try:
+        ((ordinals, wire),) = _fetch_binary(connection, statement, values)
+    except psycopg.errors.UndefinedTable as error:
+        raise CollectionNotFound(
+            "What the job wrote is gone: another generation of its collection has replaced it, or it was deleted. "
+            "`vectormill collections export` gives what is in a collection now."
+        ) from error
     rows, present = missing_rows(len(items), kind, spec.dimensions), np.zeros(len(items), dtype=np.bool_)
     if ordinals is not None:
         places = np.array(ordinals) - 1

@@ -210,7 +210,26 @@ FIND_REPLACED = text("""
 """)
 
 
+# A job without a collection has vectors beside its chunks as soon as one item is done.
+HAS_LOST_COLLECTION = text("""
+    SELECT EXISTS (
+        SELECT 1 FROM vectormill.jobs
+         WHERE id = :job_id AND generation_id IS NULL AND num_done > 0
+           AND NOT EXISTS (SELECT 1 FROM vectormill.chunks
+                             JOIN vectormill.chunk_vectors AS own ON own.chunk_id = chunks.id
+                            WHERE chunks.job_id = jobs.id))
+""")
+
+
+def has_lost_collection(connection: Connection, job_id: UUID) -> bool:
+    """Whether the job's vectors were in a collection that was deleted since."""
+    is_so: bool = connection.execute(HAS_LOST_COLLECTION, {"job_id": job_id}).scalar_one()
+    return is_so
+
+
 def _refuse_replaced(connection: Connection, job: Job) -> None:
+    if job.collection is None and job.num_done and has_lost_collection(connection, job.id):
+        raise WrongJobState("The job wrote into a collection that was deleted since; submit its items again.")
     row = connection.execute(FIND_REPLACED, {"job_id": job.id}).one_or_none()
     if row is None:
         return

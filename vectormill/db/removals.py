@@ -15,15 +15,18 @@ from sqlalchemy.exc import DBAPIError
 
 from vectormill.db.generations import lock_collection
 from vectormill.db.jobs import cancel_job
-from vectormill.domain.errors import CollectionInUse, CollectionNotFound, JobNotFound, WrongJobState
+from vectormill.db.short_locks import act_in_short_locks
+from vectormill.domain.errors import (
+    CollectionInUse,
+    CollectionNotFound,
+    JobNotFound,
+    LocksHeld,
+    WrongJobState,
+)
 
 logger = logging.getLogger(__name__)
 
-# Whoever waits for a view or a table holds up all who come after, so never for long.
-LOCK_MILLISECONDS: Final = 300
 MOST_NAMED: Final = 3
-
-SHORTEN_LOCK_TIMEOUT: Final = text("SELECT set_config('lock_timeout', :timeout, true)")
 
 FIND_COLLECTION: Final = text("""
     SELECT collections.id, array_agg(generations.id) AS generation_ids
@@ -107,13 +110,8 @@ def stop_work(engine: Engine, name: str) -> None:
 def remove_collection(engine: Engine, name: str) -> None:
     """Makes a collection vanish. Raises CollectionNotFound, and CollectionInUse, naming who uses it."""
     try:
-        with engine.begin() as connection:
-            connection.execute(SHORTEN_LOCK_TIMEOUT, {"timeout": f"{LOCK_MILLISECONDS}ms"})
-            _remove(connection, name)
-    except (DBAPIError, psycopg.Error) as error:
-        cause = error.orig if isinstance(error, DBAPIError) else error
-        if not isinstance(cause, psycopg.errors.LockNotAvailable | psycopg.errors.DeadlockDetected):
-            raise
+        act_in_short_locks(engine, lambda connection: _remove(connection, name), patience_seconds=0)
+    except LocksHeld as error:
         raise CollectionInUse(
             f"Somebody reads or writes {name!r} at this moment, so that it cannot be deleted; try again in a moment.",
             is_passing=True,
@@ -191,11 +189,13 @@ def drop_orphaned_tables(engine: Engine) -> int:
         names = list(connection.execute(LIST_ORPHANS).scalars())
     num_dropped = 0
     for name in names:
+
+        def drop(connection: Connection, name: str = name) -> None:
+            connection.execute(text(f"DROP TABLE IF EXISTS vectormill.{name}"))
+
         try:
-            with engine.begin() as connection:
-                connection.execute(SHORTEN_LOCK_TIMEOUT, {"timeout": f"{LOCK_MILLISECONDS}ms"})
-                connection.execute(text(f"DROP TABLE IF EXISTS vectormill.{name}"))
+            act_in_short_locks(engine, drop, patience_seconds=0)
             num_dropped += 1
-        except DBAPIError as error:
+        except (LocksHeld, DBAPIError) as error:
             logger.info("vectormill.%s belongs to no collection and cannot be dropped now: %s", name, error)
     return num_dropped
