@@ -19,7 +19,7 @@ from vectormill.db.outages import DATABASE_ERRORS, describe_refusal, is_lasting,
 from vectormill.db.payloads import load_payload
 from vectormill.domain.bottleneck import LOAD, PERSIST
 from vectormill.domain.chunk import ChunkOutcome, Claim
-from vectormill.domain.errors import DatabaseUnavailable, LeaseLost, ModelError, PayloadGone
+from vectormill.domain.errors import DatabaseUnavailable, LeaseLost, ModelError, PayloadGone, SpecMismatch
 from vectormill.domain.item import (
     CRASHED_WORKER,
     ENCODING_FAILED,
@@ -101,9 +101,13 @@ class ChunkEncoder:
     def _encode_claimed(self, claim: Claim, started: float) -> Result:
         """Raises one of DATABASE_ERRORS when the database is away."""
         try:
+            claim.check_space()  # before any device time goes into it
             if self._is_to_be_isolated(claim):
                 return self._isolate(claim)
             return self._encode_leased(claim, started)
+        except SpecMismatch as error:
+            logger.error("Chunk %d is not encoded: %s", claim.chunk_id, error)
+            return self._give_up(claim, NOT_STORED, str(error))
         except LeaseLost:
             return {"outcome": "lease lost"}
         except DatabaseUnavailable as error:

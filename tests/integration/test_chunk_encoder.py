@@ -262,3 +262,18 @@ def test_a_commit_whose_answer_was_lost_is_read_again_and_not_repeated(
     assert len(calls) == 1
     with engine.connect() as connection:
         assert find_job(connection, job.id).num_done == 3
+
+
+def test_a_worker_refuses_to_write_into_a_generation_of_another_vector_space(
+    engine: Engine, encoder: ChunkEncoder, fake: FakeEngine
+) -> None:
+    job = submit(engine, make_items(2), collection="docs")
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE vectormill.generations SET fingerprint = '0123456789abcdef'"))
+    ended, _ = run_until_ended(engine, encoder, job)
+    assert (ended.state, fake.num_requests) == ("failed", 0)
+    with engine.connect() as connection:
+        (first, _) = list_item_errors(connection, job.id, after=None, limit=10)
+        assert connection.execute(text("SELECT count(*) FROM docs")).scalar_one() == 0
+    assert first.code == "not_stored"
+    assert "holds vectors of 0123456789abcdef, and the job's are of " in first.detail

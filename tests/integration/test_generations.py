@@ -1,5 +1,6 @@
 """A generation that is built beside the live one: twins, swap, rollback, pruning. Real Postgres, no model."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from vectormill.db.retired import prune_retired_generations
 from vectormill.db.short_locks import act_in_short_locks
 from vectormill.db.swaps import count_newer_rows, roll_back, swap_generations
 from vectormill.db.twins import cancel_unwanted_jobs, wish_for_twins
+from vectormill.domain.encoding import INT8
 from vectormill.domain.errors import Conflict, LocksHeld, SpecMismatch, SwapRefused, WrongJobState
 from vectormill.domain.item import ItemFailure
 from vectormill.domain.job import Job
@@ -322,3 +324,24 @@ def test_the_live_generation_is_not_discarded(engine: Engine) -> None:
     ask(engine, discard_generation, building.id)
     with pytest.raises(Conflict, match="given up"):
         ask(engine, swap_generations, building.id)
+
+
+def test_a_commit_into_a_generation_of_another_space_writes_nothing(engine: Engine) -> None:
+    put(engine, "a")
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE vectormill.generations SET fingerprint = '0123456789abcdef'"))
+    (dispatch,) = dispatch_all(engine)
+    claimed = claim(engine, dispatch.chunk_id)
+    assert claimed is not None
+    with pytest.raises(SpecMismatch, match="holds vectors of 0123456789abcdef, and the job's are of"):
+        complete(engine, claimed)
+    assert rows_of(engine, "docs") == {}
+
+
+def test_a_mismatch_names_what_only_one_side_has(engine: Engine) -> None:
+    put(engine, "a")
+    with pytest.raises(SpecMismatch, match="vector_type is 'float16', not 'int8'"):
+        put(engine, "b", spec=replace(SPEC, vector_type=INT8))
+    swap(engine, build(engine, replace(SPEC, vector_type=INT8)))
+    with pytest.raises(SpecMismatch, match=r"\(vector_type is 'int8', not 'float16'\)"):
+        put(engine, "b")

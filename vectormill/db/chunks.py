@@ -38,7 +38,8 @@ CLAIM_CHUNK = text("""
               job.generation_id,
               (SELECT keep_text FROM vectormill.generations JOIN vectormill.collections
                    ON collections.id = generations.collection_id
-                WHERE generations.id = job.generation_id) AS keep_text
+                WHERE generations.id = job.generation_id) AS keep_text,
+              (SELECT fingerprint FROM vectormill.generations WHERE id = job.generation_id) AS generation_fingerprint
 """)
 
 
@@ -70,6 +71,7 @@ def claim_chunk(
         spec=EncodingSpec.from_json(row.spec),
         generation_id=row.generation_id,
         keep_text=bool(row.keep_text),
+        generation_fingerprint=row.generation_fingerprint,
     )
 
 

@@ -92,8 +92,9 @@ def complete_chunk(
     [m, dimensions] their vectors in the same order; rows named in `outcome.failures` are not stored. For int8 the
     ranges of the spec's space are kept already.
     `read_persist_seconds` is asked before the last statement, for the stage seconds of the job.
-    Raises LeaseLost, after which the caller must roll back and forget its work.
+    Raises LeaseLost, after which the caller must roll back and forget its work, and SpecMismatch.
     """
+    claim.check_space()
     spec = claim.spec
     kind = choose_vector_type(spec, in_collection=claim.generation_id is not None)
     failures = dict(outcome.failures)

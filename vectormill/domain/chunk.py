@@ -6,6 +6,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.errors import SpecMismatch
 from vectormill.domain.item import ItemFailure
 
 PENDING: Final = "pending"
@@ -26,6 +27,7 @@ class Claim:
     `first_item` is the position in the job of the chunk's first item. After a retry `only_items` names the positions
     within the chunk that are to be encoded; the others have their vectors. `attempt` counts claims that failed,
     and this one; `lost` the ends of a process that speak against the texts; `lapsed` the leases that ended otherwise.
+    `generation_fingerprint` names the vector space of the generation that it writes.
     """
 
     chunk_id: int
@@ -42,6 +44,16 @@ class Claim:
     spec: EncodingSpec
     generation_id: int | None
     keep_text: bool = False
+    generation_fingerprint: str | None = None
+
+    def check_space(self) -> None:
+        """Raises SpecMismatch when the generation holds vectors of another space than the job's."""
+        ours = self.spec.fingerprint()
+        if self.generation_fingerprint not in (None, ours):
+            raise SpecMismatch(
+                f"Generation {self.generation_id} holds vectors of {self.generation_fingerprint}, and the job's are of "
+                f"{ours} ({self.spec.model} {self.spec.revision}); vector spaces are never mixed."
+            )
 
     def wanted_items(self, start: int, stop: int) -> list[int] | None:
         """Positions, counted from `start`, that are to be encoded between `start` and `stop`; None means all."""
