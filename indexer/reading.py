@@ -50,8 +50,7 @@ class _Ahead:
             for items in self._source.read():
                 if items:
                     rows = pack_rows(first, items)
-                    for key in rows.keys:
-                        self._keys.add(key.encode())
+                    self._keys.add_all(rows.keys)
                     first += len(items)
                     self._put(rows)
                 if self._is_over.is_set():

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, text
 
-from vectormill.db.stages import Stage, driver_of, has_table
+from vectormill.db.stages import LOOK_UP_BY_INDEX, Stage, driver_of, has_table
 from vectormill.db.tombstones import hold_deletions
 
 COUNT_ROWS: Final = "SELECT count(*) FROM {table}"
@@ -127,6 +127,7 @@ def write_moved(
     if not ordinals:
         return 0, None
     values = {"ordinals": ordinals, "seq": seq, "collection_id": stage.generation.collection_id}
+    driver.execute(LOOK_UP_BY_INDEX)
     driver.execute(stage.fill_in(WRITE_MOVED), values)
     _write_attributes(connection, stage, seq, ordinals, keep_text=keep_text)
     return _number(connection, stage, MARK_MOVED, values), ordinals[-1]
@@ -191,6 +192,7 @@ def _write_attributes(
 ) -> None:
     driver = driver_of(connection)
     values = {"ordinals": list(ordinals), "seq": seq, "keep_text": keep_text}
+    driver.execute(LOOK_UP_BY_INDEX)
     driver.execute(stage.fill_in(WRITE_ATTRIBUTES), values)
     if not keep_text:
         driver.execute(stage.fill_in(CLEAR_ATTRIBUTES), values)

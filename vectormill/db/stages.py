@@ -156,8 +156,11 @@ def drop_left_stages(connection: Connection) -> int:
 # each of them. The planner may believe otherwise of a small one.
 LOOK_UP_BY_INDEX: Final = """
     SELECT set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true),
-           set_config('enable_seqscan', 'off', true), set_config('synchronous_commit', 'off', true)
+           set_config('enable_seqscan', 'off', true)
 """
+
+# What a crash of Postgres would lose of it is read again anyway.
+COMMIT_AT_ONCE: Final = "SELECT set_config('synchronous_commit', 'off', true)"
 
 # What a client has written since the run began to read is newer than the source: as if it were unchanged.
 COMPARE_BATCH: Final = """
@@ -192,6 +195,7 @@ def stage_rows(
     """Notes a batch, and what of it differs from the generation; how many by kind."""
     driver = driver_of(connection)
     driver.execute(LOOK_UP_BY_INDEX)
+    driver.execute(COMMIT_AT_ONCE)
     values = {
         "keys": rows.keys,
         "content_hashes": rows.content_hashes,

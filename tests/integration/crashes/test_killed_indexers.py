@@ -1,0 +1,121 @@
+"""SIGKILL at every step of a run of re-indexing; then another indexer goes on, and nothing is encoded twice.
+
+Which steps there are is found out by letting an indexer live. Real processes and Postgres.
+"""
+
+from collections.abc import Callable
+from multiprocessing.connection import Connection as Pipe
+from uuid import UUID
+
+import pytest
+from sqlalchemy import Engine, text
+
+from indexer.phases import Tools, carry_out
+from tests.api_server import encode_waiting
+from tests.indexers import ListedSource, contents, look, row, start_run, wanted
+from tests.integration.crashes.points import CrashPoints
+from tests.integration.crashes.victims import Servers, running, watched_engine
+from tests.protocol import submit
+from vectormill.db.run_claims import claim_run
+from vectormill.db.session import make_engine
+from vectormill.domain.run import RunCounts
+from vectormill.registry import Registry
+from vectormill.settings import Settings
+
+LEASE_SECONDS = 30.0
+BEFORE = [row(f"k{number}", f"text {number}", page=number) for number in range(12)]
+# Of each kind of difference one.
+AFTER = [
+    *BEFORE[:8],
+    row("k8", "another text", page=8),
+    row("k9", "text 9", page=99),
+    row("renamed", "text 10", page=10),
+    row("new", "a new text"),
+    row("broken", " "),
+]
+COUNTS = RunCounts(
+    num_seen=13,
+    num_unchanged=8,
+    num_metadata_only=1,
+    num_new=3,
+    num_changed=1,
+    num_moved=1,
+    num_deleted=2,
+    num_failed=1,
+)
+
+EXPIRE = text("UPDATE vectormill.runs SET lease_until = now(), available_at = now() WHERE state = 'running'")
+COUNT_ENCODED = text("""
+    SELECT coalesce(sum(num_done + num_failed), 0) FROM vectormill.jobs
+     WHERE metadata ->> 'run' = CAST(:run_id AS text)
+""")
+COUNT_STAGES = text("SELECT count(*) FROM pg_class WHERE relname ~ '^run_[0-9a-f]{32}_' AND relkind = 'r'")
+
+
+def carry_out_next(engine: Engine, wait: Callable[[float], object]) -> None:
+    """What an indexer does with the next run, in this thread."""
+    with engine.begin() as connection:
+        claim = claim_run(connection, "an indexer", LEASE_SECONDS)
+    assert claim is not None
+    settings = Settings(chunk_max_items=2)
+    tools = Tools(engine, settings, Registry({}), lambda context: ListedSource(AFTER, batch=7), wait)
+    carry_out(claim, tools, lambda: None)
+
+
+def index_once(servers: Servers, points: CrashPoints, pipe: Pipe) -> None:
+    """The indexer that dies. Workers are no steps of its own."""
+    workers = make_engine(servers.database_url, application_name="workers", pool_size=1)
+    carry_out_next(watched_engine(servers, points), lambda _: encode_waiting(workers))
+
+
+def prepare(engine: Engine, number: int) -> UUID:
+    submit(engine, BEFORE, collection=f"docs_{number}")
+    encode_waiting(engine)
+    return start_run(engine, f"docs_{number}")
+
+
+# Every step is some hundred processes that are killed, for minutes; a few of them tell most of it in seconds.
+@pytest.mark.parametrize("stride", [pytest.param(1, marks=pytest.mark.slow), 13])
+@pytest.mark.timeout(900)
+def test_an_indexer_killed_at_any_step_leaves_its_run_to_another_which_encodes_nothing_twice(
+    database_url: str, engine: Engine, stride: int
+) -> None:
+    servers = Servers(database_url, "")
+
+    def index(last: int | None, run_id: UUID) -> list[str]:
+        with running(index_once, servers, last=last) as victim:
+            return victim.hear_all()
+
+    run_id = prepare(engine, 0)
+    points = index(None, run_id)
+    check(engine, 0, run_id, "never")
+    assert {
+        "before COMPARE_BATCH",
+        "before COPY_CHANGES",
+        "before WRITE_MOVED",
+        "before WRITE_ATTRIBUTES",
+    } <= set(points)
+    assert {"before QUEUE_JOB", "before LIST_FAILED_KEYS", "before NOTE_VANISHED", "before END_RUN"} <= set(
+        points
+    )
+    for last in range(0, len(points), stride):
+        number = last + 1
+        run_id = prepare(engine, number)
+        reached = index(last, run_id)
+        assert len(reached) == number
+        if not look(engine, run_id).is_terminal:
+            with engine.begin() as connection:
+                connection.execute(EXPIRE)
+            carry_out_next(engine, lambda _: encode_waiting(engine))
+        check(engine, number, run_id, f"{last} {reached[-1]}")
+
+
+def check(engine: Engine, number: int, run_id: UUID, killed: str) -> None:
+    run = look(engine, run_id)
+    assert (run.state, run.error) == ("completed_with_errors", None), f"killed {killed}"
+    assert run.counts == COUNTS, f"killed {killed}"
+    assert contents(engine, f"docs_{number}") == wanted(AFTER[:-1]), f"killed {killed}"
+    with engine.connect() as connection:
+        num_encoded = connection.execute(COUNT_ENCODED, {"run_id": str(run_id)}).scalar_one()
+        assert num_encoded == 3, f"killed {killed}"
+        assert connection.execute(COUNT_STAGES).scalar_one() == 0, f"killed {killed}"
