@@ -1,5 +1,6 @@
 """Searches of 20,000 rows: filters that starve no limit, words and vectors fused, documents; and their plans."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -7,12 +8,19 @@ import numpy as np
 import pytest
 from sqlalchemy import text
 
+from tests.architecture.sources import ROOT
 from tests.searched import LONG_DOCUMENT, NUM_ROWS, Searched, describe_row, searched_collection
 from vectormill.db.filter_indexes import name_filter_index, name_text_index
+from vectormill.db.matches import walk_plan
 from vectormill.domain.errors import InvalidOption, ItemNotFound, TextsNotKept
 from vectormill.domain.filter import fits, parse_filter
 
 ONE_PERCENT = {"part": 7}
+FILL_ARTICLES = """
+    INSERT INTO articles
+    SELECT 'k' || number, 'title of k' || number, DATE '2026-01-01' - number % 2
+      FROM generate_series(0, 19999) AS number
+"""
 VECTORS_INDEX = "generation_1_embedding_idx"
 
 
@@ -215,3 +223,21 @@ def test_options_that_contradict_each_other_are_refused(
 ) -> None:
     with pytest.raises(InvalidOption, match=said):
         searched.search(searched.vectors[0], **options)
+
+
+def test_the_documented_join_of_the_view_is_served_by_the_index(searched: Searched) -> None:
+    (shown,) = re.findall(
+        r"```sql\n(.*?);\n```", (ROOT / "docs/SEARCH.md").read_text(encoding="utf-8"), re.DOTALL
+    )
+    statement = shown.replace("'42'", "'k17'")
+    with searched.engine.connect() as connection:  # rolled back at the end
+        connection.execute(text("CREATE TABLE articles (id text PRIMARY KEY, title text, published date)"))
+        connection.execute(text(FILL_ARTICLES))
+        connection.execute(text("ANALYZE articles"))
+        connection.execute(text("SET LOCAL hnsw.iterative_scan = relaxed_order"))
+        rows = connection.execute(text(statement)).all()
+        (plan,) = connection.execute(text(f"EXPLAIN (FORMAT JSON) {statement}")).scalar_one()
+    newer = np.arange(0, NUM_ROWS, 2)
+    expected = searched.nearest(searched.vectors[17], newer, 10)
+    assert len({row.title for row in rows} & {f"title of {key}" for key in expected}) >= 9
+    assert VECTORS_INDEX in {node.get("Index Name") for node in walk_plan(plan["Plan"])}
