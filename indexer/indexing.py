@@ -216,10 +216,12 @@ def build(
     try:
         try:
             is_concurrent = generation.state == LIVE
-            notices = _build_once(progress, name, table, definition, settings, is_concurrent=is_concurrent)
+            notices = _build_once(
+                progress, generation, name, table, definition, settings, is_concurrent=is_concurrent
+            )
         except WriterWaits:
             progress.add("notices", {"index": name, "notice": "Writers waited: it goes on concurrently."})
-            notices = _build_once(progress, name, table, definition, settings, is_concurrent=True)
+            notices = _build_once(progress, generation, name, table, definition, settings, is_concurrent=True)
     except BaseException:
         _leave_nothing(context, generation)
         raise
@@ -234,6 +236,7 @@ def build(
 
 def _build_once(
     progress: Progress,
+    generation: Generation,
     name: str,
     table: str,
     definition: sql.Composable,
@@ -254,7 +257,7 @@ def _build_once(
 
     create = "CREATE INDEX CONCURRENTLY {} ON {} {}" if is_concurrent else "CREATE INDEX {} ON {} {}"
     statement = sql.SQL(create).format(sql.Identifier(name), sql.Identifier("vectormill", table), definition)
-    return run_build(progress.context.engine, statement, settings, watch)
+    return run_build(progress.context.engine, generation.id, statement, settings, watch)
 
 
 def _leave_nothing(context: RunContext, generation: Generation) -> None:
@@ -262,7 +265,7 @@ def _leave_nothing(context: RunContext, generation: Generation) -> None:
     try:
         for index in load_indexes(context, generation):
             if index.is_ours and not index.is_valid:
-                drop_index(context.engine, index.name, is_live=True, watch=lambda: None)
+                drop_index(context.engine, generation.id, index.name, is_live=True, watch=lambda: None)
     except Exception as error:  # noqa: BLE001 - what ended the build is what is to be told
         logger.warning("An unfinished index stays until the next attempt: %s", error)
 
@@ -332,7 +335,7 @@ def build_attribute_indexes(progress: Progress, generation: Generation) -> None:
 
 
 def drop(context: RunContext, generation: Generation, name: str) -> None:
-    drop_index(context.engine, name, is_live=generation.state == LIVE, watch=context.check)
+    drop_index(context.engine, generation.id, name, is_live=generation.state == LIVE, watch=context.check)
 
 
 def load_generation(context: RunContext) -> Generation:

@@ -2,6 +2,7 @@
 
 import threading
 from dataclasses import replace
+from typing import Any
 
 import psycopg
 import pytest
@@ -18,7 +19,8 @@ from tests.indexed import (
     wait_until,
     wish,
 )
-from vectormill.db.index_builds import APPLICATION_NAME
+from vectormill.db.index_builds import APPLICATION_NAME, run_build
+from vectormill.db.session import make_engine
 from vectormill.domain.collection import BUILDING, Generation
 from vectormill.domain.errors import RunCancelled
 
@@ -147,3 +149,35 @@ def test_on_a_building_generation_a_plain_build_gives_way_to_a_writer(
     assert "concurrently" in report["notices"][0]["notice"]
     (index,) = indexes_of(engine, generation)
     assert index.is_valid
+
+
+def test_behind_a_pooler_nothing_is_set_in_a_session_that_is_somebody_elses(engine: Engine) -> None:
+    generation = make_collection(engine, draw_vectors(NUM_ROWS))
+    url = engine.url.update_query_dict({"pgbouncer": "true"}).render_as_string(hide_password=False)
+    pooled = make_engine(url, application_name="test")
+    context, report = start_run(pooled)
+    build_indexes(context, generation)
+    pooled.dispose()
+    assert "a pooler lets no session" in report["notices"][0]
+    assert indexes_of(engine, generation)[0].is_valid
+
+
+def test_a_server_without_shared_memory_for_workers_builds_with_one_process(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generation = make_collection(engine, draw_vectors(NUM_ROWS))
+    asked: list[str] = []
+
+    def build(*arguments: Any) -> list[str]:
+        asked.append(arguments[3].get("max_parallel_maintenance_workers", "-"))
+        if len(asked) == 1:
+            raise psycopg.errors.DiskFull("could not resize shared memory segment: No space left on device")
+        return run_build(*arguments)
+
+    monkeypatch.setattr("indexer.indexing.run_build", build)
+    wish(engine, index_options="""'{"workers": 2, "memory_bytes": 134217728}'""")
+    context, report = start_run(engine)
+    build_indexes(context, generation)
+    assert asked == ["2", "0"]
+    assert "lacks shared memory" in report["notices"][0]
+    assert indexes_of(engine, generation)[0].is_valid
