@@ -30,8 +30,8 @@ from vectormill.settings import Settings
 
 # Puts that come within so long of the first share its job; more come while it is committed.
 GATHER_SECONDS: Final = 0.002
-# Jobs begin so far apart at the least: each costs API, Postgres, dispatcher and worker some milliseconds together, and at
-# 200 puts a second on two cores eight of them in one job cost little more than one.
+# Jobs begin so far apart at the least: each costs API, Postgres, dispatcher and worker some milliseconds together, and
+# at 200 puts a second on two cores eight of them in one job cost little more than one.
 PACE_SECONDS: Final = 0.04
 # Waits between two looks at all open jobs together, while the youngest is young and later: a look costs half a
 # millisecond.

@@ -11,7 +11,8 @@ from tests.residue import find_residue
 from tests.services import connected_engine
 from tests.waiting import wait_for
 from vectormill.client import Client
-from vectormill.problems import ApiError, VectormillError
+from vectormill.domain.errors import VectormillError
+from vectormill.problems import ApiError
 
 # The pruner looks every ten seconds, and rests a second between two passes.
 SCRUB_SECONDS = 60.0
