@@ -57,7 +57,7 @@ def test_no_statement_reads_a_table_from_end_to_end(engine: Engine) -> None:
             name: find_tables_read(connection, statement, values)
             for name, (statement, values) in STATEMENTS.items()
         }
-    assert read == dict.fromkeys(STATEMENTS, [])
+    assert read == {name: [] for name in STATEMENTS}
 
 
 def find_tables_read(connection: Connection, statement: TextClause, values: dict[str, Any]) -> list[str]:
