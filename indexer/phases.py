@@ -12,6 +12,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Engine
 
 from indexer.canary import check_generation
+from indexer.checking import check_collection
 from indexer.comparing import RunHeld, compare
 from indexer.context import RunContext
 from indexer.deleting import delete_vanished
@@ -28,6 +29,7 @@ from vectormill.db.stages import StageLost, drop_stage
 from vectormill.domain.errors import LeaseLost, RunCancelled, VectormillError
 from vectormill.domain.run import (
     CANCELLED,
+    CHECK,
     CHECKING,
     COMPARING,
     DELETING,
@@ -81,9 +83,11 @@ def write(context: RunContext, progress: Progress, tools: Tools) -> None:
 
 
 def check(context: RunContext, progress: Progress, tools: Tools) -> None:
-    """The canary of a generation that was built."""
+    """The canary of a generation that was built; or all that a run of kind check looks at."""
     if context.run.kind == REINDEX:
         check_generation(context, tools.wait)
+    elif context.run.kind == CHECK:
+        check_collection(context)
 
 
 PHASES: Final[Mapping[str, Callable[[RunContext, Progress, Tools], None]]] = {

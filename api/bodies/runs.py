@@ -45,6 +45,12 @@ class RunOptionsBody(BaseModel):
         f"would be more. {DEFAULT_MAX_CHANGE_SHARE:g} unless it is given.",
     )
     confirm: bool = Field(default=False, description="Whatever the share, it is not held.")
+    sample: int | None = Field(
+        default=None,
+        ge=0,
+        le=10_000,
+        description="Of a check: so many texts are encoded again; 200 unless given.",
+    )
     priority: int = Field(default=DEFAULT_PRIORITY, ge=MOST_URGENT_PRIORITY, le=LEAST_URGENT_PRIORITY)
     model: StorableText = Field(default=None, description="A name of GET /v1/models.")
     normalize: bool | None = Field(default=None, description="Whether vectors have unit length.")
@@ -68,11 +74,13 @@ class RunOptionsBody(BaseModel):
             options["confirm"] = True
         if self.max_change_share is not None:
             options["max_change_share"] = self.max_change_share
+        if self.sample is not None:
+            options["sample"] = self.sample
         return options
 
     def of_spec(self) -> dict[str, Any]:
         """What was said of the vectors."""
-        own = {"max_change_share", "confirm", "priority"}
+        own = {"max_change_share", "confirm", "priority", "sample"}
         return {name: value for name, value in self.model_dump(exclude=own).items() if value is not None}
 
 

@@ -69,6 +69,12 @@ class CollectionCalls(Transport):
         parameters = given({"force": True if force else None})
         self.call("DELETE", path, params=parameters, timeout=self.long_timeout)
 
+    def check_collection(self, name: str, *, sample: int | None = None) -> Json:
+        """Starts a run that compares what the collection holds with what is so; its report tells, see `wait_run`."""
+        path = make_path("/v1/collections", name, "runs")
+        body = {"kind": "check", "options": given({"sample": sample})}
+        return self.call("POST", path, json=body, is_repeatable=False)
+
     def export_collection(
         self,
         name: str,

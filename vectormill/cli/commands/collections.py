@@ -1,4 +1,4 @@
-"""Collections: make, list, look at, change, export and delete them."""
+"""Collections: make, list, look at, change, export, check and delete them."""
 
 import sys
 from pathlib import Path
@@ -233,6 +233,44 @@ def delete(
             typer.confirm(f"Delete {name} with about {found['num_rows']:,} rows?", abort=True, err=True)
         client.delete_collection(name, force=force)
     typer.echo(f"Collection {name} is deleted.", err=True)
+
+
+@app.command(
+    epilog="Examples: vectormill collections check docs\n\nvectormill collections check docs --sample 1000\n\n"
+    "Exit codes: 0 nothing is wrong, 1 something is, 3 service unavailable, 4 the check failed or was cancelled."
+)
+def check(
+    name: Name,
+    sample: Annotated[
+        int,
+        typer.Option("--sample", metavar="N", min=0, max=10_000, help="Encode so many of its texts again."),
+    ] = 200,
+    api_url: ApiUrl = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Check a collection: vectors, index, texts encoded again, and what belongs to nobody."""
+    from vectormill.cli.check_report import print_check
+    from vectormill.cli.endpoint import connected
+    from vectormill.cli.exits import ITEMS_FAILED, JOB_NOT_COMPLETED
+    from vectormill.cli.listing import print_json
+    from vectormill.cli.run_progress import RunProgress
+    from vectormill.domain.run import COMPLETED
+
+    with connected(api_url, data_dir) as client:
+        run = client.check_collection(name, sample=sample)
+        with RunProgress() as progress:
+            run = client.wait_run(run["id"], progress)
+    if json:
+        print_json(run)
+    elif run["state"] == COMPLETED:
+        print_check(name, run["report"]["checking"])
+    else:
+        typer.echo(f"The check is {run['state']}: {run['error']}", err=True)
+    if run["state"] != COMPLETED:
+        raise typer.Exit(JOB_NOT_COMPLETED)
+    if not run["report"]["checking"]["is_good"]:
+        raise typer.Exit(ITEMS_FAILED)
 
 
 app.command(epilog="Example: vectormill collections rollback docs")(rollback)
