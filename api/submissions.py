@@ -315,22 +315,14 @@ async def read_body(request: Request, settings: Settings, hold: Hold) -> bytes:
     inflater = make_inflater(request, settings)
     parts: list[bytes] = []
     num_bytes = 0
-
-    def take(piece: bytes) -> None:
-        nonlocal num_bytes
-        parts.append(piece)
-        num_bytes += len(piece)
-        if num_bytes > limit.value:
-            raise body_too_large(limit)
-        hold.take(len(piece))
-
     async for block in read_blocks(request):
-        if inflater is None:
-            take(block)
-            continue
-        pieces = inflater.feed(block)
+        pieces = inflater.feed(block) if inflater else iter((block,))
         while (piece := await run_in_threadpool(next, pieces, None)) is not None:
-            take(piece)
+            parts.append(piece)
+            num_bytes += len(piece)
+            if num_bytes > limit.value:
+                raise body_too_large(limit)
+            hold.take(len(piece))
     if inflater:
         inflater.finish()
     return b"".join(parts)

@@ -19,9 +19,9 @@ CARRY_METADATA = """
             EXECUTE format('DELETE FROM vectormill.%I WHERE key = $1', TG_TABLE_NAME || '_attributes') USING NEW.key;
         ELSE
             EXECUTE format(
-                'INSERT INTO vectormill.%I (key, metadata, job_seq) VALUES ($1, $2, $3) ON CONFLICT (key) DO UPDATE'
-                ' SET metadata = excluded.metadata, metadata_hash = NULL, text = NULL, job_seq = excluded.job_seq',
-                TG_TABLE_NAME || '_attributes') USING NEW.key, NEW.metadata, NEW.job_seq;
+                'INSERT INTO vectormill.%I (key, content_hash, metadata, job_seq) VALUES ($1, $2, $3, $4)'
+                ' ON CONFLICT (key) DO UPDATE SET content_hash = excluded.content_hash, metadata = excluded.metadata, metadata_hash = NULL, text = NULL, job_seq = excluded.job_seq',
+                TG_TABLE_NAME || '_attributes') USING NEW.key, NEW.content_hash, NEW.metadata, NEW.job_seq;
         END IF;
         RETURN NULL;
     END $$
@@ -55,7 +55,7 @@ GIVE_ATTRIBUTES = """
         END IF;
         EXECUTE format(
             'CREATE TABLE vectormill.%I ('
-            ' key text PRIMARY KEY, metadata jsonb, metadata_hash bytea, text text,'
+            ' key text PRIMARY KEY, content_hash bytea, metadata jsonb, metadata_hash bytea, text text,'
             ' search tsvector GENERATED ALWAYS AS (to_tsvector(''pg_catalog.simple''::regconfig, text)) STORED,'
             ' document text GENERATED ALWAYS AS (metadata -> ''_passage'' ->> ''document'') STORED,'
             ' job_seq bigint NOT NULL'
@@ -63,8 +63,8 @@ GIVE_ATTRIBUTES = """
             attributes);
         EXECUTE format('CREATE INDEX %I ON vectormill.%I (document) WHERE document IS NOT NULL',
                        attributes || '_document', attributes);
-        EXECUTE format('INSERT INTO vectormill.%I (key, metadata, job_seq)'
-                       ' SELECT key, metadata, job_seq FROM vectormill.%I WHERE metadata IS NOT NULL',
+        EXECUTE format('INSERT INTO vectormill.%I (key, content_hash, metadata, job_seq)'
+                       ' SELECT key, content_hash, metadata, job_seq FROM vectormill.%I WHERE metadata IS NOT NULL',
                        attributes, vectors);
         PERFORM vectormill.carry_metadata_of(id);
         SELECT collections.name INTO collection FROM vectormill.collections

@@ -20,7 +20,7 @@ COPY: Final = f"COPY {TABLE} (key, body, lang, year) FROM STDIN"
 # Spread evenly over the table, other rows at each round; no text comes again.
 CHANGE_TEXTS: Final = f"""
     UPDATE {TABLE} SET body = body || ' (revision ' || %(round)s::integer || ')'
-     WHERE hashtext(key) %% %(every)s::integer = %(round)s::integer %% %(every)s::integer
+     WHERE abs(hashtext(key)::bigint) %% %(every)s::integer = %(round)s::integer %% %(every)s::integer
 """
 CHANGE_METADATA: Final = f"""
     UPDATE {TABLE} SET year = year + 1 WHERE key IN (SELECT key FROM {TABLE} ORDER BY hashtext(key) LIMIT %(count)s)
@@ -39,9 +39,14 @@ class Articles:
             yield connection
 
     def fill(self, num_rows: int) -> None:
-        """Real lines of text, of which no two are equal."""
+        """Makes the table."""
         with self._connect() as connection:
             connection.execute(CREATE)
+        self.insert(num_rows)
+
+    def insert(self, num_rows: int) -> None:
+        """Real lines of text, of which no two are equal."""
+        with self._connect() as connection:
             with connection.cursor().copy(COPY) as copy:
                 for number, item in enumerate(list_distinct_lines(num_rows)):
                     copy.write_row((item["key"], item["text"], LANGUAGES[number % 4], 2000 + number % 25))

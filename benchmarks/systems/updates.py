@@ -4,6 +4,7 @@ import json
 import os
 import select
 import subprocess
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
@@ -11,11 +12,16 @@ from typing import Any, Final, Protocol, Self
 from benchmarks.order import BenchmarkFailed
 from benchmarks.peers.environment import ROOT, prepare_environment
 from benchmarks.systems.articles import TABLE
+from benchmarks.systems.own_indexer import COLLECTION, OPTIONS
+from benchmarks.systems.own_stack import OwnStack
+from vectormill.client import Client
+from vectormill.embedded.running import find_running
 from vectormill.logfile import open_log, tail_of
 
 COCOINDEX: Final = "cocoindex"
 STOP_SECONDS: Final = 15.0
 ANSWER_SECONDS: Final = 3600.0
+POLL_SECONDS: Final = 0.02
 
 
 class Updates(Protocol):
@@ -79,3 +85,44 @@ class CocoIndexUpdates:
             raise BenchmarkFailed(f"CocoIndex gave no answer:{tail_of(self._log)}")
         answer: dict[str, Any] = json.loads(line)
         return float(answer["seconds"])
+
+
+class OwnUpdates:
+    """A whole stack of ours, told by its API."""
+
+    name = "ours"
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._stack = OwnStack(directory)
+
+    def __enter__(self) -> Self:
+        self._stack.__enter__()
+        self._client = Client(self._stack.wait_until_ready(), timeout=ANSWER_SECONDS)
+        running = find_running(self._directory)
+        if running is None:
+            raise BenchmarkFailed("The stack is not running.")
+        self.database_url = running.database_url
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, traceback)
+
+    def follow(self) -> None:
+        """Makes the collection that follows the table."""
+        self._client.create_collection(COLLECTION)
+        self._client.set_source(COLLECTION, "sql", OPTIONS)
+
+    def update(self) -> float:
+        run = self._client.wait_run(
+            self._client.reindex(COLLECTION, confirm=True)["id"], poll_seconds=POLL_SECONDS
+        )
+        if run["state"] != "completed":
+            raise BenchmarkFailed(f"The run ended {run['state']}: {run['error']}")
+        finished, created = (datetime.fromisoformat(run[name]) for name in ("finished_at", "created_at"))
+        return (finished - created).total_seconds()
+
+    def count_rows(self) -> int:
+        return int(self._client.collection(COLLECTION, exact=True)["num_rows"])

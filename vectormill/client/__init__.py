@@ -11,7 +11,6 @@ streams, in constant memory.
 """
 
 from vectormill.client.collections import CollectionCalls
-from vectormill.client.following import FollowCalls
 from vectormill.client.generations import GenerationCalls
 from vectormill.client.indexes import IndexCalls
 from vectormill.client.items import ItemCalls
@@ -28,7 +27,6 @@ __all__ = ["DEFAULT_URL", "EXPORT_FORMATS", "Client", "Matches", "is_loopback"]
 
 class Client(
     CollectionCalls,
-    FollowCalls,
     GenerationCalls,
     IndexCalls,
     ItemCalls,

@@ -34,6 +34,7 @@ def create_attributes_table(connection: Connection, generation_id: int, language
     statement = sql.SQL("""
         CREATE TABLE {name} (
             key           text PRIMARY KEY,
+            content_hash  bytea,  -- that of the vector's row: one look-up tells whether a row of a source is unchanged
             metadata      jsonb,
             metadata_hash bytea,  -- NULL when a worker of the former release wrote the metadata
             text          text,
@@ -80,15 +81,15 @@ def rewrite_language(connection: Connection, generation_id: int, language: str) 
 # Only of rows that this job has just written: their own table decides which job is the newest, and has locked them.
 # What a run has changed since, without encoding, is newer too.
 UPSERT_ATTRIBUTES: Final = """
-    INSERT INTO {attributes} AS kept (key, metadata, metadata_hash, text, job_seq)
-    SELECT item.key, item.metadata::jsonb, item.metadata_hash, item.text, %(job_seq)s::bigint
+    INSERT INTO {attributes} AS kept (key, content_hash, metadata, metadata_hash, text, job_seq)
+    SELECT item.key, live.content_hash, item.metadata::jsonb, item.metadata_hash, item.text, %(job_seq)s::bigint
       FROM unnest(%(keys)b::text[], %(metadata)b::text[], %(hashes)b::bytea[], %(texts)b::text[])
                AS item (key, metadata, metadata_hash, text)
       JOIN {table} AS live ON live.key = item.key AND live.job_seq = %(job_seq)s::bigint
      ORDER BY item.key
     ON CONFLICT (key) DO UPDATE
-       SET metadata = excluded.metadata, metadata_hash = excluded.metadata_hash, text = excluded.text,
-           job_seq = excluded.job_seq
+       SET content_hash = excluded.content_hash, metadata = excluded.metadata,
+           metadata_hash = excluded.metadata_hash, text = excluded.text, job_seq = excluded.job_seq
      WHERE kept.job_seq <= excluded.job_seq
 """
 

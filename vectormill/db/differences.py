@@ -155,22 +155,22 @@ def write_metadata(
 # The row with the vector is locked and not changed: a put that comes at this moment is waited for, and wins.
 WRITE_ATTRIBUTES: Final = """
     WITH change AS MATERIALIZED (
-        SELECT change.key, change.metadata, change.metadata_hash, change.text
+        SELECT change.key, live.content_hash, change.metadata, change.metadata_hash, change.text
           FROM {changes} AS change
           JOIN {table} AS live ON live.key = change.key AND live.job_seq <= %(seq)s::bigint
          WHERE change.ordinal = ANY(%(ordinals)s::bigint[])
          ORDER BY change.key
            FOR SHARE OF live
     )
-    INSERT INTO {attributes} AS kept (key, metadata, metadata_hash, text, job_seq)
-    SELECT key, CAST(nullif(convert_from(metadata, 'UTF8'), '') AS jsonb), metadata_hash,
+    INSERT INTO {attributes} AS kept (key, content_hash, metadata, metadata_hash, text, job_seq)
+    SELECT key, content_hash, CAST(nullif(convert_from(metadata, 'UTF8'), '') AS jsonb), metadata_hash,
            CASE WHEN %(keep_text)s::boolean THEN convert_from(text, 'UTF8') END, %(seq)s::bigint
       FROM change
      WHERE metadata_hash IS NOT NULL OR %(keep_text)s::boolean
      ORDER BY key
     ON CONFLICT (key) DO UPDATE
-       SET metadata = excluded.metadata, metadata_hash = excluded.metadata_hash, text = excluded.text,
-           job_seq = excluded.job_seq
+       SET content_hash = excluded.content_hash, metadata = excluded.metadata,
+           metadata_hash = excluded.metadata_hash, text = excluded.text, job_seq = excluded.job_seq
      WHERE kept.job_seq <= excluded.job_seq
 """
 

@@ -162,7 +162,8 @@ LOOK_UP_BY_INDEX: Final = """
 # What a crash of Postgres would lose of it is read again anyway.
 COMMIT_AT_ONCE: Final = "SELECT set_config('synchronous_commit', 'off', true)"
 
-# What a client has written since the run began to read is newer than the source: as if it were unchanged.
+# Most rows are unchanged, and one look-up tells: that of the attributes, where they exist, else that of the vector's
+# row. What a client has written since the run began to read is newer than the source: as if it were unchanged.
 COMPARE_BATCH: Final = """
     WITH item AS MATERIALIZED (
         SELECT key, content_hash, metadata_hash, position
@@ -170,18 +171,25 @@ COMPARE_BATCH: Final = """
                WITH ORDINALITY AS item (key, content_hash, metadata_hash, position)
     ), noted AS (
         INSERT INTO {seen} (key) SELECT key FROM item
+    ), other AS MATERIALIZED (
+        SELECT item.key, item.content_hash, item.position,
+               kept.metadata_hash IS DISTINCT FROM item.metadata_hash
+                   OR (kept.metadata IS NULL) <> (item.metadata_hash IS NULL)
+                   OR %(keep_text)s::boolean AND kept.text IS NULL AS is_described_otherwise
+          FROM item
+          LEFT JOIN {attributes} AS kept ON kept.key = item.key
+         WHERE kept.content_hash IS DISTINCT FROM item.content_hash
+            OR kept.metadata_hash IS DISTINCT FROM item.metadata_hash
+            OR (kept.metadata IS NULL) <> (item.metadata_hash IS NULL)
+            OR %(keep_text)s::boolean AND kept.text IS NULL
     )
-    SELECT item.position - 1,
-           CASE WHEN live.key IS NULL THEN 'n' WHEN live.content_hash <> item.content_hash THEN 'c' ELSE 'm' END
-      FROM item
-      LEFT JOIN {table} AS live ON live.key = item.key
-      LEFT JOIN {attributes} AS kept ON kept.key = item.key
+    SELECT other.position - 1,
+           CASE WHEN live.key IS NULL THEN 'n' WHEN live.content_hash <> other.content_hash THEN 'c' ELSE 'm' END
+      FROM other
+      LEFT JOIN {table} AS live ON live.key = other.key
      WHERE live.key IS NULL
         OR live.job_seq <= %(seq)s::bigint
-           AND (live.content_hash <> item.content_hash
-                OR kept.metadata_hash IS DISTINCT FROM item.metadata_hash
-                OR (kept.metadata IS NULL) <> (item.metadata_hash IS NULL)
-                OR %(keep_text)s::boolean AND kept.text IS NULL)
+           AND (live.content_hash <> other.content_hash OR other.is_described_otherwise)
 """
 
 COPY_CHANGES: Final = """

@@ -3,7 +3,7 @@
 import math
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -25,7 +25,7 @@ NEAREST: Final = 5
 POLL_SECONDS: Final = 0.25
 
 
-@app.command(epilog=f"Example: vectormill demo --keep\n\n{EXIT_CODES_HELP}")
+@app.command(epilog=f"Examples: vectormill demo --keep\n\nvectormill demo --reindex\n\n{EXIT_CODES_HELP}")
 def demo(
     data_dir: Annotated[
         Path | None,
@@ -39,13 +39,22 @@ def demo(
         typer.Option("--api-url", metavar="URL", help="Use this running service instead of starting one."),
     ] = None,
     model: Model = None,
+    reindex: Annotated[
+        bool,
+        typer.Option(
+            "--reindex", help="Instead keep a table of them searchable: index it, change it, index it again."
+        ),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Encode every docstring of the standard library, search them, leave nothing running.
 
-    Starts Postgres, Valkey, API, scheduler, a worker and Flower, submits some 8,700 texts over HTTP and counts the
-    vectors that come back: it succeeds only if every text has one.
+    Starts Postgres, Valkey, API, scheduler, a worker, an indexer and Flower, submits some 8,700 texts over HTTP and
+    counts the vectors that come back: it succeeds only if every text has one.
     """
+    if reindex:
+        _keep_searchable(data_dir, keep, api_url, model, is_json=json)
+        return
     from vectormill.cli.summary import summarize_job
     from vectormill.client import Client
     from vectormill.corpus import read_docstrings
@@ -74,6 +83,15 @@ def _service(
     if api_url is not None:
         yield lambda: api_url
         return
+    with _workplace(data_dir, keep, model) as (_, wait_until_ready):
+        yield wait_until_ready
+
+
+@contextmanager
+def _workplace(
+    data_dir: Path | None, keep: bool, model: str | None
+) -> Iterator[tuple[Path, Callable[[], str]]]:
+    """The data directory of a stack of our own, and what waits for its API's URL."""
     from vectormill.cli.stack import Stack
     from vectormill.cli.workplace import workplace
     from vectormill.registry import Registry
@@ -84,10 +102,58 @@ def _service(
         Registry(settings.models).entry(model)  # a wrong name is told before a minute of starting
 
     with workplace(data_dir, keep) as directory, Stack(directory, model) as stack:
-        _say(f"Starting Postgres, Valkey, API, scheduler, worker and Flower in {directory} …")
-        yield stack.wait_until_ready
+        _say(f"Starting Postgres, Valkey, API, scheduler, worker, indexer and Flower in {directory} …")
+        yield directory, stack.wait_until_ready
     if keep and data_dir is None:
         _say(f"Everything is kept: vectormill up --data-dir {directory}")
+
+
+def _keep_searchable(
+    data_dir: Path | None, keep: bool, api_url: str | None, model: str | None, *, is_json: bool
+) -> None:
+    """The demo of a table that is followed: it succeeds only if the collection has the table's rows at the end."""
+    import psycopg
+    from sqlalchemy import make_url
+
+    from vectormill.cli import reindexing
+    from vectormill.cli.run_progress import RunProgress
+    from vectormill.client import Client
+    from vectormill.corpus import read_docstrings
+    from vectormill.domain.errors import InvalidOption
+    from vectormill.embedded.running import find_running
+
+    if api_url is not None:
+        raise InvalidOption("demo --reindex makes a table in a Postgres of its own; leave --api-url out.")
+    with _workplace(data_dir, keep, model) as (directory, wait_until_ready), ExitStack() as exits:
+        client = exits.enter_context(Client(wait_until_ready()))
+        running = find_running(directory)
+        assert running is not None, "it has just said that it is ready"
+        url = make_url(running.database_url).set(drivername="postgresql")
+        connection = exits.enter_context(
+            psycopg.connect(url.render_as_string(hide_password=False), autocommit=True)
+        )
+        num_rows = reindexing.make_table(connection, read_docstrings())
+        _say(f"Made the table {reindexing.TABLE} with {num_rows:,} docstrings of {describe_python()}.")
+        reindexing.follow_table(client, model)
+
+        def run(title: str) -> reindexing.Round:
+            with RunProgress() as progress:
+                return reindexing.reindex(client, connection, title, progress)
+
+        rounds = [run("first run")]
+        changes = reindexing.change_table(connection)
+        _say("Changed the table: " + ", ".join(f"{number} {what}" for what, number in changes.items()) + ".")
+        rounds += [run("after the changes"), run("nothing changed")]
+        matches = client.search(
+            reindexing.COLLECTION, reindexing.QUERY, limit=reindexing.NEAREST, filter=reindexing.FILTER
+        )
+        num_indexed = reindexing.count_rows(connection, reindexing.COLLECTION)
+        num_rows = reindexing.count_rows(connection, reindexing.TABLE)
+    reindexing.print_rounds(rounds, matches, is_json=is_json)
+    if num_indexed != num_rows:
+        raise CommandFailed(
+            f"The table has {num_rows:,} rows, and the collection {num_indexed:,}.", ITEMS_FAILED
+        )
 
 
 def _encode(client: "Client", texts: Mapping[str, str], model: str | None) -> dict[str, Any]:

@@ -1,0 +1,161 @@
+"""The demo of a table that stays searchable: indexed, changed by one percent, indexed again, searched with a filter.
+
+The table is one of docstrings in the embedded Postgres, made as a user's own would be; the rest goes through the API.
+"""
+
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from vectormill.domain.errors import VectormillError
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from vectormill.client import Client
+    from vectormill.corpus import Docstring
+
+TABLE: Final = "library"
+COLLECTION: Final = "library_docs"
+QUERY: Final = "how to parse a date"
+FILTER: Final[Mapping[str, Any]] = {"module": {"in": ["datetime", "time", "calendar"]}}
+NEAREST: Final = 5
+POLL_SECONDS: Final = 0.05
+# Rows are divided into lots by their names; what has one lot is half a hundredth of the table.
+NUM_LOTS: Final = 200
+
+CREATE_TABLE: Final = """
+    DROP TABLE IF EXISTS library;
+    CREATE TABLE library (
+        name text PRIMARY KEY,
+        docstring text NOT NULL,
+        module text NOT NULL,
+        depth integer NOT NULL,
+        lot integer NOT NULL
+    )
+"""
+COPY_ROWS: Final = "COPY library (name, docstring, module, depth, lot) FROM STDIN"
+QUERY_ROWS: Final = "SELECT name, docstring, module, depth FROM library"
+# One row in a hundred is touched, in every way in which a row can be.
+CHANGES: Final[Mapping[str, str]] = {
+    "another text": "UPDATE library SET docstring = docstring || ' (Edited.)' WHERE lot = 0",
+    "other metadata": "UPDATE library SET depth = depth + 10 WHERE lot = 1 AND depth = 2",
+    "renamed": "UPDATE library SET name = name || '.renamed' WHERE lot = 1 AND depth = 3",
+    "deleted": "DELETE FROM library WHERE lot = 2 AND depth = 2",
+    "new": """
+        INSERT INTO library SELECT name || '.new', 'New: ' || docstring, module, depth, lot FROM library
+         WHERE lot = 2 AND depth = 3
+    """,
+}
+COUNTS: Final = ("unchanged", "new", "changed", "metadata_only", "moved", "deleted", "failed")
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One run, why it had something to do, and how many rows the table had then."""
+
+    title: str
+    run: Mapping[str, Any]
+    num_rows: int
+
+    @property
+    def seconds(self) -> float:
+        finished, created = (
+            datetime.fromisoformat(str(self.run[name])) for name in ("finished_at", "created_at")
+        )
+        return (finished - created).total_seconds()
+
+    def count(self, name: str) -> int:
+        return int(self.run[f"num_{name}"])
+
+
+def make_table(connection: "psycopg.Connection[Any]", docstrings: Iterable["Docstring"]) -> int:
+    """The table with a row for each docstring; how many."""
+    connection.execute(CREATE_TABLE)
+    num_rows = 0
+    with connection.cursor() as cursor, cursor.copy(COPY_ROWS) as copy:
+        for docstring in docstrings:
+            if "\0" not in docstring.text:  # which no column of Postgres can hold
+                path = docstring.key.split(".")
+                lot = zlib.crc32(docstring.key.encode()) % NUM_LOTS
+                copy.write_row((docstring.key, docstring.text, path[0], len(path), lot))
+                num_rows += 1
+    return num_rows
+
+
+def change_table(connection: "psycopg.Connection[Any]") -> dict[str, int]:
+    """What was done to how many rows."""
+    return {what: connection.execute(statement).rowcount for what, statement in CHANGES.items()}
+
+
+def count_rows(connection: "psycopg.Connection[Any]", table: str) -> int:
+    row = connection.execute(f"SELECT count(*) FROM {table}").fetchone()  # noqa: S608 - a name of ours
+    assert row is not None
+    return int(row[0])
+
+
+def follow_table(client: "Client", model: str | None) -> None:
+    """Makes a collection whose source is the table."""
+    client.create_collection(COLLECTION, model=model)
+    client.set_source(
+        COLLECTION,
+        "sql",
+        {
+            "query": QUERY_ROWS,
+            "key": "name",
+            "text": "docstring",
+            "metadata": ["module", "depth"],
+        },
+    )
+
+
+def reindex(
+    client: "Client",
+    connection: "psycopg.Connection[Any]",
+    title: str,
+    on_poll: Callable[[dict[str, Any]], None],
+) -> Round:
+    """One run, when it has ended. Raises VectormillError when it did not come to its end."""
+    started = client.reindex(COLLECTION)
+    run = client.wait_run(started["id"], on_poll, poll_seconds=POLL_SECONDS)
+    if run["state"] not in ("completed", "completed_with_errors"):
+        raise VectormillError(f"Run {run['id']} ended {run['state']}: {run['error']}")
+    return Round(title, run, count_rows(connection, TABLE))
+
+
+def print_rounds(
+    rounds: Sequence[Round], matches: Sequence[Mapping[str, Any]], *, is_json: bool = False
+) -> None:
+    """What each run did and cost, and what a search with a filter finds."""
+    from vectormill.cli.listing import print_json, print_report
+
+    if is_json:
+        print_json({"runs": [dict(each.run) for each in rounds], "search": list(matches)})
+        return
+    first = rounds[0].seconds
+    header = ("", "rows", *(name.replace("_", " ") for name in COUNTS), "seconds", "of the first")
+    print_report(
+        "The runs",
+        header,
+        [
+            (
+                each.title,
+                f"{each.num_rows:,}",
+                *(f"{each.count(name):,}" for name in COUNTS),
+                f"{each.seconds:.2f}",
+                f"{each.seconds / first:.1%}",
+            )
+            for each in rounds
+        ],
+    )
+    print_report(
+        f"Nearest to: {QUERY}, where {describe_filter()}",
+        ("score", "row of the table", "metadata"),
+        [(f"{match['score']:.3f}", match["key"], match["metadata"]) for match in matches],
+    )
+
+
+def describe_filter() -> str:
+    return ", ".join(f"{field} is one of {', '.join(wish['in'])}" for field, wish in FILTER.items())
