@@ -139,6 +139,8 @@ def _look_at_coverage(
         "failed_items": [list(item) for item in failures.items],
     }
     reasons = []
+    if not run.options.get("is_complete", True):
+        reasons.append("The source was not sent whole, so the rows that it did not name would be gone.")
     if missing.number:
         reasons.append(f"{missing.number:,} rows of the source are missing, {_name(missing.keys)}.")
     if puts.number:

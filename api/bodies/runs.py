@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 from uuid import UUID
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -17,6 +17,16 @@ from api.requests import (
 from api.schemas import describe_spec
 from vectormill.domain.job import DEFAULT_PRIORITY, LEAST_URGENT_PRIORITY, MOST_URGENT_PRIORITY
 from vectormill.domain.run import DEFAULT_MAX_CHANGE_SHARE, RUN_KINDS, RUN_PHASES, RUN_STATES, Run
+
+# Options that a run's phases know by the same names.
+LIMITS: Final = {
+    "max_change_share",
+    "least_recall",
+    "least_cosine",
+    "canary_sample",
+    "most_failed_share",
+    "sample",
+}
 
 
 def refuse_unstorable(text: str | None) -> str | None:
@@ -52,6 +62,21 @@ class RunOptionsBody(BaseModel):
         description="Of a check: so many texts are encoded again; 200 unless given.",
     )
     priority: int = Field(default=DEFAULT_PRIORITY, ge=MOST_URGENT_PRIORITY, le=LEAST_URGENT_PRIORITY)
+    least_recall: float | None = Field(
+        default=None, ge=0, le=1, description="Of the index of a new generation; less fails its canary."
+    )
+    least_cosine: float | None = Field(
+        default=None, ge=-1, le=1, description="Of a new generation's texts that are encoded again."
+    )
+    canary_sample: int | None = Field(
+        default=None, ge=0, le=10_000, description="So many of a new generation's texts are encoded again."
+    )
+    most_failed_share: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="Of a new generation's rows that may fail through no fault of their text.",
+    )
     model: StorableText = Field(default=None, description="A name of GET /v1/models.")
     normalize: bool | None = Field(default=None, description="Whether vectors have unit length.")
     dimensions: int | None = Field(default=None, description="Keep so many leading dimensions.")
@@ -72,15 +97,12 @@ class RunOptionsBody(BaseModel):
         options: dict[str, Any] = {"priority": self.priority}
         if self.confirm:
             options["confirm"] = True
-        if self.max_change_share is not None:
-            options["max_change_share"] = self.max_change_share
-        if self.sample is not None:
-            options["sample"] = self.sample
-        return options
+        limits = self.model_dump(include=LIMITS)
+        return options | {name: value for name, value in limits.items() if value is not None}
 
     def of_spec(self) -> dict[str, Any]:
         """What was said of the vectors."""
-        own = {"max_change_share", "confirm", "priority", "sample"}
+        own = {*LIMITS, "confirm", "priority"}
         return {name: value for name, value in self.model_dump(exclude=own).items() if value is not None}
 
 

@@ -168,3 +168,10 @@ def _raise(error: Exception) -> Callable[[], None]:
         raise error
 
     return check
+
+
+def test_a_source_that_was_sent_in_part_makes_no_new_generation(engine: Engine, rebuild: Rebuild) -> None:
+    rebuild.run = _with_options(rebuild, is_complete=False)
+    encode_all(engine)
+    with pytest.raises(CanaryFailed, match="was not sent whole"):
+        check_generation(rebuild.context())
