@@ -210,8 +210,9 @@ def find_language(connection: Connection, generation: Generation) -> str:
     row = connection.execute(FIND_LANGUAGE, {"collection_id": generation.collection_id}).one_or_none()
     if row is None or not row.keep_text:
         raise TextsNotKept(
-            f"Collection {generation.collection!r} keeps no texts, so it cannot be searched by words: make it with "
-            "keep_text, as `vectormill collections create NAME --keep-text` does, and index its texts into it."
+            f"Collection {generation.collection!r} keeps no texts, so it cannot be searched by words. `vectormill "
+            f"collections change {generation.collection} --keep-text` keeps those that come from now on; index its "
+            "texts again, or search by vector."
         )
     return f"pg_catalog.{row.language}"
 
