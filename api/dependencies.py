@@ -36,12 +36,13 @@ class Resources:
     is_stopping: Callable[[], bool]
 
 
-def get_resources(request: Request) -> Resources:
+# These do nothing that blocks; a function that is not async would be run in a thread, at a tenth of a millisecond.
+async def get_resources(request: Request) -> Resources:
     resources: Resources = request.app.state.resources
     return resources
 
 
-def parse_job_id(job_id: Annotated[str, Path(description="The job's id, a UUID.")]) -> UUID:
+async def parse_job_id(job_id: Annotated[str, Path(description="The job's id, a UUID.")]) -> UUID:
     """What is no UUID is no job's id. Raises JobNotFound."""
     try:
         return UUID(job_id)
@@ -49,7 +50,7 @@ def parse_job_id(job_id: Annotated[str, Path(description="The job's id, a UUID."
         raise JobNotFound from None
 
 
-def parse_collection_name(name: Annotated[str, Path(description="The collection's name.")]) -> str:
+def parse_collection_name(name: str) -> str:
     """What no collection can be called is no collection's name, and may be no text that Postgres takes.
 
     Raises CollectionNotFound.
@@ -59,6 +60,13 @@ def parse_collection_name(name: Annotated[str, Path(description="The collection'
     return name
 
 
+async def take_collection_name(
+    name: Annotated[str, Path(description="The collection's name.")],
+) -> str:
+    """That of the path. Raises CollectionNotFound."""
+    return parse_collection_name(name)
+
+
 ResourcesDependency = Annotated[Resources, Depends(get_resources)]
 JobId = Annotated[UUID, Depends(parse_job_id)]
-CollectionName = Annotated[str, Depends(parse_collection_name)]
+CollectionName = Annotated[str, Depends(take_collection_name)]

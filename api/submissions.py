@@ -315,14 +315,22 @@ async def read_body(request: Request, settings: Settings, hold: Hold) -> bytes:
     inflater = make_inflater(request, settings)
     parts: list[bytes] = []
     num_bytes = 0
+
+    def take(piece: bytes) -> None:
+        nonlocal num_bytes
+        parts.append(piece)
+        num_bytes += len(piece)
+        if num_bytes > limit.value:
+            raise body_too_large(limit)
+        hold.take(len(piece))
+
     async for block in read_blocks(request):
-        pieces = inflater.feed(block) if inflater else iter((block,))
+        if inflater is None:
+            take(block)
+            continue
+        pieces = inflater.feed(block)
         while (piece := await run_in_threadpool(next, pieces, None)) is not None:
-            parts.append(piece)
-            num_bytes += len(piece)
-            if num_bytes > limit.value:
-                raise body_too_large(limit)
-            hold.take(len(piece))
+            take(piece)
     if inflater:
         inflater.finish()
     return b"".join(parts)

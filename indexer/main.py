@@ -1,6 +1,7 @@
 """The indexer process: claims runs and carries out a few at a time, each in a thread. Any number may run.
 
-It needs Postgres alone, and outlives its outages: a run whose indexer was away for longer than its lease is another's.
+A thread beside them follows tables. It needs Postgres alone, and outlives its outages: a run whose indexer was away for
+longer than its lease is another's.
 """
 
 import logging
@@ -15,6 +16,7 @@ from sqlalchemy import Engine
 
 from indexer.claims import Claims
 from indexer.context import RunContext
+from indexer.follower import Follower
 from indexer.opening import open_run_source
 from indexer.phases import Tools
 from indexer.reading import Source
@@ -69,12 +71,13 @@ def serve(
     )
     heartbeat.start()
     try:
-        while not stop.is_set():
-            try:
-                _serve_connected(engine, claims, tools, settings, stop)
-            except DATABASE_ERRORS as error:
-                logger.warning("Postgres cannot be reached; trying again: %s", error)
-                stop.wait(_OUTAGE_SECONDS)
+        with Follower(database_url, settings, registry):
+            while not stop.is_set():
+                try:
+                    _serve_connected(engine, claims, tools, settings, stop)
+                except DATABASE_ERRORS as error:
+                    logger.warning("Postgres cannot be reached; trying again: %s", error)
+                    stop.wait(_OUTAGE_SECONDS)
     finally:
         stop.set()
         claims.stop()

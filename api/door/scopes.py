@@ -36,7 +36,8 @@ RULES: Final = (
     Rule(("DELETE",), "/v1/collections/{name}/generations/{generation_id}", WRITE),
     # A source has the server read what it can reach: files, databases.
     Rule(("PUT", "DELETE"), "/v1/collections/{name}/source", ADMIN),
-    Rule(("POST",), "/v1/collections/{name}/source/check", ADMIN),
+    # Or makes triggers on a table of somebody's.
+    Rule(("POST",), "/v1/collections/{name}/source/{wish}", ADMIN),
     Rule(("POST",), "/v1/collections/{name}/push", WRITE),
     Rule(("POST",), "/v1/collections", WRITE),
     Rule(("PATCH", "DELETE"), "/v1/collections/{name}", WRITE),

@@ -10,7 +10,7 @@ from tests.acceptance.stack import Stack
 from vectormill.registry import DEFAULT_MODEL
 
 # docs/OPERATIONS.md, "Connections".
-BUDGET = {"worker": 6, "api": 10, "scheduler": 3, "indexer": 10}
+BUDGET = {"worker": 6, "api": 10, "scheduler": 3, "indexer": 13}
 
 
 def name_process(application: str) -> str | None:
@@ -19,6 +19,8 @@ def name_process(application: str) -> str | None:
         return "worker"
     if application == "vectormill pruner":  # a thread of the scheduler
         return "scheduler"
+    if application == "vectormill follower":  # a thread of the indexer
+        return "indexer"
     for name in ("api", "scheduler", "indexer"):
         if application.removeprefix("vectormill").strip("- ").startswith(name):
             return name

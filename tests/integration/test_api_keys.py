@@ -216,9 +216,8 @@ def test_the_api_says_which_scope_each_route_needs() -> None:
     assert said["GET /livez"] == said["GET /readyz"] == []
     assert said["GET /v1/jobs"] == said["POST /v1/collections/{name}/search"] == [{"key": ["read"]}]
     assert said["POST /v1/jobs"] == said["POST /v1/jobs/{job_id}/cancel"] == [{"key": ["write"]}]
-    assert all(security != [{"key": ["admin"]}] for security in said.values()), (
-        "a route stands in no row of RULES"
-    )
+    unnamed = [name for name in said if not any(rule.fits(*name.split(" ", 1)) for rule in RULES)]
+    assert not unnamed, "these routes stand in no row of RULES"
     assert len(RULES) < 30
 
 

@@ -11,6 +11,7 @@ streams, in constant memory.
 """
 
 from vectormill.client.collections import CollectionCalls
+from vectormill.client.following import FollowCalls
 from vectormill.client.generations import GenerationCalls
 from vectormill.client.indexes import IndexCalls
 from vectormill.client.items import ItemCalls
@@ -27,6 +28,7 @@ __all__ = ["DEFAULT_URL", "EXPORT_FORMATS", "Client", "Matches", "is_loopback"]
 
 class Client(
     CollectionCalls,
+    FollowCalls,
     GenerationCalls,
     IndexCalls,
     ItemCalls,

@@ -212,8 +212,10 @@ class JobWriter:
             raise SubmissionInProgress  # another request with the same key was faster
         self._is_inserted = True
 
-    def finish(self) -> Job:
+    def finish(self, alongside: Callable[[Connection], object] = lambda _: None) -> Job:
         """Makes the job visible to the dispatcher and answers it; only after this may a client be told 202.
+
+        `alongside` is done in the same transaction; what it raises undoes the job.
 
         Raises EmptyJob, DuplicateKey, SpecMismatch, IdempotencyMismatch, SubmissionInProgress or UploadRemoved; nothing
         is kept then.
@@ -225,7 +227,7 @@ class JobWriter:
         self._refuse_duplicates()
         self._close_chunk()
         try:
-            job = self._queue_job()
+            job = self._queue_job(alongside)
         except SubmissionInProgress:
             return self._answer_winner()
         except SQLAlchemyError as error:
@@ -244,7 +246,7 @@ class JobWriter:
                 return job
         raise error
 
-    def _queue_job(self) -> Job:
+    def _queue_job(self, alongside: Callable[[Connection], object]) -> Job:
         with self._engine.begin() as connection:
             self._write_part(connection)
             generation = self._open_generation(connection)
@@ -260,6 +262,7 @@ class JobWriter:
             )
             if generation is not None and self._new_job.generation_id is None:
                 add_twin(connection, self._id, generation)
+            alongside(connection)
             return find_job(connection, self._id)
 
     def _open_generation(self, connection: Connection) -> Generation | None:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import repeat
 from typing import Any, Final
 from uuid import UUID
@@ -16,6 +17,8 @@ from vectormill.sources.reader import Complaints
 ENCODER: Final = msgspec.json.Encoder(order="sorted", decimal_format="number", enc_hook=str)
 OBJECT_DECODER: Final = msgspec.json.Decoder(dict[str, Any])
 MAX_METADATA_DEPTH: Final = 100
+# What is nested deeper has more brackets than that.
+SHALLOW_BYTES: Final = 2 * MAX_METADATA_DEPTH
 # An even number of backslashes before it: "\\u0000" spells a backslash, not a NUL.
 NUL_ESCAPE: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
@@ -33,8 +36,7 @@ def encode_metadata(metadata: Any) -> bytes:
         encoded = ENCODER.encode(metadata)
     except (UnicodeEncodeError, RecursionError, TypeError, ValueError) as error:
         raise ValueError(f"it has no JSON ({error})") from None
-    # So deep an object has as many brackets, and closes them.
-    if len(encoded) > 2 * MAX_METADATA_DEPTH and _measure_depth(metadata) > MAX_METADATA_DEPTH:
+    if len(encoded) > SHALLOW_BYTES and _measure_depth(metadata) > MAX_METADATA_DEPTH:
         raise ValueError(f"it is nested more than {MAX_METADATA_DEPTH} deep")
     if b"\\u0000" in encoded and NUL_ESCAPE.search(encoded):
         raise ValueError("it contains a NUL character (U+0000)")
@@ -85,6 +87,11 @@ class Assembler:
     def _encode_all(self, metadata: Sequence[Any] | None, names: Sequence[str]) -> Any:
         if metadata is None:
             return repeat(b"")
+        if set(map(type, metadata)) == {dict}:
+            with suppress(ValueError, TypeError, RecursionError):
+                encoded = list(map(ENCODER.encode, metadata))
+                if max(map(len, encoded)) <= SHALLOW_BYTES and b"\\u0000" not in b"".join(encoded):
+                    return encoded
         return [self._encode_metadata(value, name) for value, name in zip(metadata, names, strict=True)]
 
     def _are_sound(self, names: Sequence[str], distinct: set[str]) -> bool:
@@ -150,7 +157,7 @@ class Assembler:
         return str(text).encode("utf-8", "surrogatepass")
 
     def _encode_metadata(self, metadata: Any, name: str) -> bytes:
-        if not metadata:
+        if metadata is None or metadata == "":
             return b""
         try:
             return encode_metadata(metadata)

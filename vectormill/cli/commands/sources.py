@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
+from vectormill.cli.commands import following
 from vectormill.cli.options import ApiUrl, DataDir, Json, KeyField, Strict, TextField
 
 app = typer.Typer(
@@ -11,6 +12,7 @@ app = typer.Typer(
     epilog="Example: vectormill sources set handbook --tree docs/ --include '**/*.md' --split paragraphs",
     help="Say where the texts of a collection come from, so that it follows them.",
 )
+app.add_typer(following.app)
 # Beside the other commands that send texts.
 push_app = typer.Typer()
 

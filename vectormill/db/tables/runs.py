@@ -138,7 +138,8 @@ source_changes = Table(
     metadata,
     # Written by triggers on a user's own table: a key, and nothing else, in the transaction that changed it.
     Column("id", BigInteger, Identity(always=True), primary_key=True),
-    Column("collection_id", ForeignKey(collections.c.id, ondelete="CASCADE"), nullable=False),
+    # No foreign key: each of the user's transactions would lock the collection's row.
+    Column("collection_id", BigInteger, nullable=False),
     Column("key", Text, nullable=False),
     moment("changed_at", is_now=True),
     Index("ix_source_changes_collection_id", "collection_id", "id"),

@@ -1,0 +1,255 @@
+"""Follows tables: keys whose rows changed are read again from the source, and encoded or deleted within seconds.
+
+A change is removed in the transaction that makes its effect durable, so one that is killed loses none and does none
+twice. Any number may follow; the nightly run stays as the truth.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Self
+
+from psycopg import sql
+from sqlalchemy import Connection, Engine
+
+from vectormill.db.changes import (
+    Changes,
+    FollowedCollection,
+    find_followed_collection,
+    forget_changes,
+    list_changed_collections,
+    list_changes,
+    list_passages,
+    note_every_key,
+    note_keys,
+    remove_changes,
+    try_to_follow,
+)
+from vectormill.db.collections import find_generation
+from vectormill.db.items import delete_items
+from vectormill.db.outages import DATABASE_ERRORS
+from vectormill.db.session import make_engine
+from vectormill.db.submission import JobWriter
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.errors import Conflict, VectormillError
+from vectormill.domain.item import Item
+from vectormill.domain.job import INTERACTIVE_PRIORITY, NewJob
+from vectormill.domain.source import SQL, Source
+from vectormill.registry import Registry
+from vectormill.settings import Settings
+from vectormill.sources.opening import open_source
+from vectormill.sources.options import NONE, parse_split
+from vectormill.sources.reader import SourcePlace
+
+logger = logging.getLogger(__name__)
+
+PAUSE_SECONDS: Final = 1.0
+# Keys of one job: it is to be encoded within a second or two.
+MAX_KEYS: Final = 512
+# Changes that are looked at for them; one key may have changed often.
+MAX_CHANGES: Final = 10_000
+# The next job waits for so long for the one before.
+PATIENCE_SECONDS: Final = 60.0
+# A table that cannot be read is left alone for so long, doubling.
+FIRST_SETBACK_SECONDS: Final = 2.0
+LAST_SETBACK_SECONDS: Final = 60.0
+READ_SECONDS: Final = 30.0
+_STOP_SECONDS: Final = 5.0
+
+
+@dataclass(slots=True)
+class Setback:
+    """When a collection is tried again after a failure."""
+
+    seconds: float
+    until: float
+
+
+class Follower:
+    """Works on a thread and on connections of its own from the beginning of the block to its end."""
+
+    def __init__(
+        self,
+        database_url: str,
+        settings: Settings,
+        registry: Registry,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        # One holds the place of the follower, one reads, one writes.
+        self._engine = make_engine(
+            database_url, application_name="vectormill follower", pool_size=1, max_overflow=2
+        )
+        self._settings = settings
+        self._registry = registry
+        self._clock = clock
+        self._setbacks: dict[int, Setback] = {}
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="follower", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopping.set()
+        self._thread.join(_STOP_SECONDS)
+        self._engine.dispose()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            has_more = False
+            try:
+                has_more = self.follow_all()
+            except DATABASE_ERRORS as error:
+                logger.warning("Changes cannot be followed; trying again: %s", error)
+            except Exception:
+                logger.exception("Changes cannot be followed; trying again.")
+            if not has_more:
+                self._stopping.wait(PAUSE_SECONDS)
+
+    def follow_all(self) -> bool:
+        """One round over all collections of which something has changed; whether there is more to do at once."""
+        with self._engine.connect() as connection:
+            changed = list_changed_collections(connection)
+        has_more = False
+        for collection_id in changed:
+            setback = self._setbacks.get(collection_id)
+            if self._stopping.is_set() or (setback is not None and self._clock() < setback.until):
+                continue
+            try:
+                has_more |= follow_collection(self._engine, self._settings, self._registry, collection_id)
+                self._setbacks.pop(collection_id, None)
+            except VectormillError as error:
+                seconds = min(2 * setback.seconds if setback else FIRST_SETBACK_SECONDS, LAST_SETBACK_SECONDS)
+                self._setbacks[collection_id] = Setback(seconds, self._clock() + seconds)
+                logger.warning("Collection %s: its changes wait, trying again: %s", collection_id, error)
+        return has_more
+
+
+def follow_collection(engine: Engine, settings: Settings, registry: Registry, collection_id: int) -> bool:
+    """Brings some changed keys of a collection up to date; whether there may be more to do at once.
+
+    Raises SourceFailed, and what a submission raises; the changes wait then.
+    """
+    with engine.connect() as holding, holding.begin():
+        if not try_to_follow(holding, collection_id):
+            return False
+        collection = find_followed_collection(holding, collection_id, PATIENCE_SECONDS)
+        if collection is None or collection.source is None or not is_followable(collection.source):
+            return _forget(engine, collection_id)
+        if collection.is_busy:
+            return False
+        changes = list_changes(holding, collection_id, max_keys=MAX_KEYS, limit=MAX_CHANGES)
+        if changes.is_whole:
+            return _note_all(engine, collection, changes)
+        if not changes.ids:
+            return False
+        try:
+            return _apply(engine, settings, registry, collection, collection.source, changes)
+        except Conflict as error:
+            logger.info("Collection %s: nothing of this round was kept: %s", collection.name, error)
+            return False
+
+
+def is_followable(source: Source) -> bool:
+    return source.kind == SQL and not source.options.get("url_env") and not source.options.get("url_file")
+
+
+def _forget(engine: Engine, collection_id: int) -> bool:
+    """Triggers outlive what they were for when their owner alone can remove them."""
+    with engine.begin() as connection:
+        num_changes = forget_changes(connection, collection_id)
+    logger.info("Removed %d changes that no collection follows any more.", num_changes)
+    return False
+
+
+def _note_all(engine: Engine, collection: FollowedCollection, changes: Changes) -> bool:
+    """A table was emptied: whatever the collection has is looked for by its key, in the rounds that follow."""
+    with engine.begin() as connection:
+        remove_changes(connection, changes.ids)
+        note_every_key(connection, collection.name)
+        # Taken with it, and not yet dealt with.
+        note_keys(connection, collection.id, changes.keys)
+    return True
+
+
+def _apply(
+    engine: Engine,
+    settings: Settings,
+    registry: Registry,
+    collection: FollowedCollection,
+    source: Source,
+    changes: Changes,
+) -> bool:
+    with engine.connect() as connection:
+        spec = find_generation(connection, collection.name).spec
+    place = SourcePlace(engine, settings, registry, collection=collection.name, model=spec.model)
+    items = read_keys(source, place, changes.keys)
+    is_split = parse_split(source).by != NONE
+
+    def settle(connection: Connection) -> None:
+        remove_changes(connection, changes.ids)
+        there = {item.key for item in items}
+        # A document that is one passage has a row `key#0` too.
+        had = list_passages(connection, collection.name, changes.keys) if is_split else set(changes.keys)
+        if had - there:
+            delete_items(connection, collection.name, had - there)
+
+    if items:
+        _submit(engine, settings, collection.name, spec, items, settle)
+    else:
+        with engine.begin() as connection:
+            settle(connection)
+    return not items
+
+
+def _submit(
+    engine: Engine,
+    settings: Settings,
+    collection: str,
+    spec: EncodingSpec,
+    items: list[Item],
+    settle: Callable[[Connection], None],
+) -> None:
+    # It goes when it has ended, as the job of a put does: there may be one a second.
+    new_job = NewJob(
+        spec,
+        collection,
+        INTERACTIVE_PRIORITY,
+        metadata={"changes_of": collection},
+        lifetime_seconds=float("inf"),
+    )
+    with JobWriter(engine, new_job, settings) as writer:
+        for item in items:
+            writer.add(item)
+        writer.finish(settle)
+
+
+ROWS_OF_KEYS: Final = "SELECT * FROM (\n{query}\n) AS source WHERE source.{key} = ANY({keys})"
+
+
+def read_keys(source: Source, place: SourcePlace, keys: Sequence[str]) -> list[Item]:
+    """What the source has under these keys now: rows, or passages of the documents. Raises SourceFailed.
+
+    The keys are a literal without a type, which takes that of the column: so its index is used, whatever it holds.
+    """
+    options = source.options
+    query = ROWS_OF_KEYS.format(
+        query=options["query"].strip().rstrip("; \n\t"),
+        key=sql.Identifier(options["key"]).as_string(None),
+        keys=sql.Literal(write_array(keys)).as_string(None),
+    )
+    some = Source(source.kind, {**options, "query": query}, source.split)
+    batches = open_source(some, place, patience_seconds=READ_SECONDS).read()
+    return [item for batch in batches for item in batch]
+
+
+def write_array(values: Sequence[str]) -> str:
+    """As Postgres writes an array of texts."""
+    quoted = (value.replace("\\", "\\\\").replace('"', '\\"') for value in values)
+    return "{" + ",".join(f'"{value}"' for value in quoted) + "}"

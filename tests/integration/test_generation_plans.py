@@ -1,0 +1,54 @@
+"""What generations ask of the jobs does not grow with the jobs that have ended: an index answers each question."""
+
+import json
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import Engine, TextClause, text
+
+from tests.protocol import make_items, submit
+from vectormill.db.coverage import COUNT_OPEN_JOBS
+from vectormill.db.jsonb import to_jsonb
+from vectormill.db.retired import LIST_PRUNABLE
+from vectormill.db.search_plans import walk_plan
+from vectormill.db.swaps import COUNT_LAGGING_TWINS
+from vectormill.db.twins import INSERT_TWIN, LIST_TWINS, LIST_UNWANTED_JOBS, LIST_WITHOUT_TWIN
+
+ENDED_JOBS = text("""
+    INSERT INTO vectormill.jobs (id, state, model, spec, generation_id, priority, num_items, finished_at, twin_of)
+    SELECT gen_random_uuid(), 'completed', 'fake', '{}', 1, 5, 1, now(),
+           CASE WHEN number % 2 = 0 THEN gen_random_uuid() END
+      FROM generate_series(1, 20000) AS number
+""")
+ONE = str(uuid4())
+QUESTIONS: list[tuple[str, TextClause, dict[str, Any]]] = [
+    ("twins of a job", LIST_TWINS, {"job_id": ONE}),
+    ("twins that lag", COUNT_LAGGING_TWINS, {"generation_id": 1}),
+    ("jobs that are unwanted", LIST_UNWANTED_JOBS, {}),
+    ("generations to prune", LIST_PRUNABLE, {"seconds": 1.0}),
+    ("open jobs", COUNT_OPEN_JOBS, {"generation_id": 1}),
+    ("jobs without a twin", LIST_WITHOUT_TWIN, {"live_id": 1, "building_id": 2, "since_seq": 39_990}),
+    (
+        "a twin",
+        INSERT_TWIN,
+        {"job_id": ONE, "twin_id": str(uuid4()), "model": "m", "spec": to_jsonb({}), "generation_id": 1},
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "statement", "values"), QUESTIONS, ids=[name for name, _, _ in QUESTIONS])
+def test_a_question_about_generations_reads_no_ended_jobs(
+    engine: Engine, name: str, statement: TextClause, values: dict[str, Any]
+) -> None:
+    submit(engine, make_items(1), collection="docs")
+    with engine.begin() as connection:
+        connection.execute(ENDED_JOBS)
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text("ANALYZE vectormill.jobs"))
+    with engine.begin() as connection:
+        (plan,) = connection.execute(text(f"EXPLAIN (FORMAT JSON) {statement.text}"), values).scalar_one()
+    scans = [node for node in walk_plan(plan["Plan"]) if node["Node Type"] == "Seq Scan"]
+    assert not [scan for scan in scans if scan["Relation Name"] in ("jobs", "chunks")], json.dumps(
+        plan, indent=1
+    )

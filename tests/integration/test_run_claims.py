@@ -1,0 +1,180 @@
+"""How runs are held, lost, handed back, given up and cancelled."""
+
+import threading
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+
+from indexer.context import RunContext
+from tests.api_server import encode_waiting, encoding_meanwhile
+from tests.indexers import (
+    ListedSource,
+    await_run,
+    contents,
+    count_encoded,
+    indexing,
+    look,
+    make_collection,
+    row,
+    start_run,
+    wanted,
+)
+from tests.protocol import submit
+from tests.waiting import wait_for
+from vectormill.db.run_claims import RunClaim, claim_run, end_run, renew_runs, save_run
+from vectormill.db.runs import cancel_run
+from vectormill.domain.errors import LeaseLost
+from vectormill.domain.run import COMPLETED, READING, RunCounts
+
+ROWS = [row(f"k{number}", f"text {number}", page=number) for number in range(10)]
+CHANGED = [*ROWS[:8], row("k8", "another"), row("new", "new")]
+
+COUNT_STAGES = text("SELECT count(*) FROM pg_class WHERE relname ~ '^run_[0-9a-f]{32}_' AND relkind = 'r'")
+
+
+def build(engine: Engine) -> None:
+    submit(engine, ROWS, collection="docs")
+    encode_waiting(engine)
+
+
+def count(engine: Engine, statement: Any) -> int:
+    with engine.connect() as connection:
+        return int(connection.execute(statement).scalar_one())
+
+
+def claim(engine: Engine, lease_seconds: float = 30.0) -> RunClaim | None:
+    with engine.begin() as connection:
+        return claim_run(connection, "somebody", lease_seconds)
+
+
+def expire(engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE vectormill.runs SET lease_until = now() WHERE state = 'running'"))
+
+
+def test_who_lost_its_lease_writes_nothing_more(engine: Engine) -> None:
+    make_collection(engine)
+    run_id = start_run(engine)
+    first = claim(engine)
+    assert first is not None
+    assert claim(engine) is None
+    expire(engine)
+    second = claim(engine)
+    assert second is not None
+    assert (second.run.id, second.fence, second.run.attempt) == (run_id, first.fence + 1, 2)
+    with engine.begin() as connection:
+        assert renew_runs(connection, [first], 30) == {}
+        assert renew_runs(connection, [second], 30) == {run_id: False}
+        assert not end_run(connection, first, COMPLETED)
+    with pytest.raises(LeaseLost), engine.begin() as connection:
+        save_run(connection, first, READING, RunCounts(num_seen=7))
+    assert (look(engine, run_id).state, look(engine, run_id).counts) == ("running", RunCounts())
+
+
+def test_an_indexer_that_is_told_to_stop_hands_its_runs_back_at_once(engine: Engine) -> None:
+    build(engine)
+    has_begun = threading.Event()
+
+    def linger(position: int) -> None:
+        has_begun.set()
+
+    slow = ListedSource(CHANGED, batch=1, before=linger)
+    with indexing(engine, slow, lease_seconds=60.0) as stop:
+        run_id = start_run(engine)
+        assert has_begun.wait(20)
+        wait_for(lambda: look(engine, run_id).phase == "encoding", 20, "it waits for a worker")
+        stop.set()
+    assert (look(engine, run_id).state, look(engine, run_id).attempt) == ("running", 0)
+    with indexing(engine, slow, lease_seconds=60.0), encoding_meanwhile(engine):
+        run = await_run(engine, run_id)
+    assert run.state == "completed"
+    assert contents(engine) == wanted(CHANGED)
+    assert count_encoded(engine) == 2
+
+
+def test_a_run_whose_indexer_fails_again_and_again_is_given_up_with_the_last_error(engine: Engine) -> None:
+    make_collection(engine)
+
+    def break_down(context: RunContext) -> None:
+        raise RuntimeError("the disk is full")
+
+    with indexing(engine, ListedSource(), break_down, max_attempts=1):
+        run = await_run(engine, start_run(engine))
+    assert run.state == "failed"
+    assert run.error is not None
+    assert "tried 1 times in phase reading" in run.error
+    assert "the disk is full" in run.error
+
+
+def test_a_run_reads_again_when_a_crash_of_postgres_emptied_its_stage_and_encodes_nothing_twice(
+    engine: Engine,
+) -> None:
+    build(engine)
+    with indexing(engine, ListedSource(CHANGED)):
+        run_id = start_run(engine)
+
+        def has_job() -> bool:
+            run = look(engine, run_id)
+            statement = text("SELECT count(*) FROM vectormill.jobs WHERE state = 'queued'")
+            return run.phase == "encoding" and count(engine, statement) == 1
+
+        wait_for(has_job, 20, "its job waits for a worker")
+        with engine.begin() as connection:
+            name = f"vectormill.run_{run_id.hex}"
+            connection.execute(text(f"TRUNCATE {name}_seen, {name}_changes, {name}_moved"))
+        with encoding_meanwhile(engine):
+            run = await_run(engine, run_id)
+    assert (run.state, run.error) == ("completed", None)
+    assert contents(engine) == wanted(CHANGED)
+    assert count_encoded(engine) == 2
+    assert count(engine, COUNT_STAGES) == 0
+
+
+def test_a_run_that_is_cancelled_while_it_reads_has_changed_nothing(engine: Engine) -> None:
+    build(engine)
+
+    def cancel(position: int) -> None:
+        if position == 6:
+            with engine.begin() as connection:
+                assert cancel_run(connection, run_id).state == "cancelling"
+            assert wait_for(lambda: look(engine, run_id).is_terminal, 20, "the indexer heard of it")
+
+    source = ListedSource(CHANGED, before=cancel)
+    run_id = start_run(engine)
+    with indexing(engine, source):
+        run = await_run(engine, run_id)
+    assert (run.state, run.error) == ("cancelled", None)
+    assert contents(engine) == wanted(ROWS)
+    assert count(engine, COUNT_STAGES) == 0
+
+
+def test_a_run_that_is_cancelled_while_it_encodes_cancels_its_job(engine: Engine) -> None:
+    build(engine)
+    with indexing(engine, ListedSource(CHANGED)):
+        run_id = start_run(engine)
+        wait_for(lambda: look(engine, run_id).phase == "encoding", 20, "it encodes")
+        with engine.begin() as connection:
+            cancel_run(connection, run_id)
+        run = await_run(engine, run_id)
+    assert run.state == "cancelled"
+    open_jobs = text("SELECT count(*) FROM vectormill.jobs WHERE state IN ('queued', 'running', 'uploading')")
+    assert count(engine, open_jobs) == 0
+    assert "k9" in contents(engine)
+    assert count(engine, COUNT_STAGES) == 0
+
+
+def test_a_job_that_somebody_else_cancelled_fails_its_run(engine: Engine) -> None:
+    build(engine)
+    with indexing(engine, ListedSource(CHANGED)):
+        run_id = start_run(engine)
+        wait_for(lambda: look(engine, run_id).job_id is not None, 20, "it has a job")
+        wait_for(
+            lambda: count(engine, text("SELECT count(*) FROM vectormill.jobs WHERE state = 'queued'")) == 1
+        )
+        with engine.begin() as connection:
+            connection.execute(text("UPDATE vectormill.jobs SET state = 'cancelled' WHERE state = 'queued'"))
+        run = await_run(engine, run_id)
+    assert run.state == "failed"
+    assert run.error is not None
+    assert "cancelled or deleted" in run.error
