@@ -184,3 +184,17 @@ def test_status_says_which_schedule_needs_somebody(engine: Engine, run: Run) -> 
     assert "failed once since its last success (never); The table is gone; next due" in said
     make_due(engine, "docs", timedelta(hours=1))
     assert "nobody looks: is a scheduler running?" in run("status")
+
+
+def test_a_schedule_is_made_with_its_source_in_one_command(engine: Engine, client: Client, run: Run) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE public.articles (id bigint, body text)"))
+        connection.execute(text("INSERT INTO articles VALUES (1, 'one')"))
+    query = "SELECT id, body FROM articles"
+    source = ("--source", query, "--key", "id", "--text", "body")
+    said = run("schedules", "create", "docs", "--cron", "@daily", *source)
+    assert "0 0 * * * (UTC)" in said
+    assert client.source("docs")["options"] == {"query": query, "key": "id", "text": "body"}
+    assert "no column 'key'" in run(
+        "schedules", "create", "docs", "--cron", "@daily", "--source", query, code=2
+    )

@@ -22,6 +22,7 @@ from vectormill.db.followed_tables import (
     list_followed_tables,
     unfollow_table,
 )
+from vectormill.db.removals import remove_collection
 from vectormill.domain.errors import CollectionNotFound, Conflict, InvalidOption, SourceNotFound
 from vectormill.registry import Registry
 from vectormill.settings import Settings
@@ -56,6 +57,15 @@ def test_to_follow_twice_changes_nothing(engine: Engine, followed: str) -> None:
     assert follow(engine) == FollowedTable("public", "papers", "id")
     run(engine, "INSERT INTO papers VALUES (1, 'one', 'de')")
     assert count_changes(engine) == 1
+
+
+def test_with_its_collection_the_triggers_of_a_table_go(engine: Engine, followed: str) -> None:
+    run(engine, "INSERT INTO papers VALUES (1, 'one', 'de')")
+    remove_collection(engine, "docs")
+    with engine.connect() as connection:
+        triggers = text("SELECT count(*) FROM pg_trigger WHERE tgname LIKE 'vectormill%'")
+        assert connection.execute(triggers).scalar_one() == 0
+    assert count_changes(engine) == 0
 
 
 def test_the_table_of_a_collection_that_is_gone_can_be_written_as_before(

@@ -13,6 +13,7 @@ from redis import Redis
 from sqlalchemy import Engine, TextClause, text
 
 from tests.protocol import SPEC, claim_next, complete, dispatch_all, make_items, register_worker, submit
+from tests.schedules import list_runs, make_collection, make_due, make_schedule
 from tests.waiting import wait_for
 from vectormill.broker.queues import list_of
 from vectormill.broker.sentinel import SENTINEL_KEY
@@ -21,6 +22,7 @@ from vectormill.db.deletion import discard_job
 from vectormill.db.jobs import cancel_job, find_job
 from vectormill.db.workers import is_scheduler_alive
 from vectormill.domain.job import Job
+from vectormill.processes import free_port
 
 ELECTED = "INFO scheduler.main: Elected; dispatching."
 COMMAND = (sys.executable, "-m", "vectormill.cli", "scheduler")
@@ -165,3 +167,14 @@ def count_queued(engine: Engine) -> int:
     queued = text("SELECT count(*) FROM vectormill.chunks WHERE state = 'queued'")
     with engine.connect() as connection:
         return int(connection.execute(queued).scalar_one())
+
+
+def test_what_is_due_makes_its_run_while_redis_is_away(
+    engine: Engine, database_url: str, tmp_path: Path
+) -> None:
+    make_collection(engine, "docs")
+    make_schedule(engine, "docs", "0 2 1 6 *")
+    due_at = make_due(engine, "docs")
+    nobody = f"redis://127.0.0.1:{free_port()}/0"
+    with running_scheduler(database_url, nobody, tmp_path / "scheduler.log"):
+        wait_for(lambda: [run.due_at for run in list_runs(engine, "docs")] == [due_at])

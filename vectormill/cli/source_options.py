@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from vectormill.domain.errors import InvalidOption
+
+# With which a query begins.
+QUERY_WORDS: Final = ("SELECT", "WITH", "TABLE", "VALUES")
 
 
 def choose_kind(said: Mapping[str, Mapping[str, Any] | None]) -> tuple[str, dict[str, Any]]:
@@ -14,6 +17,25 @@ def choose_kind(said: Mapping[str, Mapping[str, Any] | None]) -> tuple[str, dict
         raise InvalidOption("Name one source: --sql, --files, --tree, --push or --own-texts.")
     ((kind, options),) = given.items()
     return kind, {name: value for name, value in options.items() if value not in (None, [])}
+
+
+def read_source(
+    where: str, *, key: str | None, text: str | None, metadata: list[str] | None
+) -> tuple[str, dict[str, Any]]:
+    """Kind and options of a source that is said in a word: a query by its first one, a folder by being one."""
+    columns = {"key": key, "text": text, "metadata": metadata}
+    words = where.split(None, 1)
+    is_query = len(words) > 1 and words[0].upper() in QUERY_WORDS
+    is_tree = not is_query and (where.endswith("/") or Path(where).expanduser().is_dir())
+    return choose_kind(
+        {
+            "sql": {"query": where, "key": key or "key", "text": text or "text", "metadata": metadata}
+            if is_query
+            else None,
+            "tree": {"folder": absolute(where)} if is_tree else None,
+            "files": None if is_query or is_tree else {"files": [absolute(where)], **columns},
+        }
+    )
 
 
 def absolute(name: str) -> str:

@@ -13,6 +13,7 @@ from psycopg import sql
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 
+from vectormill.db.followed_tables import remove_triggers
 from vectormill.db.generations import lock_collection
 from vectormill.db.jobs import cancel_job
 from vectormill.db.short_locks import act_in_short_locks
@@ -135,6 +136,7 @@ def _remove(connection: Connection, name: str) -> None:
         raise _depended_on(name, ", ".join(dependents))
     if connection.execute(IS_OUR_VIEW, {"view": view, "tables": tables}).scalar_one():
         _drop_view(connection, name)
+    remove_triggers(connection, found.id)
     connection.execute(DELETE_COLLECTION, {"collection_id": found.id})
 
 

@@ -30,7 +30,8 @@ Overlap = Annotated[
 
 @app.command(
     epilog='Examples: vectormill schedules create docs --cron "0 2 * * *" --timezone Europe/Berlin\n\n'
-    'vectormill schedules create docs --cron "*/15 8-18 * * MON-FRI" --name office --overlap queue'
+    'vectormill schedules create docs --cron "*/15 8-18 * * MON-FRI" --name office --overlap queue\n\n'
+    'vectormill schedules create docs --cron @daily --source "SELECT id, body FROM articles" --key id --text body'
 )
 def create(
     collection: Annotated[
@@ -50,14 +51,40 @@ def create(
         str | None,
         typer.Option("--name", metavar="NAME", help="For a second one.", show_default="the collection's"),
     ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--source",
+            metavar="WHERE",
+            help="Set the source too: a query, a folder, or files. For more see `sources set`.",
+            show_default=False,
+        ),
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option("--key", metavar="COLUMN", help="The source's keys.", show_default="key")
+    ] = None,
+    text: Annotated[
+        str | None, typer.Option("--text", metavar="COLUMN", help="Its texts.", show_default="text")
+    ] = None,
+    metadata: Annotated[
+        list[str] | None,
+        typer.Option("--metadata", metavar="COLUMN", help="Kept beside the vector; again for more."),
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option("--split", metavar="HOW", help="Into passages, as for `sources set`.")
+    ] = None,
     api_url: ApiUrl = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
     """Re-index a collection from its source at every due time from now on."""
     from vectormill.cli.endpoint import connected
+    from vectormill.cli.source_options import parse_split, read_source
 
     with connected(api_url, data_dir) as client:
+        if source is not None:
+            kind, options = read_source(source, key=key, text=text, metadata=metadata)
+            client.set_source(collection, kind, options, split=parse_split(split))
         made = client.create_schedule(collection, cron, timezone=timezone, overlap=overlap, name=name)
     _print_schedule(made, json)
 
