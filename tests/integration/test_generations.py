@@ -10,6 +10,7 @@ from tests.building import BITS, NEXT, ask, build, encode_all, put, rows_of, swa
 from tests.protocol import SPEC, claim, complete, dispatch_all, make_items, submit
 from vectormill.db.building import discard_generation, open_building_generation, open_target_generation
 from vectormill.db.collections import find_generation
+from vectormill.db.export import read_vectors
 from vectormill.db.generations import find_building, list_written_generations
 from vectormill.db.jobs import cancel_job, find_job, list_jobs, retry_job
 from vectormill.db.retired import prune_retired_generations
@@ -17,7 +18,14 @@ from vectormill.db.short_locks import act_in_short_locks
 from vectormill.db.swaps import count_newer_rows, roll_back, swap_generations
 from vectormill.db.twins import cancel_unwanted_jobs, wish_for_twins
 from vectormill.domain.encoding import INT8
-from vectormill.domain.errors import Conflict, LocksHeld, SpecMismatch, SwapRefused, WrongJobState
+from vectormill.domain.errors import (
+    Conflict,
+    GenerationNotFound,
+    LocksHeld,
+    SpecMismatch,
+    SwapRefused,
+    WrongJobState,
+)
 from vectormill.domain.item import ItemFailure
 from vectormill.domain.job import Job
 
@@ -313,6 +321,8 @@ def test_a_retired_generation_is_pruned_when_its_time_is_over_and_nobody_writes_
         assert find_job(connection, waiting.id).collection == "docs"
     with pytest.raises(Conflict, match="no generation to roll back to"):
         ask(engine, roll_back, "docs")
+    with pytest.raises(GenerationNotFound, match="has the vectors of today"):
+        read_vectors(engine, waiting.id)
 
 
 def test_the_live_generation_is_not_discarded(engine: Engine) -> None:

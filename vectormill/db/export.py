@@ -11,12 +11,14 @@ import numpy.typing as npt
 import psycopg
 from sqlalchemy import Connection, Engine, text
 
+from vectormill.db.generations import find_generation_by_id
 from vectormill.db.jobs import find_job, has_lost_collection
 from vectormill.db.payloads import decode_payload
 from vectormill.db.vector_types import Rows, choose_vector_type, missing_rows, read_block, read_columns
 from vectormill.db.vectors import table_name
+from vectormill.domain.collection import PRUNED
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.errors import CollectionNotFound, JobNotFound
+from vectormill.domain.errors import CollectionNotFound, GenerationNotFound, JobNotFound
 from vectormill.domain.item import Item
 from vectormill.domain.job import Job
 
@@ -54,9 +56,10 @@ def read_vectors(engine: Engine, job_id: UUID) -> Iterator[VectorBlock]:
     """Blocks of all items of a job, in the order of submission; memory does not grow with the job.
 
     In a collection another job may have given a key another text since; its vector is not this job's, and `present` is
-    False for it, as for an item that failed. Raises CollectionNotFound when the collection, or the generation that the
-    job wrote, is gone. Raises JobNotFound, before the first block or, when the job is removed meanwhile, at the first
-    item that is no longer there: what came until then is not whole.
+    False for it, as for an item that failed. Raises CollectionNotFound when the collection is gone, and
+    GenerationNotFound when another generation has replaced the one that the job wrote and its tables are gone. Raises
+    JobNotFound, before the first block or, when the job is removed meanwhile, at the first item that is no longer
+    there: what came until then is not whole.
     """
     with engine.connect() as connection:
         job = find_job(connection, job_id)
@@ -66,6 +69,12 @@ def read_vectors(engine: Engine, job_id: UUID) -> Iterator[VectorBlock]:
         if generation_id is None and has_lost_collection(connection, job_id):
             raise CollectionNotFound(
                 f"Job {job_id} wrote into a collection that was deleted since, and its vectors went with it."
+            )
+        written = None if generation_id is None else find_generation_by_id(connection, generation_id)
+        if written is not None and written.state == PRUNED:
+            raise GenerationNotFound(
+                f"The vectors of job {job_id} were in generation {written.id} of collection {job.collection!r}. "
+                "Another has replaced it, and its time is over; the collection itself has the vectors of today."
             )
     return _read_blocks(engine, job, generation_id)
 
