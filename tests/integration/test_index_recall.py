@@ -17,9 +17,11 @@ NUM_TEXTS = 3000
 NUM_QUERIES = 200
 
 
-@pytest.mark.slow  # encodes 3,200 texts
+@pytest.mark.slow  # encodes 3,200 texts: a minute of one core
+@pytest.mark.timeout(900)
 def test_the_default_index_finds_98_of_100_of_the_ten_nearest_of_real_texts(engine: Engine) -> None:
     model = SentenceTransformer(str(find_packaged_model()), device="cpu")
+    model.max_seq_length = 48  # of the beginnings of texts, which are texts too
     texts = [docstring.text[:200] for docstring in islice(read_docstrings(), 0, None, 2)]
     texts = texts[: NUM_TEXTS + NUM_QUERIES]
     assert len(texts) == NUM_TEXTS + NUM_QUERIES
@@ -39,4 +41,4 @@ def test_the_default_index_finds_98_of_100_of_the_ten_nearest_of_real_texts(engi
             assert found.num_rows_read is None
             num_found += len(nearest & {match.key for match in found.matches})
     recall = num_found / (10 * len(queries))
-    assert recall >= 0.98, recall
+    assert recall >= 0.98, recall  # 0.998

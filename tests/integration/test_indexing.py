@@ -77,6 +77,18 @@ def test_a_live_collection_gets_the_index_that_its_searches_use(
     assert found.matches[0].key == "3"
 
 
+def test_the_planner_takes_the_index_of_a_collection_that_is_not_small(engine: Engine) -> None:
+    vectors = draw_vectors(5000, 256)
+    generation = make_collection(engine, vectors)
+    wish(engine, index_options="""'{"m": 4, "ef_construction": 8}'""")  # soon built, and found as well
+    build_indexes(start_run(engine)[0], generation)
+    execute(engine, f"ANALYZE vectormill.{generation.table_name}")
+    with engine.connect() as connection:
+        found = search_collection(connection, generation, vectors[3], 10)
+    assert found.num_rows_read is None
+    assert found.matches[0].key == "3"
+
+
 def test_what_is_there_already_is_kept_and_another_run_changes_nothing(engine: Engine) -> None:
     generation = make_collection(engine, draw_vectors(NUM_ROWS), describe)
     wish(engine, filters="'[\"lang\"]'", keep_text="true")
