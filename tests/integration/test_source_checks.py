@@ -1,5 +1,6 @@
 """What a look at a source tells before a run relies on it."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -169,3 +170,17 @@ def test_bytes_that_are_no_unicode_spoil_their_own_row_alone(engine: Engine, tmp
     report = check_source(Source(FILES, {"files": [f"{tmp_path}/*"]}), place(engine))
     assert report.num_sampled == 4
     assert [row.key for row in report.rows] == ["a", "b", "c"]
+
+
+def test_what_never_ends_is_not_waited_for(engine: Engine, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.md")
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    (tmp_path / "a.md").write_text("text")
+    (row,) = check_source(Source(TREE, {"folder": str(tmp_path)}), place(engine)).rows
+    assert row.key == "a.md"
+    with pytest.raises(SourceFailed, match="is no file"):
+        check_source(Source(FILES, {"files": [f"{tmp_path}/pipe.jsonl"]}), place(engine))
+    for name in (f"{tmp_path}/pipe.md", "/dev/zero"):
+        source = Source(SQL, {"query": "SELECT 1", "url_file": name})
+        with pytest.raises(SourceFailed, match="there is no such file"):
+            check_source(source, place(engine))

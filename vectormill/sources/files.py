@@ -144,8 +144,11 @@ def open_store(name: str, root: Path | None) -> tuple[Any, str]:
 
 def open_bytes(store: Any, path: str) -> BinaryIO:
     """Local files as they are: fsspec's own opener leaves them open behind a reader of text."""
-    file = Path(path).open("rb") if isinstance(store, LocalFileSystem) else store.open(path, "rb")  # noqa: SIM115
-    return cast("BinaryIO", file)
+    if not isinstance(store, LocalFileSystem):
+        return cast("BinaryIO", store.open(path, "rb"))
+    if not Path(path).is_file():
+        raise SourceFailed(f"{path} is no file: a pipe would be waited for, and a device has no end.")
+    return Path(path).open("rb")
 
 
 def unpacked(raw: Any, path: str) -> BinaryIO:

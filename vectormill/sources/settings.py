@@ -1,9 +1,14 @@
 """What the environment tells sources: the folder that local files must lie in, and the secrets they name."""
 
+import errno
 import os
 from pathlib import Path
+from typing import Final
 
 from vectormill.domain.errors import SourceFailed
+
+# No URL is longer; a device that never ends would fill the memory.
+MOST_CHARS: Final = 1 << 16
 
 
 def read_secret(variable: str) -> str:
@@ -20,7 +25,10 @@ def read_secret(variable: str) -> str:
 def read_secret_file(path: str) -> str:
     """What stands in the named file. Raises SourceFailed, never with the content."""
     try:
-        value = Path(path).read_text(encoding="utf-8").strip()
+        if not Path(path).is_file():
+            raise FileNotFoundError(errno.ENOENT, "there is no such file")
+        with Path(path).open(encoding="utf-8") as file:
+            value = file.read(MOST_CHARS).strip()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
         raise SourceFailed(

@@ -77,7 +77,8 @@ class TreeReader:
 
         for path in tree.find_files(fail):
             name = os.fspath(path.relative_to(tree.root)).replace(os.sep, "/")
-            if is_included(name) and not is_excluded(name):
+            # A pipe would be waited for, and a device has no end.
+            if is_included(name) and not is_excluded(name) and path.is_file():
                 yield path
 
 
