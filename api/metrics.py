@@ -11,8 +11,10 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.collection_metrics import MAX_COLLECTIONS, describe_collections
 from api.schedule_metrics import describe_schedules
 from api.worker_metrics import describe_workers
+from vectormill.db.descriptions import list_collection_rows
 from vectormill.db.schedules import list_schedules
 from vectormill.db.workers import count_backlog, count_open_jobs, list_workers
 
@@ -73,6 +75,7 @@ class BacklogCollector:
                 backlog, live_workers = count_backlog(connection), list_workers(connection)
                 open_jobs = count_open_jobs(connection)
                 schedules = list_schedules(connection, limit=MAX_SCHEDULES)
+                collections = list_collection_rows(connection, after=None, limit=MAX_COLLECTIONS)
         except SQLAlchemyError as error:
             logger.warning("The scrape has no backlog, for Postgres did not answer: %s", error)
             is_up.add_metric([], 0)
@@ -82,7 +85,14 @@ class BacklogCollector:
             chunks.add_metric([entry.model, entry.state], entry.num_chunks)
         for group in open_jobs:
             jobs.add_metric([group.model, group.state], group.num_jobs)
-        return [is_up, jobs, chunks, *describe_workers(live_workers), *describe_schedules(schedules)]
+        return [
+            is_up,
+            jobs,
+            chunks,
+            *describe_workers(live_workers),
+            *describe_schedules(schedules),
+            *describe_collections(collections),
+        ]
 
 
 class RequestMetrics:
