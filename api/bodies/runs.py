@@ -15,7 +15,7 @@ from api.requests import (
     VECTOR_TYPE_DESCRIPTION,
 )
 from api.schemas import describe_spec
-from vectormill.domain.job import DEFAULT_PRIORITY, LEAST_URGENT_PRIORITY, MOST_URGENT_PRIORITY
+from vectormill.domain.job import DEFAULT_PRIORITY, LEAST_URGENT_PRIORITY, MOST_URGENT_PRIORITY, Job
 from vectormill.domain.run import DEFAULT_MAX_CHANGE_SHARE, RUN_KINDS, RUN_PHASES, RUN_STATES, Run
 
 # Options that a run's phases know by the same names.
@@ -117,6 +117,26 @@ class RunRequest(BaseModel):
     options: RunOptionsBody = Field(default_factory=RunOptionsBody)
 
 
+class EncodingBody(BaseModel):
+    """How far the job of a run is."""
+
+    num_items: int
+    num_done: int
+    num_failed: int
+    items_per_second: float
+    eta_seconds: float | None
+
+    @classmethod
+    def from_job(cls, job: Job) -> Self:
+        return cls(
+            num_items=job.num_items,
+            num_done=job.num_done,
+            num_failed=job.num_failed,
+            items_per_second=job.items_per_second,
+            eta_seconds=job.eta_seconds,
+        )
+
+
 class RunBody(BaseModel):
     """A run, in the same shape wherever it is answered."""
 
@@ -130,6 +150,9 @@ class RunBody(BaseModel):
     )
     counts: dict[str, int] = Field(description="Rows of the source by what became of them.")
     job_id: UUID | None = Field(description="The job that encodes for it.")
+    encoding: EncodingBody | None = Field(
+        description="How far that job is, of a single run in its phase encoding; null elsewhere."
+    )
     spec: dict[str, Any] | None = Field(
         description="The EncodingSpec it was asked for; null for the live one."
     )
@@ -146,7 +169,7 @@ class RunBody(BaseModel):
     elapsed_seconds: float = Field(description="Since an indexer took it, until its end or now.")
 
     @classmethod
-    def from_run(cls, run: Run) -> Self:
+    def from_run(cls, run: Run, job: Job | None = None) -> Self:
         until = run.finished_at or run.now
         return cls(
             id=run.id,
@@ -156,6 +179,7 @@ class RunBody(BaseModel):
             phase=run.phase,
             counts=asdict(run.counts),
             job_id=run.job_id,
+            encoding=None if job is None else EncodingBody.from_job(job),
             spec=None if run.spec is None else describe_spec(run.spec),
             options=dict(run.options),
             report=dict(run.report),

@@ -11,6 +11,7 @@ from api.bodies.runs import RunBody, RunPage, RunRequest
 from api.cursors import After, decode_cursor, encode_cursor
 from api.dependencies import CollectionName, Resources, ResourcesDependency
 from vectormill.db.collections import find_generation
+from vectormill.db.jobs import find_job
 from vectormill.db.runs import (
     cancel_run,
     confirm_run,
@@ -21,8 +22,9 @@ from vectormill.db.runs import (
     refuse_without_texts,
 )
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.errors import InvalidOption, RunNotFound
-from vectormill.domain.run import REINDEX
+from vectormill.domain.errors import InvalidOption, JobNotFound, RunNotFound
+from vectormill.domain.job import Job
+from vectormill.domain.run import ENCODING, REINDEX, Run
 from vectormill.registry import respecify
 
 router = APIRouter(tags=["runs"])
@@ -105,7 +107,18 @@ def read_page(resources: Resources, collection: str | None, wanted: RunFilter) -
 def get_run(resources: ResourcesDependency, run_id: RunId) -> RunBody:
     """The run as it stands now."""
     with resources.engine.connect() as connection:
-        return RunBody.from_run(find_run(connection, run_id))
+        run = find_run(connection, run_id)
+        return RunBody.from_run(run, find_encoding_job(connection, run))
+
+
+def find_encoding_job(connection: Connection, run: Run) -> Job | None:
+    """The job that a run waits for at this moment."""
+    if run.job_id is None or run.phase != ENCODING or run.is_terminal:
+        return None
+    try:
+        return find_job(connection, run.job_id)
+    except JobNotFound:
+        return None
 
 
 @router.post("/v1/runs/{run_id}/cancel")

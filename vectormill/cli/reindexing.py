@@ -68,7 +68,7 @@ class Round:
         return (finished - created).total_seconds()
 
     def count(self, name: str) -> int:
-        return int(self.run[f"num_{name}"])
+        return int(self.run["counts"][f"num_{name}"])
 
 
 def make_table(connection: "psycopg.Connection[Any]", docstrings: Iterable["Docstring"]) -> int:
@@ -134,28 +134,21 @@ def print_rounds(
     if is_json:
         print_json({"runs": [dict(each.run) for each in rounds], "search": list(matches)})
         return
-    first = rounds[0].seconds
-    header = ("", "rows", *(name.replace("_", " ") for name in COUNTS), "seconds", "of the first")
-    print_report(
-        "The runs",
-        header,
-        [
-            (
-                each.title,
-                f"{each.num_rows:,}",
-                *(f"{each.count(name):,}" for name in COUNTS),
-                f"{each.seconds:.2f}",
-                f"{each.seconds / first:.1%}",
-            )
-            for each in rounds
-        ],
-    )
+    rows = [("rows of the table", *(f"{each.num_rows:,}" for each in rounds))]
+    rows += [(name.replace("_", " "), *(f"{each.count(name):,}" for each in rounds)) for name in COUNTS]
+    rows += [("seconds", *(f"{each.seconds:.2f}" for each in rounds))]
+    rows += [("of the first run", *(f"{each.seconds / rounds[0].seconds:.1%}" for each in rounds))]
+    print_report("The runs", ("", *(each.title for each in rounds)), rows)
     print_report(
         f"Nearest to: {QUERY}, where {describe_filter()}",
         ("score", "row of the table", "metadata"),
-        [(f"{match['score']:.3f}", match["key"], match["metadata"]) for match in matches],
+        [(f"{match['score']:.3f}", match["key"], describe_metadata(match["metadata"])) for match in matches],
     )
 
 
 def describe_filter() -> str:
     return ", ".join(f"{field} is one of {', '.join(wish['in'])}" for field, wish in FILTER.items())
+
+
+def describe_metadata(metadata: Mapping[str, Any]) -> str:
+    return ", ".join(f"{field} {value}" for field, value in metadata.items())

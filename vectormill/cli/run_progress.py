@@ -8,6 +8,9 @@ from typing import Any, Final, Self
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn
 
+from vectormill.cli.progress import describe_counts
+from vectormill.domain.job import RUNNING
+
 PLAIN_PAUSE_SECONDS: Final = 5.0
 
 
@@ -43,12 +46,18 @@ class RunProgress:
     def __call__(self, run: dict[str, Any]) -> None:
         stage = (run["state"], run["phase"])
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, description=describe_stage(run), counts=describe_run_counts(run))
+            self._bar.update(self._task, description=describe_stage(run), counts=describe_progress(run))
         elif stage != self._stage or time.monotonic() - self._said_at >= PLAIN_PAUSE_SECONDS:
             self._said_at = time.monotonic()
-            sys.stderr.write(f"{describe_stage(run)}: {describe_run_counts(run)}\n")
+            sys.stderr.write(f"{describe_stage(run)}: {describe_progress(run)}\n")
             sys.stderr.flush()
         self._stage = stage
+
+
+def describe_progress(run: dict[str, Any]) -> str:
+    """How far the job is while one encodes for it, else what was seen."""
+    encoding = run.get("encoding")
+    return describe_run_counts(run) if encoding is None else describe_counts(encoding | {"state": RUNNING})
 
 
 def describe_stage(run: dict[str, Any]) -> str:

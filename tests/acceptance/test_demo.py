@@ -1,0 +1,26 @@
+"""What the README shows of a table that stays searchable, by the command that it names."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.slow  # the whole standard library is encoded once: a minute on two idle cores
+@pytest.mark.timeout(900)
+def test_the_demo_of_a_re_index_ends_with_the_rows_of_its_table(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "vectormill.cli", "demo", "--reindex", "--json"]
+    done = subprocess.run(
+        [*command, "--data-dir", str(tmp_path / "data")], capture_output=True, text=True, timeout=800
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    first, changed, unchanged = (run["counts"] for run in report["runs"])
+    assert first["num_new"] == first["num_seen"] > 5000
+    assert 0 < changed["num_new"] + changed["num_changed"] < changed["num_seen"] / 50
+    assert min(changed[f"num_{name}"] for name in ("metadata_only", "moved", "deleted")) > 0
+    assert unchanged["num_unchanged"] == unchanged["num_seen"] == changed["num_seen"]
+    assert {match["metadata"]["module"] for match in report["search"]} <= {"datetime", "time", "calendar"}
+    assert len(report["search"]) == 5
