@@ -30,6 +30,8 @@ JOBS = text("""
      GROUP BY jobs.id
 """)
 LIST_VIEWS = text("SELECT generations.id FROM vectormill.generations")
+# Of the one collection that these tests have.
+LIST_BURIED = text("SELECT key, seq FROM vectormill.tombstones")
 KEYS = "SELECT key, job_seq FROM vectormill.generation_{}"
 
 
@@ -53,6 +55,7 @@ class Witness:
         with self.engine.connect() as connection:
             jobs = {row.id: row for row in connection.execute(JOBS)}
             keys = _read_keys(connection)
+            buried = {row.key: row.seq for row in connection.execute(LIST_BURIED)}
         for row in jobs.values():
             _check_counters(row)
             self._check_end(row)
@@ -63,7 +66,7 @@ class Witness:
         for job_id in self.acknowledged:
             is_known = job_id in jobs or job_id in self._last or job_id in self.deletable
             assert is_known, "an acknowledged job is not there"
-        self._check_keys({row.seq: row for row in jobs.values()}, keys)
+        self._check_keys({row.seq: row for row in jobs.values()}, keys, buried)
         # One that was deleted stays known, so that its rows are watched.
         self._last |= jobs
         self._last_keys = keys
@@ -76,9 +79,15 @@ class Witness:
             f"job {row.seq} had ended as {last.state} and went on"
         )
 
-    def _check_keys(self, jobs: dict[int, Any], keys: dict[tuple[int, str], int]) -> None:
+    def _check_keys(
+        self, jobs: dict[int, Any], keys: dict[tuple[int, str], int], buried: dict[str, int]
+    ) -> None:
         known = {row.seq: row for row in self._last.values()}
+        for place, seq in keys.items():
+            assert seq > buried.get(place[1], -1), f"{place[1]} was deleted, and job {seq} brought it back"
         for place, seq in self._last_keys.items():
+            if buried.get(place[1], -1) > seq:
+                continue
             assert keys.get(place, -1) >= seq, f"{place[1]} of job {seq} was overwritten by an older job's"
         for place, seq in keys.items():
             if self._last_keys.get(place) == seq or seq not in known:

@@ -46,7 +46,7 @@ STEADY = """
 EMPTY = """
     TRUNCATE vectormill.jobs, vectormill.collections RESTART IDENTITY CASCADE;
     DO $$ DECLARE generation regclass; BEGIN
-        FOR generation IN SELECT oid FROM pg_class WHERE relname ~ '^generation_[0-9]+$' AND relkind = 'r' LOOP
+        FOR generation IN SELECT oid FROM pg_class WHERE relname ~ '^generation_[0-9]+(_attributes)?$' AND relkind = 'r' LOOP
             EXECUTE format('DROP TABLE %s CASCADE', generation);
         END LOOP;
     END $$;
@@ -118,6 +118,7 @@ def cast_actors(world: World) -> list[Actor]:
         *2 * [("reaper", world.reap)],
         ("recall", world.recall),
         ("pruner", world.prune),
+        *2 * [("forget", world.forget)],
     ]
     if jobs:
         job_id = random.choice(jobs)

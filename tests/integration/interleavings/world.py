@@ -22,6 +22,7 @@ from vectormill.db.chunks import claim_chunk, find_chunk, release_chunk, renew_l
 from vectormill.db.completion import cancel_chunk, fail_chunk
 from vectormill.db.deletion import delete_batch, discard_expired_jobs, discard_job, discard_stale_uploads
 from vectormill.db.dispatch import list_queued, recall_dispatches
+from vectormill.db.items import delete_items
 from vectormill.db.jobs import delete_job, retry_job
 from vectormill.db.payloads import load_payload
 from vectormill.db.rescue import (
@@ -32,6 +33,7 @@ from vectormill.db.rescue import (
 )
 from vectormill.domain.chunk import LEASED, ChunkOutcome, Claim
 from vectormill.domain.errors import (
+    CollectionNotFound,
     JobNotFound,
     LeaseLost,
     PayloadGone,
@@ -124,6 +126,14 @@ class World:
     def delete(self, job_id: UUID) -> None:
         self.witness.deletable.add(job_id)
         self.wish(self.random.choice([delete_job, discard_job]), job_id)
+
+    def forget(self) -> None:
+        """A client deletes keys that jobs share."""
+        try:
+            with outage(), self.engine.begin() as connection:
+                delete_items(connection, "docs", self.random.choice([["k0"], ["k0", "k1"]]))
+        except CollectionNotFound:
+            pass
 
     # -- scheduler ----------------------------------------------------------------------------------------------------
 
