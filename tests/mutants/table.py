@@ -12,6 +12,8 @@ LOCK_ORDER: Final = "tests/integration/test_lock_order.py"
 PAUSES: Final = "tests/integration/test_pauses.py"
 UPLOADS: Final = "tests/integration/test_uploads.py"
 LOST_MESSAGES: Final = "tests/integration/test_lost_messages.py"
+ITEMS: Final = "tests/integration/test_items.py"
+SCRUBBING: Final = "tests/integration/test_scrubbing.py"
 GUARDS: Final = "tests/integration/test_guards.py"
 WORLDS: Final = (
     "tests/integration/interleavings/test_interleavings.py::"
@@ -178,5 +180,29 @@ MUTANTS: Final = (
         "            dispatches = mark_queued(connection, [(share.job_id, share.num_chunks) for share in shares])\n"
         "            publish(self._app, dispatches)\n            dispatches = []\n",
         (f"{CRASHES}::test_a_dispatcher_killed_at_any_step_leaves_every_chunk_to_the_next_one",),
+    ),
+    Mutant(
+        "a commit looks for no tombstone",
+        "vectormill/db/vectors.py",
+        "     WHERE NOT EXISTS (SELECT 1 FROM buried WHERE buried.key = item.key)\n",
+        "",
+        (
+            f"{ITEMS}::test_a_job_submitted_before_a_deletion_does_not_bring_the_key_back_and_a_later_one_does",
+            WORLDS,
+        ),
+    ),
+    Mutant(
+        "a deletion does not wait for commits",
+        "vectormill/db/items.py",
+        "    lock_deletions(connection, collection_id)\n",
+        "",
+        (f"{ITEMS}::test_a_commit_and_a_deletion_that_overlap_leave_nothing_of_the_key",),
+    ),
+    Mutant(
+        "texts are scrubbed while an older job is at work",
+        "vectormill/db/scrubbing.py",
+        "AND (CAST(:before_seq AS bigint) IS NULL OR seq < :before_seq)",
+        "AND (CAST(:before_seq AS bigint) IS NULL OR true)",
+        (f"{SCRUBBING}::test_an_upload_that_began_before_the_deletion_is_waited_for",),
     ),
 )

@@ -46,7 +46,9 @@ STEADY = """
 EMPTY = """
     TRUNCATE vectormill.jobs, vectormill.collections RESTART IDENTITY CASCADE;
     DO $$ DECLARE generation regclass; BEGIN
-        FOR generation IN SELECT oid FROM pg_class WHERE relname ~ '^generation_[0-9]+(_attributes)?$' AND relkind = 'r' LOOP
+        FOR generation IN
+            SELECT oid FROM pg_class WHERE relname ~ '^generation_[0-9]+(_attributes)?$' AND relkind = 'r'
+        LOOP
             EXECUTE format('DROP TABLE %s CASCADE', generation);
         END LOOP;
     END $$;
