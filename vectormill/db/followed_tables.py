@@ -59,7 +59,9 @@ def follow_table(
     CollectionNotFound, SourceNotFound, InvalidOption, and Conflict.
     """
     collection_id, source = _load_source(connection, collection)
-    if source.kind != SQL or source.options.get("url_env") or source.options.get("url_file"):
+    options = source.options
+    is_query = source.kind == SQL and {"query", "key"} <= options.keys()
+    if not is_query or options.get("url_env") or options.get("url_file"):
         raise InvalidOption(
             f"The source of collection {collection!r} is no query in Vectormill's own Postgres, and triggers reach no "
             "other place; a schedule does."
