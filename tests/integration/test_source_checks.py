@@ -1,6 +1,7 @@
 """What a look at a source tells before a run relies on it."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ import pyarrow.parquet
 import pytest
 from sqlalchemy import Engine
 
-from vectormill.domain.errors import SourceFailed
+from tests.protocol import SPEC, make_items, submit
+from vectormill.domain.errors import InvalidOption, SourceFailed
 from vectormill.domain.source import FILES, PUSH, SQL, TREE, Source
-from vectormill.registry import Registry
+from vectormill.registry import DEFAULT_MODEL, Registry
 from vectormill.settings import Settings
 from vectormill.sources.checking import check_source
 from vectormill.sources.opening import open_source
@@ -184,3 +186,16 @@ def test_what_never_ends_is_not_waited_for(engine: Engine, tmp_path: Path) -> No
         source = Source(SQL, {"query": "SELECT 1", "url_file": name})
         with pytest.raises(SourceFailed, match="there is no such file"):
             check_source(source, place(engine))
+
+
+def test_passages_fit_what_the_collections_own_vectors_read_at_once(engine: Engine, tmp_path: Path) -> None:
+    submit(engine, make_items(1), collection="docs", spec=replace(SPEC, model=DEFAULT_MODEL, max_tokens=64))
+    (tmp_path / "a.md").write_text("A text of a few words.")
+
+    def look(tokens: int) -> int:
+        source = Source(TREE, {"folder": str(tmp_path)}, {"by": "tokens", "tokens": tokens})
+        return check_source(source, place(engine)).num_sampled
+
+    assert look(62) == 1
+    with pytest.raises(InvalidOption, match="reads 64 at once, its special tokens included, which leaves 62"):
+        look(63)

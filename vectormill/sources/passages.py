@@ -119,12 +119,14 @@ def make_cuts(split: Split, place: SourcePlace) -> tuple[Cut, Cut]:
 
 def load_tokenizer(split: Split, place: SourcePlace) -> str:
     """The model's tokenizer as JSON, counting all of a text. Raises InvalidOption for passages that it would cut."""
-    model = place.find_model()
-    if model is None:
+    found = place.find_model()
+    if found is None:
         raise InvalidOption(
             "Passages of so many tokens need a collection whose model is known; split by paragraphs."
         )
+    model, asked = found
     card = place.registry.card(model)
+    max_tokens = card.max_tokens if asked is None else min(asked, card.max_tokens)
     path = card.path / "tokenizer.json"
     try:
         tokenizer = json.loads(path.read_text(encoding="utf-8"))
@@ -132,10 +134,10 @@ def load_tokenizer(split: Split, place: SourcePlace) -> str:
         raise SourceFailed(
             f"The model {model!r} has no tokenizer.json that counts its tokens; split by paragraphs instead."
         ) from error
-    room = card.max_tokens - count_special_tokens(tokenizer)
+    room = max_tokens - count_special_tokens(tokenizer)
     if split.tokens > room:
         raise InvalidOption(
-            f"Passages of {split.tokens} tokens would be cut: {model!r} reads {card.max_tokens} at once, its "
+            f"Passages of {split.tokens} tokens would be cut: {model!r} reads {max_tokens} at once, its "
             f"special tokens included, which leaves {room}."
         )
     tokenizer["truncation"] = tokenizer["padding"] = None

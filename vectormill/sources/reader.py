@@ -24,7 +24,7 @@ TEXT: Final = attrgetter("text")
 METADATA: Final = attrgetter("metadata")
 
 FIND_MODEL: Final = text("""
-    SELECT generations.spec ->> 'model'
+    SELECT generations.spec ->> 'model' AS model, CAST(generations.spec ->> 'max_tokens' AS integer) AS max_tokens
       FROM vectormill.collections
       JOIN vectormill.generations ON generations.collection_id = collections.id AND generations.state = 'live'
      WHERE collections.name = :name
@@ -55,13 +55,16 @@ class SourcePlace:
         self.model = model
         self.run_id = run_id
 
-    def find_model(self) -> str | None:
-        """That of the place, else that of the collection's vectors; None when there is no collection yet."""
+    def find_model(self) -> tuple[str, int | None] | None:
+        """That of the place, else that of the collection's vectors, and how many tokens of a text these read at once.
+
+        None when there is no collection yet.
+        """
         if self.model is not None:
-            return self.model
+            return self.model, None
         with self.engine.connect() as connection:
-            model: str | None = connection.execute(FIND_MODEL, {"name": self.collection}).scalar_one_or_none()
-        return model
+            row = connection.execute(FIND_MODEL, {"name": self.collection}).one_or_none()
+        return None if row is None else (row.model, row.max_tokens)
 
 
 @dataclass(slots=True)
