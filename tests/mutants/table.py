@@ -199,10 +199,10 @@ MUTANTS: Final = (
         (f"{ITEMS}::test_a_commit_and_a_deletion_that_overlap_leave_nothing_of_the_key",),
     ),
     Mutant(
-        "texts are scrubbed while an older job is at work",
+        "texts are scrubbed while a transaction may still bring an older job",
         "vectormill/db/scrubbing.py",
-        "AND (CAST(:before_seq AS bigint) IS NULL OR seq < :before_seq)",
-        "AND (CAST(:before_seq AS bigint) IS NULL OR true)",
-        (f"{SCRUBBING}::test_an_upload_that_began_before_the_deletion_is_waited_for",),
+        "AND deleted_at < (SELECT coalesce(min(xact_start), now())",
+        "AND now() >= (SELECT coalesce(min(xact_start), now())",
+        (f"{SCRUBBING}::test_a_transaction_that_began_before_the_deletion_is_waited_for",),
     ),
 )
