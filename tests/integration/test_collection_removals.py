@@ -178,7 +178,7 @@ def test_the_job_of_a_pruned_generation_says_so(
         for table in list_tables(engine):
             connection.execute(text(f"DROP TABLE vectormill.{table}"))
     assert_problem(
-        api.get(f"/v1/jobs/{docs['id']}/vectors"), 404, "collection-not-found", "another generation"
+        api.get(f"/v1/jobs/{docs['id']}/vectors"), 404, "generation-not-found", "Another has replaced it"
     )
 
 
