@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from benchmarks.cases import (
+    collection,
     engine,
     export,
     footprint,
@@ -12,6 +13,7 @@ from benchmarks.cases import (
     machine,
     main_job,
     placement,
+    reindex,
     short_texts,
     start,
     submission,
@@ -30,6 +32,8 @@ BENCHMARKS: Final[Mapping[str, Callable[[Order], Report]]] = {
     "engine": engine.measure,
     "short_texts": short_texts.measure,
     "interactive": interactive.measure,
+    "reindex": reindex.measure,
+    "collection": collection.measure,
     "placement": placement.measure,
     "footprint": footprint.measure,
 }

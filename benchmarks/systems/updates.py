@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol, Self
 
 from benchmarks.order import BenchmarkFailed
 from benchmarks.peers.environment import ROOT, prepare_environment
-from benchmarks.systems.articles import TABLE
+from benchmarks.systems.articles import TABLE, Articles
 from benchmarks.systems.own_indexer import COLLECTION, OPTIONS
 from benchmarks.systems.own_stack import OwnStack
 from vectormill.client import Client
@@ -98,11 +98,13 @@ class OwnUpdates:
 
     def __enter__(self) -> Self:
         self._stack.__enter__()
-        self._client = Client(self._stack.wait_until_ready(), timeout=ANSWER_SECONDS)
+        self.url = self._stack.wait_until_ready()
+        self.client = Client(self.url, timeout=ANSWER_SECONDS)
         running = find_running(self._directory)
         if running is None:
             raise BenchmarkFailed("The stack is not running.")
         self.database_url = running.database_url
+        self.dsn = Articles(self.database_url).dsn
         return self
 
     def __exit__(
@@ -110,19 +112,18 @@ class OwnUpdates:
     ) -> None:
         self._stack.__exit__(kind, error, traceback)
 
-    def follow(self) -> None:
+    def follow(self, **options: Any) -> None:
         """Makes the collection that follows the table."""
-        self._client.create_collection(COLLECTION)
-        self._client.set_source(COLLECTION, "sql", OPTIONS)
+        self.client.create_collection(COLLECTION, **options)
+        self.client.set_source(COLLECTION, "sql", OPTIONS)
 
-    def update(self) -> float:
-        run = self._client.wait_run(
-            self._client.reindex(COLLECTION, confirm=True)["id"], poll_seconds=POLL_SECONDS
-        )
+    def update(self, **spec: Any) -> float:
+        run = self.client.reindex(COLLECTION, confirm=True, **spec)
+        run = self.client.wait_run(run["id"], poll_seconds=POLL_SECONDS)
         if run["state"] != "completed":
             raise BenchmarkFailed(f"The run ended {run['state']}: {run['error']}")
         finished, created = (datetime.fromisoformat(run[name]) for name in ("finished_at", "created_at"))
         return (finished - created).total_seconds()
 
     def count_rows(self) -> int:
-        return int(self._client.collection(COLLECTION, exact=True)["num_rows"])
+        return int(self.client.collection(COLLECTION, exact=True)["num_rows"])
