@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from api.vector_streams import NUMBER_FORMATS, PIECE_BYTES, Pieces, PieceSink
-from vectormill.db.collection_rows import Inclusion, RowPage
-from vectormill.db.vector_types import VECTOR_TYPE_BY_NAME
+from vectormill.db.rows.collection_rows import Inclusion, RowPage
+from vectormill.db.rows.vector_types import VECTOR_TYPE_BY_NAME
 from vectormill.domain.encoding import FLOAT32, EncodingSpec
 
 Pages = Generator[RowPage, None, None]

@@ -5,7 +5,7 @@ from typing import Final
 from sqlalchemy import Engine
 
 from api.problems import Limit, Problem
-from vectormill.db.pending import count_pending_items
+from vectormill.db.jobs.pending import count_pending_items
 from vectormill.domain.errors import LimitReached, SubmissionTooLarge
 from vectormill.settings import Settings
 

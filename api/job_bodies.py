@@ -6,7 +6,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from api.schemas import JobBody
-from vectormill.db.waiting import explain_waits
+from vectormill.db.jobs.waiting import explain_waits
 from vectormill.domain.job import Job
 
 

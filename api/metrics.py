@@ -14,8 +14,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.collection_metrics import MAX_COLLECTIONS, describe_collections
 from api.schedule_metrics import describe_schedules
 from api.worker_metrics import describe_workers
-from vectormill.db.descriptions import list_collection_rows
-from vectormill.db.schedules import list_schedules
+from vectormill.db.collections.descriptions import list_collection_rows
+from vectormill.db.runs.schedules import list_schedules
 from vectormill.db.workers import count_backlog, count_open_jobs, list_workers
 
 # A scrape that Postgres cannot answer in this time answers without the backlog.

@@ -14,7 +14,7 @@ from api.door.media_types import read_media_type, unsupported_media_type
 from api.intake import Intake, load_pending
 from api.ndjson import ItemReader
 from api.submissions import NDJSON_TYPES, make_inflater, read_blocks
-from vectormill.db.pushes import PushWriter
+from vectormill.db.runs.pushes import PushWriter
 from vectormill.domain.item import Item
 from vectormill.sources.rows import encode_metadata
 

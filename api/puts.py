@@ -20,9 +20,9 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from api.intake import Intake, load_pending
-from vectormill.db.collections import find_generation
-from vectormill.db.puts import PutEnd, delete_ended_puts, find_ended_puts
-from vectormill.db.submission import JobWriter
+from vectormill.db.collections.collections import find_generation
+from vectormill.db.jobs.submission import JobWriter
+from vectormill.db.rows.puts import PutEnd, delete_ended_puts, find_ended_puts
 from vectormill.domain.errors import SpecMismatch
 from vectormill.domain.item import Item
 from vectormill.domain.job import INTERACTIVE_PRIORITY, NewJob

@@ -16,10 +16,10 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from api.dependencies import Resources
-from vectormill.db.export import read_vectors
-from vectormill.db.jobs import delete_job, find_job, list_item_errors
-from vectormill.db.submission import JobWriter
-from vectormill.db.waiting import explain_waits
+from vectormill.db.jobs.export import read_vectors
+from vectormill.db.jobs.jobs import delete_job, find_job, list_item_errors
+from vectormill.db.jobs.submission import JobWriter
+from vectormill.db.jobs.waiting import explain_waits
 from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingSpec
 from vectormill.domain.errors import EncodingTimeout, InvalidItem, Unavailable
 from vectormill.domain.item import Item, find_text_failure

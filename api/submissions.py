@@ -33,7 +33,7 @@ from api.requests import (
     make_item,
     split_path,
 )
-from vectormill.db.submission import JobWriter
+from vectormill.db.jobs.submission import JobWriter
 from vectormill.domain.collection import check_collection_name
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import InvalidItem, InvalidOption, SubmissionTooLarge

@@ -21,8 +21,8 @@ from starlette.types import Receive, Scope, Send
 
 from api.decimal_tables import HALF_SLOT_BYTES, WHOLE_SLOT_BYTES, write_halves, write_wholes
 from api.decimals import SLOT_BYTES, write_decimals
-from vectormill.db.export import VectorBlock
-from vectormill.db.vector_types import VECTOR_TYPE_BY_NAME, Rows, VectorType
+from vectormill.db.jobs.export import VectorBlock
+from vectormill.db.rows.vector_types import VECTOR_TYPE_BY_NAME, Rows, VectorType
 from vectormill.domain.encoding import FLOAT32
 from vectormill.domain.job import Job
 

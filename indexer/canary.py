@@ -14,8 +14,8 @@ from sqlalchemy import text
 from indexer.context import RunContext
 from indexer.measures import measure_recall, scan_vectors
 from indexer.samples import compare_sample
-from vectormill.db.building import follow_live_jobs
-from vectormill.db.coverage import (
+from vectormill.db.collections.building import follow_live_jobs
+from vectormill.db.collections.coverage import (
     Missing,
     count_failures,
     count_open_jobs,
@@ -24,9 +24,9 @@ from vectormill.db.coverage import (
     has_rows,
     list_writers,
 )
-from vectormill.db.generations import find_generation_by_id, find_in_state
+from vectormill.db.collections.generations import find_generation_by_id, find_in_state
+from vectormill.db.collections.swaps import count_lagging_twins
 from vectormill.db.jsonb import to_jsonb
-from vectormill.db.swaps import count_lagging_twins
 from vectormill.domain.collection import BUILDING, LIVE, Generation
 from vectormill.domain.encoding import FLOAT16, FLOAT32
 from vectormill.domain.errors import CanaryFailed

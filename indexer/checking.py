@@ -9,8 +9,8 @@ from typing import Any, Final
 from indexer.context import RunContext
 from indexer.measures import measure_recall, scan_vectors
 from indexer.samples import compare_sample
-from vectormill.db.collections import find_generation
-from vectormill.db.strays import find_strays, sample_hashes
+from vectormill.db.collections.collections import find_generation
+from vectormill.db.collections.strays import find_strays, sample_hashes
 from vectormill.domain.collection import Generation
 from vectormill.domain.errors import EncodingTimeout
 from vectormill.domain.item import Item

@@ -9,7 +9,7 @@ from sqlalchemy import Engine
 
 from indexer.phases import Stopping, Tools, carry_out
 from vectormill.db.outages import DATABASE_ERRORS
-from vectormill.db.run_claims import RunClaim, claim_run, fail_exhausted, renew_runs
+from vectormill.db.runs.run_claims import RunClaim, claim_run, fail_exhausted, renew_runs
 from vectormill.domain.errors import LeaseLost, RunCancelled
 from vectormill.domain.run import CANCELLING
 

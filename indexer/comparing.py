@@ -7,10 +7,10 @@ from sqlalchemy import Connection
 from indexer.context import RunContext
 from indexer.progress import Progress
 from indexer.target import find_target, live_stage
-from vectormill.db.differences import count_rows, note_moved, note_vanished, write_moved
-from vectormill.db.stages import require_stage
+from vectormill.db.runs.differences import count_rows, note_moved, note_vanished, write_moved
+from vectormill.db.runs.stages import require_stage
 from vectormill.domain.errors import RunError
-from vectormill.domain.run import COMPARING, DEFAULT_MAX_CHANGE_SHARE, Run, refuse_change
+from vectormill.domain.run import COMPARING, DEFAULT_MAX_CHANGE_SHARE, READING, Run, refuse_change
 
 _MOVED_PER_BATCH: Final = 2000
 
@@ -34,9 +34,7 @@ def look_for_vanished(context: RunContext, progress: Progress) -> None:
         require_stage(connection, target.stage)
         num_rows = count_rows(connection, target.stage)
         num_vanished = 0
-        if run.options.get(
-            "is_complete", True
-        ):  # else a client has pushed some rows, and says nothing of the others
+        if tells_what_vanished(run):
             num_vanished = note_vanished(
                 connection,
                 target.stage,
@@ -53,6 +51,12 @@ def look_for_vanished(context: RunContext, progress: Progress) -> None:
     context.report(COMPARING, found)
     if refusal is not None:
         raise RunHeld(refusal)
+
+
+def tells_what_vanished(run: Run) -> bool:
+    """Not where a client has pushed some rows, and says nothing of the others; nor where the source cannot know."""
+    is_complete = bool(run.options.get("is_complete", True))
+    return is_complete and bool(run.report.get(READING, {}).get("tells_what_vanished", True))
 
 
 def guard(run: Run, num_rows: int, num_changed: int, num_vanished: int) -> str | None:

@@ -6,8 +6,8 @@ from indexer.context import RunContext
 from indexer.encoding import delete_keys
 from indexer.progress import Progress
 from indexer.target import find_target
-from vectormill.db.differences import list_vanished
-from vectormill.db.stages import require_stage
+from vectormill.db.runs.differences import list_vanished
+from vectormill.db.runs.stages import require_stage
 
 _ROWS_PER_BATCH: Final = 1000
 

@@ -13,12 +13,12 @@ from sqlalchemy import Connection
 from indexer.context import RunContext
 from indexer.progress import Progress
 from indexer.target import Target, find_target
-from vectormill.db.deletion import discard_upload
-from vectormill.db.differences import list_failed_keys, write_metadata
-from vectormill.db.items import delete_rows
-from vectormill.db.jobs import find_job
-from vectormill.db.stages import CHANGED, NEW, load_changes, require_stage
-from vectormill.db.submission import JobWriter
+from vectormill.db.jobs.deletion import discard_upload
+from vectormill.db.jobs.jobs import find_job
+from vectormill.db.jobs.submission import JobWriter
+from vectormill.db.rows.items import delete_rows
+from vectormill.db.runs.differences import list_failed_keys, write_metadata
+from vectormill.db.runs.stages import CHANGED, NEW, load_changes, require_stage
 from vectormill.domain.errors import JobNotFound, RunError
 from vectormill.domain.job import CANCELLED, DEFAULT_PRIORITY, UPLOADING, Job, NewJob
 from vectormill.domain.run import ENCODING

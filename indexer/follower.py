@@ -15,7 +15,11 @@ from typing import Final, Self
 from psycopg import sql
 from sqlalchemy import Connection, Engine
 
-from vectormill.db.changes import (
+from vectormill.db.collections.collections import find_generation
+from vectormill.db.jobs.submission import JobWriter
+from vectormill.db.outages import DATABASE_ERRORS
+from vectormill.db.rows.items import delete_items
+from vectormill.db.runs.changes import (
     Changes,
     FollowedCollection,
     find_followed_collection,
@@ -28,11 +32,7 @@ from vectormill.db.changes import (
     remove_changes,
     try_to_follow,
 )
-from vectormill.db.collections import find_generation
-from vectormill.db.items import delete_items
-from vectormill.db.outages import DATABASE_ERRORS
 from vectormill.db.session import make_engine
-from vectormill.db.submission import JobWriter
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import Conflict, VectormillError
 from vectormill.domain.item import Item

@@ -14,18 +14,11 @@ import psycopg
 from psycopg import sql
 
 from indexer.context import RunContext
-from vectormill.db.attributes import attributes_name
-from vectormill.db.collections import find_generation
-from vectormill.db.filter_indexes import (
-    define_filter_index,
-    define_text_index,
-    name_filter_index,
-    name_text_index,
-)
-from vectormill.db.generations import find_generation_by_id
-from vectormill.db.index_builds import BuildProgress, drop_index, end_former_builds, run_build
-from vectormill.db.index_plans import Outlook, plan_for
-from vectormill.db.indexes import (
+from vectormill.db.collections.collections import find_generation
+from vectormill.db.collections.generations import find_generation_by_id
+from vectormill.db.indexes.index_builds import BuildProgress, drop_index, end_former_builds, run_build
+from vectormill.db.indexes.index_plans import Outlook, plan_for
+from vectormill.db.indexes.indexes import (
     FoundIndex,
     analyze_table,
     count_recently_used,
@@ -34,6 +27,13 @@ from vectormill.db.indexes import (
     find_wishes,
     name_next_hnsw,
     record_index,
+)
+from vectormill.db.rows.attributes import attributes_name
+from vectormill.db.search.filter_indexes import (
+    define_filter_index,
+    define_text_index,
+    name_filter_index,
+    name_text_index,
 )
 from vectormill.domain.collection import AUTO, LIVE, Generation
 from vectormill.domain.index_plan import IndexPlan, find_operator_class

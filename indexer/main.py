@@ -21,8 +21,8 @@ from indexer.opening import open_run_source
 from indexer.phases import Tools
 from indexer.reading import Source
 from vectormill.db.outages import DATABASE_ERRORS
+from vectormill.db.runs.stages import drop_left_stages
 from vectormill.db.session import make_engine
-from vectormill.db.stages import drop_left_stages
 from vectormill.db.workers import beat_indexer
 from vectormill.domain.errors import ConfigurationError
 from vectormill.registry import Registry

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, text
 
-from vectormill.db.matches import PREPARE_SEARCH, choose_num_candidates
-from vectormill.db.vector_types import VECTOR_TYPE_BY_NAME
+from vectormill.db.rows.vector_types import VECTOR_TYPE_BY_NAME
+from vectormill.db.search.matches import PREPARE_SEARCH, choose_num_candidates
 from vectormill.domain.collection import Generation
 from vectormill.domain.encoding import BINARY, FLOAT16, FLOAT32, INT8
 

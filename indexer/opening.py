@@ -4,7 +4,7 @@ from sqlalchemy import text
 
 from indexer.context import RunContext
 from indexer.reading import Source
-from vectormill.db.runs import refuse_without_texts
+from vectormill.db.runs.runs import refuse_without_texts
 from vectormill.domain.source import OWN_TEXTS
 from vectormill.domain.source import Source as SourceValues
 from vectormill.sources.opening import open_source

@@ -21,11 +21,11 @@ from indexer.indexing import drop_before_bulk, index
 from indexer.progress import Progress
 from indexer.reading import Source, begin_reading, describe_reading, read_source
 from indexer.swapping import swap
-from vectormill.db.deletion import discard_upload
+from vectormill.db.jobs.deletion import discard_upload
 from vectormill.db.outages import DATABASE_ERRORS, describe_refusal, is_lasting, is_outage
-from vectormill.db.run_claims import RunClaim, end_run, hand_back_run, report_run
-from vectormill.db.runs import cancel_encoding, find_run
-from vectormill.db.stages import StageLost, drop_stage
+from vectormill.db.runs.run_claims import RunClaim, end_run, hand_back_run, report_run
+from vectormill.db.runs.runs import cancel_encoding, find_run
+from vectormill.db.runs.stages import StageLost, drop_stage
 from vectormill.domain.errors import LeaseLost, RunCancelled, VectormillError
 from vectormill.domain.run import (
     CANCELLED,

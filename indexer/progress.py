@@ -5,7 +5,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
-from vectormill.db.run_claims import RunClaim, save_run
+from vectormill.db.runs.run_claims import RunClaim, save_run
 from vectormill.domain.run import RunCounts
 
 

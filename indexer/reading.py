@@ -12,10 +12,10 @@ from typing import Any, Final, Protocol
 from indexer.context import RunContext
 from indexer.progress import Progress
 from indexer.target import Target, make_target
-from vectormill.db.building import open_target_generation
-from vectormill.db.jobs import draw_seq
-from vectormill.db.keys import KeyLedger
-from vectormill.db.stages import CHANGED, METADATA_ONLY, NEW, Rows, make_stage, pack_rows, stage_rows
+from vectormill.db.collections.building import open_target_generation
+from vectormill.db.jobs.jobs import draw_seq
+from vectormill.db.jobs.keys import KeyLedger
+from vectormill.db.runs.stages import CHANGED, METADATA_ONLY, NEW, Rows, make_stage, pack_rows, stage_rows
 from vectormill.domain.errors import SourceFailed
 from vectormill.domain.item import Item
 from vectormill.domain.run import RunCounts
@@ -129,6 +129,7 @@ def begin_reading(context: RunContext, progress: Progress) -> tuple[Target, int]
 
 
 def describe_reading(source: Source) -> dict[str, Any]:
-    """What was wrong with single rows, if the source tells."""
+    """What was wrong with single rows, if the source tells, and whether what it did not have is gone."""
     complaints = getattr(source, "complaints", None)
-    return dict(complaints.to_json()) if complaints else {}
+    found = dict(complaints.to_json()) if complaints else {}
+    return found | {"tells_what_vanished": getattr(source, "tells_what_vanished", True)}

@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import Connection, Engine, text
 
-from vectormill.db.attributes import attributes_name
-from vectormill.db.calibrations import find_ranges
-from vectormill.db.export import read_vectors
-from vectormill.db.jobs import delete_job, find_job
-from vectormill.db.payloads import decode_payload
-from vectormill.db.submission import JobWriter
-from vectormill.db.vector_types import choose_vector_type, read_columns
+from vectormill.db.jobs.export import read_vectors
+from vectormill.db.jobs.jobs import delete_job, find_job
+from vectormill.db.jobs.payloads import decode_payload
+from vectormill.db.jobs.submission import JobWriter
+from vectormill.db.rows.attributes import attributes_name
+from vectormill.db.rows.calibrations import find_ranges
+from vectormill.db.rows.vector_types import choose_vector_type, read_columns
 from vectormill.domain.collection import Generation
 from vectormill.domain.encoding import BINARY, FLOAT32, INT8
 from vectormill.domain.errors import EncodingTimeout

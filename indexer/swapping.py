@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Final
 
 from indexer.context import RunContext
-from vectormill.db.generations import find_generation_by_id
+from vectormill.db.collections.generations import find_generation_by_id
+from vectormill.db.collections.swaps import Swap, swap_generations
 from vectormill.db.short_locks import act_in_short_locks
-from vectormill.db.swaps import Swap, swap_generations
 from vectormill.domain.collection import BUILDING
 from vectormill.domain.errors import SwapRefused
 from vectormill.domain.run import SWAPPING

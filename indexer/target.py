@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, text
 
-from vectormill.db.collections import find_generation
-from vectormill.db.generations import find_written
-from vectormill.db.stages import Stage
+from vectormill.db.collections.collections import find_generation
+from vectormill.db.collections.generations import find_written
+from vectormill.db.runs.stages import Stage
 from vectormill.domain.collection import LIVE, Generation
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.run import Run

@@ -19,7 +19,7 @@ from scheduler.fairness import plan_shares
 from vectormill.broker.messages import BROKER_ERRORS, publish, task_id_of
 from vectormill.broker.queues import QueueReader, list_of
 from vectormill.broker.sentinel import Sentinel
-from vectormill.db.dispatch import (
+from vectormill.db.jobs.dispatch import (
     list_aged_jobs,
     list_demands,
     list_queued,

@@ -14,7 +14,9 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from scheduler.scrubber import Scrubber
-from vectormill.db.deletion import (
+from vectormill.db.collections.removals import drop_orphaned_tables
+from vectormill.db.collections.retired import prune_retired_generations
+from vectormill.db.jobs.deletion import (
     delete_batch,
     delete_dead_workers,
     delete_forgotten_queries,
@@ -22,9 +24,7 @@ from vectormill.db.deletion import (
     discard_expired_jobs,
     discard_stale_uploads,
 )
-from vectormill.db.pushes import prune_pushes
-from vectormill.db.removals import drop_orphaned_tables
-from vectormill.db.retired import prune_retired_generations
+from vectormill.db.runs.pushes import prune_pushes
 
 logger = logging.getLogger(__name__)
 

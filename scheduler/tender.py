@@ -5,10 +5,10 @@ from typing import Any, Final
 
 from sqlalchemy import Engine
 
-from vectormill.db.indexes import share_removed
-from vectormill.db.runs import create_run
-from vectormill.db.tending import TendedCollection, list_tended
-from vectormill.db.vector_types import choose_vector_type
+from vectormill.db.indexes.indexes import share_removed
+from vectormill.db.indexes.tending import TendedCollection, list_tended
+from vectormill.db.rows.vector_types import choose_vector_type
+from vectormill.db.runs.runs import create_run
 from vectormill.domain.collection import AUTO
 from vectormill.domain.index_plan import find_operator_class
 from vectormill.domain.run import INDEX

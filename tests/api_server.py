@@ -16,7 +16,7 @@ from api.app import ApiServer, create_app
 from api.patience import PatientConfig
 from tests.protocol import claim, complete, dispatch_all
 from tests.services import connected_engine, migrated_database
-from vectormill.db.payloads import load_payload
+from vectormill.db.jobs.payloads import load_payload
 from vectormill.domain.chunk import Claim
 from vectormill.domain.item import find_text_failure
 from vectormill.settings import Settings

@@ -11,11 +11,11 @@ from sqlalchemy import Engine, text
 from indexer.context import RunContext
 from tests.api_server import encode_waiting
 from tests.protocol import SPEC, submit
-from vectormill.db.building import open_target_generation
-from vectormill.db.jobs import draw_seq
+from vectormill.db.collections.building import open_target_generation
+from vectormill.db.collections.swaps import swap_generations
+from vectormill.db.jobs.jobs import draw_seq
+from vectormill.db.jobs.submission import JobWriter
 from vectormill.db.short_locks import act_in_short_locks
-from vectormill.db.submission import JobWriter
-from vectormill.db.swaps import swap_generations
 from vectormill.domain.collection import Generation
 from vectormill.domain.encoding import BINARY, EncodingSpec
 from vectormill.domain.item import Item

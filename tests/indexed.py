@@ -13,10 +13,10 @@ from sqlalchemy import Engine, text
 
 from indexer.context import RunContext
 from tests.protocol import SPEC
-from vectormill.db.collections import open_collection
-from vectormill.db.indexes import FoundIndex, find_indexes
-from vectormill.db.vector_types import choose_vector_type, make_rows
-from vectormill.db.vectors import upsert_vectors
+from vectormill.db.collections.collections import open_collection
+from vectormill.db.indexes.indexes import FoundIndex, find_indexes
+from vectormill.db.rows.vector_types import choose_vector_type, make_rows
+from vectormill.db.rows.vectors import upsert_vectors
 from vectormill.domain.collection import Generation
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.item import Item

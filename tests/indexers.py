@@ -14,7 +14,7 @@ from indexer.context import RunContext
 from indexer.main import serve
 from tests.protocol import submit
 from tests.waiting import wait_for
-from vectormill.db.runs import create_run, find_run
+from vectormill.db.runs.runs import create_run, find_run
 from vectormill.domain.errors import SourceFailed
 from vectormill.domain.item import Item
 from vectormill.domain.run import HELD, REINDEX, Run
@@ -32,6 +32,7 @@ class ListedSource:
     batch: int = 3
     fails_at: int | None = None
     before: Callable[[int], object] = lambda position: None
+    tells_what_vanished: bool = True
 
     def read(self) -> Iterator[list[Item]]:
         for start in range(0, len(self.items), self.batch):

@@ -10,8 +10,8 @@ import numpy as np
 from sqlalchemy import Engine, text
 
 from tests.protocol import SPEC, dispatch_all, vector_of
-from vectormill.db.jobs import find_job
-from vectormill.db.rescue import rescue_unclaimed_chunks
+from vectormill.db.jobs.jobs import find_job
+from vectormill.db.jobs.rescue import rescue_unclaimed_chunks
 from vectormill.domain.job import Job
 from vectormill.settings import Settings
 from worker.engine import EncodeRequest, EncodeResult

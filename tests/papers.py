@@ -7,8 +7,8 @@ from sqlalchemy import Engine, text
 from indexer.follower import follow_collection
 from tests.api_server import encode_waiting
 from tests.protocol import make_items, submit
-from vectormill.db.followed_tables import FollowedTable, follow_table
 from vectormill.db.jsonb import to_jsonb
+from vectormill.db.runs.followed_tables import FollowedTable, follow_table
 from vectormill.registry import Registry
 from vectormill.settings import Settings
 

@@ -12,8 +12,8 @@ import numpy as np
 from sqlalchemy import Connection, Engine, text
 
 from tests.protocol import vector_of
-from vectormill.db.export import read_vectors
-from vectormill.db.jobs import find_job, list_item_errors
+from vectormill.db.jobs.export import read_vectors
+from vectormill.db.jobs.jobs import find_job, list_item_errors
 from vectormill.domain.item import Item
 from vectormill.domain.job import CANCELLED, CANCELLING, TERMINAL_JOB_STATES
 

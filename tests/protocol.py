@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import Connection, Engine, text
 
-from vectormill.db.chunks import claim_chunk
-from vectormill.db.completion import complete_chunk
-from vectormill.db.dispatch import list_demands, mark_queued
-from vectormill.db.payloads import load_payload
-from vectormill.db.submission import JobWriter
+from vectormill.db.jobs.chunks import claim_chunk
+from vectormill.db.jobs.completion import complete_chunk
+from vectormill.db.jobs.dispatch import list_demands, mark_queued
+from vectormill.db.jobs.payloads import load_payload
+from vectormill.db.jobs.submission import JobWriter
 from vectormill.db.workers import beat_worker, name_owner
 from vectormill.domain.chunk import ChunkOutcome, Claim, Dispatch
 from vectormill.domain.encoding import EncodingSpec

@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import Engine, text
 
 from tests.protocol import make_items, submit
-from vectormill.db.schedules import create_schedule
+from vectormill.db.runs.schedules import create_schedule
 from vectormill.domain.schedule import NewSchedule, Schedule
 
 INSERT_SOURCE = text("""

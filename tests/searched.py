@@ -13,19 +13,19 @@ from sqlalchemy import Connection, Engine, text
 
 from tests.protocol import SPEC
 from tests.services import connected_engine, migrated_database
-from vectormill.db.collections import find_generation, open_collection
-from vectormill.db.filter_indexes import (
+from vectormill.db.collections.collections import find_generation, open_collection
+from vectormill.db.rows.vector_types import choose_vector_type, make_rows
+from vectormill.db.rows.vectors import upsert_vectors
+from vectormill.db.search.filter_indexes import (
     define_filter_index,
     define_text_index,
     name_filter_index,
     name_text_index,
 )
-from vectormill.db.matches import find_matches, prepare
-from vectormill.db.query_vectors import make_query_vector
-from vectormill.db.rankings import write_search
-from vectormill.db.search_plans import Plans, walk_plan
-from vectormill.db.vector_types import choose_vector_type, make_rows
-from vectormill.db.vectors import upsert_vectors
+from vectormill.db.search.matches import find_matches, prepare
+from vectormill.db.search.query_vectors import make_query_vector
+from vectormill.db.search.rankings import write_search
+from vectormill.db.search.search_plans import Plans, walk_plan
 from vectormill.domain.collection import Generation
 from vectormill.domain.item import Item
 from vectormill.domain.search import Search

@@ -38,7 +38,7 @@ class Watcher(Protocol):
 def _named_patterns() -> tuple[tuple[re.Pattern[str], str], ...]:
     dialect = create_engine("postgresql+psycopg://").dialect
     found = []
-    for module in pkgutil.iter_modules(vectormill.db.__path__, "vectormill.db."):
+    for module in pkgutil.walk_packages(vectormill.db.__path__, "vectormill.db."):
         for name, constant in vars(importlib.import_module(module.name)).items():
             if isinstance(constant, TextClause):
                 found.append((re.compile(re.escape(str(constant.compile(dialect=dialect)).strip())), name))
@@ -56,7 +56,7 @@ def name_statement(statement: str) -> str:
     for pattern, name in _named_patterns():
         if pattern.fullmatch(statement):
             return name
-    words = re.sub(r"_\d+\b", "_N", statement).split()
+    words = re.sub(r"_\d+(?=_|\b)", "_N", statement).split()
     return " ".join(words[:_UNNAMED_WORDS])
 
 

@@ -12,8 +12,8 @@ from typing import Final, Protocol
 
 from sqlalchemy import Engine
 
-from vectormill.db.calibrations import find_ranges, keep_ranges
-from vectormill.db.quantization import Ranges, measure_ranges, widen_ranges
+from vectormill.db.rows.calibrations import find_ranges, keep_ranges
+from vectormill.db.rows.quantization import Ranges, measure_ranges, widen_ranges
 from vectormill.domain.encoding import INT8, TRUNCATE, EncodingSpec
 from vectormill.domain.errors import ModelError
 from worker.request import EncodeRequest, EncodeResult

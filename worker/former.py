@@ -10,7 +10,7 @@ from uuid import UUID
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from vectormill.db.bereavements import release_bereaved_chunks
+from vectormill.db.jobs.bereavements import release_bereaved_chunks
 
 logger = logging.getLogger(__name__)
 

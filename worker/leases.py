@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from vectormill.db.chunks import renew_leases
+from vectormill.db.jobs.chunks import renew_leases
 from vectormill.db.workers import delete_worker
 from vectormill.domain.chunk import Claim
 from vectormill.domain.job import CANCELLING

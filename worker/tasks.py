@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection, Engine
 
-from vectormill.db.bereavements import mark_alone
-from vectormill.db.chunks import claim_chunk, release_chunk, split_chunk
-from vectormill.db.completion import cancel_chunk, fail_chunk
+from vectormill.db.jobs.bereavements import mark_alone
+from vectormill.db.jobs.chunks import claim_chunk, release_chunk, split_chunk
+from vectormill.db.jobs.completion import cancel_chunk, fail_chunk
+from vectormill.db.jobs.payloads import load_payload
 from vectormill.db.outages import DATABASE_ERRORS, describe_refusal, is_lasting, is_outage
-from vectormill.db.payloads import load_payload
 from vectormill.domain.bottleneck import LOAD, PERSIST
 from vectormill.domain.chunk import ChunkOutcome, Claim
 from vectormill.domain.errors import DatabaseUnavailable, LeaseLost, ModelError, PayloadGone, SpecMismatch

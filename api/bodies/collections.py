@@ -7,7 +7,7 @@ from uuid import UUID
 from pydantic import BaseModel, Field
 
 from api.schemas import describe_spec
-from vectormill.db.descriptions import (
+from vectormill.db.collections.descriptions import (
     CollectionDescription,
     CollectionRow,
     Coverage,

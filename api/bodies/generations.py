@@ -5,7 +5,7 @@ from typing import Any, Self
 from pydantic import BaseModel, Field
 
 from api.schemas import describe_spec
-from vectormill.db.swaps import Swap
+from vectormill.db.collections.swaps import Swap
 from vectormill.domain.collection import Generation
 
 

@@ -6,9 +6,9 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.bodies.collections import in_utc
-from vectormill.db.index_builds import BuildProgress
-from vectormill.db.index_plans import Outlook
-from vectormill.db.indexes import FoundIndex
+from vectormill.db.indexes.index_builds import BuildProgress
+from vectormill.db.indexes.index_plans import Outlook
+from vectormill.db.indexes.indexes import FoundIndex
 from vectormill.domain.collection import INDEX_POLICIES, Generation
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.index_plan import (

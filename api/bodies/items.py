@@ -9,8 +9,8 @@ import msgspec
 from msgspec import Meta
 from pydantic import BaseModel, Field
 
-from vectormill.db.items import KeptItem
-from vectormill.db.puts import PutEnd
+from vectormill.db.rows.items import KeptItem
+from vectormill.db.rows.puts import PutEnd
 
 PASSAGE: Final = "_passage"
 

@@ -7,7 +7,7 @@ from msgspec import Meta
 from pydantic import BaseModel, Field
 
 from api.bodies.items import PASSAGE, PassageBody, find_passage
-from vectormill.db.matches import Match, Nearest
+from vectormill.db.search.matches import Match, Nearest
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.filter import OPERATORS, parse_filter
 from vectormill.domain.search import (

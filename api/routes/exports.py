@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from api.collection_streams import ROW_FORMATS
 from api.dependencies import CollectionName, ResourcesDependency
 from api.vector_streams import PieceResponse, start_reading
-from vectormill.db.collection_rows import Inclusion, find_exported, read_pages
+from vectormill.db.rows.collection_rows import Inclusion, find_exported, read_pages
 
 router = APIRouter(tags=["collections"])
 

@@ -11,7 +11,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from api.dependencies import Resources, ResourcesDependency
 from api.problems import RETRY_AFTER_SECONDS
 from api.schemas import Liveness, Readiness, ScheduleHealth
-from vectormill.db.schedules import count_schedules
+from vectormill.db.runs.schedules import count_schedules
 from vectormill.db.workers import INDEXER, SCHEDULER, count_workers, list_signs_of_life
 
 router = APIRouter(tags=["health"])

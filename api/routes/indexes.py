@@ -5,11 +5,11 @@ from fastapi import APIRouter, Response
 from api.bodies.indexes import IndexBody, IndexRequest
 from api.bodies.runs import RunBody
 from api.dependencies import CollectionName, ResourcesDependency
-from vectormill.db.collections import find_generation
-from vectormill.db.index_builds import find_progress
-from vectormill.db.index_plans import plan_for
-from vectormill.db.indexes import find_indexes, find_wishes, set_wishes
-from vectormill.db.runs import create_run
+from vectormill.db.collections.collections import find_generation
+from vectormill.db.indexes.index_builds import find_progress
+from vectormill.db.indexes.index_plans import plan_for
+from vectormill.db.indexes.indexes import find_indexes, find_wishes, set_wishes
+from vectormill.db.runs.runs import create_run
 from vectormill.domain.index_plan import IndexWishes
 from vectormill.domain.run import INDEX
 

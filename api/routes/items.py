@@ -16,8 +16,8 @@ from api.problems import Limit, Place, Problem
 from api.puts import Followed
 from api.requests import ItemBody, UnreadableItem, check_key, decode_body, make_item
 from api.submissions import read_body
-from vectormill.db.items import delete_items, find_item
-from vectormill.db.puts import PutEnd
+from vectormill.db.rows.items import delete_items, find_item
+from vectormill.db.rows.puts import PutEnd
 from vectormill.domain.errors import Conflict, InvalidItem, SubmissionTooLarge
 from vectormill.domain.item import Item, ItemFailure, find_text_failure
 from vectormill.domain.job import COMPLETED, COMPLETED_WITH_ERRORS, FAILED

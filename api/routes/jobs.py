@@ -27,8 +27,8 @@ from api.schemas import (
     TruncatedItemPage,
 )
 from api.submissions import receive_job
-from vectormill.db.deletion import discard_job
-from vectormill.db.jobs import (
+from vectormill.db.jobs.deletion import discard_job
+from vectormill.db.jobs.jobs import (
     cancel_job,
     find_job,
     list_item_errors,
@@ -37,8 +37,8 @@ from vectormill.db.jobs import (
     resume_job,
     retry_job,
 )
-from vectormill.db.truncations import list_truncated_items
-from vectormill.db.twins import Wish, wish_for_twins
+from vectormill.db.jobs.truncations import list_truncated_items
+from vectormill.db.jobs.twins import Wish, wish_for_twins
 from vectormill.domain.encoding import LONG_TEXT_POLICIES, VECTOR_TYPES
 from vectormill.domain.job import JOB_STATES
 

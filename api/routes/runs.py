@@ -10,9 +10,9 @@ from sqlalchemy import Connection
 from api.bodies.runs import RunBody, RunPage, RunRequest
 from api.cursors import After, decode_cursor, encode_cursor
 from api.dependencies import CollectionName, Resources, ResourcesDependency
-from vectormill.db.collections import find_generation
-from vectormill.db.jobs import find_job
-from vectormill.db.runs import (
+from vectormill.db.collections.collections import find_generation
+from vectormill.db.jobs.jobs import find_job
+from vectormill.db.runs.runs import (
     cancel_run,
     confirm_run,
     create_run,

@@ -16,8 +16,8 @@ from api.bodies.schedules import (
 )
 from api.cursors import After, decode_cursor, encode_cursor
 from api.dependencies import ResourcesDependency, parse_collection_name
-from vectormill.db.due_times import run_schedule_now
-from vectormill.db.schedules import (
+from vectormill.db.runs.due_times import run_schedule_now
+from vectormill.db.runs.schedules import (
     change_schedule,
     create_schedule,
     delete_schedule,

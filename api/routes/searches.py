@@ -23,8 +23,8 @@ from api.door.media_types import require_json
 from api.queries import check_query, encode_queries
 from api.requests import UnreadableItem, check_key, decode_body
 from api.submissions import read_body
-from vectormill.db.collections import check_spec_fits, find_generation
-from vectormill.db.matches import Nearest, find_matches
+from vectormill.db.collections.collections import check_spec_fits, find_generation
+from vectormill.db.search.matches import Nearest, find_matches
 from vectormill.domain.collection import Generation
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import InvalidOption, ItemNotFound, SpecMismatch

@@ -14,7 +14,7 @@ from api.problems import Place, Problem
 from api.pushes import receive_push
 from api.requests import UnreadableItem, decode_body, encode_metadata
 from api.submissions import read_body
-from vectormill.db.sources import delete_source, find_source, save_source
+from vectormill.db.runs.sources import delete_source, find_source, save_source
 from vectormill.domain.errors import InvalidOption, SourceFailed
 from vectormill.domain.source import Source
 from vectormill.sources.checking import SourceReport, check_source

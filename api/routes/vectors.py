@@ -7,8 +7,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from api.dependencies import JobId, ResourcesDependency
 from api.vector_streams import VECTOR_FORMATS, VectorResponse, start_reading
-from vectormill.db.export import read_vectors
-from vectormill.db.jobs import find_job
+from vectormill.db.jobs.export import read_vectors
+from vectormill.db.jobs.jobs import find_job
 from vectormill.domain.errors import WrongJobState
 from vectormill.domain.job import UPLOADING
 

@@ -19,10 +19,10 @@ from benchmarks.systems.articles import TABLE, Articles
 from benchmarks.systems.stub_worker import StubWorker
 from vectormill.cli.settings import read_environment
 from vectormill.cli.stack import stop
-from vectormill.db.collections import open_collection
+from vectormill.db.collections.collections import open_collection
 from vectormill.db.jsonb import to_jsonb
 from vectormill.db.migrations import upgrade
-from vectormill.db.runs import create_run, find_run
+from vectormill.db.runs.runs import create_run, find_run
 from vectormill.db.session import make_engine
 from vectormill.domain.collection import NO_INDEX
 from vectormill.domain.encoding import EncodingSpec

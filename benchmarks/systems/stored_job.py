@@ -6,11 +6,11 @@ from uuid import UUID
 import numpy as np
 from sqlalchemy import Engine
 
-from vectormill.db.chunks import claim_chunk
-from vectormill.db.completion import complete_chunk
-from vectormill.db.dispatch import mark_queued
-from vectormill.db.payloads import load_payload
-from vectormill.db.submission import JobWriter
+from vectormill.db.jobs.chunks import claim_chunk
+from vectormill.db.jobs.completion import complete_chunk
+from vectormill.db.jobs.dispatch import mark_queued
+from vectormill.db.jobs.payloads import load_payload
+from vectormill.db.jobs.submission import JobWriter
 from vectormill.domain.chunk import ChunkOutcome
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.item import Item

@@ -25,7 +25,7 @@ from tests.api_server import (
 )
 from tests.protocol import vector_of
 from tests.waiting import wait_for
-from vectormill.db.deletion import discard_ended_puts
+from vectormill.db.jobs.deletion import discard_ended_puts
 from vectormill.settings import Settings
 
 ITEMS = "/v1/collections/docs/items"

@@ -215,7 +215,7 @@ def test_a_collection_that_an_older_release_named_with_a_reserved_word_goes_on(
 ) -> None:
     with api_client(engine) as client:
         with monkeypatch.context() as older:
-            older.setattr("vectormill.db.collections.check_new_name", lambda name: None)
+            older.setattr("vectormill.db.collections.collections.check_new_name", lambda name: None)
             submit(client, ITEMS, collection="order")
         submit(client, ITEMS, collection="order")
 

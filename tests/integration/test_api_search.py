@@ -20,7 +20,7 @@ from tests.api_server import (
     submit,
 )
 from tests.protocol import vector_of
-from vectormill.db.collections import find_generation
+from vectormill.db.collections.collections import find_generation
 from vectormill.registry import find_packaged_model
 
 SEARCH = "/v1/collections/docs/search"

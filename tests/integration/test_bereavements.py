@@ -7,8 +7,8 @@ import pytest
 from sqlalchemy import Engine, text
 
 from tests.protocol import claim, dispatch_all, make_items, submit
-from vectormill.db.bereavements import mark_alone
-from vectormill.db.jobs import find_job
+from vectormill.db.jobs.bereavements import mark_alone
+from vectormill.db.jobs.jobs import find_job
 from vectormill.domain.chunk import Claim
 from worker.former import Former, release_chunks_of
 

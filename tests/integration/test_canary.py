@@ -12,9 +12,9 @@ from indexer.swapping import swap
 from tests.api_server import encoding_meanwhile
 from tests.building import BITS, NEXT, Rebuild, ask, build, encode_all, put, rows_of, table_of
 from tests.protocol import claim, complete, dispatch_all, make_items
-from vectormill.db.collections import find_generation
-from vectormill.db.generations import find_building
-from vectormill.db.items import delete_items
+from vectormill.db.collections.collections import find_generation
+from vectormill.db.collections.generations import find_building
+from vectormill.db.rows.items import delete_items
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import CanaryFailed, RunCancelled
 from vectormill.domain.item import EMPTY_TEXT, ENCODING_FAILED, ItemFailure

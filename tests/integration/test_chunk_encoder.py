@@ -11,10 +11,10 @@ import pytest
 from sqlalchemy import Engine, text
 
 from tests.protocol import LONG, SPEC, dispatch_all, make_items, submit, vector_of
-from vectormill.db.export import read_vectors
-from vectormill.db.jobs import cancel_job, find_job, list_item_errors, retry_job
-from vectormill.db.rescue import rescue_unclaimed_chunks
-from vectormill.db.truncations import list_truncated_items
+from vectormill.db.jobs.export import read_vectors
+from vectormill.db.jobs.jobs import cancel_job, find_job, list_item_errors, retry_job
+from vectormill.db.jobs.rescue import rescue_unclaimed_chunks
+from vectormill.db.jobs.truncations import list_truncated_items
 from vectormill.db.workers import list_workers
 from vectormill.domain.errors import ModelError
 from vectormill.domain.item import CRASHED_WORKER, EMPTY_TEXT, ENCODING_FAILED, Item, ItemFailure
@@ -242,7 +242,7 @@ def test_a_commit_whose_answer_was_lost_is_read_again_and_not_repeated(
 ) -> None:
     from sqlalchemy.exc import OperationalError
 
-    from vectormill.db.completion import complete_chunk
+    from vectormill.db.jobs.completion import complete_chunk
     from worker.sink import postgres
 
     calls = []

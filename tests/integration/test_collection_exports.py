@@ -19,11 +19,11 @@ from sqlalchemy import Engine, text
 from tests.api_server import api_client, assert_problem, encode_waiting, submit
 from tests.protocol import SPEC, vector_of
 from vectormill.client import Client
-from vectormill.db.collection_rows import READ_PAGE, Inclusion, compose_statement, read_pages
-from vectormill.db.collections import find_generation, open_collection
-from vectormill.db.matches import walk_plan
-from vectormill.db.vector_types import choose_vector_type, make_rows
-from vectormill.db.vectors import upsert_vectors
+from vectormill.db.collections.collections import find_generation, open_collection
+from vectormill.db.rows.collection_rows import READ_PAGE, Inclusion, compose_statement, read_pages
+from vectormill.db.rows.vector_types import choose_vector_type, make_rows
+from vectormill.db.rows.vectors import upsert_vectors
+from vectormill.db.search.matches import walk_plan
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.item import Item
 

@@ -14,9 +14,9 @@ from tests.protocol import SPEC, claim_next, complete, make_items, register_work
 from vectormill.broker.messages import task_id_of
 from vectormill.broker.queues import QueueReader
 from vectormill.broker.sentinel import Sentinel
-from vectormill.db.dispatch import list_demands, list_rooms, mark_queued
-from vectormill.db.jobs import retry_job
-from vectormill.db.rescue import rescue_expired_chunks
+from vectormill.db.jobs.dispatch import list_demands, list_rooms, mark_queued
+from vectormill.db.jobs.jobs import retry_job
+from vectormill.db.jobs.rescue import rescue_expired_chunks
 from vectormill.db.workers import (
     ALIVE_SECONDS,
     REDIS_AWAY,

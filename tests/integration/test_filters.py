@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Engine, text
 
-from vectormill.db.filters import compile_filter
+from vectormill.db.search.filters import compile_filter
 from vectormill.domain.filter import fits, parse_filter
 
 NAMES = st.sampled_from(["a", "b", "c"])

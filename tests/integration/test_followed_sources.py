@@ -13,7 +13,7 @@ from indexer.opening import open_run_source
 from tests.api_server import api_client, encoding_meanwhile
 from tests.indexers import await_run, contents, count_encoded, indexing, make_collection, start_run
 from vectormill.client import Client
-from vectormill.db.sources import save_source
+from vectormill.db.runs.sources import save_source
 from vectormill.domain.item import Item
 from vectormill.domain.run import Run, RunCounts
 from vectormill.domain.source import FILES, PUSH, SQL, TREE, Source

@@ -16,13 +16,13 @@ from tests.papers import (
     set_source,
     settle,
 )
-from vectormill.db.followed_tables import (
+from vectormill.db.collections.removals import remove_collection
+from vectormill.db.runs.followed_tables import (
     FollowedTable,
     follow_table,
     list_followed_tables,
     unfollow_table,
 )
-from vectormill.db.removals import remove_collection
 from vectormill.domain.errors import CollectionNotFound, Conflict, InvalidOption, SourceNotFound
 from vectormill.registry import Registry
 from vectormill.settings import Settings

@@ -20,7 +20,7 @@ from tests.papers import (
     settle,
 )
 from tests.waiting import wait_for
-from vectormill.db.changes import LIST_CHANGED_COLLECTIONS, LIST_CHANGES, REMOVE_CHANGES
+from vectormill.db.runs.changes import LIST_CHANGED_COLLECTIONS, LIST_CHANGES, REMOVE_CHANGES
 from vectormill.domain.errors import SourceFailed
 from vectormill.registry import Registry
 from vectormill.settings import Settings

@@ -8,12 +8,12 @@ import pytest
 from sqlalchemy import Engine, TextClause, text
 
 from tests.protocol import make_items, submit
-from vectormill.db.coverage import COUNT_OPEN_JOBS
+from vectormill.db.collections.coverage import COUNT_OPEN_JOBS
+from vectormill.db.collections.retired import LIST_PRUNABLE
+from vectormill.db.collections.swaps import COUNT_LAGGING_TWINS
+from vectormill.db.jobs.twins import INSERT_TWIN, LIST_TWINS, LIST_UNWANTED_JOBS, LIST_WITHOUT_TWIN
 from vectormill.db.jsonb import to_jsonb
-from vectormill.db.retired import LIST_PRUNABLE
-from vectormill.db.search_plans import walk_plan
-from vectormill.db.swaps import COUNT_LAGGING_TWINS
-from vectormill.db.twins import INSERT_TWIN, LIST_TWINS, LIST_UNWANTED_JOBS, LIST_WITHOUT_TWIN
+from vectormill.db.search.search_plans import walk_plan
 
 ENDED_JOBS = text("""
     INSERT INTO vectormill.jobs (id, state, model, spec, generation_id, priority, num_items, finished_at, twin_of)

@@ -8,15 +8,19 @@ from sqlalchemy import Connection, Engine, text
 
 from tests.building import BITS, NEXT, ask, build, encode_all, put, rows_of, swap
 from tests.protocol import SPEC, claim, complete, dispatch_all, make_items, submit
-from vectormill.db.building import discard_generation, open_building_generation, open_target_generation
-from vectormill.db.collections import find_generation
-from vectormill.db.export import read_vectors
-from vectormill.db.generations import find_building, list_written_generations
-from vectormill.db.jobs import cancel_job, find_job, list_jobs, retry_job
-from vectormill.db.retired import prune_retired_generations
+from vectormill.db.collections.building import (
+    discard_generation,
+    open_building_generation,
+    open_target_generation,
+)
+from vectormill.db.collections.collections import find_generation
+from vectormill.db.collections.generations import find_building, list_written_generations
+from vectormill.db.collections.retired import prune_retired_generations
+from vectormill.db.collections.swaps import count_newer_rows, roll_back, swap_generations
+from vectormill.db.jobs.export import read_vectors
+from vectormill.db.jobs.jobs import cancel_job, find_job, list_jobs, retry_job
+from vectormill.db.jobs.twins import cancel_unwanted_jobs, wish_for_twins
 from vectormill.db.short_locks import act_in_short_locks
-from vectormill.db.swaps import count_newer_rows, roll_back, swap_generations
-from vectormill.db.twins import cancel_unwanted_jobs, wish_for_twins
 from vectormill.domain.encoding import INT8
 from vectormill.domain.errors import (
     Conflict,

@@ -7,9 +7,9 @@ from sqlalchemy import Engine, text
 
 from tests.protocol import claim, claim_next, complete, dispatch_all, make_items, submit
 from tests.waiting import wait_for
-from vectormill.db.chunks import COUNT_RETRIED_CHUNK, renew_leases
-from vectormill.db.completion import FENCE
-from vectormill.db.jobs import delete_job, find_job
+from vectormill.db.jobs.chunks import COUNT_RETRIED_CHUNK, renew_leases
+from vectormill.db.jobs.completion import FENCE
+from vectormill.db.jobs.jobs import delete_job, find_job
 from vectormill.domain.errors import JobNotFound
 
 PATIENCE_SECONDS = 60.0

@@ -10,7 +10,7 @@ from sqlalchemy import Engine, text
 from indexer.indexing import build_indexes
 from tests.indexed import make_collection, start_run
 from vectormill.corpus import read_docstrings
-from vectormill.db.matches import search_collection
+from vectormill.db.search.matches import search_collection
 from vectormill.registry import find_packaged_model
 
 NUM_TEXTS = 3000

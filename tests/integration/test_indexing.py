@@ -22,12 +22,12 @@ from tests.indexed import (
     wish,
 )
 from tests.protocol import SPEC, vector_of
-from vectormill.db.filter_indexes import name_filter_index
-from vectormill.db.filters import compile_filter
-from vectormill.db.indexes import find_record
-from vectormill.db.matches import search_collection, walk_plan
-from vectormill.db.vector_types import choose_vector_type, make_rows
-from vectormill.db.vectors import upsert_vectors
+from vectormill.db.indexes.indexes import find_record
+from vectormill.db.rows.vector_types import choose_vector_type, make_rows
+from vectormill.db.rows.vectors import upsert_vectors
+from vectormill.db.search.filter_indexes import name_filter_index
+from vectormill.db.search.filters import compile_filter
+from vectormill.db.search.matches import search_collection, walk_plan
 from vectormill.domain.collection import Generation
 from vectormill.domain.encoding import BINARY, FLOAT32, INT8, EncodingSpec
 from vectormill.domain.filter import parse_filter
@@ -212,7 +212,7 @@ def test_writers_and_searches_go_on_while_a_live_index_is_built(engine: Engine) 
 
 def test_the_progress_of_a_build_is_reported(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("indexer.indexing.REPORT_SECONDS", 0.0)
-    monkeypatch.setattr("vectormill.db.index_builds.PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr("vectormill.db.indexes.index_builds.PAUSE_SECONDS", 0.1)
     generation = make_collection(engine, draw_vectors(6000, 64))
     seen = []
     context, report = start_run(engine, check=lambda: seen.append(report.get("progress")))

@@ -19,7 +19,7 @@ from tests.indexed import (
     wait_until,
     wish,
 )
-from vectormill.db.index_builds import APPLICATION_NAME, run_build
+from vectormill.db.indexes.index_builds import APPLICATION_NAME, run_build
 from vectormill.db.session import make_engine
 from vectormill.domain.collection import BUILDING, Generation
 from vectormill.domain.errors import RunCancelled

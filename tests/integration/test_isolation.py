@@ -7,14 +7,14 @@ import pytest
 from sqlalchemy import Engine, text
 
 from tests.protocol import SPEC, claim, claim_next, dispatch_all, make_items, submit
-from vectormill.db.calibrations import keep_ranges
-from vectormill.db.chunks import split_chunk
-from vectormill.db.completion import complete_chunk
-from vectormill.db.export import read_vectors
-from vectormill.db.jobs import find_job, retry_job
-from vectormill.db.payloads import load_payload
-from vectormill.db.quantization import Ranges
-from vectormill.db.vector_types import choose_vector_type, make_rows
+from vectormill.db.jobs.chunks import split_chunk
+from vectormill.db.jobs.completion import complete_chunk
+from vectormill.db.jobs.export import read_vectors
+from vectormill.db.jobs.jobs import find_job, retry_job
+from vectormill.db.jobs.payloads import load_payload
+from vectormill.db.rows.calibrations import keep_ranges
+from vectormill.db.rows.quantization import Ranges
+from vectormill.db.rows.vector_types import choose_vector_type, make_rows
 from vectormill.domain.chunk import ChunkOutcome, Claim
 from vectormill.domain.encoding import VECTOR_TYPES, EncodingSpec
 from vectormill.domain.item import EMPTY_TEXT, ItemFailure

@@ -11,11 +11,11 @@ from sqlalchemy import Connection, Engine, text
 
 from tests.integration.test_lock_order import wait_until_blocked
 from tests.protocol import SPEC, claim_next, complete, complete_on, submit, vector_of
-from vectormill.db.collections import find_generation
-from vectormill.db.items import DELETE_ROWS, delete_items, delete_rows, find_item
-from vectormill.db.jobs import draw_seq
-from vectormill.db.matches import walk_plan
-from vectormill.db.vectors import UPSERT_STAGED
+from vectormill.db.collections.collections import find_generation
+from vectormill.db.jobs.jobs import draw_seq
+from vectormill.db.rows.items import DELETE_ROWS, delete_items, delete_rows, find_item
+from vectormill.db.rows.vectors import UPSERT_STAGED
+from vectormill.db.search.matches import walk_plan
 from vectormill.domain.chunk import Claim
 from vectormill.domain.errors import CollectionNotFound, ItemNotFound
 from vectormill.domain.item import Item
@@ -97,8 +97,8 @@ def test_a_deletion_reaches_every_generation(engine: Engine) -> None:
 
 
 def write_other_generation(engine: Engine) -> None:
-    from vectormill.db.vector_types import choose_vector_type
-    from vectormill.db.vectors import create_vector_table
+    from vectormill.db.rows.vector_types import choose_vector_type
+    from vectormill.db.rows.vectors import create_vector_table
 
     with engine.begin() as connection:
         generation_id = connection.execute(

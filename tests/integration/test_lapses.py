@@ -13,10 +13,10 @@ from scheduler.reaper import Reaper
 from tests.obedient_engine import ObedientEngine, encoding_chunks, run_to_end
 from tests.protocol import claim, claim_next, complete, make_items, submit
 from tests.waiting import wait_for
-from vectormill.db.chunks import renew_leases
-from vectormill.db.jobs import find_job
-from vectormill.db.payloads import load_payload
-from vectormill.db.rescue import rescue_expired_chunks
+from vectormill.db.jobs.chunks import renew_leases
+from vectormill.db.jobs.jobs import find_job
+from vectormill.db.jobs.payloads import load_payload
+from vectormill.db.jobs.rescue import rescue_expired_chunks
 from vectormill.settings import Settings
 from worker.engine import EncodeRequest, RunnerDied
 from worker.tasks import MAX_LAPSED

@@ -8,13 +8,19 @@ import pytest
 from sqlalchemy import Connection, Engine, text
 
 from tests.protocol import SPEC, claim, claim_next, complete, dispatch_all, make_items, submit
-from vectormill.db.chunks import COUNT_RETRIED_CHUNK, claim_chunk, release_chunk, renew_leases, split_chunk
-from vectormill.db.completion import FENCE, fail_chunk
-from vectormill.db.deletion import delete_forgotten_queries
-from vectormill.db.dispatch import mark_queued, recall_dispatches
-from vectormill.db.jobs import cancel_job, delete_job, find_job, pause_job, retry_job
-from vectormill.db.payloads import load_payload
-from vectormill.db.rescue import (
+from vectormill.db.jobs.chunks import (
+    COUNT_RETRIED_CHUNK,
+    claim_chunk,
+    release_chunk,
+    renew_leases,
+    split_chunk,
+)
+from vectormill.db.jobs.completion import FENCE, fail_chunk
+from vectormill.db.jobs.deletion import delete_forgotten_queries
+from vectormill.db.jobs.dispatch import mark_queued, recall_dispatches
+from vectormill.db.jobs.jobs import cancel_job, delete_job, find_job, pause_job, retry_job
+from vectormill.db.jobs.payloads import load_payload
+from vectormill.db.jobs.rescue import (
     end_cancelled_jobs,
     recall_paused_chunks,
     rescue_expired_chunks,

@@ -8,9 +8,9 @@ from indexer.measures import measure_recall, scan_vectors
 from indexer.samples import compare_sample, sample_texts
 from tests.api_server import encode_waiting, encoding_meanwhile
 from tests.protocol import SPEC, make_items, submit
-from vectormill.db.collections import find_generation, open_collection
-from vectormill.db.vector_types import choose_vector_type, make_rows
-from vectormill.db.vectors import upsert_vectors
+from vectormill.db.collections.collections import find_generation, open_collection
+from vectormill.db.rows.vector_types import choose_vector_type, make_rows
+from vectormill.db.rows.vectors import upsert_vectors
 from vectormill.domain.collection import Generation
 from vectormill.domain.encoding import BINARY, FLOAT32, INT8, EncodingSpec
 from vectormill.domain.item import Item

@@ -10,7 +10,7 @@ from sqlalchemy import Engine, text
 
 from tests.protocol import claim_next, complete, make_items, submit
 from tests.services import connected_engine
-from vectormill.db.jobs import find_job
+from vectormill.db.jobs.jobs import find_job
 from vectormill.db.migrations import SCRIPTS, find_missing_revision, make_config, upgrade
 from vectormill.db.tables import SCHEMA, metadata
 from vectormill.domain.errors import ConfigurationError

@@ -17,7 +17,7 @@ from sqlalchemy import Engine
 from tests.faulty_engine import HANG_WHILE_FILE_EXISTS, SPEC, making_engines
 from tests.protocol import dispatch_all, make_items, submit
 from tests.waiting import wait_for
-from vectormill.db.jobs import find_job
+from vectormill.db.jobs.jobs import find_job
 from vectormill.settings import Settings
 from worker.engine import Engine as EncodingEngine
 from worker.identity import WorkerIdentity

@@ -6,11 +6,11 @@ import pytest
 from sqlalchemy import Engine, text
 
 from tests.protocol import claim, claim_next, complete, dispatch_all, make_items, submit
-from vectormill.db import completion
-from vectormill.db.chunks import release_chunk, renew_leases
-from vectormill.db.dispatch import list_demands
-from vectormill.db.jobs import cancel_job, find_job, pause_job, resume_job, retry_job
-from vectormill.db.rescue import recall_paused_chunks, rescue_expired_chunks
+from vectormill.db.jobs import completion
+from vectormill.db.jobs.chunks import release_chunk, renew_leases
+from vectormill.db.jobs.dispatch import list_demands
+from vectormill.db.jobs.jobs import cancel_job, find_job, pause_job, resume_job, retry_job
+from vectormill.db.jobs.rescue import recall_paused_chunks, rescue_expired_chunks
 from vectormill.domain.errors import JobNotFound, WrongJobState
 from vectormill.domain.item import EMPTY_TEXT, ItemFailure
 from vectormill.domain.job import Job

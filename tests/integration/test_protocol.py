@@ -18,21 +18,21 @@ from tests.protocol import (
     submit,
     vector_of,
 )
-from vectormill.db import collections
-from vectormill.db.chunks import claim_chunk, release_chunk, renew_leases, split_chunk
-from vectormill.db.collections import find_generation
-from vectormill.db.completion import cancel_chunk, fail_chunk
-from vectormill.db.deletion import discard_expired_jobs
-from vectormill.db.dispatch import list_queued, list_rooms, recall_dispatches
-from vectormill.db.export import read_vectors
-from vectormill.db.jobs import cancel_job, delete_job, find_job, list_item_errors, list_jobs, retry_job
-from vectormill.db.matches import search_collection
-from vectormill.db.payloads import load_payload
-from vectormill.db.rescue import (
+from vectormill.db.collections import collections
+from vectormill.db.collections.collections import find_generation
+from vectormill.db.jobs.chunks import claim_chunk, release_chunk, renew_leases, split_chunk
+from vectormill.db.jobs.completion import cancel_chunk, fail_chunk
+from vectormill.db.jobs.deletion import discard_expired_jobs
+from vectormill.db.jobs.dispatch import list_queued, list_rooms, recall_dispatches
+from vectormill.db.jobs.export import read_vectors
+from vectormill.db.jobs.jobs import cancel_job, delete_job, find_job, list_item_errors, list_jobs, retry_job
+from vectormill.db.jobs.payloads import load_payload
+from vectormill.db.jobs.rescue import (
     end_cancelled_jobs,
     rescue_expired_chunks,
     rescue_unclaimed_chunks,
 )
+from vectormill.db.search.matches import search_collection
 from vectormill.domain.collection import Generation
 from vectormill.domain.errors import (
     Conflict,

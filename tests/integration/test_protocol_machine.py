@@ -27,11 +27,11 @@ from hypothesis.stateful import (
 from sqlalchemy import Engine, text
 
 from tests.protocol import claim, complete, dispatch_all, make_items, submit, vector_of
-from vectormill.db.chunks import release_chunk, split_chunk
-from vectormill.db.dispatch import list_queued, recall_dispatches
-from vectormill.db.export import read_vectors
-from vectormill.db.jobs import cancel_job, find_job, pause_job, resume_job, retry_job
-from vectormill.db.rescue import (
+from vectormill.db.jobs.chunks import release_chunk, split_chunk
+from vectormill.db.jobs.dispatch import list_queued, recall_dispatches
+from vectormill.db.jobs.export import read_vectors
+from vectormill.db.jobs.jobs import cancel_job, find_job, pause_job, resume_job, retry_job
+from vectormill.db.jobs.rescue import (
     end_cancelled_jobs,
     recall_paused_chunks,
     rescue_expired_chunks,

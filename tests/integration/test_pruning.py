@@ -8,9 +8,9 @@ from api.queries import submit_queries
 from scheduler import pruner
 from scheduler.pruner import Pruner
 from tests.protocol import SPEC, claim_next, complete, make_items, submit
-from vectormill.db.deletion import delete_batch, discard_expired_jobs, discard_job
-from vectormill.db.export import read_vectors
-from vectormill.db.jobs import find_job, list_jobs, retry_job
+from vectormill.db.jobs.deletion import delete_batch, discard_expired_jobs, discard_job
+from vectormill.db.jobs.export import read_vectors
+from vectormill.db.jobs.jobs import find_job, list_jobs, retry_job
 from vectormill.domain.errors import JobNotFound, WrongJobState
 from vectormill.domain.item import ItemFailure
 from vectormill.domain.job import Job

@@ -20,12 +20,12 @@ from sqlalchemy import text
 from tests.building import BITS, NEXT, ask, build, put, swap, table_of
 from tests.protocol import SPEC, claim, complete, dispatch_all
 from tests.services import connected_engine, migrated_database
-from vectormill.db.collections import find_generation
-from vectormill.db.items import delete_items, delete_rows
-from vectormill.db.jobs import draw_seq
+from vectormill.db.collections.collections import find_generation
+from vectormill.db.collections.swaps import roll_back
+from vectormill.db.jobs.jobs import draw_seq
+from vectormill.db.jobs.submission import JobWriter
+from vectormill.db.rows.items import delete_items, delete_rows
 from vectormill.db.short_locks import act_in_short_locks
-from vectormill.db.submission import JobWriter
-from vectormill.db.swaps import roll_back
 from vectormill.domain.collection import Generation
 from vectormill.domain.item import Item
 from vectormill.domain.job import NewJob

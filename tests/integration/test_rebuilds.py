@@ -10,12 +10,13 @@ from sqlalchemy import Engine, text
 from tests.api_server import encoding_meanwhile
 from tests.building import BITS, NEXT, ask, encode_all, put, rows_of
 from tests.indexers import ListedSource, await_run, contents, indexing, row, wanted
-from vectormill.db.collections import find_generation
-from vectormill.db.generations import find_building
-from vectormill.db.runs import create_run
+from vectormill.db.collections.collections import find_generation
+from vectormill.db.collections.generations import find_building
+from vectormill.db.runs.runs import create_run
 from vectormill.domain.collection import RETIRED
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.run import COMPLETED, FAILED, REINDEX
+from vectormill.sources.own_texts import OwnTextReader
 
 ROWS = [row(f"k{number}", f"text {number}", page=number) for number in range(20)]
 
@@ -92,3 +93,13 @@ def test_a_view_that_others_depend_on_ends_the_run_with_their_names(engine: Engi
     assert run.state == FAILED
     assert "view mine depends on view docs" in (run.error or "")
     assert set(rows_of(engine, "docs")) == {"old"}
+
+
+def test_what_a_reading_of_own_texts_missed_is_not_gone(engine: Engine) -> None:
+    # A put is committed behind the page that would have had it; its place among the writers is before the run's.
+    put(engine, "late")
+    encode_all(engine)
+    with indexing(engine, ListedSource([], tells_what_vanished=OwnTextReader.tells_what_vanished)):
+        run = await_run(engine, start(engine, None, confirm=True))
+    assert (run.state, run.counts.num_deleted) == (COMPLETED, 0)
+    assert set(rows_of(engine, "docs")) == {"late"}

@@ -5,7 +5,7 @@ from sqlalchemy import Engine, text
 
 from tests.obedient_engine import encoding_chunks, run_to_end
 from tests.protocol import make_items, submit
-from vectormill.db.jobs import find_job, list_item_errors, retry_job
+from vectormill.db.jobs.jobs import find_job, list_item_errors, retry_job
 from vectormill.domain.item import ENCODING_FAILED, NOT_STORED
 from vectormill.domain.job import Job
 

@@ -9,7 +9,7 @@ from tests.api_server import api_client
 from tests.building import NEXT, ask, build, encode_all, put, rows_of, swap
 from vectormill.cli.app import main
 from vectormill.client import Client
-from vectormill.db.collections import find_generation
+from vectormill.db.collections.collections import find_generation
 from vectormill.problems import ApiError
 
 

@@ -22,8 +22,8 @@ from tests.indexers import (
 )
 from tests.protocol import submit
 from tests.waiting import wait_for
-from vectormill.db.run_claims import RunClaim, claim_run, end_run, renew_runs, save_run
-from vectormill.db.runs import cancel_run
+from vectormill.db.runs.run_claims import RunClaim, claim_run, end_run, renew_runs, save_run
+from vectormill.db.runs.runs import cancel_run
 from vectormill.domain.errors import LeaseLost
 from vectormill.domain.run import COMPLETED, READING, RunCounts
 

@@ -7,11 +7,11 @@ import pytest
 from sqlalchemy import Engine, text
 
 from tests.protocol import SPEC, claim_next, complete, make_items, submit
-from vectormill.db.collections import find_generation
-from vectormill.db.deletion import discard_upload
-from vectormill.db.generations import list_written_generations
-from vectormill.db.jobs import draw_seq, find_job
-from vectormill.db.submission import JobWriter
+from vectormill.db.collections.collections import find_generation
+from vectormill.db.collections.generations import list_written_generations
+from vectormill.db.jobs.deletion import discard_upload
+from vectormill.db.jobs.jobs import draw_seq, find_job
+from vectormill.db.jobs.submission import JobWriter
 from vectormill.domain.errors import Conflict, SpecMismatch
 from vectormill.domain.item import Item
 from vectormill.domain.job import Job, NewJob

@@ -6,8 +6,8 @@ from psycopg import sql
 from sqlalchemy import Connection, Engine, text
 
 from tests.indexers import make_collection
-from vectormill.db.collections import find_generation
-from vectormill.db.differences import (
+from vectormill.db.collections.collections import find_generation
+from vectormill.db.runs.differences import (
     CLEAR_ATTRIBUTES,
     LIST_METADATA_ONLY,
     LIST_MOVED,
@@ -17,9 +17,9 @@ from vectormill.db.differences import (
     WRITE_MOVED,
     note_moved,
 )
-from vectormill.db.run_claims import CLAIM_RUN, FIRST_PHASES
-from vectormill.db.runs import LIST_RUNS_OF_COLLECTION
-from vectormill.db.stages import (
+from vectormill.db.runs.run_claims import CLAIM_RUN, FIRST_PHASES
+from vectormill.db.runs.runs import LIST_RUNS_OF_COLLECTION
+from vectormill.db.runs.stages import (
     COMPARE_BATCH,
     LOAD_CHANGES,
     LOOK_UP_BY_INDEX,

@@ -21,8 +21,8 @@ from tests.indexers import (
 )
 from tests.protocol import make_items, submit, vector_of
 from tests.waiting import wait_for
-from vectormill.db.items import delete_items
-from vectormill.db.runs import cancel_run, confirm_run
+from vectormill.db.rows.items import delete_items
+from vectormill.db.runs.runs import cancel_run, confirm_run
 from vectormill.domain.item import Item
 from vectormill.domain.run import RunCounts
 

@@ -17,9 +17,9 @@ from tests.schedules import list_runs, make_collection, make_due, make_schedule
 from tests.waiting import wait_for
 from vectormill.broker.queues import list_of
 from vectormill.broker.sentinel import SENTINEL_KEY
-from vectormill.db.chunks import release_chunk
-from vectormill.db.deletion import discard_job
-from vectormill.db.jobs import cancel_job, find_job
+from vectormill.db.jobs.chunks import release_chunk
+from vectormill.db.jobs.deletion import discard_job
+from vectormill.db.jobs.jobs import cancel_job, find_job
 from vectormill.db.workers import is_scheduler_alive
 from vectormill.domain.job import Job
 from vectormill.processes import free_port

@@ -14,8 +14,8 @@ from tests.schedules import list_runs, make_collection, make_due, make_schedule
 from tests.services import connected_engine
 from tests.statements import COMMIT, watch
 from vectormill.cron import next_due
-from vectormill.db.due_times import LIST_DUE_SCHEDULES, run_schedule_now
-from vectormill.db.schedules import (
+from vectormill.db.runs.due_times import LIST_DUE_SCHEDULES, run_schedule_now
+from vectormill.db.runs.schedules import (
     change_schedule,
     create_schedule,
     delete_schedule,

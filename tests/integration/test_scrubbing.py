@@ -10,13 +10,13 @@ from tests.integration.test_items import delete, read_keys
 from tests.protocol import SPEC, claim, claim_next, complete, dispatch_all, make_items, submit
 from tests.residue import find_residue
 from tests.waiting import wait_for
-from vectormill.db.chunks import split_chunk
-from vectormill.db.collections import find_generation
-from vectormill.db.export import read_vectors
-from vectormill.db.jobs import retry_job
-from vectormill.db.payloads import decode_payload, empty_items, encode_payload
-from vectormill.db.scrubbing import delete_scrubbed
-from vectormill.db.submission import JobWriter
+from vectormill.db.collections.collections import find_generation
+from vectormill.db.jobs.chunks import split_chunk
+from vectormill.db.jobs.export import read_vectors
+from vectormill.db.jobs.jobs import retry_job
+from vectormill.db.jobs.payloads import decode_payload, empty_items, encode_payload
+from vectormill.db.jobs.submission import JobWriter
+from vectormill.db.rows.scrubbing import delete_scrubbed
 from vectormill.domain.errors import LeaseLost
 from vectormill.domain.item import Item, ItemFailure
 from vectormill.domain.job import Job, NewJob

@@ -10,9 +10,9 @@ from sqlalchemy import Engine, text
 
 from tests.api_server import api_client
 from tests.protocol import SPEC
-from vectormill.db.collections import open_collection
-from vectormill.db.vector_types import choose_vector_type, make_rows
-from vectormill.db.vectors import upsert_vectors
+from vectormill.db.collections.collections import open_collection
+from vectormill.db.rows.vector_types import choose_vector_type, make_rows
+from vectormill.db.rows.vectors import upsert_vectors
 from vectormill.domain.item import Item
 
 NUM_ROWS = 4000

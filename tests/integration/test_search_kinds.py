@@ -10,11 +10,11 @@ from sqlalchemy import Engine, event, text
 from tests.api_server import api_client
 from tests.protocol import SPEC, claim_next, complete, make_items, submit, vector_of
 from vectormill.client import Client
-from vectormill.db.calibrations import keep_ranges
-from vectormill.db.collections import find_generation
-from vectormill.db.matches import find_matches
-from vectormill.db.quantization import Ranges
-from vectormill.db.vector_types import VECTOR_TYPE_BY_NAME, make_rows
+from vectormill.db.collections.collections import find_generation
+from vectormill.db.rows.calibrations import keep_ranges
+from vectormill.db.rows.quantization import Ranges
+from vectormill.db.rows.vector_types import VECTOR_TYPE_BY_NAME, make_rows
+from vectormill.db.search.matches import find_matches
 from vectormill.domain.encoding import BINARY, VECTOR_TYPES
 from vectormill.domain.errors import Conflict
 from vectormill.domain.search import Search

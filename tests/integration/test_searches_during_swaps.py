@@ -12,11 +12,11 @@ from tests.building import BITS, NEXT, ask, build, encode_all, put, swap
 from tests.indexers import ListedSource, await_run, indexing, row
 from tests.protocol import vector_of
 from vectormill.client import Client
-from vectormill.db.collections import find_generation
-from vectormill.db.matches import search_collection
-from vectormill.db.runs import create_run
+from vectormill.db.collections.collections import find_generation
+from vectormill.db.collections.swaps import roll_back
+from vectormill.db.runs.runs import create_run
+from vectormill.db.search.matches import search_collection
 from vectormill.db.short_locks import act_in_short_locks
-from vectormill.db.swaps import roll_back
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.run import COMPLETED, REINDEX
 

@@ -11,7 +11,7 @@ from api.search_pool import SEARCH_CONNECTIONS
 from tests.api_server import ITEMS, api_client, assert_problem, encode_waiting, many, submit
 from tests.protocol import vector_of
 from tests.waiting import wait_for
-from vectormill.db.collections import find_generation
+from vectormill.db.collections.collections import find_generation
 
 SEARCH = "/v1/collections/docs/search"
 NUM_SEARCHES = 20

@@ -18,8 +18,8 @@ import zstandard
 from sqlalchemy import Engine, create_engine, text
 
 from tests.protocol import make_items, submit
-from vectormill.db.pushes import PushWriter
-from vectormill.db.sources import save_source
+from vectormill.db.runs.pushes import PushWriter
+from vectormill.db.runs.sources import save_source
 from vectormill.domain.errors import SourceFailed
 from vectormill.domain.item import Item
 from vectormill.domain.source import FILES, OWN_TEXTS, PUSH, SQL, TREE, Source

@@ -6,8 +6,8 @@ from uuid import uuid4
 
 from sqlalchemy import Connection, Engine, TextClause, text
 
-from vectormill.db import pushes, sources
-from vectormill.db.matches import walk_plan
+from vectormill.db.runs import pushes, sources
+from vectormill.db.search.matches import walk_plan
 from vectormill.sources.reader import FIND_MODEL
 
 FILL = (

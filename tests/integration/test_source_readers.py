@@ -8,8 +8,8 @@ import pytest
 from sqlalchemy import Engine, create_engine, text
 
 from tests.protocol import claim_next, complete, make_items, submit
-from vectormill.db.pushes import PushWriter, prune_pushes
-from vectormill.db.sources import save_source
+from vectormill.db.runs.pushes import PushWriter, prune_pushes
+from vectormill.db.runs.sources import save_source
 from vectormill.domain.errors import DuplicateKey, EmptyJob, InvalidOption, SourceFailed
 from vectormill.domain.item import Item
 from vectormill.domain.source import OWN_TEXTS, PUSH, SQL, Source

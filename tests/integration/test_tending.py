@@ -12,9 +12,9 @@ from indexer.indexing import build_indexes
 from scheduler.tender import Tender, find_need
 from tests.indexed import draw_vectors, execute, make_collection, start_run, wait_until, wish
 from tests.protocol import SPEC, make_items, submit
-from vectormill.db.matches import walk_plan
-from vectormill.db.runs import create_run
-from vectormill.db.tending import LIST_TENDED, TendedCollection
+from vectormill.db.indexes.tending import LIST_TENDED, TendedCollection
+from vectormill.db.runs.runs import create_run
+from vectormill.db.search.matches import walk_plan
 from vectormill.domain.collection import AUTO, HNSW
 from vectormill.domain.encoding import INT8
 from vectormill.domain.run import INDEX

@@ -11,12 +11,12 @@ from sqlalchemy import Engine, text
 from tests.api_server import api_client, assert_problem, encode_waiting
 from tests.api_server import submit as submit_over_http
 from tests.protocol import LONG, SPEC, claim_next, complete, stack, submit
-from vectormill.db import truncations
-from vectormill.db.chunks import split_chunk
-from vectormill.db.completion import complete_chunk
-from vectormill.db.jobs import delete_job, find_job, retry_job
-from vectormill.db.payloads import load_payload
-from vectormill.db.truncations import list_truncated_items
+from vectormill.db.jobs import truncations
+from vectormill.db.jobs.chunks import split_chunk
+from vectormill.db.jobs.completion import complete_chunk
+from vectormill.db.jobs.jobs import delete_job, find_job, retry_job
+from vectormill.db.jobs.payloads import load_payload
+from vectormill.db.jobs.truncations import list_truncated_items
 from vectormill.domain.chunk import ChunkOutcome
 from vectormill.domain.item import ENCODING_FAILED, Item, ItemFailure
 from vectormill.domain.job import Job

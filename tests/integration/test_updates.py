@@ -8,7 +8,7 @@ from sqlalchemy import Engine, text
 
 from tests.protocol import SPEC, claim, dispatch_all, make_items, submit
 from tests.waiting import wait_for
-from vectormill.db.chunks import renew_leases
+from vectormill.db.jobs.chunks import renew_leases
 from vectormill.db.workers import beat_scheduler, beat_worker
 
 COUNTS = text("""

@@ -13,9 +13,9 @@ from sqlalchemy.pool import PoolProxiedConnection
 from scheduler.pruner import Pruner
 from tests.protocol import SPEC, make_items, submit
 from tests.services import connected_engine
-from vectormill.db.deletion import discard_stale_uploads
-from vectormill.db.jobs import find_job, list_jobs
-from vectormill.db.submission import JobWriter
+from vectormill.db.jobs.deletion import discard_stale_uploads
+from vectormill.db.jobs.jobs import find_job, list_jobs
+from vectormill.db.jobs.submission import JobWriter
 from vectormill.domain.errors import SubmissionInProgress, UploadRemoved
 from vectormill.domain.job import NewJob
 from vectormill.settings import Settings

@@ -17,14 +17,14 @@ from sqlalchemy import Engine, text
 from tests.api_server import SMALL, api_client, assert_problem, encode_waiting, many, submit
 from tests.protocol import SPEC, claim, claim_next, complete, dispatch_all, make_items, vector_of
 from tests.protocol import submit as submit_directly
-from vectormill.db.calibrations import find_ranges, keep_ranges
-from vectormill.db.chunks import split_chunk
-from vectormill.db.collections import find_generation
-from vectormill.db.export import read_vectors
-from vectormill.db.jobs import retry_job
-from vectormill.db.matches import search_collection
-from vectormill.db.quantization import Ranges, measure_ranges, quantize, widen_ranges
-from vectormill.db.vector_types import VECTOR_TYPE_BY_NAME, make_rows
+from vectormill.db.collections.collections import find_generation
+from vectormill.db.jobs.chunks import split_chunk
+from vectormill.db.jobs.export import read_vectors
+from vectormill.db.jobs.jobs import retry_job
+from vectormill.db.rows.calibrations import find_ranges, keep_ranges
+from vectormill.db.rows.quantization import Ranges, measure_ranges, quantize, widen_ranges
+from vectormill.db.rows.vector_types import VECTOR_TYPE_BY_NAME, make_rows
+from vectormill.db.search.matches import search_collection
 from vectormill.domain.encoding import VECTOR_TYPES
 from vectormill.domain.item import EMPTY_TEXT, ItemFailure
 from vectormill.domain.job import Job

@@ -12,12 +12,12 @@ from sqlalchemy import Engine
 
 from tests.protocol import SPEC
 from vectormill.corpus import read_docstrings
-from vectormill.db.calibrations import find_ranges
-from vectormill.db.collections import open_collection
-from vectormill.db.matches import search_collection
-from vectormill.db.quantization import quantize, restore
-from vectormill.db.vector_types import choose_vector_type, make_rows
-from vectormill.db.vectors import upsert_vectors
+from vectormill.db.collections.collections import open_collection
+from vectormill.db.rows.calibrations import find_ranges
+from vectormill.db.rows.quantization import quantize, restore
+from vectormill.db.rows.vector_types import choose_vector_type, make_rows
+from vectormill.db.rows.vectors import upsert_vectors
+from vectormill.db.search.matches import search_collection
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.item import Item
 from vectormill.registry import find_packaged_model

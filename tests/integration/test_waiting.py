@@ -8,9 +8,9 @@ import pytest
 from sqlalchemy import Engine, text
 
 from tests.protocol import INCARNATION, SPEC, claim, claim_next, complete, dispatch_all, make_items, submit
-from vectormill.db.chunks import release_chunk
-from vectormill.db.jobs import find_job, list_jobs, pause_job
-from vectormill.db.waiting import explain_waits
+from vectormill.db.jobs.chunks import release_chunk
+from vectormill.db.jobs.jobs import find_job, list_jobs, pause_job
+from vectormill.db.jobs.waiting import explain_waits
 from vectormill.db.workers import beat_scheduler, beat_worker
 from vectormill.domain.job import Job
 

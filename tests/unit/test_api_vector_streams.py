@@ -24,7 +24,7 @@ from api.vector_streams import (
     write_npy,
     write_parquet,
 )
-from vectormill.db.export import VectorBlock
+from vectormill.db.jobs.export import VectorBlock
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import JobNotFound
 from vectormill.domain.job import COMPLETED, Job

@@ -7,7 +7,14 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from sentence_transformers.util.quantization import quantize_embeddings
 
-from vectormill.db.quantization import Ranges, measure_ranges, pack_signs, quantize, restore, widen_ranges
+from vectormill.db.rows.quantization import (
+    Ranges,
+    measure_ranges,
+    pack_signs,
+    quantize,
+    restore,
+    widen_ranges,
+)
 
 SAMPLE = np.random.default_rng(1).standard_normal((300, 40), dtype=np.float32) / np.float32(6)
 # A tenth of these lie outside the ranges of the sample.

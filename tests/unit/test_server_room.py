@@ -1,6 +1,6 @@
 import pytest
 
-from vectormill.db.server_room import count_cores, find_free_bytes
+from vectormill.db.indexes.server_room import count_cores, find_free_bytes
 
 MEMINFO = "MemTotal:       32000000 kB\nMemFree:         1000000 kB\nMemAvailable:   16000000 kB\n"
 STAT = "cpu  1 2 3\ncpu0 1 2 3\ncpu1 1 2 3\ncpu2 1 2 3\ncpu3 1 2 3\nintr 12 0\n"

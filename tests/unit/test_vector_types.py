@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from vectormill.db.quantization import measure_ranges
-from vectormill.db.vector_types import (
+from vectormill.db.rows.quantization import measure_ranges
+from vectormill.db.rows.vector_types import (
     VECTOR_TYPE_BY_NAME,
     VectorType,
     make_rows,
@@ -17,7 +17,7 @@ from vectormill.db.vector_types import (
     read_block,
     read_columns,
 )
-from vectormill.db.vectors import pack_copy_rows
+from vectormill.db.rows.vectors import pack_copy_rows
 from vectormill.domain.encoding import VECTOR_TYPES
 
 DIMENSIONS = 13  # not a multiple of eight

@@ -3,7 +3,7 @@
     {"lang": "de", "year": {"gte": 2020, "lt": 2025}, "tag": {"in": ["a", "b"]}, "author": {"exists": true}}
 
 Every entry must hold. `and` and `or` take lists of filters, `not` takes one; a dotted name leads into an object. Knows
-nothing of SQL: vectormill/db/filters.py says the same to Postgres, and a test holds the two against each other.
+nothing of SQL: vectormill/db/search/filters.py says the same to Postgres, and a test holds the two against each other.
 """
 
 import math

@@ -1,6 +1,7 @@
 """Own texts: those that the collection itself keeps, for a build of a new generation. Nothing of them is split."""
 
 from collections.abc import Iterator
+from typing import Final
 
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import SQLAlchemyError
@@ -34,6 +35,10 @@ COUNT_ROWS = text("""
 
 class OwnTextReader:
     """Reads the live generation. Raises SourceFailed when texts are not kept, or one of them is missing."""
+
+    # What a client puts while pages are read may be missed: it comes into the new generation by a job of its own. And
+    # what clients delete is deleted there too.
+    tells_what_vanished: Final = False
 
     def __init__(self, place: SourcePlace) -> None:
         self._place = place

@@ -1,10 +1,10 @@
-"""Push: what a client streamed to a run, in its order. Parts are written by vectormill/db/pushes.py."""
+"""Push: what a client streamed to a run, in its order. Parts are written by vectormill/db/runs/pushes.py."""
 
 from collections.abc import Iterator
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from vectormill.db.pushes import count_items, load_part
+from vectormill.db.runs.pushes import count_items, load_part
 from vectormill.domain.errors import SourceFailed
 from vectormill.domain.item import Item
 from vectormill.sources.reader import Complaints, SourcePlace

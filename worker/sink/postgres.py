@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import Connection, Engine, text
 
-from vectormill.db.chunks import find_chunk, renew_leases
-from vectormill.db.completion import complete_chunk
+from vectormill.db.jobs.chunks import find_chunk, renew_leases
+from vectormill.db.jobs.completion import complete_chunk
 from vectormill.db.outages import DATABASE_ERRORS, describe_refusal, is_outage
 from vectormill.domain.chunk import DONE, ChunkOutcome, Claim
 from vectormill.domain.errors import DatabaseUnavailable, LeaseLost

@@ -28,7 +28,7 @@ from vectormill.broker.app import make_app
 from vectormill.broker.messages import publish
 from vectormill.broker.queues import QueueReader, list_of
 from vectormill.broker.sentinel import Sentinel
-from vectormill.db.jobs import find_job
+from vectormill.db.jobs.jobs import find_job
 from vectormill.domain.item import Item
 from vectormill.domain.job import DEFAULT_PRIORITY, Job
 

@@ -16,7 +16,7 @@ from tests.indexers import ListedSource, contents, look, row, start_run, wanted
 from tests.integration.crashes.points import CrashPoints
 from tests.integration.crashes.victims import Servers, running, watched_engine
 from tests.protocol import submit
-from vectormill.db.run_claims import claim_run
+from vectormill.db.runs.run_claims import claim_run
 from vectormill.db.session import make_engine
 from vectormill.domain.run import RunCounts
 from vectormill.registry import Registry

@@ -19,10 +19,10 @@ from tests.integration.interleavings.world import World, list_jobs
 from tests.promises import Witness, check_items
 from tests.protocol import SPEC, complete_on, dispatch_all
 from tests.statements import watch
-from vectormill.db.chunks import claim_chunk
-from vectormill.db.deletion import discard_stale_uploads
-from vectormill.db.jobs import cancel_job, find_job, pause_job, resume_job
-from vectormill.db.rescue import (
+from vectormill.db.jobs.chunks import claim_chunk
+from vectormill.db.jobs.deletion import discard_stale_uploads
+from vectormill.db.jobs.jobs import cancel_job, find_job, pause_job, resume_job
+from vectormill.db.jobs.rescue import (
     end_cancelled_jobs,
     recall_paused_chunks,
     rescue_expired_chunks,
@@ -74,7 +74,9 @@ class Stage:
         self.observer.execute(EMPTY)
         witness = Witness(self.engine)
         world = World(self.engine, witness, random)
-        with patch("vectormill.db.submission.uuid4", lambda: UUID(int=random.getrandbits(128), version=4)):
+        with patch(
+            "vectormill.db.jobs.submission.uuid4", lambda: UUID(int=random.getrandbits(128), version=4)
+        ):
             set_up(world)
             witness.look()
             trace: list[str] = []

@@ -18,19 +18,19 @@ from sqlalchemy.exc import DBAPIError
 
 from tests.promises import Witness
 from tests.protocol import SPEC, complete, dispatch_all, make_items, stack, submit
-from vectormill.db.chunks import claim_chunk, find_chunk, release_chunk, renew_leases, split_chunk
-from vectormill.db.completion import cancel_chunk, fail_chunk
-from vectormill.db.deletion import delete_batch, discard_expired_jobs, discard_job, discard_stale_uploads
-from vectormill.db.dispatch import list_queued, recall_dispatches
-from vectormill.db.items import delete_items
-from vectormill.db.jobs import delete_job, retry_job
-from vectormill.db.payloads import load_payload
-from vectormill.db.rescue import (
+from vectormill.db.jobs.chunks import claim_chunk, find_chunk, release_chunk, renew_leases, split_chunk
+from vectormill.db.jobs.completion import cancel_chunk, fail_chunk
+from vectormill.db.jobs.deletion import delete_batch, discard_expired_jobs, discard_job, discard_stale_uploads
+from vectormill.db.jobs.dispatch import list_queued, recall_dispatches
+from vectormill.db.jobs.jobs import delete_job, retry_job
+from vectormill.db.jobs.payloads import load_payload
+from vectormill.db.jobs.rescue import (
     end_cancelled_jobs,
     recall_paused_chunks,
     rescue_expired_chunks,
     rescue_unclaimed_chunks,
 )
+from vectormill.db.rows.items import delete_items
 from vectormill.domain.chunk import LEASED, ChunkOutcome, Claim
 from vectormill.domain.errors import (
     CollectionNotFound,

@@ -1,0 +1,1 @@
+"""Collections and their generations: made, built anew, swapped, described and removed."""

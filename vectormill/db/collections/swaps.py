@@ -1,0 +1,170 @@
+"""Swaps: which generation is live changes in one transaction, with states, view and everything that reads them.
+
+Searches read the generation's table and wait for nobody; a search that began before goes on in the old table. Writers
+of the collection wait for the moment that it takes.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import psycopg
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import OperationalError
+
+from vectormill.db.collections.generations import (
+    FROM_GENERATIONS,
+    GENERATION_COLUMNS,
+    find_generation_by_id,
+    find_in_state,
+    lock_collection,
+    read_generation,
+)
+from vectormill.db.collections.views import replace_view
+from vectormill.db.jobs.jobs import draw_seq
+from vectormill.db.rows.vectors import table_name
+from vectormill.domain.collection import BUILDING, LIVE, Generation
+from vectormill.domain.errors import CollectionNotFound, Conflict
+
+# So long submissions are held back while the last twins end.
+DRAIN_SECONDS: Final = 0.5
+_DRAIN_PAUSE_SECONDS: Final = 0.02
+
+RETIRE_LIVE = text("""
+    UPDATE vectormill.generations SET state = 'retired', retired_at = now()
+     WHERE id = :generation_id AND state = 'live'
+""")
+
+# Jobs behind `live_seq` wrote this generation only: after a rollback their rows are missing.
+MAKE_LIVE = text("""
+    UPDATE vectormill.generations
+       SET state = 'live', live_at = now(), retired_at = NULL,
+           report = report || jsonb_build_object('live_seq', CAST(:live_seq AS bigint))
+     WHERE id = :generation_id
+""")
+
+# An original that has ended was told to its client as searchable; one whose row is gone had ended too.
+COUNT_LAGGING_TWINS = text("""
+    SELECT count(*)
+      FROM vectormill.jobs AS twin
+      LEFT JOIN vectormill.jobs AS original ON original.id = twin.twin_of
+     WHERE twin.generation_id = :generation_id AND twin.twin_of IS NOT NULL
+       AND twin.state IN ('queued', 'running', 'paused', 'cancelling')
+       AND (original.id IS NULL OR original.finished_at IS NOT NULL)
+""")
+
+FIND_LATEST_RETIRED = text(f"""
+    SELECT {GENERATION_COLUMNS} {FROM_GENERATIONS}
+     WHERE collections.name = :name AND generations.state = 'retired' AND generations.live_at IS NOT NULL
+     ORDER BY generations.retired_at DESC, generations.id DESC LIMIT 1
+""")
+
+IS_RUNNING = text("""
+    SELECT id FROM vectormill.runs
+     WHERE collection_id = :collection_id AND state IN ('running', 'cancelling') LIMIT 1
+""")
+
+FIND_LIVE_SEQ = text("""
+    SELECT CAST(report ->> 'live_seq' AS bigint) FROM vectormill.generations WHERE id = :generation_id
+""")
+
+LIMIT_TIME = text("SELECT set_config('statement_timeout', :timeout, true)")
+
+COUNT_NEWER_ROWS: Final = "SELECT count(*) FROM vectormill.{table} WHERE job_seq > :live_seq"
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """What was live, and what is now."""
+
+    retired: Generation
+    live: Generation
+
+
+def count_lagging_twins(connection: Connection, generation_id: int) -> int:
+    """Twins that are still to be encoded although their original has ended."""
+    number: int = connection.execute(COUNT_LAGGING_TWINS, {"generation_id": generation_id}).scalar_one()
+    return number
+
+
+def swap_generations(
+    connection: Connection, building_id: int, wait: Callable[[float], None] = time.sleep
+) -> Swap | None:
+    """Makes a generation live that was being built; None when twins lag behind, and it is to be tried again.
+
+    In a transaction with short locks. One that is live already is left as it is. Raises Conflict when it was given up,
+    and SwapRefused.
+    """
+    building = find_generation_by_id(connection, building_id)
+    if building is not None:
+        lock_collection(connection, building.collection)
+        building = find_generation_by_id(connection, building_id)
+    if building is None or building.state not in (BUILDING, LIVE):
+        raise Conflict(
+            f"Generation {building_id} was given up meanwhile, so it does not become the live one."
+        )
+    if building.state == LIVE:
+        return Swap(building, building)
+    live = find_in_state(connection, building.collection, LIVE)
+    assert live is not None  # a collection has one from its first job on
+    num_tries = round(DRAIN_SECONDS / _DRAIN_PAUSE_SECONDS)
+    while count_lagging_twins(connection, building_id):
+        num_tries -= 1
+        if num_tries <= 0:
+            return None
+        wait(_DRAIN_PAUSE_SECONDS)
+    return _exchange(connection, live, building)
+
+
+def _exchange(connection: Connection, live: Generation, next_live: Generation) -> Swap:
+    connection.execute(RETIRE_LIVE, {"generation_id": live.id})
+    values = {"generation_id": next_live.id, "live_seq": draw_seq(connection)}
+    connection.execute(MAKE_LIVE, values)
+    # Last: from here to COMMIT users' queries wait for the view.
+    replace_view(connection, live.collection, next_live.id)
+    return Swap(live, next_live)
+
+
+def count_newer_rows(connection: Connection, collection: str, timeout_seconds: float = 30.0) -> int | None:
+    """Rows that only the live generation has, in the version that was written since it became live.
+
+    Reads all rows; None when that takes too long. Raises CollectionNotFound.
+    """
+    live = find_in_state(connection, collection, LIVE)
+    if live is None:
+        raise CollectionNotFound(f"There is no collection {collection!r}.")
+    live_seq = connection.execute(FIND_LIVE_SEQ, {"generation_id": live.id}).scalar_one_or_none()
+    statement = COUNT_NEWER_ROWS.format(table=table_name(live.id))
+    connection.execute(LIMIT_TIME, {"timeout": f"{math.ceil(timeout_seconds * 1000)}ms"})
+    try:
+        number: int = connection.execute(text(statement), {"live_seq": live_seq or 0}).scalar_one()
+    except OperationalError as error:
+        if not isinstance(error.orig, psycopg.errors.QueryCanceled):
+            raise
+        return None
+    return number
+
+
+def roll_back(connection: Connection, collection: str) -> Swap:
+    """Makes the generation live that was live before, and retires the live one; done twice, all is as it was.
+
+    In a transaction with short locks. Raises CollectionNotFound, Conflict and SwapRefused.
+    """
+    lock_collection(connection, collection)
+    live = find_in_state(connection, collection, LIVE)
+    if live is None:
+        raise CollectionNotFound(f"There is no collection {collection!r}.")
+    run_id = connection.execute(IS_RUNNING, {"collection_id": live.collection_id}).scalar_one_or_none()
+    if run_id is not None:
+        raise Conflict(
+            f"Run {run_id} is at work on collection {collection!r}; cancel it or wait for its end, then roll back."
+        )
+    row = connection.execute(FIND_LATEST_RETIRED, {"name": collection}).one_or_none()
+    if row is None:
+        raise Conflict(
+            f"Collection {collection!r} has no generation to roll back to: it never had another, or its retired ones "
+            "were removed after VECTORMILL_RETIRED_GENERATION_DAYS."
+        )
+    return _exchange(connection, live, read_generation(row))

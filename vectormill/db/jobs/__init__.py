@@ -1,0 +1,1 @@
+"""Jobs and their chunks: submitted, dispatched, claimed, committed, repaired, exported and removed."""

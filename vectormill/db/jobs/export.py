@@ -1,0 +1,164 @@
+"""A job's vectors in item order, one chunk at a time, wherever they are kept."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import numpy.typing as npt
+import psycopg
+from sqlalchemy import Connection, Engine, text
+
+from vectormill.db.collections.generations import find_generation_by_id
+from vectormill.db.jobs.jobs import find_job, has_lost_collection
+from vectormill.db.jobs.payloads import decode_payload
+from vectormill.db.rows.vector_types import Rows, choose_vector_type, missing_rows, read_block, read_columns
+from vectormill.db.rows.vectors import table_name
+from vectormill.domain.collection import PRUNED
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.errors import CollectionNotFound, GenerationNotFound, JobNotFound
+from vectormill.domain.item import Item
+from vectormill.domain.job import Job
+
+
+@dataclass(frozen=True, slots=True)
+class VectorBlock:
+    """Items from position `first_item` on: keys [n], vectors [n, width] as they are kept, whether each has one [n]."""
+
+    first_item: int
+    keys: list[str]
+    vectors: Rows
+    present: npt.NDArray[np.bool_]
+
+    @property
+    def end(self) -> int:
+        """The position behind the last item."""
+        return self.first_item + len(self.keys)
+
+
+LIST_CHUNKS = """
+    SELECT chunks.first_item, payload.items, own.vectors
+      FROM vectormill.chunks
+      JOIN vectormill.chunk_payloads AS payload ON payload.chunk_id = chunks.id
+      LEFT JOIN vectormill.chunk_vectors AS own ON own.chunk_id = chunks.id
+     WHERE chunks.job_id = %(job_id)s AND chunks.first_item >= %(start)s AND chunks.state <> 'split'
+     ORDER BY chunks.first_item
+     LIMIT %(limit)s
+"""
+
+# Two pages are in memory, the one given out and the next: 4 chunks of 512 items and 1024 components are 8 MiB.
+_CHUNKS_PER_PAGE = 2
+
+
+def read_vectors(engine: Engine, job_id: UUID) -> Iterator[VectorBlock]:
+    """Blocks of all items of a job, in the order of submission; memory does not grow with the job.
+
+    In a collection another job may have given a key another text since; its vector is not this job's, and `present` is
+    False for it, as for an item that failed. Raises CollectionNotFound when the collection is gone, and
+    GenerationNotFound when another generation has replaced the one that the job wrote and its tables are gone. Raises
+    JobNotFound, before the first block or, when the job is removed meanwhile, at the first item that is no longer
+    there: what came until then is not whole.
+    """
+    with engine.connect() as connection:
+        job = find_job(connection, job_id)
+        generation_id = connection.execute(
+            text("SELECT generation_id FROM vectormill.jobs WHERE id = :job_id"), {"job_id": job_id}
+        ).scalar_one()
+        if generation_id is None and has_lost_collection(connection, job_id):
+            raise CollectionNotFound(
+                f"Job {job_id} wrote into a collection that was deleted since, and its vectors went with it."
+            )
+        written = None if generation_id is None else find_generation_by_id(connection, generation_id)
+        if written is not None and written.state == PRUNED:
+            raise GenerationNotFound(
+                f"The vectors of job {job_id} were in generation {written.id} of collection {job.collection!r}. "
+                "Another has replaced it, and its time is over; the collection itself has the vectors of today."
+            )
+    return _read_blocks(engine, job, generation_id)
+
+
+def _read_blocks(engine: Engine, job: Job, generation_id: int | None) -> Iterator[VectorBlock]:
+    # One page ahead, on a thread of its own: Postgres and the socket work while the caller formats.
+    with ThreadPoolExecutor(1, thread_name_prefix="export") as reader:
+        upcoming, position = reader.submit(_read_page, engine, job, generation_id, 0), 0
+        while position < job.num_items:
+            page = upcoming.result()
+            position = page[-1].end
+            if position < job.num_items:
+                upcoming = reader.submit(_read_page, engine, job, generation_id, position)
+            yield from page
+
+
+def _read_page(engine: Engine, job: Job, generation_id: int | None, start: int) -> list[VectorBlock]:
+    """The next few chunks. A transaction per page: a slow reader must not hold back vacuum for hours.
+
+    By the items' positions and not the chunks': a chunk that was read may have been split since. Raises JobNotFound
+    when the item at `start` is missing.
+    """
+    blocks = []
+    with engine.connect() as connection:
+        values = {"job_id": job.id, "start": start, "limit": _CHUNKS_PER_PAGE}
+        for first_item, payload, own in _fetch_binary(connection, LIST_CHUNKS, values):
+            items = decode_payload(payload)
+            if generation_id is None:
+                rows, present = _read_own(own, len(items), job.spec)
+            else:
+                rows, present = _read_collection(connection, generation_id, items, job.spec)
+            if first_item != start:
+                break
+            blocks.append(VectorBlock(first_item, [item.key for item in items], rows, present))
+            start = blocks[-1].end
+    if not blocks:
+        raise JobNotFound(
+            f"Job {job.id} was removed while its vectors were read: {start} of {job.num_items} items were there."
+        )
+    return blocks
+
+
+def _read_own(
+    content: bytes | None, num_items: int, spec: EncodingSpec
+) -> tuple[Rows, npt.NDArray[np.bool_]]:
+    kind = choose_vector_type(spec, in_collection=False)
+    if content is None:
+        return missing_rows(num_items, kind, spec.dimensions), np.zeros(num_items, dtype=np.bool_)
+    return read_block(content, kind, num_items, spec.dimensions)
+
+
+# vector_send, halfvec_send and bit_send give what COPY takes. Joined in the server, a whole chunk is one value that
+# NumPy reads at once.
+READ_COLLECTION = """
+    SELECT array_agg(item.ordinal), string_agg({column}_send(live.embedding), '')
+      FROM unnest(%(keys)b::text[], %(hashes)b::bytea[]) WITH ORDINALITY AS item (key, content_hash, ordinal)
+      JOIN vectormill.{table} AS live ON live.key = item.key AND live.content_hash = item.content_hash
+"""
+
+
+def _read_collection(
+    connection: Connection, generation_id: int, items: list[Item], spec: EncodingSpec
+) -> tuple[Rows, npt.NDArray[np.bool_]]:
+    kind = choose_vector_type(spec, in_collection=True)
+    values = {"keys": [item.key for item in items], "hashes": [item.content_hash() for item in items]}
+    statement = READ_COLLECTION.format(table=table_name(generation_id), column=kind.column)
+    try:
+        ((ordinals, wire),) = _fetch_binary(connection, statement, values)
+    except psycopg.errors.UndefinedTable as error:
+        raise CollectionNotFound(
+            "What the job wrote is gone: another generation of its collection has replaced it, or it was deleted. "
+            "`vectormill collections export` gives what is in a collection now."
+        ) from error
+    rows, present = missing_rows(len(items), kind, spec.dimensions), np.zeros(len(items), dtype=np.bool_)
+    if ordinals is not None:
+        places = np.array(ordinals) - 1
+        rows[places], present[places] = read_columns(wire, kind, spec.dimensions), True
+    return rows, present
+
+
+def _fetch_binary(connection: Connection, statement: str, values: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """Rows in the binary protocol: as text, every byte of a vector would come as two hexadecimal digits."""
+    driver = connection.connection.driver_connection
+    assert driver is not None
+    with driver.cursor(binary=True) as cursor:
+        rows: list[tuple[Any, ...]] = cursor.execute(statement, values).fetchall()
+    return rows

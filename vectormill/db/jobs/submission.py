@@ -1,0 +1,308 @@
+"""Submission: a client's items become a job of chunks, all or nothing.
+
+Small jobs are one transaction. Larger ones are written in parts while they arrive, invisible to the dispatcher in state
+`uploading`, and a last transaction makes the job `queued`. Redis is not needed, and memory does not grow with the job.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+from uuid import UUID, uuid4
+
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.exc import SQLAlchemyError
+
+from vectormill.db.collections.collections import check_collection, check_spec_fits, open_collection
+from vectormill.db.collections.generations import find_written
+from vectormill.db.jobs.deletion import discard_silent_upload, discard_upload
+from vectormill.db.jobs.jobs import find_job, lock_job
+from vectormill.db.jobs.keys import KeyLedger
+from vectormill.db.jobs.payloads import encode_payload
+from vectormill.db.jobs.twins import add_twin
+from vectormill.db.jsonb import to_jsonb
+from vectormill.domain.collection import Generation
+from vectormill.domain.errors import (
+    DuplicateKey,
+    EmptyJob,
+    IdempotencyMismatch,
+    JobNotFound,
+    SubmissionInProgress,
+    UploadRemoved,
+)
+from vectormill.domain.item import Item
+from vectormill.domain.job import UPLOADING, Job, NewJob
+from vectormill.settings import Settings
+
+# Chunks per transaction of a large upload: 8 × 1 MiB of text at the most wait in memory.
+_CHUNKS_PER_PART = 8
+# While items arrive a part is written so often at the least: it is the upload's sign of life. One that gave none for so
+# long yields its Idempotency-Key to a client that tries again: its API process was killed, or its client is gone.
+_PART_SECONDS = 15.0
+_YIELD_SECONDS = 60.0
+
+# With a seq of its own, or one that was drawn before.
+INSERT_JOB = text("""
+    INSERT INTO vectormill.jobs (id, seq, state, model, spec, priority, metadata, idempotency_key, forget_at)
+    OVERRIDING SYSTEM VALUE
+    VALUES (:id, coalesce(CAST(:seq AS bigint), nextval(pg_get_serial_sequence('vectormill.jobs', 'seq'))),
+            'uploading', :model, CAST(:spec AS jsonb), :priority, CAST(:metadata AS jsonb), :idempotency_key,
+            CASE WHEN CAST(:lifetime_seconds AS double precision) = 'infinity' THEN CAST('infinity' AS timestamptz)
+                 ELSE now() + make_interval(secs => nullif(CAST(:lifetime_seconds AS double precision), 'infinity'))
+            END)
+    ON CONFLICT (idempotency_key) DO NOTHING
+    RETURNING seq
+""")
+
+FIND_BY_IDEMPOTENCY_KEY = text("""
+    SELECT id, state, content_hash FROM vectormill.jobs WHERE idempotency_key = :key
+""")
+
+# Locks the job until the part is committed, so that nobody removes it meanwhile.
+GIVE_SIGN_OF_LIFE = text("""
+    UPDATE vectormill.jobs SET updated_at = now() WHERE id = :id AND state = 'uploading' RETURNING id
+""")
+
+INSERT_CHUNK = text("""
+    WITH chunk AS (
+        INSERT INTO vectormill.chunks (job_id, seq, state, first_item, num_items)
+        VALUES (:job_id, :seq, 'pending', :first_item, :num_items) RETURNING id
+    )
+    INSERT INTO vectormill.chunk_payloads (chunk_id, items) SELECT id, :items FROM chunk
+""")
+
+# NOTIFY is a hint that wakes the dispatcher; it takes a global lock at commit, so it stands here, once a job, and never
+# in the transaction of a chunk.
+QUEUE_JOB = text("""
+    WITH queued AS (
+        UPDATE vectormill.jobs
+           SET state = 'queued', generation_id = :generation_id, content_hash = :content_hash, num_items = :num_items,
+               num_chunks = :num_chunks, num_open_chunks = :num_chunks, updated_at = now()
+         WHERE id = :id AND state = 'uploading'
+        RETURNING id
+    )
+    SELECT pg_notify('vectormill_jobs', '') FROM queued
+""")
+
+
+class JobWriter:
+    """Writes one job. Use as a context manager: leaving it without `finish` removes the upload, and never a job.
+
+    With an Idempotency-Key that exists already nothing is written: the items are only hashed, and `finish` answers the
+    job that is there, or raises IdempotencyMismatch. Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        new_job: NewJob,
+        settings: Settings,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._part_due = 0.0
+        self._new_job = new_job
+        self._settings = settings
+        self._id: UUID = new_job.id or uuid4()
+        self._is_inserted = False
+        self._is_finished = False
+        self._existing: UUID | None = None
+        self._existing_hash: bytes | None = None
+        self._items: list[Item] = []
+        self._item_bytes = 0
+        self._num_items = 0
+        self._num_chunks = 0
+        self._part: list[dict[str, object]] = []
+        self._keys = KeyLedger()
+        self._hash = hashlib.blake2b(to_jsonb(self._fixed_content()).encode(), digest_size=16)
+
+    def _fixed_content(self) -> list[object]:
+        job = self._new_job
+        return [job.spec.content(), job.collection, job.priority, job.metadata or {}]
+
+    def __enter__(self) -> Self:
+        with self._engine.begin() as connection:
+            if self._new_job.generation_id is not None:
+                check_spec_fits(find_written(connection, self._new_job.generation_id), self._new_job.spec)
+            elif self._new_job.collection is not None:
+                check_collection(
+                    connection, self._new_job.collection, self._new_job.spec, self._settings.max_collections
+                )
+            if self._new_job.idempotency_key is not None:
+                self._find_existing(connection, self._new_job.idempotency_key)
+        return self
+
+    def _find_existing(self, connection: Connection, key: str) -> None:
+        timeout = min(_YIELD_SECONDS, self._settings.upload_timeout_seconds)
+        discard_silent_upload(connection, key, timeout)
+        row = connection.execute(FIND_BY_IDEMPOTENCY_KEY, {"key": key}).one_or_none()
+        if row is None:
+            return
+        if row.state == UPLOADING:
+            raise SubmissionInProgress
+        self._existing, self._existing_hash = row.id, bytes(row.content_hash)
+
+    @property
+    def existing(self) -> UUID | None:
+        """The job that an earlier request with the same Idempotency-Key made."""
+        return self._existing
+
+    def add(self, item: Item) -> None:
+        """Takes one more item; writes a part when enough chunks are full."""
+        key = item.key.encode()
+        self._hash.update(b"%d,%d,%d;" % (len(key), len(item.text), len(item.metadata)))
+        self._hash.update(key + item.text + item.metadata)
+        self._num_items += 1
+        if self._existing is not None:
+            return
+        self._keys.add(key)
+        self._items.append(item)
+        self._item_bytes += len(item.text) + len(key) + len(item.metadata)
+        if (
+            len(self._items) >= self._settings.chunk_max_items
+            or self._item_bytes >= self._settings.chunk_max_bytes
+        ):
+            self._close_chunk()
+        if len(self._part) >= _CHUNKS_PER_PART or (self._is_inserted and self._clock() >= self._part_due):
+            with self._engine.begin() as connection:
+                self._write_part(connection)
+
+    def _close_chunk(self) -> None:
+        if not self._items:
+            return
+        self._part.append(
+            {
+                "job_id": self._id,
+                "seq": self._num_chunks,
+                "first_item": self._num_items - len(self._items),
+                "num_items": len(self._items),
+                "items": encode_payload(self._items),
+            }
+        )
+        self._num_chunks += 1
+        self._items = []
+        self._item_bytes = 0
+
+    def _write_part(self, connection: Connection) -> None:
+        if not self._is_inserted:
+            self._insert_job(connection)
+        elif connection.execute(GIVE_SIGN_OF_LIFE, {"id": self._id}).one_or_none() is None:
+            raise UploadRemoved
+        if self._part:
+            connection.execute(INSERT_CHUNK, self._part)
+        self._part = []
+        self._part_due = self._clock() + _PART_SECONDS
+
+    def _insert_job(self, connection: Connection) -> None:
+        job = self._new_job
+        values = {
+            "id": self._id,
+            "seq": job.seq,
+            "model": job.spec.model,
+            "spec": to_jsonb(job.spec.to_json()),
+            "priority": job.priority,
+            "metadata": to_jsonb(job.metadata or {}),
+            "idempotency_key": job.idempotency_key,
+            "lifetime_seconds": job.lifetime_seconds,
+        }
+        if connection.execute(INSERT_JOB, values).one_or_none() is None:
+            raise SubmissionInProgress  # another request with the same key was faster
+        self._is_inserted = True
+
+    def finish(self, alongside: Callable[[Connection], object] = lambda _: None) -> Job:
+        """Makes the job visible to the dispatcher and answers it; only after this may a client be told 202.
+
+        `alongside` is done in the same transaction; what it raises undoes the job.
+
+        Raises EmptyJob, DuplicateKey, SpecMismatch, IdempotencyMismatch, SubmissionInProgress or UploadRemoved; nothing
+        is kept then.
+        """
+        if self._num_items == 0:
+            raise EmptyJob
+        if self._existing is not None:
+            return self._answer_existing(self._existing)
+        self._refuse_duplicates()
+        self._close_chunk()
+        try:
+            job = self._queue_job(alongside)
+        except SubmissionInProgress:
+            return self._answer_winner()
+        except SQLAlchemyError as error:
+            job = self._find_committed(error)
+        self._is_finished = True
+        return job
+
+    def _find_committed(self, error: SQLAlchemyError) -> Job:
+        """The job, if it was the reply of the COMMIT that was lost; one that is under way holds the row's lock.
+
+        Raises the error again when there is no job, or when nothing can be asked.
+        """
+        with suppress(SQLAlchemyError, JobNotFound), self._engine.connect() as connection:
+            job = lock_job(connection, self._id)
+            if job.state != UPLOADING:
+                return job
+        raise error
+
+    def _queue_job(self, alongside: Callable[[Connection], object]) -> Job:
+        with self._engine.begin() as connection:
+            self._write_part(connection)
+            generation = self._open_generation(connection)
+            connection.execute(
+                QUEUE_JOB,
+                {
+                    "id": self._id,
+                    "generation_id": generation.id if generation else None,
+                    "content_hash": self._hash.digest(),
+                    "num_items": self._num_items,
+                    "num_chunks": self._num_chunks,
+                },
+            )
+            if generation is not None and self._new_job.generation_id is None:
+                add_twin(connection, self._id, generation)
+            alongside(connection)
+            return find_job(connection, self._id)
+
+    def _open_generation(self, connection: Connection) -> Generation | None:
+        """What the job writes; it neither goes nor changes its state until the transaction ends."""
+        job = self._new_job
+        if job.generation_id is not None:
+            generation = find_written(connection, job.generation_id)
+            check_spec_fits(generation, job.spec)
+            return generation
+        return open_collection(connection, job.collection, job.spec) if job.collection is not None else None
+
+    def _answer_winner(self) -> Job:
+        """Another request with the same key was committed while this one was being read."""
+        key = self._new_job.idempotency_key
+        assert key is not None  # only a key can collide
+        with self._engine.begin() as connection:
+            self._find_existing(connection, key)
+        if self._existing is None:
+            raise SubmissionInProgress
+        return self._answer_existing(self._existing)
+
+    def _answer_existing(self, job_id: UUID) -> Job:
+        if self._hash.digest() != self._existing_hash:
+            raise IdempotencyMismatch
+        self._is_finished = True
+        with self._engine.connect() as connection:
+            return find_job(connection, job_id)
+
+    def _refuse_duplicates(self) -> None:
+        duplicate = self._keys.find_duplicate()
+        if duplicate is not None:
+            first, second = duplicate
+            raise DuplicateKey(
+                f"Item {first + 1} and item {second + 1} have the same key; keys must be unique within a job."
+            )
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._keys.close()
+        if self._is_inserted and not self._is_finished:
+            with self._engine.begin() as connection:
+                discard_upload(connection, self._id)

@@ -1,0 +1,132 @@
+"""Items of a collection: one is read, and some are deleted, from every generation at once."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sqlalchemy import Connection, text
+
+from vectormill.db.collections.collections import find_generation
+from vectormill.db.collections.generations import list_written_generations
+from vectormill.db.rows.attributes import attributes_name
+from vectormill.db.rows.tombstones import bury_keys, lock_deletions
+from vectormill.db.rows.vector_types import Rows, choose_vector_type, read_columns
+from vectormill.db.rows.vectors import table_name
+from vectormill.domain.collection import LIVE
+from vectormill.domain.errors import CollectionNotFound, ItemNotFound
+
+
+@dataclass(frozen=True, slots=True)
+class KeptItem:
+    """What a collection has under a key. `embedding` is [1, width], as it is kept, where it was asked for.
+
+    `text` is None unless the collection keeps texts; `content_hash` is 16 bytes of it. `job_seq` is the place of its
+    job among all writers.
+    """
+
+    key: str
+    content_hash: bytes
+    job_seq: int
+    metadata: dict[str, Any] | None
+    text: str | None
+    embedding: Rows | None
+
+
+FIND_ITEM: Final = """
+    SELECT live.key, live.content_hash, live.job_seq, kept.metadata, kept.text, {embedding} AS embedding
+      FROM vectormill.{table} AS live LEFT JOIN vectormill.{attributes} AS kept ON kept.key = live.key
+     WHERE live.key = :key
+"""
+
+
+def find_item(connection: Connection, collection: str, key: str, *, has_vector: bool = False) -> KeptItem:
+    """What the live generation has under the key. Raises CollectionNotFound and ItemNotFound."""
+    generation = find_generation(connection, collection)
+    kind = choose_vector_type(generation.spec, in_collection=True)
+    statement = FIND_ITEM.format(
+        table=generation.table_name,
+        attributes=attributes_name(generation.id),
+        embedding=f"{kind.column}_send(live.embedding)" if has_vector else "NULL",
+    )
+    row = connection.execute(text(statement), {"key": key}).one_or_none()
+    if row is None:
+        raise ItemNotFound(f"Collection {collection!r} has no item {key!r}.")
+    wire = row.embedding
+    embedding = None if wire is None else read_columns(bytes(wire), kind, generation.spec.dimensions)
+    return KeptItem(row.key, bytes(row.content_hash), row.job_seq, row.metadata, row.text, embedding)
+
+
+# Rows are locked in the order of their keys, as every commit locks them: no two wait for each other.
+DELETE_ROWS: Final = """
+    WITH doomed AS MATERIALIZED (
+        SELECT key FROM vectormill.{table}
+         WHERE key = ANY(CAST(:keys AS text[])) AND job_seq < :before_seq ORDER BY key FOR UPDATE
+    ), attributes AS (
+        DELETE FROM vectormill.{attributes} WHERE key = ANY(ARRAY(SELECT key FROM doomed))
+    ), gone AS (
+        DELETE FROM vectormill.{table} WHERE key = ANY(ARRAY(SELECT key FROM doomed)) RETURNING 1
+    )
+    SELECT count(*) FROM gone
+"""
+
+
+def delete_rows(connection: Connection, generation_id: int, keys: Sequence[str], before_seq: int) -> int:
+    """Removes what jobs with a smaller seq have written under these keys; how many rows that were.
+
+    Leaves no tombstone: a job that is under way may bring a key back. For clients see `delete_items`.
+    """
+    if not keys:
+        return 0
+    names = {"table": table_name(generation_id), "attributes": attributes_name(generation_id)}
+    values = {"keys": list(keys), "before_seq": before_seq}
+    number: int = connection.execute(text(DELETE_ROWS.format(**names)), values).scalar_one()
+    return number
+
+
+# Of the same form, with a tombstone's own seq for each key.
+DELETE_BURIED_ROWS: Final = """
+    WITH doomed AS MATERIALIZED (
+        SELECT live.key
+          FROM unnest(CAST(:keys AS text[]), CAST(:seqs AS bigint[])) AS buried (key, seq)
+          JOIN vectormill.{table} AS live ON live.key = buried.key
+         WHERE live.key = ANY(CAST(:keys AS text[])) AND live.job_seq < buried.seq
+         ORDER BY live.key FOR UPDATE OF live
+    ), attributes AS (
+        DELETE FROM vectormill.{attributes} WHERE key = ANY(ARRAY(SELECT key FROM doomed))
+    ), gone AS (
+        DELETE FROM vectormill.{table} WHERE key = ANY(ARRAY(SELECT key FROM doomed)) RETURNING 1
+    )
+    SELECT count(*) FROM gone
+"""
+
+
+def delete_buried_rows(
+    connection: Connection, generation_id: int, keys: Sequence[str], seqs: Sequence[int]
+) -> int:
+    """Removes what jobs older than the tombstones of these keys have written all the same; how many rows."""
+    names = {"table": table_name(generation_id), "attributes": attributes_name(generation_id)}
+    statement = text(DELETE_BURIED_ROWS.format(**names))
+    number: int = connection.execute(statement, {"keys": list(keys), "seqs": list(seqs)}).scalar_one()
+    return number
+
+
+def delete_items(connection: Connection, collection: str, keys: Iterable[str]) -> int:
+    """Deletes the keys from all generations, and from what jobs submitted before will write; how many there were.
+
+    Commits into the collection wait until the transaction ends, so it has few keys. Texts in payloads of jobs are
+    scrubbed later: see scrubbing.py. Raises CollectionNotFound.
+    """
+    unique = sorted(set(keys))
+    generations = list_written_generations(connection, collection, is_deletion=True)
+    if not generations:
+        raise CollectionNotFound(f"There is no collection {collection!r}.")
+    if not unique:
+        return 0
+    collection_id = generations[0].collection_id
+    lock_deletions(connection, collection_id)
+    seq = bury_keys(connection, collection_id, unique)
+    num_deleted = 0
+    for generation in generations:
+        num_rows = delete_rows(connection, generation.id, unique, seq)
+        num_deleted += num_rows if generation.state == LIVE else 0
+    return num_deleted

@@ -1,0 +1,173 @@
+"""Changes of tables that collections follow: keys that triggers have noted, in the transaction that changed them.
+
+Ids are drawn before their transactions commit, so a later id may be seen before an earlier one: nobody remembers how
+far they came. What is read is removed by its ids, in the transaction that makes its effect durable; whoever finds one
+of them gone does nothing at all.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import Connection, text
+
+from vectormill.db.collections.generations import list_written_generations
+from vectormill.db.rows.vectors import table_name
+from vectormill.domain.errors import Conflict
+from vectormill.domain.source import Source
+
+# What stands for the whole table; no item has such a key.
+WHOLE_TABLE: Final = ""
+
+# One step from collection to collection: however many changes wait, as many rows are looked at as collections have any.
+LIST_CHANGED_COLLECTIONS = text("""
+    WITH RECURSIVE changed (id) AS (
+        (SELECT collection_id FROM vectormill.source_changes ORDER BY collection_id LIMIT 1)
+        UNION ALL
+        SELECT (SELECT collection_id FROM vectormill.source_changes
+                 WHERE collection_id > changed.id ORDER BY collection_id LIMIT 1)
+          FROM changed WHERE changed.id IS NOT NULL
+    )
+    SELECT id FROM changed WHERE id IS NOT NULL
+""")
+
+
+def list_changed_collections(connection: Connection) -> Sequence[int]:
+    """Ids of those of which something waits, be they there or not."""
+    return list(connection.execute(LIST_CHANGED_COLLECTIONS).scalars())
+
+
+@dataclass(frozen=True, slots=True)
+class FollowedCollection:
+    """A collection and its source. `is_busy`: a job of its changes is open, and the next waits for it."""
+
+    id: int
+    name: str
+    source: Source | None
+    is_busy: bool
+
+
+# The job of the last changes: with one at a time what is read later is written later, and what is compared with is
+# there. One that has been open for so long waits for workers or a retry; what comes after it is not to wait too.
+FIND_FOLLOWED_COLLECTION = text("""
+    SELECT collections.id, collections.name, sources.kind, sources.options, sources.split,
+           EXISTS (SELECT 1 FROM vectormill.jobs
+                    WHERE state IN ('queued', 'running', 'cancelling')
+                      AND created_at > now() - make_interval(secs => CAST(:patience_seconds AS double precision))
+                      AND metadata @> jsonb_build_object('changes_of', collections.name)) AS is_busy
+      FROM vectormill.collections
+      LEFT JOIN vectormill.sources ON sources.collection_id = collections.id
+     WHERE collections.id = :id
+""")
+
+
+def find_followed_collection(
+    connection: Connection, collection_id: int, patience_seconds: float
+) -> FollowedCollection | None:
+    """None for one that is gone."""
+    values = {"id": collection_id, "patience_seconds": patience_seconds}
+    row = connection.execute(FIND_FOLLOWED_COLLECTION, values).one_or_none()
+    if row is None:
+        return None
+    source = None if row.kind is None else Source(row.kind, row.options, row.split)
+    return FollowedCollection(row.id, row.name, source, row.is_busy)
+
+
+# The seed tells it from the locks of the collection's name and of its deletions.
+TRY_TO_FOLLOW = text("""
+    SELECT pg_try_advisory_xact_lock(hashtextextended(CAST(CAST(:collection_id AS bigint) AS text), 17))
+""")
+
+
+def try_to_follow(connection: Connection, collection_id: int) -> bool:
+    """Whether nobody else follows it, until the transaction ends. It saves work, and nothing depends on it."""
+    is_ours: bool = connection.execute(TRY_TO_FOLLOW, {"collection_id": collection_id}).scalar_one()
+    return is_ours
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Some changes of one collection, by id: `keys` are distinct, without WHOLE_TABLE; `ids` are all of them."""
+
+    ids: Sequence[int]
+    keys: Sequence[str]
+    is_whole: bool
+
+
+LIST_CHANGES = text("""
+    SELECT id, key FROM vectormill.source_changes WHERE collection_id = :collection_id ORDER BY id LIMIT :limit
+""")
+
+
+def list_changes(connection: Connection, collection_id: int, *, max_keys: int, limit: int) -> Changes:
+    """The oldest `limit` changes, of so many keys at the most; later ones of a key are taken with its first."""
+    ids: list[int] = []
+    keys: set[str] = set()
+    is_whole = False
+    for row in connection.execute(LIST_CHANGES, {"collection_id": collection_id, "limit": limit}):
+        if row.key == WHOLE_TABLE:
+            is_whole = True
+        elif row.key not in keys and len(keys) >= max_keys:
+            continue
+        else:
+            keys.add(row.key)
+        ids.append(row.id)
+    return Changes(ids, sorted(keys), is_whole)
+
+
+REMOVE_CHANGES = text("DELETE FROM vectormill.source_changes WHERE id = ANY(CAST(:ids AS bigint[]))")
+
+
+def remove_changes(connection: Connection, ids: Sequence[int]) -> None:
+    """In the transaction that makes their effect durable. Raises Conflict when somebody else removed one of them."""
+    if connection.execute(REMOVE_CHANGES, {"ids": list(ids)}).rowcount != len(ids):
+        raise Conflict("Another follower was faster.")
+
+
+REMOVE_CHANGES_OF_COLLECTION = text("""
+    DELETE FROM vectormill.source_changes WHERE collection_id = :collection_id
+""")
+
+
+def forget_changes(connection: Connection, collection_id: int) -> int:
+    """Of a collection that nobody follows any more; how many."""
+    return connection.execute(REMOVE_CHANGES_OF_COLLECTION, {"collection_id": collection_id}).rowcount
+
+
+NOTE_KEYS = text("""
+    INSERT INTO vectormill.source_changes (collection_id, key)
+    SELECT :collection_id, key FROM unnest(CAST(:keys AS text[])) AS key
+""")
+
+
+def note_keys(connection: Connection, collection_id: int, keys: Sequence[str]) -> None:
+    """As the triggers would."""
+    connection.execute(NOTE_KEYS, {"collection_id": collection_id, "keys": list(keys)})
+
+
+NOTE_EVERY_KEY: Final = """
+    INSERT INTO vectormill.source_changes (collection_id, key)
+    SELECT DISTINCT :collection_id, coalesce(kept.document, live.key)
+      FROM vectormill.{table} AS live LEFT JOIN vectormill.{table}_attributes AS kept ON kept.key = live.key
+"""
+
+
+def note_every_key(connection: Connection, collection: str) -> None:
+    """Every document that the collection has counts as changed: what the table was emptied of is looked for by key."""
+    for generation in list_written_generations(connection, collection):
+        statement = text(NOTE_EVERY_KEY.format(table=table_name(generation.id)))
+        connection.execute(statement, {"collection_id": generation.collection_id})
+
+
+LIST_PASSAGES: Final = """
+    SELECT key FROM vectormill.{table}_attributes WHERE document = ANY(CAST(:documents AS text[]))
+"""
+
+
+def list_passages(connection: Connection, collection: str, documents: Sequence[str]) -> set[str]:
+    """Keys of the passages that a collection has of these documents, in the live generation or one that is built."""
+    keys: set[str] = set()
+    for generation in list_written_generations(connection, collection):
+        statement = text(LIST_PASSAGES.format(table=table_name(generation.id)))
+        keys.update(connection.execute(statement, {"documents": list(documents)}).scalars())
+    return keys

@@ -1,0 +1,295 @@
+"""Tables that collections follow: triggers on a user's own table, made and removed. What they note: changes.py.
+
+The triggers in the catalog are all that says that a table is followed.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+from psycopg import sql
+from psycopg.pq.abc import PGresult
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError
+
+from vectormill.db.runs.changes import forget_changes
+from vectormill.domain.errors import CollectionNotFound, Conflict, InvalidOption, SourceNotFound
+from vectormill.domain.source import SQL, Source
+
+EVENTS: Final = {
+    "insert": "INSERT ON {table} REFERENCING NEW TABLE AS new_rows",
+    "update": "UPDATE ON {table} REFERENCING OLD TABLE AS old_rows NEW TABLE AS new_rows",
+    "delete": "DELETE ON {table} REFERENCING OLD TABLE AS old_rows",
+    "truncate": "TRUNCATE ON {table}",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FollowedTable:
+    """`key_column` is the column whose values are the collection's keys, or its documents' where it is split."""
+
+    schema: str
+    name: str
+    key_column: str
+
+    def __str__(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+    def identifier(self) -> sql.Identifier:
+        return sql.Identifier(self.schema, self.name)
+
+
+FIND_SOURCE = text("""
+    SELECT collections.id, sources.kind, sources.options, sources.split
+      FROM vectormill.collections
+      LEFT JOIN vectormill.sources ON sources.collection_id = collections.id
+     WHERE collections.name = :name
+       FOR KEY SHARE OF collections
+""")
+
+
+def follow_table(
+    connection: Connection, collection: str, *, table: str | None = None, key_column: str | None = None
+) -> FollowedTable:
+    """From the COMMIT on, what changes in the table is noted. Without names, table and column are those of the query.
+
+    Say it in short locks: it waits for transactions that write the table, and others wait for it. Raises
+    CollectionNotFound, SourceNotFound, InvalidOption, and Conflict.
+    """
+    collection_id, source = _load_source(connection, collection)
+    options = source.options
+    is_query = source.kind == SQL and {"query", "key"} <= options.keys()
+    if not is_query or options.get("url_env") or options.get("url_file"):
+        raise InvalidOption(
+            f"The source of collection {collection!r} is no query in Vectormill's own Postgres, and triggers reach no "
+            "other place; a schedule does."
+        )
+    found = find_key_table(connection, source, table, key_column)
+    others = [other for other in list_followed_tables(connection, collection_id) if other != found]
+    if others:
+        raise Conflict(f"Collection {collection!r} follows {others[0]} already; unfollow that first.")
+    try:
+        for event, clause in EVENTS.items():
+            _driver_of(connection).execute(make_trigger(collection_id, event, clause, found))
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise Conflict(
+            f"The role of Vectormill may make no trigger on {found}; its owner says: GRANT TRIGGER ON {found} TO that "
+            "role."
+        ) from error
+    return found
+
+
+def make_trigger(collection_id: int, event: str, clause: str, found: FollowedTable) -> sql.Composed:
+    """Once a statement, so that its cost does not grow with the rows of one."""
+    return sql.SQL(
+        "CREATE OR REPLACE TRIGGER {trigger} AFTER {clause} FOR EACH STATEMENT"
+        " EXECUTE FUNCTION vectormill.note_changes({collection}, {column})"
+    ).format(
+        trigger=sql.Identifier(trigger_name(collection_id, event)),
+        clause=sql.SQL(clause).format(table=found.identifier()),
+        collection=sql.Literal(str(collection_id)),
+        column=sql.Literal(found.key_column),
+    )
+
+
+def trigger_name(collection_id: int, event: str) -> str:
+    return f"vectormill_follow_{collection_id}_{event}"
+
+
+def unfollow_table(connection: Connection, collection: str) -> Sequence[FollowedTable]:
+    """Removes the triggers, and what they noted; the tables that had them. Say it in short locks.
+
+    Raises CollectionNotFound, and Conflict when only the table's owner can.
+    """
+    row = connection.execute(FIND_SOURCE, {"name": collection}).one_or_none()
+    if row is None:
+        raise CollectionNotFound(f"There is no collection {collection!r}.")
+    return remove_triggers(connection, row.id)
+
+
+def remove_triggers(connection: Connection, collection_id: int) -> Sequence[FollowedTable]:
+    """Of a collection that may be gone in the same transaction."""
+    found = list_followed_tables(connection, collection_id)
+    for table in found:
+        drops = [
+            sql.SQL("DROP TRIGGER IF EXISTS {} ON {}").format(
+                sql.Identifier(trigger_name(collection_id, event)), table.identifier()
+            )
+            for event in EVENTS
+        ]
+        try:
+            for drop in drops:
+                _driver_of(connection).execute(drop)
+        except psycopg.errors.InsufficientPrivilege as error:
+            said = "; ".join(drop.as_string(None) for drop in drops)
+            raise Conflict(f"Only the owner of {table} can remove its triggers, and says: {said}.") from error
+    forget_changes(connection, collection_id)
+    return found
+
+
+LIST_FOLLOWED_TABLES = text("""
+    SELECT pg_namespace.nspname AS schema, pg_class.relname AS name, pg_trigger.tgargs AS arguments
+      FROM pg_trigger
+      JOIN pg_class ON pg_class.oid = pg_trigger.tgrelid
+      JOIN pg_namespace ON pg_namespace.oid = pg_class.relnamespace
+     WHERE pg_trigger.tgname = :trigger AND pg_trigger.tgparentid = 0
+     ORDER BY 1, 2
+""")
+
+
+def list_followed_tables(connection: Connection, collection_id: int) -> list[FollowedTable]:
+    """One at the most, unless somebody copied triggers by hand."""
+    values = {"trigger": trigger_name(collection_id, "insert")}
+    return [
+        FollowedTable(row.schema, row.name, bytes(row.arguments).split(b"\0")[1].decode())
+        for row in connection.execute(LIST_FOLLOWED_TABLES, values)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Following:
+    """`table` is None when none is followed. `num_waiting` changes are not yet submitted, up to a thousand counted."""
+
+    table: FollowedTable | None
+    num_waiting: int
+    oldest_seconds: float
+
+
+COUNT_WAITING = text("""
+    SELECT CAST(count(*) AS integer) AS num_waiting,
+           coalesce(extract(epoch FROM now() - min(changed_at)), 0)::float8 AS oldest_seconds
+      FROM (SELECT changed_at FROM vectormill.source_changes
+             WHERE collection_id = :collection_id ORDER BY id LIMIT 1000) AS waiting
+""")
+
+
+def find_following(connection: Connection, collection: str) -> Following:
+    """Raises CollectionNotFound."""
+    row = connection.execute(FIND_SOURCE, {"name": collection}).one_or_none()
+    if row is None:
+        raise CollectionNotFound(f"There is no collection {collection!r}.")
+    tables = list_followed_tables(connection, row.id)
+    waiting = connection.execute(COUNT_WAITING, {"collection_id": row.id}).one()
+    return Following(tables[0] if tables else None, waiting.num_waiting, waiting.oldest_seconds)
+
+
+def _load_source(connection: Connection, collection: str) -> tuple[int, Source]:
+    row = connection.execute(FIND_SOURCE, {"name": collection}).one_or_none()
+    if row is None:
+        raise CollectionNotFound(f"There is no collection {collection!r}.")
+    if row.kind is None:
+        raise SourceNotFound
+    return row.id, Source(row.kind, row.options, row.split)
+
+
+FIND_TABLE_BY_NAME = text("SELECT CAST(to_regclass(CAST(:table AS text)) AS oid)")
+
+FIND_COLUMN = text("""
+    SELECT pg_namespace.nspname AS schema, pg_class.relname AS name, pg_class.relkind AS kind,
+           pg_attribute.attname AS key_column
+      FROM pg_class
+      JOIN pg_namespace ON pg_namespace.oid = pg_class.relnamespace
+      JOIN pg_attribute ON pg_attribute.attrelid = pg_class.oid
+     WHERE pg_class.oid = CAST(:oid AS oid)
+       AND (pg_attribute.attnum = CAST(:number AS smallint) OR pg_attribute.attname = CAST(:column AS text))
+       AND pg_attribute.attnum > 0 AND NOT pg_attribute.attisdropped
+""")
+
+TABLES: Final = ("r", "p")  # a plain or a partitioned one
+
+
+def find_key_table(
+    connection: Connection, source: Source, table: str | None, key_column: str | None
+) -> FollowedTable:
+    """The table and column that the query takes its keys from: named, or told by Postgres. Raises InvalidOption."""
+    origin, number, relations = _read_query(connection, source)
+    key = source.options["key"]
+    if table is not None:
+        oid = _find_table(connection, table)
+        number = number if origin == oid else 0
+    elif origin == 0:
+        raise InvalidOption(
+            f"The query's column {key!r} is computed, so that the table behind it is not known; name the table and the "
+            "column whose values it has."
+        )
+    else:
+        oid = origin
+    # By its number where the query says it, or by its name.
+    has_number = key_column is None and number > 0
+    values = {
+        "oid": oid,
+        "number": number if has_number else 0,
+        "column": "" if has_number else key_column or key,
+    }
+    row = connection.execute(FIND_COLUMN, values).one_or_none()
+    if row is None:
+        raise InvalidOption(f"The table has no column {(key_column or key)!r}; name that of the keys.")
+    if row.kind not in TABLES:
+        raise InvalidOption(f"{row.schema}.{row.name} is no table, and only tables have such triggers.")
+    others = sorted(relations - {f"{row.schema}.{row.name}"})
+    if table is None and others:
+        raise InvalidOption(
+            f"The query reads {', '.join(others)} beside {row.schema}.{row.name}, and what changes there would not be "
+            "noticed until the next re-index. Name the table to follow it alone."
+        )
+    return FollowedTable(row.schema, row.name, row.key_column)
+
+
+def _find_table(connection: Connection, table: str) -> int:
+    try:
+        with connection.begin_nested():
+            oid: int | None = connection.execute(FIND_TABLE_BY_NAME, {"table": table}).scalar_one()
+    except (DBAPIError, UnicodeError):  # what is no name at all
+        oid = None
+    if oid is None:
+        raise InvalidOption(f"There is no table {table[:200]!r}; write it as SQL does, with its schema.")
+    return oid
+
+
+PLANNED_QUERY: Final = "SELECT * FROM (\n{query}\n) AS source LIMIT 0"
+
+
+def _read_query(connection: Connection, source: Source) -> tuple[int, int, set[str]]:
+    """Oid and column number of the table that the key comes from, as Postgres tells them, and all that is read.
+
+    Nothing is read: the query is planned only. (0, 0) for a key that is computed.
+    """
+    query = PLANNED_QUERY.format(query=source.options["query"].strip().rstrip("; \n\t"))
+    with connection.begin_nested():
+        result = _ask(connection, query)
+        plan = _ask(connection, f"EXPLAIN (VERBOSE, FORMAT JSON) {query}").get_value(0, 0)
+    names = [(result.fname(position) or b"").decode() for position in range(result.nfields)]
+    key = source.options["key"]
+    if key not in names:
+        raise InvalidOption(
+            f"The query has no column {key!r}; its columns are {', '.join(map(repr, names))}."
+        )
+    position = names.index(key)
+    relations = set(_list_relations(json.loads(plan or b"[]")))
+    return result.ftable(position), result.ftablecol(position), relations
+
+
+def _ask(connection: Connection, query: str) -> PGresult:
+    """By the protocol that takes one statement at a time, whatever the user wrote. Raises InvalidOption."""
+    result = _driver_of(connection).pgconn.exec_params(query.encode(), [])
+    if result.status != psycopg.pq.ExecStatus.TUPLES_OK:
+        words = (result.error_message or b"").decode("utf-8", "replace").strip()
+        raise InvalidOption(f"The query cannot be read: {words.partition(chr(10))[0]}.")
+    return result
+
+
+def _list_relations(node: Any) -> list[str]:
+    if isinstance(node, list):
+        return [name for part in node for name in _list_relations(part)]
+    if not isinstance(node, dict):
+        return []
+    here = [f"{node['Schema']}.{node['Relation Name']}"] if "Relation Name" in node else []
+    return here + [name for part in node.values() for name in _list_relations(part)]
+
+
+def _driver_of(connection: Connection) -> psycopg.Connection[Any]:
+    driver = connection.connection.driver_connection
+    assert isinstance(driver, psycopg.Connection)
+    return driver

@@ -1,0 +1,202 @@
+"""Pushes: a client's rows become a run, in parts that its indexer reads. All or nothing, as a submission is.
+
+Parts are written while they arrive, below a run in state `uploading`; a last transaction makes the run `queued`.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Self
+from uuid import UUID, uuid4
+
+from sqlalchemy import Connection, Engine, text
+
+from vectormill.db.jobs.keys import KeyLedger
+from vectormill.db.jobs.payloads import decode_payload, encode_payload
+from vectormill.db.jsonb import to_jsonb
+from vectormill.db.runs.sources import find_source
+from vectormill.domain.errors import Conflict, DuplicateKey, EmptyJob, UploadRemoved
+from vectormill.domain.item import Item
+from vectormill.domain.source import PUSH
+
+# Of one part: an indexer holds one, and one row of Postgres is far from its limit.
+PART_ITEMS: Final = 4096
+PART_BYTES: Final = 4 << 20
+# While rows arrive a part is written so often at the least: it is the push's sign of life.
+PART_SECONDS: Final = 15.0
+
+BEGIN_RUN = text("""
+    INSERT INTO vectormill.runs (id, collection_id, kind, state, options)
+    SELECT :id, collections.id, 'reindex', 'uploading', CAST(:options AS jsonb)
+      FROM vectormill.collections
+     WHERE collections.name = :collection
+""")
+
+# Locks the run until the part is committed, so that nobody ends it meanwhile.
+GIVE_SIGN_OF_LIFE = text("""
+    UPDATE vectormill.runs SET updated_at = now() WHERE id = :id AND state = 'uploading' RETURNING id
+""")
+
+INSERT_PART = text("""
+    INSERT INTO vectormill.run_parts (run_id, seq, num_items, items) VALUES (:run_id, :seq, :num_items, :items)
+""")
+
+QUEUE_RUN = text("""
+    UPDATE vectormill.runs SET state = 'queued', available_at = now(), updated_at = now()
+     WHERE id = :id AND state = 'uploading'
+    RETURNING id
+""")
+
+FAIL_RUN = text("""
+    UPDATE vectormill.runs SET state = 'failed', error = :error, finished_at = now(), updated_at = now()
+     WHERE id = :id AND state = 'uploading'
+""")
+
+DELETE_PARTS = text("""
+    DELETE FROM vectormill.run_parts USING vectormill.runs
+     WHERE run_parts.run_id = runs.id AND runs.id = :id AND runs.state <> 'queued'
+""")
+
+LOAD_PART = text("""
+    SELECT seq, items FROM vectormill.run_parts WHERE run_id = :run_id AND seq > :after ORDER BY seq LIMIT 1
+""")
+
+COUNT_ITEMS = text("SELECT coalesce(sum(num_items), 0) FROM vectormill.run_parts WHERE run_id = :run_id")
+
+# An API process that was killed leaves its run as it was.
+FAIL_SILENT_PUSHES = text("""
+    UPDATE vectormill.runs SET state = 'failed', error = :error, finished_at = now(), updated_at = now()
+     WHERE state = 'uploading'
+       AND updated_at < now() - make_interval(secs => CAST(:timeout_seconds AS double precision))
+""")
+
+# A few at a time: each is megabytes.
+DELETE_READ_PARTS = text("""
+    DELETE FROM vectormill.run_parts
+     WHERE (run_id, seq) IN (SELECT part.run_id, part.seq
+                               FROM vectormill.run_parts AS part
+                               JOIN vectormill.runs AS run ON run.id = part.run_id
+                              WHERE run.state IN ('completed', 'completed_with_errors', 'failed', 'cancelled',
+                                                  'skipped')
+                              LIMIT :limit
+                                FOR UPDATE OF part SKIP LOCKED)
+""")
+PARTS_AT_ONCE: Final = 500
+
+BROKEN_OFF: Final = "The push was broken off before its end; nothing of it was written. Push again."
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    seq: int
+    items: list[Item]
+
+
+class PushWriter:
+    """Writes one push. Use as a context manager: leaving it without `finish` fails the run and removes its parts.
+
+    Not thread-safe. `options` are those of the run; `is_complete` among them is what allows deletions.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        collection: str,
+        options: dict[str, object],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine = engine
+        self._collection = collection
+        self._options = options
+        self._clock = clock
+        self._part_due = clock() + PART_SECONDS
+        self.id: UUID = uuid4()
+        self._is_finished = False
+        self._items: list[Item] = []
+        self._item_bytes = 0
+        self.num_items = 0
+        self._num_parts = 0
+        self._keys = KeyLedger()
+
+    def __enter__(self) -> Self:
+        values = {"id": self.id, "collection": self._collection, "options": to_jsonb(self._options)}
+        with self._engine.begin() as connection:
+            kind = find_source(connection, self._collection).source.kind
+            if kind != PUSH:
+                raise Conflict(
+                    f"The source of collection {self._collection!r} is of kind {kind}, which its runs read themselves; "
+                    "nothing can be pushed to it. `vectormill sources set --push` changes that."
+                )
+            connection.execute(BEGIN_RUN, values)
+        return self
+
+    def add(self, item: Item) -> None:
+        """Takes one more row; writes a part when it is full."""
+        self._keys.add(item.key.encode())
+        self._items.append(item)
+        self._item_bytes += len(item.text) + len(item.metadata)
+        self.num_items += 1
+        if (
+            len(self._items) >= PART_ITEMS
+            or self._item_bytes >= PART_BYTES
+            or self._clock() >= self._part_due
+        ):
+            with self._engine.begin() as connection:
+                self._write_part(connection)
+
+    def _write_part(self, connection: Connection) -> None:
+        if connection.execute(GIVE_SIGN_OF_LIFE, {"id": self.id}).one_or_none() is None:
+            raise UploadRemoved
+        if self._items:
+            values = {
+                "run_id": self.id,
+                "seq": self._num_parts,
+                "num_items": len(self._items),
+                "items": encode_payload(self._items),
+            }
+            connection.execute(INSERT_PART, values)
+            self._num_parts += 1
+        self._items, self._item_bytes = [], 0
+        self._part_due = self._clock() + PART_SECONDS
+
+    def finish(self) -> UUID:
+        """Hands the run to the indexers, and answers its id. Raises EmptyJob, DuplicateKey or UploadRemoved."""
+        if self.num_items == 0:
+            raise EmptyJob("The push has no rows; to empty a collection, delete it or its items.")
+        duplicate = self._keys.find_duplicate()
+        if duplicate is not None:
+            first, second = duplicate
+            raise DuplicateKey(
+                f"Row {first + 1} and row {second + 1} have the same key; a key is one row's alone."
+            )
+        with self._engine.begin() as connection:
+            self._write_part(connection)
+            connection.execute(QUEUE_RUN, {"id": self.id}).one()
+        self._is_finished = True
+        return self.id
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._keys.close()
+        if not self._is_finished:
+            with self._engine.begin() as connection:
+                connection.execute(FAIL_RUN, {"id": self.id, "error": BROKEN_OFF})
+                connection.execute(DELETE_PARTS, {"id": self.id})
+
+
+def load_part(connection: Connection, run_id: UUID, *, after: int) -> Part | None:
+    """The next part of a push; None behind the last."""
+    row = connection.execute(LOAD_PART, {"run_id": run_id, "after": after}).one_or_none()
+    return None if row is None else Part(row.seq, decode_payload(row.items))
+
+
+def count_items(connection: Connection, run_id: UUID) -> int:
+    return int(connection.execute(COUNT_ITEMS, {"run_id": run_id}).scalar_one())
+
+
+def prune_pushes(connection: Connection, timeout_seconds: float) -> None:
+    """Ends pushes that gave no sign of life for so long, and removes parts that no run will read any more."""
+    connection.execute(FAIL_SILENT_PUSHES, {"timeout_seconds": timeout_seconds, "error": BROKEN_OFF})
+    connection.execute(DELETE_READ_PARTS, {"limit": PARTS_AT_ONCE})

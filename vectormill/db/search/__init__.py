@@ -1,0 +1,1 @@
+"""Searches: conditions, rankings and plans, and what they find."""

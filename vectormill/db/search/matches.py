@@ -1,0 +1,241 @@
+"""Matches: the rows of a collection that answer a search best, and whether an index found them."""
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import psycopg
+from sqlalchemy import Connection, Row, text
+from sqlalchemy.exc import OperationalError, ProgrammingError
+
+from vectormill.db.search.query_vectors import make_query_vector, read_vector
+from vectormill.db.search.rankings import write_search
+from vectormill.db.search.search_plans import Plans, Reading
+from vectormill.db.search.search_plans import walk_plan as walk_plan
+from vectormill.domain.collection import Generation
+from vectormill.domain.errors import Conflict, SearchTimeout, TextsNotKept
+from vectormill.domain.search import BY_TEXT, HYBRID, Search, check_search
+
+# hnsw.ef_search: so many candidates an index keeps while it looks, 40 by pgvector's default and 1,000 at the most. With
+# as many as rows are asked for the last ones are often missed: of 20,000 random vectors, the worst case there is, 200
+# candidates held 73 % of the 200 nearest, and 400 held 93 %.
+LEAST_CANDIDATES: Final = 100
+CANDIDATES_PER_ROW: Final = 2
+MOST_CANDIDATES: Final = 1000
+# Of each ranking that is fused: a row far down in one may be among the first of both together.
+LEAST_FUSED: Final = 100
+FUSED_PER_ROW: Final = 4
+# A document has several passages among the nearest; when so many times the limit hold too few documents, more are read.
+PASSAGES_PER_DOCUMENT: Final = (4, 32)
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """One search result.
+
+    `score` is the cosine similarity, -1 to 1, in a binary collection that of the signs; by words their cover density;
+    of both, what reciprocal rank fusion makes of a row's places, which are `vector_rank` and `text_rank`, from 1 on.
+    `passage` is the span of its document that a row holds: document, index, start, end.
+    """
+
+    key: str
+    score: float
+    metadata: dict[str, Any] | None = None
+    text: str | None = None
+    embedding: list[Any] | None = None
+    passage: dict[str, Any] | None = None
+    vector_rank: int | None = None
+    text_rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Nearest:
+    """Matches, best first. `num_rows_read` is about how many rows the collection has when all were read, else None.
+
+    `repeated_because` says why an exact search followed that of the index.
+    """
+
+    matches: list[Match]
+    num_rows_read: int | None
+    repeated_because: str | None = None
+
+
+# Until the end of the transaction. The time-out, for a client that has gone leaves its search behind. An index gives
+# its candidates and no more, unless it may go on looking: in relaxed order, since the statement sorts what was found. A
+# larger ef_search of the operator's own stands. And the plan that is explained must be the plan that is run.
+PREPARE_SEARCH: Final = text("""
+    SELECT set_config('statement_timeout', :timeout, true),
+           set_config('hnsw.iterative_scan', 'relaxed_order', true),
+           set_config('hnsw.ef_search', CAST(greatest(
+               CAST(:num_candidates AS integer), CAST(nullif(current_setting('hnsw.ef_search', true), '') AS integer)
+           ) AS text), true),
+           set_config('plan_cache_mode', 'force_custom_plan', true)
+""")
+SET_CANDIDATES: Final = text("SELECT set_config('hnsw.ef_search', CAST(:num_candidates AS text), true)")
+
+FIND_LANGUAGE: Final = text(
+    "SELECT keep_text, language FROM vectormill.collections WHERE id = :collection_id"
+)
+
+
+def search_collection(
+    connection: Connection,
+    generation: Generation,
+    embedding: npt.NDArray[np.float32],
+    limit: int,
+    *,
+    timeout_seconds: float = 30.0,
+) -> Nearest:
+    """The `limit` rows that are nearest to `embedding`, finite float32 [dimensions]: see find_matches."""
+    search = Search(limit=limit)
+    (found,) = find_matches(connection, generation, [(search, embedding)], timeout_seconds=timeout_seconds)
+    return found
+
+
+def find_matches(
+    connection: Connection,
+    generation: Generation,
+    searches: Sequence[tuple[Search, npt.NDArray[np.float32] | None]],
+    *,
+    timeout_seconds: float = 30.0,
+) -> list[Nearest]:
+    """What answers each search, best first; with it comes its vector, finite float32 [dimensions], if it needs one.
+
+    Nearest means the highest cosine similarity; in a binary collection, that of the signs, which is 1 - 2 × the
+    share of bits that differ. With an HNSW index (pgvector 0.8 or newer) nearly the nearest, and as many as there are.
+    Raises SearchTimeout, when all together take too long: without an index a search reads every row; InvalidOption,
+    TextsNotKept, ItemNotFound, and Conflict when the generation is removed meanwhile.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    plans = Plans(connection, generation)
+    with explaining(generation, timeout_seconds):
+        found = []
+        for search, embedding in searches:
+            check_search(search)
+            seconds = max(deadline - time.monotonic(), 0.001)
+            prepare(connection, search, seconds)
+            found.append(find_one(connection, generation, search, embedding, plans))
+        return found
+
+
+def prepare(connection: Connection, search: Search, timeout_seconds: float) -> None:
+    num_candidates = choose_num_candidates(search.num_wanted)
+    timeout = f"{math.ceil(timeout_seconds * 1000)}ms"
+    connection.execute(PREPARE_SEARCH, {"timeout": timeout, "num_candidates": num_candidates}).all()
+    if search.ef_search is not None:
+        connection.execute(SET_CANDIDATES, {"num_candidates": search.ef_search}).all()
+
+
+def find_one(
+    connection: Connection,
+    generation: Generation,
+    search: Search,
+    embedding: npt.NDArray[np.float32] | None,
+    plans: Plans,
+) -> Nearest:
+    """Asks for more rows, and in the end for all, until the page is full or nothing more can be there."""
+    language = find_language(connection, generation) if search.reads_words else None
+    query = None
+    if search.mode != BY_TEXT:
+        query = make_query_vector(connection, generation, embedding, search.like)
+        if query is None:
+            return Nearest([], 0)
+    rows: Sequence[Row[Any]] = []
+    reading = Reading(False, None, None)
+    shortage: str | None = None
+    repeated_because: str | None = None
+    for num_ranked, is_exact in plan_attempts(search):
+        repeated_because = shortage if is_exact and search.mode != BY_TEXT else None
+        write = partial(write_search, generation, search, query, num_ranked, language)
+        statement, reading = plans.choose(write, is_exact=is_exact, is_filtered=search.condition is not None)
+        rows = connection.execute(text(statement.sql), statement.values).all()
+        shortage = find_shortage(search, reading, rows, num_ranked)
+        if shortage is None:
+            break
+    matches = [make_match(row, search, generation) for row in rows]
+    if search.min_score is not None:
+        matches = [match for match in matches if match.score >= search.min_score]
+    return Nearest(matches, reading.num_rows_read, repeated_because)
+
+
+def plan_attempts(search: Search) -> list[tuple[int | None, bool]]:
+    """So many rows are ranked, None for all; and whether exactly, or as the planner likes."""
+    num_wanted = search.num_wanted
+    num_ranked = max(LEAST_FUSED, FUSED_PER_ROW * num_wanted) if search.mode == HYBRID else num_wanted
+    if search.by_document:
+        return [*((factor * num_ranked, False) for factor in PASSAGES_PER_DOCUMENT), (None, True)]
+    return [(num_ranked, False), (num_ranked, True)]
+
+
+def find_shortage(
+    search: Search, reading: Reading, rows: Sequence[Row[Any]], num_ranked: int | None
+) -> str | None:
+    """Why there may be more results than these, or None."""
+    num_nearest, is_full = rows[0].num_nearest if rows else 0, len(rows) == search.limit
+    if is_full and search.mode != HYBRID:
+        return None
+    is_cut = num_ranked is not None and (num_nearest >= num_ranked or not rows)
+    if search.by_document and is_cut and not is_full:
+        return f"the {num_ranked:,} nearest passages are of fewer documents than were asked for"
+    # Of a fused list every ranking shall be whole, not only as long as the page.
+    num_wanted = num_ranked if search.mode == HYBRID or search.by_document else search.num_wanted
+    if reading.is_by_index and num_wanted is not None and num_nearest < num_wanted:
+        return f"the index gave {num_nearest:,} rows of {num_wanted:,} before it ended its search"
+    return None
+
+
+def make_match(row: Row[Any], search: Search, generation: Generation) -> Match:
+    shown = row._mapping
+    written = shown.get("embedding")
+    return Match(
+        row.key,
+        float(row.score),
+        metadata=shown.get("metadata"),
+        text=shown.get("text"),
+        embedding=None if written is None else read_vector(written, generation),
+        passage=row.passage if isinstance(row.passage, dict) else None,
+        vector_rank=shown.get("vector_rank"),
+        text_rank=shown.get("text_rank"),
+    )
+
+
+def find_language(connection: Connection, generation: Generation) -> str:
+    """The text search configuration of the collection's texts. Raises TextsNotKept."""
+    row = connection.execute(FIND_LANGUAGE, {"collection_id": generation.collection_id}).one_or_none()
+    if row is None or not row.keep_text:
+        raise TextsNotKept(
+            f"Collection {generation.collection!r} keeps no texts, so it cannot be searched by words. `vectormill "
+            f"collections change {generation.collection} --keep-text` keeps those that come from now on; index its "
+            "texts again, or search by vector."
+        )
+    return f"pg_catalog.{row.language}"
+
+
+@contextmanager
+def explaining(generation: Generation, timeout_seconds: float) -> Iterator[None]:
+    """What Postgres refuses, in words of ours."""
+    try:
+        yield
+    except OperationalError as error:
+        if not isinstance(error.orig, psycopg.errors.QueryCanceled):
+            raise
+        raise SearchTimeout(
+            f"Searching {generation.collection!r} took more than {timeout_seconds:g} s and was ended. Without an index "
+            f'on vectormill.{generation.table_name} every row is read: docs/OPERATIONS.md, "What to do when …".'
+        ) from error
+    except ProgrammingError as error:
+        if not isinstance(error.orig, psycopg.errors.UndefinedTable):
+            raise
+        raise Conflict(
+            f"The generation of {generation.collection!r} that was searched has been removed meanwhile; search again."
+        ) from error
+
+
+def choose_num_candidates(limit: int) -> int:
+    return min(MOST_CANDIDATES, max(LEAST_CANDIDATES, CANDIDATES_PER_ROW * limit))

@@ -1,0 +1,164 @@
+"""Rankings: the statements of a search, put together out of whole parts. Runs none of them.
+
+A ranking is a query for rows (key, score, num_nearest, …) of which the best are wanted: by vector, by words, or both
+fused. A page of it, with what is shown of each row, is cut out by PAGE.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from vectormill.db.rows.attributes import attributes_name
+from vectormill.db.search.filters import compile_filter
+from vectormill.db.search.query_vectors import QueryVector
+from vectormill.domain.collection import Generation
+from vectormill.domain.search import BY_TEXT, FUSION_CONSTANT, HYBRID, METADATA, TEXT, VECTOR, Search
+
+# Rows by distance, which an index gives in nearly this order. A filter is asked of each row that it gives, until there
+# are enough: hnsw.iterative_scan.
+NEAREST: Final = """
+    SELECT vectors.key, {distance} AS distance
+      FROM vectormill.{table} AS vectors {join}
+     WHERE {condition}
+     ORDER BY distance LIMIT CAST(:num_ranked AS bigint)
+"""
+# Rows that have all the words, by how near they stand together (cover density); of a longer text (1: by the logarithm
+# of its length) they say less. Stop words are left out by the collection's language; "quotes", or and - mean what they
+# mean to a web search engine.
+WORDED: Final = """
+    SELECT attributes.key, ts_rank_cd(attributes.search, {words}, 1) AS rank
+      FROM vectormill.{attributes} AS attributes
+     WHERE attributes.search @@ {words} AND {condition}
+     ORDER BY rank DESC, key LIMIT CAST(:num_ranked AS bigint)
+"""
+WORDS: Final = "websearch_to_tsquery(CAST(:language AS regconfig), CAST(:words AS text))"
+
+BY_DISTANCE: Final = """
+    SELECT key, 1 - distance * :unit AS score, count(*) OVER () AS num_nearest
+      FROM ({nearest}) AS nearest
+"""
+BY_WORDS: Final = """
+    SELECT key, CAST(rank AS float8) AS score, count(*) OVER () AS num_nearest
+      FROM ({worded}) AS worded
+"""
+# Reciprocal rank fusion: only places count, for a distance and a rank of words have no scale in common.
+BY_BOTH: Final = """
+    SELECT key, vector_rank, text_rank, count(vector_rank) OVER () AS num_nearest,
+           coalesce(CAST(:vector_weight AS float8) / (CAST(:constant AS float8) + vector_rank), 0)
+               + coalesce(CAST(:text_weight AS float8) / (CAST(:constant AS float8) + text_rank), 0) AS score
+      FROM (SELECT key, row_number() OVER (ORDER BY distance, key) AS vector_rank
+              FROM ({nearest}) AS nearest) AS near
+      FULL JOIN (SELECT key, row_number() OVER (ORDER BY rank DESC, key) AS text_rank
+                   FROM ({worded}) AS worded) AS said USING (key)
+"""
+# Sorted again: what an index gives is nearly in order, and Postgres takes it for sorted by the distance.
+BEST_ROWS: Final = """
+    SELECT * FROM ({ranking}) AS ranking
+     ORDER BY score DESC, key LIMIT :limit OFFSET :offset
+"""
+# The best row of each document; a row that is no passage is a document by itself.
+BEST_OF_DOCUMENTS: Final = """
+    SELECT *
+      FROM (SELECT ranking.*, row_number() OVER (PARTITION BY coalesce(attributes.document, ranking.key)
+                                                     ORDER BY ranking.score DESC, ranking.key) AS place_in_document
+              FROM ({ranking}) AS ranking
+              LEFT JOIN vectormill.{attributes} AS attributes ON attributes.key = ranking.key) AS passages
+     WHERE place_in_document = 1
+     ORDER BY score DESC, key LIMIT :limit OFFSET :offset
+"""
+# Only of the rows that are shown.
+PAGE: Final = """
+    SELECT best.*, attributes.metadata -> '_passage' AS passage {columns}
+      FROM ({best}) AS best
+      LEFT JOIN vectormill.{attributes} AS attributes ON attributes.key = best.key {join}
+     ORDER BY best.score DESC, best.key
+"""
+COLUMNS: Final = {
+    METADATA: ", attributes.metadata",
+    TEXT: ", attributes.text",
+    VECTOR: ", CAST(vectors.embedding AS text) AS embedding",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A search as SQL, and what it binds."""
+
+    sql: str
+    values: dict[str, object]
+
+
+def write_search(
+    generation: Generation,
+    search: Search,
+    query: QueryVector | None,
+    num_ranked: int | None,
+    language: str | None,
+    *,
+    is_exact: bool,
+) -> Statement:
+    """`query` is needed unless the search is by words alone, and `language`, a regconfig, when it reads words.
+
+    So many rows of each ranking are looked at, None for all.
+
+    Exact: no index serves an expression, so every row that the filter lets through is compared.
+    """
+    names = {"table": generation.table_name, "attributes": attributes_name(generation.id)}
+    values: dict[str, object] = {
+        "limit": search.limit,
+        "offset": search.offset,
+        "num_ranked": num_ranked,
+    }
+    conditions, is_described = ["true"], False
+    if search.condition is not None:
+        compiled = compile_filter(search.condition, "attributes.metadata")
+        conditions.append(compiled.sql)
+        values |= compiled.values
+        is_described = not compiled.fits_nothing
+    parts = {}
+    if query is not None:
+        values |= query.values
+        own, own_values = leave_out_own(search, query)
+        values |= own_values
+        needs_attributes = len(conditions) > 1 or query.document is not None
+        join = f"{'' if is_described else 'LEFT '}JOIN vectormill.{names['attributes']} AS attributes USING (key)"
+        distance = f"({query.distance}) + 0" if is_exact else query.distance
+        parts["nearest"] = NEAREST.format(
+            **names,
+            distance=distance,
+            join=join if needs_attributes else "",
+            condition=" AND ".join(conditions + own),
+        )
+    if search.reads_words:
+        values |= {"words": search.words, "language": language}
+        parts["worded"] = WORDED.format(**names, words=WORDS, condition=" AND ".join(conditions))
+    if search.mode == HYBRID:
+        ranking = BY_BOTH.format(**parts)
+        values |= {
+            "vector_weight": search.vector_weight,
+            "text_weight": search.text_weight,
+            "constant": FUSION_CONSTANT,
+        }
+    elif search.mode == BY_TEXT:
+        ranking = BY_WORDS.format(**parts)
+    else:
+        assert query is not None
+        ranking = BY_DISTANCE.format(**parts)
+        values["unit"] = query.unit
+    best = (BEST_OF_DOCUMENTS if search.by_document else BEST_ROWS).format(ranking=ranking, **names)
+    has_vectors = VECTOR in search.include
+    page = PAGE.format(
+        best=best,
+        attributes=names["attributes"],
+        columns=" ".join(COLUMNS[part] for part in search.include),
+        join=f"JOIN vectormill.{names['table']} AS vectors ON vectors.key = best.key" if has_vectors else "",
+    )
+    return Statement(page, values)
+
+
+def leave_out_own(search: Search, query: QueryVector) -> tuple[list[str], dict[str, object]]:
+    """Conditions that leave out the row that others shall be like; by document, its whole document."""
+    if search.like is None:
+        return [], {}
+    if search.by_document and query.document is not None:
+        return ["attributes.document IS DISTINCT FROM CAST(:own AS text)"], {"own": query.document}
+    return ["vectors.key <> CAST(:own AS text)"], {"own": search.like}
