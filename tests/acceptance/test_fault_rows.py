@@ -102,7 +102,7 @@ def written(parts: Parts, kept: Promise, collection: str) -> list[object]:
 def vector_table(parts: Parts, collection: str) -> str:
     ((name,),) = parts.query(
         "SELECT 'vectormill.' || quote_ident(table_name) FROM information_schema.view_table_usage"
-        f" WHERE view_name = '{collection}'"
+        f" WHERE view_name = '{collection}' AND table_name NOT LIKE '%attributes'"
     )
     return str(name)
 

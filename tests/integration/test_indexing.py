@@ -80,7 +80,7 @@ def test_a_live_collection_gets_the_index_that_its_searches_use(
 def test_the_planner_takes_the_index_of_a_collection_that_is_not_small(engine: Engine) -> None:
     vectors = draw_vectors(5000, 256)
     generation = make_collection(engine, vectors)
-    wish(engine, index_options="""'{"m": 4, "ef_construction": 8}'""")  # soon built, and found as well
+    wish(engine, index_options="""'{"m": 12, "ef_construction": 48}'""")
     build_indexes(start_run(engine)[0], generation)
     execute(engine, f"ANALYZE vectormill.{generation.table_name}")
     with engine.connect() as connection:

@@ -221,25 +221,24 @@ def test_runs_of_one_collection_follow_one_another_and_those_of_others_do_not_wa
     make_collection(engine, "others")
     at_work, most = 0, 0
     lock = threading.Lock()
-    both = threading.Barrier(2)
+    both, have_met = threading.Barrier(2), threading.Event()
 
     def meet(position: int) -> None:
         nonlocal at_work, most
         with lock:
             at_work += 1
             most = max(most, at_work)
-        if not done:
+        if not have_met.is_set():
             both.wait(20)  # one of each collection is here
+            have_met.set()
         with lock:
             at_work -= 1
 
-    done: list[int] = []
     source = ListedSource(make_items(2), before=meet)
     with indexing(engine, source), encoding_meanwhile(engine):
         first, second = start_run(engine), start_run(engine)
         other = start_run(engine, "others")
         await_run(engine, other)
-        done.append(1)
         runs = [await_run(engine, run_id) for run_id in (first, second)]
     assert most == 2
     assert runs[0].finished_at is not None

@@ -75,7 +75,7 @@ def prepare(engine: Engine, number: int) -> UUID:
 
 
 # Every step is some hundred processes that are killed, for minutes; a few of them tell most of it in seconds.
-@pytest.mark.parametrize("stride", [pytest.param(1, marks=pytest.mark.slow), 13])
+@pytest.mark.parametrize("stride", [pytest.param(1, marks=pytest.mark.slow), 29])
 @pytest.mark.timeout(900)
 def test_an_indexer_killed_at_any_step_leaves_its_run_to_another_which_encodes_nothing_twice(
     database_url: str, engine: Engine, stride: int
