@@ -32,7 +32,8 @@ def test_what_is_committed_in_a_followed_table_is_found_and_what_is_deleted_is_n
             client.follow(collection)
             parts.change(f"INSERT INTO {table} VALUES ('a', '{tiny.texts()[1]}'), ('b', '{tiny.texts()[2]}')")
             wait_for(lambda: {"a", "b"} <= keys_of(parts, collection), SECONDS, "both are there")
-            assert client.search(collection, tiny.texts()[2], limit=1)[0]["key"] == "b"
+            scores = {match["key"]: match["score"] for match in client.search(collection, tiny.texts()[2])}
+            assert scores["b"] >= max(scores.values()) - 1e-3  # random weights, and float16
 
             parts.end_part("indexer", signal.SIGKILL)
             parts.change(f"DELETE FROM {table} WHERE id = 'a'")

@@ -28,17 +28,23 @@ def count_open(parts: Parts) -> object:
     return next(iter(parts.query("SELECT count(*) FROM vectormill.jobs WHERE finished_at IS NULL")))[0]
 
 
+def assert_found(client: Client, collection: str, key: str, content: str) -> None:
+    """The key has the text's own vector. Of random weights, some texts are as near as float16 can tell."""
+    scores = {match["key"]: match["score"] for match in client.search(collection, content, limit=100)}
+    assert scores[key] >= max(scores.values()) - 1e-3
+
+
 def test_a_put_is_found_at_once_and_a_deleted_one_is_not(parts: Parts, collection: str) -> None:
     make_collection(parts, collection)
     with parts.client() as client:
         for number in (2, 3):
             answer = client.put_item(collection, f"k{number}", tiny.texts()[number], wait_seconds=60)
             assert answer["is_searchable"]
-            assert client.search(collection, tiny.texts()[number], limit=1)[0]["key"] == f"k{number}"
+            assert_found(client, collection, f"k{number}", tiny.texts()[number])
         client.delete_item(collection, "k3")
         assert "k3" not in {match["key"] for match in client.search(collection, tiny.texts()[3])}
         client.put_item(collection, "k3", tiny.texts()[4], wait_seconds=60)
-        assert client.search(collection, tiny.texts()[4], limit=1)[0]["key"] == "k3"
+        assert_found(client, collection, "k3", tiny.texts()[4])
 
 
 def test_puts_that_were_committed_survive_the_api_that_took_them(parts: Parts, collection: str) -> None:
@@ -59,7 +65,7 @@ def test_puts_that_were_committed_survive_the_api_that_took_them(parts: Parts, c
     with parts.client() as client:
         wait_for(lambda: count_open(parts) == 0, 60, "the jobs of the puts have ended")
         for number in range(2, 10):
-            assert client.search(collection, tiny.texts()[number], limit=1)[0]["key"] == f"k{number}"
+            assert_found(client, collection, f"k{number}", tiny.texts()[number])
 
 
 def _count_items(parts: Parts) -> int:

@@ -37,6 +37,9 @@ AGE_UPLOADS = text(
 )
 LIST_CHUNKS = text("SELECT id FROM vectormill.chunks WHERE job_id = :job_id ORDER BY id")
 
+# Every third step is another process's start and death; `make test-all` takes each.
+each_step_or_some = pytest.mark.parametrize("stride", [pytest.param(1, marks=pytest.mark.slow), 3])
+
 
 @pytest.fixture
 def servers(database_url: str, redis_url: str) -> Servers:
@@ -80,14 +83,15 @@ def post_to_victim(servers: Servers, number: int, last: int | None) -> list[str]
 
 
 @pytest.mark.timeout(300)
+@each_step_or_some
 def test_an_api_killed_at_any_step_of_a_submission_leaves_exactly_one_job_to_the_client_that_repeats_it(
-    servers: Servers, engine: Engine
+    servers: Servers, engine: Engine, stride: int
 ) -> None:
     points = post_to_victim(servers, 0, None)
     assert {"before INSERT_JOB", "before INSERT_CHUNK", "before QUEUE_JOB", "after COMMIT"} <= set(points)
     with api_client(engine, chunk_max_items=1) as client:
-        for last, point in enumerate(points):
-            number = last + 1
+        for number, last in enumerate(range(0, len(points), stride), start=1):
+            point = points[last]
             assert post_to_victim(servers, number, last)[-1] == point
             answer = post(client, number)
             if answer.status_code == 409:  # an upload that is silent for a minute yields its key
@@ -107,8 +111,9 @@ def test_an_api_killed_at_any_step_of_a_submission_leaves_exactly_one_job_to_the
 
 
 @pytest.mark.timeout(300)
+@each_step_or_some
 def test_a_dispatcher_killed_at_any_step_leaves_every_chunk_to_the_next_one(
-    servers: Servers, engine: Engine
+    servers: Servers, engine: Engine, stride: int
 ) -> None:
     def dispatch(number: int, last: int | None) -> tuple[Job, list[str]]:
         register_worker(engine, slots=8)
@@ -122,9 +127,9 @@ def test_a_dispatcher_killed_at_any_step_leaves_every_chunk_to_the_next_one(
     is_marked = points.index("after COMMIT", points.index("before MARK_QUEUED"))
     assert points.index("before PUBLISH") > is_marked, "a message must not name a row that is not there"
     take_messages(servers, engine, job)
-    for last, point in enumerate(points):
+    for last in range(0, len(points), stride):
         job, reached = dispatch(last + 1, last)
-        assert reached[-1] == point
+        assert reached[-1] == points[last]
         with (
             closing(Sentinel(servers.redis_url)) as sentinel,
             closing(QueueReader(servers.redis_url)) as queues,
@@ -159,8 +164,9 @@ def take_messages(servers: Servers, engine: Engine, job: Job) -> None:
 
 
 @pytest.mark.timeout(300)
+@each_step_or_some
 def test_a_worker_killed_at_any_step_between_message_and_ack_leaves_its_chunk_to_others(
-    servers: Servers, engine: Engine
+    servers: Servers, engine: Engine, stride: int
 ) -> None:
     jobs: list[tuple[Job, list[Item]]] = []
 
@@ -176,8 +182,8 @@ def test_a_worker_killed_at_any_step_between_message_and_ack_leaves_its_chunk_to
         points
     )
     assert {"before COUNT_CHUNK", "before COMMIT", "after COMMIT", "before ACK"} <= set(points)
-    for last, point in enumerate(points):
-        assert encode(last)[-1] == point
+    for last in range(0, len(points), stride):
+        assert encode(last)[-1] == points[last]
 
     def have_ended() -> bool:
         with engine.connect() as connection:

@@ -73,7 +73,15 @@ def look(engine: Engine) -> dict[str, Any]:
     "spec",
     [pytest.param(NEXT, id="same column", marks=pytest.mark.slow), pytest.param(BITS, id="another column")],
 )  # another column takes every statement that the same one takes, and more
-@pytest.mark.parametrize("role", [swap_in_indexer, roll_back_in_api], ids=["swap", "rollback"])
+@pytest.mark.parametrize(
+    "role",
+    [
+        pytest.param(swap_in_indexer, id="swap"),
+        pytest.param(
+            roll_back_in_api, id="rollback", marks=pytest.mark.slow
+        ),  # the same statements, backwards
+    ],
+)
 def test_whoever_is_killed_at_any_statement_of_a_swap_leaves_the_old_or_the_new_and_nothing_between(
     database_url: str, engine: Engine, spec: EncodingSpec, role: Any
 ) -> None:
