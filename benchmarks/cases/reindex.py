@@ -113,8 +113,8 @@ def measure_beside_peer(order: Order, directory: Path, num_rows: int) -> tuple[C
             for system, costs in zip(systems, both, strict=True):
                 order.steps.step(f"{system.name}, 1 % changed")
                 costs.changed.append(system.update())
-    if own.count_rows() != num_rows:
-        raise BenchmarkFailed(f"{own.count_rows():,} of {num_rows:,} rows are indexed.")
+        if own.count_rows() != num_rows:
+            raise BenchmarkFailed(f"{own.count_rows():,} of {num_rows:,} rows are indexed.")
     return both
 
 

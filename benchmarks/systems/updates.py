@@ -126,4 +126,4 @@ class OwnUpdates:
         return (finished - created).total_seconds()
 
     def count_rows(self) -> int:
-        return int(self.client.collection(COLLECTION, exact=True)["num_rows"])
+        return int(self.client.collection(COLLECTION, exact=True)["exact_rows"])
