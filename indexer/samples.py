@@ -214,6 +214,6 @@ def wait_for_end(engine: Engine, job: Job, check: Callable[[], None], patience_s
                 f"No worker for {job.spec.model} encoded the sample within {patience_seconds:g} s; check that one runs."
             )
         check()
-        time.sleep(POLL_SECONDS)
+        time.sleep(POLL_SECONDS)  # between two looks at the job; nothing tells an indexer of its end
         with engine.connect() as connection:
             job = find_job(connection, job.id)

@@ -3,12 +3,12 @@
 import sys
 import time
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 
-PLAIN_PAUSE_SECONDS: Final = 5.0
+from vectormill.cli.progress import PLAIN_PAUSE_SECONDS
 
 
 class IndexProgress:

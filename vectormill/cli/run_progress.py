@@ -3,15 +3,13 @@
 import sys
 import time
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn
 
-from vectormill.cli.progress import describe_counts
+from vectormill.cli.progress import PLAIN_PAUSE_SECONDS, describe_counts
 from vectormill.domain.job import RUNNING
-
-PLAIN_PAUSE_SECONDS: Final = 5.0
 
 
 class RunProgress:
