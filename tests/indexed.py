@@ -1,6 +1,5 @@
 """Collections with vectors by the thousand and without texts, for tests of indexes; and a run that builds them."""
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -96,10 +95,3 @@ def names_of(engine: Engine, generation: Generation) -> list[str]:
 def execute(engine: Engine, statement: str) -> None:
     with engine.begin() as connection:
         connection.execute(text(statement))
-
-
-def wait_until(is_so: Callable[[], bool], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline, "in vain"
-        time.sleep(0.05)

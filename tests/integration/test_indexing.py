@@ -18,10 +18,10 @@ from tests.indexed import (
     make_collection,
     names_of,
     start_run,
-    wait_until,
     wish,
 )
 from tests.protocol import SPEC, vector_of
+from tests.waiting import wait_for
 from vectormill.db.indexes.indexes import find_record
 from vectormill.db.rows.vector_types import choose_vector_type, make_rows
 from vectormill.db.rows.vectors import upsert_vectors
@@ -152,7 +152,7 @@ def test_an_index_is_built_anew_when_deletions_pass_the_share(engine: Engine) ->
     generation = make_collection(engine, draw_vectors(NUM_ROWS))
     build_indexes(start_run(engine)[0], generation)
     execute(engine, f"DELETE FROM vectormill.{generation.table_name} WHERE CAST(key AS integer) % 4 = 0")
-    wait_until(lambda: removed(engine, generation) >= NUM_ROWS // 4)
+    wait_for(lambda: removed(engine, generation) >= NUM_ROWS // 4)
     context, report = start_run(engine, index_rebuild_share=0.3)
     build_indexes(context, generation)
     assert report["kept"]
@@ -232,7 +232,7 @@ def test_a_large_load_drops_the_index_and_says_so_unless_searches_use_it(engine:
     with engine.connect() as connection:
         connection.execute(text("SET LOCAL enable_seqscan = off"))
         search_collection(connection, generation, vectors[0], 5)
-    wait_until(lambda: any(index.last_used_at for index in indexes_of(engine, generation)))
+    wait_for(lambda: any(index.last_used_at for index in indexes_of(engine, generation)))
     assert drop_before_bulk(context, NUM_ROWS) is None
     assert "searches use it" in report["kept_for_searches"]
     with engine.connect() as connection:
@@ -269,7 +269,7 @@ def test_changes_of_metadata_alone_leave_the_vector_index_alone(engine: Engine) 
             vectors, attributes = connection.execute(query, names).one()
             return vectors, attributes
 
-    wait_until(lambda: counted()[1] == 10_000)
+    wait_for(lambda: counted()[1] == 10_000)
     assert counted()[0] == 0
     assert indexes_of(engine, generation)[0].num_bytes == index.num_bytes
 

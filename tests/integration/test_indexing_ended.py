@@ -16,9 +16,9 @@ from tests.indexed import (
     make_collection,
     names_of,
     start_run,
-    wait_until,
     wish,
 )
+from tests.waiting import wait_for
 from vectormill.db.indexes.index_builds import APPLICATION_NAME, run_build
 from vectormill.db.session import make_engine
 from vectormill.domain.collection import BUILDING, Generation
@@ -49,7 +49,7 @@ def wait_for_build(engine: Engine) -> int:
         with engine.connect() as connection:
             return connection.execute(query, {"name": APPLICATION_NAME}).scalar()
 
-    wait_until(lambda: pid() is not None)
+    wait_for(lambda: pid() is not None)
     found = pid()
     assert found is not None
     return found

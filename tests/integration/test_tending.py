@@ -10,8 +10,9 @@ from sqlalchemy import Engine, text
 
 from indexer.indexing import build_indexes
 from scheduler.tender import Tender, find_need
-from tests.indexed import draw_vectors, execute, make_collection, start_run, wait_until, wish
+from tests.indexed import draw_vectors, execute, make_collection, start_run, wish
 from tests.protocol import SPEC, make_items, submit
+from tests.waiting import wait_for
 from vectormill.db.indexes.tending import LIST_TENDED, TendedCollection
 from vectormill.db.runs.runs import create_run
 from vectormill.db.search.matches import walk_plan
@@ -66,7 +67,7 @@ def end_runs(engine: Engine, state: str) -> None:
 def test_a_collection_that_has_grown_gets_a_run_and_one_is_enough(engine: Engine) -> None:
     generation = make_collection(engine, draw_vectors(200))
     tender = Tender(engine, SETTINGS)
-    wait_until(lambda: tender.tend() == 1)  # Postgres counts rows with a delay
+    wait_for(lambda: tender.tend() == 1)  # Postgres counts rows with a delay
     assert "none for 200 rows" in runs_of(engine)[0]["because"]
     assert tender.tend() == 0
     build_indexes(start_run(engine)[0], generation)
@@ -77,7 +78,7 @@ def test_a_collection_that_has_grown_gets_a_run_and_one_is_enough(engine: Engine
 def test_a_build_that_failed_is_not_asked_for_again_at_once(engine: Engine) -> None:
     make_collection(engine, draw_vectors(200))
     tender = Tender(engine, SETTINGS)
-    wait_until(lambda: tender.tend() == 1)
+    wait_for(lambda: tender.tend() == 1)
     end_runs(engine, "failed")
     assert tender.tend() == 0
     execute(engine, "UPDATE vectormill.runs SET finished_at = now() - interval '2 hours'")
@@ -87,7 +88,7 @@ def test_a_build_that_failed_is_not_asked_for_again_at_once(engine: Engine) -> N
 def test_a_small_collection_and_one_without_wishes_are_left_alone(engine: Engine) -> None:
     make_collection(engine, draw_vectors(200))
     tender, patient = Tender(engine, SETTINGS), Tender(engine, Settings(index_rows=201))
-    wait_until(lambda: tender.tend() == 1)
+    wait_for(lambda: tender.tend() == 1)
     end_runs(engine, "completed")
     assert patient.tend() == 0
     wish(engine, index_policy="'none'")
@@ -101,7 +102,7 @@ def test_a_load_is_waited_for(engine: Engine) -> None:
     time.sleep(1.5)  # as long as Postgres may take to count
     assert tender.tend() == 0
     execute(engine, f"UPDATE vectormill.jobs SET num_done = num_items WHERE id = '{job.id}'")
-    wait_until(lambda: tender.tend() == 1)
+    wait_for(lambda: tender.tend() == 1)
 
 
 def test_deletions_have_an_index_built_anew(engine: Engine) -> None:
@@ -110,7 +111,7 @@ def test_deletions_have_an_index_built_anew(engine: Engine) -> None:
     tender = Tender(engine, SETTINGS)
     assert tender.tend() == 0
     execute(engine, f"DELETE FROM vectormill.{generation.table_name} WHERE CAST(key AS integer) < 300")
-    wait_until(lambda: tender.tend() == 1)
+    wait_for(lambda: tender.tend() == 1)
     (options,) = runs_of(engine)
     assert options["rebuild"]
     assert options["because"].startswith("30%")
