@@ -56,7 +56,7 @@ def test_puts_that_were_committed_survive_the_api_that_took_them(parts: Parts, c
 
     with frozen([*parts.workers(), *parts.runners()]), ThreadPoolExecutor(8) as clients:
         puts = [clients.submit(put, number) for number in range(2, 10)]
-        wait_for(lambda: _count_items(parts) >= 8, 30, "all puts are committed")
+        wait_for(lambda: _count_puts(parts, collection) >= 8, 30, "all puts are committed")
         parts.end_part("api", signal.SIGKILL)
         for each in puts:
             each.result()
@@ -68,9 +68,10 @@ def test_puts_that_were_committed_survive_the_api_that_took_them(parts: Parts, c
             assert_found(client, collection, f"k{number}", tiny.texts()[number])
 
 
-def _count_items(parts: Parts) -> int:
+def _count_puts(parts: Parts, collection: str) -> int:
     (row,) = parts.query(
-        "SELECT coalesce(sum(num_items), 0) FROM vectormill.jobs WHERE forget_at = 'infinity'"
+        "SELECT coalesce(sum(num_items), 0) FROM vectormill.jobs"
+        f" WHERE forget_at = 'infinity' AND collection = '{collection}'"
     )
     return int(str(row[0]))
 
