@@ -28,38 +28,24 @@ from api.door.host_guard import HostGuard, parse_allowed_hosts
 from api.door.key_guard import KeyGuard
 from api.door.keyring import Keyring
 from api.door.scopes import find_scope
-from api.gates import Gates
-from api.metrics import ApiMetrics, RequestMetrics
-from api.patience import PatientConfig
+from api.intake.puts import Puts
+from api.intake.requests import ItemBody, JobRequest
+from api.limits.gates import Gates
+from api.limits.patience import PatientConfig
+from api.limits.request_limits import RequestLimits
+from api.limits.search_pool import SEARCH_CONNECTIONS, SearchPool
+from api.metrics.metrics import ApiMetrics, RequestMetrics
 from api.problems import MEDIA_TYPE, register_handlers
-from api.puts import Puts
-from api.request_limits import RequestLimits
-from api.requests import ItemBody, JobRequest
-from api.routes import (
-    collections,
-    events,
-    exports,
-    following,
-    generations,
-    health,
-    indexes,
-    items,
-    jobs,
-    models,
-    runs,
-    schedules,
-    searches,
-    sources,
-    vectors,
-)
+from api.routes import events, health, jobs, models, vectors
+from api.routes.collections import collections, exports, generations, indexes, items, searches
+from api.routes.sources import following, runs, schedules, sources
 from api.schemas import ProblemBody
-from api.search_pool import SEARCH_CONNECTIONS, SearchPool
 from api.watch import Watch
 from vectormill.addresses import is_loopback_host
 from vectormill.db.api_keys import require_key_beyond_loopback
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import ConfigurationError
-from vectormill.registry import Registry
+from vectormill.models.registry import Registry
 from vectormill.settings import Settings
 
 GRACEFUL_SHUTDOWN_SECONDS: Final = 10

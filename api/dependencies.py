@@ -9,14 +9,14 @@ import redis
 from fastapi import Depends, Path, Request
 from sqlalchemy import Engine
 
-from api.gates import Gates
-from api.metrics import ApiMetrics
-from api.puts import Puts
-from api.search_pool import SearchPool
+from api.intake.puts import Puts
+from api.limits.gates import Gates
+from api.limits.search_pool import SearchPool
+from api.metrics.metrics import ApiMetrics
 from api.watch import Watch
 from vectormill.domain.collection import COLLECTION_NAME
 from vectormill.domain.errors import CollectionNotFound, JobNotFound
-from vectormill.registry import Registry
+from vectormill.models.registry import Registry
 from vectormill.settings import Settings
 
 

@@ -22,8 +22,8 @@ from vectormill.db.jobs.submission import JobWriter
 from vectormill.db.jobs.waiting import explain_waits
 from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingSpec
 from vectormill.domain.errors import EncodingTimeout, InvalidItem, Unavailable
-from vectormill.domain.item import Item, find_text_failure
-from vectormill.domain.job import INTERACTIVE_PRIORITY, Job, NewJob
+from vectormill.domain.jobs.item import Item, find_text_failure
+from vectormill.domain.jobs.job import INTERACTIVE_PRIORITY, Job, NewJob
 from vectormill.settings import Settings
 
 # A worker that waits for work answers within tens of milliseconds; a poll costs a quarter of one.

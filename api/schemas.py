@@ -7,10 +7,10 @@ from uuid import UUID
 from pydantic import BaseModel, ConfigDict, Field
 
 from vectormill.db.workers import Worker
-from vectormill.domain.bottleneck import Bottleneck
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.job import JOB_STATES, PAUSED, Job
-from vectormill.registry import ModelCard
+from vectormill.domain.jobs.bottleneck import Bottleneck
+from vectormill.domain.jobs.job import JOB_STATES, PAUSED, Job
+from vectormill.models.registry import ModelCard
 
 
 def _in_utc(moment: datetime | None) -> datetime | None:

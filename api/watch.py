@@ -11,7 +11,7 @@ from uuid import UUID
 from fastapi.concurrency import run_in_threadpool
 from sqlalchemy import Engine
 
-from api.job_bodies import describe_job
+from api.intake.job_bodies import describe_job
 from api.schemas import JobBody
 from vectormill.db.jobs.jobs import find_job
 

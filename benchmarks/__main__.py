@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 
-from benchmarks.cases.engine import SYSTEMS
+from benchmarks.cases.engine.engine import SYSTEMS
 from benchmarks.mixes import NUM_TEXTS
 from benchmarks.models.shapes import SHAPES
 from benchmarks.order import CPU, BenchmarkFailed, Order

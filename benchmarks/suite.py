@@ -5,19 +5,16 @@ from typing import Final
 
 from benchmarks.cases import (
     collection,
-    engine,
     export,
-    footprint,
     idle,
     interactive,
     machine,
     main_job,
-    placement,
     reindex,
-    short_texts,
     start,
     submission,
 )
+from benchmarks.cases.engine import engine, footprint, placement, short_texts
 from benchmarks.order import BenchmarkFailed, Order
 from benchmarks.results.report import Report
 from vectormill.domain.errors import VectormillError

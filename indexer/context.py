@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Engine
 
 from vectormill.domain.run import Run
-from vectormill.registry import Registry
+from vectormill.models.registry import Registry
 from vectormill.settings import Settings
 
 

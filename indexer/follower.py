@@ -35,10 +35,10 @@ from vectormill.db.runs.changes import (
 from vectormill.db.session import make_engine
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import Conflict, VectormillError
-from vectormill.domain.item import Item
-from vectormill.domain.job import INTERACTIVE_PRIORITY, NewJob
+from vectormill.domain.jobs.item import Item
+from vectormill.domain.jobs.job import INTERACTIVE_PRIORITY, NewJob
 from vectormill.domain.source import SQL, Source
-from vectormill.registry import Registry
+from vectormill.models.registry import Registry
 from vectormill.settings import Settings
 from vectormill.sources.opening import open_source
 from vectormill.sources.options import NONE, parse_split

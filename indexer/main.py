@@ -18,16 +18,16 @@ from indexer.claims import Claims
 from indexer.context import RunContext
 from indexer.follower import Follower
 from indexer.opening import open_run_source
-from indexer.phases import Tools
-from indexer.reading import Source
+from indexer.phases.phases import Tools
+from indexer.phases.reading import Source
 from vectormill.db.outages import DATABASE_ERRORS
 from vectormill.db.runs.stages import drop_left_stages
 from vectormill.db.session import make_engine
 from vectormill.db.workers import beat_indexer
 from vectormill.domain.errors import ConfigurationError
-from vectormill.registry import Registry
+from vectormill.models.registry import Registry
+from vectormill.processes.stopping import StopSignals
 from vectormill.settings import Settings
-from vectormill.stopping import StopSignals
 
 logger = logging.getLogger(__name__)
 

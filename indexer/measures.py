@@ -10,10 +10,10 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, text
 
-from vectormill.db.rows.vector_types import VECTOR_TYPE_BY_NAME
 from vectormill.db.search.matches import PREPARE_SEARCH, choose_num_candidates
 from vectormill.domain.collection import Generation
 from vectormill.domain.encoding import BINARY, FLOAT16, FLOAT32, INT8
+from vectormill.vectors.vector_types import VECTOR_TYPE_BY_NAME
 
 # An exact search reads every row, at some million rows a second: so many rows are read for a whole measurement.
 EXACT_ROWS_BUDGET: Final = 20_000_000

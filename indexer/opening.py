@@ -3,7 +3,7 @@
 from sqlalchemy import text
 
 from indexer.context import RunContext
-from indexer.reading import Source
+from indexer.phases.reading import Source
 from vectormill.db.runs.runs import refuse_without_texts
 from vectormill.domain.source import OWN_TEXTS
 from vectormill.domain.source import Source as SourceValues

@@ -19,7 +19,7 @@ from scheduler.fairness import plan_shares
 from vectormill.broker.messages import BROKER_ERRORS, publish, task_id_of
 from vectormill.broker.queues import QueueReader, list_of
 from vectormill.broker.sentinel import Sentinel
-from vectormill.db.jobs.dispatch import (
+from vectormill.db.chunks.dispatch import (
     list_aged_jobs,
     list_demands,
     list_queued,
@@ -28,7 +28,7 @@ from vectormill.db.jobs.dispatch import (
     recall_dispatches,
 )
 from vectormill.db.workers import ALIVE_SECONDS
-from vectormill.domain.chunk import Dispatch
+from vectormill.domain.jobs.chunk import Dispatch
 
 logger = logging.getLogger(__name__)
 

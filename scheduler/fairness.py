@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from vectormill.domain.demand import Demand, Room
-from vectormill.domain.job import INTERACTIVE_PRIORITY
+from vectormill.domain.jobs.demand import Demand, Room
+from vectormill.domain.jobs.job import INTERACTIVE_PRIORITY
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,8 @@ from vectormill.db.election import has_open_jobs, listen_for_jobs, wait_for_job,
 from vectormill.db.session import make_engine
 from vectormill.db.workers import beat_scheduler
 from vectormill.domain.errors import ConfigurationError
+from vectormill.processes.stopping import StopSignals
 from vectormill.settings import Settings
-from vectormill.stopping import StopSignals
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ import logging
 
 from sqlalchemy import Engine
 
-from vectormill.db.jobs.rescue import (
+from vectormill.db.chunks.rescue import (
     end_cancelled_jobs,
     read_clock,
     recall_paused_chunks,

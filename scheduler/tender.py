@@ -7,12 +7,12 @@ from sqlalchemy import Engine
 
 from vectormill.db.indexes.indexes import share_removed
 from vectormill.db.indexes.tending import TendedCollection, list_tended
-from vectormill.db.rows.vector_types import choose_vector_type
 from vectormill.db.runs.runs import create_run
 from vectormill.domain.collection import AUTO
 from vectormill.domain.index_plan import find_operator_class
 from vectormill.domain.run import INDEX
 from vectormill.settings import Settings
+from vectormill.vectors.vector_types import choose_vector_type
 
 logger = logging.getLogger(__name__)
 

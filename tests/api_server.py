@@ -13,12 +13,12 @@ from fastapi import FastAPI
 from sqlalchemy import Engine, text
 
 from api.app import ApiServer, create_app
-from api.patience import PatientConfig
+from api.limits.patience import PatientConfig
 from tests.protocol import claim, complete, dispatch_all
 from tests.services import connected_engine, migrated_database
-from vectormill.db.jobs.payloads import load_payload
-from vectormill.domain.chunk import Claim
-from vectormill.domain.item import find_text_failure
+from vectormill.db.chunks.payloads import load_payload
+from vectormill.domain.jobs.chunk import Claim
+from vectormill.domain.jobs.item import find_text_failure
 from vectormill.settings import Settings
 
 JOB_FIELDS = {

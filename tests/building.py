@@ -18,10 +18,10 @@ from vectormill.db.jobs.submission import JobWriter
 from vectormill.db.short_locks import act_in_short_locks
 from vectormill.domain.collection import Generation
 from vectormill.domain.encoding import BINARY, EncodingSpec
-from vectormill.domain.item import Item
-from vectormill.domain.job import Job, NewJob
+from vectormill.domain.jobs.item import Item
+from vectormill.domain.jobs.job import Job, NewJob
 from vectormill.domain.run import CHECKING, REINDEX, RUNNING, Run, RunCounts
-from vectormill.registry import Registry
+from vectormill.models.registry import Registry
 from vectormill.settings import Settings
 
 T = TypeVar("T")

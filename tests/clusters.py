@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psycopg
 
-from vectormill import processes
+from vectormill.processes import lifetimes as processes
 
 # A program: starts a server on the directory named by its argument, prints the URL, stops when its stdin ends.
 START_AND_WAIT = """

@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import ModelError
-from vectormill.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
+from vectormill.models.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
 from worker.batching.token_batch import TokenBatch
 from worker.devices.detect import detect_inventory
 from worker.devices.device import split_processor
-from worker.engine import EncodeRequest, EncodeResult, Engine
-from worker.model.encoder import Choice, Encoder, EncoderOrder, EncoderReport
-from worker.model.forward_pass import DeviceLost
+from worker.encoder.encoder import Choice, Encoder, EncoderOrder, EncoderReport
+from worker.encoder.forward_pass import DeviceLost
+from worker.engine.engine import EncodeRequest, EncodeResult, Engine
 from worker.settings import WorkerSettings
 
 CARD = Registry({}).card(DEFAULT_MODEL)

@@ -14,14 +14,14 @@ from indexer.context import RunContext
 from tests.protocol import SPEC
 from vectormill.db.collections.collections import open_collection
 from vectormill.db.indexes.indexes import FoundIndex, find_indexes
-from vectormill.db.rows.vector_types import choose_vector_type, make_rows
 from vectormill.db.rows.vectors import upsert_vectors
 from vectormill.domain.collection import Generation
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.item import Item
+from vectormill.domain.jobs.item import Item
 from vectormill.domain.run import INDEX, INDEXING, RUNNING, Run, RunCounts
-from vectormill.registry import Registry
+from vectormill.models.registry import Registry
 from vectormill.settings import Settings
+from vectormill.vectors.vector_types import choose_vector_type, make_rows
 
 
 def draw_vectors(num_rows: int, dimensions: int = SPEC.dimensions) -> npt.NDArray[np.float32]:

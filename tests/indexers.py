@@ -16,9 +16,9 @@ from tests.protocol import submit
 from tests.waiting import wait_for
 from vectormill.db.runs.runs import create_run, find_run
 from vectormill.domain.errors import SourceFailed
-from vectormill.domain.item import Item
+from vectormill.domain.jobs.item import Item
 from vectormill.domain.run import HELD, REINDEX, Run
-from vectormill.registry import Registry
+from vectormill.models.registry import Registry
 from vectormill.settings import Settings
 
 QUICK = {"lease_seconds": 3.0, "heartbeat_seconds": 0.2}

@@ -15,15 +15,15 @@ import torch
 from numpy.typing import NDArray
 
 from tests.processors import with_bf16, without_bf16
-from vectormill.model_card import ModelCard
-from vectormill.registry import EncodingOptions, Registry, find_packaged_model, make_spec
+from vectormill.models.model_card import ModelCard
+from vectormill.models.registry import EncodingOptions, Registry, find_packaged_model, make_spec
 from vectormill.settings import ModelEntry
+from worker.backends.factory import load_encoder
 from worker.batching.token_batch import TokenBatch
 from worker.devices.detect import detect_inventory
 from worker.devices.device import Device, split_processor
-from worker.finishing import finish_vectors
-from worker.model.encoder import Encoder, EncoderOrder
-from worker.model.factory import load_encoder
+from worker.encoder.encoder import Encoder, EncoderOrder
+from worker.engine.finishing import finish_vectors
 from worker.tokens.tokenizer import Tokenizer
 
 PACKED = "torch, packed"

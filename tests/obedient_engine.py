@@ -10,16 +10,16 @@ import numpy as np
 from sqlalchemy import Engine, text
 
 from tests.protocol import SPEC, dispatch_all, vector_of
+from vectormill.db.chunks.rescue import rescue_unclaimed_chunks
 from vectormill.db.jobs.jobs import find_job
-from vectormill.db.jobs.rescue import rescue_unclaimed_chunks
-from vectormill.domain.job import Job
+from vectormill.domain.jobs.job import Job
 from vectormill.settings import Settings
-from worker.engine import EncodeRequest, EncodeResult
+from worker.chunk.chunk_encoder import ChunkEncoder
+from worker.chunk.commit import PostgresSink
+from worker.chunk.leases import LeaseKeeper
+from worker.chunk.timesheet import Timesheet
+from worker.engine.engine import EncodeRequest, EncodeResult
 from worker.identity import WorkerIdentity
-from worker.leases import LeaseKeeper
-from worker.sink.postgres import PostgresSink
-from worker.tasks import ChunkEncoder
-from worker.timesheet import Timesheet
 
 
 class ObedientEngine:

@@ -9,7 +9,7 @@ from tests.api_server import encode_waiting
 from tests.protocol import make_items, submit
 from vectormill.db.jsonb import to_jsonb
 from vectormill.db.runs.followed_tables import FollowedTable, follow_table
-from vectormill.registry import Registry
+from vectormill.models.registry import Registry
 from vectormill.settings import Settings
 
 SET_SOURCE = text("""

@@ -8,16 +8,16 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import Connection, Engine, text
 
-from vectormill.db.jobs.chunks import claim_chunk
-from vectormill.db.jobs.completion import complete_chunk
-from vectormill.db.jobs.dispatch import list_demands, mark_queued
-from vectormill.db.jobs.payloads import load_payload
+from vectormill.db.chunks.chunks import claim_chunk
+from vectormill.db.chunks.completion import complete_chunk
+from vectormill.db.chunks.dispatch import list_demands, mark_queued
+from vectormill.db.chunks.payloads import load_payload
 from vectormill.db.jobs.submission import JobWriter
 from vectormill.db.workers import beat_worker, name_owner
-from vectormill.domain.chunk import ChunkOutcome, Claim, Dispatch
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.item import Item, ItemFailure
-from vectormill.domain.job import Job, NewJob
+from vectormill.domain.jobs.chunk import ChunkOutcome, Claim, Dispatch
+from vectormill.domain.jobs.item import Item, ItemFailure
+from vectormill.domain.jobs.job import Job, NewJob
 from vectormill.settings import Settings
 
 SPEC = EncodingSpec(

@@ -14,7 +14,6 @@ from sqlalchemy import Connection, Engine, text
 from tests.protocol import SPEC
 from tests.services import connected_engine, migrated_database
 from vectormill.db.collections.collections import find_generation, open_collection
-from vectormill.db.rows.vector_types import choose_vector_type, make_rows
 from vectormill.db.rows.vectors import upsert_vectors
 from vectormill.db.search.filter_indexes import (
     define_filter_index,
@@ -27,8 +26,9 @@ from vectormill.db.search.query_vectors import make_query_vector
 from vectormill.db.search.rankings import write_search
 from vectormill.db.search.search_plans import Plans, walk_plan
 from vectormill.domain.collection import Generation
-from vectormill.domain.item import Item
+from vectormill.domain.jobs.item import Item
 from vectormill.domain.search import Search
+from vectormill.vectors.vector_types import choose_vector_type, make_rows
 
 LANGUAGE: Final = "pg_catalog.simple"
 NUM_ROWS: Final = 20_000

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tests.faulty_engine import CRASH, FaultyEncoder
 from worker.batching.token_batch import TokenBatch
-from worker.model.encoder import EncoderOrder, EncoderReport
+from worker.encoder.encoder import EncoderOrder, EncoderReport
 
 # In the engine's cache directory: so many model processes fall ill, and those that are started after them do not.
 NUM_SICK = "num_sick"

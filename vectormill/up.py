@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from vectormill import processes
 from vectormill.addresses import is_loopback_host
 from vectormill.domain.errors import Conflict, Unavailable
 from vectormill.embedded.errors import StartCancelled
 from vectormill.embedded.stack import EmbeddedStack
-from vectormill.logfile import open_log, tail_of
-from vectormill.stopping import StopSignals
-from vectormill.supervisor import ChildSpec, Supervisor
+from vectormill.processes import lifetimes as processes
+from vectormill.processes.logfile import open_log, tail_of
+from vectormill.processes.stopping import StopSignals
+from vectormill.processes.supervisor import ChildSpec, Supervisor
 
 logger = logging.getLogger(__name__)
 

@@ -22,24 +22,24 @@ from vectormill.broker.app import ENCODE_CHUNK, make_app, queue_of
 from vectormill.broker.queues import QueueReader
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import ConfigurationError, ModelError
-from vectormill.registry import Registry
+from vectormill.models.registry import Registry
 from vectormill.settings import Settings, load_settings
+from worker.chunk.chunk_encoder import ChunkEncoder, Result
+from worker.chunk.commit import PostgresSink
+from worker.chunk.commit_waits import CommitWaits
+from worker.chunk.leases import LeaseKeeper
+from worker.chunk.timesheet import Timesheet
+from worker.chunk.watchdog import Watchdog
 from worker.devices.detect import DeviceSampler
-from worker.engine import Engine
+from worker.encoder.allocator import keep_large_blocks_apart
+from worker.engine.engine import Engine
 from worker.former import Former, release_chunks_of
 from worker.identity import WorkerIdentity, take_name
-from worker.leases import LeaseKeeper
 from worker.loading import LoadingDisplay
-from worker.model.allocator import keep_large_blocks_apart
-from worker.parallel.starter import Sharing
 from worker.placement.assignment import Assignment, read_assignment
 from worker.report import ReportMaker, WorkerReport
+from worker.runner.starter import Sharing
 from worker.settings import WorkerSettings, load_worker_settings
-from worker.sink.postgres import PostgresSink
-from worker.sink.waits import CommitWaits
-from worker.tasks import ChunkEncoder, Result
-from worker.timesheet import Timesheet
-from worker.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from uuid import UUID
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from vectormill.db.jobs.bereavements import release_bereaved_chunks
+from vectormill.db.chunks.bereavements import release_bereaved_chunks
 
 logger = logging.getLogger(__name__)
 

@@ -12,18 +12,18 @@ from dataclasses import replace
 from uuid import UUID, uuid4
 
 from vectormill.domain.errors import ConfigurationError
-from vectormill.registry import Registry
+from vectormill.models.registry import Registry
+from vectormill.processes.stopping import StopSignals
+from vectormill.processes.supervisor import ChildSpec, Supervisor
 from vectormill.settings import Settings, process_environment
-from vectormill.stopping import StopSignals
-from vectormill.supervisor import ChildSpec, Supervisor
 from worker.devices.detect import detect_inventory
 from worker.devices.device import thread_environment
 from worker.former import Former
-from worker.parallel.kernel_kills import count_kernel_kills
 from worker.placement.assignment import Assignment, write_assignment
 from worker.placement.picture import draw_placement, part_json
 from worker.placement.together import Planned
 from worker.plan import plan_machine
+from worker.runner.kernel_kills import count_kernel_kills
 from worker.settings import load_worker_settings
 
 logger = logging.getLogger(__name__)

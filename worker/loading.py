@@ -11,7 +11,7 @@ from typing import Final
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 
-from worker.model.encoder import Loading
+from worker.encoder.encoder import Loading
 
 logger = logging.getLogger(__name__)
 

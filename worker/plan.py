@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from vectormill.model_card import ModelCard
+from vectormill.models.model_card import ModelCard
 from worker.devices.device import Inventory, parse_devices
-from worker.model.choice import choose_precision
+from worker.encoder.choice import choose_precision
 from worker.parallel.layouts import LAYOUTS
-from worker.placement.model_shape import ModelShape, has_weights, read_model_shape
 from worker.placement.placement import Placement
 from worker.placement.planner import PlanSettings
+from worker.placement.sizes.model_shape import ModelShape, has_weights, read_model_shape
 from worker.placement.together import Planned, Tenant, plan_together
 from worker.settings import WorkerSettings
 

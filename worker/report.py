@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from vectormill.domain.bottleneck import find_bottleneck, share_stages
+from vectormill.domain.jobs.bottleneck import find_bottleneck, share_stages
+from worker.chunk.commit_waits import CommitWaits
+from worker.chunk.timesheet import Timesheet
 from worker.devices.detect import DeviceSampler
-from worker.engine import Engine
-from worker.sink.waits import CommitWaits
-from worker.timesheet import Timesheet
+from worker.engine.engine import Engine
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from vectormill.domain.errors import ConfigurationError
 from vectormill.settings import WORKER_PREFIX, describe_validation_error, refuse_unknown_variables
-from worker.placement.room import MEMORY_SHARE
+from worker.placement.sizes.room import MEMORY_SHARE
 
 
 class WorkerSettings(BaseSettings):

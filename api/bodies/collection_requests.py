@@ -5,8 +5,8 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from api.requests import OptionsBody
-from vectormill.registry import DEFAULT_MODEL
+from api.intake.requests import OptionsBody
+from vectormill.models.registry import DEFAULT_MODEL
 
 KEEP_TEXT_DESCRIPTION: Final = (
     "Whether texts are kept beside their vectors: for full text search, for answers that show them, and to encode "

@@ -8,14 +8,14 @@ from uuid import UUID
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from api.bodies.collections import in_utc
-from api.requests import (
+from api.intake.requests import (
     LONG_TEXTS_DESCRIPTION,
     MAX_TOKENS_DESCRIPTION,
     PASSAGE_OVERLAP_DESCRIPTION,
     VECTOR_TYPE_DESCRIPTION,
 )
 from api.schemas import describe_spec
-from vectormill.domain.job import DEFAULT_PRIORITY, LEAST_URGENT_PRIORITY, MOST_URGENT_PRIORITY, Job
+from vectormill.domain.jobs.job import DEFAULT_PRIORITY, LEAST_URGENT_PRIORITY, MOST_URGENT_PRIORITY, Job
 from vectormill.domain.run import DEFAULT_MAX_CHANGE_SHARE, RUN_KINDS, RUN_PHASES, RUN_STATES, Run
 
 # Options that a run's phases know by the same names.

@@ -9,15 +9,16 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from api.cursors import After, decode_cursor, encode_cursor
 from api.dependencies import JobId, Resources, ResourcesDependency
-from api.job_bodies import describe_job, describe_jobs, describe_new_job
-from api.problems import Place, Problem
-from api.requests import (
+from api.intake.job_bodies import describe_job, describe_jobs, describe_new_job
+from api.intake.requests import (
     LONG_TEXTS_DESCRIPTION,
     MAX_TOKENS_DESCRIPTION,
     PASSAGE_OVERLAP_DESCRIPTION,
     TRUNCATE_DESCRIPTION,
     VECTOR_TYPE_DESCRIPTION,
 )
+from api.intake.submissions import receive_job
+from api.problems import Place, Problem
 from api.schemas import (
     ItemErrorBody,
     ItemErrorPage,
@@ -26,7 +27,7 @@ from api.schemas import (
     TruncatedItemBody,
     TruncatedItemPage,
 )
-from api.submissions import receive_job
+from vectormill.db.chunks.truncations import list_truncated_items
 from vectormill.db.jobs.deletion import discard_job
 from vectormill.db.jobs.jobs import (
     cancel_job,
@@ -37,10 +38,9 @@ from vectormill.db.jobs.jobs import (
     resume_job,
     retry_job,
 )
-from vectormill.db.jobs.truncations import list_truncated_items
 from vectormill.db.jobs.twins import Wish, wish_for_twins
 from vectormill.domain.encoding import LONG_TEXT_POLICIES, VECTOR_TYPES
-from vectormill.domain.job import JOB_STATES
+from vectormill.domain.jobs.job import JOB_STATES
 
 router = APIRouter(tags=["jobs"])
 

@@ -6,7 +6,7 @@ from api.dependencies import ResourcesDependency
 from api.schemas import ModelBody, ModelList, WorkerBody, WorkerList
 from vectormill.db.workers import count_workers, list_workers
 from vectormill.domain.errors import ModelError
-from vectormill.registry import Registry
+from vectormill.models.registry import Registry
 
 router = APIRouter(tags=["models"])
 

@@ -6,11 +6,11 @@ from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.dependencies import JobId, ResourcesDependency
-from api.vector_streams import VECTOR_FORMATS, VectorResponse, start_reading
+from api.streams.vector_streams import VECTOR_FORMATS, VectorResponse, start_reading
 from vectormill.db.jobs.export import read_vectors
 from vectormill.db.jobs.jobs import find_job
 from vectormill.domain.errors import WrongJobState
-from vectormill.domain.job import UPLOADING
+from vectormill.domain.jobs.job import UPLOADING
 
 router = APIRouter(tags=["vectors"])
 

@@ -20,9 +20,9 @@ from benchmarks.results.report import Report
 from benchmarks.results.spread import find_percentile
 from benchmarks.results.table import Measure, tabulate
 from benchmarks.results.writing import write_number, write_ratio, write_seconds, write_share
-from benchmarks.systems.articles import Articles
-from benchmarks.systems.own_indexer import COLLECTION
-from benchmarks.systems.updates import OwnUpdates
+from benchmarks.systems.own.articles import Articles
+from benchmarks.systems.own.own_indexer import COLLECTION
+from benchmarks.systems.own.updates import OwnUpdates
 from vectormill.cli.workplace import workplace
 from vectormill.client import Client
 from vectormill.problems import ApiError, ApiUnreachable

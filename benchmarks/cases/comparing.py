@@ -13,8 +13,8 @@ from benchmarks.probes.model_cost import ModelCost
 from benchmarks.results.comparison import Comparison
 from benchmarks.systems.line_up import OURS
 from benchmarks.systems.turns import Record
-from vectormill.model_card import ModelCard
-from worker.model.choice import BF16, FP32, choose_precision
+from vectormill.models.model_card import ModelCard
+from worker.encoder.choice import BF16, FP32, choose_precision
 from worker.settings import load_worker_settings
 from worker.tokens.tokenizer import Tokenizer
 

@@ -15,13 +15,13 @@ from benchmarks.results.report import Report
 from benchmarks.results.spread import Spread
 from benchmarks.results.table import Table, judge
 from benchmarks.results.writing import write_mebibytes, write_number
-from benchmarks.systems.own_api import OwnApi
-from benchmarks.systems.stored_job import store_job
+from benchmarks.systems.own.own_api import OwnApi
+from benchmarks.systems.own.stored_job import store_job
 from benchmarks.texts import list_lines
 from vectormill.cli.workplace import workplace
 from vectormill.client import EXPORT_FORMATS
 from vectormill.db.session import make_engine
-from vectormill.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
+from vectormill.models.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
 
 NUM_ITEMS: Final = 200_000
 RATE_TARGET: Final = 30_000

@@ -9,7 +9,7 @@ from benchmarks.probes.process_tree import count_cpu_seconds, subtract_readings
 from benchmarks.results.report import Report
 from benchmarks.results.table import Measure, tabulate
 from benchmarks.results.writing import write_share
-from benchmarks.systems.own_stack import OwnStack
+from benchmarks.systems.own.own_stack import OwnStack
 from vectormill.cli.workplace import workplace
 
 SETTLE_SECONDS: Final = 20.0

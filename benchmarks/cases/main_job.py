@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from benchmarks.cases.comparing import count_tokens, find_precision
-from benchmarks.cases.engine import find_limits
+from benchmarks.cases.engine.engine import find_limits
 from benchmarks.mixes import Mix
 from benchmarks.order import BenchmarkFailed, Order
 from benchmarks.peers.catalogue import PEERS, SENTENCE_TRANSFORMERS
@@ -27,7 +27,7 @@ from benchmarks.systems.line_up import ENGINE, SERVICE, LineUp
 from benchmarks.systems.turns import Record, Turns
 from benchmarks.texts import list_docstrings
 from vectormill.cli.workplace import workplace
-from vectormill.registry import DEFAULT_MODEL, Registry
+from vectormill.models.registry import DEFAULT_MODEL, Registry
 
 DOCSTRINGS: Final = "docstrings"
 PEER: Final = SENTENCE_TRANSFORMERS

@@ -11,11 +11,11 @@ from benchmarks.results.report import Report
 from benchmarks.results.spread import Spread
 from benchmarks.results.table import Measure, Table, tabulate
 from benchmarks.results.writing import write_mebibytes, write_number, write_ratio, write_seconds, write_share
-from benchmarks.systems.articles import Articles
-from benchmarks.systems.own_indexer import OwnIndexer, seconds_of
-from benchmarks.systems.updates import CocoIndexUpdates, OwnUpdates, Updates
+from benchmarks.systems.own.articles import Articles
+from benchmarks.systems.own.own_indexer import OwnIndexer, seconds_of
+from benchmarks.systems.own.updates import CocoIndexUpdates, OwnUpdates, Updates
 from vectormill.cli.workplace import workplace
-from vectormill.registry import DEFAULT_MODEL, Registry
+from vectormill.models.registry import DEFAULT_MODEL, Registry
 
 # Of the stub's table; the cost of a row is compared with that of a tenth, and of ten times as many when so asked.
 NUM_ROWS: Final = 100_000

@@ -10,7 +10,7 @@ from benchmarks.results.report import Report
 from benchmarks.results.spread import Spread
 from benchmarks.results.table import Measure, tabulate
 from benchmarks.results.writing import write_seconds
-from benchmarks.systems.own_stack import OwnStack
+from benchmarks.systems.own.own_stack import OwnStack
 from vectormill.cli.stack import COMMAND
 from vectormill.cli.workplace import workplace
 

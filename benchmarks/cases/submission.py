@@ -8,7 +8,7 @@ from benchmarks.results.report import Report
 from benchmarks.results.spread import Spread
 from benchmarks.results.table import Measure, tabulate
 from benchmarks.results.writing import write_mebibytes, write_number
-from benchmarks.systems.own_api import OwnApi
+from benchmarks.systems.own.own_api import OwnApi
 from benchmarks.texts import list_lines
 from vectormill.cli.workplace import workplace
 from vectormill.files.ndjson import encode_parts

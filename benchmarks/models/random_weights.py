@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.models.shapes import Shape
-from vectormill.model_card import LAST_TOKEN
+from vectormill.models.model_card import LAST_TOKEN
 
 # As transformers cuts large models by default.
 SHARD_BYTES: Final = 5_000_000_000

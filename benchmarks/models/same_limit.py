@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from vectormill.domain.errors import ModelError
-from vectormill.model_card import ModelCard
+from vectormill.models.model_card import ModelCard
 
 SENTENCE_CONFIG: Final = "sentence_bert_config.json"
 TOKENIZER_CONFIG: Final = "tokenizer_config.json"

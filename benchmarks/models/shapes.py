@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from vectormill.model_card import LAST_TOKEN, MEAN
+from vectormill.models.model_card import LAST_TOKEN, MEAN
 
 # That of the packaged tokenizer, which all of them are given.
 VOCABULARY: Final = 30_522

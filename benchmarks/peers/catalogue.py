@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from worker.devices.device import Device
-from worker.model.choice import BF16, FP32
+from worker.encoder.choice import BF16, FP32
 
 SENTENCE_TRANSFORMERS: Final = "sentence-transformers"
 OPENVINO: Final = "sentence-transformers-openvino"
-_SENTENCE_TRANSFORMER_MODULE: Final = "benchmarks.systems.sentence_transformer"
-_INFINITY_MODULE: Final = "benchmarks.systems.infinity"
+_SENTENCE_TRANSFORMER_MODULE: Final = "benchmarks.systems.peers.sentence_transformer"
+_INFINITY_MODULE: Final = "benchmarks.systems.peers.infinity"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from benchmarks.order import BenchmarkFailed
 from benchmarks.probes.process_tree import MODEL_PROCESS, find_named, list_tree
 from benchmarks.systems.protocol import ENCODE, REPORT, SAVE, WARM_UP, ChildOrder, Pass
 from benchmarks.systems.system import EncodingProcesses
-from vectormill.logfile import open_log, tail_of
+from vectormill.processes.logfile import open_log, tail_of
 
 STOP_SECONDS: Final = 15.0
 # Loading may export a model first, and a pass of a slow encoder takes minutes; a child silent for longer hangs.
@@ -26,7 +26,7 @@ ANSWER_SECONDS: Final = 1200.0
 
 
 class ChildSystem:
-    """A module with a `main`, run as `python -m MODULE ORDER`. See benchmarks.systems.serving for its side.
+    """A module with a `main`, run as `python -m MODULE ORDER`. See benchmarks.systems.peers.serving for its side.
 
     `python` may be that of another environment, which needs numpy and what the module itself imports.
     """

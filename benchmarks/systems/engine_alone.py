@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.systems.peers.serving import Encoded, read_order, serve
 from benchmarks.systems.protocol import ChildOrder
-from benchmarks.systems.serving import Encoded, read_order, serve
 from benchmarks.texts import split_evenly
-from vectormill.registry import EncodingOptions, Registry, make_spec
+from vectormill.models.registry import EncodingOptions, Registry, make_spec
 from vectormill.settings import ModelEntry, Settings
 from worker.devices.detect import detect_inventory
 from worker.devices.device import parse_devices
-from worker.engine import EncodeRequest, EncodeResult, Engine
+from worker.engine.engine import EncodeRequest, EncodeResult, Engine
 from worker.settings import load_worker_settings
 
 NAME = "benchmark"

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from worker.batching.token_batch import TokenBatch
 from worker.devices.device import CUDA
-from worker.model.choice import FP32
-from worker.model.encoder import Encoder, EncoderOrder, EncoderReport
-from worker.model.forward_pass import ForwardPass
-from worker.parallel.memory import read_peak_bytes
+from worker.encoder.choice import FP32
+from worker.encoder.encoder import Encoder, EncoderOrder, EncoderReport
+from worker.encoder.forward_pass import ForwardPass
+from worker.runner.memory import read_peak_bytes
 
 ALONE_FACTORY: Final = "benchmarks.systems.gauged:load_alone"
 SHARD_FACTORY: Final = "benchmarks.systems.gauged:load_shard"
@@ -142,7 +142,7 @@ def _import_all(order: EncoderOrder) -> None:
 
 def load_alone(order: EncoderOrder) -> GaugedEncoder:
     """The encoder that a worker would load on one device."""
-    from worker.model.factory import load_encoder
+    from worker.backends.factory import load_encoder
 
     return GaugedEncoder(order, load_encoder)
 

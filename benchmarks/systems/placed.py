@@ -22,20 +22,20 @@ from numpy.typing import NDArray
 from benchmarks.order import BenchmarkFailed
 from benchmarks.probes.device_use import DeviceUseSampler
 from benchmarks.systems.gauged import ALONE_FACTORY, SHARD_FACTORY, Reading, read_rank
+from benchmarks.systems.peers.serving import WARM_UP_SHARE
 from benchmarks.systems.protocol import Pass
-from benchmarks.systems.serving import WARM_UP_SHARE
 from benchmarks.systems.system import EncodingProcesses
 from vectormill.cli.settings import read_environment
-from vectormill.model_card import ModelCard
+from vectormill.models.model_card import ModelCard
 from worker.batching.token_batch import TokenBatch
 from worker.devices.detect import DeviceSampler
 from worker.devices.device import CUDA, Device
-from worker.model.encoder import EncoderOrder
-from worker.parallel.messages import BATCHES_AHEAD, Encode, Encoded, EncodeFailed, Loaded, LoadFailed
-from worker.parallel.runner import Runner, RunnerLost
-from worker.parallel.runner_group import RunnerGroup
-from worker.parallel.starter import RunnerStarter, Sharing
+from worker.encoder.encoder import EncoderOrder
 from worker.placement.placement import LAYERS, PIPELINE
+from worker.runner.messages import BATCHES_AHEAD, Encode, Encoded, EncodeFailed, Loaded, LoadFailed
+from worker.runner.runner import Runner, RunnerLost
+from worker.runner.runner_group import RunnerGroup
+from worker.runner.starter import RunnerStarter, Sharing
 
 # A rank that hangs shall end the row, not the evening.
 ANSWER_SECONDS: Final = 300.0

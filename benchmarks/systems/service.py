@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from benchmarks.order import BenchmarkFailed
 from benchmarks.probes.process_tree import CELERY_WORKER, MODEL_PROCESS, find_named, list_tree
-from benchmarks.systems.own_stack import OwnStack
+from benchmarks.systems.own.own_stack import OwnStack
+from benchmarks.systems.peers.serving import WARM_UP_SHARE
 from benchmarks.systems.protocol import Pass
-from benchmarks.systems.serving import WARM_UP_SHARE
 from benchmarks.systems.system import EncodingProcesses
 from vectormill.client import Client
-from vectormill.domain.job import COMPLETED
+from vectormill.domain.jobs.job import COMPLETED
 from vectormill.files.ndjson import ItemJson
 
 # The client's own default: every 0.1 s, the questions took 3 % of two cores from the encoding. The end is not read off

@@ -20,12 +20,12 @@ from tests.acceptance import tiny
 from tests.acceptance.stack import QUICK_LEASES
 from tests.clusters import new_directory
 from tests.waiting import wait_for
-from vectormill import processes
 from vectormill.client import Client
 from vectormill.db.migrations import upgrade
 from vectormill.embedded.postgres import EmbeddedPostgres
 from vectormill.embedded.valkey import EmbeddedValkey
-from vectormill.processes import free_port
+from vectormill.processes import lifetimes as processes
+from vectormill.processes.lifetimes import free_port
 from vectormill.settings import process_environment
 
 NUM_WORKERS = 2

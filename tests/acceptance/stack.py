@@ -16,10 +16,10 @@ from redis import Redis
 
 from tests.clusters import new_directory
 from tests.waiting import wait_for
-from vectormill import processes
 from vectormill.client import Client
 from vectormill.embedded.stack import EmbeddedStack
-from vectormill.processes import free_port
+from vectormill.processes import lifetimes as processes
+from vectormill.processes.lifetimes import free_port
 
 # Short leases, so that a test of their expiry takes seconds. The proportions are those of the defaults.
 QUICK_LEASES = {

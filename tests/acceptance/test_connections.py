@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 
 from tests.acceptance.stack import Stack
-from vectormill.registry import DEFAULT_MODEL
+from vectormill.models.registry import DEFAULT_MODEL
 
 # docs/OPERATIONS.md, "Connections".
 BUDGET = {"worker": 6, "api": 10, "scheduler": 3, "indexer": 13}

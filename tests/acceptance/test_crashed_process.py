@@ -6,7 +6,7 @@ import pytest
 
 from tests.acceptance.stack import Stack
 from tests.waiting import wait_for
-from vectormill.registry import DEFAULT_MODEL
+from vectormill.models.registry import DEFAULT_MODEL
 
 HELD = "SELECT count(*) FROM vectormill.chunks WHERE state = 'leased'"
 REASONS = "SELECT count(*) FROM vectormill.chunks WHERE lost > 0"

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tests.acceptance.stack import Stack
 from tests.waiting import wait_for
 from vectormill.corpus import read_docstrings
-from vectormill.registry import DEFAULT_MODEL, find_packaged_model
+from vectormill.models.registry import DEFAULT_MODEL, find_packaged_model
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer

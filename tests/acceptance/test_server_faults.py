@@ -20,7 +20,7 @@ from tests.acceptance.parts import Parts
 from tests.acceptance.producer import Ledger, Promise, answers, assert_kept, load, promise
 from tests.waiting import wait_for
 from vectormill.broker.app import queue_of
-from vectormill.processes import free_port
+from vectormill.processes.lifetimes import free_port
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 

@@ -19,7 +19,7 @@ from vectormill.client import Client
 from vectormill.corpus import read_docstrings
 from vectormill.files.ndjson import ItemJson
 from vectormill.problems import ApiUnreachable
-from vectormill.processes import free_port
+from vectormill.processes.lifetimes import free_port
 from vectormill.settings import process_environment
 
 NUM_ITEMS = 600  # some ten seconds on two hosts of one thread each: enough to cut one off in the middle

@@ -16,7 +16,7 @@ import vectormill.domain.errors
 from tests.architecture.sources import DOCS, PACKAGES, ROOT, find_sources, parse
 from vectormill.cli.app import main
 from vectormill.domain.errors import VectormillError
-from vectormill.domain.item import ITEM_ERROR_CODES
+from vectormill.domain.jobs.item import ITEM_ERROR_CODES
 
 METRIC_TYPES = re.compile(r"(Counter|Gauge|Histogram|Summary|Info|Enum)(MetricFamily)?")
 SETTING_ROW = re.compile(r"^\| `(VECTORMILL_[A-Z0-9_]+)` \| (.*?) \|", re.MULTILINE)
@@ -86,7 +86,7 @@ def find_error_codes() -> set[str]:
 def find_states() -> set[str]:
     """The members of every …_STATES tuple of the domain."""
     states: set[str] = set()
-    for module in pkgutil.iter_modules(vectormill.domain.__path__, "vectormill.domain."):
+    for module in pkgutil.walk_packages(vectormill.domain.__path__, "vectormill.domain."):
         for name, value in vars(importlib.import_module(module.name)).items():
             if name.endswith("_STATES"):
                 states.update(value)

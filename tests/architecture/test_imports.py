@@ -59,7 +59,7 @@ def test_what_all_share_loads_neither_api_nor_scheduler_nor_worker(path: Path) -
         ("api.app", "the API runs on machines without a device, and starts in a second"),
         ("scheduler", "the scheduler has nothing to encode"),
         ("worker.app", "the Celery process owns no CUDA: the model lives in spawned runner processes"),
-        ("worker.engine", "the engine outlives a runner that a CUDA error killed"),
+        ("worker.engine.engine", "the engine outlives a runner that a CUDA error killed"),
         ("worker.launcher", "it sets a child's environment before anything in that child imports torch"),
         ("worker.batching", "batches are planned from lengths alone"),
     ],
@@ -72,12 +72,12 @@ def test_a_process_that_owns_no_device_never_loads_the_model_libraries(module: s
     ("module", "absent", "reason"),
     [
         (
-            "worker.parallel.runner_process",
+            "worker.runner.runner_process",
             {"openvino", "torch", "pydantic", "asyncio"},
             "what an order asks for",
         ),
         (
-            "worker.model.openvino_encoder",
+            "worker.openvino.encoder",
             {"torch", "transformers", "pydantic", "openvino_telemetry"},
             "a kept conversion needs neither",
         ),
@@ -86,7 +86,7 @@ def test_a_process_that_owns_no_device_never_loads_the_model_libraries(module: s
 def test_a_model_process_holds_only_what_its_backend_needs(
     module: str, absent: set[str], reason: str
 ) -> None:
-    assert not find_loaded_modules(f"import {module}, worker.model.factory") & absent, reason
+    assert not find_loaded_modules(f"import {module}, worker.backends.factory") & absent, reason
 
 
 def test_one_file_asks_the_driver_for_gpus() -> None:

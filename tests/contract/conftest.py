@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import worker.model.conversion
+import worker.openvino.conversion
 from tests.models import TinyModels
 
 
@@ -28,7 +28,9 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def converts_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process of its own would import torch anew for each of some forty tiny models, 6 seconds each."""
-    monkeypatch.setattr(worker.model.conversion, "convert_in_child", worker.model.conversion.convert_network)
+    monkeypatch.setattr(
+        worker.openvino.conversion, "convert_in_child", worker.openvino.conversion.convert_network
+    )
 
 
 @pytest.fixture(scope="session")

@@ -10,10 +10,10 @@ import numpy as np
 
 from tests.contract.packed_models import make_sequences
 from tests.contract.waits import RefusesWaiting
-from vectormill.model_card import read_model_card
+from vectormill.models.model_card import read_model_card
 from worker.batching.token_batch import TokenBatch
 from worker.devices.device import CPU, Device
-from worker.model.encoder import EncoderOrder
+from worker.encoder.encoder import EncoderOrder
 from worker.parallel.shard_encoder import ShardEncoder
 from worker.placement.placement import FULLY_SHARDED, LAYERS, PIPELINE, TENSOR
 from worker.placement.rank import Rank

@@ -25,9 +25,9 @@ from tests.models import (
 )
 from tests.processors import with_bf16
 from vectormill.domain.errors import ModelError
-from vectormill.model_card import parse_pooling
-from worker.model import conversion
-from worker.model.encoder import EncoderOrder
+from vectormill.models.model_card import parse_pooling
+from worker.encoder.encoder import EncoderOrder
+from worker.openvino import conversion
 
 POOLINGS = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 EACH_ALONE = [[i] for i in range(len(TEXTS))]

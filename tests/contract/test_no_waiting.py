@@ -13,18 +13,18 @@ from transformers import AttentionInterface
 
 from tests.contract.packed_models import MODELS, PADDED_MODELS, make_sequences, make_transformer
 from tests.contract.waits import RefusesWaiting
-from vectormill.model_card import ModelCard, read_model_card
+from vectormill.models.model_card import ModelCard, read_model_card
 from worker.batching.token_batch import TokenBatch
 from worker.devices.device import CPU, CUDA, Device
+from worker.encoder.encoder import Choice, EncoderOrder
+from worker.encoder.padding import pad_batch
 from worker.model import cuda_pass
 from worker.model.architectures import PACKABLE, UNPACKABLE, WAITLESS, read_attention_shape
-from worker.model.encoder import Choice, EncoderOrder
 from worker.model.masks import find_attention_mask
 from worker.model.network import EncoderNetwork
 from worker.model.packed_attention import make_attention
 from worker.model.packed_network import PackedNetwork
 from worker.model.packing import pack_batch
-from worker.model.padding import pad_batch
 from worker.model.torch_encoder import TorchEncoder
 
 TOKENIZER = '{"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "b"}}'

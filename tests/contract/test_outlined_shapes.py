@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.models import TinyModels
-from vectormill.model_card import read_model_card
-from worker.placement.model_shape import has_weights
+from vectormill.models.model_card import read_model_card
+from worker.placement.sizes.model_shape import has_weights
 from worker.plan import find_shape
 
 

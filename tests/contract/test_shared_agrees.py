@@ -19,10 +19,10 @@ from tests.contract.rank_program import (
 )
 from tests.contract.ranks import run_ranks
 from vectormill.domain.errors import ModelError
-from vectormill.model_card import read_model_card
+from vectormill.models.model_card import read_model_card
 from worker.devices.device import CPU, Device, device_environment
-from worker.model.choice import TORCH
-from worker.model.encoder import Choice, EncoderOrder
+from worker.encoder.choice import TORCH
+from worker.encoder.encoder import Choice, EncoderOrder
 from worker.model.torch_encoder import TorchEncoder
 from worker.parallel.layouts import find_layout
 from worker.parallel.loopback import loopback_environment

@@ -8,8 +8,8 @@ import torch
 
 from tests.models import TinyModels, read_card
 from worker.model.network import EncoderNetwork
-from worker.model.word_table import WordTable
-from worker.model.wordless_network import WordlessNetwork
+from worker.openvino.word_table import WordTable
+from worker.openvino.wordless_network import WordlessNetwork
 
 LENGTHS = torch.tensor([[13], [9], [4]])
 MASK = (torch.arange(13) < LENGTHS).long()

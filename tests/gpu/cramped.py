@@ -4,8 +4,8 @@ from typing import Final
 
 import torch
 
-from worker.model.encoder import Encoder, EncoderOrder
-from worker.model.factory import load_encoder
+from worker.backends.factory import load_encoder
+from worker.encoder.encoder import Encoder, EncoderOrder
 
 # all-MiniLM-L6-v2 has 45 MB of weights, and needs about 8 kB a token.
 CRAMPED_BYTES: Final = 500_000_000

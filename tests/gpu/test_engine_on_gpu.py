@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 
 from tests.gpu.cramped import CRAMPED_BYTES
 from tests.gpu.devices import NEEDS_GPU, NEEDS_TWO_GPUS, find_device
-from vectormill.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
+from vectormill.models.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
 from vectormill.settings import process_environment
 from worker.devices.detect import DeviceSampler, detect_inventory
 from worker.devices.device import device_environment, parse_devices
-from worker.engine import EncodeRequest, Engine
-from worker.parallel.starter import Sharing
-from worker.placement.model_shape import read_model_shape
+from worker.engine.engine import EncodeRequest, Engine
 from worker.placement.placement import FULLY_SHARDED, LAYERS, PIPELINE, TENSOR
 from worker.placement.planner import PlanSettings, plan_placement
+from worker.placement.sizes.model_shape import read_model_shape
+from worker.runner.starter import Sharing
 from worker.settings import WorkerSettings
 
 CARD = Registry({}).card(DEFAULT_MODEL, weights=True)

@@ -19,12 +19,12 @@ from torch.nn.functional import cosine_similarity
 
 from tests.contract.packed_models import MODELS, make_sequences, make_transformer
 from tests.gpu.devices import DEVICES, NEEDS_GPU, find_device
-from vectormill.registry import DEFAULT_MODEL, Registry
+from vectormill.models.registry import DEFAULT_MODEL, Registry
+from worker.backends.factory import load_encoder
 from worker.batching.token_batch import TokenBatch
+from worker.encoder.encoder import Encoder, EncoderOrder
 from worker.model.architectures import read_attention_shape
 from worker.model.cuda_pass import CudaPass
-from worker.model.encoder import Encoder, EncoderOrder
-from worker.model.factory import load_encoder
 from worker.model.packed_attention import EXACT, VARLEN, exact_kernel, varlen_kernel
 from worker.model.packed_network import PackedNetwork
 from worker.model.packing import pack_batch
@@ -184,7 +184,7 @@ LOSE_DEVICE = """
 import os
 import numpy as np, torch
 from worker.model.cuda_pass import CudaPass
-from worker.model.forward_pass import DeviceLost
+from worker.encoder.forward_pass import DeviceLost
 
 table = torch.zeros(4, 4, device="cuda")
 forward_pass = CudaPass([np.array([4000])], lambda ids: table[ids], torch.device("cuda:0"), torch.cuda.Stream())

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from tests.gpu.devices import DEVICES
-from vectormill.model_card import CLS, LAST_TOKEN, MAX, MEAN, MEAN_SQRT_LEN, WEIGHTED_MEAN
+from vectormill.models.model_card import CLS, LAST_TOKEN, MAX, MEAN, MEAN_SQRT_LEN, WEIGHTED_MEAN
 from worker.batching.token_batch import TokenBatch
-from worker.model.padding import pad_batch
+from worker.encoder.padding import pad_batch
 from worker.model.pooling import pool_hidden_states, pool_packed_states
 
 MODES = (CLS, MAX, MEAN, MEAN_SQRT_LEN, WEIGHTED_MEAN, LAST_TOKEN)

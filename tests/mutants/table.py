@@ -6,15 +6,15 @@ Knows nothing of how they are run. A test is named as pytest names it, with opti
 from dataclasses import dataclass
 from typing import Final
 
-PROTOCOL: Final = "tests/integration/test_protocol.py"
-LAPSES: Final = "tests/integration/test_lapses.py"
-LOCK_ORDER: Final = "tests/integration/test_lock_order.py"
-PAUSES: Final = "tests/integration/test_pauses.py"
-UPLOADS: Final = "tests/integration/test_uploads.py"
-LOST_MESSAGES: Final = "tests/integration/test_lost_messages.py"
-ITEMS: Final = "tests/integration/test_items.py"
-SCRUBBING: Final = "tests/integration/test_scrubbing.py"
-GUARDS: Final = "tests/integration/test_guards.py"
+PROTOCOL: Final = "tests/integration/chunks/test_protocol.py"
+LAPSES: Final = "tests/integration/chunks/test_lapses.py"
+LOCK_ORDER: Final = "tests/integration/chunks/test_lock_order.py"
+PAUSES: Final = "tests/integration/chunks/test_pauses.py"
+UPLOADS: Final = "tests/integration/jobs/test_uploads.py"
+LOST_MESSAGES: Final = "tests/integration/broker/test_lost_messages.py"
+ITEMS: Final = "tests/integration/rows/test_items.py"
+SCRUBBING: Final = "tests/integration/rows/test_scrubbing.py"
+GUARDS: Final = "tests/integration/chunks/test_guards.py"
 WORLDS: Final = (
     "tests/integration/interleavings/test_interleavings.py::"
     "test_no_overlap_of_transactions_loses_doubles_or_blocks_anything --first-seed 0 --interleavings 60"
@@ -36,28 +36,28 @@ class Mutant:
 MUTANTS: Final = (
     Mutant(
         "the commit compares no fence",
-        "vectormill/db/jobs/completion.py",
+        "vectormill/db/chunks/completion.py",
         "WHERE id = :chunk_id AND fence = :fence AND state = 'leased'",
         "WHERE id = :chunk_id AND state = 'leased'",
         (f"{PROTOCOL}::test_a_worker_that_lost_its_lease_writes_nothing", WORLDS),
     ),
     Mutant(
         "the commit asks nothing of the chunk's state",
-        "vectormill/db/jobs/completion.py",
+        "vectormill/db/chunks/completion.py",
         "WHERE id = :chunk_id AND fence = :fence AND state = 'leased'",
         "WHERE id = :chunk_id AND fence = :fence",
         (f"{PROTOCOL}::test_a_worker_that_lost_its_lease_writes_nothing",),
     ),
     Mutant(
         "whoever counts a chunk has ended the job",
-        "vectormill/db/jobs/completion.py",
+        "vectormill/db/chunks/completion.py",
         "RETURNING num_open_chunks = 0 AS is_finished",
         "RETURNING true AS is_finished",
         (f"{GUARDS}::test_of_all_commits_of_a_job_exactly_one_is_told_that_it_ended_it",),
     ),
     Mutant(
         "the job's counter returns nothing",
-        "vectormill/db/jobs/completion.py",
+        "vectormill/db/chunks/completion.py",
         "    RETURNING num_open_chunks = 0 AS is_finished\n",
         "",
         (f"{GUARDS}::test_of_all_commits_of_a_job_exactly_one_is_told_that_it_ended_it",),
@@ -67,7 +67,7 @@ MUTANTS: Final = (
         "vectormill/broker/sentinel.py",
         "return is_lost",
         "return False",
-        ("tests/integration/test_flush.py::test_after_a_flush_the_first_look_dispatches_again",),
+        ("tests/integration/broker/test_flush.py::test_after_a_flush_the_first_look_dispatches_again",),
     ),
     Mutant(
         "an older job overwrites a newer one",
@@ -82,7 +82,7 @@ MUTANTS: Final = (
         "ORDER BY item.key ",
         "",
         (
-            "tests/integration/test_shared_keys.py::"
+            "tests/integration/placement/test_shared_keys.py::"
             "test_chunks_that_name_the_same_keys_in_other_orders_never_wait_for_each_other",
         ),
     ),
@@ -116,35 +116,35 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a lease is not renewed while its chunk is committed",
-        "worker/sink/postgres.py",
+        "worker/chunk/commit.py",
         "if renew_leases(connection, [claim], self._lease_seconds):\n                    return False\n",
         "pass\n",
         (f"{LAPSES}::test_a_commit_that_a_new_index_blocks_waits_with_its_lease_and_is_then_done",),
     ),
     Mutant(
         "renewal asks for no fence",
-        "vectormill/db/jobs/chunks.py",
+        "vectormill/db/chunks/chunks.py",
         "WHERE chunk.fence = held.fence AND chunk.state = 'leased'\n           FOR",
         "WHERE chunk.state = 'leased'\n           FOR",
         (f"{GUARDS}::test_a_worker_that_lost_its_lease_does_not_renew_its_successors",),
     ),
     Mutant(
         "a claim takes what another worker holds",
-        "vectormill/db/jobs/chunks.py",
+        "vectormill/db/chunks/chunks.py",
         "           AND (state IN ('pending', 'queued') OR (state = 'leased' AND lease_until < now()))\n",
         "",
         (f"{PROTOCOL}::test_a_duplicate_message_claims_nothing",),
     ),
     Mutant(
         "a claim takes chunks of other models",
-        "vectormill/db/jobs/chunks.py",
+        "vectormill/db/chunks/chunks.py",
         "       AND job.model = :model\n",
         "",
         (f"{PROTOCOL}::test_a_message_that_names_a_chunk_of_another_model_claims_nothing",),
     ),
     Mutant(
         "a claim takes chunks of paused jobs",
-        "vectormill/db/jobs/chunks.py",
+        "vectormill/db/chunks/chunks.py",
         " AND job.state IN ('queued', 'running')\n       AND job.model",
         "\n       AND job.model",
         (f"{PAUSES}::test_a_paused_job_dispatches_nothing_and_its_late_messages_claim_nothing",),

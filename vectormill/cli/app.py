@@ -12,23 +12,9 @@ from typing import Annotated
 import typer
 
 from vectormill.cli import exits
-from vectormill.cli.commands import (
-    collections,
-    demo,
-    doctor,
-    encode,
-    items,
-    jobs,
-    keys,
-    plan,
-    processes,
-    runs,
-    schedules,
-    searches,
-    service,
-    sources,
-    vectors,
-)
+from vectormill.cli.commands import demo, doctor, encode, jobs, keys, plan, processes, service
+from vectormill.cli.commands.collections import collections, items, searches, vectors
+from vectormill.cli.commands.sources import runs, schedules, sources
 
 app = typer.Typer(
     name="vectormill",

@@ -6,7 +6,7 @@ Imports the standard library and the error tree only: it is read before any comm
 from typing import Final
 
 from vectormill.domain.errors import Unavailable, VectormillError
-from vectormill.domain.job import COMPLETED, COMPLETED_WITH_ERRORS
+from vectormill.domain.jobs.job import COMPLETED, COMPLETED_WITH_ERRORS
 
 SUCCESS: Final = 0
 ITEMS_FAILED: Final = 1

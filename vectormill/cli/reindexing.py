@@ -129,7 +129,7 @@ def print_rounds(
     rounds: Sequence[Round], matches: Sequence[Mapping[str, Any]], *, is_json: bool = False
 ) -> None:
     """What each run did and cost, and what a search with a filter finds."""
-    from vectormill.cli.listing import print_json, print_report
+    from vectormill.cli.views.listing import print_json, print_report
 
     if is_json:
         print_json({"runs": [dict(each.run) for each in rounds], "search": list(matches)})

@@ -8,7 +8,7 @@ import redis
 from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
-from vectormill.cli.checks import FAIL, OK, WARN, Finding
+from vectormill.cli.doctor.checks import FAIL, OK, WARN, Finding
 from vectormill.client import is_loopback
 from vectormill.db.migrations import find_missing_revision
 from vectormill.db.session import make_engine

@@ -13,8 +13,8 @@ from typing import Final, NoReturn, Self
 from vectormill.cli.settings import read_environment
 from vectormill.cli.workplace import make_data_dir
 from vectormill.domain.errors import Unavailable
-from vectormill.logfile import open_log, tail_of
-from vectormill.processes import free_port, spawn
+from vectormill.processes.lifetimes import free_port, spawn
+from vectormill.processes.logfile import open_log, tail_of
 
 COMMAND: Final = (sys.executable, "-m", "vectormill.cli")
 # The first start makes a Postgres cluster and loads a model; recovery after a crash may replay a large log.

@@ -10,17 +10,16 @@ streams, in constant memory.
             print(vector["key"], vector["embedding"][:3])
 """
 
-from vectormill.client.collections import CollectionCalls
-from vectormill.client.following import FollowCalls
-from vectormill.client.generations import GenerationCalls
-from vectormill.client.indexes import IndexCalls
-from vectormill.client.items import ItemCalls
-from vectormill.client.jobs import EXPORT_FORMATS, JobCalls
-from vectormill.client.runs import RunCalls
-from vectormill.client.schedules import ScheduleCalls
-from vectormill.client.searches import Matches, SearchCalls
-from vectormill.client.service import ServiceCalls
-from vectormill.client.sources import SourceCalls
+from vectormill.client.nouns.collections import CollectionCalls
+from vectormill.client.nouns.generations import GenerationCalls
+from vectormill.client.nouns.indexes import IndexCalls
+from vectormill.client.nouns.items import ItemCalls
+from vectormill.client.nouns.jobs import EXPORT_FORMATS, JobCalls
+from vectormill.client.nouns.runs import RunCalls
+from vectormill.client.nouns.schedules import ScheduleCalls
+from vectormill.client.nouns.searches import Matches, SearchCalls
+from vectormill.client.nouns.service import ServiceCalls
+from vectormill.client.nouns.sources import SourceCalls
 from vectormill.client.transport import DEFAULT_URL, is_loopback
 
 __all__ = ["DEFAULT_URL", "EXPORT_FORMATS", "Client", "Matches", "is_loopback"]
@@ -28,7 +27,6 @@ __all__ = ["DEFAULT_URL", "EXPORT_FORMATS", "Client", "Matches", "is_loopback"]
 
 class Client(
     CollectionCalls,
-    FollowCalls,
     GenerationCalls,
     IndexCalls,
     ItemCalls,

@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from vectormill import processes
 from vectormill.embedded.account import (
     Account,
     make_directory,
@@ -35,7 +34,8 @@ from vectormill.embedded.account import (
 )
 from vectormill.embedded.binaries import PostgresBinaries
 from vectormill.embedded.errors import EmbeddedServerFailed, StartCancelled
-from vectormill.logfile import open_log, tail_of
+from vectormill.processes import lifetimes as processes
+from vectormill.processes.logfile import open_log, tail_of
 
 logger = logging.getLogger(__name__)
 

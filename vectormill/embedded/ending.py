@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from vectormill import processes
+from vectormill.processes import lifetimes as processes
 
 logger = logging.getLogger(__name__)
 

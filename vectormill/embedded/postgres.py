@@ -23,7 +23,6 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from vectormill import processes
 from vectormill.embedded.account import write_private
 from vectormill.embedded.binaries import find_postgres
 from vectormill.embedded.cluster import (
@@ -38,7 +37,8 @@ from vectormill.embedded.cluster import (
 from vectormill.embedded.ending import end_child, end_leftovers
 from vectormill.embedded.errors import EmbeddedServerFailed, StartCancelled
 from vectormill.embedded.lock import DirectoryLock
-from vectormill.logfile import open_log, tail_of
+from vectormill.processes import lifetimes as processes
+from vectormill.processes.logfile import open_log, tail_of
 
 logger = logging.getLogger(__name__)
 

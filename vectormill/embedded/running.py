@@ -5,8 +5,8 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from vectormill import processes
 from vectormill.embedded.account import write_private
+from vectormill.processes import lifetimes as processes
 
 FILE_NAME = "stack.json"
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from vectormill import processes
 from vectormill.domain.errors import VectormillError
 from vectormill.embedded.account import make_directory
 from vectormill.embedded.errors import StartCancelled
@@ -24,7 +23,8 @@ from vectormill.embedded.lock import DirectoryLock
 from vectormill.embedded.postgres import EmbeddedPostgres
 from vectormill.embedded.running import RunningStack, remove_note, write_note
 from vectormill.embedded.valkey import EmbeddedValkey
-from vectormill.supervisor import Backoff
+from vectormill.processes import lifetimes as processes
+from vectormill.processes.supervisor import Backoff
 
 logger = logging.getLogger(__name__)
 

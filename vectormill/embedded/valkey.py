@@ -18,13 +18,13 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from vectormill import processes
 from vectormill.embedded.account import write_private
 from vectormill.embedded.binaries import find_valkey_server
 from vectormill.embedded.ending import end_child, end_leftovers
 from vectormill.embedded.errors import EmbeddedServerFailed, StartCancelled
 from vectormill.embedded.lock import DirectoryLock
-from vectormill.logfile import open_log, tail_of
+from vectormill.processes import lifetimes as processes
+from vectormill.processes.logfile import open_log, tail_of
 
 logger = logging.getLogger(__name__)
 

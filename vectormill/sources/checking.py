@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from vectormill.domain.errors import SourceFailed
-from vectormill.domain.item import Item
+from vectormill.domain.jobs.item import Item
 from vectormill.domain.source import PUSH, Source
 from vectormill.sources.opening import open_source
 from vectormill.sources.reader import SourcePlace

@@ -1,14 +1,14 @@
 """Opening: which reader a source has. The one place that knows every kind."""
 
 from vectormill.domain.source import OWN_TEXTS, PUSH, Source
-from vectormill.sources.files import FileReader
+from vectormill.sources.kinds.files import FileReader
+from vectormill.sources.kinds.own_texts import OwnTextReader
+from vectormill.sources.kinds.push import PushReader
+from vectormill.sources.kinds.sql import SqlReader
+from vectormill.sources.kinds.tree import TreeReader
 from vectormill.sources.options import NONE, FileOptions, SqlOptions, TreeOptions, parse_options, parse_split
-from vectormill.sources.own_texts import OwnTextReader
 from vectormill.sources.passages import PassageReader
-from vectormill.sources.push import PushReader
 from vectormill.sources.reader import Reader, SourcePlace
-from vectormill.sources.sql import SqlReader
-from vectormill.sources.tree import TreeReader
 
 
 def open_source(source: Source, place: SourcePlace, *, patience_seconds: float = 0) -> Reader:

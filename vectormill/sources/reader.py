@@ -8,8 +8,8 @@ from uuid import UUID
 
 from sqlalchemy import Engine, text
 
-from vectormill.domain.item import Item
-from vectormill.registry import Registry
+from vectormill.domain.jobs.item import Item
+from vectormill.models.registry import Registry
 from vectormill.settings import Settings
 
 # A batch has so many rows, or about so many bytes of text when rows are long. Each is in memory twice or three times.

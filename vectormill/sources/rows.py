@@ -10,7 +10,7 @@ from uuid import UUID
 import msgspec
 
 from vectormill.domain.errors import SourceFailed
-from vectormill.domain.item import Item
+from vectormill.domain.jobs.item import Item
 from vectormill.sources.reader import Complaints
 
 # Keys in order, numbers as numbers, and what JSON has no word for as text: equal values are equal bytes.

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from vectormill.domain.errors import ModelError
 from worker.devices.device import CPU, CUDA, Device
-from worker.model.choice import AUTO, FP32
-from worker.model.encoder import Choice
+from worker.encoder.choice import AUTO, FP32
+from worker.encoder.encoder import Choice
 
 PACKED: Final = "packed"
 PADDED: Final = "padded"

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from worker.model.exhaustion import is_out_of_memory
-from worker.model.forward_pass import DeviceLost
+from worker.encoder.exhaustion import is_out_of_memory
+from worker.encoder.forward_pass import DeviceLost
 
 # Inputs on the device -> vectors [n, dim] on the device.
 Compute = Callable[..., Tensor]

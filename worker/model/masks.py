@@ -15,7 +15,7 @@ from transformers import AttentionMaskInterface
 from transformers.masking_utils import bidirectional_mask_function, eager_mask, sdpa_mask
 from transformers.utils.import_utils import is_torchdynamo_exporting, is_tracing
 
-from worker.model.padding import PaddedBatch
+from worker.encoder.padding import PaddedBatch
 
 # A token of these sees none behind it, where padding is, unless the configuration says `is_causal: false`.
 CAUSAL: Final = frozenset({"llama", "mistral", "qwen2", "qwen3"})

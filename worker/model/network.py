@@ -13,8 +13,8 @@ from transformers import AutoConfig, AutoModel
 from transformers.utils import logging as transformers_logging
 
 from vectormill.domain.errors import ModelError
-from vectormill.model_card import ModelCard, find_weights
-from worker.model.encoder import OnRead
+from vectormill.models.model_card import ModelCard, find_weights
+from worker.encoder.encoder import OnRead
 from worker.model.masks import tell_masks
 from worker.model.pooling import pool_hidden_states
 

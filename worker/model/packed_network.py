@@ -14,12 +14,12 @@ from torch.nn.functional import cosine_similarity
 
 from vectormill.domain.errors import ModelError
 from worker.batching.token_batch import TokenBatch
+from worker.encoder.padding import pad_batch
 from worker.model.architectures import AttentionShape
 from worker.model.cuda_pass import is_device_lost
 from worker.model.network import EncoderNetwork
 from worker.model.packed_attention import register_packed_attention
 from worker.model.packing import PackedBatch, pack_batch
-from worker.model.padding import pad_batch
 from worker.model.pooling import pool_packed_states
 
 # The probe: one token alone, one behind another's end, and one that is long.

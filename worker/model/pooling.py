@@ -11,7 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from vectormill.model_card import CLS, LAST_TOKEN, MAX, MEAN, MEAN_SQRT_LEN, WEIGHTED_MEAN
+from vectormill.models.model_card import CLS, LAST_TOKEN, MAX, MEAN, MEAN_SQRT_LEN, WEIGHTED_MEAN
 
 SMALLEST_WEIGHT: Final = 1e-9  # what a sequence without any token to pool over is divided by
 

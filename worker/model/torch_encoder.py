@@ -13,10 +13,8 @@ from torch import Tensor
 from vectormill.domain.errors import ModelError
 from worker.batching.token_batch import TokenBatch
 from worker.devices.device import CPU, CUDA
-from worker.model.architectures import PACKED, PADDED, WAITLESS, choose_attention, read_attention_shape
-from worker.model.choice import AUTO, BF16, COMPRESSED, FP16, FP32, find_arithmetic
-from worker.model.cuda_pass import Compute, CudaPass
-from worker.model.encoder import (
+from worker.encoder.choice import AUTO, BF16, COMPRESSED, FP16, FP32, find_arithmetic
+from worker.encoder.encoder import (
     Choice,
     Encoder,
     EncoderOrder,
@@ -24,13 +22,15 @@ from worker.model.encoder import (
     Loading,
     device_choice,
 )
-from worker.model.forward_pass import Deferred, ForwardPass
+from worker.encoder.forward_pass import Deferred, ForwardPass
+from worker.encoder.padding import pad_batch
+from worker.model.architectures import PACKED, PADDED, WAITLESS, choose_attention, read_attention_shape
+from worker.model.cuda_pass import Compute, CudaPass
 from worker.model.masks import find_attention_mask
 from worker.model.network import EncoderNetwork, count_weight_bytes
 from worker.model.packed_attention import EXACT, VARLEN
 from worker.model.packed_network import PackedNetwork, PackingFailed, pack_network
 from worker.model.packing import pack_batch
-from worker.model.padding import pad_batch
 from worker.model.weights.quantization import apply_quantization
 
 logger = logging.getLogger(__name__)

@@ -19,12 +19,12 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from worker.batching.token_batch import TokenBatch
 from worker.devices.device import CPU, CUDA
-from worker.model.choice import COMPRESSED, choose_precision, find_arithmetic
+from worker.encoder.choice import COMPRESSED, choose_precision, find_arithmetic
+from worker.encoder.encoder import Choice, Encoder, EncoderOrder, EncoderReport, Loading, device_choice
+from worker.encoder.padding import PaddedBatch, pad_batch
 from worker.model.cuda_pass import copy_inputs, losing_device
-from worker.model.encoder import Choice, Encoder, EncoderOrder, EncoderReport, Loading, device_choice
 from worker.model.masks import find_attention_mask, tell_masks
 from worker.model.network import Dense, find_pad_token_id
-from worker.model.padding import PaddedBatch, pad_batch
 from worker.model.pooling import pool_hidden_states
 from worker.model.torch_encoder import DTYPES
 from worker.parallel.fully_sharded import apply_fully_sharded

@@ -17,8 +17,8 @@ from torch.distributed.tensor import DTensor, Shard
 from transformers import AutoConfig, AutoModel
 
 from vectormill.domain.errors import ModelError
-from vectormill.model_card import ModelCard
-from worker.model.encoder import OnRead
+from vectormill.models.model_card import ModelCard
+from worker.encoder.encoder import OnRead
 from worker.model.weights.quantization import Rounded
 from worker.parallel.layouts import Layout
 from worker.parallel.weight_files import WeightFiles

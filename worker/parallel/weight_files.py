@@ -12,7 +12,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from vectormill.domain.errors import ModelError
-from vectormill.model_card import ModelCard, find_weights
+from vectormill.models.model_card import ModelCard, find_weights
 
 
 class WeightFiles:

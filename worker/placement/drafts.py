@@ -8,7 +8,7 @@ from worker.devices.links import Links
 from worker.placement.groups import group_rooms, sub_fleets
 from worker.placement.placement import FULLY_SHARDED, HYBRID, LAYERS, PIPELINE, REPLICATE, TENSOR, Replica
 from worker.placement.replicas import ReplicaBuilder, TooTight
-from worker.placement.room import Room
+from worker.placement.sizes.room import Room
 
 AUTO: Final = "auto"
 SHARED: Final = (PIPELINE, TENSOR, FULLY_SHARDED, LAYERS)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 
 from worker.devices.links import BYTES_PER_SECOND, LINK_KINDS, Links
-from worker.placement.room import Room
+from worker.placement.sizes.room import Room
 
 # More sub-fleets than this are not looked at: eight devices of four classes have 81.
 MOST_FLEETS = 128

@@ -13,8 +13,6 @@ from typing import Final
 from vectormill.domain.errors import ConfigurationError, ModelDoesNotFit
 from worker.devices.device import CPU, CUDA, MPS, Inventory, parse_devices
 from worker.placement.drafts import AUTO, Draft, draft_plans
-from worker.placement.longest import find_longest_text
-from worker.placement.model_shape import ModelShape
 from worker.placement.placement import STRATEGIES, Placement
 from worker.placement.reasons import (
     Asked,
@@ -26,7 +24,9 @@ from worker.placement.reasons import (
     propose_precision,
 )
 from worker.placement.replicas import Needs, ReplicaBuilder
-from worker.placement.room import MEMORY_SHARE, Room, measure_room
+from worker.placement.sizes.longest import find_longest_text
+from worker.placement.sizes.model_shape import ModelShape
+from worker.placement.sizes.room import MEMORY_SHARE, Room, measure_room
 
 # Where more tokens at once no longer make the device faster (docs/LOG.md for CPUs).
 FULL_BATCH_TOKENS: Final[Mapping[str, int]] = {CPU: 2048, CUDA: 32768, MPS: 8192}

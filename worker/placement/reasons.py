@@ -8,7 +8,6 @@ from typing import Final
 
 from worker.devices.links import MEMORY, NVLINK, PCIE, SOCKETS, Links
 from worker.placement.drafts import AUTO, Draft, draft_plans, draft_replicas
-from worker.placement.longest import SHORTEST_USEFUL_TOKENS, find_longest_text
 from worker.placement.placement import (
     FULLY_SHARDED,
     HYBRID,
@@ -21,7 +20,8 @@ from worker.placement.placement import (
     Replica,
 )
 from worker.placement.replicas import ReplicaBuilder, TooTight, format_gib
-from worker.placement.room import GIB, Room, memory_for
+from worker.placement.sizes.longest import SHORTEST_USEFUL_TOKENS, find_longest_text
+from worker.placement.sizes.room import GIB, Room, memory_for
 
 # For another precision of the same model, whose replicas have to hold a text of so many tokens.
 MakeBuilder = Callable[[str, int], ReplicaBuilder]

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from worker.placement.footprint import COMPRESSED, VALUE_BYTES, make_footprint
-from worker.placement.model_shape import ModelShape
 from worker.placement.placement import (
     FULLY_SHARDED,
     LAYERS,
@@ -20,9 +18,17 @@ from worker.placement.placement import (
     Shard,
     Stage,
 )
-from worker.placement.room import GIB, Room
-from worker.placement.speed import TokenCost, device_rate, fully_sharded_rate, pipeline_rate, tensor_rate
-from worker.placement.weight_groups import find_cut_group
+from worker.placement.sizes.footprint import COMPRESSED, VALUE_BYTES, make_footprint
+from worker.placement.sizes.model_shape import ModelShape
+from worker.placement.sizes.room import GIB, Room
+from worker.placement.sizes.speed import (
+    TokenCost,
+    device_rate,
+    fully_sharded_rate,
+    pipeline_rate,
+    tensor_rate,
+)
+from worker.placement.sizes.weight_groups import find_cut_group
 
 # Four micro-batches a stage keep the bubble (p-1)/(5p-1) at or below a fifth; more of them only add latency.
 MICRO_BATCHES_PER_STAGE: Final = 4

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from vectormill.domain.item import TOO_MANY_TOKENS, ItemFailure
+from vectormill.domain.jobs.item import TOO_MANY_TOKENS, ItemFailure
 from worker.tokens.tokenized import TokenizedTexts
 
 # Bounds what one text can take: 8192 windows of 256 tokens are 8 MiB of ids and, with 1024 dimensions, 32 MiB of

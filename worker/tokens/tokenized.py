@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from vectormill.domain.item import ItemFailure
+from vectormill.domain.jobs.item import ItemFailure
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as NormalizerSequence
 
 from vectormill.domain.errors import ModelError
-from vectormill.domain.item import TOO_MANY_TOKENS, ItemFailure
+from vectormill.domain.jobs.item import TOO_MANY_TOKENS, ItemFailure
 from worker.tokens.passages import PassageFrame
 from worker.tokens.tokenized import TokenizedTexts
 

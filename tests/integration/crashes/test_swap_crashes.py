@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from indexer.context import RunContext
-from indexer.swapping import swap
+from indexer.phases.swapping import swap
 from tests.building import BITS, NEXT, ask, build, encode_all, make_run, put
 from tests.integration.crashes.points import CrashPoints
 from tests.integration.crashes.victims import Servers, running, watched_engine
@@ -21,7 +21,7 @@ from vectormill.db.session import make_engine
 from vectormill.db.short_locks import act_in_short_locks
 from vectormill.domain.collection import Generation
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.registry import Registry
+from vectormill.models.registry import Registry
 from vectormill.settings import Settings
 
 # The view as users see it: what it reads, the type of its vectors, who may read it, and what it says of itself.

@@ -19,17 +19,17 @@ from tests.integration.interleavings.world import World, list_jobs
 from tests.promises import Witness, check_items
 from tests.protocol import SPEC, complete_on, dispatch_all
 from tests.statements import watch
-from vectormill.db.jobs.chunks import claim_chunk
-from vectormill.db.jobs.deletion import discard_stale_uploads
-from vectormill.db.jobs.jobs import cancel_job, find_job, pause_job, resume_job
-from vectormill.db.jobs.rescue import (
+from vectormill.db.chunks.chunks import claim_chunk
+from vectormill.db.chunks.rescue import (
     end_cancelled_jobs,
     recall_paused_chunks,
     rescue_expired_chunks,
     rescue_unclaimed_chunks,
 )
+from vectormill.db.jobs.deletion import discard_stale_uploads
+from vectormill.db.jobs.jobs import cancel_job, find_job, pause_job, resume_job
 from vectormill.db.session import make_engine
-from vectormill.domain.job import PAUSED
+from vectormill.domain.jobs.job import PAUSED
 
 # Actors meet so often in one world: what one meeting leaves behind is where the next one begins.
 ROUNDS = 4

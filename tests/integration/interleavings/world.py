@@ -18,20 +18,19 @@ from sqlalchemy.exc import DBAPIError
 
 from tests.promises import Witness
 from tests.protocol import SPEC, complete, dispatch_all, make_items, stack, submit
-from vectormill.db.jobs.chunks import claim_chunk, find_chunk, release_chunk, renew_leases, split_chunk
-from vectormill.db.jobs.completion import cancel_chunk, fail_chunk
-from vectormill.db.jobs.deletion import delete_batch, discard_expired_jobs, discard_job, discard_stale_uploads
-from vectormill.db.jobs.dispatch import list_queued, recall_dispatches
-from vectormill.db.jobs.jobs import delete_job, retry_job
-from vectormill.db.jobs.payloads import load_payload
-from vectormill.db.jobs.rescue import (
+from vectormill.db.chunks.chunks import claim_chunk, find_chunk, release_chunk, renew_leases, split_chunk
+from vectormill.db.chunks.completion import cancel_chunk, fail_chunk
+from vectormill.db.chunks.dispatch import list_queued, recall_dispatches
+from vectormill.db.chunks.payloads import load_payload
+from vectormill.db.chunks.rescue import (
     end_cancelled_jobs,
     recall_paused_chunks,
     rescue_expired_chunks,
     rescue_unclaimed_chunks,
 )
+from vectormill.db.jobs.deletion import delete_batch, discard_expired_jobs, discard_job, discard_stale_uploads
+from vectormill.db.jobs.jobs import delete_job, retry_job
 from vectormill.db.rows.items import delete_items
-from vectormill.domain.chunk import LEASED, ChunkOutcome, Claim
 from vectormill.domain.errors import (
     CollectionNotFound,
     JobNotFound,
@@ -41,9 +40,10 @@ from vectormill.domain.errors import (
     UploadRemoved,
     WrongJobState,
 )
-from vectormill.domain.item import EMPTY_TEXT, Item, ItemFailure
-from vectormill.domain.job import CANCELLING
-from worker.sink.postgres import PostgresSink
+from vectormill.domain.jobs.chunk import LEASED, ChunkOutcome, Claim
+from vectormill.domain.jobs.item import EMPTY_TEXT, Item, ItemFailure
+from vectormill.domain.jobs.job import CANCELLING
+from worker.chunk.commit import PostgresSink
 
 FAILURE = ItemFailure(EMPTY_TEXT, "empty")
 LIST_JOBS = text("SELECT id FROM vectormill.jobs WHERE state NOT IN ('uploading', 'deleting') ORDER BY seq")

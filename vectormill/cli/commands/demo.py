@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from vectormill.cli.arguments.options import Json, Model
 from vectormill.cli.exits import EXIT_CODES_HELP, ITEMS_FAILED, CommandFailed, exit_code_of_job
-from vectormill.cli.options import Json, Model
 
 if TYPE_CHECKING:
-    from vectormill.cli.summary import Line
+    from vectormill.cli.views.summary import Line
     from vectormill.client import Client
     from vectormill.files.ndjson import ItemJson
 
@@ -55,7 +55,7 @@ def demo(
     if reindex:
         _keep_searchable(data_dir, keep, api_url, model, is_json=json)
         return
-    from vectormill.cli.summary import summarize_job
+    from vectormill.cli.views.summary import summarize_job
     from vectormill.client import Client
     from vectormill.corpus import read_docstrings
 
@@ -94,7 +94,7 @@ def _workplace(
     """The data directory of a stack of our own, and what waits for its API's URL."""
     from vectormill.cli.stack import Stack
     from vectormill.cli.workplace import workplace
-    from vectormill.registry import Registry
+    from vectormill.models.registry import Registry
     from vectormill.settings import load_settings
 
     settings = load_settings()  # a misspelt variable is told here too
@@ -116,7 +116,7 @@ def _keep_searchable(
     from sqlalchemy import make_url
 
     from vectormill.cli import reindexing
-    from vectormill.cli.run_progress import RunProgress
+    from vectormill.cli.views.run_progress import RunProgress
     from vectormill.client import Client
     from vectormill.corpus import read_docstrings
     from vectormill.domain.errors import InvalidOption
@@ -158,7 +158,7 @@ def _keep_searchable(
 
 def _encode(client: "Client", texts: Mapping[str, str], model: str | None) -> dict[str, Any]:
     """Submits the texts over HTTP and shows how the job goes, until it ends."""
-    from vectormill.cli.progress import JobProgress
+    from vectormill.cli.views.progress import JobProgress
 
     items: list[ItemJson] = [{"key": key, "text": text} for key, text in texts.items()]
     job = client.submit(items, model=model, collection=COLLECTION)
@@ -186,7 +186,7 @@ def _report(
     num_vectors: int,
     is_json: bool,
 ) -> None:
-    from vectormill.cli.listing import print_json, print_report
+    from vectormill.cli.views.listing import print_json, print_report
 
     if is_json:
         choices = {line.name: {"value": line.value, "reason": line.reason} for line in summary}

@@ -5,7 +5,7 @@ from typing import Final
 
 import typer
 
-from vectormill.cli.options import ApiUrl, DataDir, Json
+from vectormill.cli.arguments.options import ApiUrl, DataDir, Json
 
 app = typer.Typer()
 
@@ -18,8 +18,8 @@ def doctor(api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False)
     from rich.console import Console
     from rich.text import Text
 
-    from vectormill.cli.checks import FAIL, run_checks
-    from vectormill.cli.listing import print_json
+    from vectormill.cli.doctor.checks import FAIL, run_checks
+    from vectormill.cli.views.listing import print_json
     from vectormill.settings import load_settings
 
     settings = load_settings(api_url=api_url, data_dir=data_dir)

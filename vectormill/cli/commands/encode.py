@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from vectormill.cli.exits import EXIT_CODES_HELP, JOB_NOT_COMPLETED, CommandFailed, exit_code_of_job
-from vectormill.cli.options import (
+from vectormill.cli.arguments.options import (
     ApiUrl,
     Collection,
     DataDir,
@@ -29,6 +28,7 @@ from vectormill.cli.options import (
     Truncate,
     VectorType,
 )
+from vectormill.cli.exits import EXIT_CODES_HELP, JOB_NOT_COMPLETED, CommandFailed, exit_code_of_job
 
 if TYPE_CHECKING:
     from vectormill.client import Client
@@ -125,7 +125,7 @@ def _client(api_url: str | None, data_dir: Path | None, model: str | None) -> "I
     from vectormill.cli.endpoint import find_api_url
     from vectormill.cli.stack import Stack
     from vectormill.client import Client
-    from vectormill.registry import Registry
+    from vectormill.models.registry import Registry
     from vectormill.settings import load_settings
 
     settings = load_settings(api_url=api_url, data_dir=data_dir)
@@ -142,7 +142,7 @@ def _client(api_url: str | None, data_dir: Path | None, model: str | None) -> "I
 
 def _watch(client: "Client", job: dict[str, Any]) -> dict[str, Any]:
     """Follows the job to its end. Interrupted, it cancels it: nobody would fetch what it goes on making."""
-    from vectormill.cli.progress import JobProgress
+    from vectormill.cli.views.progress import JobProgress
     from vectormill.domain.errors import VectormillError
 
     try:
@@ -177,8 +177,8 @@ def _report_failures(client: "Client", job: dict[str, Any], errors: Path | None)
 
 
 def _report(job: dict[str, Any], out: Path, *, is_json: bool) -> None:
-    from vectormill.cli.listing import print_json
-    from vectormill.cli.summary import describe_long_texts, job_seconds
+    from vectormill.cli.views.listing import print_json
+    from vectormill.cli.views.summary import describe_long_texts, job_seconds
 
     if is_json:
         print_json(job | {"out": str(out)})

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from vectormill.cli.exits import EXIT_CODES_HELP, exit_code_of_job
-from vectormill.cli.options import (
+from vectormill.cli.arguments.options import (
     ApiUrl,
     Collection,
     DataDir,
@@ -28,7 +27,8 @@ from vectormill.cli.options import (
     Truncate,
     VectorType,
 )
-from vectormill.domain.job import CANCELLING
+from vectormill.cli.exits import EXIT_CODES_HELP, exit_code_of_job
+from vectormill.domain.jobs.job import CANCELLING
 
 if TYPE_CHECKING:
     from vectormill.client import Client
@@ -78,9 +78,9 @@ def submit(
     json: Json = False,
 ) -> None:
     """Submit a file of texts as a job and print the job's id."""
+    from vectormill.cli.arguments.options import parse_metadata
     from vectormill.cli.endpoint import connected
-    from vectormill.cli.listing import print_json
-    from vectormill.cli.options import parse_metadata
+    from vectormill.cli.views.listing import print_json
     from vectormill.files.rows import FAIL_ALONE, REFUSE, Fields
     from vectormill.files.texts import look_at_texts, read_texts
 
@@ -129,8 +129,8 @@ def jobs(
 ) -> None:
     """List jobs, newest first."""
     from vectormill.cli.endpoint import connected
-    from vectormill.cli.listing import print_json, print_table
-    from vectormill.cli.progress import count_ended
+    from vectormill.cli.views.listing import print_json, print_table
+    from vectormill.cli.views.progress import count_ended
 
     with connected(api_url, data_dir) as client:
         found = list(itertools.islice(client.jobs(state), limit))
@@ -169,7 +169,7 @@ def status(
 ) -> None:
     """Show how a job stands, or what the workers do, with rates, memory and bottleneck, and how schedules stand."""
     from vectormill.cli.endpoint import connected
-    from vectormill.cli.progress import JobProgress
+    from vectormill.cli.views.progress import JobProgress
 
     if job_id is None:
         if watch:
@@ -242,7 +242,7 @@ def delete(job_id: JobId, api_url: ApiUrl = None, data_dir: DataDir = None) -> N
 def errors(job_id: JobId, api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
     """List a job's failed items, each with its code and reason."""
     from vectormill.cli.endpoint import connected
-    from vectormill.cli.listing import print_json, print_table
+    from vectormill.cli.views.listing import print_json, print_table
 
     with connected(api_url, data_dir) as client:
         if json:
@@ -257,7 +257,7 @@ def errors(job_id: JobId, api_url: ApiUrl = None, data_dir: DataDir = None, json
 def truncated(job_id: JobId, api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
     """List the keys of a job's texts that were cut because they were too long."""
     from vectormill.cli.endpoint import connected
-    from vectormill.cli.listing import print_json, print_table
+    from vectormill.cli.views.listing import print_json, print_table
 
     with connected(api_url, data_dir) as client:
         if json:
@@ -269,9 +269,9 @@ def truncated(job_id: JobId, api_url: ApiUrl = None, data_dir: DataDir = None, j
 
 def _print_workers(api_url: str | None, data_dir: Path | None, is_json: bool) -> None:
     from vectormill.cli.endpoint import connected
-    from vectormill.cli.listing import print_json, print_table
-    from vectormill.cli.schedule_lines import describe_standing
-    from vectormill.cli.summary import WORKER_COLUMNS, summarize_worker
+    from vectormill.cli.views.listing import print_json, print_table
+    from vectormill.cli.views.schedule_lines import describe_standing
+    from vectormill.cli.views.summary import WORKER_COLUMNS, summarize_worker
 
     with connected(api_url, data_dir) as client:
         workers = client.workers()
@@ -303,8 +303,8 @@ def _list_schedules(client: "Client") -> list[dict[str, Any]]:
 
 
 def _print_job(job: dict[str, Any], is_json: bool) -> None:
-    from vectormill.cli.listing import print_json, print_table
-    from vectormill.cli.summary import describe_long_texts, describe_stages
+    from vectormill.cli.views.listing import print_json, print_table
+    from vectormill.cli.views.summary import describe_long_texts, describe_stages
 
     if is_json:
         print_json(job)

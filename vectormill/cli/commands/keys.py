@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from vectormill.cli.options import DataDir, Json
+from vectormill.cli.arguments.options import DataDir, Json
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -80,7 +80,7 @@ def list_all(data_dir: DataDir = None, json: Json = False) -> None:
     """List the keys, never their secrets."""
     from datetime import UTC, datetime
 
-    from vectormill.cli.listing import print_json, print_table
+    from vectormill.cli.views.listing import print_json, print_table
     from vectormill.db.api_keys import list_keys
 
     with connected(data_dir) as (engine, _), engine.connect() as connection:

@@ -48,7 +48,7 @@ def plan(
 
     Predicted rates rank plans; they are no measurement. Exit code 2 says that the model does not fit.
     """
-    from vectormill.registry import Registry
+    from vectormill.models.registry import Registry
     from vectormill.settings import load_settings
     from worker.devices.described import describe_inventory, is_description
     from worker.devices.detect import detect_inventory

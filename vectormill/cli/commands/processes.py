@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from vectormill.cli.options import DataDir
+from vectormill.cli.arguments.options import DataDir
 
 if TYPE_CHECKING:
     from vectormill.settings import Settings

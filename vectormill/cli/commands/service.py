@@ -4,7 +4,7 @@ from typing import Any
 
 import typer
 
-from vectormill.cli.options import ApiUrl, DataDir, Json
+from vectormill.cli.arguments.options import ApiUrl, DataDir, Json
 
 app = typer.Typer()
 
@@ -25,7 +25,7 @@ def models(api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False)
 def workers(api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
     """List the live workers: what each runs on, and why."""
     from vectormill.cli.endpoint import connected
-    from vectormill.cli.summary import CHOICES, describe_choice, describe_plan
+    from vectormill.cli.views.summary import CHOICES, describe_choice, describe_plan
 
     with connected(api_url, data_dir) as client:
         found = client.workers()
@@ -44,7 +44,7 @@ def workers(api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False
 
 
 def _print_records(records: list[dict[str, Any]], columns: tuple[str, ...], is_json: bool) -> None:
-    from vectormill.cli.listing import print_json, print_table
+    from vectormill.cli.views.listing import print_json, print_table
 
     if is_json:
         for record in records:

@@ -13,12 +13,12 @@ from vectormill.db.collections.generations import (
 from vectormill.db.jobs.jobs import draw_seq
 from vectormill.db.jobs.twins import add_missing_twins
 from vectormill.db.jsonb import to_jsonb
-from vectormill.db.rows.vector_types import choose_vector_type
 from vectormill.db.rows.vectors import create_vector_table, table_name
 from vectormill.db.short_locks import act_in_short_locks
 from vectormill.domain.collection import BUILDING, LIVE, RETIRED, Generation
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import CollectionNotFound, Conflict
+from vectormill.vectors.vector_types import choose_vector_type
 
 # In a generation's report: jobs behind this place came while it was being built.
 SINCE_SEQ: Final = "since_seq"

@@ -13,7 +13,6 @@ from vectormill.db.collections.generations import (
 )
 from vectormill.db.jsonb import to_jsonb
 from vectormill.db.rows.attributes import attributes_name, rewrite_language
-from vectormill.db.rows.vector_types import choose_vector_type
 from vectormill.db.rows.vectors import create_vector_table, point_view_at, table_name
 from vectormill.db.short_locks import act_in_short_locks
 from vectormill.db.tables import SCHEMA, metadata
@@ -26,6 +25,7 @@ from vectormill.domain.errors import (
     SpecMismatch,
     TooManyCollections,
 )
+from vectormill.vectors.vector_types import choose_vector_type
 
 # Some 20,000 texts a second are read into lexemes, and nobody reads or writes the table meanwhile.
 MOST_REWRITTEN_TEXTS: Final = 100_000

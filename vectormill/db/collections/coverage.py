@@ -9,7 +9,13 @@ from sqlalchemy import Connection, text
 
 from vectormill.db.rows.vectors import table_name
 from vectormill.domain.collection import Generation
-from vectormill.domain.item import EMPTY_TEXT, LONE_SURROGATE, NUL_CHARACTER, TEXT_TOO_LONG, TOO_MANY_TOKENS
+from vectormill.domain.jobs.item import (
+    EMPTY_TEXT,
+    LONE_SURROGATE,
+    NUL_CHARACTER,
+    TEXT_TOO_LONG,
+    TOO_MANY_TOKENS,
+)
 
 MOST_NAMED_KEYS: Final = 20
 # Such a text has no vector of any model.

@@ -15,10 +15,10 @@ from vectormill.db.indexes.indexes import (
     share_removed,
 )
 from vectormill.db.indexes.server_room import read_server_room
-from vectormill.db.rows.vector_types import choose_vector_type
 from vectormill.domain.collection import LIVE, Generation
 from vectormill.domain.index_plan import IndexPlan, IndexWishes, plan_index
 from vectormill.settings import Settings
+from vectormill.vectors.vector_types import choose_vector_type
 
 # What a run of kind `index` may ask for beside what the collection keeps, for this one build.
 SHAPE_OPTIONS: Final = ("m", "ef_construction", "workers", "memory_bytes")

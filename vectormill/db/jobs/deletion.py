@@ -10,7 +10,7 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 
 from vectormill.db.jobs.jobs import lock_job
-from vectormill.domain.transition import state_after_delete
+from vectormill.domain.jobs.transition import state_after_delete
 
 DISCARD_JOB = text("""
     UPDATE vectormill.jobs SET state = :state, idempotency_key = NULL, updated_at = now() WHERE id = :job_id

@@ -11,16 +11,16 @@ import numpy.typing as npt
 import psycopg
 from sqlalchemy import Connection, Engine, text
 
+from vectormill.db.chunks.payloads import decode_payload
 from vectormill.db.collections.generations import find_generation_by_id
 from vectormill.db.jobs.jobs import find_job, has_lost_collection
-from vectormill.db.jobs.payloads import decode_payload
-from vectormill.db.rows.vector_types import Rows, choose_vector_type, missing_rows, read_block, read_columns
 from vectormill.db.rows.vectors import table_name
 from vectormill.domain.collection import PRUNED
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import CollectionNotFound, GenerationNotFound, JobNotFound
-from vectormill.domain.item import Item
-from vectormill.domain.job import Job
+from vectormill.domain.jobs.item import Item
+from vectormill.domain.jobs.job import Job
+from vectormill.vectors.vector_types import Rows, choose_vector_type, missing_rows, read_block, read_columns
 
 
 @dataclass(frozen=True, slots=True)

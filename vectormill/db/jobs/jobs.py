@@ -8,8 +8,8 @@ from sqlalchemy import Connection, Row, text
 
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import JobNotFound, WrongJobState
-from vectormill.domain.job import JOB_STATES, PAUSED, Job
-from vectormill.domain.transition import (
+from vectormill.domain.jobs.job import JOB_STATES, PAUSED, Job
+from vectormill.domain.jobs.transition import (
     state_after_cancel,
     state_after_pause,
     state_after_resume,

@@ -15,12 +15,12 @@ from uuid import UUID, uuid4
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
+from vectormill.db.chunks.payloads import encode_payload
 from vectormill.db.collections.collections import check_collection, check_spec_fits, open_collection
 from vectormill.db.collections.generations import find_written
 from vectormill.db.jobs.deletion import discard_silent_upload, discard_upload
 from vectormill.db.jobs.jobs import find_job, lock_job
 from vectormill.db.jobs.keys import KeyLedger
-from vectormill.db.jobs.payloads import encode_payload
 from vectormill.db.jobs.twins import add_twin
 from vectormill.db.jsonb import to_jsonb
 from vectormill.domain.collection import Generation
@@ -32,8 +32,8 @@ from vectormill.domain.errors import (
     SubmissionInProgress,
     UploadRemoved,
 )
-from vectormill.domain.item import Item
-from vectormill.domain.job import UPLOADING, Job, NewJob
+from vectormill.domain.jobs.item import Item
+from vectormill.domain.jobs.job import UPLOADING, Job, NewJob
 from vectormill.settings import Settings
 
 # Chunks per transaction of a large upload: 8 × 1 MiB of text at the most wait in memory.

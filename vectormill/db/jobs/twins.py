@@ -14,7 +14,7 @@ from vectormill.db.jobs.jobs import cancel_job, lock_job
 from vectormill.db.jsonb import to_jsonb
 from vectormill.domain.collection import Generation
 from vectormill.domain.errors import JobNotFound, WrongJobState
-from vectormill.domain.job import Job
+from vectormill.domain.jobs.job import Job
 
 # What was submitted before the places were kept free may have a neighbour: its twin takes the place it would have had
 # if it came now.

@@ -7,8 +7,8 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 
 from vectormill.db.workers import ALIVE_SECONDS, REDIS_AWAY, REDIS_FULL, SCHEDULER, list_signs_of_life
-from vectormill.domain.job import PAUSED, QUEUED, RUNNING, Job
-from vectormill.domain.waiting import InHand, ServingWorker, Surroundings, explain_wait
+from vectormill.domain.jobs.job import PAUSED, QUEUED, RUNNING, Job
+from vectormill.domain.jobs.waiting import InHand, ServingWorker, Surroundings, explain_wait
 
 # Reports are a few kilobytes of JSON each: only those of workers that serve a model in question are opened, and once.
 LIST_SERVING_WORKERS = text("""

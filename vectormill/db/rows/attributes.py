@@ -11,7 +11,7 @@ from typing import Final
 from psycopg import Cursor, sql
 from sqlalchemy import Connection, text
 
-from vectormill.domain.item import Item
+from vectormill.domain.jobs.item import Item
 
 # Room for the next version of a row in its page: a change of metadata touches no index then.
 STORAGE: Final = (

@@ -6,8 +6,8 @@ of the same spec. Knows nothing of what the ranges were measured on.
 
 from sqlalchemy import Connection, text
 
-from vectormill.db.rows.quantization import Ranges
 from vectormill.domain.encoding import EncodingSpec
+from vectormill.vectors.quantization import Ranges
 
 FIND_RANGES = text("SELECT ranges FROM vectormill.calibrations WHERE fingerprint = :fingerprint")
 

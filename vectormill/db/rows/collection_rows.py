@@ -17,10 +17,10 @@ from sqlalchemy import Connection, Engine
 from vectormill.db.collections.collections import find_generation
 from vectormill.db.collections.generations import find_generation_by_id
 from vectormill.db.rows.attributes import attributes_name
-from vectormill.db.rows.vector_types import Rows, VectorType, choose_vector_type, missing_rows, read_columns
 from vectormill.domain.collection import PRUNED, Generation
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import Conflict
+from vectormill.vectors.vector_types import Rows, VectorType, choose_vector_type, missing_rows, read_columns
 
 # Of a page, which exists a few times at once: read ahead, being written, on its way. Texts and metadata count with
 # their own bytes; a page has one row at the least.

@@ -10,10 +10,10 @@ from vectormill.db.collections.collections import find_generation
 from vectormill.db.collections.generations import list_written_generations
 from vectormill.db.rows.attributes import attributes_name
 from vectormill.db.rows.tombstones import bury_keys, lock_deletions
-from vectormill.db.rows.vector_types import Rows, choose_vector_type, read_columns
 from vectormill.db.rows.vectors import table_name
 from vectormill.domain.collection import LIVE
 from vectormill.domain.errors import CollectionNotFound, ItemNotFound
+from vectormill.vectors.vector_types import Rows, choose_vector_type, read_columns
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
+from vectormill.db.chunks.payloads import empty_items, read_keys
 from vectormill.db.collections.generations import list_written_generations
-from vectormill.db.jobs.payloads import empty_items, read_keys
 from vectormill.db.rows.items import delete_buried_rows
 from vectormill.db.rows.tombstones import hold_deletions_of
 

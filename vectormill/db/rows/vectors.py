@@ -13,8 +13,8 @@ from sqlalchemy import Connection, text
 
 from vectormill.db.rows.attributes import attributes_name, create_attributes_table, write_attributes
 from vectormill.db.rows.tombstones import hold_deletions
-from vectormill.db.rows.vector_types import Rows, VectorType
-from vectormill.domain.item import Item
+from vectormill.domain.jobs.item import Item
+from vectormill.vectors.vector_types import Rows, VectorType
 
 _COPY_HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _COPY_TRAILER = b"\xff\xff"

@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 from vectormill.db.rows.attributes import attributes_name
 from vectormill.domain.collection import Generation
 from vectormill.domain.errors import RunError
-from vectormill.domain.item import Item
+from vectormill.domain.jobs.item import Item
 
 NEW: Final = "n"
 CHANGED: Final = "c"

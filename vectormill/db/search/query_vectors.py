@@ -11,10 +11,10 @@ from sqlalchemy import Connection, text
 
 from vectormill.db.rows.attributes import attributes_name
 from vectormill.db.rows.calibrations import find_ranges
-from vectormill.db.rows.vector_types import choose_vector_type
 from vectormill.domain.collection import Generation
 from vectormill.domain.encoding import BINARY, FLOAT16, FLOAT32, INT8
 from vectormill.domain.errors import ItemNotFound
+from vectormill.vectors.vector_types import choose_vector_type
 
 # The distance is of the column as it is, so that an index on it can serve: cosine for floats, differing bits for
 # binary. int8 codes are restored first, since every dimension has a scale and an offset of its own.

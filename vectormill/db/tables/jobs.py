@@ -25,8 +25,8 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
 from vectormill.db.tables.collections import generations
 from vectormill.db.tables.schema import BUSY, count, metadata, moment, one_of
-from vectormill.domain.chunk import CHUNK_STATES
-from vectormill.domain.job import DELETING, JOB_STATES
+from vectormill.domain.jobs.chunk import CHUNK_STATES
+from vectormill.domain.jobs.job import DELETING, JOB_STATES
 
 jobs = Table(
     "jobs",

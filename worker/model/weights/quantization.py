@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from vectormill.domain.errors import ModelError
-from worker.model.choice import INT8
+from worker.encoder.choice import INT8
 from worker.model.weights.rounding import RoundedWeight, pack_int4, round_linear, round_table
-from worker.placement.weight_groups import SMALLEST_TABLE_ROWS, find_group_size
+from worker.placement.sizes.weight_groups import SMALLEST_TABLE_ROWS, find_group_size
 
 
 class Rounded(nn.Module):

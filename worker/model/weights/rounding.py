@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.model.choice import INT8
-from worker.placement.weight_groups import find_group_size
+from worker.encoder.choice import INT8
+from worker.placement.sizes.weight_groups import find_group_size
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""What clients send: jobs, pushes and puts, checked and written."""

@@ -1,0 +1,243 @@
+"""Requests: the JSON that clients send, decoded by msgspec at a few microseconds an item.
+
+A lone surrogate (an escape such as "\\ud800") is legal JSON but no text: msgspec refuses it, so such a document is read
+by the standard library instead, and the text travels to the worker, which reports that one item.
+"""
+
+import json
+import math
+import re
+from typing import Annotated, Any, Final, Literal, NoReturn, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from api.problems import Place, Problem
+from vectormill.domain.encoding import FAIL, TRUNCATE
+from vectormill.domain.errors import InvalidItem
+from vectormill.domain.jobs.item import Item
+from vectormill.domain.jobs.job import DEFAULT_PRIORITY, LEAST_URGENT_PRIORITY, MOST_URGENT_PRIORITY
+from vectormill.models.registry import DEFAULT_MODEL
+
+SURROGATE_ESCAPE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
+# An even number of backslashes before it: "\\u0000" spells a backslash, not a NUL.
+NUL_ESCAPE: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+# Everything that decoding a document can raise.
+DECODING_ERRORS: Final = (msgspec.DecodeError, ValueError, RecursionError)
+
+# What answers are written with ends at 255: one job of deeper metadata would break every page of jobs that it is on.
+MAX_METADATA_DEPTH: Final = 100
+
+T = TypeVar("T")
+
+MAX_TOKENS_DESCRIPTION: Final = (
+    "How many tokens are read at once, special tokens and prompt included; else as many as the model reads."
+)
+LONG_TEXTS_DESCRIPTION: Final = (
+    "What becomes of a text of more than max_tokens. truncate, the default: its first tokens decide its vector, it is "
+    "counted in truncated_items and listed by /v1/jobs/{id}/truncated. fail: it becomes an item error. passages: "
+    "overlapping windows of it are encoded, and their vectors averaged, weighted by their tokens."
+)
+PASSAGE_OVERLAP_DESCRIPTION: Final = (
+    "Tokens that neighbouring passages share, less than half of max_tokens; else an eighth of it."
+)
+VECTOR_TYPE_DESCRIPTION: Final = (
+    "float32, float16, int8 (codes of ranges that are measured once for a vector space) or binary (one bit a value, "
+    "eight to a number). Else float16 in a collection, and float32 without one."
+)
+TRUNCATE_DESCRIPTION: Final = "The older name: true is long_texts=truncate, false is long_texts=fail."
+
+Priority = Annotated[
+    int,
+    Meta(ge=MOST_URGENT_PRIORITY, le=LEAST_URGENT_PRIORITY, description="0 is the most urgent, 9 the least."),
+]
+
+
+class ItemBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """One item: a line of NDJSON, or an entry of `items`."""
+
+    key: Annotated[str, Meta(description="Yours; unique in the job.", examples=["a"])]
+    text: Annotated[str, Meta(examples=["A text to encode."])]
+    metadata: Annotated[
+        dict[str, Any] | None,
+        Meta(description="Kept beside the vector in the collection.", examples=[{"page": 1}]),
+    ] = None
+
+
+class OptionsBody(msgspec.Struct, forbid_unknown_fields=True):
+    """How the texts are encoded; what is left out is the model's own habit."""
+
+    normalize: Annotated[bool | None, Meta(description="Whether vectors have unit length.")] = None
+    dimensions: Annotated[int | None, Meta(description="Keep so many leading dimensions.")] = None
+    prompt: Annotated[
+        str | None, Meta(description="A prompt's name in the model's card, or literal text.")
+    ] = None
+    max_tokens: Annotated[int | None, Meta(description=MAX_TOKENS_DESCRIPTION)] = None
+    long_texts: Annotated[
+        Literal["truncate", "fail", "passages"] | None, Meta(description=LONG_TEXTS_DESCRIPTION)
+    ] = None
+    passage_overlap: Annotated[int | None, Meta(description=PASSAGE_OVERLAP_DESCRIPTION)] = None
+    truncate: Annotated[bool | None, Meta(description=TRUNCATE_DESCRIPTION)] = None
+    vector_type: Annotated[
+        Literal["float32", "float16", "int8", "binary"] | None, Meta(description=VECTOR_TYPE_DESCRIPTION)
+    ] = None
+
+    def choose_long_texts(self) -> str | None:
+        """What either name says; None when neither is given. Raises ValueError when they contradict each other."""
+        if self.truncate is None:
+            return self.long_texts
+        said = TRUNCATE if self.truncate else FAIL
+        if self.long_texts not in (None, said):
+            raise ValueError(
+                f"truncate={str(self.truncate).lower()} means long_texts={said}, and long_texts={self.long_texts} "
+                "is given too; leave out truncate, the older name"
+            )
+        return said
+
+
+class JobRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """The JSON body of POST /v1/jobs."""
+
+    items: list[ItemBody]
+    model: str = DEFAULT_MODEL
+    collection: Annotated[
+        str | None, Meta(description="Its SQL view gets the vectors.", examples=["docs"])
+    ] = None
+    priority: Priority = DEFAULT_PRIORITY
+    options: OptionsBody = msgspec.field(default_factory=OptionsBody)
+    metadata: dict[str, Any] | None = None
+
+
+class StreamParameters(OptionsBody, forbid_unknown_fields=True):
+    """What goes with an NDJSON stream as query parameters; beside a JSON body they count before it."""
+
+    model: str = DEFAULT_MODEL
+    collection: str | None = None
+    priority: Priority = DEFAULT_PRIORITY
+    metadata: str | None = None
+
+
+JOB_DECODER: Final = msgspec.json.Decoder(JobRequest)
+OBJECT_DECODER: Final = msgspec.json.Decoder(dict[str, Any])
+ITEM_DECODER: Final = msgspec.json.Decoder(ItemBody)
+
+
+class UnreadableItem(Exception):
+    """An item's field has a value that cannot be kept; the caller knows which item it is."""
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(reason)
+        self.field = field
+        self.reason = reason
+
+
+def decode_json(document: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
+    """The document as the decoder's type. Raises one of DECODING_ERRORS."""
+    try:
+        return decoder.decode(document)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:
+        if not SURROGATE_ESCAPE.search(document):
+            raise
+    parsed = json.loads(document, parse_constant=_refuse_constant, parse_float=_read_float)
+    return msgspec.convert(parsed, decoder.type)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _read_float(digits: str) -> float:
+    """As msgspec: Python would read 1e999 as infinity, which is not JSON."""
+    number = float(digits)
+    if math.isinf(number):
+        raise ValueError("Number out of range")
+    return number
+
+
+def decode_body(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
+    """A whole JSON body. Raises Problem naming the field, or the byte at which it stops being JSON."""
+    try:
+        return decode_json(body, decoder)
+    except DECODING_ERRORS as error:
+        raise describe_decoding_error(error, "The body") from error
+
+
+def describe_decoding_error(error: Exception, subject: str, *, line: int | None = None) -> Problem:
+    """The problem for a document that cannot be decoded; `subject` opens the sentence."""
+    if not isinstance(error, msgspec.ValidationError):
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        return Problem(
+            400, "invalid-json", f"{subject} is not valid JSON: {reason}.", errors=[Place(reason, line=line)]
+        )
+    reason, path = split_path(str(error))
+    where = f"{subject}, {path}" if path else subject
+    code = InvalidItem.code if line is not None or path.startswith("items[") else "invalid-request"
+    return Problem(
+        422, code, f"{where}: {reason}.", errors=[Place(reason, pointer=to_pointer(path) or None, line=line)]
+    )
+
+
+def split_path(message: str) -> tuple[str, str]:
+    """msgspec's "Expected `str`, got `int` - at `$.items[2].text`" as its reason and "items[2].text"."""
+    reason, _, path = message.partition(" - at `")
+    return reason, path.removesuffix("`").removeprefix("$").removeprefix(".")
+
+
+def to_pointer(path: str) -> str:
+    """ "items[2].text" as the JSON pointer (RFC 6901) "/items/2/text"."""
+    parts = path.replace("[", ".").replace("]", "").split(".")
+    return "".join(f"/{part}" for part in parts if part)
+
+
+def make_item(body: ItemBody, max_key_bytes: int) -> Item:
+    """The item that the chunk keeps. Raises UnreadableItem for a key or metadata that Postgres could not store."""
+    key = check_key(body.key, max_key_bytes)
+    metadata = b"" if body.metadata is None else encode_metadata(body.metadata)
+    return Item(key, body.text.encode("utf-8", "surrogatepass"), metadata)
+
+
+def check_key(key: str, max_key_bytes: int) -> str:
+    """The key itself. Raises UnreadableItem for one that Postgres could not store."""
+    try:
+        num_key_bytes = len(key.encode())
+    except UnicodeEncodeError:
+        raise UnreadableItem("key", "the key contains half of a UTF-16 surrogate pair") from None
+    if not 0 < num_key_bytes <= max_key_bytes:
+        reason = (
+            f"the key has {num_key_bytes} bytes, {max_key_bytes} are allowed" if key else "the key is empty"
+        )
+        raise UnreadableItem("key", reason)
+    if "\0" in key:
+        raise UnreadableItem("key", "the key contains a NUL character (U+0000)")
+    return key
+
+
+def encode_metadata(metadata: dict[str, Any]) -> bytes:
+    """JSON that Postgres takes as jsonb, and that an answer can hold.
+
+    It is written anew, because JSON has more numbers than `numeric`. Raises UnreadableItem.
+    """
+    too_deep = UnreadableItem("metadata", f"the metadata is nested more than {MAX_METADATA_DEPTH} deep")
+    try:
+        encoded = msgspec.json.encode(metadata)
+    except UnicodeEncodeError:
+        raise UnreadableItem("metadata", "the metadata contains half of a UTF-16 surrogate pair") from None
+    except RecursionError:
+        raise too_deep from None
+    # Brackets are counted first, for they are few nearly always.
+    if encoded.count(b"{") + encoded.count(b"[") > MAX_METADATA_DEPTH < measure_depth(metadata):
+        raise too_deep
+    if b"\\u0000" in encoded and NUL_ESCAPE.search(encoded):
+        raise UnreadableItem("metadata", "the metadata contains a NUL character (U+0000)")
+    return encoded
+
+
+def measure_depth(value: Any) -> int:
+    """How many objects and arrays are around the innermost value. Without recursion, which has an end of its own."""
+    depth, layer = 0, [value]
+    while layer := [inner for inner in layer if isinstance(inner, dict | list)]:
+        depth += 1
+        layer = [part for inner in layer for part in (inner.values() if isinstance(inner, dict) else inner)]
+    return depth

@@ -1,0 +1,346 @@
+"""Submissions: a request's body becomes a job. Bodies are parsed and written in threads, block by block.
+
+The event loop only receives bytes. Leaving early, for an error or because the client left, removes what was written.
+"""
+
+import re
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Any, Final
+
+import msgspec
+from fastapi import Request
+from fastapi.concurrency import contextmanager_in_threadpool, run_in_threadpool
+from starlette.datastructures import QueryParams
+
+from api.dependencies import Resources
+from api.door.media_types import JSON_TYPE, read_media_type, unsupported_media_type
+from api.intake.intake import Intake, load_pending
+from api.intake.requests import (
+    DECODING_ERRORS,
+    JOB_DECODER,
+    OBJECT_DECODER,
+    JobRequest,
+    OptionsBody,
+    StreamParameters,
+    UnreadableItem,
+    decode_body,
+    decode_json,
+    encode_metadata,
+    make_item,
+    split_path,
+)
+from api.limits.gates import Hold
+from api.problems import Limit, Place, Problem
+from api.streams.inflater import Inflater
+from api.streams.ndjson import ItemReader
+from vectormill.db.jobs.submission import JobWriter
+from vectormill.domain.collection import check_collection_name
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.errors import InvalidItem, InvalidOption, SubmissionTooLarge
+from vectormill.domain.jobs.item import Item
+from vectormill.domain.jobs.job import Job, NewJob
+from vectormill.models.registry import EncodingOptions, make_spec
+from vectormill.settings import Settings
+
+# A hop to a thread costs 0.1 ms; so many bytes of NDJSON are worth some milliseconds of work there.
+BLOCK_BYTES: Final = 256 << 10
+NDJSON_TYPES: Final = (
+    "application/x-ndjson",
+    "application/ndjson",
+    "application/jsonl",
+    "application/x-jsonlines",
+    "application/jsonlines",
+)
+IDEMPOTENCY_KEY: Final = re.compile(r"[\x20-\x7e]{1,255}")
+
+
+async def receive_job(request: Request, resources: Resources) -> Job:
+    """The job that the request asks for, committed. Raises Problem and the errors of a submission."""
+    media_type = read_media_type(request)
+    with resources.gates.uploads.enter():
+        if media_type in NDJSON_TYPES:
+            job = await receive_stream(request, resources)
+        elif media_type == JSON_TYPE:
+            job = await receive_document(request, resources)
+        else:
+            raise unsupported_media_type(media_type, JSON_TYPE, NDJSON_TYPES[0])
+    return job
+
+
+async def receive_document(request: Request, resources: Resources) -> Job:
+    """A job whose items all come in one JSON object."""
+    parameters = parse_parameters(request.query_params)
+    idempotency_key = read_idempotency_key(request)
+    with resources.gates.json_bytes.hold() as hold:
+        body = await read_body(request, resources.settings, hold)
+
+        def parse() -> tuple[NewJob, list[Item]]:
+            document = decode_body(body, JOB_DECODER)
+            override(document, parameters, request.query_params)
+            return parse_document(document, resources, idempotency_key)
+
+        new_job, items = await run_in_threadpool(parse)
+        async with contextmanager_in_threadpool(open_writer(resources, new_job)) as writer:
+            intake = await run_in_threadpool(open_intake, writer, resources)
+            await run_in_threadpool(write_items, writer, items, intake)
+            return await finish(writer, resources)
+
+
+async def receive_stream(request: Request, resources: Resources) -> Job:
+    """A job whose items come one a line; memory does not grow with the job."""
+    settings = resources.settings
+    parameters = parse_parameters(request.query_params)
+    idempotency_key = read_idempotency_key(request)
+    new_job = await run_in_threadpool(make_streamed_job, parameters, resources, idempotency_key)
+    reader = ItemReader(max_line_bytes=settings.max_line_bytes, max_key_bytes=settings.max_key_bytes)
+    inflater = make_inflater(request, settings)
+
+    def store(block: bytes, writer: JobWriter, intake: Intake) -> None:
+        for piece in inflater.feed(block) if inflater else (block,):
+            intake.take_bytes(len(piece))
+            write_items(writer, reader.read(piece), intake)
+
+    def store_rest(writer: JobWriter, intake: Intake) -> None:
+        if inflater:
+            inflater.finish()
+        write_items(writer, reader.finish(), intake)
+        intake.look_again(resources.engine)
+
+    async with contextmanager_in_threadpool(open_writer(resources, new_job)) as writer:
+        intake = await run_in_threadpool(open_intake, writer, resources)
+        async for block in read_blocks(request):
+            await run_in_threadpool(store, block, writer, intake)
+        await run_in_threadpool(store_rest, writer, intake)
+        return await finish(writer, resources)
+
+
+def open_writer(resources: Resources, new_job: NewJob) -> JobWriter:
+    return JobWriter(resources.engine, new_job, resources.settings)
+
+
+def open_intake(writer: JobWriter, resources: Resources) -> Intake:
+    num_pending = load_pending(resources.engine) if writer.existing is None else None
+    return Intake(resources.settings, num_pending)
+
+
+def write_items(writer: JobWriter, items: Sequence[Item], intake: Intake) -> None:
+    intake.take_items(len(items))
+    for item in items:
+        writer.add(item)
+
+
+async def finish(writer: JobWriter, resources: Resources) -> Job:
+    job = await run_in_threadpool(writer.finish)
+    if writer.existing is None:
+        resources.metrics.submitted_jobs.inc()
+        resources.metrics.submitted_items.inc(job.num_items)
+    return job
+
+
+def parse_document(
+    request: JobRequest, resources: Resources, idempotency_key: str | None
+) -> tuple[NewJob, list[Item]]:
+    new_job = make_job(
+        request, request.options, request.metadata, resources=resources, idempotency_key=idempotency_key
+    )
+    items = []
+    for position, item in enumerate(request.items):
+        try:
+            items.append(make_item(item, resources.settings.max_key_bytes))
+        except UnreadableItem as error:
+            raise Problem(
+                422,
+                InvalidItem.code,
+                f"items[{position}].{error.field}: {error.reason}.",
+                errors=[Place(error.reason, pointer=f"/items/{position}/{error.field}")],
+            ) from error
+    return new_job, items
+
+
+def make_streamed_job(
+    parameters: StreamParameters, resources: Resources, idempotency_key: str | None
+) -> NewJob:
+    metadata = decode_metadata(parameters)
+    return make_job(parameters, parameters, metadata, resources=resources, idempotency_key=idempotency_key)
+
+
+def decode_metadata(parameters: StreamParameters) -> dict[str, Any] | None:
+    """Raises Problem when the query parameter is no JSON object."""
+    if parameters.metadata is None:
+        return None
+    try:
+        return decode_json(parameters.metadata.encode(), OBJECT_DECODER)
+    except DECODING_ERRORS as error:
+        reason = f"metadata must be a JSON object: {split_path(str(error))[0]}"
+        raise Problem(
+            422, InvalidOption.code, f"{reason}.", errors=[Place(reason, parameter="metadata")]
+        ) from error
+
+
+def override(request: JobRequest, parameters: StreamParameters, names: Iterable[str]) -> None:
+    """What `names` of the query say counts before what the body says."""
+    for name in names:
+        target = request if name in JobRequest.__struct_fields__ else request.options
+        value = decode_metadata(parameters) if name == "metadata" else getattr(parameters, name)
+        setattr(target, name, value)
+
+
+def make_job(
+    request: JobRequest | StreamParameters,
+    options: OptionsBody,
+    metadata: dict[str, Any] | None,
+    *,
+    resources: Resources,
+    idempotency_key: str | None,
+) -> NewJob:
+    """What is asked for, checked against the model. Raises UnknownModel and InvalidOption."""
+    if request.collection is not None:
+        check_collection_name(request.collection)
+    if metadata is not None:
+        try:
+            encode_metadata(metadata)
+        except UnreadableItem as error:
+            raise InvalidOption(f"The job cannot be kept: {error.reason}.") from error
+    return NewJob(
+        spec=make_wanted_spec(request.model, options, resources),
+        collection=request.collection,
+        priority=request.priority,
+        metadata=metadata,
+        idempotency_key=idempotency_key,
+    )
+
+
+def make_wanted_spec(model: str, options: OptionsBody, resources: Resources) -> EncodingSpec:
+    """What a model and options come to. Raises UnknownModel and InvalidOption."""
+    if options.prompt is not None and any(not is_storable(character) for character in options.prompt):
+        raise InvalidOption("The prompt contains a NUL character or half of a UTF-16 surrogate pair.")
+    wanted = EncodingOptions(
+        normalize=options.normalize,
+        dimensions=options.dimensions,
+        prompt=options.prompt,
+        max_tokens=options.max_tokens,
+        long_texts=choose_long_texts(options),
+        passage_overlap=options.passage_overlap,
+        vector_type=options.vector_type,
+    )
+    return make_spec(resources.registry.card(model), wanted)
+
+
+def choose_long_texts(options: OptionsBody) -> str | None:
+    """What `long_texts` and its older name say together. Raises Problem naming the field that contradicts."""
+    try:
+        return options.choose_long_texts()
+    except ValueError as error:
+        reason = str(error)
+        is_stream = isinstance(options, StreamParameters)
+        place = (
+            Place(reason, parameter="truncate") if is_stream else Place(reason, pointer="/options/truncate")
+        )
+        raise Problem(422, InvalidOption.code, f"{reason}.", errors=[place]) from error
+
+
+def is_storable(character: str) -> bool:
+    return character != "\0" and not "\ud800" <= character <= "\udfff"
+
+
+def parse_parameters(query: QueryParams) -> StreamParameters:
+    """The query parameters of a stream. Raises Problem naming one that is unknown, repeated or wrong."""
+    values: dict[str, str] = {}
+    for name, value in query.multi_items():
+        if name in values:
+            raise refuse_parameter(name, "it is given more than once")
+        values[name] = value
+    known = StreamParameters.__struct_fields__
+    for name in values:
+        if name not in known:
+            raise refuse_parameter(name, f"there is no such query parameter; there are {', '.join(known)}")
+    try:
+        return msgspec.convert(values, StreamParameters, strict=False)
+    except msgspec.ValidationError as error:
+        reason, name = split_path(str(error))
+        raise refuse_parameter(name, reason) from error
+
+
+def refuse_parameter(name: str, reason: str) -> Problem:
+    return Problem(422, "invalid-request", f"{name}: {reason}.", errors=[Place(reason, parameter=name)])
+
+
+def read_idempotency_key(request: Request) -> str | None:
+    key = request.headers.get("idempotency-key")
+    if key is not None and not IDEMPOTENCY_KEY.fullmatch(key):
+        detail = "Idempotency-Key must have 1 to 255 visible ASCII characters."
+        raise Problem(422, "invalid-request", detail, errors=[Place(detail, header="Idempotency-Key")])
+    return key
+
+
+def make_inflater(request: Request, settings: Settings) -> Inflater | None:
+    """None for a body that comes as it is. Raises Problem for an encoding other than gzip."""
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding in ("identity", ""):
+        return None
+    if encoding in ("gzip", "x-gzip"):
+        return Inflater(Limit.of(settings, "max_gzip_ratio"))
+    raise Problem(
+        415,
+        "unsupported-encoding",
+        f"The Content-Encoding {encoding} cannot be read; send gzip or none.",
+        headers={"Accept-Encoding": "gzip"},
+    )
+
+
+async def read_blocks(request: Request) -> AsyncIterator[bytes]:
+    """The body in blocks of at least BLOCK_BYTES, the last one excepted."""
+    parts: list[bytes] = []
+    num_bytes = 0
+    async for part in request.stream():
+        parts.append(part)
+        num_bytes += len(part)
+        if num_bytes >= BLOCK_BYTES:
+            yield b"".join(parts)
+            parts, num_bytes = [], 0
+    if num_bytes:
+        yield b"".join(parts)
+
+
+async def read_body(request: Request, settings: Settings, hold: Hold) -> bytes:
+    """The whole body, decompressed. `hold` takes its bytes, for as long as what is made of them is in memory.
+
+    Raises Problem when it is too large, alone or beside others, as soon as that is known.
+    """
+    names = ("max_json_bytes", "max_json_bytes_at_once")
+    limit = min((Limit.of(settings, name) for name in names), key=lambda limit: limit.value)
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > limit.value:
+        raise body_too_large(limit)
+    inflater = make_inflater(request, settings)
+    parts: list[bytes] = []
+    num_bytes = 0
+
+    def take(piece: bytes) -> None:
+        nonlocal num_bytes
+        parts.append(piece)
+        num_bytes += len(piece)
+        if num_bytes > limit.value:
+            raise body_too_large(limit)
+        hold.take(len(piece))
+
+    async for block in read_blocks(request):
+        if inflater is None:
+            take(block)
+            continue
+        pieces = inflater.feed(block)
+        while (piece := await run_in_threadpool(next, pieces, None)) is not None:
+            take(piece)
+    if inflater:
+        inflater.finish()
+    return b"".join(parts)
+
+
+def body_too_large(limit: Limit) -> Problem:
+    return Problem(
+        413,
+        SubmissionTooLarge.code,
+        f"The body has more than {limit.value} bytes ({limit.setting}); send large jobs as a stream of "
+        "application/x-ndjson.",
+        limit=limit,
+    )

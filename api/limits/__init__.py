@@ -1,0 +1,1 @@
+"""How much is taken at a time, and from whom."""

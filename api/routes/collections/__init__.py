@@ -1,0 +1,1 @@
+"""Routes of collections and what is in them."""

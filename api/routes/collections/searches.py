@@ -1,0 +1,163 @@
+"""Searches over HTTP: which rows of a collection answer a text, a vector or a row best."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from fastapi import APIRouter, Request
+from fastapi.concurrency import run_in_threadpool
+from sqlalchemy import Connection, text
+
+from api.bodies.searches import (
+    SEARCH_DECODER,
+    ManySearchesAnswer,
+    SearchAnswer,
+    SearchQuery,
+    SearchRequest,
+    make_search,
+    read_queries,
+)
+from api.dependencies import CollectionName, Resources, ResourcesDependency
+from api.door.media_types import require_json
+from api.intake.requests import UnreadableItem, check_key, decode_body
+from api.intake.submissions import read_body
+from api.queries import check_query, encode_queries
+from vectormill.db.collections.collections import check_spec_fits, find_generation
+from vectormill.db.search.matches import Nearest, find_matches
+from vectormill.domain.collection import Generation
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.errors import InvalidOption, ItemNotFound, SpecMismatch
+from vectormill.domain.search import BY_TEXT, Search
+
+router = APIRouter(tags=["collections"])
+
+SEARCH_DOCS: Final[dict[str, Any]] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {"$ref": "#/components/schemas/SearchRequest"},
+                "examples": {
+                    "one": {"value": {"text": "how to parse a date", "limit": 3}},
+                    "filtered": {"value": {"text": "dates", "filter": {"lang": "de", "year": {"gte": 2020}}}},
+                    "many": {"value": {"queries": [{"text": "dates"}, {"more_like": "json.dumps"}]}},
+                },
+            }
+        },
+    }
+}
+# Of any generation that is kept, retired ones too: so that a client can be told what tells it from its own.
+FIND_SPEC: Final = text("SELECT spec FROM vectormill.generations WHERE fingerprint = :fingerprint LIMIT 1")
+
+
+@router.post("/v1/collections/{name}/search", openapi_extra=SEARCH_DOCS, response_model_exclude_unset=True)
+async def post_search(
+    request: Request, name: CollectionName, resources: ResourcesDependency
+) -> SearchAnswer | ManySearchesAnswer:
+    """The rows that answer a query best, best first; of many queries at once, each by itself."""
+    require_json(request)
+    with resources.gates.searches.enter():
+        with resources.gates.json_bytes.hold() as hold:
+            body = await read_body(request, resources.settings, hold)
+            wanted = await run_in_threadpool(decode_body, body, SEARCH_DECODER)
+        queries, searches = await run_in_threadpool(make_searches, wanted, resources)
+        generation = await run_in_threadpool(open_generation, resources, name, queries)
+        embeddings = await find_embeddings(queries, searches, generation, resources)
+        found = await run_searches(list(zip(searches, embeddings, strict=True)), generation, resources)
+        return await run_in_threadpool(make_answer, searches, found, wanted.queries is None)
+
+
+def make_searches(wanted: SearchRequest, resources: Resources) -> tuple[list[SearchQuery], list[Search]]:
+    """The queries of a request, and what each asks for. Raises what make_one_search does."""
+    queries = read_queries(wanted, resources.settings.max_search_queries)
+    places = [""] if wanted.queries is None else [f"queries[{number}]: " for number in range(len(queries))]
+    searches = [
+        make_one_search(query, place, resources) for query, place in zip(queries, places, strict=True)
+    ]
+    return queries, searches
+
+
+def make_one_search(query: SearchQuery, place: str, resources: Resources) -> Search:
+    """Raises InvalidOption, InvalidItem and ItemNotFound; the message opens with the place of the query."""
+    try:
+        search = make_search(query)
+    except InvalidOption as error:
+        raise InvalidOption(f"{place}{error}") from error
+    if query.text is not None:
+        check_query(query.text, place, resources.settings)
+    if search.like is not None:
+        try:
+            check_key(search.like, resources.settings.max_key_bytes)
+        except UnreadableItem as error:
+            raise ItemNotFound(f"{place}No item is like more_like, for {error.reason}.") from error
+    return search
+
+
+def open_generation(resources: Resources, name: str, queries: Sequence[SearchQuery]) -> Generation:
+    """The live generation. Raises CollectionNotFound, and SpecMismatch for queries of another vector space."""
+    with resources.engine.connect() as connection:
+        generation = find_generation(connection, name)
+        for fingerprint in {query.fingerprint for query in queries} - {None, generation.spec.fingerprint()}:
+            stored = connection.execute(FIND_SPEC, {"fingerprint": fingerprint}).scalar_one_or_none()
+            if stored is not None:
+                check_spec_fits(generation, EncodingSpec.from_json(stored))
+            spec = generation.spec
+            raise SpecMismatch(
+                f"The search is for vectors of {fingerprint}, and collection {name!r} holds those of "
+                f"{spec.fingerprint()}: model {spec.model}, {spec.dimensions} dimensions. Spaces are never mixed: "
+                "encode the query anew, with the collection's own options."
+            )
+    return generation
+
+
+async def find_embeddings(
+    queries: Sequence[SearchQuery], searches: Sequence[Search], generation: Generation, resources: Resources
+) -> list[npt.NDArray[np.float32] | None]:
+    """float32 [dimensions] of each query that needs one; texts are encoded together. Raises InvalidOption."""
+    embeddings: list[npt.NDArray[np.float32] | None] = [None] * len(queries)
+    texts: dict[int, str] = {}
+    for number, (query, search) in enumerate(zip(queries, searches, strict=True)):
+        if query.embedding is not None:
+            embeddings[number] = check_embedding(query.embedding, generation)
+        elif query.text is not None and search.mode != BY_TEXT:
+            texts[number] = query.text
+    if texts:
+        encoded = await encode_queries(resources, generation.spec, list(texts.values()))
+        for number, embedding in zip(texts, encoded, strict=True):
+            embeddings[number] = embedding
+    return embeddings
+
+
+async def run_searches(
+    searches: Sequence[tuple[Search, npt.NDArray[np.float32] | None]],
+    generation: Generation,
+    resources: Resources,
+) -> list[Nearest]:
+    def run(connection: Connection) -> list[Nearest]:
+        timeout_seconds = resources.settings.search_timeout_seconds
+        return find_matches(connection, generation, searches, timeout_seconds=timeout_seconds)
+
+    return await resources.searches.run(run)
+
+
+def make_answer(
+    searches: Sequence[Search], found: Sequence[Nearest], is_one: bool
+) -> SearchAnswer | ManySearchesAnswer:
+    answers = [
+        SearchAnswer.from_nearest(nearest, search) for nearest, search in zip(found, searches, strict=True)
+    ]
+    return answers[0] if is_one else ManySearchesAnswer(data=answers)
+
+
+def check_embedding(values: list[float], generation: Generation) -> npt.NDArray[np.float32]:
+    dimensions = generation.spec.dimensions
+    if len(values) != dimensions:
+        raise InvalidOption(
+            f"The embedding has {len(values)} dimensions, but collection {generation.collection!r} has {dimensions}."
+        )
+    with np.errstate(over="ignore"):  # an overflow is infinite, and refused below
+        embedding = np.array(values, dtype=np.float64).astype(np.float32)
+    if not np.isfinite(embedding).all() or not embedding.any():
+        raise InvalidOption("The embedding has no direction: its numbers must be finite and not all zero.")
+    return embedding

@@ -1,0 +1,135 @@
+"""Runs over HTTP: start, look, list, cancel, confirm."""
+
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Path, Query, Response
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import Connection
+
+from api.bodies.runs import RunBody, RunPage, RunRequest
+from api.cursors import After, decode_cursor, encode_cursor
+from api.dependencies import CollectionName, Resources, ResourcesDependency
+from vectormill.db.collections.collections import find_generation
+from vectormill.db.jobs.jobs import find_job
+from vectormill.db.runs.runs import (
+    cancel_run,
+    confirm_run,
+    create_run,
+    find_run,
+    list_runs,
+    position_of,
+    refuse_without_texts,
+)
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.errors import InvalidOption, JobNotFound, RunNotFound
+from vectormill.domain.jobs.job import Job
+from vectormill.domain.run import ENCODING, REINDEX, Run
+from vectormill.models.registry import respecify
+
+router = APIRouter(tags=["runs"])
+
+
+def parse_run_id(run_id: Annotated[str, Path(description="The run's id, a UUID.")]) -> UUID:
+    """What is no UUID is no run's id. Raises RunNotFound."""
+    try:
+        return UUID(run_id)
+    except ValueError:
+        raise RunNotFound from None
+
+
+RunId = Annotated[UUID, Depends(parse_run_id)]
+
+
+class RunFilter(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    limit: int = Field(default=50, ge=1, le=200)
+    after: After = None
+
+
+@router.post("/v1/collections/{name}/runs", status_code=202)
+def post_run(
+    resources: ResourcesDependency, name: CollectionName, body: RunRequest, response: Response
+) -> RunBody:
+    """Start a run. An indexer carries it out; one of a collection at a time, the others wait."""
+    with resources.engine.begin() as connection:
+        spec = choose_spec(connection, resources, name, body)
+        if body.kind == REINDEX:
+            refuse_without_texts(connection, name)
+        run = create_run(connection, name, body.kind, options=body.options.to_options(), spec=spec)
+    assert run is not None, "only a due time of a schedule has a run already"
+    response.headers["Location"] = f"/v1/runs/{run.id}"
+    return RunBody.from_run(run)
+
+
+def choose_spec(
+    connection: Connection, resources: Resources, name: str, body: RunRequest
+) -> EncodingSpec | None:
+    """What the options say of the vectors, on top of the live generation's; None if they say nothing."""
+    live = find_generation(connection, name)
+    wanted = body.options.of_spec()
+    if not wanted:
+        return None
+    if body.kind != REINDEX:
+        raise InvalidOption(
+            f"A run of kind {body.kind} makes no vectors; {', '.join(wanted)} is for kind {REINDEX}."
+        )
+    return respecify(resources.registry, live.spec, **wanted)
+
+
+@router.get("/v1/collections/{name}/runs")
+def get_runs_of_collection(
+    resources: ResourcesDependency, name: CollectionName, wanted: Annotated[RunFilter, Query()]
+) -> RunPage:
+    """Runs of a collection, newest first."""
+    return read_page(resources, name, wanted)
+
+
+@router.get("/v1/runs")
+def get_runs(resources: ResourcesDependency, wanted: Annotated[RunFilter, Query()]) -> RunPage:
+    """Runs of all collections, newest first."""
+    return read_page(resources, None, wanted)
+
+
+def read_page(resources: Resources, collection: str | None, wanted: RunFilter) -> RunPage:
+    before = decode_cursor(wanted.after)
+    with resources.engine.connect() as connection:
+        found = list_runs(connection, collection=collection, before=before, limit=wanted.limit + 1)
+    page = found[: wanted.limit]
+    return RunPage(
+        data=[RunBody.from_run(run) for run in page],
+        next=encode_cursor(position_of(page[-1])) if len(found) > len(page) else None,
+    )
+
+
+@router.get("/v1/runs/{run_id}")
+def get_run(resources: ResourcesDependency, run_id: RunId) -> RunBody:
+    """The run as it stands now."""
+    with resources.engine.connect() as connection:
+        run = find_run(connection, run_id)
+        return RunBody.from_run(run, find_encoding_job(connection, run))
+
+
+def find_encoding_job(connection: Connection, run: Run) -> Job | None:
+    """The job that a run waits for at this moment."""
+    if run.job_id is None or run.phase != ENCODING or run.is_terminal:
+        return None
+    try:
+        return find_job(connection, run.job_id)
+    except JobNotFound:
+        return None
+
+
+@router.post("/v1/runs/{run_id}/cancel")
+def post_cancel(resources: ResourcesDependency, run_id: RunId) -> RunBody:
+    """Stop a run and the job that encodes for it; what it has written until then stays. Twice is the same as once."""
+    with resources.engine.begin() as connection:
+        return RunBody.from_run(cancel_run(connection, run_id))
+
+
+@router.post("/v1/runs/{run_id}/confirm")
+def post_confirm(resources: ResourcesDependency, run_id: RunId) -> RunBody:
+    """Let a held run do what it was held for; its `error` says what that is."""
+    with resources.engine.begin() as connection:
+        return RunBody.from_run(confirm_run(connection, run_id))

@@ -1,0 +1,1 @@
+"""Bodies that are streamed, in and out."""

@@ -1,0 +1,264 @@
+"""Vector streams: a job's vectors as NDJSON, Parquet or NumPy's own format, a block at a time, in constant memory."""
+
+import asyncio
+import io
+import math
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+from anyio import CancelScope
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from api.streams.decimal_tables import HALF_SLOT_BYTES, WHOLE_SLOT_BYTES, write_halves, write_wholes
+from api.streams.decimals import SLOT_BYTES, write_decimals
+from vectormill.db.jobs.export import VectorBlock
+from vectormill.domain.encoding import FLOAT32
+from vectormill.domain.jobs.job import Job
+from vectormill.vectors.vector_types import VECTOR_TYPE_BY_NAME, Rows, VectorType
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+Block = TypeVar("Block")
+Blocks = Generator[VectorBlock, None, None]
+Pieces = Generator[bytes, None, None]
+
+# A hop to a thread costs as much as formatting ten rows. Larger pieces cost more: memory for them is given back and
+# taken anew each time, at three page faults a row.
+PIECE_BYTES: Final = 256 << 10
+# While a group of rows is on its way from Postgres to the socket, so many copies of it are in memory; and the footer,
+# which is written last, takes so many bytes for every group there is.
+GROUP_COPIES: Final = 9
+FOOTER_BYTES: Final = 1200
+SMALLEST_GROUP_BYTES: Final = 256 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class NumberFormat:
+    """How the numbers of one type are written: `write` gives characters [n, d × slot_bytes], rows ended by "]"."""
+
+    slot_bytes: int
+    write: Callable[[Any], npt.NDArray[np.uint8]]
+    arrow: pa.DataType
+
+
+NUMBER_FORMATS: Final = {
+    np.dtype(np.float32): NumberFormat(SLOT_BYTES, write_decimals, pa.float32()),
+    np.dtype(np.float16): NumberFormat(HALF_SLOT_BYTES, write_halves, pa.float16()),
+    np.dtype(np.int8): NumberFormat(WHOLE_SLOT_BYTES, write_wholes, pa.int8()),
+    np.dtype(np.uint8): NumberFormat(WHOLE_SLOT_BYTES, write_wholes, pa.uint8()),
+}
+
+
+def delivered_type(job: Job) -> VectorType:
+    """What the numbers of a binary file are: the type asked for, else float32, however a collection keeps them."""
+    return VECTOR_TYPE_BY_NAME[job.spec.vector_type or FLOAT32]
+
+
+def write_ndjson(job: Job, blocks: Blocks) -> Pieces:
+    """One object a line; items without a vector are left out."""
+    with closing(blocks):
+        for block in blocks:
+            keys = [key for key, is_present in zip(block.keys, block.present, strict=True) if is_present]
+            rows = block.vectors[block.present]
+            num_bytes = NUMBER_FORMATS[rows.dtype].slot_bytes * rows.shape[1]
+            rows_per_piece = max(1, PIECE_BYTES // num_bytes)
+            for start in range(0, len(keys), rows_per_piece):
+                end = start + rows_per_piece
+                yield write_lines(keys[start:end], rows[start:end])
+
+
+def write_lines(keys: list[str], rows: Rows) -> bytes:
+    """One object a line; `rows` is [len(keys), width]."""
+    parts: list[bytes | memoryview] = []
+    for key, row in zip(keys, NUMBER_FORMATS[rows.dtype].write(rows), strict=True):
+        parts += (b'{"key":', msgspec.json.encode(key), b',"embedding":[', row.data, b"}\n")
+    return b"".join(parts)
+
+
+def write_npy(job: Job, blocks: Blocks) -> Pieces:
+    """[num_items, width] in the order of submission; the row of an item without a vector is NaN, or zeros."""
+    kind = delivered_type(job)
+    with closing(blocks):
+        yield npy_header(job)
+        for block in blocks:
+            yield block.vectors.astype(kind.row).tobytes()
+
+
+def npy_header(job: Job) -> bytes:
+    header = io.BytesIO()
+    kind = delivered_type(job)
+    values = {
+        "descr": np.dtype(kind.row).str,
+        "fortran_order": False,
+        "shape": (job.num_items, kind.width(job.spec.dimensions)),
+    }
+    np.lib.format.write_array_header_1_0(header, values)
+    return header.getvalue()
+
+
+def measure_npy(job: Job) -> int:
+    """The bytes of the whole npy stream."""
+    kind = delivered_type(job)
+    return len(npy_header(job)) + np.dtype(kind.row).itemsize * job.num_items * kind.width(
+        job.spec.dimensions
+    )
+
+
+class PieceSink(io.RawIOBase):
+    """A file for pyarrow that cannot seek: what was written since the last `take` waits in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._parts: list[bytes] = []
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, part: "Buffer") -> int:
+        copied = bytes(part)
+        self._parts.append(copied)
+        return len(copied)
+
+    def take(self) -> bytes:
+        piece = b"".join(self._parts)
+        self._parts.clear()
+        return piece
+
+
+def write_parquet(job: Job, blocks: Blocks) -> Pieces:
+    """Columns key (string) and embedding (fixed_size_list of numbers); items without a vector are left out."""
+    kind = delivered_type(job)
+    number = np.dtype(kind.row)
+    width = kind.width(job.spec.dimensions)
+    embedding_type = pa.list_(NUMBER_FORMATS[number].arrow, width)
+    schema = pa.schema([pa.field("key", pa.string(), nullable=False), pa.field("embedding", embedding_type)])
+    rows_per_group = max(1, choose_group_bytes(job) // (number.itemsize * width))
+    sink = PieceSink()
+    # Components of unit vectors are as good as random: neither a dictionary nor compression makes them smaller.
+    writer = pq.ParquetWriter(
+        pa.PythonFile(sink, mode="w"),
+        schema,
+        compression={"key": "zstd", "embedding.list.element": "none"},
+        use_dictionary=False,
+        write_statistics=False,
+    )
+    with closing(blocks), writer:
+        for keys, rows in gather_rows(blocks, rows_per_group, number):
+            embedding = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), type=embedding_type)
+            writer.write_table(pa.table([pa.array(keys, pa.string()), embedding], schema=schema))
+            yield sink.take()
+        writer.close()
+        yield sink.take()
+
+
+def choose_group_bytes(job: Job) -> int:
+    """Bytes of a row group with which the copies of one and the footer of all take the least memory together."""
+    kind = delivered_type(job)
+    total_bytes = job.num_items * kind.width(job.spec.dimensions) * np.dtype(kind.row).itemsize
+    return max(SMALLEST_GROUP_BYTES, math.isqrt(total_bytes * FOOTER_BYTES // GROUP_COPIES))
+
+
+def gather_rows(
+    blocks: Iterator[VectorBlock], num_rows: int, number: "np.dtype[Any]"
+) -> Iterator[tuple[list[str], Rows]]:
+    """Keys and rows [n, width] of `number` of the items that have a vector, about `num_rows` at a time."""
+    keys: list[str] = []
+    parts: list[Rows] = []
+    for block in blocks:
+        keys += [key for key, is_present in zip(block.keys, block.present, strict=True) if is_present]
+        parts.append(block.vectors[block.present].astype(number, copy=False))
+        if len(keys) >= num_rows:
+            yield from _cut_evenly(keys, np.concatenate(parts), num_rows)
+            keys, parts = [], []
+    if keys:
+        yield from _cut_evenly(keys, np.concatenate(parts), num_rows)
+
+
+def _cut_evenly(keys: list[str], rows: Rows, num_rows: int) -> Iterator[tuple[list[str], Rows]]:
+    """Parts of nearly one size, as many as have `num_rows` at least."""
+    num_parts = max(1, len(keys) // num_rows)
+    ends = [len(keys) * part // num_parts for part in range(num_parts + 1)]
+    for start, end in pairwise(ends):
+        yield keys[start:end], rows[start:end]
+
+
+@dataclass(frozen=True, slots=True)
+class VectorFormat:
+    """How one format is written. `measure` gives the number of bytes, where it is known beforehand."""
+
+    media_type: str
+    extension: str
+    write: Callable[[Job, Blocks], Pieces]
+    measure: Callable[[Job], int] | None = None
+
+
+VECTOR_FORMATS: Final = {
+    "ndjson": VectorFormat("application/x-ndjson", "ndjson", write_ndjson),
+    "parquet": VectorFormat("application/vnd.apache.parquet", "parquet", write_parquet),
+    "npy": VectorFormat("application/x-npy", "npy", write_npy, measure_npy),
+}
+
+
+def start_reading(blocks: Iterator[Block]) -> Generator[Block, None, None]:
+    """The same blocks, of which the first is read now: what fails at once is a problem, not half a stream."""
+    first = next(blocks, None)
+
+    def go_on() -> Generator[Block, None, None]:
+        if first is not None:
+            yield first
+            yield from blocks
+
+    return go_on()
+
+
+class PieceResponse(StreamingResponse):
+    """Streams pieces that are made in a thread, the next one while the last one is being sent.
+
+    When the client leaves, the source is closed, in a thread too. An error in the middle breaks the connection off: no
+    last chunk of HTTP, no footer of Parquet.
+    """
+
+    def __init__(self, pieces: Pieces, media_type: str, headers: dict[str, str]) -> None:
+        self._pieces = pieces
+        self._upcoming: asyncio.Task[bytes | None] | None = None
+        super().__init__(self._read_ahead(), headers=headers, media_type=media_type)
+
+    async def _read_ahead(self) -> AsyncIterator[bytes]:
+        self._upcoming = self._start_next()
+        # Shielded: a cancelled request waits for the thread, instead of leaving it behind at work.
+        while (piece := await asyncio.shield(self._upcoming)) is not None:
+            self._upcoming = self._start_next()
+            yield piece
+
+    def _start_next(self) -> "asyncio.Task[bytes | None]":
+        return asyncio.create_task(run_in_threadpool(next, self._pieces, None))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            with CancelScope(shield=True):
+                if self._upcoming is not None:  # a generator that runs cannot be closed
+                    await asyncio.gather(self._upcoming, return_exceptions=True)
+                await run_in_threadpool(self._pieces.close)
+
+
+class VectorResponse(PieceResponse):
+    """A job's vectors. When the job is removed meanwhile, that is an error in the middle."""
+
+    def __init__(self, job: Job, vector_format: VectorFormat, blocks: Blocks) -> None:
+        headers = {"Content-Disposition": f'attachment; filename="{job.id}.{vector_format.extension}"'}
+        if vector_format.measure is not None:
+            headers["Content-Length"] = str(vector_format.measure(job))
+        super().__init__(vector_format.write(job, blocks), vector_format.media_type, headers)

@@ -1,0 +1,1 @@
+"""Cases without a database: the engine, its shapes and placements."""

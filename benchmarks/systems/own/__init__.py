@@ -1,0 +1,1 @@
+"""Our own processes, as systems to measure."""

@@ -1,0 +1,1 @@
+"""The systems that we are compared with."""

@@ -1,0 +1,165 @@
+"""Checking: what a collection says of itself against what is there. It changes nothing but its own report.
+
+Whether every row has a vector with a direction, whether texts that are encoded again come out as they are kept, what
+of an exact search the index finds, and whether anything lies about that belongs to nobody.
+"""
+
+from typing import Any, Final
+
+from indexer.context import RunContext
+from indexer.measures import measure_recall, scan_vectors
+from indexer.phases.samples import compare_sample
+from vectormill.db.collections.collections import find_generation
+from vectormill.db.collections.strays import find_strays, sample_hashes
+from vectormill.domain.collection import Generation
+from vectormill.domain.errors import EncodingTimeout
+from vectormill.domain.jobs.item import Item
+from vectormill.domain.run import CHECKING
+
+DEFAULT_SAMPLE: Final = 200
+LEAST_RECALL: Final = 0.95
+# Hashed at once: of long texts some tens of megabytes.
+HASHED_TEXTS: Final = 1000
+
+
+def check_collection(context: RunContext) -> None:
+    """Looks at the live generation; what was found is in the report, with `problems` as sentences, and what was not
+    looked at in `unchecked`.
+
+    Options of the run: `sample`, the texts that are encoded again, 0 for none.
+    """
+    with context.engine.connect() as connection:
+        generation = find_generation(connection, context.run.collection)
+    found: dict[str, Any] = {"generation": generation.id}
+    problems: list[str] = []
+    unchecked: list[str] = []
+    for look in (_look_at_vectors, _look_at_strays, _look_at_hashes, _look_at_index, _look_at_texts):
+        context.check()
+        look(context, generation, found, problems, unchecked)
+    report = {**found, "problems": problems, "unchecked": unchecked, "is_good": not problems}
+    context.report(CHECKING, report)
+
+
+def _name(keys: list[str]) -> str:
+    return ", ".join(repr(key) for key in keys[:3])
+
+
+def _look_at_vectors(
+    context: RunContext,
+    generation: Generation,
+    found: dict[str, Any],
+    problems: list[str],
+    unchecked: list[str],
+) -> None:
+    soundness = scan_vectors(context.engine, generation, check=context.check)
+    found["vectors"] = soundness.to_json()
+    if soundness.num_not_finite or soundness.num_zero:
+        problems.append(
+            f"{soundness.num_not_finite + soundness.num_zero:,} vectors have no direction: they are zero or not finite "
+            f"({_name(soundness.broken_keys)})."
+        )
+    if soundness.num_odd_norms:
+        problems.append(
+            f"{soundness.num_odd_norms:,} vectors have not length 1, as the model promises; they are from "
+            f"{soundness.smallest_norm:.3f} to {soundness.largest_norm:.3f} long."
+        )
+
+
+def _look_at_strays(
+    context: RunContext,
+    generation: Generation,
+    found: dict[str, Any],
+    problems: list[str],
+    unchecked: list[str],
+) -> None:
+    with context.engine.connect() as connection:
+        strays = find_strays(connection, generation)
+    found["strays"] = {
+        "num_attributes_without_row": strays.num_attributes,
+        "num_rows_of_deleted_keys": strays.num_deleted_keys,
+        "missing_tables": strays.missing_tables,
+        "tables_of_no_collection": strays.left_tables,
+        "view_reads": strays.view_reads,
+    }
+    if strays.num_attributes:
+        problems.append(f"{strays.num_attributes:,} attributes have no row ({_name(strays.attribute_keys)}).")
+    if strays.num_deleted_keys:
+        problems.append(
+            f"{strays.num_deleted_keys:,} keys were deleted and are there ({_name(strays.deleted_keys)})."
+        )
+    if strays.missing_tables:
+        problems.append(f"Tables of its generations are missing: {', '.join(strays.missing_tables)}.")
+    if strays.left_tables:
+        problems.append(
+            f"Tables belong to no collection: {', '.join(strays.left_tables)}; the scheduler drops them."
+        )
+    if generation.table_name not in strays.view_reads.split(", "):
+        problems.append(
+            f"The view {generation.collection} reads {strays.view_reads or 'nothing of ours'}, and not the live "
+            f"generation {generation.table_name}."
+        )
+
+
+def _look_at_hashes(
+    context: RunContext,
+    generation: Generation,
+    found: dict[str, Any],
+    problems: list[str],
+    unchecked: list[str],
+) -> None:
+    with context.engine.connect() as connection:
+        sample = sample_hashes(connection, generation, HASHED_TEXTS)
+    others = [key for key, content, known in sample if Item(key, content).content_hash() != known]
+    found["hashes"] = {
+        "num_compared": len(sample),
+        "num_differing": len(others),
+        "differing_keys": others[:20],
+    }
+    if others:
+        problems.append(f"{len(others):,} kept texts are not those of their vectors ({_name(others)}).")
+    if not sample:
+        unchecked.append("Hashes of texts: the collection keeps none.")
+
+
+def _look_at_index(
+    context: RunContext,
+    generation: Generation,
+    found: dict[str, Any],
+    problems: list[str],
+    unchecked: list[str],
+) -> None:
+    recall = measure_recall(context.engine, generation, check=context.check)
+    found["recall"] = recall.to_json() if recall is not None else None
+    if recall is None:
+        unchecked.append("Recall: there is no index on the vectors, or there are too few rows.")
+    elif recall.value < LEAST_RECALL:
+        problems.append(
+            f"The index {recall.index} finds {recall.value:.1%} of the {recall.limit} nearest rows, less than "
+            f"{LEAST_RECALL:.0%}; build it anew: `vectormill collections index {generation.collection} --rebuild`."
+        )
+
+
+def _look_at_texts(
+    context: RunContext,
+    generation: Generation,
+    found: dict[str, Any],
+    problems: list[str],
+    unchecked: list[str],
+) -> None:
+    size = int(context.run.options.get("sample", DEFAULT_SAMPLE))
+    if size <= 0:
+        unchecked.append("Texts encoded again: none were asked for.")
+        return
+    try:
+        agreement = compare_sample(context.engine, context.settings, generation, size, check=context.check)
+    except EncodingTimeout as error:
+        unchecked.append(f"Texts encoded again: {error}")
+        return
+    found["texts"] = agreement.to_json()
+    if not agreement.num_compared:
+        unchecked.append(f"Texts encoded again: {agreement.reason}.")
+    elif not agreement.is_good:
+        problems.append(
+            f"{agreement.num_differing:,} of {agreement.num_compared:,} texts encode to another vector now "
+            f"({_name(agreement.differing_keys)}); the worst agrees to {agreement.smallest:.4f}."
+        )

@@ -1,0 +1,33 @@
+"""Deleting: rows that the source no longer has. Only after it was read to its end, and in short transactions."""
+
+from typing import Final
+
+from indexer.context import RunContext
+from indexer.phases.encoding import delete_keys
+from indexer.progress import Progress
+from indexer.target import find_target
+from vectormill.db.runs.differences import list_vanished
+from vectormill.db.runs.stages import require_stage
+
+_ROWS_PER_BATCH: Final = 1000
+
+
+def delete_vanished(context: RunContext, progress: Progress) -> None:
+    """What a client has put since the run began to read stays, whether the source has it or not."""
+    run = context.run
+    assert run.seq is not None
+    after = run.counts.num_seen
+    while True:
+        context.check()
+        with context.engine.begin() as connection:
+            progress.save(connection)
+            target = find_target(connection, run)
+            require_stage(connection, target.stage)
+            vanished = list_vanished(connection, target.stage, after=after, limit=_ROWS_PER_BATCH)
+            if not vanished:
+                return
+            num_deleted = delete_keys(connection, target, [key for _, key in vanished], run.seq)
+            counts = progress.add(num_deleted=num_deleted)
+            progress.save(connection, counts)
+        progress.counts = counts
+        after = vanished[-1][0]

@@ -1,0 +1,181 @@
+"""Encoding: new and changed texts as a job like any other; what needs no encoding is written while workers have it.
+
+The job's id is the run's before anything of it is uploaded, and its place among the writers is that of the run. So an
+indexer that takes over finds the job: it waits for one that is complete, and removes an upload that broke off.
+"""
+
+from collections.abc import Callable
+from typing import Final
+from uuid import UUID, uuid4
+
+from sqlalchemy import Connection
+
+from indexer.context import RunContext
+from indexer.progress import Progress
+from indexer.target import Target, find_target
+from vectormill.db.jobs.deletion import discard_upload
+from vectormill.db.jobs.jobs import find_job
+from vectormill.db.jobs.submission import JobWriter
+from vectormill.db.rows.items import delete_rows
+from vectormill.db.runs.differences import list_failed_keys, write_metadata
+from vectormill.db.runs.stages import CHANGED, NEW, load_changes, require_stage
+from vectormill.domain.errors import JobNotFound, RunError
+from vectormill.domain.jobs.job import CANCELLED, DEFAULT_PRIORITY, UPLOADING, Job, NewJob
+from vectormill.domain.run import ENCODING
+
+# Texts in memory at a time, and rows of one transaction.
+_TEXTS_PER_BATCH: Final = 200
+_ROWS_PER_BATCH: Final = 2000
+
+# Sleeps so many seconds, or less when the indexer is to stop.
+Wait = Callable[[float], object]
+
+
+class EncodingEnded(RunError):
+    """The job that encoded for the run was cancelled or deleted; start the run again."""
+
+
+def encode(context: RunContext, progress: Progress, wait: Wait) -> None:
+    """`wait` sleeps for the pause between two looks at the job."""
+    run = context.run
+    job_id = find_own_job(context, progress, run.job_id)
+    if job_id is None and progress.counts.num_new + progress.counts.num_changed > progress.counts.num_moved:
+        job_id = submit(context, progress)
+    update_metadata(context, progress)
+    if job_id is None:
+        return
+    job = await_job(context, job_id, wait)
+    delete_failed(context, progress, job)
+
+
+def find_own_job(context: RunContext, progress: Progress, job_id: UUID | None) -> UUID | None:
+    """The run's job if it was submitted whole; what is left of a broken upload is removed at once."""
+    if job_id is None:
+        return None
+    with context.engine.begin() as connection:
+        progress.save(connection)
+        discard_upload(connection, job_id)
+        try:
+            job = find_job(connection, job_id)
+        except JobNotFound:
+            return None
+        # A job of an earlier reading has another place among the writers, and other texts.
+        return job.id if job.state != UPLOADING and job.seq == context.run.seq else None
+
+
+def submit(context: RunContext, progress: Progress) -> UUID | None:
+    """Everything that is staged and has no vector yet, as one job; None if that is nothing."""
+    run = context.run
+    job_id = uuid4()
+    with context.engine.begin() as connection:
+        progress.save(connection, job_id=job_id)
+        target = find_target(connection, run)
+        require_stage(connection, target.stage)
+    new_job = NewJob(
+        target.spec,
+        run.collection,
+        int(run.options.get("priority", DEFAULT_PRIORITY)),
+        {"run": str(run.id)},
+        id=job_id,
+        seq=run.seq,
+        generation_id=target.generation.id,
+    )
+    with JobWriter(context.engine, new_job, context.settings) as writer:
+        after, num_items = 0, 0
+        while True:
+            context.check()
+            with context.engine.begin() as connection:
+                require_stage(connection, target.stage)
+                batch = load_changes(
+                    connection, target.stage, kinds=(NEW, CHANGED), after=after, limit=_TEXTS_PER_BATCH
+                )
+            if not batch:
+                break
+            for _, item in batch:
+                writer.add(item)
+            after = batch[-1][0]
+            num_items += len(batch)
+        if num_items == 0:
+            return None
+        return writer.finish().id
+
+
+def update_metadata(context: RunContext, progress: Progress) -> None:
+    """Rows whose text is unchanged get their metadata, without touching the table that has the vectors."""
+    run = context.run
+    if progress.counts.num_metadata_only == 0:
+        return
+    assert run.seq is not None
+    after: int | None = 0
+    while after is not None:
+        context.check()
+        with context.engine.begin() as connection:
+            progress.save(connection)
+            target = find_target(connection, run)
+            require_stage(connection, target.stage)
+            after = write_metadata(
+                connection,
+                target.stage,
+                run.seq,
+                after=after,
+                limit=_ROWS_PER_BATCH,
+                keep_text=target.keep_text,
+            )
+
+
+def await_job(context: RunContext, job_id: UUID, wait: Wait) -> Job:
+    """Until the job has ended, whatever came of its items. Raises EncodingEnded when somebody else ended it."""
+    while True:
+        context.check()
+        with context.engine.connect() as connection:
+            try:
+                job = find_job(connection, job_id)
+            except JobNotFound:
+                raise EncodingEnded from None
+        if job.state == CANCELLED:
+            raise EncodingEnded
+        if job.is_terminal:
+            return job
+        wait(_pause_of(job))
+
+
+def _pause_of(job: Job) -> float:
+    """Short for a job that may be over in a moment, long for one that has hours to go."""
+    eta = job.eta_seconds
+    return 0.1 if eta is None else min(2.0, max(0.05, 0.1 * eta))
+
+
+def delete_failed(context: RunContext, progress: Progress, job: Job) -> None:
+    """A text that cannot be encoded has no vector; the one of its former text would be found for what it is not."""
+    run = context.run
+    assert run.seq is not None
+    after, num_deleted, num_failed = -1, 0, 0
+    while True:
+        context.check()
+        with context.engine.begin() as connection:
+            progress.save(connection)
+            target = find_target(connection, run)
+            failed = list_failed_keys(connection, job.id, after=after, limit=_ROWS_PER_BATCH)
+            num_deleted += delete_keys(connection, target, [key for _, key in failed], run.seq)
+        if not failed:
+            break
+        after = failed[-1][0]
+        num_failed += len(failed)
+    with context.engine.begin() as connection:
+        counts = progress.add(num_failed=num_failed - progress.counts.num_failed)
+        progress.save(connection, counts)
+    progress.counts = counts
+    context.report(
+        ENCODING,
+        {
+            "job": str(job.id),
+            "num_encoded": job.num_done,
+            "num_failed": num_failed,
+            "num_vectors_removed": num_deleted,
+        },
+    )
+
+
+def delete_keys(connection: Connection, target: Target, keys: list[str], seq: int) -> int:
+    """Rows of the run's generation that are older than the run."""
+    return delete_rows(connection, target.generation.id, keys, seq) if keys else 0

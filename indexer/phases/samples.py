@@ -1,0 +1,219 @@
+"""Samples: texts of a generation encoded again, and what comes of it compared with what it holds.
+
+The texts are those that the collection keeps; where it keeps none, those that jobs still have. They are encoded by the
+workers, as a job of their own that is removed afterwards: an indexer loads no model.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from sqlalchemy import Connection, Engine, text
+
+from vectormill.db.chunks.payloads import decode_payload
+from vectormill.db.jobs.export import read_vectors
+from vectormill.db.jobs.jobs import delete_job, find_job
+from vectormill.db.jobs.submission import JobWriter
+from vectormill.db.rows.attributes import attributes_name
+from vectormill.db.rows.calibrations import find_ranges
+from vectormill.domain.collection import Generation
+from vectormill.domain.encoding import BINARY, FLOAT32, INT8
+from vectormill.domain.errors import EncodingTimeout
+from vectormill.domain.jobs.item import Item
+from vectormill.domain.jobs.job import INTERACTIVE_PRIORITY, Job, NewJob
+from vectormill.settings import Settings
+from vectormill.vectors.vector_types import choose_vector_type, read_columns
+
+# The same text, model and options on another device, or in another batch, agree to above 0.999 in 16 bit. Codes are
+# coarser, and of bits some flip whose value is nearly 0.
+LEAST_AGREEMENT: Final = 0.99
+LEAST_AGREEMENT_OF_BITS: Final = 0.95
+POLL_SECONDS: Final = 0.2
+# Workers that load their model first take minutes.
+PATIENCE_SECONDS: Final = 600.0
+MOST_NAMED_KEYS: Final = 20
+CHUNKS_PER_SAMPLE: Final = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Cosines between what a generation holds and what its texts give now; of bits, the share that is equal.
+
+    `reason` says where the texts came from, or why there are none: then `num_compared` is 0.
+    """
+
+    num_compared: int
+    smallest: float | None
+    mean: float | None
+    num_differing: int
+    differing_keys: list[str]
+    reason: str
+
+    @property
+    def is_good(self) -> bool:
+        return self.num_differing == 0
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "num_compared": self.num_compared,
+            "smallest": None if self.smallest is None else round(self.smallest, 5),
+            "mean": None if self.mean is None else round(self.mean, 5),
+            "num_differing": self.num_differing,
+            "differing_keys": self.differing_keys,
+            "reason": self.reason,
+        }
+
+
+SAMPLE_KEPT_TEXTS: Final = """
+    SELECT kept.key, kept.text
+      FROM vectormill.{attributes} AS kept TABLESAMPLE SYSTEM (:share)
+      JOIN vectormill.{table} AS live ON live.key = kept.key
+     WHERE kept.text IS NOT NULL ORDER BY random() LIMIT :limit
+"""
+
+# Of jobs that wrote into the generation and are still there.
+SAMPLE_PAYLOADS: Final = text("""
+    SELECT payload.items
+      FROM (SELECT chunk.id FROM vectormill.chunks AS chunk
+             WHERE chunk.state = 'done'
+               AND chunk.job_id IN (SELECT id FROM vectormill.jobs WHERE generation_id = :generation_id
+                                     ORDER BY seq DESC LIMIT 100)
+             ORDER BY random() LIMIT :limit) AS chosen
+      JOIN vectormill.chunk_payloads AS payload ON payload.chunk_id = chosen.id
+""")
+
+
+def sample_texts(connection: Connection, generation: Generation, size: int) -> tuple[list[Item], str]:
+    """So many items by chance whose texts are known, or fewer, and where the texts are from."""
+    table = generation.table_name
+    statement = text(SAMPLE_KEPT_TEXTS.format(table=table, attributes=attributes_name(generation.id)))
+    rows = connection.execute(statement, {"share": 10.0, "limit": size}).all()
+    if len(rows) < size:  # a tenth of the blocks is enough of any large table
+        rows = connection.execute(statement, {"share": 100.0, "limit": size}).all()
+    if rows:
+        return [Item(row.key, row.text.encode()) for row in rows], "texts that the collection keeps"
+    items: list[Item] = []
+    values = {"generation_id": generation.id, "limit": CHUNKS_PER_SAMPLE}
+    for payload in connection.execute(SAMPLE_PAYLOADS, values).scalars():
+        chunk = decode_payload(payload)
+        places = np.linspace(0, len(chunk) - 1, min(len(chunk), -(-size // CHUNKS_PER_SAMPLE) * 4)).astype(
+            int
+        )
+        items += [chunk[place] for place in dict.fromkeys(places.tolist())]
+    if items:
+        unique = list({item.key: item for item in items}.values())
+        return unique[:size], "texts of jobs that wrote into it"
+    return [], (
+        "no text is known: the collection keeps none, and no job that wrote into it is there any more"
+    )
+
+
+READ_ROWS: Final = """
+    SELECT array_agg(item.ordinal), string_agg({column}_send(live.embedding), '' ORDER BY item.ordinal)
+      FROM unnest(%(keys)b::text[], %(hashes)b::bytea[]) WITH ORDINALITY AS item (key, content_hash, ordinal)
+      JOIN vectormill.{table} AS live ON live.key = item.key AND live.content_hash = item.content_hash
+"""
+
+
+def read_rows(
+    connection: Connection, generation: Generation, items: Sequence[Item]
+) -> tuple[list[Item], npt.NDArray[Any]]:
+    """Those of the items that the generation holds with this very text, and their rows [n, width] as they are kept."""
+    kind = choose_vector_type(generation.spec, in_collection=True)
+    driver = connection.connection.driver_connection
+    assert driver is not None
+    statement = READ_ROWS.format(table=generation.table_name, column=kind.column)
+    values = {"keys": [item.key for item in items], "hashes": [item.content_hash() for item in items]}
+    with driver.cursor(binary=True) as cursor:
+        ((ordinals, wire),) = cursor.execute(statement, values).fetchall()
+    if ordinals is None:
+        return [], np.empty((0, kind.width(generation.spec.dimensions)), dtype=kind.row)
+    held = [items[ordinal - 1] for ordinal in sorted(ordinals)]
+    return held, read_columns(wire, kind, generation.spec.dimensions)
+
+
+def compare_sample(
+    engine: Engine, settings: Settings, generation: Generation, size: int, *, check: Callable[[], None]
+) -> Agreement:
+    """Encodes a sample again and compares. `check` is called meanwhile. Raises EncodingTimeout."""
+    with engine.connect() as connection:
+        items, reason = sample_texts(connection, generation, size)
+        held, rows = read_rows(connection, generation, items)
+        ranges = find_ranges(connection, generation.spec) if generation.spec.vector_type == INT8 else None
+    if items and not held:
+        reason = "no row has the text that is known of it"
+    if not held:
+        return Agreement(0, None, None, 0, [], reason)
+    vectors, present = encode_again(engine, settings, generation, held, check=check)
+    if generation.spec.vector_type == BINARY:
+        bits = np.unpackbits(rows, axis=1)[:, : generation.spec.dimensions]
+        agreement = (bits == (vectors > 0)).mean(axis=1)
+        least = LEAST_AGREEMENT_OF_BITS
+    else:
+        kept = rows.astype(np.float32)
+        if ranges is not None:
+            kept = kept * ranges.steps + ranges.offsets
+        agreement = _cosines(kept, vectors)
+        least = LEAST_AGREEMENT
+    agreement = agreement[present]
+    keys = [item.key for item, is_there in zip(held, present, strict=True) if is_there]
+    if not keys:
+        return Agreement(0, None, None, 0, [], "none of the sampled texts could be encoded again")
+    differs = ~(agreement >= least)  # NaN too
+    differing = [key for key, is_other in zip(keys, differs.tolist(), strict=True) if is_other]
+    return Agreement(
+        len(keys),
+        float(agreement.min()),
+        float(agreement.mean()),
+        len(differing),
+        differing[:MOST_NAMED_KEYS],
+        reason,
+    )
+
+
+def _cosines(first: npt.NDArray[np.float32], second: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    norms = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
+    cosines: npt.NDArray[np.float32] = np.einsum("nd,nd->n", first, second) / np.maximum(norms, 1e-12)
+    return cosines
+
+
+def encode_again(
+    engine: Engine,
+    settings: Settings,
+    generation: Generation,
+    items: Sequence[Item],
+    *,
+    check: Callable[[], None],
+    patience_seconds: float = PATIENCE_SECONDS,
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
+    """float32 [n, dimensions] in the order of the items, and whether each could be encoded. Raises EncodingTimeout."""
+    spec = replace(generation.spec, vector_type=FLOAT32)
+    new_job = NewJob(spec, priority=INTERACTIVE_PRIORITY, lifetime_seconds=2 * patience_seconds)
+    with JobWriter(engine, new_job, settings) as writer:
+        for item in items:
+            writer.add(Item(item.key, item.text))
+        job = writer.finish()
+    try:
+        wait_for_end(engine, job, check, patience_seconds)
+        blocks = list(read_vectors(engine, job.id))
+    finally:
+        with engine.begin() as connection:
+            delete_job(connection, job.id)
+    vectors = np.concatenate([block.vectors for block in blocks]).astype(np.float32)
+    return np.nan_to_num(vectors), np.concatenate([block.present for block in blocks])
+
+
+def wait_for_end(engine: Engine, job: Job, check: Callable[[], None], patience_seconds: float) -> None:
+    deadline = time.monotonic() + patience_seconds
+    while not job.is_terminal:
+        if time.monotonic() >= deadline:
+            raise EncodingTimeout(
+                f"No worker for {job.spec.model} encoded the sample within {patience_seconds:g} s; check that one runs."
+            )
+        check()
+        time.sleep(POLL_SECONDS)  # between two looks at the job; nothing tells an indexer of its end
+        with engine.connect() as connection:
+            job = find_job(connection, job.id)

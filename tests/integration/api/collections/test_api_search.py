@@ -1,0 +1,145 @@
+"""Search over HTTP: by vector, and by a text that is encoded through the same queue as everything else."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from sqlalchemy import Engine, text
+
+from tests.api_server import (
+    JSON,
+    api_client,
+    assert_problem,
+    count_jobs,
+    encode_waiting,
+    encoding_meanwhile,
+    many,
+    submit,
+)
+from tests.protocol import vector_of
+from vectormill.db.collections.collections import find_generation
+from vectormill.models.registry import find_packaged_model
+
+SEARCH = "/v1/collections/docs/search"
+
+
+@pytest.fixture
+def client(engine: Engine) -> Iterator[httpx.Client]:
+    with api_client(engine, search_timeout_seconds=0.3) as client:
+        items = [*many(20), {"key": "page", "text": "a page", "metadata": {"page": 7}}]
+        submit(client, items, collection="docs")
+        encode_waiting(engine)
+        yield client
+
+
+def test_the_row_of_the_same_text_is_the_nearest_and_the_query_leaves_no_job(
+    client: httpx.Client, engine: Engine
+) -> None:
+    with encoding_meanwhile(engine):
+        answer = client.post(SEARCH, json={"text": "a page", "limit": 3})
+    assert answer.status_code == 200, answer.text
+    best, *others = answer.json()["data"]
+    assert best == {"key": "page", "score": pytest.approx(1, abs=1e-3), "metadata": {"page": 7}}
+    assert len(others) == 2
+    assert all(match["score"] < 0.999 and match["metadata"] is None for match in others)
+    assert count_jobs(engine) == 1
+
+
+def test_a_vector_finds_its_own_row(client: httpx.Client) -> None:
+    answer = client.post(SEARCH, json={"embedding": vector_of(b"text 4").tolist()})
+    assert answer.json()["data"][0]["key"] == "k4"
+    assert len(answer.json()["data"]) == 10
+
+
+@pytest.mark.parametrize(
+    "name", ["nothing", "No-Name", "a%00b", "%ff"]
+)  # the last two are no text for Postgres
+def test_a_collection_that_is_not_there_is_not_found(client: httpx.Client, name: str) -> None:
+    answer = client.post(f"/v1/collections/{name}/search", json={"text": "a page"})
+    assert_problem(answer, 404, "collection-not-found")
+
+
+def test_searches_that_cannot_be_are_refused_with_the_reason(client: httpx.Client) -> None:
+    cases = [
+        ({"embedding": [1.0, 2.0]}, "invalid-option", "2 dimensions", "has 8"),
+        ({"embedding": [0] * 8}, "invalid-option", "no direction"),
+        ({"embedding": [1e39] * 8}, "invalid-option", "no direction"),
+        ({"embedding": [1] * 8, "text": "both"}, "invalid-option", "exactly one"),
+        ({}, "invalid-option", "exactly one"),
+        ({"text": ""}, "invalid-item", "empty"),
+        ({"text": "a\0b"}, "invalid-item", "NUL"),
+        ({"text": "t", "limit": 0}, "invalid-request", "limit"),
+        ({"text": "t", "limit": 1001}, "invalid-request", "limit"),
+        ({"text": "t", "top": 3}, "invalid-request", "top"),
+    ]
+    for body, code, *said in cases:
+        assert_problem(client.post(SEARCH, json=body), 422, str(code), *map(str, said))
+    assert_problem(client.post(SEARCH, content=b"{", headers=JSON), 400, "invalid-json")
+    assert_problem(
+        client.post("/v1/collections/other/search", json={"text": "t"}), 404, "collection-not-found"
+    )
+
+
+def test_without_a_worker_a_search_gives_up_in_time_and_leaves_no_job(
+    client: httpx.Client, engine: Engine
+) -> None:
+    answer = client.post(SEARCH, json={"text": "a page"})
+    assert_problem(answer, 503, "encoding-timeout", "0.3 s", "No live worker serves all-MiniLM-L6-v2")
+    assert answer.headers["retry-after"]
+    assert count_jobs(engine) == 1
+
+
+def test_a_query_gets_the_prompt_that_its_model_has_for_queries(engine: Engine, tmp_path: Path) -> None:
+    packaged = find_packaged_model()
+    assert packaged is not None
+    shutil.copytree(packaged, tmp_path, ignore=lambda *_: ["model.safetensors"], dirs_exist_ok=True)
+    (tmp_path / "model.safetensors").symlink_to(packaged / "model.safetensors")
+    config = tmp_path / "config_sentence_transformers.json"
+    config.unlink(missing_ok=True)
+    config.write_text(json.dumps({"prompts": {"query": "query: ", "passage": "passage: "}}))
+    with api_client(engine, models={"e5": {"path": str(tmp_path)}}, search_timeout_seconds=1) as client:
+        submit(client, many(2), model="e5", collection="docs", options={"dimensions": 8, "prompt": "passage"})
+        encode_waiting(engine)
+        seen: list[str | None] = []
+        with encoding_meanwhile(engine, on_claim=lambda claim: seen.append(claim.spec.prompt)):
+            assert client.post(SEARCH, json={"text": "text 1"}).status_code == 200
+    assert seen == ["query: "]
+
+
+def test_a_search_that_takes_too_long_is_ended_and_says_what_helps(
+    client: httpx.Client, engine: Engine
+) -> None:
+    with engine.connect() as connection:
+        table = find_generation(connection, "docs").table_name
+    with engine.begin() as connection:  # whoever reads the table waits for us
+        connection.execute(text(f"LOCK TABLE vectormill.{table} IN ACCESS EXCLUSIVE MODE"))
+        answer = client.post(SEARCH, json={"embedding": vector_of(b"text 4").tolist()})
+    assert_problem(answer, 503, "search-timeout", "more than 0.3 s", table)
+    answer = client.post(SEARCH, json={"embedding": vector_of(b"text 4").tolist()})
+    assert answer.json()["data"][0]["key"] == "k4"
+
+
+def test_collections_come_in_pages_by_name(client: httpx.Client, engine: Engine) -> None:
+    for name in ("bees", "ants", "eels"):
+        submit(client, many(1), collection=name)
+    found, after, num_pages = [], None, 0
+    while num_pages == 0 or after is not None:
+        parameters = {"limit": 3} | ({"after": after} if after else {})
+        page = client.get("/v1/collections", params=parameters).json()
+        found += [collection["name"] for collection in page["data"]]
+        after, num_pages = page["next"], num_pages + 1
+    assert (found, num_pages) == (["ants", "bees", "docs", "eels"], 2)
+    assert_problem(client.get("/v1/collections", params={"limit": 0}), 422, "invalid-request")
+
+
+def test_collections_are_listed_with_their_spec(client: httpx.Client) -> None:
+    (collection,) = client.get("/v1/collections").json()["data"]
+    assert (collection["name"], collection["model"], collection["dimensions"]) == (
+        "docs",
+        "all-MiniLM-L6-v2",
+        8,
+    )
+    assert collection["options"]["pooling"] == "mean"

@@ -1,0 +1,234 @@
+"""Sources and pushes over HTTP, by the client and the command line, on a real API."""
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import Engine, text
+
+from api.door.scopes import find_scope
+from tests.api_server import NDJSON, api_client, assert_problem, lines, many
+from tests.protocol import make_items, submit
+from tests.waiting import wait_for
+from vectormill.cli.app import main
+from vectormill.client import Client
+from vectormill.domain.errors import InvalidItem
+from vectormill.domain.jobs.item import Item
+from vectormill.domain.source import PUSH, Source
+from vectormill.models.registry import Registry
+from vectormill.problems import ApiError
+from vectormill.settings import Settings
+from vectormill.sources.opening import open_source
+from vectormill.sources.reader import SourcePlace
+
+QUERY = {"query": "SELECT n AS key, 'text ' || n AS text FROM generate_series(1, 5) AS n"}
+PATH = "/v1/collections/docs/source"
+
+
+@pytest.fixture
+def api(engine: Engine) -> Iterator[httpx.Client]:
+    submit(engine, make_items(1), collection="docs")
+    with api_client(engine) as client:
+        yield client
+
+
+@pytest.fixture
+def client(api: httpx.Client) -> Iterator[Client]:
+    with Client(str(api.base_url)) as client:
+        yield client
+
+
+def count(engine: Engine, table: str) -> int:
+    with engine.connect() as connection:
+        return int(connection.execute(text(f"SELECT count(*) FROM vectormill.{table}")).scalar_one())
+
+
+def test_a_source_is_looked_at_kept_shown_and_deleted(client: Client, engine: Engine) -> None:
+    saved = client.set_source("docs", "sql", QUERY, split={"by": "paragraphs"})
+    assert saved["check"]["num_sampled"] == 5
+    assert saved["check"]["is_whole"]
+    assert [row["key"] for row in saved["check"]["rows"]] == ["1#0", "2#0", "3#0"]
+    assert saved["check"]["rows"][0]["metadata"]["_passage"] == {
+        "document": "1",
+        "end": 6,
+        "index": 0,
+        "start": 0,
+    }
+    shown = client.source("docs")
+    assert (shown["kind"], shown["options"], shown["split"]) == ("sql", QUERY, {"by": "paragraphs"})
+    assert shown["check"] is None
+    assert client.check_source("docs") == saved["check"]
+    assert client.set_source("docs", "push")["created_at"] == shown["created_at"]
+    client.delete_source("docs")
+    with pytest.raises(ApiError, match="has no source"):
+        client.source("docs")
+    assert count(engine, "sources") == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "said"),
+    [
+        ({"kind": "sql", "options": {"query": "SELECT 1 AS key"}}, "source-failed", "no column 'text'"),
+        (
+            {"kind": "sql", "options": {"query": "SELECT 1", "url": "x"}},
+            "invalid-option",
+            "unknown field `url`",
+        ),
+        ({"kind": "sql", "options": {**QUERY, "url_env": "NO_SUCH"}}, "source-failed", "NO_SUCH is not set"),
+        ({"kind": "files", "options": {"files": ["ftp://u:secret@h/x.csv"]}}, "invalid-option", "password"),
+        ({"kind": "tree", "options": {"folder": "/\0"}}, "invalid-option", "NUL"),
+        ({"kind": "tree", "options": {"folder": "/\ud800"}}, "invalid-option", "surrogate"),
+        ({"kind": "tree", "options": {"folder": "docs"}}, "source-failed", "relative path"),
+        ({"kind": "push", "split": {"by": "words"}}, "invalid-option", "split, by"),
+        ({"kind": "ldap"}, "invalid-request", "Invalid enum value"),
+    ],
+)
+def test_a_source_that_cannot_serve_is_refused_and_not_kept(
+    api: httpx.Client, engine: Engine, body: dict[str, Any], code: str, said: str
+) -> None:
+    answer = api.put(PATH, content=json.dumps(body), headers={"Content-Type": "application/json"})
+    assert_problem(answer, 422, code, said)
+    assert count(engine, "sources") == 0
+    assert "secret" not in answer.text
+
+
+def test_a_source_is_kept_unread_when_that_is_asked_for(client: Client, engine: Engine) -> None:
+    options = {**QUERY, "url_env": "OF_THE_INDEXER_ALONE"}
+    assert client.set_source("docs", "sql", options, check=False)["check"] is None
+    with pytest.raises(ApiError, match="OF_THE_INDEXER_ALONE is not set"):
+        client.check_source("docs")
+
+
+def test_a_collection_that_is_not_there_has_no_source(api: httpx.Client) -> None:
+    body = {"kind": "push"}
+    for answer in (
+        api.put("/v1/collections/nothing/source", json=body),
+        api.get("/v1/collections/nothing/source"),
+        api.delete("/v1/collections/nothing/source"),
+        api.post("/v1/collections/nothing/source/check"),
+        api.post("/v1/collections/nothing/push", content=lines(many(1)), headers=NDJSON),
+    ):
+        assert_problem(answer, 404, "collection-not-found")
+    assert_problem(api.get(PATH), 404, "source-not-found")
+
+
+def test_only_an_admin_has_the_server_read_what_it_can_reach() -> None:
+    assert find_scope("PUT", PATH) == "admin"
+    assert find_scope("DELETE", PATH) == "admin"
+    assert find_scope("POST", PATH + "/check") == "admin"
+    assert find_scope("GET", PATH) == "read"
+    assert find_scope("POST", "/v1/collections/docs/push") == "write"
+
+
+def read_push(engine: Engine, run: str) -> list[Item]:
+    from uuid import UUID
+
+    place = SourcePlace(engine, Settings(), Registry({}), collection="docs", run_id=UUID(run))
+    return [item for batch in open_source(Source(PUSH, {}), place).read() for item in batch]
+
+
+@pytest.mark.parametrize("gzip", [False, True])
+def test_what_is_pushed_waits_for_an_indexer_as_a_run(client: Client, engine: Engine, gzip: bool) -> None:
+    client.set_source("docs", "push")
+    items: list[Any] = [{"key": f"k{n}", "text": "x" * 50, "metadata": {"b": n, "a": 1}} for n in range(6000)]
+    pushed = client.push("docs", items, complete=True, gzip=gzip)
+    assert (pushed["num_items"], pushed["is_complete"]) == (6000, True)
+    found = read_push(engine, pushed["run"])
+    assert found == [Item(f"k{n}", b"x" * 50, b'{"a":1,"b":%d}' % n) for n in range(6000)]
+    with engine.connect() as connection:
+        run = connection.execute(text("SELECT kind, state, options FROM vectormill.runs")).one()
+    assert tuple(run) == ("reindex", "queued", {"is_complete": True})
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "code"),
+    [
+        (b'{"key": "a", "text": "x"}\n{"key": "a", "text": "y"}\n', 422, "duplicate-key"),
+        (b'{"key": "a", "text": "x"}\nnonsense\n', 400, "invalid-json"),
+        (b'{"key": "a", "text": "x", "metadata": {"x": "\\u0000"}}\n', 422, InvalidItem.code),
+        (b"", 422, "empty-job"),
+    ],
+)
+def test_a_push_that_is_refused_leaves_a_failed_run_and_nothing_else(
+    client: Client, api: httpx.Client, engine: Engine, content: bytes, status: int, code: str
+) -> None:
+    client.set_source("docs", "push")
+    assert_problem(api.post("/v1/collections/docs/push", content=content, headers=NDJSON), status, code)
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT state FROM vectormill.runs")).scalar_one() == "failed"
+    assert count(engine, "run_parts") == 0
+
+
+def test_a_push_whose_connection_breaks_leaves_a_failed_run_and_no_parts(
+    client: Client, api: httpx.Client, engine: Engine
+) -> None:
+    client.set_source("docs", "push")
+    head = (
+        "POST /v1/collections/docs/push HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/x-ndjson\r\n"
+        "Transfer-Encoding: chunked\r\n\r\n"
+    )
+    block = lines(many(20_000))
+    with socket.create_connection((api.base_url.host, api.base_url.port or 80)) as connection:
+        connection.sendall(head.encode() + b"%x\r\n" % len(block) + block + b"\r\n")
+        wait_for(lambda: count(engine, "run_parts") > 0)
+    wait_for(lambda: count(engine, "run_parts") == 0)
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT state FROM vectormill.runs")).scalar_one() == "failed"
+
+
+def test_nothing_is_pushed_to_a_source_that_is_read(client: Client) -> None:
+    client.set_source("docs", "sql", QUERY)
+    with pytest.raises(ApiError, match="of kind sql, which its runs read themselves"):
+        client.push("docs", [{"key": "a", "text": "x"}])
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    return int(end.value.code or 0)
+
+
+def test_the_command_line_sets_shows_checks_deletes_and_pushes(
+    api: httpx.Client,
+    engine: Engine,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("VECTORMILL_API_URL", str(api.base_url))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "a.md").write_text("# A title\n\nAnd a text.")
+    split = ("--split", "paragraphs:10:40")
+    assert run("sources", "set", "docs", "--tree", "docs/", "--include", "**/*.md", *split) == 0
+    shown = capsys.readouterr()
+    assert "a.md#0" in shown.out
+    assert "Read all 2 rows" in shown.err or "Read all 1 rows" in shown.err
+    assert run("sources", "show", "docs", "--json") == 0
+    kept = json.loads(capsys.readouterr().out)
+    assert kept["options"] == {"folder": str(tmp_path / "docs"), "include": ["**/*.md"]}
+    assert kept["split"] == {"by": "paragraphs", "min_chars": 10, "max_chars": 40}
+    assert run("sources", "check", "docs") == 0
+    (tmp_path / "rows.jsonl").write_bytes(lines(many(3)))
+    assert run("sources", "set", "docs", "--files", "*.jsonl", "--key", "key", "--text", "text") == 0
+    assert run("sources", "set", "docs", "--sql", QUERY["query"]) == 0
+    assert run("sources", "set", "docs", "--push") == 0
+    capsys.readouterr()
+    assert run("push", "docs", "rows.jsonl", "--complete") == 0
+    pushed = capsys.readouterr()
+    assert "3 rows wait for an indexer" in pushed.err
+    assert [item.key for item in read_push(engine, pushed.out.strip())] == ["k0", "k1", "k2"]
+    assert run("sources", "delete", "docs") == 0
+    assert run("sources", "show", "docs") == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [(), ("--push", "--own-texts"), ("--push", "--split", "words"), ("--push", "--split", "tokens:a")],
+)
+def test_a_command_that_says_no_source_or_two_is_bad_usage(arguments: tuple[str, ...]) -> None:
+    assert run("sources", "set", "docs", *arguments) == 2

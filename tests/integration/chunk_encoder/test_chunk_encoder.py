@@ -1,0 +1,279 @@
+"""A chunk from message to commit, on a real Postgres, with an engine that misbehaves on marked texts."""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, cast
+from uuid import uuid4
+
+import numpy as np
+import pytest
+from sqlalchemy import Engine, text
+
+from tests.protocol import LONG, SPEC, dispatch_all, make_items, submit, vector_of
+from vectormill.db.chunks.rescue import rescue_unclaimed_chunks
+from vectormill.db.chunks.truncations import list_truncated_items
+from vectormill.db.jobs.export import read_vectors
+from vectormill.db.jobs.jobs import cancel_job, find_job, list_item_errors, retry_job
+from vectormill.db.workers import list_workers
+from vectormill.domain.errors import ModelError
+from vectormill.domain.jobs.item import CRASHED_WORKER, EMPTY_TEXT, ENCODING_FAILED, Item, ItemFailure
+from vectormill.domain.jobs.job import Job
+from vectormill.settings import Settings
+from worker.chunk.chunk_encoder import ChunkEncoder
+from worker.chunk.commit import PostgresSink
+from worker.chunk.leases import LeaseKeeper
+from worker.chunk.timesheet import Timesheet
+from worker.engine.engine import EncodeRequest, EncodeResult, EncodingCancelled, EngineStopped, RunnerDied
+from worker.identity import WorkerIdentity
+
+
+class FakeEngine:
+    """Vectors that tell their text; `b"crash"`, `b"raise"`, … in a text make the whole request end that way."""
+
+    def __init__(self) -> None:
+        self.num_requests = 0
+        self.run_seconds = 0.0
+        self.during = threading.Event()
+        self.dies_of_blanks = False
+
+    def encode(self, request: EncodeRequest, cancelled: threading.Event) -> EncodeResult:
+        self.num_requests += 1
+        self.run_seconds += 0.1
+        whole = b" ".join(request.texts)
+        has_blank = not all(given.strip() for given in request.texts)
+        if b"crash" in whole or (self.dies_of_blanks and has_blank):
+            raise RunnerDied("the model process died")
+        if b"raise" in whole:
+            raise ValueError("no good")
+        if b"look up" in whole:
+            raise KeyError("no good")
+        if b"stop" in whole:
+            raise EngineStopped
+        if b"other model" in whole:
+            raise ModelError("another revision")
+        if b"wait" in whole:
+            self.during.set()
+            assert cancelled.wait(20), "nobody told that the chunk is to end"
+            raise EncodingCancelled
+        n = len(request.texts)
+        failures = {
+            i: ItemFailure(EMPTY_TEXT, "") for i, given in enumerate(request.texts) if not given.strip()
+        }
+        vectors = np.array([vector_of(given) for given in request.texts]).reshape(n, SPEC.dimensions)
+        counts = np.full(n, 3, dtype=np.int32)
+        truncated = np.array([given.startswith(LONG) for given in request.texts], dtype=np.bool_)
+        return EncodeResult(
+            vectors,
+            failures,
+            counts,
+            4 * n,
+            int(truncated.sum()),
+            truncated,
+            {"run": 0.1},
+            num_reused=2,
+            num_passages=5,
+        )
+
+
+@pytest.fixture
+def fake() -> FakeEngine:
+    return FakeEngine()
+
+
+@pytest.fixture
+def identity() -> WorkerIdentity:
+    return WorkerIdentity("fake-cpu0@test", uuid4(), uuid4(), SPEC.model, slots=4)
+
+
+@pytest.fixture
+def keeper(engine: Engine, identity: WorkerIdentity) -> Iterator[LeaseKeeper]:
+    keeper = LeaseKeeper(engine, identity, dict, heartbeat_seconds=0.1, lease_seconds=30)
+    keeper.start()
+    yield keeper
+    keeper.stop()
+    with engine.connect() as connection:
+        assert list_workers(connection) == []
+
+
+@pytest.fixture
+def encoder(engine: Engine, fake: FakeEngine, keeper: LeaseKeeper, identity: WorkerIdentity) -> ChunkEncoder:
+    sink = PostgresSink(engine, threading.Event())
+    settings = Settings(max_attempts=2)
+    timesheet = Timesheet(lambda: fake.run_seconds)
+    return ChunkEncoder(engine, cast(Any, fake), keeper, sink, timesheet, identity, settings)
+
+
+def run_until_ended(engine: Engine, encoder: ChunkEncoder, job: Job) -> tuple[Job, list[str]]:
+    """Dispatches and encodes, without waiting for back-offs, until the job ends; the outcomes in order."""
+    outcomes = []
+    for _ in range(50):
+        with engine.begin() as connection:
+            connection.execute(
+                text("UPDATE vectormill.chunks SET available_at = now() WHERE state = 'pending'")
+            )
+            rescue_unclaimed_chunks(connection, timeout_seconds=-1)
+        outcomes += [encoder.encode_chunk(dispatch.chunk_id)["outcome"] for dispatch in dispatch_all(engine)]
+        with engine.connect() as connection:
+            found = find_job(connection, job.id)
+        if found.is_terminal:
+            return found, outcomes
+    raise AssertionError(f"the job did not end: {outcomes}")
+
+
+def test_a_chunk_is_encoded_and_committed_and_says_what_it_did(engine: Engine, encoder: ChunkEncoder) -> None:
+    job = submit(engine, [*make_items(3), Item("empty", b" ")], collection="docs")
+    (dispatch,) = dispatch_all(engine)
+    result = encoder.encode_chunk(dispatch.chunk_id)
+    assert (result["outcome"], result["rows"], result["failed"], result["tokens"]) == ("done", 3, 1, 12)
+    assert encoder.encode_chunk(dispatch.chunk_id) == {"outcome": "duplicate"}
+    with engine.connect() as connection:
+        ended = find_job(connection, job.id)
+    assert ended.state == "completed_with_errors"
+    assert set(ended.stage_seconds) == {"load", "run", "persist", "held", "device"}
+    assert ended.stage_seconds["device"] == pytest.approx(0.1)
+    assert ended.stage_seconds["persist"] > 0
+
+
+def test_the_items_that_were_cut_are_known_by_key_and_passages_are_counted(
+    engine: Engine, encoder: ChunkEncoder
+) -> None:
+    items = [Item("a", b"short"), Item("b", LONG + b"b"), Item("c", b" "), Item("d", LONG + b"d")]
+    job = submit(engine, items)
+    (dispatch,) = dispatch_all(engine)
+    encoder.encode_chunk(dispatch.chunk_id)
+    with engine.connect() as connection:
+        ended = find_job(connection, job.id)
+        page = list_truncated_items(connection, job.id, after=None, limit=10)
+    assert (ended.num_truncated, ended.num_passages, ended.num_reused) == (2, 5, 2)
+    assert [(item.item, item.key) for item in page.items] == [(1, "b"), (3, "d")]
+
+
+@pytest.mark.parametrize(
+    ("mark", "code"),
+    [
+        (b"crash", CRASHED_WORKER),
+        (b"raise", ENCODING_FAILED),
+        (b"look up", ENCODING_FAILED),  # a LookupError, but not the chunk's texts that are gone
+    ],
+)
+def test_a_text_that_ruins_its_chunk_is_found_by_halving_and_fails_alone(
+    engine: Engine, encoder: ChunkEncoder, mark: bytes, code: str
+) -> None:
+    items = make_items(8)
+    items[5] = replace(items[5], text=mark)
+    job, outcomes = run_until_ended(engine, encoder, submit(engine, items, chunk_max_items=8))
+    assert (job.state, job.num_done, job.num_failed) == ("completed_with_errors", 7, 1)
+    with engine.connect() as connection:
+        (error,) = list_item_errors(connection, job.id, after=None, limit=10)
+    assert (error.key, error.code) == ("k5", code)
+    assert outcomes.count("split") == 3  # 8, 4, 2: the item to blame is alone after three halvings
+    blocks = list(read_vectors(engine, job.id))
+    present = np.concatenate([block.present for block in blocks])
+    vectors = np.concatenate([block.vectors for block in blocks])[present]
+    np.testing.assert_array_equal(vectors, [vector_of(item.text) for item in items if item.text != mark])
+
+
+def test_the_half_of_a_retried_chunk_in_which_nothing_failed_is_not_encoded_again(
+    engine: Engine, encoder: ChunkEncoder, fake: FakeEngine
+) -> None:
+    items = make_items(8)
+    items[0], items[1] = replace(items[0], text=b" "), replace(items[1], text=b"  ")
+    job, _ = run_until_ended(engine, encoder, submit(engine, items, chunk_max_items=8))
+    assert (job.num_done, job.num_failed) == (6, 2)
+    fake.dies_of_blanks = True
+    with engine.begin() as connection:
+        retry_job(connection, job.id)
+    job, outcomes = run_until_ended(engine, encoder, job)
+    assert "split" in outcomes
+    assert (job.state, job.num_done, job.num_failed) == ("completed_with_errors", 6, 2)
+
+
+@pytest.mark.parametrize(("mark", "outcome"), [(b"stop", "handed back"), (b"other model", "other model")])
+def test_a_worker_that_cannot_take_a_chunk_hands_it_back_uncounted(
+    engine: Engine, encoder: ChunkEncoder, mark: bytes, outcome: str
+) -> None:
+    job = submit(engine, [Item("k", mark)])
+    (dispatch,) = dispatch_all(engine)
+    assert encoder.encode_chunk(dispatch.chunk_id)["outcome"] == outcome
+    with engine.connect() as connection:
+        row = connection.execute(text("SELECT state, attempt, lost FROM vectormill.chunks")).one()
+        assert tuple(row) == ("pending", 0, 0)
+        assert find_job(connection, job.id).num_retried_chunks == 0
+
+
+def test_a_cancelled_job_ends_the_chunk_that_is_being_encoded(
+    engine: Engine, encoder: ChunkEncoder, fake: FakeEngine
+) -> None:
+    job = submit(engine, [Item("k", b"wait")])
+    (dispatch,) = dispatch_all(engine)
+    results: list[dict[str, Any]] = []
+    thread = threading.Thread(target=lambda: results.append(encoder.encode_chunk(dispatch.chunk_id)))
+    thread.start()
+    assert fake.during.wait(10)
+    with engine.begin() as connection:
+        cancel_job(connection, job.id)
+    thread.join(timeout=20)
+    assert results == [{"outcome": "cancelled"}]
+    with engine.connect() as connection:
+        assert find_job(connection, job.id).state == "cancelled"
+
+
+def test_a_chunk_whose_lease_was_taken_is_given_up_and_writes_nothing(
+    engine: Engine, encoder: ChunkEncoder, fake: FakeEngine
+) -> None:
+    submit(engine, [Item("k", b"wait")], collection="docs")
+    (dispatch,) = dispatch_all(engine)
+    results: list[dict[str, Any]] = []
+    thread = threading.Thread(target=lambda: results.append(encoder.encode_chunk(dispatch.chunk_id)))
+    thread.start()
+    assert fake.during.wait(10)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE vectormill.chunks SET fence = fence + 1, lease_owner = 'thief'"))
+    thread.join(timeout=20)
+    assert results == [{"outcome": "lease lost"}]
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT count(*) FROM docs")).scalar_one() == 0
+        assert connection.execute(text("SELECT lease_owner FROM vectormill.chunks")).scalar_one() == "thief"
+
+
+def test_a_commit_whose_answer_was_lost_is_read_again_and_not_repeated(
+    engine: Engine, encoder: ChunkEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sqlalchemy.exc import OperationalError
+
+    from vectormill.db.chunks.completion import complete_chunk
+    from worker.chunk import commit as postgres
+
+    calls = []
+
+    def commit_and_lose_the_answer(connection: Any, *arguments: Any) -> bool:
+        calls.append(1)
+        ended = complete_chunk(connection, *arguments)
+        connection.commit()
+        if len(calls) == 1:
+            raise OperationalError("COMMIT", None, Exception("server closed the connection"))
+        return ended
+
+    monkeypatch.setattr(postgres, "complete_chunk", commit_and_lose_the_answer)
+    job = submit(engine, make_items(3))
+    (dispatch,) = dispatch_all(engine)
+    assert encoder.encode_chunk(dispatch.chunk_id)["outcome"] == "done"
+    assert len(calls) == 1
+    with engine.connect() as connection:
+        assert find_job(connection, job.id).num_done == 3
+
+
+def test_a_worker_refuses_to_write_into_a_generation_of_another_vector_space(
+    engine: Engine, encoder: ChunkEncoder, fake: FakeEngine
+) -> None:
+    job = submit(engine, make_items(2), collection="docs")
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE vectormill.generations SET fingerprint = '0123456789abcdef'"))
+    ended, _ = run_until_ended(engine, encoder, job)
+    assert (ended.state, fake.num_requests) == ("failed", 0)
+    with engine.connect() as connection:
+        (first, _) = list_item_errors(connection, job.id, after=None, limit=10)
+        assert connection.execute(text("SELECT count(*) FROM docs")).scalar_one() == 0
+    assert first.code == "not_stored"
+    assert "holds vectors of 0123456789abcdef, and the job's are of " in first.detail

@@ -1,0 +1,297 @@
+"""Every vector type on a real Postgres: what is kept, exported and found is the reference vector, quantized once."""
+
+import io
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, cast
+from uuid import uuid4
+
+import httpx
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from sqlalchemy import Engine, text
+
+from tests.api_server import SMALL, api_client, assert_problem, encode_waiting, many, submit
+from tests.protocol import SPEC, claim, claim_next, complete, dispatch_all, make_items, vector_of
+from tests.protocol import submit as submit_directly
+from vectormill.db.chunks.chunks import split_chunk
+from vectormill.db.collections.collections import find_generation
+from vectormill.db.jobs.export import read_vectors
+from vectormill.db.jobs.jobs import retry_job
+from vectormill.db.rows.calibrations import find_ranges, keep_ranges
+from vectormill.db.search.matches import search_collection
+from vectormill.domain.encoding import VECTOR_TYPES
+from vectormill.domain.jobs.item import EMPTY_TEXT, ItemFailure
+from vectormill.domain.jobs.job import Job
+from vectormill.models.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
+from vectormill.settings import Settings
+from vectormill.vectors.quantization import Ranges, measure_ranges, quantize, widen_ranges
+from vectormill.vectors.vector_types import VECTOR_TYPE_BY_NAME, make_rows
+from worker.chunk.calibrator import MARGIN_SHARE, Calibrator, read_sample
+from worker.chunk.chunk_encoder import ChunkEncoder
+from worker.chunk.commit import PostgresSink
+from worker.chunk.leases import LeaseKeeper
+from worker.chunk.timesheet import Timesheet
+from worker.engine.request import EncodeRequest, EncodeResult
+from worker.identity import WorkerIdentity
+
+ITEMS = [*many(5), {"key": "blank", "text": " "}, *[{"key": f"x{n}", "text": f"more {n}"} for n in range(5)]]
+GOOD = [item for item in ITEMS if item["key"] != "blank"]
+VECTORS = np.stack([vector_of(item["text"].encode()) for item in GOOD])
+RANGES = Ranges(np.full(8, -0.7, dtype=np.float32), np.linspace(0.5, 0.9, 8, dtype=np.float32))
+TYPES_AND_PLACES = [(name, place) for name in VECTOR_TYPES for place in (None, "docs")]
+
+
+@pytest.fixture
+def client(engine: Engine) -> Iterator[httpx.Client]:
+    spec = make_spec(Registry({}).card(DEFAULT_MODEL), EncodingOptions(dimensions=8, vector_type="int8"))
+    with engine.begin() as connection:
+        keep_ranges(connection, spec, RANGES)
+    with api_client(engine, chunk_max_items=3) as client:
+        yield client
+
+
+def options(vector_type: str) -> dict[str, Any]:
+    return {**SMALL, "vector_type": vector_type}
+
+
+def read_all(engine: Engine, job: Job) -> tuple[np.ndarray, np.ndarray]:
+    blocks = list(read_vectors(engine, job.id))
+    return (
+        np.concatenate([block.vectors for block in blocks]),
+        np.concatenate([block.present for block in blocks]),
+    )
+
+
+@pytest.mark.parametrize(("vector_type", "collection"), TYPES_AND_PLACES)
+def test_every_format_gives_the_rows_of_the_type(
+    client: httpx.Client, engine: Engine, vector_type: str, collection: str | None
+) -> None:
+    job = submit(client, ITEMS, collection=collection, options=options(vector_type))
+    assert (job["options"]["vector_type"], job["options"]["pooling"]) == (vector_type, "mean")
+    encode_waiting(engine)
+    expected = make_rows(VECTORS, VECTOR_TYPE_BY_NAME[vector_type], RANGES)
+    path = f"/v1/jobs/{job['id']}/vectors"
+
+    rows = [json.loads(line) for line in client.get(path).text.splitlines()]
+    assert [row["key"] for row in rows] == [item["key"] for item in GOOD]
+    written = np.array([row["embedding"] for row in rows])
+    assert np.array_equal(written.astype(expected.dtype), expected)
+    if vector_type in ("int8", "binary"):
+        assert written.dtype == np.int64  # whole numbers, written as such
+
+    table = pq.read_table(io.BytesIO(client.get(path, params={"format": "parquet"}).content))
+    column = table["embedding"].combine_chunks().flatten().to_numpy()
+    assert column.dtype == expected.dtype
+    assert np.array_equal(column.reshape(expected.shape), expected)
+
+    answer = client.get(path, params={"format": "npy"})
+    array = np.load(io.BytesIO(answer.content))
+    assert answer.headers["content-length"] == str(len(answer.content))
+    assert array.dtype == expected.dtype
+    assert np.array_equal(np.delete(array, 5, axis=0), expected)
+    assert np.isnan(array[5]).all() if expected.dtype.kind == "f" else not array[5].any()
+
+
+@pytest.mark.parametrize("vector_type", VECTOR_TYPES)
+def test_a_search_finds_the_row_of_its_own_vector(
+    client: httpx.Client, engine: Engine, vector_type: str
+) -> None:
+    submit(client, many(40), collection="docs", options=options(vector_type))
+    encode_waiting(engine)
+    answer = client.post("/v1/collections/docs/search", json={"embedding": vector_of(b"text 4").tolist()})
+    matches = answer.json()["data"]
+    scores = [match["score"] for match in matches]
+    assert scores == sorted(scores, reverse=True)
+    if vector_type == "binary":  # of 8 bits: others may have the same signs
+        assert "k4" in [match["key"] for match in matches if match["score"] == 1]
+        assert scores[-1] < 1
+    else:
+        assert matches[0]["key"] == "k4"
+        assert scores[0] == pytest.approx(1, abs=1e-3)
+        assert scores[1] < 0.999
+
+
+@pytest.mark.parametrize(
+    ("vector_type", "column"),
+    [("float32", "vector(8)"), ("float16", "halfvec(8)"), ("int8", "halfvec(8)"), ("binary", "bit(8)")],
+)
+def test_a_collection_of_a_type_takes_no_job_of_another(
+    client: httpx.Client, engine: Engine, vector_type: str, column: str
+) -> None:
+    submit(client, many(2), collection="docs", options=options(vector_type))
+    with engine.connect() as connection:
+        described = connection.execute(
+            text("""
+                SELECT format_type(atttypid, atttypmod) FROM pg_attribute
+                 WHERE attrelid = CAST('docs' AS regclass) AND attname = 'embedding'""")
+        ).scalar_one()
+    assert described == column
+    other = "float32" if vector_type != "float32" else "int8"
+    body = {"items": many(2), "collection": "docs", "options": options(other)}
+    said = f"vector_type is '{vector_type}', not '{other}'"
+    assert_problem(client.post("/v1/jobs", json=body), 409, "spec-mismatch", said)
+    unnamed = client.post("/v1/jobs", json={"items": many(2), "collection": "docs", "options": SMALL})
+    assert unnamed.status_code == (202 if vector_type == "float16" else 409)
+
+
+def test_an_unknown_type_is_refused_with_the_names_that_exist(client: httpx.Client) -> None:
+    body = {"items": many(1), "options": options("float8")}
+    assert_problem(client.post("/v1/jobs", json=body), 422, "invalid-request", "vector_type", "float8")
+
+
+@pytest.mark.parametrize("vector_type", VECTOR_TYPES)
+def test_retried_and_split_chunks_keep_the_rows_they_had(engine: Engine, vector_type: str) -> None:
+    spec = replace(SPEC, vector_type=vector_type)
+    with engine.begin() as connection:
+        keep_ranges(connection, spec, RANGES)
+    job = submit_directly(engine, make_items(4), spec=spec)
+    complete(engine, claim_next(engine), {1: ItemFailure(EMPTY_TEXT, ""), 3: ItemFailure(EMPTY_TEXT, "")})
+    assert read_all(engine, job)[1].tolist() == [True, False, True, False]
+    with engine.begin() as connection:
+        retry_job(connection, job.id)
+    again = claim_next(engine)
+    with engine.begin() as connection:
+        split_chunk(connection, again, "lost twice")
+    complete(engine, claim_next(engine))
+    rows, present = read_all(engine, job)
+    assert present.tolist() == [True, True, True, False]
+    vectors = np.stack([vector_of(item.text) for item in make_items(3)])
+    assert np.array_equal(rows[:3], make_rows(vectors, VECTOR_TYPE_BY_NAME[vector_type], RANGES))
+
+
+def test_a_collection_that_the_first_release_made_goes_on(engine: Engine) -> None:
+    submit_directly(engine, make_items(3), collection="docs")
+    complete(engine, claim_next(engine))
+    with engine.begin() as connection:
+        for table in ("jobs", "generations"):  # all that the first release stored
+            connection.execute(
+                text(
+                    f"UPDATE vectormill.{table} SET spec = spec - 'vector_type' - 'long_texts' - 'passage_overlap'"
+                )
+            )
+    job = submit_directly(engine, make_items(3, "later"), collection="docs")
+    complete(engine, claim_next(engine))
+    rows, present = read_all(engine, job)
+    assert present.all()
+    assert rows.dtype == np.float16
+    with engine.connect() as connection:
+        found = search_collection(
+            connection, find_generation(connection, "docs"), vector_of(make_items(3)[1].text), 1
+        )
+    assert found.matches[0].key == "k1"
+
+
+class CountingEngine:
+    """Vectors that tell their text; counts the requests."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        self.scale = np.float32(scale)
+        self.num_requests = 0
+
+    def encode(self, request: EncodeRequest, cancelled: threading.Event) -> EncodeResult:
+        self.num_requests += 1
+        n = len(request.texts)
+        vectors = np.stack([vector_of(given) for given in request.texts]) * self.scale
+        failures = {}
+        if request.request_id.startswith("calibration"):
+            failures = {0: ItemFailure(EMPTY_TEXT, "")}  # one bad text must not spoil the sample
+            vectors[0] = 1000
+        counts = np.full(n, 3, dtype=np.int32)
+        return EncodeResult(vectors, failures, counts, 4 * n, 0, np.zeros(n, dtype=np.bool_), {"run": 0.1})
+
+
+def test_ranges_are_measured_once_by_whoever_is_first(engine: Engine) -> None:
+    spec = replace(SPEC, vector_type="int8")
+    first, second = CountingEngine(), CountingEngine(scale=2)
+    calibrator, other = Calibrator(engine, cast(Any, first)), Calibrator(engine, cast(Any, second))
+    never = threading.Event()
+    threads = [threading.Thread(target=calibrator.prepare, args=(spec, never)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    other.prepare(spec, never)
+    assert (first.num_requests, second.num_requests) == (1, 0)
+    with engine.connect() as connection:
+        ranges = find_ranges(connection, spec)
+    assert ranges is not None
+    sample = np.stack([vector_of(each) for each in read_sample()[1:]])
+    expected = widen_ranges(measure_ranges(sample), MARGIN_SHARE)
+    assert np.array_equal(ranges.low, expected.low)
+    assert np.array_equal(ranges.high, expected.high)
+    with engine.begin() as connection:  # a worker that measured at the same time comes too late
+        keep_ranges(connection, spec, RANGES)
+        kept = find_ranges(connection, spec)
+    assert kept is not None
+    assert np.array_equal(kept.low, ranges.low)
+
+
+def test_a_worker_calibrates_before_its_first_chunk_of_codes_and_never_again(engine: Engine) -> None:
+    spec = replace(SPEC, vector_type="int8")
+    job = submit_directly(engine, make_items(6), spec=spec, collection="docs", chunk_max_items=2)
+    model = CountingEngine()
+    identity = WorkerIdentity("fake-cpu0@test", uuid4(), uuid4(), SPEC.model, slots=4)
+    keeper = LeaseKeeper(engine, identity, dict, heartbeat_seconds=5, lease_seconds=30)
+    sink, timesheet = PostgresSink(engine, threading.Event()), Timesheet(lambda: 0.0)
+    encoder = ChunkEncoder(engine, cast(Any, model), keeper, sink, timesheet, identity, Settings())
+    keeper.start()
+    try:
+        outcomes = [encoder.encode_chunk(each.chunk_id)["outcome"] for each in dispatch_all(engine)]
+    finally:
+        keeper.stop()
+    assert outcomes == ["done"] * 3
+    assert model.num_requests == 1 + 3
+    with engine.connect() as connection:
+        ranges = find_ranges(connection, spec)
+    assert ranges is not None
+    expected = quantize(np.stack([vector_of(item.text) for item in make_items(6)]), ranges)
+    assert np.array_equal(read_all(engine, job)[0], expected)
+
+
+@pytest.mark.parametrize("vector_type", [None, "float32", "float16", "binary"])
+def test_types_without_codes_need_no_calibration(engine: Engine, vector_type: str | None) -> None:
+    engine_of_model = CountingEngine()
+    Calibrator(engine, cast(Any, engine_of_model)).prepare(
+        replace(SPEC, vector_type=vector_type), threading.Event()
+    )
+    assert engine_of_model.num_requests == 0
+
+
+def test_a_text_has_the_same_codes_in_every_job_and_whatever_its_chunk(engine: Engine) -> None:
+    spec = replace(SPEC, vector_type="int8")
+    with engine.begin() as connection:
+        keep_ranges(connection, spec, RANGES)
+    jobs = [
+        submit_directly(engine, items, spec=spec, collection=place, chunk_max_items=size)
+        for items, place, size in (
+            (make_items(6), None, 2),
+            (make_items(6)[::-1], "docs", 4),
+            (make_items(6)[::-1], "more", 6),
+        )
+    ]
+    dispatch_all(engine)
+    for job in jobs:
+        run_job(engine, job)
+    codes = [read_all(engine, job)[0] for job in jobs]
+    assert np.array_equal(codes[0], codes[1][::-1])
+    assert np.array_equal(codes[0], codes[2][::-1])
+    assert np.array_equal(codes[0], quantize(np.stack([vector_of(i.text) for i in make_items(6)]), RANGES))
+
+
+def run_job(engine: Engine, job: Job) -> None:
+    with engine.connect() as connection:
+        chunk_ids = (
+            connection.execute(
+                text("SELECT id FROM vectormill.chunks WHERE job_id = :id ORDER BY id DESC"), {"id": job.id}
+            )
+            .scalars()
+            .all()
+        )
+    for chunk_id in chunk_ids:
+        claimed = claim(engine, chunk_id)
+        assert claimed is not None
+        complete(engine, claimed)

@@ -1,0 +1,206 @@
+"""What the dispatcher finds to do in a real Postgres, and what becomes of a bell that could not be rung."""
+
+from dataclasses import replace
+from typing import cast
+from uuid import uuid4
+
+import pytest
+from celery import Celery
+from sqlalchemy import Engine, text
+
+from scheduler.dispatcher import MAX_DEMANDS, Dispatcher
+from tests.clusters import connect
+from tests.protocol import SPEC, claim_next, complete, make_items, register_worker, submit
+from vectormill.broker.messages import task_id_of
+from vectormill.broker.queues import QueueReader
+from vectormill.broker.sentinel import Sentinel
+from vectormill.db.chunks.dispatch import list_demands, list_rooms, mark_queued
+from vectormill.db.chunks.rescue import rescue_expired_chunks
+from vectormill.db.jobs.jobs import retry_job
+from vectormill.db.workers import (
+    ALIVE_SECONDS,
+    REDIS_AWAY,
+    SCHEDULER,
+    beat_scheduler,
+    count_backlog,
+    list_signs_of_life,
+)
+from vectormill.domain.jobs.chunk import Dispatch
+from vectormill.domain.jobs.demand import Room
+from vectormill.domain.jobs.item import ItemFailure
+
+
+class QuietSentinel:
+    """A Redis that is there and has lost nothing."""
+
+    def has_lost_content(self) -> bool:
+        return False
+
+
+class FakeQueues:
+    """Task ids that wait in Redis."""
+
+    def __init__(self) -> None:
+        self.waiting: set[str] = set()
+
+    def list_task_ids(self, lists: object) -> set[str]:
+        return self.waiting
+
+
+def chunk_states(engine: Engine) -> list[str]:
+    with engine.connect() as connection:
+        return list(connection.execute(text("SELECT state FROM vectormill.chunks ORDER BY id")).scalars())
+
+
+def test_jobs_of_a_model_without_a_worker_do_not_hide_those_of_another(engine: Engine) -> None:
+    for _ in range(3):
+        submit(engine, make_items(1), spec=replace(SPEC, model="nobody serves it"))
+    served = submit(engine, make_items(1))
+    with engine.connect() as connection:
+        assert [each.job_id for each in list_demands(connection, [SPEC.model], 2)] == [served.id]
+
+
+def test_a_job_ages_while_nothing_moves_in_it_and_not_while_it_is_served(engine: Engine) -> None:
+    submit(engine, make_items(12))
+    with engine.begin() as connection:
+        connection.execute(
+            text(
+                "UPDATE vectormill.jobs SET created_at = created_at - interval '1 day', "
+                "updated_at = updated_at - interval '1 hour'"
+            )
+        )
+        (waiting,) = list_demands(connection, [SPEC.model], 10)
+    assert 3600 <= waiting.waited_seconds < 7200
+    complete(engine, claim_next(engine))
+    with engine.connect() as connection:
+        (served,) = list_demands(connection, [SPEC.model], 10)
+    assert served.waited_seconds < 1800
+
+
+# More urgent jobs than the dispatcher looks at in one round, each with a chunk.
+FLOOD = text("""
+    WITH flood AS (
+        INSERT INTO vectormill.jobs (id, state, model, spec, priority, num_items, num_chunks, num_open_chunks)
+        SELECT gen_random_uuid(), 'queued', model, spec, 1, 1, 1, 1
+          FROM vectormill.jobs CROSS JOIN generate_series(1, :num_jobs) WHERE id = :like_job
+        RETURNING id
+    )
+    INSERT INTO vectormill.chunks (job_id, seq, state, first_item, num_items)
+    SELECT id, 0, 'pending', 0, 1 FROM flood
+""")
+
+
+def test_no_number_of_urgent_jobs_hides_one_that_has_waited_for_long(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited = submit(engine, make_items(1), priority=9)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE vectormill.jobs SET updated_at = now() - interval '1 day'"))
+        connection.execute(FLOOD, {"num_jobs": MAX_DEMANDS + 1, "like_job": waited.id})
+    register_worker(engine)
+    queues, sentinel = cast(QueueReader, FakeQueues()), cast(Sentinel, QuietSentinel())
+    monkeypatch.setattr("scheduler.dispatcher.publish", lambda app, dispatches: None)
+    assert Dispatcher(engine, Celery(), sentinel, queues, ageing_seconds=600).dispatch() == 4
+    assert chunk_states(engine)[0] == "queued"
+
+
+def test_a_dead_worker_takes_its_leases_out_of_the_room_together_with_its_slots(engine: Engine) -> None:
+    dead, survivor = (register_worker(engine, 2, name, uuid4()) for name in ("dead", "survivor"))
+    submit(engine, make_items(12))
+    held = [claim_next(engine, owner=owner) for owner in (dead, dead, survivor)]
+    with engine.begin() as connection:
+        assert list_rooms(connection, ALIVE_SECONDS) == [Room(SPEC.model, 4, 3, 0)]
+        connection.execute(
+            text("UPDATE vectormill.workers SET heartbeat_at = now() - interval '16 s' WHERE name = 'dead'")
+        )
+        assert list_rooms(connection, ALIVE_SECONDS) == [Room(SPEC.model, 2, 1, 0)]
+        assert rescue_expired_chunks(connection) == 0  # nobody takes them before their time
+    for each in held:
+        complete(engine, each)
+
+
+def test_a_worker_that_was_started_again_has_all_its_room(engine: Engine) -> None:
+    launcher = uuid4()
+    former = register_worker(engine, 2, "w", uuid4(), launcher)
+    submit(engine, make_items(8))
+    claim_next(engine, owner=former)
+    register_worker(engine, 2, "w", uuid4(), launcher)
+    with engine.connect() as connection:
+        assert list_rooms(connection, ALIVE_SECONDS) == [Room(SPEC.model, 2, 0, 0)]
+
+
+def test_a_job_of_priority_0_is_counted_apart_from_bulk(engine: Engine) -> None:
+    owner = register_worker(engine, slots=6)
+    submit(engine, make_items(8), priority=0)
+    claim_next(engine, owner)
+    with engine.connect() as connection:
+        (room,) = list_rooms(connection, alive_seconds=15)
+    assert (room.slots, room.outstanding, room.interactive) == (6, 0, 1)
+
+
+def test_a_scheduler_without_redis_says_so_beside_its_sign_of_life(engine: Engine) -> None:
+    nowhere = "redis://127.0.0.1:1/0"
+    dispatcher = Dispatcher(engine, Celery(), Sentinel(nowhere), QueueReader(nowhere), ageing_seconds=600)
+    assert not dispatcher.recall_lost_messages()
+    signs = []
+    for is_away in (dispatcher.is_redis_away, False):
+        with engine.begin() as connection:
+            beat_scheduler(connection, is_redis_away=is_away)
+            signs.append(list_signs_of_life(connection))
+    assert signs == [{SCHEDULER, REDIS_AWAY}, {SCHEDULER}]
+
+
+def test_a_bell_that_could_not_be_rung_is_rung_at_the_next_look_at_redis(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rung: list[Dispatch] = []
+
+    def publish(app: Celery, dispatches: list[Dispatch]) -> None:
+        if not rung:
+            rung.extend(dispatches)
+            raise OSError("Redis was away for a moment")
+        rung.extend(dispatches)
+        queues.waiting.update(map(task_id_of, dispatches))
+
+    queues = FakeQueues()
+    monkeypatch.setattr("scheduler.dispatcher.publish", publish)
+    dispatcher = Dispatcher(
+        engine, Celery(), cast(Sentinel, QuietSentinel()), cast(QueueReader, queues), ageing_seconds=600
+    )
+    register_worker(engine)
+    submit(engine, make_items(4))
+    assert dispatcher.dispatch() == 1
+    assert chunk_states(engine) == ["queued"]
+    assert dispatcher.recall_lost_messages()
+    assert chunk_states(engine) == ["pending"]
+    assert dispatcher.dispatch() == 1
+    assert [dispatch.dispatch_seq for dispatch in rung] == [1, 2]
+    assert dispatcher.recall_lost_messages()
+    assert chunk_states(engine) == ["queued"]  # nothing was lost since
+
+
+def test_the_backlog_is_what_the_chunks_states_say(engine: Engine) -> None:
+    submit(engine, make_items(12))
+    submit(engine, make_items(4), spec=replace(SPEC, model="other"))
+    claim_next(engine)
+    with engine.begin() as connection:
+        (demand,) = list_demands(connection, [SPEC.model], 10)
+        mark_queued(connection, [(demand.job_id, 1)])
+        backlog = {(each.model, each.state): each.num_chunks for each in count_backlog(connection)}
+    assert backlog == {
+        ("fake", "pending"): 1,
+        ("fake", "queued"): 1,
+        ("fake", "leased"): 1,
+        ("other", "queued"): 1,
+        ("other", "pending"): 0,
+    }
+
+
+def test_the_dispatcher_is_woken_by_a_submission_and_by_a_retry(engine: Engine, database_url: str) -> None:
+    with connect(database_url) as listener:
+        listener.execute("LISTEN vectormill_jobs")
+        job = submit(engine, make_items(4))
+        complete(engine, claim_next(engine), {0: ItemFailure("encoding_failed", "so it is")})
+        with engine.begin() as connection:
+            retry_job(connection, job.id)
+        assert len(list(listener.notifies(timeout=10, stop_after=2))) == 2

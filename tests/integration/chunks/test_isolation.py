@@ -1,0 +1,103 @@
+"""Chunks of the sizes that users have are taken apart, whatever they hold and wherever it is kept."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from sqlalchemy import Engine, text
+
+from tests.protocol import SPEC, claim, claim_next, dispatch_all, make_items, submit
+from vectormill.db.chunks.chunks import split_chunk
+from vectormill.db.chunks.completion import complete_chunk
+from vectormill.db.chunks.payloads import load_payload
+from vectormill.db.jobs.export import read_vectors
+from vectormill.db.jobs.jobs import find_job, retry_job
+from vectormill.db.rows.calibrations import keep_ranges
+from vectormill.domain.encoding import VECTOR_TYPES, EncodingSpec
+from vectormill.domain.jobs.chunk import ChunkOutcome, Claim
+from vectormill.domain.jobs.item import EMPTY_TEXT, ItemFailure
+from vectormill.vectors.quantization import Ranges
+from vectormill.vectors.vector_types import choose_vector_type, make_rows
+
+DIMENSIONS = 384
+RANGES = Ranges(np.full(DIMENSIONS, -1, dtype=np.float32), np.full(DIMENSIONS, 1, dtype=np.float32))
+# 256 × 1,536 bytes is the first product that no smallint holds; 512 is the default size of a chunk.
+SIZES = (256, 488, 512, 2000)
+
+
+def vectors_of(positions: list[int]) -> "np.ndarray[tuple[int, int], np.dtype[np.float32]]":
+    """float32 [n, DIMENSIONS]: a row tells its position in the job."""
+    return np.stack(
+        [np.random.default_rng(position).uniform(-1, 1, DIMENSIONS) for position in positions]
+    ).astype(np.float32)
+
+
+def complete_large(engine: Engine, claimed: Claim, failing: frozenset[int] = frozenset()) -> None:
+    """Commits the wanted items of the chunk; those at a position of the job in `failing` fail."""
+    with engine.begin() as connection:
+        items = load_payload(connection, claimed.chunk_id)
+        wanted = claimed.wanted_items(0, claimed.num_items)
+        encoded = np.array(range(claimed.num_items) if wanted is None else wanted, dtype=np.int64)
+        places = (encoded + claimed.first_item).tolist()
+        failures = {
+            position: ItemFailure(EMPTY_TEXT, "")
+            for position, place in zip(encoded.tolist(), places, strict=True)
+            if place in failing
+        }
+        complete_chunk(connection, claimed, items, encoded, vectors_of(places), ChunkOutcome(failures, 1, 1))
+
+
+@pytest.mark.parametrize("collection", [None, "docs"])
+@pytest.mark.parametrize("vector_type", VECTOR_TYPES)
+def test_chunks_of_real_size_are_split_and_keep_every_vector_they_had(
+    engine: Engine, vector_type: str, collection: str | None
+) -> None:
+    spec = replace(SPEC, dimensions=DIMENSIONS, vector_type=vector_type)
+    with engine.begin() as connection:
+        keep_ranges(connection, spec, RANGES)
+    for size in SIZES:
+        split_a_retried_chunk(engine, spec, size, collection)
+
+
+def split_a_retried_chunk(engine: Engine, spec: EncodingSpec, size: int, collection: str | None) -> None:
+    job = submit(engine, make_items(size), spec=spec, collection=collection, chunk_max_items=size)
+    failing = frozenset({1, size // 2, size - 1})
+    complete_large(engine, claim_next(engine), failing)
+    with engine.begin() as connection:
+        retry_job(connection, job.id)
+    whole = claim_next(engine)
+    with engine.begin() as connection:
+        split_chunk(connection, whole, "lost twice")
+    halves = [claim(engine, dispatch.chunk_id) for dispatch in dispatch_all(engine)]
+    assert [(half.first_item, half.num_items) for half in halves if half] == [
+        (0, size // 2),
+        (size // 2, size - size // 2),
+    ]
+    for half in halves:
+        assert half is not None
+        complete_large(engine, half)
+    blocks = list(read_vectors(engine, job.id))
+    assert np.concatenate([block.present for block in blocks]).all()
+    expected = make_rows(
+        vectors_of(list(range(size))), choose_vector_type(spec, in_collection=collection is not None), RANGES
+    )
+    assert np.array_equal(np.concatenate([block.vectors for block in blocks]), expected)
+    with engine.connect() as connection:
+        ended = find_job(connection, job.id)
+    assert (ended.state, ended.num_done, ended.num_open_chunks) == ("completed", size, 0)
+
+
+@pytest.mark.parametrize("first_item", [32_500, 2**31 - 100], ids=["smallint", "integer"])
+def test_a_chunk_far_into_its_job_is_split(engine: Engine, first_item: int) -> None:
+    job = submit(engine, make_items(512), chunk_max_items=512)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE vectormill.chunks SET first_item = :at"), {"at": first_item})
+    claimed = claim_next(engine)
+    with engine.begin() as connection:
+        split_chunk(connection, claimed, "lost twice")
+        rows = connection.execute(
+            text("SELECT first_item, num_items FROM vectormill.chunks WHERE state = 'pending' ORDER BY seq")
+        ).all()
+    assert [tuple(row) for row in rows] == [(first_item, 256), (first_item + 256, 256)]
+    with engine.connect() as connection:
+        assert find_job(connection, job.id).num_open_chunks == 2

@@ -1,0 +1,369 @@
+"""The chunk protocol on a real Postgres, step by step, without Celery."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from sqlalchemy import Connection, Engine, text
+
+from scheduler.pruner import Pruner
+from tests.protocol import (
+    SPEC,
+    claim,
+    claim_next,
+    complete,
+    dispatch_all,
+    make_items,
+    register_worker,
+    submit,
+    vector_of,
+)
+from vectormill.db.chunks.chunks import claim_chunk, release_chunk, renew_leases, split_chunk
+from vectormill.db.chunks.completion import cancel_chunk, fail_chunk
+from vectormill.db.chunks.dispatch import list_queued, list_rooms, recall_dispatches
+from vectormill.db.chunks.payloads import load_payload
+from vectormill.db.chunks.rescue import (
+    end_cancelled_jobs,
+    rescue_expired_chunks,
+    rescue_unclaimed_chunks,
+)
+from vectormill.db.collections import collections
+from vectormill.db.collections.collections import find_generation
+from vectormill.db.jobs.deletion import discard_expired_jobs
+from vectormill.db.jobs.export import read_vectors
+from vectormill.db.jobs.jobs import cancel_job, delete_job, find_job, list_item_errors, list_jobs, retry_job
+from vectormill.db.search.matches import search_collection
+from vectormill.domain.collection import Generation
+from vectormill.domain.errors import (
+    Conflict,
+    DuplicateKey,
+    EmptyJob,
+    IdempotencyMismatch,
+    JobNotFound,
+    LeaseLost,
+    SpecMismatch,
+    WrongJobState,
+)
+from vectormill.domain.jobs.item import CRASHED_WORKER, EMPTY_TEXT, Item, ItemFailure
+
+
+def run_to_end(engine: Engine) -> None:
+    for dispatch in dispatch_all(engine):
+        claimed = claim(engine, dispatch.chunk_id)
+        assert claimed is not None
+        complete(engine, claimed)
+
+
+def job_of(engine: Engine, job_id: object):  # type: ignore[no-untyped-def]
+    with engine.connect() as connection:
+        return find_job(connection, job_id)  # type: ignore[arg-type]
+
+
+def test_every_item_of_a_job_gets_its_own_vector_in_the_order_of_submission(engine: Engine) -> None:
+    items = make_items(10)
+    job = submit(engine, items)
+    assert (job.state, job.num_items, job.num_chunks) == ("queued", 10, 3)
+    run_to_end(engine)
+    job = job_of(engine, job.id)
+    assert (job.state, job.num_done, job.num_failed, job.num_open_chunks) == ("completed", 10, 0, 0)
+    assert job.num_tokens == 100
+    assert job.padding_waste == pytest.approx(1 - 100 / 120)
+    assert job.stage_seconds == {"run": 1.5}
+    assert job.num_reused == 3  # one a chunk
+    blocks = list(read_vectors(engine, job.id))
+    assert [key for block in blocks for key in block.keys] == [item.key for item in items]
+    vectors = np.concatenate([block.vectors for block in blocks])
+    np.testing.assert_array_equal(vectors, np.stack([vector_of(item.text) for item in items]))
+
+
+def test_a_collection_is_a_view_that_sql_can_search(engine: Engine) -> None:
+    items = [*make_items(9), Item("with metadata", b"text", b'{"page": 7}')]
+    job = submit(engine, items, collection="docs")
+    run_to_end(engine)
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT count(*) FROM docs")).scalar_one() == 10
+        nearest = connection.execute(
+            text("SELECT key, metadata FROM docs ORDER BY embedding <=> CAST(:query AS halfvec) LIMIT 1"),
+            {"query": str(vector_of(b"text").tolist())},
+        ).one()
+        assert tuple(nearest) == ("with metadata", {"page": 7})
+        matches = search_collection(
+            connection, find_generation(connection, "docs"), vector_of(items[3].text), 2
+        ).matches
+    assert matches[0].key == items[3].key
+    assert matches[0].score == pytest.approx(1, abs=1e-3)
+    block = next(read_vectors(engine, job.id))
+    np.testing.assert_allclose(block.vectors[0], vector_of(items[0].text), atol=1e-3)  # halfvec keeps 11 bits
+
+
+def test_a_worker_that_lost_its_lease_writes_nothing(engine: Engine) -> None:
+    submit(engine, make_items(4), collection="docs")
+    zombie = claim_next(engine, "zombie", lease_seconds=-1)
+    thief = claim(engine, zombie.chunk_id, "thief")
+    assert thief is not None
+    assert thief.fence == zombie.fence + 1
+    assert (thief.lost, thief.lapsed, thief.attempt) == (0, 1, 1)
+    with pytest.raises(LeaseLost):
+        complete(engine, zombie)
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT count(*) FROM docs")).scalar_one() == 0
+    assert complete(engine, thief) is True
+    with pytest.raises(LeaseLost):
+        complete(engine, thief)
+
+
+def test_a_message_that_names_a_chunk_of_another_model_claims_nothing(engine: Engine) -> None:
+    submit(engine, make_items(2))
+    (dispatch,) = dispatch_all(engine)
+    with engine.begin() as connection:
+        assert claim_chunk(connection, dispatch.chunk_id, "forger", "another", 30) is None
+    assert claim(engine, dispatch.chunk_id) is not None
+
+
+def test_a_duplicate_message_claims_nothing(engine: Engine) -> None:
+    submit(engine, make_items(4))
+    first = claim_next(engine)
+    assert claim(engine, first.chunk_id, "other") is None
+    complete(engine, first)
+    assert claim(engine, first.chunk_id, "other") is None
+
+
+def test_an_older_job_never_overwrites_a_newer_one(engine: Engine) -> None:
+    old = submit(engine, [Item("k", b"old text")], collection="docs")
+    new = submit(engine, [Item("k", b"new text")], collection="docs")
+    by_job = {dispatch.job_id: dispatch.chunk_id for dispatch in dispatch_all(engine)}
+    for job in (new, old):
+        claimed = claim(engine, by_job[job.id])
+        assert claimed is not None
+        complete(engine, claimed)
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT job_seq FROM docs")).scalar_one() == new.seq
+    assert not next(read_vectors(engine, old.id)).present[
+        0
+    ]  # its text has no vector any more, so none is given
+    assert next(read_vectors(engine, new.id)).present[0]
+
+
+def test_one_bad_item_fails_alone_and_is_retried_alone(engine: Engine) -> None:
+    for collection in (None, "docs"):
+        job = submit(engine, make_items(6), collection=collection)
+        first, second = (claim(engine, dispatch.chunk_id) for dispatch in dispatch_all(engine))
+        assert first is not None
+        assert second is not None
+        complete(engine, first, {2: ItemFailure(EMPTY_TEXT, "empty")})
+        assert complete(engine, second) is True
+        ended = job_of(engine, job.id)
+        assert (ended.state, ended.num_done, ended.num_failed) == ("completed_with_errors", 5, 1)
+        with engine.connect() as connection:
+            assert [error.key for error in list_item_errors(connection, job.id, after=None, limit=10)] == [
+                "k2"
+            ]
+            assert list_item_errors(connection, job.id, after=2, limit=10) == []
+        assert next(read_vectors(engine, job.id)).present.tolist() == [True, True, False, True]
+        with engine.begin() as connection:
+            assert retry_job(connection, job.id).state == "queued"
+        again = claim_next(engine)
+        assert again.only_items == (2,)
+        assert complete(engine, again) is True
+        ended = job_of(engine, job.id)
+        assert (ended.state, ended.num_done, ended.num_failed) == ("completed", 6, 0)
+        vectors = np.concatenate([block.vectors for block in read_vectors(engine, job.id)])
+        np.testing.assert_allclose(vectors, [vector_of(item.text) for item in make_items(6)], atol=1e-3)
+        with engine.begin() as connection, pytest.raises(WrongJobState):
+            retry_job(connection, job.id)
+
+
+def test_a_job_none_of_whose_items_got_a_vector_is_failed(engine: Engine) -> None:
+    job = submit(engine, make_items(2))
+    claimed = claim_next(engine)
+    with engine.begin() as connection:
+        items = load_payload(connection, claimed.chunk_id)
+        fail_chunk(connection, claimed, items, ItemFailure(CRASHED_WORKER, "it crashed"))
+    ended = job_of(engine, job.id)
+    assert (ended.state, ended.num_failed) == ("failed", 2)
+
+
+def test_a_chunk_that_keeps_crashing_is_split_down_to_the_item_to_blame(engine: Engine) -> None:
+    job = submit(engine, make_items(4))
+    whole = claim_next(engine)
+    with engine.begin() as connection:
+        split_chunk(connection, whole, "lost twice")
+    halves = [claim(engine, dispatch.chunk_id) for dispatch in dispatch_all(engine)]
+    assert [(half.first_item, half.num_items, half.lost) for half in halves if half] == [(0, 2, 0), (2, 2, 0)]
+    assert job_of(engine, job.id).num_open_chunks == 2
+    for half in halves:
+        assert half is not None
+        complete(engine, half)
+    assert job_of(engine, job.id).state == "completed"
+    assert [key for block in read_vectors(engine, job.id) for key in block.keys] == ["k0", "k1", "k2", "k3"]
+
+
+def test_a_retried_chunk_that_is_split_keeps_the_vectors_it_had(engine: Engine) -> None:
+    job = submit(engine, make_items(4))
+    complete(engine, claim_next(engine), {1: ItemFailure(EMPTY_TEXT, ""), 3: ItemFailure(EMPTY_TEXT, "")})
+    with engine.begin() as connection:
+        retry_job(connection, job.id)
+    again = claim_next(engine)
+    with engine.begin() as connection:
+        split_chunk(connection, again, "lost twice")
+    for dispatch in dispatch_all(engine):
+        half = claim(engine, dispatch.chunk_id)
+        assert half is not None
+        assert half.only_items == (1,)
+        complete(engine, half)
+    vectors = np.concatenate([block.vectors for block in read_vectors(engine, job.id)])
+    np.testing.assert_array_equal(vectors, [vector_of(item.text) for item in make_items(4)])
+    ended = job_of(engine, job.id)
+    assert (ended.state, ended.num_done, ended.num_open_chunks) == ("completed", 4, 0)
+
+
+def test_expired_leases_and_lost_dispatches_go_back_to_pending(engine: Engine) -> None:
+    job = submit(engine, make_items(8))
+    first, second = dispatch_all(engine)
+    claim(engine, first.chunk_id, lease_seconds=-1)
+    with engine.begin() as connection:
+        assert rescue_expired_chunks(connection) == 1
+        assert rescue_unclaimed_chunks(connection, timeout_seconds=60) == 0
+        assert rescue_unclaimed_chunks(connection, timeout_seconds=-1) == 1
+    assert [dispatch.chunk_id for dispatch in dispatch_all(engine)] == [first.chunk_id, second.chunk_id]
+    assert job_of(engine, job.id).num_retried_chunks == 1
+
+
+def test_after_a_flush_dispatched_chunks_are_dispatched_again(engine: Engine) -> None:
+    submit(engine, make_items(8))
+    first, second = dispatch_all(engine)
+    claim(engine, first.chunk_id)
+    with engine.begin() as connection:
+        assert recall_dispatches(connection, list_queued(connection)) == 1
+    (again,) = dispatch_all(engine)
+    assert (again.chunk_id, again.dispatch_seq) == (second.chunk_id, 2)
+
+
+def test_a_heartbeat_renews_leases_and_tells_of_lost_ones_and_of_cancelled_jobs(engine: Engine) -> None:
+    submit(engine, make_items(4))
+    held = claim_next(engine)
+    lost = claim_next_of_new_job(engine)
+    claim(engine, lost.chunk_id, "thief")
+    with engine.begin() as connection:
+        assert renew_leases(connection, [held, lost], 30) == {held.chunk_id: "running"}
+        cancel_job(connection, held.job_id)
+        assert renew_leases(connection, [held], 30) == {held.chunk_id: "cancelling"}
+
+
+def claim_next_of_new_job(engine: Engine):  # type: ignore[no-untyped-def]
+    submit(engine, make_items(4))
+    return claim_next(engine, lease_seconds=-1)
+
+
+def test_cancelling_ends_waiting_chunks_now_and_leased_ones_when_their_worker_hears(engine: Engine) -> None:
+    job = submit(engine, make_items(12))
+    held = claim_next(engine)
+    with engine.begin() as connection:
+        assert cancel_job(connection, job.id).state == "cancelling"
+        assert cancel_job(connection, job.id).num_open_chunks == 1
+    assert dispatch_all(engine) == []
+    with engine.begin() as connection:
+        cancel_chunk(connection, held)
+    assert job_of(engine, job.id).state == "cancelled"
+    with engine.begin() as connection:
+        assert cancel_job(connection, job.id).state == "cancelled"
+
+
+def test_a_chunk_handed_back_while_its_job_is_cancelled_does_not_keep_the_job_open(engine: Engine) -> None:
+    job = submit(engine, make_items(4))
+    held = claim_next(engine)
+    with engine.begin() as connection:
+        cancel_job(connection, job.id)
+        assert release_chunk(connection, held, "stopping", is_counted=False)
+        assert end_cancelled_jobs(connection) == 1
+    assert job_of(engine, job.id).state == "cancelled"
+
+
+def test_a_chunk_handed_back_by_a_stopping_worker_does_not_count_as_an_attempt(engine: Engine) -> None:
+    job = submit(engine, make_items(4))
+    held = claim_next(engine)
+    with engine.begin() as connection:
+        release_chunk(connection, held, "stopping", is_counted=False)
+    again = claim_next(engine)
+    assert (again.attempt, again.lost) == (1, 0)
+    with engine.begin() as connection:
+        assert not release_chunk(connection, held, "too late", is_counted=False)
+    assert job_of(engine, job.id).num_retried_chunks == 0
+
+
+def test_an_idempotency_key_answers_the_same_job_and_refuses_other_content(engine: Engine) -> None:
+    job = submit(engine, make_items(9), idempotency_key="one")
+    assert submit(engine, make_items(9), idempotency_key="one").id == job.id
+    with pytest.raises(IdempotencyMismatch):
+        submit(engine, make_items(8), idempotency_key="one")
+    with engine.connect() as connection:
+        assert len(list_jobs(connection, state=None, before_seq=None, limit=10)) == 1
+
+
+@pytest.mark.parametrize("count", [4, 4 * 8 * 3])  # in one transaction, and in parts
+def test_a_refused_submission_leaves_nothing_behind(engine: Engine, count: int) -> None:
+    with pytest.raises(DuplicateKey, match=f"Item 2 and item {count + 1} "):
+        submit(engine, [*make_items(count), make_items(2)[1]], collection="docs")
+    with pytest.raises(EmptyJob):
+        submit(engine, [])
+    with engine.connect() as connection:
+        assert list_jobs(connection, state=None, before_seq=None, limit=10) == []
+    Pruner(engine, retention_seconds=1e9, upload_timeout_seconds=1e9).prune()
+    with engine.connect() as connection:
+        for table in ("jobs", "chunks", "chunk_payloads", "collections"):
+            assert connection.execute(text(f"SELECT count(*) FROM vectormill.{table}")).scalar_one() == 0
+
+
+def test_a_collection_refuses_vectors_of_another_spec(engine: Engine) -> None:
+    submit(engine, make_items(2), collection="docs")
+    other = replace(SPEC, normalize=False)
+    with pytest.raises(SpecMismatch, match="normalize is True, not False"):
+        submit(engine, make_items(2), collection="docs", spec=other)
+
+
+def test_a_collection_that_another_first_job_has_made_meanwhile_is_no_foreign_table(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two first jobs of one collection at once: the second looked before the first had made it, and asks afterwards."""
+    find = collections.find_generation
+
+    def find_and_be_overtaken(connection: Connection, name: str) -> Generation:
+        try:
+            return find(connection, name)
+        finally:
+            monkeypatch.undo()
+            submit(engine, make_items(1), collection="docs")
+
+    monkeypatch.setattr(collections, "find_generation", find_and_be_overtaken)
+    assert submit(engine, make_items(2), collection="docs").num_items == 2
+
+
+def test_room_counts_bulk_chunks_with_live_workers_only(engine: Engine) -> None:
+    register_worker(engine, slots=6)
+    submit(engine, make_items(8))
+    submit(engine, make_items(1), priority=0)
+    dispatch_all(engine)
+    with engine.connect() as connection:
+        (room,) = list_rooms(connection, alive_seconds=15)
+        assert (room.model, room.slots, room.outstanding) == ("fake", 6, 2)
+        assert list_rooms(connection, alive_seconds=-1) == []
+
+
+def test_an_ended_job_is_pruned_after_its_retention_but_its_collection_stays(engine: Engine) -> None:
+    job = submit(engine, make_items(4), collection="docs")
+    run_to_end(engine)
+    with engine.begin() as connection:
+        assert discard_expired_jobs(connection, retention_seconds=3600) == 0
+        assert discard_expired_jobs(connection, retention_seconds=-1) == 1
+        assert connection.execute(text("SELECT count(*) FROM docs")).scalar_one() == 4
+        with pytest.raises(JobNotFound):
+            find_job(connection, job.id)
+        delete_job(connection, job.id)  # deleting what is gone is no error
+
+
+def test_a_collection_never_takes_the_name_of_a_table_that_is_not_its_own(engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE public.customers (id int)"))
+    for name in ("customers", "jobs"):
+        with pytest.raises(Conflict, match=name):
+            submit(engine, make_items(1), collection=name)

@@ -1,0 +1,130 @@
+"""Both servers together: one run per directory, found by others, restarted when they die, gone when it ends."""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+import redis
+
+from tests.clusters import connect, new_directory, servers_of, value
+from tests.waiting import wait_for
+from vectormill.embedded.errors import AlreadyRunning, EmbeddedServerFailed, StartCancelled
+from vectormill.embedded.running import find_running
+from vectormill.embedded.stack import EmbeddedStack
+from vectormill.processes import lifetimes as processes
+
+
+@pytest.fixture
+def data_dir() -> Iterator[Path]:
+    with new_directory() as directory:
+        yield directory / "data"
+        EmbeddedStack(directory / "data").destroy()
+
+
+def valkeys_of(data_dir: Path) -> list[int]:
+    return [process.pid for process in processes.running_in(data_dir / "valkey", "valkey-server")]
+
+
+def answers(stack: EmbeddedStack) -> bool:
+    try:
+        with redis.Redis.from_url(stack.redis_url, socket_timeout=5) as client:
+            return bool(client.ping()) and value(stack.database_url, "SELECT 1") == 1
+    except (redis.RedisError, psycopg.OperationalError):
+        return False
+
+
+def test_a_stack_is_found_while_it_runs_and_not_afterwards(data_dir: Path) -> None:
+    assert find_running(data_dir) is None
+    with EmbeddedStack(data_dir) as stack:
+        assert answers(stack)
+        found = find_running(data_dir)
+        assert found is not None
+        assert (found.database_url, found.redis_url) == (stack.database_url, stack.redis_url)
+        assert (found.pid, found.api_url) == (os.getpid(), None)
+        assert stat.S_IMODE((data_dir / "stack.json").stat().st_mode) == 0o600
+        stack.announce(api_url="http://127.0.0.1:1", flower_url="http://127.0.0.1:2")
+        found = find_running(data_dir)
+        assert found is not None
+        assert found.api_url == "http://127.0.0.1:1"
+        with pytest.raises(AlreadyRunning) as raised:
+            EmbeddedStack(data_dir).start()
+        assert str(raised.value) == (
+            f"another vectormill (pid {os.getpid()}) is running on {data_dir}; "
+            "stop it, or give another --data-dir"
+        )
+        assert find_running(data_dir) == found  # the refused one took nothing away
+    assert find_running(data_dir) is None
+    assert servers_of(data_dir) == valkeys_of(data_dir) == []
+    with EmbeddedStack(data_dir) as stack:
+        assert answers(stack)
+
+
+def test_a_server_that_dies_comes_back_at_the_same_address(data_dir: Path) -> None:
+    with EmbeddedStack(data_dir) as stack:
+        urls = (stack.database_url, stack.redis_url)
+        before = {*servers_of(data_dir), *valkeys_of(data_dir)}
+        postmaster = int((data_dir / "postgres" / "data" / "postmaster.pid").read_text().split()[0])
+        for pid in (postmaster, *valkeys_of(data_dir)):
+            os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: not any(map(processes.is_alive, before)))
+        wait_for(lambda: answers(stack))
+        assert (stack.database_url, stack.redis_url) == urls
+    assert servers_of(data_dir) == valkeys_of(data_dir) == []
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has PR_SET_PDEATHSIG")
+def test_a_killed_stack_is_not_found_and_the_next_goes_on_with_its_data(data_dir: Path) -> None:
+    # It sleeps until the test kills it, which is the point; no test waits for the end of the minute.
+    program = (
+        "import sys, time; from pathlib import Path; from vectormill.embedded.stack import EmbeddedStack\n"
+        "stack = EmbeddedStack(Path(sys.argv[1])); stack.start(); print(stack.database_url, flush=True)\n"
+        "time.sleep(60)"
+    )
+    argv = [sys.executable, "-c", program, str(data_dir)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        url = parent.stdout.readline().strip()
+        with connect(url) as connection:
+            connection.execute("CREATE TABLE t AS SELECT 7 AS x")
+        found = find_running(data_dir)
+        assert found is not None
+        assert found.pid == parent.pid
+        parent.kill()
+    assert find_running(data_dir) is None
+    with EmbeddedStack(data_dir) as stack:  # at once, while the orphans are still shutting down
+        assert answers(stack)
+        assert value(stack.database_url, "SELECT x FROM t") == 7
+
+
+def test_servers_whose_url_is_given_are_not_started_but_the_directory_is_held(data_dir: Path) -> None:
+    given = ("postgresql+psycopg://elsewhere/db", "redis://elsewhere/0")
+    with EmbeddedStack(data_dir, database_url=given[0], redis_url=given[1]) as stack:
+        assert (stack.database_url, stack.redis_url) == given
+        assert not (data_dir / "postgres").exists()
+        with pytest.raises(AlreadyRunning):
+            EmbeddedStack(data_dir).start()
+
+
+def test_when_one_server_cannot_start_the_other_is_stopped(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vectormill.embedded.valkey.CONFIGURATION", "hz often\n")
+    with pytest.raises(EmbeddedServerFailed, match="Valkey ended while starting"):
+        EmbeddedStack(data_dir).start()
+    assert servers_of(data_dir) == []
+    assert find_running(data_dir) is None
+
+
+def test_a_start_is_given_up_when_a_stop_is_asked_for(data_dir: Path) -> None:
+    stopping = threading.Event()
+    stopping.set()
+    with pytest.raises(StartCancelled):
+        EmbeddedStack(data_dir, stopping=stopping).start()
+    assert servers_of(data_dir) == valkeys_of(data_dir) == []

@@ -1,0 +1,290 @@
+"""What the engine does when its encoder raises, dies, hangs or answers nonsense: real processes, a fake encoder."""
+
+import os
+import re
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from tests.faulty_engine import HANG_WHILE_FILE_EXISTS, SPEC, MakeEngine, encode, request, runner_pids
+from tests.waiting import wait_for
+from vectormill.domain.encoding import FAIL, PASSAGES
+from vectormill.domain.errors import ModelError
+from vectormill.domain.jobs.item import (
+    EMPTY_TEXT,
+    ENCODING_FAILED,
+    NON_FINITE_VECTOR,
+    NUL_CHARACTER,
+    TOO_MANY_TOKENS,
+)
+from vectormill.domain.jobs.waiting import ServingWorker
+from vectormill.models.registry import DEFAULT_MODEL
+from worker.engine.engine import EncodingCancelled, Engine, EngineStopped, RunnerDied
+
+
+@pytest.fixture
+def engine(make_engine: MakeEngine) -> Engine:
+    started = make_engine()
+    started.start()
+    return started
+
+
+def test_every_text_gets_the_vector_it_gets_alone(engine: Engine) -> None:
+    texts = [f"text number {i} " + "and more " * (i % 9) for i in range(200)]
+    together = encode(engine, texts)
+    assert not together.failures
+    for index in (0, 8, 199):
+        assert np.array_equal(encode(engine, [texts[index]]).vectors[0], together.vectors[index])
+
+
+def test_requests_that_run_together_get_their_own_vectors(engine: Engine) -> None:
+    texts = [[f"request {r} text {i} " + "word " * (i % 7) for i in range(60)] for r in range(6)]
+    with ThreadPoolExecutor(6) as threads:
+        results = list(threads.map(lambda some: encode(engine, some), texts))
+    for some, result in zip(texts, results, strict=True):
+        assert np.array_equal(result.vectors[-1], encode(engine, some[-1:]).vectors[0])
+    report = engine.report()
+    assert report["num_sequences"] == 366
+    assert report["num_batches"] > 10
+    assert 0 <= report["padding_waste"] < 0.5
+
+
+def test_a_text_that_occurs_twice_is_encoded_once_and_counted_twice(engine: Engine) -> None:
+    result = encode(engine, ["same words", "other", "same words"])
+    assert engine.report()["num_sequences"] == 2
+    assert np.array_equal(result.vectors[0], result.vectors[2])
+    assert result.num_tokens.tolist() == [4, 3, 4]
+    assert result.num_computed_tokens >= 11
+
+
+def test_texts_that_cannot_be_encoded_fail_alone_and_their_rows_are_zeros(engine: Engine) -> None:
+    strict = replace(SPEC, long_texts=FAIL, max_tokens=6)
+    result = encode(engine, ["fine", " ", "nul \0 here", "one two three four five", "fine"], spec=strict)
+    assert {index: failure.code for index, failure in result.failures.items()} == {
+        1: EMPTY_TEXT,
+        2: NUL_CHARACTER,
+        3: TOO_MANY_TOKENS,
+    }
+    assert not result.vectors[[1, 2, 3]].any()
+    assert result.vectors[0].any()
+    assert result.num_tokens.tolist() == [3, 0, 0, 0, 3]
+
+
+def test_truncation_is_counted_and_told_for_each_text(engine: Engine) -> None:
+    result = encode(engine, ["one two three four five", "one"], spec=replace(SPEC, max_tokens=4))
+    assert (result.num_truncated, result.truncated.tolist(), result.num_tokens.tolist()) == (
+        1,
+        [True, False],
+        [4, 3],
+    )
+
+
+def test_a_text_fails_when_one_of_its_passages_does_and_its_neighbours_do_not(engine: Engine) -> None:
+    spec = replace(SPEC, long_texts=PASSAGES, max_tokens=8, passage_overlap=1)
+    long = "one two three four five six seven eight "
+    texts = ["fine", long + "error " + long, long, " ", long + "nan", "fine"]
+    result = encode(engine, texts, spec=spec)
+    assert {index: failure.code for index, failure in result.failures.items()} == {
+        1: ENCODING_FAILED,
+        3: EMPTY_TEXT,
+        4: NON_FINITE_VECTOR,
+    }
+    assert result.num_tokens.tolist() == [3, 0, 16, 0, 0, 3]
+    assert (result.num_passages, result.num_truncated) == (2, 0)
+    assert np.array_equal(result.vectors[2], encode(engine, [long], spec=spec).vectors[0])
+    assert np.array_equal(result.vectors[0], encode(engine, ["fine"]).vectors[0])
+
+
+def test_a_request_without_any_sound_text_is_answered_without_the_model(engine: Engine) -> None:
+    assert len(encode(engine, []).vectors) == 0
+    assert list(encode(engine, ["", " "]).failures) == [0, 1]
+    assert engine.report()["num_batches"] == 0
+
+
+def test_a_text_on_which_the_model_raises_fails_alone_and_its_neighbours_do_not(engine: Engine) -> None:
+    texts = [f"fine {i}" for i in range(40)]
+    texts[13] = texts[31] = "an error here"
+    result = encode(engine, texts)
+    assert sorted(result.failures) == [13, 31]
+    assert result.failures[13].code == ENCODING_FAILED
+    assert "a sequence the model cannot take" in result.failures[13].detail
+    assert np.flatnonzero(~result.vectors.any(axis=1)).tolist() == [13, 31]
+
+
+def test_a_vector_that_is_not_finite_fails_its_text_alone(engine: Engine) -> None:
+    result = encode(engine, ["fine", "nan here", "fine too"])
+    assert {index: failure.code for index, failure in result.failures.items()} == {1: NON_FINITE_VECTOR}
+    assert np.isfinite(result.vectors).all()
+
+
+def test_the_request_whose_text_kills_the_model_is_told_and_the_engine_goes_on(engine: Engine) -> None:
+    first = runner_pids()
+    with pytest.raises(RunnerDied, match="status 7") as caught:
+        encode(engine, ["fine", "crash now"])
+    assert caught.value.is_suspect
+    assert not encode(engine, ["fine"]).failures
+    assert runner_pids() != first
+    assert engine.report()["num_restarts"] == 1
+    assert engine.is_healthy()
+
+
+def test_a_device_that_is_lost_ends_its_process_instead_of_failing_every_text(engine: Engine) -> None:
+    with pytest.raises(RunnerDied, match="status 3") as caught:
+        encode(engine, ["fine", "the device is lost"])
+    assert caught.value.is_suspect
+    assert not encode(engine, ["fine"]).failures
+    assert engine.report()["num_restarts"] == 1
+
+
+def test_requests_that_were_not_in_the_fatal_batch_never_notice(
+    make_engine: MakeEngine, tmp_path: Path
+) -> None:
+    engine = make_engine(max_batch_tokens=16)
+    engine.start()
+    (tmp_path / HANG_WHILE_FILE_EXISTS).touch()
+    with ThreadPoolExecutor(3) as threads:
+        held = threads.submit(
+            encode, engine, ["one two three four five six seven eight nine ten eleven twelve"]
+        )
+        wait_for(lambda: engine._executor._docket.outstanding.__len__() == 1)
+        bad = threads.submit(encode, engine, ["crash of the model in a batch that is full of it all"])
+        wait_for(lambda: engine._executor._docket.outstanding.__len__() == 2)
+        good = threads.submit(
+            encode, engine, [f"an innocent text with its number {i} and more" for i in range(20)]
+        )
+        (tmp_path / HANG_WHILE_FILE_EXISTS).unlink()
+        assert not held.result().failures
+        assert isinstance(bad.exception(), RunnerDied)
+        assert not good.result().failures
+
+
+def test_a_model_process_that_is_killed_from_outside_is_replaced_and_nobody_notices(
+    engine: Engine, tmp_path: Path
+) -> None:
+    (tmp_path / HANG_WHILE_FILE_EXISTS).touch()
+    with ThreadPoolExecutor(1) as threads:
+        future = threads.submit(encode, engine, ["waiting"])
+        wait_for(lambda: engine._executor._docket.started)
+        os.kill(runner_pids()[0], signal.SIGKILL)
+        (tmp_path / HANG_WHILE_FILE_EXISTS).unlink()
+        assert not future.result().failures
+    report = engine.report()
+    assert report["num_restarts"] == 1
+    assert [budget["ceiling_tokens"] for budget in report["budgets"].values()] == [None] * 4
+    assert not list(tmp_path.glob("budgets/*")), "what was not memory leaves no ceiling"
+
+
+def test_a_forward_pass_that_hangs_is_ended_and_where_it_hung_is_logged(
+    make_engine: MakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = make_engine(forward_timeout_seconds=0.5)
+    engine.start()
+    with pytest.raises(RunnerDied, match=r"took more than 0\.5 s"):
+        encode(engine, ["hang please"])
+    assert re.search(r"Current thread .*\n  File .*faulty_engine.py\", line \d+ in encode", caplog.text)
+    assert not encode(engine, ["fine"]).failures
+
+
+def test_a_model_process_lost_too_often_stops_the_engine_and_all_who_wait_are_told(
+    make_engine: MakeEngine,
+) -> None:
+    engine = make_engine(max_runner_restarts=0)
+    engine.start()
+    with pytest.raises(RunnerDied):
+        encode(engine, ["crash"])
+    wait_for(lambda: not engine.is_healthy())
+    with pytest.raises(EngineStopped, match="lost 1 times in a row"):
+        encode(engine, ["fine"])
+
+
+def test_a_cancelled_request_returns_at_once_and_leaves_room_for_others(
+    engine: Engine, tmp_path: Path
+) -> None:
+    (tmp_path / HANG_WHILE_FILE_EXISTS).touch()
+    cancelled = threading.Event()
+    with ThreadPoolExecutor(1) as threads:
+        future = threads.submit(engine.encode, request([f"text {i} of many" for i in range(100)]), cancelled)
+        wait_for(lambda: len(engine._executor._docket.outstanding) == 2)
+        cancelled.set()
+        assert isinstance(future.exception(timeout=60), EncodingCancelled)
+    (tmp_path / HANG_WHILE_FILE_EXISTS).unlink()
+    assert not encode(engine, ["fine"]).failures
+    assert engine.report()["num_sequences"] < 60
+
+
+def test_who_waits_is_told_of_a_stop_before_a_model_process_that_does_not_end_is_waited_for(
+    engine: Engine,
+) -> None:
+    runner = psutil.Process(runner_pids()[0])
+    runner.suspend()  # as one that waits inside a driver: it does not hear that its pipe is closed
+    with ThreadPoolExecutor(2) as threads:
+        waiting = threads.submit(encode, engine, ["text"])
+        wait_for(lambda: engine._executor._docket.outstanding)
+        stopping = threads.submit(engine.stop)
+        assert isinstance(waiting.exception(timeout=60), EngineStopped)
+        assert runner.is_running(), "its chunk could have been handed back seconds earlier"
+        stopping.result(timeout=60)
+    assert not runner.is_running()
+
+
+def test_stopping_tells_all_who_wait_and_leaves_no_process(engine: Engine, tmp_path: Path) -> None:
+    (tmp_path / HANG_WHILE_FILE_EXISTS).touch()
+    pid = runner_pids()[0]
+    with ThreadPoolExecutor(8) as threads:
+        # More than there are slots: some wait outside.
+        futures = [threads.submit(encode, engine, [f"text {i}"]) for i in range(8)]
+        wait_for(lambda: len(engine._executor._docket.outstanding) >= 1)
+        engine.stop()
+        assert all(isinstance(future.exception(timeout=60), EngineStopped) for future in futures)
+    assert not psutil.pid_exists(pid)
+    assert not engine.is_healthy()
+    with pytest.raises(EngineStopped):
+        encode(engine, ["late"])
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("load_nothing", "There is no such model; make one"),
+        ("die_while_loading", "status 3"),
+        ("missing", "missing"),
+    ],
+)
+def test_a_model_that_does_not_load_is_an_error_of_start(
+    make_engine: MakeEngine, function: str, message: str
+) -> None:
+    engine = make_engine(function)
+    with pytest.raises(ModelError, match=message):
+        engine.start()
+    assert not engine.is_healthy()
+
+
+def test_a_spec_of_another_model_or_revision_is_refused_and_the_report_shows_it_beforehand(
+    engine: Engine,
+) -> None:
+    report = engine.report()
+    worker = ServingWorker("w", report["model"], 1, report["revision"], report["pooling"], report["state"])
+    assert worker.has_model_of(SPEC)
+    assert worker.is_ready
+    for other in (
+        replace(SPEC, revision="older"),
+        replace(SPEC, model="other"),
+        replace(SPEC, pooling="cls"),
+    ):
+        assert worker.model != other.model or not worker.has_model_of(other)
+        with pytest.raises(ModelError, match="The job asks for the vectors of"):
+            encode(engine, ["fine"], spec=other)
+
+
+def test_the_report_says_what_runs_and_why(engine: Engine) -> None:
+    encode(engine, ["one", "two words"])
+    report = engine.report()
+    assert report["backend"] == {"value": "fake", "reason": "for tests"}
+    assert (report["model"], report["state"], report["max_batch_tokens"]) == (DEFAULT_MODEL, "running", 64)
+    assert set(report["stage_seconds"]) == {"tokenize", "collate", "run", "collect"}

@@ -1,0 +1,130 @@
+"""Interactive requests overtake bulk, wherever it waits; real processes, a fake encoder."""
+
+import os
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.faulty_engine import HANG_WHILE_FILE_EXISTS, MakeEngine, encode, request, runner_pids
+from tests.waiting import wait_for
+from worker.engine.engine import EncodingCancelled, RunnerDied
+from worker.engine.work import Work
+
+
+def test_an_interactive_request_is_not_kept_waiting_by_bulk_that_fills_all_slots(
+    make_engine: MakeEngine,
+) -> None:
+    engine = make_engine(slots=1, max_batch_tokens=16)
+    engine.start()
+    done: list[str] = []
+
+    def run(name: str, texts: list[str], interactive: bool) -> None:
+        encode(engine, texts, interactive=interactive)
+        done.append(name)
+
+    with ThreadPoolExecutor(3) as threads:
+        threads.submit(run, "bulk", [f"bulk text number {i} of the first" for i in range(600)], False)
+        threads.submit(run, "more bulk", [f"bulk text number {i} of the second" for i in range(600)], False)
+        wait_for(lambda: engine.report()["num_batches"] > 3)
+        threads.submit(run, "interactive", ["a question"], True)
+    assert done[0] == "interactive"
+
+
+def test_an_interactive_request_overtakes_the_bulk_batches_that_wait_in_the_runner(
+    make_engine: MakeEngine, tmp_path: Path
+) -> None:
+    engine = make_engine(max_batch_tokens=16)
+    engine.start()
+    (tmp_path / HANG_WHILE_FILE_EXISTS).touch()
+    deliver, order = engine._switchboard.deliver, []
+
+    def record(work: Work, vectors: NDArray[np.float32], *seconds: float) -> None:
+        order.append(names[work.sequences[0].request])
+        deliver(work, vectors, *seconds)
+
+    engine._switchboard.deliver = record  # type: ignore[method-assign, assignment]
+    names = ["first", "second", "question"]
+    with ThreadPoolExecutor(3) as threads:
+        for count, name in enumerate(names, start=1):
+            text = f"a {name} text that alone fills a batch of the model"
+            threads.submit(encode, engine, [text], interactive=name == "question")
+            wait_for(lambda count=count: len(engine._executor._docket.outstanding) == count)  # type: ignore[misc]
+        wait_for(lambda: engine._executor._docket.started)
+        (tmp_path / HANG_WHILE_FILE_EXISTS).unlink()
+    assert order == ["first", "question", "second"]
+
+
+@pytest.mark.parametrize(
+    ("killed_while", "expected"),
+    [
+        # The runner hangs in the first batch: it alone is suspect, though the urgent one was to be next.
+        ("first", {"first": True, "question": False, "second": False}),
+        # It hangs in the urgent one, which was sent last.
+        ("question", {"first": False, "question": True, "second": False}),
+    ],
+)
+def test_a_crash_blames_exactly_the_batch_that_was_being_encoded_though_an_urgent_one_overtook(
+    make_engine: MakeEngine, tmp_path: Path, killed_while: str, expected: dict[str, bool]
+) -> None:
+    engine = make_engine(max_batch_tokens=16)
+    engine.start()
+    (tmp_path / HANG_WHILE_FILE_EXISTS).touch()
+    words = {name: f"a {name} text that alone fills a batch of the model" for name in expected}
+    words["question"] = words["question"].replace("text", "hang" if killed_while == "question" else "text")
+    with ThreadPoolExecutor(3) as threads:
+        futures = {}
+        for count, name in enumerate(("first", "second", "question"), start=1):
+            futures[name] = threads.submit(encode, engine, [words[name]], interactive=name == "question")
+            wait_for(lambda count=count: len(engine._executor._docket.outstanding) == count)  # type: ignore[misc]
+        wait_for(lambda: engine._executor._docket.started)
+        if killed_while == "question":
+            (tmp_path / HANG_WHILE_FILE_EXISTS).unlink()
+            futures["first"].result()
+            docket = engine._executor._docket
+            wait_for(lambda: any(docket.outstanding[number].is_urgent for number in list(docket.started)))
+        # Not SIGKILL, which is nobody's fault but the killer's.
+        os.kill(runner_pids()[0], signal.SIGSEGV)
+        (tmp_path / HANG_WHILE_FILE_EXISTS).unlink(missing_ok=True)
+        died = {name: isinstance(future.exception(), RunnerDied) for name, future in futures.items()}
+    assert died == expected
+
+
+def test_a_batch_that_was_encoded_before_its_process_died_is_delivered_and_not_blamed(
+    make_engine: MakeEngine,
+) -> None:
+    """The outcome, the next start and the death arrive together; whoever sees the death first must hear the rest."""
+    engine = make_engine(max_batch_tokens=16)
+    engine.start()
+    with ThreadPoolExecutor(8) as threads:
+        for _ in range(5):
+            good = [threads.submit(encode, engine, [f"an innocent text {i} " * 3]) for i in range(3)]
+            bad = threads.submit(encode, engine, ["crash of the model in a batch that is full of it all"])
+            assert isinstance(bad.exception(), RunnerDied)
+            assert all(not future.result().failures for future in good)
+
+
+def test_an_interactive_request_that_is_cancelled_in_the_runner_takes_nobody_along(
+    make_engine: MakeEngine, tmp_path: Path
+) -> None:
+    engine = make_engine(max_batch_tokens=16)
+    engine.start()
+    (tmp_path / HANG_WHILE_FILE_EXISTS).touch()
+    cancelled = threading.Event()
+    with ThreadPoolExecutor(3) as threads:
+        bulk = []
+        for name in ("first", "second"):
+            text = f"a {name} text that alone fills a batch of the model"
+            bulk.append(threads.submit(encode, engine, [text]))
+            wait_for(lambda: len(engine._executor._docket.outstanding) == len(bulk))
+        question = threads.submit(engine.encode, request(["a question"], interactive=True), cancelled)
+        wait_for(lambda: len(engine._executor._docket.outstanding) == 3)
+        cancelled.set()
+        assert isinstance(question.exception(timeout=60), EncodingCancelled)
+        (tmp_path / HANG_WHILE_FILE_EXISTS).unlink()
+        assert all(not future.result().failures for future in bulk)
+    assert not encode(engine, ["another question"], interactive=True).failures

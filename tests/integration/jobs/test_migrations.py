@@ -1,0 +1,140 @@
+"""Models and migrations agree; migrating is safe to repeat, to run twice at once and to take back."""
+
+import subprocess
+import sys
+
+import pytest
+from alembic import command
+from alembic.script import ScriptDirectory
+from sqlalchemy import Engine, text
+
+from tests.protocol import claim_next, complete, make_items, submit
+from tests.services import connected_engine
+from vectormill.db.jobs.jobs import find_job
+from vectormill.db.migrations import SCRIPTS, find_missing_revision, make_config, upgrade
+from vectormill.db.tables import SCHEMA, metadata
+from vectormill.domain.errors import ConfigurationError
+from vectormill.domain.jobs.job import Job
+
+OLDEST_FIRST = [script.revision for script in ScriptDirectory(str(SCRIPTS)).walk_revisions()][::-1]
+
+# Everything Postgres knows of our tables: columns with types and defaults, constraints and indexes with definitions.
+DESCRIBE_SCHEMA = text("""
+    SELECT 'column' AS kind, table_name || '.' || column_name AS name,
+           concat_ws(' ', data_type, udt_name, is_nullable, column_default, is_identity) AS definition
+      FROM information_schema.columns WHERE table_schema = :schema AND table_name <> 'alembic_version'
+     UNION ALL
+    SELECT 'constraint', conrelid::regclass::text || '.' || conname, pg_get_constraintdef(oid)
+      FROM pg_constraint WHERE connamespace = CAST(:schema AS regnamespace) AND contype <> 't'
+                           AND conrelid::regclass::text NOT LIKE '%alembic_version'
+     UNION ALL
+    SELECT 'index', tablename || '.' || indexname, indexdef
+      FROM pg_indexes WHERE schemaname = :schema AND tablename <> 'alembic_version'
+     UNION ALL
+    SELECT 'storage', relname, (SELECT string_agg(option, ' ' ORDER BY option) FROM unnest(reloptions) AS option)
+      FROM pg_class WHERE relnamespace = CAST(:schema AS regnamespace) AND relkind = 'r'
+                      AND relname <> 'alembic_version'
+     ORDER BY 1, 2
+""")
+
+
+def describe(engine: Engine) -> list[tuple[str, str, str]]:
+    with engine.connect() as connection:
+        return [
+            (row.kind, row.name, row.definition)
+            for row in connection.execute(DESCRIBE_SCHEMA, {"schema": SCHEMA})
+        ]
+
+
+def test_migrations_make_exactly_the_tables_that_the_models_describe(engine: Engine) -> None:
+    migrated = describe(engine)
+    with engine.begin() as connection:
+        connection.execute(text("DROP SCHEMA vectormill CASCADE"))
+        connection.execute(text("CREATE SCHEMA vectormill"))
+        metadata.create_all(connection)
+    assert len(migrated) > 50
+    assert migrated == describe(engine)
+
+
+def test_a_migration_enables_pgvector_where_every_role_finds_it(engine: Engine) -> None:
+    find = text("SELECT extnamespace::regnamespace::text FROM pg_extension WHERE extname = 'vector'")
+    with engine.connect() as connection:
+        assert connection.execute(find).scalar_one() == "public"
+
+
+def test_a_database_in_which_pgvector_cannot_be_enabled_is_told_so(database_url: str) -> None:
+    with connected_engine(database_url) as engine, engine.begin() as connection:
+        connection.execute(text("DROP EXTENSION vector; DROP SCHEMA public CASCADE"))
+    with pytest.raises(ConfigurationError, match=r'schema "public" does not exist.*Install pgvector 0\.8\.4'):
+        upgrade(database_url)
+
+
+def test_a_migrated_database_misses_nothing_and_an_empty_one_does(engine: Engine) -> None:
+    assert find_missing_revision(engine) is None
+    with engine.begin() as connection:
+        connection.execute(text("DELETE FROM vectormill.alembic_version"))
+    assert find_missing_revision(engine) == "0015"
+
+
+def test_processes_that_migrate_at_once_do_not_disturb_each_other(database_url: str) -> None:
+    with connected_engine(database_url) as engine, engine.begin() as connection:
+        connection.execute(text("DROP SCHEMA vectormill CASCADE"))
+    migrate = "import sys; from vectormill.db.migrations import upgrade; upgrade(sys.argv[1])"
+    processes = [subprocess.Popen([sys.executable, "-c", migrate, database_url]) for _ in range(3)]
+    assert [process.wait(timeout=60) for process in processes] == [0, 0, 0]
+    with connected_engine(database_url) as engine:
+        assert find_missing_revision(engine) is None
+
+
+def downgrade(database_url: str, revision: str) -> None:
+    command.downgrade(make_config(database_url), revision)
+
+
+def encode_a_job(engine: Engine) -> Job:
+    """A job whose vectors lie in the collection `docs`."""
+    job = submit(engine, make_items(6), collection="docs")
+    while not complete(engine, claim_next(engine)):
+        pass
+    return job
+
+
+def test_every_migration_is_undone_by_its_downgrade(database_url: str, engine: Engine) -> None:
+    newest = describe(engine)
+    downgrade(database_url, "base")
+    schemas = []
+    for revision in OLDEST_FIRST:
+        schemas.append(describe(engine))
+        upgrade(database_url, revision)
+    assert describe(engine) == newest
+    for revision, before in zip(["base", *OLDEST_FIRST][-2::-1], reversed(schemas), strict=True):
+        downgrade(database_url, revision)
+        assert describe(engine) == before, revision
+    assert describe(engine) == []
+
+
+@pytest.mark.parametrize("revision", OLDEST_FIRST[:-1])
+def test_jobs_and_vectors_survive_the_way_to_an_older_schema_and_back(
+    database_url: str, engine: Engine, revision: str
+) -> None:
+    job = encode_a_job(engine)
+    with engine.connect() as connection:
+        before = connection.execute(text("SELECT * FROM docs ORDER BY key")).all()
+        done = find_job(connection, job.id).num_done
+    downgrade(database_url, revision)
+    upgrade(database_url)
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT * FROM docs ORDER BY key")).all() == before
+        assert find_job(connection, job.id).num_done == done == len(before) == 6
+
+
+def test_after_the_first_migration_is_undone_a_collection_can_be_made_anew(
+    database_url: str, engine: Engine
+) -> None:
+    encode_a_job(engine)
+    downgrade(database_url, "base")
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT to_regclass('docs')")).scalar_one() is None
+    upgrade(database_url)
+    encode_a_job(engine)
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT count(*) FROM docs")).scalar_one() == 6

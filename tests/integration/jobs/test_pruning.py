@@ -1,0 +1,171 @@
+"""What is removed when its time is over or its user says so, in what portions, and what is left alone meanwhile."""
+
+import pytest
+from sqlalchemy import Engine, text
+from sqlalchemy.exc import OperationalError
+
+from api.queries import submit_queries
+from scheduler import pruner
+from scheduler.pruner import Pruner
+from tests.protocol import SPEC, claim_next, complete, make_items, submit
+from vectormill.db.jobs.deletion import delete_batch, discard_expired_jobs, discard_job
+from vectormill.db.jobs.export import read_vectors
+from vectormill.db.jobs.jobs import find_job, list_jobs, retry_job
+from vectormill.domain.errors import JobNotFound, WrongJobState
+from vectormill.domain.jobs.item import ItemFailure
+from vectormill.domain.jobs.job import Job
+from vectormill.settings import Settings
+
+EVER = -1.0  # seconds of retention after which every ended job is past it
+NEVER = 1e9
+
+COUNT_ROWS = text("""
+    SELECT (SELECT count(*) FROM vectormill.jobs) AS jobs,
+           (SELECT count(*) FROM vectormill.chunks) AS chunks,
+           (SELECT count(*) FROM vectormill.chunk_payloads) AS payloads,
+           (SELECT count(*) FROM vectormill.chunk_vectors) AS vectors,
+           (SELECT count(*) FROM vectormill.item_errors) AS errors
+""")
+
+
+def run_job(engine: Engine, num_chunks: int = 1, collection: str | None = None, prefix: str = "k") -> Job:
+    """An ended job with one failed item in each of its chunks of four items."""
+    items = make_items(4 * num_chunks, prefix)
+    job = submit(engine, items, collection=collection, idempotency_key=prefix)
+    while not complete(engine, claim_next(engine), {0: ItemFailure("encoding_failed", "so it is")}):
+        pass
+    return job
+
+
+def discard(engine: Engine, job: Job) -> None:
+    with engine.begin() as connection:
+        discard_job(connection, job.id)
+
+
+def count_rows(engine: Engine) -> tuple[int, ...]:
+    """Of jobs, chunks, payloads, vectors and errors."""
+    with engine.connect() as connection:
+        return tuple(connection.execute(COUNT_ROWS).one())
+
+
+def test_ended_jobs_are_removed_when_their_retention_is_over_and_others_stay(engine: Engine) -> None:
+    run_job(engine, 2)
+    waiting = submit(engine, make_items(4))
+    assert Pruner(engine, NEVER, NEVER).prune() == 0
+    assert Pruner(engine, EVER, NEVER).prune() == 1
+    assert count_rows(engine) == (1, 1, 1, 0, 0)
+    with engine.connect() as connection:
+        assert find_job(connection, waiting.id).state == "queued"
+
+
+def test_a_job_that_is_being_retried_is_left_alone(engine: Engine) -> None:
+    job = run_job(engine)
+    with engine.begin() as connection:
+        retry_job(connection, job.id)
+        with engine.begin() as pruning:
+            assert discard_expired_jobs(pruning, EVER) == 0
+    assert Pruner(engine, EVER, NEVER).prune() == 0
+
+
+def test_a_job_that_is_retried_while_it_is_deleted_is_the_one_or_the_other(engine: Engine) -> None:
+    job = run_job(engine)
+    discard(engine, job)
+    with engine.begin() as connection, pytest.raises(JobNotFound):
+        retry_job(connection, job.id)
+    other = run_job(engine, prefix="other")
+    with engine.begin() as connection:
+        retry_job(connection, other.id)
+    with engine.begin() as connection, pytest.raises(WrongJobState, match="cancel it first"):
+        discard_job(connection, other.id)
+
+
+def test_a_deleted_job_is_gone_for_everybody_before_its_rows_are(engine: Engine) -> None:
+    job = run_job(engine, 3, collection="docs")
+    discard(engine, job)
+    assert count_rows(engine) == (1, 3, 3, 0, 3)
+    with engine.connect() as connection:
+        with pytest.raises(JobNotFound):
+            find_job(connection, job.id)
+        for state in (None, "completed_with_errors"):
+            assert list_jobs(connection, state=state, before_seq=None, limit=9) == []
+        with pytest.raises(JobNotFound):
+            discard_job(connection, job.id)
+    with pytest.raises(JobNotFound):
+        read_vectors(engine, job.id)
+    again = run_job(engine, 3, collection="docs")  # under the same Idempotency-Key
+    assert again.id != job.id
+
+
+def test_rows_in_a_collection_stay_when_their_job_is_deleted(engine: Engine) -> None:
+    discard(engine, run_job(engine, 2, collection="docs"))
+    assert Pruner(engine, NEVER, NEVER).prune() == 1
+    assert count_rows(engine) == (0, 0, 0, 0, 0)
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT count(*) FROM docs")).scalar_one() == 6
+
+
+def test_a_job_is_removed_in_batches_and_whoever_comes_after_a_crash_goes_on(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pruner, "BATCH_CHUNKS", 2)
+    discard(engine, run_job(engine, 7))
+    with engine.begin() as connection:
+        assert delete_batch(connection, max_chunks=2, max_errors=3) is False
+    assert count_rows(engine) == (1, 5, 5, 5, 4)
+    with engine.connect() as connection:  # killed in the middle of the next batch
+        assert delete_batch(connection, max_chunks=2, max_errors=3) is False
+        connection.rollback()
+    assert count_rows(engine) == (1, 5, 5, 5, 4)
+    assert Pruner(engine, NEVER, NEVER).prune() == 1
+    assert count_rows(engine) == (0, 0, 0, 0, 0)
+
+
+def test_two_pruners_do_not_wait_for_each_other(engine: Engine) -> None:
+    first, second = run_job(engine, prefix="first"), run_job(engine, prefix="second")
+    discard(engine, first)
+    with engine.begin() as connection:
+        assert delete_batch(connection, 9, 9) is True
+        assert Pruner(engine, NEVER, NEVER).prune() == 0
+        discard(engine, second)
+        assert Pruner(engine, NEVER, NEVER).prune() == 1
+    assert count_rows(engine) == (0, 0, 0, 0, 0)
+
+
+def test_a_pruner_that_finds_no_database_tries_again(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts = [OSError("no file descriptors"), OperationalError("SELECT 1", {}, Exception("away")), None]
+    pruning = Pruner(engine, NEVER, NEVER)
+
+    def prune() -> None:
+        error = attempts.pop(0)
+        if error is not None:
+            raise error
+        pruning._stopping.set()
+
+    monkeypatch.setattr(pruner, "_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(pruning, "prune", prune)
+    with pruning:
+        pruning._thread.join(20)
+    assert attempts == []
+
+
+def test_a_search_s_text_is_gone_after_its_time_when_the_api_that_asked_was_killed(engine: Engine) -> None:
+    settings = Settings(search_timeout_seconds=20)
+    kept = submit(engine, make_items(1))
+    for number in range(2):
+        submit_queries(engine, settings, SPEC, [f"what nobody shall read, {number}"])
+    Pruner(engine, NEVER, NEVER).prune()
+    assert count_rows(engine)[0] == 3
+    with engine.begin() as connection:  # as if one of them had been asked a minute ago
+        forgotten = connection.execute(LET_A_MINUTE_PASS, {"kept": kept.id}).scalar_one()
+    assert 0 < forgotten < 120
+    Pruner(engine, NEVER, NEVER).prune()
+    assert count_rows(engine)[0] == 2
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT count(*) FROM vectormill.chunk_payloads")).scalar_one() == 2
+
+
+LET_A_MINUTE_PASS = text("""
+    UPDATE vectormill.jobs SET forget_at = forget_at - interval '1 minute'
+     WHERE id = (SELECT id FROM vectormill.jobs WHERE id <> :kept ORDER BY seq LIMIT 1)
+    RETURNING extract(epoch FROM forget_at + interval '1 minute' - created_at)
+""")

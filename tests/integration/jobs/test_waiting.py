@@ -1,0 +1,116 @@
+"""Why jobs wait, on a real Postgres."""
+
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
+
+import pytest
+from sqlalchemy import Engine, text
+
+from tests.protocol import INCARNATION, SPEC, claim, claim_next, complete, dispatch_all, make_items, submit
+from vectormill.db.chunks.chunks import release_chunk
+from vectormill.db.jobs.jobs import find_job, list_jobs, pause_job
+from vectormill.db.jobs.waiting import explain_waits
+from vectormill.db.workers import beat_scheduler, beat_worker
+from vectormill.domain.jobs.job import Job
+
+REPORT = {"revision": SPEC.revision, "pooling": SPEC.pooling, "state": "running"}
+
+
+def beat(engine: Engine, slots: int = 4, **report: Any) -> None:
+    """A scheduler and a worker say that they live."""
+    with engine.begin() as connection:
+        beat_scheduler(connection)
+        beat_worker(connection, "w", INCARNATION, SPEC.model, slots, REPORT | report)
+
+
+def explain(engine: Engine, job: Job) -> str | None:
+    with engine.connect() as connection:
+        return explain_waits(connection, [find_job(connection, job.id)]).get(job.id)
+
+
+def test_a_job_says_what_is_missing_until_it_makes_progress(engine: Engine) -> None:
+    job = submit(engine, make_items(4))
+    assert "No live worker serves fake" in str(explain(engine, job))
+    beat(engine, revision="2")
+    assert "they hold revision 2 with pooling mean" in str(explain(engine, job))
+    beat(engine, state="loading", state_reason="")
+    assert "w is loading." in str(explain(engine, job))
+    with engine.begin() as connection:
+        beat_worker(connection, "w", INCARNATION, SPEC.model, 4, {})  # a worker of an earlier release
+        beat_scheduler(connection, is_redis_away=True)
+    assert "cannot reach Redis" in str(explain(engine, job))
+    beat(engine)
+    assert explain(engine, job) is None
+    held = claim_next(engine)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE vectormill.heartbeats SET beat_at = beat_at - interval '16 s'"))
+    assert explain(engine, job) is None  # what a worker holds needs no scheduler
+    complete(engine, held)
+    assert explain(engine, job) is None
+
+
+def test_a_job_whose_scheduler_is_gone_says_so(engine: Engine) -> None:
+    job = submit(engine, make_items(4))
+    beat(engine)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE vectormill.heartbeats SET beat_at = beat_at - interval '16 s'"))
+    assert "`vectormill scheduler`" in str(explain(engine, job))
+
+
+def test_chunks_that_are_kept_back_by_an_error_name_it_and_others_go_on(engine: Engine) -> None:
+    beat(engine)
+    job = submit(engine, make_items(8))
+    held = claim_next(engine)
+    with engine.begin() as connection:
+        release_chunk(connection, held, "ValueError: no good", is_counted=True, delay_seconds=60)
+    assert explain(engine, job) is None  # its second chunk waits for nothing
+    complete(engine, claim_next(engine))
+    assert "because of: ValueError: no good" in str(explain(engine, job))
+
+
+def test_a_job_behind_others_says_how_many_and_which_come_first(engine: Engine) -> None:
+    beat(engine, slots=2)
+    for priority in (1, 5):
+        urgent = submit(engine, make_items(4), priority=priority)
+        assert [dispatch.job_id for dispatch in dispatch_all(engine)] == [urgent.id]
+    job = submit(engine, make_items(4))
+    assert "busy with 2 other jobs, 1 of them of higher priority" in str(explain(engine, job))
+
+
+def test_an_offer_that_no_worker_takes_is_told_and_an_expired_lease_is_no_progress(engine: Engine) -> None:
+    beat(engine)
+    job = submit(engine, make_items(8))
+    first, _ = dispatch_all(engine)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE vectormill.chunks SET queued_at = now() - interval '16 s'"))
+    assert "no worker takes one" in str(explain(engine, job))
+    claim(engine, first.chunk_id, lease_seconds=-1)
+    assert "no worker takes one" in str(explain(engine, job))
+    claim(engine, first.chunk_id)
+    assert explain(engine, job) is None
+
+
+def test_a_page_of_jobs_has_a_reason_for_each_that_waits(engine: Engine) -> None:
+    beat(engine)
+    ended = submit(engine, make_items(4))
+    complete(engine, claim_next(engine))
+    paused = submit(engine, make_items(4))
+    with engine.begin() as connection:
+        pause_job(connection, paused.id)
+    nobodys = submit(engine, make_items(4), spec=replace(SPEC, model="other"))
+    with engine.connect() as connection:
+        jobs = list_jobs(connection, state=None, before_seq=None, limit=10)
+        reasons = explain_waits(connection, jobs)
+    assert set(reasons) == {paused.id, nobodys.id}
+    assert ended.id not in reasons
+    assert "Live workers serve fake." in reasons[nobodys.id]
+
+
+@pytest.mark.parametrize("states", [(), ("completed", "cancelling", "uploading")])
+def test_jobs_that_wait_for_nothing_cost_no_query(engine: Engine, states: tuple[str, ...]) -> None:
+    job = submit(engine, make_items(4))
+    jobs = [replace(job, id=UUID(int=number), state=state) for number, state in enumerate(states)]
+    with engine.connect() as connection:
+        connection.close()
+        assert explain_waits(connection, jobs) == {}

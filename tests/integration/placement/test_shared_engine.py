@@ -1,0 +1,122 @@
+"""An engine whose model several devices share: the same vectors, and one rank that dies or fails ends them all."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from tests.waiting import wait_for
+from vectormill.models.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
+from worker.devices.detect import detect_inventory
+from worker.devices.device import Inventory, parse_devices
+from worker.engine.engine import EncodeRequest, Engine, RunnerDied
+from worker.placement.placement import FULLY_SHARDED, PIPELINE, TENSOR
+from worker.placement.planner import PlanSettings, plan_placement
+from worker.placement.sizes.model_shape import read_model_shape
+from worker.runner.starter import Sharing
+from worker.settings import WorkerSettings
+
+CARD = Registry({}).card(DEFAULT_MODEL, weights=True)
+SPEC = make_spec(CARD, EncodingOptions())
+TEXTS = [f"text number {number} of a few more, " + "and longer " * (number % 12) for number in range(60)]
+
+WEIGHT_BYTES = sum(path.stat().st_size for path in CARD.path.glob("*.safetensors"))
+
+MakeEngine = Callable[..., Engine]
+
+
+@pytest.fixture
+def make_engine(tmp_path: Path) -> Iterator[MakeEngine]:
+    engines: list[Engine] = []
+
+    def make(strategy: str, **options: Any) -> Engine:
+        found = detect_inventory()
+        cores = found.physical_cores if len(found.physical_cores) > 1 else found.physical_cores * 2
+        inventory = Inventory((), cores, found.memory_bytes, found.features, found.description)
+        devices = "cpu:0,cpu:1"
+        asked = PlanSettings("fp32", CARD.max_tokens, devices, strategy)
+        placement = plan_placement(inventory, read_model_shape(CARD), asked)
+        sharing = Sharing(placement.replicas[0], tuple(parse_devices(devices, inventory)))
+        settings = WorkerSettings(precision="fp32", max_batch_tokens=1024, **options)
+        engine = Engine(CARD, sharing.devices[0], settings, tmp_path, sharing=sharing)
+        engines.append(engine)
+        engine.start()
+        return engine
+
+    yield make
+    for engine in engines:
+        engine.stop()
+    assert rank_pids() == []
+
+
+def rank_pids() -> list[int]:
+    return [
+        child.pid for child in psutil.Process().children() if "runner_process" in " ".join(child.cmdline())
+    ]
+
+
+def encode(engine: Engine, texts: list[str]) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    request = EncodeRequest("r", SPEC, [text.encode() for text in texts], False, 10_000)
+    return engine.encode(request, threading.Event()).vectors
+
+
+@pytest.mark.parametrize("strategy", [TENSOR, PIPELINE, FULLY_SHARDED])
+def test_a_shared_engine_gives_the_vectors_of_the_reference_library(
+    make_engine: MakeEngine, strategy: str
+) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    engine = make_engine(strategy)
+    vectors = encode(engine, TEXTS)
+    reference = SentenceTransformer(str(CARD.path), device="cpu").encode(TEXTS, normalize_embeddings=True)
+    assert (vectors * reference).sum(axis=1).min() >= 0.9999
+    alone = encode(engine, TEXTS[7:8])
+    assert (alone[0] * vectors[7]).sum() >= 0.99999
+    report = engine.report()
+    assert strategy in report["backend"]["reason"]
+    assert [loading["device"] for loading in report["loadings"]] == ["cpu:0", "cpu:1"]
+    num_bytes = sum(loading["num_bytes"] for loading in report["loadings"])
+    assert 0.95 * WEIGHT_BYTES < num_bytes < 2 * WEIGHT_BYTES  # all but the pooler; embeddings perhaps twice
+
+
+def test_a_rank_that_is_killed_ends_its_replica_which_is_built_anew(make_engine: MakeEngine) -> None:
+    engine = make_engine(PIPELINE)
+    first = rank_pids()
+    assert len(first) == 2
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(
+            encode, engine, [f"{text} {number}" for number in range(40) for text in TEXTS]
+        )
+        wait_for(lambda: engine.report()["num_batches"] >= 2)
+        os.kill(first[1], signal.SIGKILL)
+        assert len(running.result()) == 40 * len(TEXTS), "nobody but the killer is to blame"
+    wait_for(lambda: engine.report()["state"] == "running", seconds=60)
+    assert set(first).isdisjoint(rank_pids()), "the rank that waited for the dead one has ended too"
+    assert encode(engine, TEXTS[:3]).shape == (3, CARD.dimension)
+
+
+def test_a_rank_that_stops_answering_is_ended_with_its_replica(
+    make_engine: MakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A process that is stopped keeps its pipe open: only the time that a forward pass may take tells."""
+    engine = make_engine(TENSOR, forward_timeout_seconds=3.0)
+    first = rank_pids()
+    os.kill(first[1], signal.SIGSTOP)
+    with pytest.raises(RunnerDied, match="took more than 3 s"):
+        encode(engine, TEXTS)
+    stuck, stopped = [said.getMessage() for said in caplog.records if "rank " in said.getMessage()]
+    assert "took more than 3 s, rank 0, not done with the batch" in stuck
+    assert "_functional_collectives.py" in stuck, "where it waits for the other"
+    assert "worker/parallel/shard_encoder.py" in stuck, "and in which kind of forward pass"
+    assert f"process {first[1]} on cpu:1" in stopped
+    assert "it gave no answer" in stopped
+    wait_for(lambda: engine.report()["state"] == "running", seconds=60)
+    assert set(first).isdisjoint(rank_pids())
+    assert encode(engine, TEXTS[:3]).shape == (3, CARD.dimension)

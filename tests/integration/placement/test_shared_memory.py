@@ -1,0 +1,93 @@
+"""A model that two devices share, one of which runs out of memory: under a limit that the kernel enforces on one rank.
+
+The limit is set from outside on the process's address space, so that large batches fail in the allocator itself while
+the other rank waits inside a collective. Only Linux obeys it.
+"""
+
+import resource
+import sys
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import psutil
+import pytest
+
+from tests.models import write_wide_bert
+from vectormill.models.model_card import ModelCard
+from vectormill.models.registry import EncodingOptions, Registry, make_spec
+from vectormill.settings import ModelEntry
+from worker.devices.detect import detect_inventory
+from worker.devices.device import Inventory, parse_devices
+from worker.engine.engine import EncodeRequest, EncodeResult, Engine
+from worker.placement.placement import TENSOR
+from worker.placement.planner import PlanSettings, plan_placement
+from worker.placement.sizes.model_shape import read_model_shape
+from worker.runner.starter import Sharing
+from worker.settings import WorkerSettings
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux",
+    reason="RLIMIT_AS is not obeyed outside Linux, so that no allocation can be made to fail",
+)
+
+DEVICES = "cpu:0,cpu:1"
+WORDS = ("the", "engine", "reads", "many", "words", "and", "gives", "every", "text", "one", "vector")
+
+
+@pytest.fixture(scope="module")
+def card(tmp_path_factory: pytest.TempPathFactory) -> ModelCard:
+    directory = write_wide_bert(tmp_path_factory.mktemp("wide"))
+    return Registry({"wide": ModelEntry(path=str(directory))}).card("wide", weights=True)
+
+
+@pytest.fixture(scope="module")
+def engine(card: ModelCard, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    found = detect_inventory()
+    cores = found.physical_cores if len(found.physical_cores) > 1 else found.physical_cores * 2
+    inventory = Inventory((), cores, found.memory_bytes, found.features, found.description)
+    asked = PlanSettings("fp32", 512, DEVICES, TENSOR)
+    placement = plan_placement(inventory, read_model_shape(card), asked)
+    sharing = Sharing(placement.replicas[0], tuple(parse_devices(DEVICES, inventory)))
+    settings = WorkerSettings(precision="fp32", max_batch_tokens=4096)
+    engine = Engine(card, sharing.devices[0], settings, tmp_path_factory.mktemp("cache"), sharing=sharing)
+    engine.start()
+    yield engine
+    engine.stop()
+
+
+def encode(engine: Engine, card: ModelCard, texts: list[str]) -> EncodeResult:
+    spec = make_spec(card, EncodingOptions())
+    encoded = [text.encode() for text in texts]
+    return engine.encode(EncodeRequest("r", spec, encoded, False, 1_000_000), threading.Event())
+
+
+def test_the_report_tells_the_memory_of_every_rank(engine: Engine) -> None:
+    report = engine.report()
+    ranks = report["memory_of_ranks"]
+    assert [rank["device"] for rank in ranks] == DEVICES.split(",")
+    assert all(rank["peak_memory_bytes"] >= rank["memory_bytes"] > 100 << 20 for rank in ranks)
+    assert report["memory_bytes"] == sum(rank["memory_bytes"] for rank in ranks)
+    assert report["memory_used_share"] == max(rank["memory_used_share"] for rank in ranks)
+
+
+def test_a_batch_that_does_not_fit_on_one_rank_is_tried_in_halves_by_a_new_replica(
+    engine: Engine, card: ModelCard
+) -> None:
+    texts = [" ".join(WORDS[(i + j * j) % len(WORDS)] for j in range(250 - i % 7)) for i in range(16)]
+    expected = np.concatenate([encode(engine, card, [text]).vectors for text in texts])
+    ranks = [child for child in psutil.Process().children() if "runner_process" in " ".join(child.cmdline())]
+    assert len(ranks) == 2
+    # A token takes 17 kB of each rank, so that 4,096 of them do not fit and 2,048 do.
+    limit = ranks[1].memory_info().vms + (48 << 20)
+    resource.prlimit(ranks[1].pid, resource.RLIMIT_AS, (limit, limit))
+
+    result = encode(engine, card, [f"{text} again" for text in texts])
+    assert not result.failures
+    assert float((result.vectors * expected).sum(axis=1).min()) >= 0.99, "one word more in each"
+    report = engine.report()
+    assert report["num_out_of_memory"] == 1
+    assert report["num_restarts"] == 1, "the rank that waited for it cannot go on"
+    assert report["budgets"]["up to 256"]["max_batch_tokens"] <= 2048
+    assert report["budgets"]["up to 64"]["max_batch_tokens"] == 4096, "another length class"
+    assert not any(rank.is_running() for rank in ranks)

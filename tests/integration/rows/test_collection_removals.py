@@ -1,0 +1,339 @@
+"""A collection made, changed and deleted: what is refused, what is left, and what becomes of its jobs."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import Connection, Engine, text
+
+from scheduler.pruner import Pruner
+from tests.api_server import SMALL, api_client, assert_problem, encode_waiting, many, submit
+from tests.protocol import claim_next, complete
+from vectormill.client import Client
+from vectormill.db.collections import removals
+from vectormill.db.collections.removals import LIST_ORPHANS, drop_orphaned_tables, remove_collection
+from vectormill.domain.errors import CollectionInUse
+
+NEVER = 1e9
+
+LIST_TABLES = text("""
+    SELECT relname FROM pg_class WHERE relnamespace = CAST('vectormill' AS regnamespace) AND relkind = 'r'
+       AND relname LIKE 'generation\\_%' ORDER BY 1
+""")
+
+
+@pytest.fixture
+def api(engine: Engine) -> Iterator[httpx.Client]:
+    with api_client(engine) as client:
+        yield client
+
+
+@pytest.fixture
+def docs(api: httpx.Client, engine: Engine) -> dict[str, Any]:
+    """The ended job that filled the collection."""
+    job = submit(api, many(10), collection="docs")
+    encode_waiting(engine)
+    return job
+
+
+def ask(engine: Engine, statement: str) -> Any:
+    with engine.begin() as connection:
+        return connection.execute(text(statement)).scalar()
+
+
+def list_tables(engine: Engine) -> list[str]:
+    with engine.connect() as connection:
+        return list(connection.execute(LIST_TABLES).scalars())
+
+
+def make_run(engine: Engine, state: str, lease: str = "NULL") -> str:
+    statement = f"""
+        INSERT INTO vectormill.runs (id, collection_id, kind, state, lease_until)
+        SELECT gen_random_uuid(), id, 'reindex', '{state}', {lease} FROM vectormill.collections RETURNING id
+    """
+    return str(ask(engine, statement))
+
+
+def test_a_collection_is_made_before_any_job_and_filled_afterwards(api: httpx.Client, engine: Engine) -> None:
+    body = {"name": "docs", "options": SMALL, "keep_text": True, "language": "german", "index_policy": "none"}
+    made = api.post("/v1/collections", json=body)
+    assert made.status_code == 201, made.text
+    assert made.json()["keep_text"] is True
+    assert (made.json()["language"], made.json()["index_policy"]) == ("german", "none")
+    assert (made.json()["dimensions"], made.json()["num_rows"]) == (8, 0)
+    assert ask(engine, "SELECT count(*) FROM docs") == 0
+    submit(api, [{"key": "a", "text": "die Häuser"}], collection="docs")
+    encode_waiting(engine)
+    assert ask(engine, "SELECT text FROM docs") == "die Häuser"
+    table = list_tables(engine)[1]
+    assert ask(engine, f"SELECT CAST(search AS text) FROM vectormill.{table}") == "'haus':2"
+    assert_problem(api.post("/v1/collections", json=body), 409, "conflict", "already")
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        ({"name": "No-Name"}, 422, "invalid-option"),
+        ({"name": "select"}, 422, "invalid-option"),
+        ({"name": "docs", "language": "klingon"}, 422, "invalid-option"),
+        ({"name": "docs", "language": "a\0b"}, 422, "invalid-option"),
+        ({"name": "docs", "model": "nothing"}, 422, "unknown-model"),
+        ({"name": "docs", "options": {"prompt": "a\0b"}}, 422, "invalid-option"),
+        ({"name": "docs", "index_options": {"m": 1}}, 422, "invalid-request"),
+        ({"name": "docs", "index_options": {"m": 100, "ef_construction": 100}}, 422, "invalid-option"),
+        ({"name": "docs", "index_policy": "always"}, 422, "invalid-request"),
+        ({}, 422, "invalid-request"),
+    ],
+)
+def test_what_cannot_be_a_collection_is_refused_and_leaves_nothing(
+    api: httpx.Client, engine: Engine, body: dict[str, Any], status: int, code: str
+) -> None:
+    assert_problem(api.post("/v1/collections", json=body), status, code)
+    assert list_tables(engine) == []
+
+
+def test_no_more_collections_are_made_than_the_setting_allows(engine: Engine) -> None:
+    with api_client(engine, max_collections=1) as api:
+        assert api.post("/v1/collections", json={"name": "docs"}).status_code == 201
+        assert_problem(api.post("/v1/collections", json={"name": "more"}), 409, "too-many-collections")
+
+
+def test_texts_are_kept_from_the_moment_that_it_is_wished(
+    api: httpx.Client, engine: Engine, docs: dict[str, Any]
+) -> None:
+    changed = api.patch("/v1/collections/docs", json={"keep_text": True, "language": "english"})
+    assert (changed.json()["keep_text"], changed.json()["language"]) == (True, "english")
+    submit(api, [{"key": "late", "text": "many houses"}], collection="docs")
+    encode_waiting(engine)
+    assert ask(engine, "SELECT count(text) FROM docs") == 1
+    api.patch("/v1/collections/docs", json={"language": "simple"})
+    table = list_tables(engine)[1]
+    found = ask(engine, f"SELECT CAST(search AS text) FROM vectormill.{table} WHERE key = 'late'")
+    assert found == "'houses':2 'many':1"
+    assert_problem(api.patch("/v1/collections/docs", json={"language": "x"}), 422, "invalid-option", "german")
+    assert_problem(api.patch("/v1/collections/other", json={}), 404, "collection-not-found")
+
+
+def test_many_kept_texts_are_not_read_anew_under_everybody_s_hands(
+    api: httpx.Client, engine: Engine, docs: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vectormill.db.collections.collections.MOST_REWRITTEN_TEXTS", 3)
+    table = list_tables(engine)[1]
+    ask(
+        engine,
+        f"WITH kept AS (INSERT INTO vectormill.{table} (key, text, job_seq) SELECT key, 'x', 1 FROM docs RETURNING 1)"
+        " SELECT count(*) FROM kept",
+    )
+    assert_problem(api.patch("/v1/collections/docs", json={"language": "german"}), 409, "conflict", "hold up")
+
+
+def test_a_deleted_collection_leaves_neither_view_nor_row_nor_table(
+    api: httpx.Client, engine: Engine, docs: dict[str, Any]
+) -> None:
+    tables = list_tables(engine)
+    assert len(tables) == 2
+    assert api.delete("/v1/collections/docs").status_code == 204
+    assert_problem(api.get("/v1/collections/docs"), 404, "collection-not-found")
+    assert api.get("/v1/collections").json()["data"] == []
+    assert ask(engine, "SELECT to_regclass('public.docs')") is None
+    assert list_tables(engine) == tables  # until the pruner comes by
+    assert_problem(api.delete("/v1/collections/docs"), 404, "collection-not-found")
+    Pruner(engine, NEVER, NEVER).prune()
+    assert list_tables(engine) == []
+
+
+def test_the_name_of_a_deleted_collection_is_free_for_another_model_s_vectors(
+    api: httpx.Client, engine: Engine, docs: dict[str, Any]
+) -> None:
+    api.delete("/v1/collections/docs")
+    submit(api, many(3), collection="docs", options={"dimensions": 8, "vector_type": "float32"})
+    Pruner(engine, NEVER, NEVER).prune()
+    encode_waiting(engine)
+    assert ask(engine, "SELECT count(*) FROM docs") == 3
+
+
+def test_the_job_of_a_deleted_collection_says_where_its_vectors_were(
+    api: httpx.Client, engine: Engine, docs: dict[str, Any]
+) -> None:
+    beside = submit(api, many(2))
+    failed = submit(api, [*many(2), {"key": "blank", "text": " "}], collection="docs")
+    encode_waiting(engine)
+    api.delete("/v1/collections/docs")
+    assert api.get(f"/v1/jobs/{docs['id']}").json()["collection"] is None
+    for format in ("ndjson", "parquet", "npy"):
+        answer = api.get(f"/v1/jobs/{docs['id']}/vectors", params={"format": format})
+        assert_problem(answer, 404, "collection-not-found", "deleted since")
+    assert_problem(api.post(f"/v1/jobs/{failed['id']}/retry"), 409, "wrong-job-state", "deleted since")
+    assert len(api.get(f"/v1/jobs/{beside['id']}/vectors").text.splitlines()) == 2
+    assert api.delete(f"/v1/jobs/{docs['id']}").status_code == 204
+
+
+def test_the_job_of_a_pruned_generation_says_so(
+    api: httpx.Client, engine: Engine, docs: dict[str, Any]
+) -> None:
+    ask(engine, "WITH pruned AS (UPDATE vectormill.generations SET state = 'pruned' RETURNING 1) SELECT 1")
+    with engine.begin() as connection:
+        connection.execute(text("DROP VIEW docs"))
+        for table in list_tables(engine):
+            connection.execute(text(f"DROP TABLE vectormill.{table}"))
+    assert_problem(
+        api.get(f"/v1/jobs/{docs['id']}/vectors"), 404, "generation-not-found", "Another has replaced it"
+    )
+
+
+def test_a_collection_on_which_a_job_works_is_deleted_only_by_force(
+    api: httpx.Client, engine: Engine, docs: dict[str, Any]
+) -> None:
+    job = submit(api, [{"key": "late", "text": "late"}], collection="docs")
+    assert_problem(api.delete("/v1/collections/docs"), 409, "collection-in-use", job["id"], "force")
+    assert ask(engine, "SELECT count(*) FROM docs") == 10
+    assert api.delete("/v1/collections/docs", params={"force": True}).status_code == 204
+    assert api.get(f"/v1/jobs/{job['id']}").json()["state"] == "cancelled"
+
+
+def test_a_deletion_by_force_waits_for_what_a_worker_has_in_hand(
+    api: httpx.Client, engine: Engine, docs: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.routes.collections.collections.DELETION_SECONDS", 0.3)
+    submit(api, [{"key": "late", "text": "late"}], collection="docs")
+    claimed = claim_next(engine)
+    assert_problem(
+        api.delete("/v1/collections/docs", params={"force": True}), 409, "collection-in-use", "cancelling"
+    )
+    assert ask(engine, "SELECT count(*) FROM docs") == 10
+    complete(engine, claimed)
+    assert api.delete("/v1/collections/docs", params={"force": True}).status_code == 204
+
+
+@pytest.mark.parametrize(
+    ("state", "lease", "is_refused", "is_left_by_force"),
+    [
+        ("queued", "NULL", True, False),
+        ("held", "NULL", True, False),
+        ("running", "now() + interval '1 minute'", True, True),
+        ("running", "now() - interval '1 minute'", False, False),  # nobody's: who comes back finds it gone
+        ("completed", "NULL", False, False),
+    ],
+)
+def test_a_collection_on_which_a_run_works_is_deleted_only_by_force(
+    engine: Engine,
+    monkeypatch: pytest.MonkeyPatch,
+    state: str,
+    lease: str,
+    is_refused: bool,
+    is_left_by_force: bool,
+) -> None:
+    monkeypatch.setattr("api.routes.collections.collections.DELETION_SECONDS", 0.0)
+    with api_client(engine) as api:
+        api.post("/v1/collections", json={"name": "docs"})
+        run = make_run(engine, state, lease)
+        answer = api.delete("/v1/collections/docs")
+        if not is_refused:
+            assert answer.status_code == 204
+            return
+        assert_problem(answer, 409, "collection-in-use", run)
+        forced = api.delete("/v1/collections/docs", params={"force": True})
+        assert forced.status_code == (409 if is_left_by_force else 204)
+        if is_left_by_force:
+            assert ask(engine, "SELECT state FROM vectormill.runs") == "cancelling"
+
+
+@pytest.mark.parametrize(
+    ("statement", "name"),
+    [
+        ("CREATE VIEW mine AS SELECT key FROM docs", "mine"),
+        ("CREATE MATERIALIZED VIEW mine AS SELECT count(*) FROM docs", "mine"),
+        ("CREATE FUNCTION of_docs(docs) RETURNS text LANGUAGE sql AS 'SELECT 1::text'", "of_docs"),
+        ("CREATE VIEW mine AS SELECT key FROM vectormill.{table}", "mine"),
+    ],
+)
+def test_what_depends_on_the_view_is_named_and_nothing_is_deleted(
+    api: httpx.Client, engine: Engine, docs: dict[str, Any], statement: str, name: str
+) -> None:
+    with engine.begin() as connection:
+        connection.execute(text(statement.format(table=list_tables(engine)[0])))
+    assert_problem(api.delete("/v1/collections/docs"), 409, "collection-in-use", name, "drop them first")
+    assert ask(engine, "SELECT count(*) FROM docs") == 10
+    assert api.get("/v1/collections/docs").status_code == 200
+
+
+def test_a_reader_of_the_view_holds_a_deletion_back_and_nobody_else(
+    api: httpx.Client, engine: Engine, docs: dict[str, Any]
+) -> None:
+    with engine.connect() as reader:
+        reader.execute(text("SELECT * FROM docs")).all()
+        with pytest.raises(CollectionInUse, match="moment"):
+            remove_collection(engine, "docs")
+        assert ask(engine, "SELECT count(*) FROM docs") == 10
+    remove_collection(engine, "docs")
+
+
+def test_a_deletion_that_is_killed_anywhere_leaves_all_or_tables_for_the_pruner(
+    api: httpx.Client, engine: Engine, docs: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    steps = ("_refuse_open_work", "_drop_view")
+    for step in steps:
+
+        def kill(*arguments: object) -> None:
+            raise Killed
+
+        with monkeypatch.context() as patch:
+            patch.setattr(removals, step, kill)
+            with pytest.raises(Killed):
+                remove_collection(engine, "docs")
+        assert ask(engine, "SELECT count(*) FROM docs") == 10
+
+    def kill_at_commit(connection: Connection, name: str) -> None:
+        removals_remove(connection, name)
+        raise Killed
+
+    removals_remove = removals._remove
+    with monkeypatch.context() as patch:
+        patch.setattr(removals, "_remove", kill_at_commit)
+        with pytest.raises(Killed):
+            remove_collection(engine, "docs")
+    assert ask(engine, "SELECT count(*) FROM docs") == 10
+    assert list_orphans(engine) == []
+
+    remove_collection(engine, "docs")  # and killed behind its COMMIT
+    orphans = list_orphans(engine)
+    assert len(orphans) == 2
+    with engine.begin() as connection:  # a pruner that is killed between two tables
+        connection.execute(text(f"DROP TABLE vectormill.{orphans[0]}"))
+    assert drop_orphaned_tables(engine) == 1
+    assert list_tables(engine) == []
+
+
+def list_orphans(engine: Engine) -> list[str]:
+    with engine.connect() as connection:
+        return list(connection.execute(LIST_ORPHANS).scalars())
+
+
+def test_tables_of_collections_that_are_there_belong_to_somebody(
+    engine: Engine, docs: dict[str, Any]
+) -> None:
+    assert drop_orphaned_tables(engine) == 0
+    assert len(list_tables(engine)) == 2
+
+
+def test_a_view_that_somebody_has_put_in_its_place_is_left_alone(
+    api: httpx.Client, engine: Engine, docs: dict[str, Any]
+) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("DROP VIEW docs"))
+        connection.execute(text("CREATE TABLE docs (mine int)"))
+    assert api.delete("/v1/collections/docs").status_code == 204
+    assert ask(engine, "SELECT count(*) FROM docs") == 0
+
+
+def test_the_client_makes_changes_and_deletes_a_collection(api: httpx.Client) -> None:
+    with Client(str(api.base_url)) as client:
+        made = client.create_collection("docs", options={"dimensions": 16}, keep_text=True)
+        assert (made["dimensions"], made["keep_text"]) == (16, True)
+        assert client.change_collection("docs", language="english")["language"] == "english"
+        client.delete_collection("docs")
+        assert list(client.collections()) == []

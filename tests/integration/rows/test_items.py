@@ -1,0 +1,229 @@
+"""Items of a collection in the database: what a deletion takes, and what comes back after it."""
+
+import re
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from sqlalchemy import Connection, Engine, text
+
+from tests.integration.chunks.test_lock_order import wait_until_blocked
+from tests.protocol import SPEC, claim_next, complete, complete_on, submit, vector_of
+from vectormill.db.collections.collections import find_generation
+from vectormill.db.jobs.jobs import draw_seq
+from vectormill.db.rows.items import DELETE_ROWS, delete_items, delete_rows, find_item
+from vectormill.db.rows.vectors import UPSERT_STAGED
+from vectormill.db.search.matches import walk_plan
+from vectormill.domain.errors import CollectionNotFound, ItemNotFound
+from vectormill.domain.jobs.chunk import Claim
+from vectormill.domain.jobs.item import Item
+
+METADATA = b'{"page":7}'
+OLD, NEW = Item("k", b"an old text", METADATA), Item("k", b"a new text", METADATA)
+OTHER = Item("other", b"another text")
+
+
+def write(engine: Engine, *items: Item) -> None:
+    submit(engine, items, collection="docs")
+    complete(engine, claim_next(engine))
+
+
+def hold(engine: Engine, *items: Item) -> Claim:
+    """A job that a worker has in hand."""
+    submit(engine, items, collection="docs")
+    return claim_next(engine)
+
+
+def delete(engine: Engine, *keys: str) -> int:
+    with engine.begin() as connection:
+        return delete_items(connection, "docs", keys)
+
+
+def read_keys(engine: Engine) -> set[str]:
+    """Of the rows and of their attributes."""
+    with engine.connect() as connection:
+        name = find_generation(connection, "docs").table_name
+        rows = connection.execute(
+            text(
+                f"SELECT 'row ' || key FROM vectormill.{name}"
+                f" UNION SELECT 'attributes ' || key FROM vectormill.{name}_attributes"
+            )
+        )
+        return set(rows.scalars())
+
+
+def test_an_item_is_read_with_all_that_is_kept_of_it(engine: Engine) -> None:
+    write(engine, NEW, OTHER)
+    with engine.connect() as connection:
+        item = find_item(connection, "docs", "k", has_vector=True)
+        other = find_item(connection, "docs", "other")
+    assert (item.key, item.metadata, item.content_hash) == ("k", {"page": 7}, NEW.content_hash())
+    assert item.embedding is not None
+    assert np.abs(item.embedding[0] - vector_of(NEW.text)).max() < 1e-3
+    assert (other.metadata, other.text, other.embedding) == (None, None, None)
+
+
+def test_what_is_not_there_is_not_found(engine: Engine) -> None:
+    with engine.connect() as connection, pytest.raises(CollectionNotFound):
+        find_item(connection, "docs", "k")
+    with pytest.raises(CollectionNotFound):
+        delete(engine, "k")
+    write(engine, OTHER)
+    with engine.connect() as connection, pytest.raises(ItemNotFound):
+        find_item(connection, "docs", "k")
+
+
+def test_a_deletion_takes_the_row_and_its_attributes_and_nothing_else(engine: Engine) -> None:
+    write(engine, NEW, OTHER)
+    assert delete(engine, "k", "k", "never there") == 1
+    assert read_keys(engine) == {"row other"}
+    assert delete(engine, "k") == 0
+
+
+def test_a_deletion_reaches_every_generation(engine: Engine) -> None:
+    write(engine, NEW, OTHER)
+    with engine.begin() as connection:
+        old = find_generation(connection, "docs")
+        connection.execute(text("UPDATE vectormill.generations SET state = 'retired'"))
+    write_other_generation(engine)
+    write(engine, NEW, OTHER)
+    assert delete(engine, "k") == 1
+    with engine.connect() as connection:
+        assert find_generation(connection, "docs").id != old.id
+        kept = connection.execute(text(f"SELECT key FROM vectormill.{old.table_name}")).scalars().all()
+    assert (list(kept), read_keys(engine)) == (["other"], {"row other"})
+
+
+def write_other_generation(engine: Engine) -> None:
+    from vectormill.db.rows.vectors import create_vector_table
+    from vectormill.vectors.vector_types import choose_vector_type
+
+    with engine.begin() as connection:
+        generation_id = connection.execute(
+            text("""
+                INSERT INTO vectormill.generations (collection_id, spec, fingerprint, state)
+                SELECT collection_id, spec, fingerprint, 'live' FROM vectormill.generations RETURNING id
+            """)
+        ).scalar_one()
+        create_vector_table(connection, generation_id, choose_vector_type(SPEC, in_collection=True), 8)
+
+
+def test_a_job_submitted_before_a_deletion_does_not_bring_the_key_back_and_a_later_one_does(
+    engine: Engine,
+) -> None:
+    write(engine, OLD)
+    earlier = hold(engine, NEW, OTHER)
+    assert delete(engine, "k") == 1
+    complete(engine, earlier)
+    assert read_keys(engine) == {"row other"}
+    write(engine, NEW)
+    assert read_keys(engine) == {"row other", "row k", "attributes k"}
+
+
+Step = Callable[[Connection], Any]
+
+
+def overlap(engine: Engine, first: Step, second: Step) -> bool:
+    """The second step begins when the first is done and not committed; whether it had to wait for it."""
+    ended, errors = threading.Event(), []
+
+    def run() -> None:
+        try:
+            with engine.begin() as connection:
+                second(connection)
+        except Exception as error:
+            errors.append(error)
+        finally:
+            ended.set()
+
+    thread = threading.Thread(target=run, daemon=True)
+    with engine.begin() as connection:
+        first(connection)
+        thread.start()
+        is_blocked = wait_until_blocked(engine, ended)
+    assert ended.wait(60)
+    assert not errors, errors
+    return is_blocked
+
+
+@pytest.mark.parametrize("is_commit_first", [True, False])
+def test_a_commit_and_a_deletion_that_overlap_leave_nothing_of_the_key(
+    engine: Engine, is_commit_first: bool
+) -> None:
+    write(engine, OTHER)
+    earlier = hold(engine, NEW)
+    steps: list[Step] = [
+        lambda connection: complete_on(connection, earlier),
+        lambda connection: delete_items(connection, "docs", ["k"]),
+    ]
+    assert overlap(engine, *(steps if is_commit_first else steps[::-1]))
+    assert read_keys(engine) == {"row other"}
+
+
+def test_commits_into_one_collection_do_not_wait_for_each_other(engine: Engine) -> None:
+    one, other = hold(engine, NEW), hold(engine, OTHER)
+    assert not overlap(
+        engine,
+        lambda connection: complete_on(connection, one),
+        lambda connection: complete_on(connection, other),
+    )
+    assert read_keys(engine) == {"row k", "attributes k", "row other"}
+
+
+def test_rows_that_a_later_job_wrote_stay_where_those_of_earlier_ones_are_removed(engine: Engine) -> None:
+    write(engine, OLD, OTHER)
+    with engine.begin() as connection:
+        seq = draw_seq(connection)
+    write(engine, NEW)
+    with engine.begin() as connection:
+        generation = find_generation(connection, "docs")
+        assert delete_rows(connection, generation.id, ["k", "other"], seq) == 1
+    assert read_keys(engine) == {"row k", "attributes k"}
+
+
+def test_deletions_and_commits_look_at_no_more_rows_than_they_have_keys(engine: Engine) -> None:
+    write(engine, OTHER)
+    with engine.begin() as connection:
+        generation = find_generation(connection, "docs")
+        connection.execute(
+            text(f"""
+            INSERT INTO vectormill.{generation.table_name} (key, content_hash, embedding, job_seq)
+            SELECT 'key ' || number, content_hash, embedding, 1
+              FROM vectormill.{generation.table_name}, generate_series(1, 20000) AS number
+        """)
+        )
+        connection.execute(
+            text(f"""
+            INSERT INTO vectormill.{generation.table_name}_attributes (key, metadata, job_seq)
+            SELECT key, '{{}}', 1 FROM vectormill.{generation.table_name}
+        """)
+        )
+        connection.execute(
+            text("""
+            INSERT INTO vectormill.tombstones (collection_id, key, seq)
+            SELECT collection_id, 'gone ' || number, 1 FROM vectormill.generations, generate_series(1, 20000) AS number
+        """)
+        )
+        connection.execute(
+            text("CREATE TEMP TABLE stage (ordinal int, content_hash bytea, embedding halfvec(8))")
+        )
+        for table in (generation.table_name, f"{generation.table_name}_attributes", "tombstones"):
+            connection.execute(text(f"ANALYZE vectormill.{table}"))
+        names = {"table": generation.table_name, "attributes": f"{generation.table_name}_attributes"}
+        keys = [f"key {number}" for number in range(100)]
+        deletion = explain(connection, DELETE_ROWS.format(**names), keys=keys, before_seq=5)
+        upsert = UPSERT_STAGED.format(table=f"vectormill.{generation.table_name}", stage="stage")
+        upsert = re.sub(r"%\((\w+)\)\w::(\w+(\[\])?)", r"CAST(:\1 AS \2)", upsert).replace(
+            "%(job_seq)s", ":job_seq"
+        )
+        commit = explain(connection, upsert, job_seq=5, keys=keys, collection_id=generation.collection_id)
+    for plan in (deletion, commit):
+        read_whole = [node["Relation Name"] for node in plan if node["Node Type"] == "Seq Scan"]
+        assert set(read_whole) <= {"stage"}, plan
+
+
+def explain(connection: Connection, statement: str, **values: Any) -> list[Any]:
+    (plan,) = connection.execute(text(f"EXPLAIN (FORMAT JSON) {statement}"), values).scalar_one()
+    return list(walk_plan(plan["Plan"]))

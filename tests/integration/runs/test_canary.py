@@ -1,0 +1,177 @@
+"""The canary: a new generation that lacks something is not made live, and the reason is said."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+
+from indexer.phases import canary
+from indexer.phases.canary import check_generation
+from indexer.phases.swapping import swap
+from tests.api_server import encoding_meanwhile
+from tests.building import BITS, NEXT, Rebuild, ask, build, encode_all, put, rows_of, table_of
+from tests.protocol import claim, complete, dispatch_all, make_items
+from vectormill.db.collections.collections import find_generation
+from vectormill.db.collections.generations import find_building
+from vectormill.db.rows.items import delete_items
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.errors import CanaryFailed, RunCancelled
+from vectormill.domain.jobs.item import EMPTY_TEXT, ENCODING_FAILED, ItemFailure
+
+ITEMS = make_items(30)
+
+
+def change(engine: Engine, statement: str) -> None:
+    with engine.begin() as connection:
+        connection.execute(text(statement))
+
+
+@pytest.fixture
+def rebuild(engine: Engine) -> Rebuild:
+    put(engine, "old")
+    encode_all(engine)
+    made = Rebuild(engine, ITEMS)
+    put(engine, "meanwhile", "deleted")
+    encode_all(engine)
+    with engine.begin() as connection:
+        delete_items(connection, "docs", ["deleted", "k3"])
+    return made
+
+
+def test_a_sound_generation_passes_and_its_report_says_what_was_measured(
+    engine: Engine, rebuild: Rebuild
+) -> None:
+    change(
+        engine, f"CREATE INDEX ON {table_of(rebuild.generation)} USING hnsw (embedding halfvec_cosine_ops)"
+    )
+    with encoding_meanwhile(engine):
+        check_generation(rebuild.context())
+    report = rebuild.reports["checking"]
+    assert report["coverage"]["num_missing"] == report["coverage"]["num_missing_puts"] == 0
+    assert report["vectors"]["num_rows"] == 30
+    assert report["recall"]["value"] >= 0.95
+    assert report["texts"]["num_compared"] >= 20
+    assert report["texts"]["smallest"] > 0.999
+    assert report["is_good"] is True
+    swap(rebuild.context())
+    assert rebuild.reports["swapping"]["live"] == rebuild.generation.id
+    assert set(rows_of(engine, "docs")) == {item.key for item in ITEMS} - {"k3"} | {"meanwhile"}
+    swap(rebuild.context())
+    check_generation(rebuild.context())
+
+
+BROKEN: list[tuple[str, str]] = [
+    ("DELETE FROM {table} WHERE key = 'k7'", "1 rows of the source are missing, among them 'k7'"),
+    ("DELETE FROM {table} WHERE key = 'meanwhile'", "1 items put meanwhile are missing, among them 'meanwhile'"),
+    ("UPDATE {table} SET embedding = '[0,0,0,0,0,0,0,0]' WHERE key = 'k5'", "1 are zero, among them 'k5'"),
+    ("UPDATE {table} SET embedding = '[3,0,0,0,0,0,0,0]' WHERE key = 'k5'", "1 vectors have not length 1"),
+    (
+        "UPDATE {table} SET embedding = '[1,0,0,0,0,0,0,0]'",
+        "texts were encoded again and agree to .* at the worst",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("statement", "reason"), BROKEN)
+def test_a_generation_that_lacks_something_is_not_made_live(
+    engine: Engine, rebuild: Rebuild, monkeypatch: pytest.MonkeyPatch, statement: str, reason: str
+) -> None:
+    monkeypatch.setattr(canary, "_PAUSE_SECONDS", 0.0)
+    change(engine, statement.format(table=table_of(rebuild.generation)))
+    live = ask(engine, find_generation, "docs")
+    with encoding_meanwhile(engine), pytest.raises(CanaryFailed, match=reason):
+        check_generation(rebuild.context())
+    assert ask(engine, find_generation, "docs") == live
+    assert ask(engine, find_building, "docs") == rebuild.generation
+    assert rebuild.reports["checking"]["is_good"] is False
+    assert build(engine).id != rebuild.generation.id, "what its canary has found unfit is built anew"
+
+
+@pytest.mark.parametrize(("code", "is_good"), [(EMPTY_TEXT, True), (ENCODING_FAILED, False)])
+def test_a_text_that_no_model_can_encode_is_no_fault_of_the_generation(
+    engine: Engine, code: str, is_good: bool
+) -> None:
+    put(engine, "old")
+    encode_all(engine)
+    rebuild = Rebuild(engine, ITEMS, options={"canary_sample": 0})
+    for dispatch in dispatch_all(engine):
+        claimed = claim(engine, dispatch.chunk_id)
+        assert claimed is not None
+        complete(engine, claimed, {0: ItemFailure(code, "so it is")})
+    if is_good:
+        check_generation(rebuild.context())
+    else:
+        with pytest.raises(CanaryFailed, match=r"8 items could not be encoded, among them 'k0' \(encoding_f"):
+            check_generation(rebuild.context())
+
+
+def test_the_canary_waits_for_puts_that_the_new_model_has_not_encoded(
+    engine: Engine, rebuild: Rebuild
+) -> None:
+    put(engine, "late")
+    first, second = (claim(engine, each.chunk_id) for each in dispatch_all(engine))
+    assert first is not None
+    assert second is not None
+    original, twin = (first, second) if first.spec != NEXT else (second, first)
+    complete(engine, original)
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            complete(engine, twin)
+
+    rebuild.run = _with_options(rebuild, canary_sample=0)
+    check_generation(rebuild.context(), wait)
+    assert len(waits) == 3
+
+
+def _with_options(rebuild: Rebuild, **options: Any) -> Any:
+    from dataclasses import replace
+
+    return replace(rebuild.run, options=options)
+
+
+def test_an_index_that_finds_too_little_fails_the_canary(engine: Engine, rebuild: Rebuild) -> None:
+    table = table_of(rebuild.generation)
+    change(engine, f"CREATE INDEX ON {table} USING hnsw (embedding halfvec_cosine_ops)")
+    rebuild.run = _with_options(rebuild, canary_sample=0, least_recall=1.01)
+    with pytest.raises(CanaryFailed, match=r"finds 100.0% of the 10 nearest rows, less than 101.0%"):
+        check_generation(rebuild.context())
+
+
+@pytest.mark.parametrize("spec", [BITS])
+def test_bits_are_compared_as_bits(engine: Engine, spec: EncodingSpec) -> None:
+    put(engine, "old")
+    encode_all(engine)
+    rebuild = Rebuild(engine, ITEMS, spec)
+    encode_all(engine)
+    with encoding_meanwhile(engine):
+        check_generation(rebuild.context())
+    assert rebuild.reports["checking"]["texts"]["smallest"] == 1.0
+
+
+def test_a_cancelled_run_does_not_wait_for_its_canary(engine: Engine, rebuild: Rebuild) -> None:
+    put(engine, "late")
+    claimed = [claim(engine, each.chunk_id) for each in dispatch_all(engine)]
+    for each in claimed:
+        if each is not None and each.spec != NEXT:
+            complete(engine, each)
+
+    with pytest.raises(RunCancelled):
+        check_generation(rebuild.context(_raise(RunCancelled())))
+
+
+def _raise(error: Exception) -> Callable[[], None]:
+    def check() -> None:
+        raise error
+
+    return check
+
+
+def test_a_source_that_was_sent_in_part_makes_no_new_generation(engine: Engine, rebuild: Rebuild) -> None:
+    rebuild.run = _with_options(rebuild, is_complete=False)
+    encode_all(engine)
+    with pytest.raises(CanaryFailed, match="was not sent whole"):
+        check_generation(rebuild.context())

@@ -1,0 +1,131 @@
+"""Plans of a run's statements on a collection of real size: lookups by index where a batch is compared or written."""
+
+from uuid import uuid4
+
+from psycopg import sql
+from sqlalchemy import Connection, Engine, text
+
+from tests.indexers import make_collection
+from vectormill.db.collections.collections import find_generation
+from vectormill.db.runs.differences import (
+    CLEAR_ATTRIBUTES,
+    LIST_METADATA_ONLY,
+    LIST_MOVED,
+    LIST_VANISHED,
+    NOTE_VANISHED,
+    WRITE_ATTRIBUTES,
+    WRITE_MOVED,
+    note_moved,
+)
+from vectormill.db.runs.run_claims import CLAIM_RUN, FIRST_PHASES
+from vectormill.db.runs.runs import LIST_RUNS_OF_COLLECTION
+from vectormill.db.runs.stages import (
+    COMPARE_BATCH,
+    LOAD_CHANGES,
+    LOOK_UP_BY_INDEX,
+    Stage,
+    driver_of,
+    make_stage,
+    pack_rows,
+)
+from vectormill.domain.jobs.item import Item
+
+NUM_ROWS = 20_000
+NUM_CHANGES = 5_000
+
+FILL = """
+    INSERT INTO {table} (key, content_hash, embedding, job_seq)
+    SELECT 'k' || n, decode(md5(CAST(n AS text)), 'hex'), array_fill(0.5::real, ARRAY[8])::vector(8), 0
+      FROM generate_series(1, %(rows)s::int) AS n
+"""
+FILL_ATTRIBUTES = """
+    INSERT INTO {attributes} (key, metadata, metadata_hash, job_seq)
+    SELECT 'k' || n, '{{}}', decode(md5(CAST(n AS text)), 'hex'), 0 FROM generate_series(1, %(rows)s::int) AS n
+"""
+FILL_SEEN = "INSERT INTO {seen} SELECT 'k' || n FROM generate_series(1, %(rows)s::int) AS n"
+FILL_CHANGES = """
+    INSERT INTO {changes} SELECT n, (ARRAY['n', 'c', 'm', 'v'])[1 + n %% 4], 'k' || n, 'text', '',
+                                 decode(md5(CAST(n + 7 AS text)), 'hex')
+      FROM generate_series(1, %(changes)s::int) AS n
+"""
+
+
+def plan_of(connection: Connection, stage: Stage, statement: str, values: dict[str, object]) -> str:
+    filled = sql.SQL("EXPLAIN (COSTS OFF) ") + stage.fill_in(statement)
+    return "\n".join(row[0] for row in driver_of(connection).execute(filled, values))
+
+
+def test_a_run_looks_rows_up_by_their_indexes(engine: Engine) -> None:
+    make_collection(engine)
+    with engine.begin() as connection:
+        stage = Stage(uuid4(), find_generation(connection, "docs"))
+        make_stage(connection, stage)
+        driver = driver_of(connection)
+        for statement in (FILL, FILL_ATTRIBUTES, FILL_SEEN, FILL_CHANGES):
+            driver.execute(stage.fill_in(statement), {"rows": NUM_ROWS, "changes": NUM_CHANGES})
+        for name in ("table", "attributes", "seen", "changes"):
+            driver.execute(stage.fill_in(f"ANALYZE {{{name}}}"))
+        note_moved(connection, stage)
+        driver.execute(stage.fill_in("ANALYZE {moved}"))
+    table, attributes = stage.generation.table_name, f"{stage.generation.table_name}_attributes"
+    ordinals = {
+        "seq": 7,
+        "ordinals": list(range(1, 400)),
+        "collection_id": stage.generation.collection_id,
+        "keep_text": True,
+    }
+    page = {"after": 100, "limit": 200, "kinds": ["n", "c"]}
+    with engine.connect() as connection:
+        for statement in (LIST_METADATA_ONLY, LIST_VANISHED, LOAD_CHANGES, LIST_MOVED):
+            plan = plan_of(connection, stage, statement, page)
+            assert "Index" in plan, plan
+            assert "Seq Scan" not in plan, plan
+            assert "Sort" not in plan, plan
+        # The one statement that reads everything reads each table once.
+        plan = plan_of(connection, stage, NOTE_VANISHED, {"num_seen": NUM_ROWS})
+        assert "Anti Join" in plan, plan
+        assert "Nested Loop" not in plan, plan
+        driver_of(connection).execute(LOOK_UP_BY_INDEX)
+        for statement in (WRITE_ATTRIBUTES, CLEAR_ATTRIBUTES, WRITE_MOVED):
+            plan = plan_of(connection, stage, statement, ordinals)
+            assert f"Seq Scan on {table}" not in plan, plan
+            assert "Seq Scan on run_" not in plan, plan
+        items = [Item(f"k{number}", b"text") for number in range(0, NUM_ROWS, 3)]
+        rows = pack_rows(1, items)
+        values = {
+            "keys": rows.keys,
+            "content_hashes": rows.content_hashes,
+            "metadata_hashes": rows.metadata_hashes,
+            "seq": 7,
+            "keep_text": False,
+        }
+        plan = plan_of(connection, stage, COMPARE_BATCH, values)
+        assert f"Index Scan using {table}_pkey" in plan, plan
+        assert f"Index Scan using {attributes}_pkey" in plan, plan
+        assert "Seq Scan" not in plan, plan
+
+
+MAKE_RUNS = text("""
+    INSERT INTO vectormill.runs (id, collection_id, kind, state, created_at, finished_at)
+    SELECT gen_random_uuid(), collections.id, 'reindex', 'completed', now() - make_interval(secs => n), now()
+      FROM vectormill.collections, generate_series(1, 5000) AS n
+""")
+
+
+def test_to_find_work_costs_nothing_however_many_runs_have_ended(engine: Engine) -> None:
+    make_collection(engine)
+    with engine.begin() as connection:
+        connection.execute(MAKE_RUNS)
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text("VACUUM ANALYZE vectormill.runs"))
+    with engine.connect() as connection:
+        collection_id = find_generation(connection, "docs").collection_id
+        claim = {"owner": "me", "lease_seconds": 30.0, "first_phases": FIRST_PHASES}
+        plan = "\n".join(connection.execute(text(f"EXPLAIN (COSTS OFF) {CLAIM_RUN.text}"), claim).scalars())
+        assert "ix_runs_open" in plan, plan
+        assert "Seq Scan on runs" not in plan, plan
+        page = {"before": "2100-01-01", "limit": 10, "collection_id": collection_id}
+        listed = text(f"EXPLAIN (COSTS OFF) {LIST_RUNS_OF_COLLECTION.text}")
+        plan = "\n".join(connection.execute(listed, page).scalars())
+        assert "ix_runs_collection_id" in plan, plan
+        assert "Sort" not in plan, plan

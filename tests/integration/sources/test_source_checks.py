@@ -1,0 +1,201 @@
+"""What a look at a source tells before a run relies on it."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from sqlalchemy import Engine
+
+from tests.protocol import SPEC, make_items, submit
+from vectormill.domain.errors import InvalidOption, SourceFailed
+from vectormill.domain.source import FILES, PUSH, SQL, TREE, Source
+from vectormill.models.registry import DEFAULT_MODEL, Registry
+from vectormill.settings import Settings
+from vectormill.sources.checking import check_source
+from vectormill.sources.opening import open_source
+from vectormill.sources.reader import SourcePlace
+
+
+def place(engine: Engine, **settings: Any) -> SourcePlace:
+    return SourcePlace(engine, Settings(**settings), Registry({}), collection="docs")
+
+
+def test_three_rows_are_shown_with_their_texts_cut_and_the_rows_counted(engine: Engine) -> None:
+    query = "SELECT n AS id, repeat('x', 1000) AS body, n % 2 AS odd FROM generate_series(1, 50000) AS n"
+    source = Source(SQL, {"query": query, "key": "id", "text": "body", "metadata": ["odd"]})
+    report = check_source(source, place(engine))
+    assert [(row.key, len(row.text), row.metadata) for row in report.rows] == [
+        ("1", 200, '{"odd":1}'), ("2", 200, '{"odd":0}'), ("3", 200, '{"odd":1}')
+    ]  # fmt: skip
+    assert 10_000 <= report.num_sampled < 20_000
+    assert report.num_rows == 50_000
+    assert not report.is_whole
+
+
+def test_what_was_wrong_with_single_rows_is_told(engine: Engine) -> None:
+    query = "SELECT n AS id, CASE WHEN n > 1 THEN 'x' END AS body FROM generate_series(1, 3) AS n"
+    report = check_source(Source(SQL, {"query": query, "key": "id", "text": "body"}), place(engine))
+    assert report.complaints["num_without_text"] == 1
+    assert (report.num_rows, report.is_whole) == (3, True)
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("SELECT n % 6000 AS id, 'x' AS body FROM generate_series(1, 9000) AS n", "is there twice"),
+        ("SELECT 1 AS id, 'x' AS text", "no column 'body'"),
+        ("SELEC 1", "syntax error"),
+    ],
+)
+def test_a_source_that_cannot_serve_is_refused(engine: Engine, query: str, said: str) -> None:
+    with pytest.raises(SourceFailed, match=said):
+        check_source(Source(SQL, {"query": query, "key": "id", "text": "body"}), place(engine))
+
+
+def test_the_rows_of_parquet_are_counted_without_being_read(engine: Engine, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        table = pyarrow.table({"key": [f"{name}{n}" for n in range(9000)], "text": ["t"] * 9000})
+        pyarrow.parquet.write_table(table, tmp_path / f"{name}.parquet")
+    report = check_source(Source(FILES, {"files": [f"{tmp_path}/*.parquet"]}), place(engine))
+    assert report.num_rows == 18_000
+    assert report.num_sampled < 18_000
+
+
+def test_a_push_has_nothing_to_look_at(engine: Engine) -> None:
+    assert check_source(Source(PUSH, {}), place(engine)).num_sampled == 0
+
+
+def lay_out(tmp_path: Path) -> Path:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.md").write_text("inside")
+    (tmp_path / "secret.md").write_text("outside")
+    (tmp_path / "in" / "link.md").symlink_to(tmp_path / "secret.md")
+    (tmp_path / "secret.jsonl").write_text('{"key": "a", "text": "outside"}')
+    return tmp_path / "in"
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (TREE, {"folder": "."}),  # a link leads outside
+        (TREE, {"folder": ".."}),
+        (TREE, {"folder": "/etc"}),
+        (FILES, {"files": ["../secret.jsonl"]}),
+        (FILES, {"files": ["../*.jsonl"]}),
+        (FILES, {"files": ["{outside}/secret.jsonl"]}),
+        (FILES, {"files": ["file://{outside}/secret.jsonl"]}),
+        (FILES, {"files": ["local://{outside}/secret.jsonl"]}),
+        (FILES, {"files": ["simplecache::file://{outside}/secret.jsonl"]}),
+        (FILES, {"files": ["filecache::{outside}/secret.jsonl"]}),
+        (FILES, {"files": ["reference://{outside}/secret.jsonl"]}),
+        (FILES, {"files": ["link.md"], "format": "jsonl"}),
+    ],
+)
+def test_no_path_leads_out_of_the_folder_that_sources_must_lie_in(
+    engine: Engine, tmp_path: Path, kind: str, options: dict[str, Any]
+) -> None:
+    root = lay_out(tmp_path)
+    if "files" in options:
+        options = {**options, "files": [name.format(outside=tmp_path) for name in options["files"]]}
+    with pytest.raises(SourceFailed, match=r"is not below|is in no store") as failure:
+        check_source(Source(kind, options), place(engine, source_root=root))
+    assert "outside" not in str(failure.value)
+
+
+def test_a_relative_path_begins_at_the_root_and_needs_one(engine: Engine, tmp_path: Path) -> None:
+    root = lay_out(tmp_path)
+    (root / "link.md").unlink()
+    source = Source(TREE, {"folder": ".", "include": ["**/*.md"]})
+    (row,) = check_source(source, place(engine, source_root=root)).rows
+    assert (row.key, row.text) == ("a.md", "inside")
+    with pytest.raises(SourceFailed, match="a relative path, which means another file in each process"):
+        check_source(source, place(engine))
+
+
+@pytest.mark.parametrize(
+    ("include", "exclude", "found"),
+    [
+        (["*.md"], [], ["a.md", "guide/b.md", "guide/old/c.md"]),
+        (["**/*.md"], ["guide/old/**"], ["a.md", "guide/b.md"]),
+        (["guide/*.md"], [], ["guide/b.md"]),
+        (["*"], ["*.md"], ["guide/d.py"]),
+        (["*.md", "*.py"], ["old/*"], ["a.md", "guide/b.md", "guide/d.py", "guide/old/c.md"]),
+        (["*.md"], ["**/old/*"], ["a.md", "guide/b.md"]),
+    ],
+)
+def test_patterns_choose_the_files_of_a_tree(
+    engine: Engine, tmp_path: Path, include: list[str], exclude: list[str], found: list[str]
+) -> None:
+    (tmp_path / "guide" / "old").mkdir(parents=True)
+    for name in ("a.md", "guide/b.md", "guide/old/c.md", "guide/d.py", ".hidden.md"):
+        (tmp_path / name).write_text("text")
+    source = Source(TREE, {"folder": str(tmp_path), "include": include, "exclude": exclude})
+    items = [item for batch in open_source(source, place(engine)).read() for item in batch]
+    assert sorted(item.key for item in items) == found
+
+
+def test_a_folder_without_a_file_that_fits_is_no_empty_source(engine: Engine, tmp_path: Path) -> None:
+    with pytest.raises(SourceFailed, match="is it mounted"):
+        check_source(Source(TREE, {"folder": str(tmp_path)}), place(engine))
+    with pytest.raises(SourceFailed, match="No file fits"):
+        check_source(Source(FILES, {"files": [f"{tmp_path}/*.csv"]}), place(engine))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.jsonl", b'{"key": "a", "text": "x"}\n{"key": "b"', "line 2: it is not JSON"),
+        ("a.jsonl", b'{"key": "a", "text": "x"}\n[1]\n', "line 2: a JSON object is needed"),
+        ("a.jsonl", b'{"id": "a", "text": "x"}\n', "no column 'key'; its columns are 'id', 'text'"),
+        ("a.csv", b"key,text\na,x\nb\n", "up to line 3: a row has 1 cells, and the header 2"),
+        ("a.csv", b"", "is empty"),
+        ("a.txt", b"x", "is of no known kind"),
+        ("a.jsonl.gz", b"x", "cannot be read"),
+        ("a.parquet", b"x", "cannot be read"),
+    ],
+)
+def test_a_file_that_is_not_what_it_says_is_named_with_the_place(
+    engine: Engine, tmp_path: Path, name: str, content: bytes, said: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(SourceFailed, match=said):
+        check_source(Source(FILES, {"files": [str(tmp_path / name)]}), place(engine))
+
+
+def test_bytes_that_are_no_unicode_spoil_their_own_row_alone(engine: Engine, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"key": "a", "text": "x \xff"}\n{"key": "b", "text": "\\ud800"}\n')
+    (tmp_path / "b.csv").write_bytes(b"key,text\nc,x \xff\nd,fine\n")
+    report = check_source(Source(FILES, {"files": [f"{tmp_path}/*"]}), place(engine))
+    assert report.num_sampled == 4
+    assert [row.key for row in report.rows] == ["a", "b", "c"]
+
+
+def test_what_never_ends_is_not_waited_for(engine: Engine, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.md")
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    (tmp_path / "a.md").write_text("text")
+    (row,) = check_source(Source(TREE, {"folder": str(tmp_path)}), place(engine)).rows
+    assert row.key == "a.md"
+    with pytest.raises(SourceFailed, match="is no file"):
+        check_source(Source(FILES, {"files": [f"{tmp_path}/pipe.jsonl"]}), place(engine))
+    for name in (f"{tmp_path}/pipe.md", "/dev/zero"):
+        source = Source(SQL, {"query": "SELECT 1", "url_file": name})
+        with pytest.raises(SourceFailed, match="there is no such file"):
+            check_source(source, place(engine))
+
+
+def test_passages_fit_what_the_collections_own_vectors_read_at_once(engine: Engine, tmp_path: Path) -> None:
+    submit(engine, make_items(1), collection="docs", spec=replace(SPEC, model=DEFAULT_MODEL, max_tokens=64))
+    (tmp_path / "a.md").write_text("A text of a few words.")
+
+    def look(tokens: int) -> int:
+        source = Source(TREE, {"folder": str(tmp_path)}, {"by": "tokens", "tokens": tokens})
+        return check_source(source, place(engine)).num_sampled
+
+    assert look(62) == 1
+    with pytest.raises(InvalidOption, match="reads 64 at once, its special tokens included, which leaves 62"):
+        look(63)

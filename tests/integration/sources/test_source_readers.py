@@ -1,0 +1,330 @@
+"""Sources that Postgres itself is asked for: queries, pushes, and what a collection keeps."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import Engine, create_engine, text
+
+from tests.protocol import claim_next, complete, make_items, submit
+from vectormill.db.runs.pushes import PushWriter, prune_pushes
+from vectormill.db.runs.sources import save_source
+from vectormill.domain.errors import DuplicateKey, EmptyJob, InvalidOption, SourceFailed
+from vectormill.domain.jobs.item import Item
+from vectormill.domain.source import OWN_TEXTS, PUSH, SQL, Source
+from vectormill.models.registry import Registry
+from vectormill.settings import Settings
+from vectormill.sources.kinds.own_texts import READ_PAGE
+from vectormill.sources.opening import open_source
+from vectormill.sources.reader import MOST_ROWS, Reader, SourcePlace
+
+QUERY = {"key": "id", "text": "body"}
+
+
+@pytest.fixture
+def place(engine: Engine) -> SourcePlace:
+    return SourcePlace(engine, Settings(), Registry({}), collection="docs")
+
+
+def read_all(reader: Reader) -> list[Item]:
+    return [item for batch in reader.read() for item in batch]
+
+
+def open_query(place: SourcePlace, query: str, **options: object) -> Reader:
+    return open_source(Source(SQL, {"query": query, **QUERY, **options}), place)
+
+
+def test_a_query_of_our_own_postgres_gives_its_rows_in_order_with_canonical_metadata(
+    place: SourcePlace,
+) -> None:
+    reader = open_query(
+        place,
+        """
+        SELECT 7 AS id, 'one: 100 % of \\"it\\"' AS body, 'de' AS lang, 1.50::numeric AS price,
+               '2026-01-02 03:04:05+00'::timestamptz AS at, '{"b": 1, "a": [true]}'::jsonb AS more, NULL AS none,
+               '5c5f7d1e-0000-4000-8000-000000000000'::uuid AS owner;
+        """,
+        metadata=["price", "lang", "at", "more", "none", "owner"],
+    )
+    (item,) = read_all(reader)
+    assert item.key == "7"
+    assert item.text == b'one: 100 % of \\"it\\"'
+    assert item.metadata == (
+        b'{"at":"2026-01-02T03:04:05Z","lang":"de","more":{"a":[true],"b":1},"none":null,'
+        b'"owner":"5c5f7d1e-0000-4000-8000-000000000000","price":1.50}'
+    )
+    assert not reader.complaints
+
+
+def test_a_column_of_json_is_the_metadata_itself_whether_json_or_text(place: SourcePlace) -> None:
+    as_json = open_query(
+        place, """SELECT 'a' AS id, 'x' AS body, '{"b":2,"a":1}'::jsonb AS m""", metadata_json="m"
+    )
+    as_text = open_query(
+        place, """SELECT 'a' AS id, 'x' AS body, '{"b": 2, "a": 1}' AS m""", metadata_json="m"
+    )
+    assert read_all(as_json) == read_all(as_text) == [Item("a", b"x", b'{"a":1,"b":2}')]
+
+
+def test_a_million_rows_are_never_in_memory_together(place: SourcePlace) -> None:
+    query = "SELECT n AS id, repeat('x', 100) AS body FROM generate_series(1, 1000000) AS n"
+    batches = open_query(place, query).read()
+    first = [next(batches) for _ in range(6)]
+    assert [batch[0].key for batch in first] == ["1", "257", "1281", "5377", "13569", "21761"]
+    assert {len(batch) for batch in first} <= {256, 1024, 4096, MOST_ROWS}
+    batches.close()  # type: ignore[attr-defined]
+
+
+def test_rows_of_long_texts_come_in_smaller_batches(place: SourcePlace) -> None:
+    query = "SELECT n AS id, repeat('x', 1000000) AS body FROM generate_series(1, 400) AS n"
+    sizes = [len(batch) for batch in open_query(place, query).read()]
+    assert sum(sizes) == 400
+    assert max(sizes[1:]) <= 8
+
+
+def test_a_query_that_fails_midway_says_so_in_the_words_of_the_database(place: SourcePlace) -> None:
+    query = "SELECT n AS id, (1 / (5000 - n))::text AS body FROM generate_series(1, 10000) AS n"
+    batches = open_query(place, query).read()
+    assert len(next(batches)) == 256
+    with pytest.raises(SourceFailed, match="division by zero"):
+        list(batches)
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("SELECT 1 AS id", "no column 'body'; its columns are 'id'"),
+        ("SELECT NULL AS id, 'x' AS body", "row 1: the key is null"),
+        ("SELECT 1.5::float8 AS id, 'x' AS body", "a key is text or a whole number"),
+        ("SELECT 'a' AS id, 'x' AS body FROM generate_series(1, 2)", "the key 'a' is there twice"),
+        ("SELECT * FROM nowhere", 'relation "nowhere" does not exist'),
+        ("DELETE FROM vectormill.jobs RETURNING id, state AS body", "read-only transaction|syntax error"),
+        (
+            "SELECT 1 AS id, 'x' AS body; COMMIT; DROP TABLE vectormill.jobs",
+            "cannot insert multiple commands",
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_its_reason(place: SourcePlace, query: str, said: str) -> None:
+    with pytest.raises(SourceFailed, match=said):
+        read_all(open_query(place, query))
+    with place.engine.connect() as connection:
+        assert connection.execute(text("SELECT to_regclass('vectormill.jobs')")).scalar_one() is not None
+
+
+def test_a_row_with_a_fault_does_not_end_the_reading(place: SourcePlace) -> None:
+    reader = open_query(
+        place,
+        """
+        SELECT * FROM (VALUES ('a', 'one', '{}'), ('b', NULL, '{}'), ('', 'x', '{}'), (repeat('k', 2000), 'x', '{}'),
+                              ('c', 'three', '[1]'), ('d', 'four', '{"x": "\\u0000"}'), ('e', 'five', '{"y":1}'))
+                   AS t (id, body, m)
+        """,
+        metadata_json="m",
+    )
+    assert read_all(reader) == [
+        Item("a", b"one", b"{}"),
+        Item("b", b"", b"{}"),
+        Item("c", b"three"),
+        Item("d", b"four"),
+        Item("e", b"five", b'{"y":1}'),
+    ]
+    told = reader.complaints.to_json()
+    assert (told["num_left_out"], told["num_without_metadata"], told["num_without_text"]) == (2, 2, 1)
+    assert len(told["examples"]) == 3
+
+
+@pytest.fixture
+def sqlite_file(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "articles.db"
+    engine = create_engine(f"sqlite:///{path}")
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE articles (id INTEGER PRIMARY KEY, body TEXT, lang TEXT)"))
+        rows = [{"id": number, "body": f"text {number}", "lang": "de"} for number in range(1, 3001)]
+        connection.execute(text("INSERT INTO articles VALUES (:id, :body, :lang)"), rows)
+    yield path
+    engine.dispose()
+
+
+def test_another_database_is_reached_by_the_name_of_a_variable_or_file(
+    place: SourcePlace, sqlite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ARTICLES_URL", f"sqlite:///{sqlite_file}")
+    (tmp_path / "secret").write_text(f"sqlite:///{sqlite_file}\n")
+    query = "SELECT id, body, lang FROM articles ORDER BY id"
+    by_name = open_query(place, query, url_env="ARTICLES_URL", metadata=["lang"])
+    by_file = open_query(place, query, url_file=str(tmp_path / "secret"), metadata=["lang"])
+    items = read_all(by_name)
+    assert items == read_all(by_file)
+    assert items[0] == Item("1", b"text 1", b'{"lang":"de"}')
+    assert len(items) == 3000
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        (None, "ARTICLES_URL is not set"),
+        ("pass word secret", "the variable ARTICLES_URL holds is no database URL"),
+        ("postgresql://u:s3cr%40t@127.0.0.1:1/x?password=s3cr%40t", "refused"),
+        ("nosuch://u:s3cr%40t@h/x", "nosuch"),
+        ("mysql://u:s3cr%40t@h/x", "'MySQLdb'"),
+        ("postgresql+asyncpg://u:s3cr%40t@h/x", "."),
+        ("sqlite:////nowhere/secret.db", "unable to open"),
+    ],
+)
+def test_no_error_shows_what_opens_a_database(
+    place: SourcePlace, monkeypatch: pytest.MonkeyPatch, url: str | None, said: str
+) -> None:
+    monkeypatch.delenv("ARTICLES_URL", raising=False)
+    if url is not None:
+        monkeypatch.setenv("ARTICLES_URL", url)
+    with pytest.raises(SourceFailed, match=said) as failure:
+        read_all(open_query(place, "SELECT 1 AS id, 'x' AS body", url_env="ARTICLES_URL"))
+    assert "s3cr" not in str(failure.value)
+    assert "pass word" not in str(failure.value)
+    assert failure.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"query": ""},
+        {"query": "SELECT 1", **QUERY, "url": "postgresql://u:p@h/d"},
+        {"query": "SELECT 1", **QUERY, "url_env": "A", "url_file": "b"},
+        {"query": "SELECT 1", **QUERY, "metadata": ["a"], "metadata_json": "b"},
+        {"query": "SELECT 1", **QUERY, "url_env": "postgresql://u:p@h/d"},
+    ],
+)
+def test_options_that_do_not_fit_are_refused_before_anything_is_read(
+    place: SourcePlace, options: dict[str, object]
+) -> None:
+    with pytest.raises(InvalidOption):
+        open_source(Source(SQL, options), place)
+
+
+def make_collection(engine: Engine) -> None:
+    submit(engine, make_items(1), collection="docs")
+    with engine.begin() as connection:
+        save_source(connection, "docs", Source(PUSH, {}))
+
+
+def test_a_push_is_read_part_by_part_in_its_order(place: SourcePlace, engine: Engine) -> None:
+    make_collection(engine)
+    items = [Item(f"k{number}", b"text", b'{"n":1}') for number in range(9000)]
+    with PushWriter(engine, "docs", {"is_complete": True}) as writer:
+        for item in items:
+            writer.add(item)
+        run_id = writer.finish()
+    here = SourcePlace(engine, Settings(), Registry({}), collection="docs", run_id=run_id)
+    reader = open_source(Source(PUSH, {}), here)
+    assert [len(batch) for batch in reader.read()] == [4096, 4096, 808]
+    assert read_all(reader) == items
+    assert reader.count_rows() == 9000
+    assert find_runs(engine) == [("queued", {"is_complete": True}, None, 3)]
+
+
+def find_runs(engine: Engine) -> list[tuple[object, ...]]:
+    statement = text("""
+        SELECT state, options, error,
+               (SELECT count(*) FROM vectormill.run_parts WHERE run_id = runs.id) FROM vectormill.runs
+    """)
+    with engine.connect() as connection:
+        return [tuple(row) for row in connection.execute(statement)]
+
+
+@pytest.mark.parametrize(
+    ("keys", "error"),
+    [([f"k{n}" for n in range(5000)], KeyboardInterrupt), (["a", "a"], DuplicateKey), ([], EmptyJob)],
+)
+def test_a_push_that_is_broken_off_leaves_a_failed_run_and_no_parts(
+    engine: Engine, keys: list[str], error: type[BaseException]
+) -> None:
+    make_collection(engine)
+
+    def push() -> None:
+        with PushWriter(engine, "docs", {}) as writer:
+            for key in keys:
+                writer.add(Item(key, b"text"))
+            if error is KeyboardInterrupt:
+                raise KeyboardInterrupt
+            writer.finish()
+
+    with pytest.raises(error):
+        push()
+    ((state, _, told, parts),) = find_runs(engine)
+    assert (state, parts) == ("failed", 0)
+    assert "broken off" in str(told)
+
+
+def test_a_run_that_nothing_was_pushed_to_reads_nothing_rather_than_an_empty_source(
+    place: SourcePlace, engine: Engine
+) -> None:
+    here = SourcePlace(engine, Settings(), Registry({}), collection="docs", run_id=uuid4())
+    with pytest.raises(SourceFailed, match="Nothing was pushed"):
+        read_all(open_source(Source(PUSH, {}), here))
+
+
+def test_a_collection_that_keeps_no_texts_cannot_be_its_own_source(
+    place: SourcePlace, engine: Engine
+) -> None:
+    with pytest.raises(SourceFailed, match="no collection 'docs'"):
+        read_all(open_source(Source(OWN_TEXTS, {}), place))
+    make_collection(engine)
+    with pytest.raises(SourceFailed, match="does not keep its texts"):
+        read_all(open_source(Source(OWN_TEXTS, {}), place))
+
+
+def test_a_collection_that_keeps_its_texts_gives_its_rows_as_they_are(
+    place: SourcePlace, engine: Engine
+) -> None:
+    make_collection(engine)
+    complete(engine, claim_next(engine))
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE vectormill.collections SET keep_text = true"))
+    with pytest.raises(SourceFailed, match="no text of 'k0', which was written before"):
+        read_all(open_source(Source(OWN_TEXTS, {}), place))
+    items = [Item(f"k{number:03}", f"text {number}".encode(), b'{"n":%d}' % number) for number in range(300)]
+    submit(engine, [Item("k0", b"again"), *items], collection="docs", chunk_max_items=1000)
+    complete(engine, claim_next(engine))
+    reader = open_source(Source(OWN_TEXTS, {}), place)
+    assert read_all(reader) == [Item("k0", b"again"), *items]
+
+
+def test_pages_of_a_collections_own_texts_are_found_by_its_primary_key(engine: Engine) -> None:
+    make_collection(engine)
+    fill = """
+        INSERT INTO vectormill.{} (key, {}, job_seq) SELECT 'k' || n, {}, 1 FROM generate_series(1, 20000) AS n
+    """
+    with engine.begin() as connection:
+        generation = connection.execute(text("SELECT id FROM vectormill.generations")).scalar_one()
+        vector = "array_fill(0.5, ARRAY[8])::halfvec"
+        columns = "content_hash, embedding"
+        connection.execute(text(fill.format(f"generation_{generation}", columns, f"''::bytea, {vector}")))
+        connection.execute(text(fill.format(f"generation_{generation}_attributes", "text", "'a text'")))
+        for name in ("", "_attributes"):
+            connection.execute(text(f"ANALYZE vectormill.generation_{generation}{name}"))
+        page = text("EXPLAIN " + READ_PAGE.format(id=generation))
+        plan = "\n".join(connection.execute(page, {"after": "k5", "limit": 100}).scalars())
+    assert "Seq Scan" not in plan
+    assert "Sort" not in plan
+
+
+def test_a_push_whose_process_was_killed_fails_and_parts_that_were_read_are_removed(engine: Engine) -> None:
+    make_collection(engine)
+    killed = PushWriter(engine, "docs", {})
+    killed.__enter__()
+    for number in range(5000):
+        killed.add(Item(f"k{number}", b"text"))
+    with PushWriter(engine, "docs", {}) as writer:
+        writer.add(Item("a", b"text"))
+        writer.finish()
+    age = "UPDATE vectormill.runs SET updated_at = now() - interval '2 hours' WHERE state = 'uploading'"
+    with engine.begin() as connection:
+        connection.execute(text(age))
+        prune_pushes(connection, 3600)
+    assert sorted((state, parts) for state, _, _, parts in find_runs(engine)) == [
+        ("failed", 0),
+        ("queued", 1),
+    ]
+    killed._keys.close()

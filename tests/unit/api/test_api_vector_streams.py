@@ -1,0 +1,216 @@
+"""Vectors become a file of each format, in pieces whose size does not depend on the job's."""
+
+import asyncio
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from uuid import uuid4
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from starlette.requests import ClientDisconnect
+
+from api.streams.vector_streams import (
+    VECTOR_FORMATS,
+    VectorResponse,
+    choose_group_bytes,
+    gather_rows,
+    measure_npy,
+    start_reading,
+    write_ndjson,
+    write_npy,
+    write_parquet,
+)
+from vectormill.db.jobs.export import VectorBlock
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.errors import JobNotFound
+from vectormill.domain.jobs.job import COMPLETED, Job
+
+DIMENSIONS = 3
+NOW = datetime(2026, 11, 21, tzinfo=UTC)
+
+
+def make_job(num_items: int) -> Job:
+    return Job(
+        id=uuid4(),
+        seq=1,
+        state=COMPLETED,
+        spec=EncodingSpec("m", "1", "mean", True, DIMENSIONS, "", 64),
+        collection=None,
+        priority=5,
+        metadata={},
+        num_items=num_items,
+        num_done=num_items,
+        num_failed=0,
+        num_chunks=1,
+        num_open_chunks=0,
+        num_retried_chunks=0,
+        num_tokens=0,
+        num_computed_tokens=0,
+        num_truncated=0,
+        num_passages=0,
+        num_reused=0,
+        stage_seconds={},
+        created_at=NOW,
+        started_at=NOW,
+        finished_at=NOW,
+        paused_at=None,
+        idle_seconds=0.0,
+        now=NOW,
+    )
+
+
+def make_block(start: int, count: int, missing: tuple[int, ...] = ()) -> VectorBlock:
+    vectors = np.arange(start, start + count * DIMENSIONS, dtype=np.float32).reshape(
+        count, DIMENSIONS
+    ) / np.float32(64)
+    present = np.ones(count, dtype=np.bool_)
+    present[list(missing)] = False
+    vectors[~present] = np.nan
+    vectors.setflags(write=False)  # as they come out of a buffer
+    return VectorBlock(start, [f'k"{start + number}' for number in range(count)], vectors, present)
+
+
+BLOCKS = [make_block(0, 4, missing=(1,)), make_block(4, 2, missing=(0, 1)), make_block(6, 1)]
+KEYS = ['k"0', 'k"2', 'k"3', 'k"6']
+VECTORS = np.concatenate([block.vectors[block.present] for block in BLOCKS])
+
+
+def test_ndjson_has_a_line_for_every_item_with_a_vector() -> None:
+    content = b"".join(write_ndjson(make_job(7), start_reading(iter(BLOCKS))))
+    rows = [json.loads(line) for line in content.splitlines()]
+    assert [row["key"] for row in rows] == KEYS
+    assert np.array_equal(np.array([row["embedding"] for row in rows], dtype=np.float32), VECTORS)
+
+
+def test_ndjson_of_float16_has_the_digits_that_tell_it_from_its_neighbours() -> None:
+    halves = [replace(block, vectors=block.vectors.astype(np.float16)) for block in BLOCKS]
+    content = b"".join(write_ndjson(make_job(7), start_reading(iter(halves))))
+    rows = [json.loads(line) for line in content.splitlines()]
+    assert [row["key"] for row in rows] == KEYS
+    assert np.array_equal(
+        np.array([row["embedding"] for row in rows], dtype=np.float16), VECTORS.astype(np.float16)
+    )
+
+
+def test_parquet_has_a_row_for_every_item_with_a_vector() -> None:
+    content = b"".join(write_parquet(make_job(7), start_reading(iter(BLOCKS))))
+    table = pq.read_table(io.BytesIO(content))
+    assert str(table.schema.field("embedding").type) == f"fixed_size_list<element: float>[{DIMENSIONS}]"
+    assert table["key"].to_pylist() == KEYS
+    assert np.array_equal(np.array(table["embedding"].to_pylist(), dtype=np.float32), VECTORS)
+
+
+def test_npy_has_a_row_for_every_item_in_order_and_says_its_length_before() -> None:
+    job = make_job(7)
+    content = b"".join(write_npy(job, start_reading(iter(BLOCKS))))
+    array = np.load(io.BytesIO(content))
+    assert array.dtype == np.float32
+    assert np.array_equal(array, np.concatenate([block.vectors for block in BLOCKS]), equal_nan=True)
+    assert measure_npy(job) == len(content)
+
+
+@pytest.mark.parametrize("name", VECTOR_FORMATS)
+def test_a_job_without_any_vector_is_a_whole_file_all_the_same(name: str) -> None:
+    job = make_job(2)
+    blocks = start_reading(iter([make_block(0, 2, missing=(0, 1))]))
+    content = b"".join(VECTOR_FORMATS[name].write(job, blocks))
+    if name == "ndjson":
+        assert content == b""
+    elif name == "parquet":
+        assert pq.read_table(io.BytesIO(content)).num_rows == 0
+    else:
+        assert np.isnan(np.load(io.BytesIO(content))).all()
+
+
+@pytest.mark.parametrize("name", VECTOR_FORMATS)
+def test_a_stream_whose_job_is_removed_ends_with_the_error_and_without_a_footer(name: str) -> None:
+    def removed() -> Iterator[VectorBlock]:
+        yield from BLOCKS
+        raise JobNotFound
+
+    pieces: list[bytes] = []
+    with pytest.raises(JobNotFound):
+        pieces.extend(VECTOR_FORMATS[name].write(make_job(8), start_reading(removed())))
+    assert not b"".join(pieces).endswith(b"PAR1")
+
+
+def test_row_groups_are_gathered_from_blocks_and_bounded() -> None:
+    blocks = (make_block(number * 10, 10) for number in range(100))
+    sizes = [len(keys) for keys, _ in gather_rows(blocks, 64, np.dtype(np.float32))]
+    assert sizes == [70] * 14 + [20]
+
+
+def test_large_blocks_are_cut_evenly_and_nothing_is_lost_between() -> None:
+    blocks = [make_block(0, 512), make_block(512, 100)]
+    groups = list(gather_rows(iter(blocks), 170, np.dtype(np.float32)))
+    assert [len(keys) for keys, _ in groups] == [170, 171, 171, 100]
+    assert [key for keys, _ in groups for key in keys] == [key for block in blocks for key in block.keys]
+    rows = np.concatenate([rows for _, rows in groups])
+    assert np.array_equal(rows, np.concatenate([block.vectors for block in blocks]))
+
+
+@pytest.mark.parametrize(
+    ("num_items", "group_bytes"),
+    [
+        (1, 256 << 10),  # a small job: groups so small that their copies do not count
+        (
+            10_000_000,
+            1_430_000,
+        ),  # of 384 values: 13 MB in nine copies, and as much in the footer of 10,700 groups
+    ],
+)
+def test_row_groups_grow_with_the_root_of_the_job(num_items: int, group_bytes: int) -> None:
+    job = make_job(num_items)
+    job = replace(job, spec=replace(job.spec, dimensions=384))
+    assert choose_group_bytes(job) == pytest.approx(group_bytes, rel=0.01)
+
+
+class Source:
+    """Blocks that notice when nobody wants more of them."""
+
+    def __init__(self) -> None:
+        self.num_read = 0
+        self.is_closed = False
+
+    def __iter__(self) -> Iterator[VectorBlock]:
+        try:
+            while True:
+                self.num_read += 1
+                yield make_block(0, 4)
+        finally:
+            self.is_closed = True
+
+
+def test_what_fails_before_the_first_block_fails_before_the_answer_starts() -> None:
+    def broken() -> Iterator[VectorBlock]:
+        yield from ()
+        raise ConnectionError("the database is away")
+
+    with pytest.raises(ConnectionError):
+        start_reading(broken())
+
+
+def test_a_client_that_leaves_ends_the_reading() -> None:
+    source = Source()
+    response = VectorResponse(make_job(1 << 40), VECTOR_FORMATS["ndjson"], start_reading(iter(source)))
+    num_sent = 0
+
+    async def send(message: object) -> None:
+        nonlocal num_sent
+        num_sent += 1
+        if num_sent == 3:
+            raise OSError("connection lost")
+
+    async def receive() -> dict[str, str]:
+        await asyncio.Event().wait()  # a client that says nothing more
+        raise AssertionError
+
+    scope = {"type": "http", "asgi": {"spec_version": "2.4"}}
+    with pytest.raises(ClientDisconnect):
+        asyncio.run(response(scope, receive, send))
+    assert source.is_closed
+    assert source.num_read <= 4

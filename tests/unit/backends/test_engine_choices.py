@@ -1,0 +1,197 @@
+"""The pure decisions of the engine: which device, backend and precision, what is finished how, and with what reason."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.errors import ConfigurationError, ModelError
+from worker.devices.detect import detect_inventory
+from worker.devices.device import Device, Inventory, device_environment, parse_devices, thread_environment
+from worker.encoder.choice import (
+    choose_backend,
+    choose_precision,
+    find_arithmetic,
+)
+from worker.engine.finishing import find_unique, finish_vectors
+from worker.settings import load_worker_settings
+
+GPUS = tuple(Device(f"cuda:{i}", "cuda", i, (), 4, 80 << 30, frozenset({"sm_90"})) for i in range(2))
+PROCESSOR = Inventory((), ((0, 4), (1, 5), (2, 6)), 64 << 30, frozenset({"avx512f"}), "a processor")
+MACHINE = replace(PROCESSOR, accelerators=GPUS)
+PLAIN_CPU = parse_devices("cpu", PROCESSOR)[0]
+OLD_GPU = replace(GPUS[0], features=frozenset({"sm_75"}), description="a Turing")
+APPLE_GPU = Device("mps:0", "mps", 0, (), 4, 16 << 30)
+BF16_CPU = replace(PLAIN_CPU, features=frozenset({"amx_bf16"}))
+SPEC = EncodingSpec("m", "r", "mean", True, 2, "", 16)
+
+
+@pytest.mark.parametrize(
+    ("text", "inventory", "names"),
+    [
+        ("auto", MACHINE, ["cuda:0", "cuda:1"]),
+        ("auto", PROCESSOR, ["cpu:0"]),
+        ("cpu", MACHINE, ["cpu:0"]),
+        ("cuda", MACHINE, ["cuda:0", "cuda:1"]),
+        ("cuda:1", MACHINE, ["cuda:1"]),
+        ("cpu:0, cpu:1", MACHINE, ["cpu:0", "cpu:1"]),
+        ("cuda:0,cpu:0", MACHINE, ["cuda:0", "cpu:0"]),
+    ],
+)
+def test_devices_are_named_as_users_write_them(text: str, inventory: Inventory, names: list[str]) -> None:
+    assert [device.name for device in parse_devices(text, inventory)] == names
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("cuda", "no device 'cuda'"),
+        ("cuda:0", "There are: cpu"),
+        ("cpu:0,cpu:2", "2 CPU devices are cpu:0 to cpu:1"),
+        ("cpu:0,cpu:0", "twice"),
+        ("cpu:0,cpu:1,cpu:2,cpu:3", "4 CPU devices need as many cores; 3 may be used here"),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused_with_those_that_are(text: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        parse_devices(text, PROCESSOR)
+
+
+def test_cpu_devices_share_the_physical_cores_and_no_core_is_in_two() -> None:
+    first, second = parse_devices("cpu:0,cpu:1", PROCESSOR)
+    assert (first.cores, first.num_threads) == ((0, 1, 4, 5), 2)
+    assert (second.cores, second.num_threads) == ((2, 6), 1)
+    assert parse_devices("cpu", PROCESSOR)[0].cores == (0, 1, 2, 4, 5, 6)
+
+
+def test_a_process_sees_its_own_device_only_and_as_many_threads_as_its_cores() -> None:
+    assert device_environment(GPUS[1])["CUDA_VISIBLE_DEVICES"] == "1"
+    named = replace(GPUS[1], uuid="GPU-7f3c")  # which means the same device in any numbering
+    assert device_environment(named)["CUDA_VISIBLE_DEVICES"] == "GPU-7f3c"
+    environment = {"PATH": "/bin", "OMP_NUM_THREADS": "64"} | device_environment(PLAIN_CPU, 3)
+    assert environment["CUDA_VISIBLE_DEVICES"] == ""
+    assert (environment["OMP_NUM_THREADS"], environment["RAYON_NUM_THREADS"], environment["PATH"]) == (
+        "3",
+        "3",
+        "/bin",
+    )
+
+
+def test_a_replica_sees_what_its_launcher_saw_so_that_it_finds_its_device_by_the_same_name() -> None:
+    assert "CUDA_VISIBLE_DEVICES" not in thread_environment(3)
+    assert thread_environment(3)["RAYON_NUM_THREADS"] == "3"
+    fed = thread_environment(4, num_tokenizer_threads=16)  # of a GPU
+    assert (fed["OMP_NUM_THREADS"], fed["RAYON_NUM_THREADS"]) == ("4", "16")
+
+
+def test_this_machine_has_at_least_one_device() -> None:
+    device = parse_devices("cpu", detect_inventory())[0]
+    assert device.cores
+    assert 1 <= device.num_threads <= len(device.cores)
+    assert device.memory_bytes > 1 << 28
+
+
+@pytest.mark.parametrize(
+    ("wanted", "precision", "device", "has_openvino", "expected"),
+    [
+        ("auto", "fp32", PLAIN_CPU, True, None),  # both can: only measuring tells
+        ("auto", "bf16", BF16_CPU, True, None),
+        ("auto", "fp32", PLAIN_CPU, False, "torch"),  # the only one that is there
+        ("auto", "int8", PLAIN_CPU, True, "openvino"),  # torch restores the weight before the product
+        ("auto", "int4", PLAIN_CPU, True, "openvino"),
+        ("auto", "int4", PLAIN_CPU, False, "torch"),
+        ("auto", "bf16", GPUS[0], True, "torch"),
+        ("torch", "fp32", PLAIN_CPU, True, "torch"),  # a wish is not measured
+        ("openvino", "fp32", PLAIN_CPU, True, "openvino"),
+    ],
+)
+def test_the_backend_is_chosen_with_a_reason_or_left_to_a_measurement(
+    wanted: str, precision: str, device: Device, has_openvino: bool, expected: str | None
+) -> None:
+    choice = choose_backend(wanted, precision, device, has_openvino)
+    assert (choice and choice.value) == expected
+    assert choice is None or choice.reason
+
+
+def test_a_backend_that_cannot_run_is_refused_with_the_better_choice() -> None:
+    with pytest.raises(ModelError, match="use torch"):
+        choose_backend("openvino", "bf16", GPUS[0], True)
+    with pytest.raises(ModelError, match="pip install openvino"):
+        choose_backend("openvino", "fp32", PLAIN_CPU, False)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device", "expected", "arithmetic"),
+    [
+        ("auto", PLAIN_CPU, "fp32", "fp32"),  # would emulate bf16
+        ("auto", BF16_CPU, "bf16", "bf16"),
+        ("auto", GPUS[0], "bf16", "bf16"),
+        ("auto", OLD_GPU, "fp16", "fp16"),  # Turing and older
+        ("auto", APPLE_GPU, "fp32", "fp32"),
+        ("fp16", OLD_GPU, "fp16", "fp16"),
+        ("int8", PLAIN_CPU, "int8", "fp32"),  # restored to what the device computes well
+        ("int4", BF16_CPU, "int4", "bf16"),
+        ("int8", GPUS[0], "int8", "bf16"),
+        ("int4", APPLE_GPU, "int4", "fp32"),
+        ("int8", OLD_GPU, "int8", "fp16"),
+    ],
+)
+def test_sixteen_bits_are_computed_only_where_the_device_has_them(
+    wanted: str, device: Device, expected: str, arithmetic: str
+) -> None:
+    choice = choose_precision(wanted, device)
+    assert choice.value == expected
+    assert choice.reason
+    assert find_arithmetic(choice.value, device) == arithmetic
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device", "better"),
+    [
+        ("bf16", PLAIN_CPU, "use fp32"),
+        ("fp16", BF16_CPU, "use bf16"),
+        ("fp16", PLAIN_CPU, "use fp32"),
+        ("bf16", OLD_GPU, "use fp16"),
+    ],
+)
+def test_a_slow_precision_is_refused_with_the_better_choice(wanted: str, device: Device, better: str) -> None:
+    with pytest.raises(ModelError, match=better):
+        choose_precision(wanted, device)
+
+
+def test_vectors_are_cut_before_they_are_normalized() -> None:
+    raw = np.array([[3.0, 4.0, 12.0]], np.float32)
+    np.testing.assert_allclose(finish_vectors(raw, SPEC), [[0.6, 0.8]], rtol=1e-6)
+    np.testing.assert_allclose(finish_vectors(raw, replace(SPEC, normalize=False)), [[3.0, 4.0]])
+    assert finish_vectors(np.zeros((1, 3), np.float32), SPEC).tolist() == [[0.0, 0.0]]
+    assert raw.tolist() == [[3.0, 4.0, 12.0]]
+
+
+def test_texts_that_occur_twice_are_found() -> None:
+    unique, places = find_unique([b"a", b"b", b"a"])
+    assert (unique, places.tolist()) == ([b"a", b"b"], [0, 1, 0])
+    assert find_unique([])[0] == []
+
+
+def test_a_misspelt_worker_setting_is_an_error_that_suggests_the_right_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("VECTORMILL_WORKER_BACKEN", "torch")
+    with pytest.raises(ConfigurationError, match="VECTORMILL_WORKER_BACKEND"):
+        load_worker_settings()
+
+
+def test_a_flag_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VECTORMILL_WORKER_BACKEND", "openvino")
+    monkeypatch.setenv("VECTORMILL_WORKER_SLOTS", "3")
+    settings = load_worker_settings(backend="torch", devices=None)
+    assert (settings.backend, settings.slots, settings.devices) == ("torch", 3, "auto")
+
+
+def test_the_engine_is_imported_without_torch_transformers_or_openvino() -> None:
+    libraries = "('torch', 'transformers', 'openvino')"
+    code = f"import sys, worker.engine.engine; print([m for m in {libraries} if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"

@@ -1,0 +1,151 @@
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from tests.architecture.sources import ROOT
+from vectormill.cli import exits
+from vectormill.cli.app import main
+from vectormill.domain.errors import InvalidItem, UnknownModel
+from vectormill.domain.jobs.job import TERMINAL_JOB_STATES
+from vectormill.problems import ApiError, ApiFailure, ApiUnreachable
+from vectormill.processes.lifetimes import free_port
+
+Run = Callable[..., int]
+
+COMMANDS = (
+    "api", "cancel", "collections", "delete", "demo", "doctor", "encode", "errors", "export", "flower", "indexer",
+    "items", "jobs", "keys", "migrate", "models", "pause", "plan", "push", "reindex", "resume", "retry", "runs",
+    "scheduler", "schedules", "search", "sources", "status", "submit", "truncated", "up", "worker", "workers",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VECTORMILL_API_URL", raising=False)
+    monkeypatch.delenv("VECTORMILL_LOG_LEVEL", raising=False)
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    return int(end.value.code or 0)
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--help") == 0
+    listed = capsys.readouterr().out.partition("Commands:\n")[2].partition("\n\n")[0]
+    names = [line.split()[0] for line in listed.splitlines() if line[2] != " "]
+    assert sorted(names) == sorted(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_every_command_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(command, "--help") == 0
+    help = capsys.readouterr().out
+    assert "Example" in help
+    assert f"vectormill {command}" in help.partition("Example")[2]
+
+
+def test_the_help_of_a_command_loads_nothing_that_it_needs_only_to_run() -> None:
+    program = (
+        "import sys\n"
+        "from vectormill.cli import main\n"
+        "try:\n    main(['encode', '--help'])\n"
+        "except SystemExit:\n    print('loaded', *{name.partition('.')[0] for name in sys.modules})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    loaded = set(done.stdout.rpartition("loaded ")[2].split())
+    # pydantic is there: Typer itself converts the values of options with it.
+    assert not loaded & {"rich", "httpx", "numpy", "pyarrow", "msgspec", "psutil", "sqlalchemy", "celery"}
+
+
+def test_the_module_can_be_run_by_children() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "vectormill.cli", "--version"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout.split()[0]) == (0, "vectormill")
+
+
+def test_a_misspelt_command_is_met_with_the_right_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("encod") == exits.BAD_INPUT
+    assert "Did you mean" in capsys.readouterr().err
+
+
+def test_an_error_is_one_sentence_and_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    assert run("jobs", "--api-url", url) == exits.UNAVAILABLE
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert len(shown.err.splitlines()) == 1
+    assert url in shown.err
+
+
+def test_debug_shows_the_traceback_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--debug", "jobs", "--api-url", f"http://127.0.0.1:{free_port()}") == exits.UNAVAILABLE
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_the_log_level_debug_shows_the_traceback_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("VECTORMILL_LOG_LEVEL", "debug")
+    run("jobs", "--api-url", f"http://127.0.0.1:{free_port()}")
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_misspelt_setting_is_said_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("VECTORMILL_DATABSE_URL", "x")
+    assert run("scheduler") == exits.BAD_INPUT
+    assert "did you mean VECTORMILL_DATABASE_URL" in capsys.readouterr().err
+
+
+def test_to_migrate_without_a_database_says_which_setting_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("VECTORMILL_DATABASE_URL", raising=False)
+    assert run("migrate") == exits.BAD_INPUT
+    assert "set VECTORMILL_DATABASE_URL" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (InvalidItem("in.jsonl, line 3: no."), exits.BAD_INPUT, "in.jsonl, line 3: no."),
+        (UnknownModel(), exits.BAD_INPUT, "not registered"),
+        (ApiError(422, "Refused", "Bad priority."), exits.BAD_INPUT, "Bad priority."),
+        (ApiFailure(503, "Away"), exits.UNAVAILABLE, "HTTP 503"),
+        (ApiUnreachable("No API."), exits.UNAVAILABLE, "No API."),
+        (exits.CommandFailed("Job x failed.", 4), 4, "Job x failed."),
+        (
+            PermissionError(13, "Permission denied", "/root/out"),
+            exits.BAD_INPUT,
+            "/root/out: Permission denied.",
+        ),
+        (ModuleNotFoundError("no", name="torch.nn"), exits.BUG, "package 'torch' is not installed"),
+        (
+            ModuleNotFoundError("no", name="vectormill.x"),
+            exits.BUG,
+            "nobody foresaw (ModuleNotFoundError: no)",
+        ),
+        (KeyError("x"), exits.BUG, "nobody foresaw (KeyError: 'x')"),
+        (KeyboardInterrupt(), exits.INTERRUPTED, ""),
+    ],
+)
+def test_every_error_has_a_code_and_a_sentence(error: BaseException, code: int, words: str) -> None:
+    assert exits.exit_code_of(error) == code
+    assert words in exits.describe(error)
+
+
+def test_every_way_a_job_ends_has_a_code() -> None:
+    codes = {state: exits.exit_code_of_job(state) for state in TERMINAL_JOB_STATES}
+    assert codes == {"completed": 0, "completed_with_errors": 1, "failed": 4, "cancelled": 4}

@@ -1,0 +1,164 @@
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from vectormill.cli.views.listing import print_table
+from vectormill.cli.views.progress import JobProgress, describe_counts, describe_seconds
+from vectormill.cli.views.summary import Line, describe_choice, describe_long_texts, summarize_job
+
+JOB: dict[str, Any] = {
+    "id": "x",
+    "state": "running",
+    "model": "mini",
+    "num_items": 8000,
+    "num_done": 1990,
+    "num_failed": 10,
+    "num_retried_chunks": 1,
+    "num_tokens": 100_000,
+    "truncated_items": 3,
+    "num_passages": 0,
+    "options": {"max_tokens": 256},
+    "items_per_second": 512.4,
+    "eta_seconds": 75.2,
+    "padding_waste": 0.0312,
+    "created_at": "2026-11-01T02:00:00Z",
+    "finished_at": "2026-11-01T02:00:10Z",
+}
+
+
+def test_counts_tell_items_failures_retries_rate_and_remaining_time() -> None:
+    expected = "2,000 of 8,000 items · 10 failed · 1 chunks retried · 512/s · 1:15 min left"
+    assert describe_counts(JOB) == expected
+
+
+def test_counts_say_nothing_of_what_is_not_known_yet() -> None:
+    job = JOB | {"num_done": 0, "num_failed": 0, "num_retried_chunks": 0, "items_per_second": 0.0}
+    assert describe_counts(job | {"eta_seconds": None}) == "0 of 8,000 items"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.2, "0 s"), (59.4, "59 s"), (59.6, "1:00 min"), (3599.4, "59:59 min"), (14_700, "4:05 h")],
+)
+def test_seconds_are_told_as_people_do(seconds: float, words: str) -> None:
+    assert describe_seconds(seconds) == words
+
+
+def test_without_a_terminal_a_line_is_written_when_something_changes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with JobProgress(Console(file=io.StringIO(), force_terminal=False)) as progress:
+        for state in ("queued", "queued", "running", "running", "completed"):
+            progress(JOB | {"state": state})
+    states = [line.partition(":")[0] for line in capsys.readouterr().err.splitlines()]
+    assert states == ["queued", "running", "completed"]
+
+
+def test_what_a_job_waits_for_is_told_once_until_it_is_something_else(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    screen = io.StringIO()
+    for console in (
+        Console(file=io.StringIO(), force_terminal=False),
+        Console(file=screen, force_terminal=True, width=120),
+    ):
+        with JobProgress(console) as progress:
+            for reason in (None, "busy [1]", None, "busy [1]", "gone", None):
+                progress(JOB | {"waiting_because": reason})
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if not line.startswith("running: ")] == ["busy [1]", "gone"]
+    assert len(lines) == 5  # the counts at first, and before each reason
+    assert screen.getvalue().count("busy [1]") == screen.getvalue().count("gone") == 1
+
+
+def test_a_paused_job_shows_no_rate() -> None:
+    assert describe_counts(JOB | {"state": "paused", "eta_seconds": None}) == (
+        "2,000 of 8,000 items · 10 failed · 1 chunks retried"
+    )
+
+
+def test_on_a_terminal_a_bar_is_drawn() -> None:
+    screen = io.StringIO()
+    with JobProgress(Console(file=screen, force_terminal=True, width=120)) as progress:
+        progress(JOB)
+    assert "2,000 of 8,000 items" in screen.getvalue()
+
+
+def test_a_summary_measures_from_submission_to_the_last_commit() -> None:
+    lines = {line.name: line for line in summarize_job(JOB, [])}
+    assert lines["seconds"].value == "10.0"
+    assert lines["texts/s"].value == "199"
+    assert lines["tokens/s"].value == "10,000"
+    assert lines["padding waste"].value == "3.1%"
+
+
+@pytest.mark.parametrize(
+    ("num_reused", "said"), [(1234, ["1,234"]), (0, []), (None, [])]
+)  # None: an older API
+def test_a_summary_tells_of_equal_texts_that_were_not_encoded_again(
+    num_reused: int | None, said: list[str]
+) -> None:
+    job = JOB if num_reused is None else JOB | {"num_reused": num_reused}
+    assert [line.value for line in summarize_job(job, []) if line.name == "reused"] == said
+
+
+def test_a_summary_tells_each_different_choice_of_the_workers_of_this_model() -> None:
+    def worker(model: str, device: str) -> dict[str, Any]:
+        return {"model": model, "report": {"device": {"value": device, "reason": "free"}}}
+
+    workers = [
+        worker("mini", "cuda:0"),
+        worker("mini", "cuda:1"),
+        worker("mini", "cuda:0"),
+        worker("big", "cpu"),
+    ]
+    devices = [line for line in summarize_job(JOB, workers) if line.name == "device"]
+    assert devices == [Line("device", "cuda:0", "free"), Line("device", "cuda:1", "free")]
+
+
+@pytest.mark.parametrize(
+    ("counts", "sentences"),
+    [
+        (
+            {},
+            [
+                "3 texts were longer than 256 tokens and cut there; list them with `vectormill truncated x`, or"
+            ],
+        ),
+        ({"truncated_items": 1}, ["1 text was longer than 256 tokens and cut there;"]),
+        ({"truncated_items": 0}, []),
+        (
+            {"truncated_items": 0, "num_passages": 12_345},
+            ["Texts longer than 256 tokens were read in 12,345 passages."],
+        ),
+    ],
+)
+def test_what_became_of_long_texts_is_told_in_a_sentence(
+    counts: dict[str, int], sentences: list[str]
+) -> None:
+    found = describe_long_texts(JOB | counts)
+    assert len(found) == len(sentences)
+    assert all(full.startswith(start) for full, start in zip(found, sentences, strict=True))
+    lines = {line.name: line for line in summarize_job(JOB | counts, [])}
+    assert lines["truncated"].reason == "longer than 256 tokens, and cut there"
+    assert ("passages" in lines) == ("num_passages" in counts)
+
+
+@pytest.mark.parametrize(
+    ("report", "expected"),
+    [
+        ({"device": {"value": "cpu:0", "reason": "only one"}}, ("cpu:0", "only one")),
+        ({"device": {"value": "cpu:0"}}, ("cpu:0", "")),
+        ({"device": None}, ("not known yet", "")),  # the model is being loaded
+        ({}, ("not known yet", "")),
+    ],
+)
+def test_a_choice_is_read_with_its_reason(report: dict[str, Any], expected: tuple[str, str]) -> None:
+    assert describe_choice(report, "device") == expected
+
+
+def test_a_cell_that_looks_like_markup_or_has_tabs_stays_one_cell(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("a", "b"), [("[red]", "x\ty\nz"), (None, 3)])
+    assert capsys.readouterr().out == "[red]\tx y z\n\t3\n"

@@ -1,0 +1,110 @@
+"""`vectormill search` asks for what was typed, and shows what was asked for."""
+
+import json
+from typing import Any
+
+import pytest
+
+from vectormill.cli.app import main
+from vectormill.cli.arguments.filters import read_filters
+from vectormill.client import Client
+from vectormill.client.nouns.searches import Matches
+from vectormill.domain.errors import InvalidOption
+from vectormill.domain.filter import parse_filter
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ([], None),
+        (["lang=de"], {"lang": {"eq": "de"}}),
+        (["year>=2020"], {"year": {"gte": 2020}}),
+        (["year < 2020"], {"year": {"lt": 2020}}),
+        (["lang!=de"], {"lang": {"ne": "de"}}),
+        (['code="007"'], {"code": {"eq": "007"}}),
+        (["code=007"], {"code": {"eq": "007"}}),  # no number of JSON
+        (["done=true"], {"done": {"eq": True}}),
+        (["x=NaN"], {"x": {"eq": "NaN"}}),
+        (["url=a=b"], {"url": {"eq": "a=b"}}),
+        (['{"lang": {"in": ["de"]}}', "n>1"], {"and": [{"lang": {"in": ["de"]}}, {"n": {"gt": 1}}]}),
+    ],
+)
+def test_a_filter_is_read_as_it_is_typed(written: list[str], expected: dict[str, Any] | None) -> None:
+    found = read_filters(written)
+    assert found == expected
+    if found is not None:
+        parse_filter(found)
+
+
+@pytest.mark.parametrize("written", ["lang", "{", "=de", '{"a": 1'])
+def test_what_is_no_filter_is_refused(written: str) -> None:
+    with pytest.raises(InvalidOption, match="--filter"):
+        read_filters([written])
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The bodies of searches; each is answered with a passage, found after the index gave too little."""
+    bodies: list[dict[str, Any]] = []
+
+    def answer(self: Client, collection: str, body: dict[str, Any]) -> dict[str, Any]:
+        bodies.append(body)
+        passage = {"index": 0, "start": 0, "end": 4}
+        match = {
+            "key": "a#0", "score": 0.5, "metadata": {"lang": "de", "_passage": {}}, "document": "a",
+            "passage": passage, "text": "a" * 200, "embedding": [1.0],
+        }  # fmt: skip
+        return {"data": [match], "num_rows_read": None, "repeated_because": "the index gave 1 row of 2"}
+
+    monkeypatch.setattr(Client, "_post_search", answer)
+    return bodies
+
+
+def test_every_option_reaches_the_api(
+    asked: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = (
+        "search docs words --filter lang=de --filter n>1 --hybrid --include text --by-document --offset 5 --limit 3 "
+        "--ef-search 50 --fingerprint 00ff00ff00ff00ff --api-url http://127.0.0.1:1"
+    )
+    with pytest.raises(SystemExit) as ended:
+        main(arguments.split())
+    assert ended.value.code in (0, None)
+    assert asked == [
+        {
+            "text": "words", "limit": 3, "offset": 5, "mode": "hybrid", "ef_search": 50, "group_by": "document",
+            "filter": {"and": [{"lang": {"eq": "de"}}, {"n": {"gt": 1}}]}, "include": ["metadata", "text"],
+            "fingerprint": "00ff00ff00ff00ff",
+        }
+    ]  # fmt: skip
+    printed = capsys.readouterr()
+    assert printed.out == "0.5000\ta#0\t{'lang': 'de'}\ta\t" + "a" * 99 + "…\n"
+    assert "Searched again exactly, for the index gave 1 row of 2." in printed.err
+
+
+@pytest.mark.parametrize(
+    "arguments", ["docs", "docs text --like a", "docs a --hybrid --mode text", "docs a --include b"]
+)
+def test_a_search_that_means_nothing_is_refused_before_it_is_sent(
+    asked: list[dict[str, Any]], arguments: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["search", *arguments.split(), "--api-url", "http://127.0.0.1:1"])
+    assert ended.value.code == 2
+    assert not asked
+
+
+def test_many_queries_share_their_options(
+    asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(self: Client, collection: str, body: dict[str, Any]) -> dict[str, Any]:
+        asked.append(json.loads(json.dumps(body)))
+        return {"data": [{"data": [{"key": "a", "score": 1}], "num_rows_read": 7, "next_offset": 10}] * 2}
+
+    monkeypatch.setattr(Client, "_post_search", answer)
+    with Client("http://127.0.0.1:1") as client:
+        first, second = client.search_many("docs", ["a", {"more_like": "k", "limit": 3}], limit=1, mode=None)
+        assert client.search_many("docs", []) == []
+    assert asked == [{"queries": [{"text": "a", "limit": 1}, {"more_like": "k", "limit": 3}]}]
+    assert isinstance(first, Matches)
+    assert (first.num_rows_read, second.next_offset, first[0]["key"]) == (7, 10, "a")

@@ -1,0 +1,108 @@
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from vectormill.cli import stack as stacks
+from vectormill.cli.stack import Stack, StackFailed
+from vectormill.cli.workplace import workplace
+from vectormill.processes.lifetimes import is_alive
+
+# Programs that run until they are ended: their long sleep is what a service does, no test waits for it.
+READY = """
+import pathlib, signal, sys, time
+print("booting", sys.argv[1:], flush=True)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+pathlib.Path(sys.argv[sys.argv.index("--data-dir") + 1], "pid").write_text(str(__import__("os").getpid()))
+print("ready  api http://127.0.0.1", flush=True)
+time.sleep(60)
+"""
+BROKEN = "import sys; print('no room on the disk'); sys.exit(3)"
+SILENT = "import time; time.sleep(60)"
+STUBBORN = READY.replace("lambda *_: sys.exit(0)", "signal.SIG_IGN")
+
+
+def fake_up(directory: Path, program: str) -> tuple[str, ...]:
+    script = directory / "up.py"
+    script.write_text(program)
+    return (sys.executable, str(script))
+
+
+def test_the_stack_lives_as_long_as_its_block(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with Stack(data, "mini", fake_up(tmp_path, READY)) as stack:
+        url = stack.wait_until_ready()
+        pid = int((data / "pid").read_text())
+        assert is_alive(pid)
+    assert not is_alive(pid)
+    log = (data / "up.log").read_text()
+    assert f"'--api-port', '{url.rpartition(':')[2]}'" in log
+    assert "'--model', 'mini'" in log
+
+
+def test_a_stack_that_dies_is_told_with_the_end_of_its_log(tmp_path: Path) -> None:
+    with (
+        pytest.raises(StackFailed, match=r"(?s)status 3:.*no room on the disk"),
+        Stack(tmp_path, command=fake_up(tmp_path, BROKEN)) as stack,
+    ):
+        stack.wait_until_ready()
+
+
+def test_a_stack_that_never_gets_ready_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacks, "START_SECONDS", 0.3)
+    with (
+        pytest.raises(StackFailed, match="not ready within"),
+        Stack(tmp_path, command=fake_up(tmp_path, SILENT)) as stack,
+    ):
+        stack.wait_until_ready()
+
+
+def test_a_stack_that_does_not_stop_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacks, "STOP_SECONDS", 0.3)
+    with Stack(tmp_path, command=fake_up(tmp_path, STUBBORN)) as stack:
+        stack.wait_until_ready()
+        pid = int((tmp_path / "pid").read_text())
+    assert not is_alive(pid)
+
+
+def test_the_ready_line_of_an_earlier_run_is_not_believed(tmp_path: Path) -> None:
+    (tmp_path / "up.log").write_text("ready  api http://127.0.0.1:1\n")
+    with (
+        pytest.raises(StackFailed),
+        Stack(tmp_path, command=fake_up(tmp_path, BROKEN)) as stack,
+    ):
+        stack.wait_until_ready()
+
+
+def wait_for_sigterm(directory: Path) -> None:
+    with Stack(directory, command=fake_up(directory, READY)) as stack:
+        stack.wait_until_ready()
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        time.sleep(30)  # the signal ends it
+
+
+def test_sigterm_ends_the_block_and_the_stack(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as end:
+        wait_for_sigterm(tmp_path)
+    assert end.value.code == 143
+    assert not is_alive(int((tmp_path / "pid").read_text()))
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_temporary_workplace_is_removed_with_all_that_is_in_it() -> None:
+    with workplace(None) as directory:
+        (directory / "postgres").mkdir()
+        (directory / "postgres" / "file").write_text("x")
+    assert not directory.exists()
+
+
+def test_a_given_workplace_is_made_and_kept(tmp_path: Path) -> None:
+    with workplace(tmp_path / "a" / "b") as directory:
+        (directory / "file").write_text("x")
+    assert (tmp_path / "a" / "b" / "file").exists()
+    assert directory.stat().st_mode & 0o066 == 0, "nobody else looks around in it"

@@ -1,0 +1,256 @@
+"""docker-compose.yml against the Compose schema and against the promises it makes. No Docker engine is needed."""
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import psutil
+import pytest
+import typer
+import yaml
+from redis import Redis
+from redis.exceptions import AuthenticationError
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from tests.waiting import wait_for
+from vectormill.cli.app import app
+from vectormill.embedded.binaries import find_valkey_server
+from vectormill.processes.lifetimes import free_port
+from vectormill.settings import PREFIX, Settings
+from vectormill.up import CHILDREN_GRACE_SECONDS, SERVERS_GRACE_SECONDS, Endpoint, UpOptions, plan_children
+from worker.launcher import GRACE_SECONDS
+from worker.runner.runner import KILL_TIMEOUT_SECONDS, STOP_TIMEOUT_SECONDS
+
+ROOT = Path(__file__).resolve().parents[3]
+OPERATIONS = (ROOT / "docs/OPERATIONS.md").read_text(encoding="utf-8")
+COMPOSE_TEXT = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
+COMPOSE: dict[str, Any] = yaml.safe_load(COMPOSE_TEXT)
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+
+OWN = sorted(name for name, service in SERVICES.items() if service.get("command", [""])[0] == "vectormill")
+LONG_RUNNING = sorted(name for name in SERVICES if name not in ("migrate", "keys"))
+INTERPOLATION = re.compile(r"\$\{(?P<name>\w+)(?P<operator>:[-?])?(?P<rest>[^}]*)\}")
+SECRET = re.compile(r"PASSWORD|AUTH|TOKEN|SECRET|KEY", re.IGNORECASE)
+
+
+def find_profile(profile: str) -> dict[str, dict[str, Any]]:
+    """The services that `docker compose --profile NAME up` starts."""
+    return {
+        name: service for name, service in SERVICES.items() if profile in service.get("profiles", [profile])
+    }
+
+
+def test_the_file_fits_the_compose_specification() -> None:
+    schema = json.loads((ROOT / "tests/schemas/compose-spec.json").read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator(schema).validate(COMPOSE)
+
+
+def test_the_schema_refuses_a_misspelt_key() -> None:
+    schema = json.loads((ROOT / "tests/schemas/compose-spec.json").read_text(encoding="utf-8"))
+    with pytest.raises(jsonschema.ValidationError, match="comand"):
+        jsonschema.Draft202012Validator(schema).validate({"services": {"api": {"comand": []}}})
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_the_command_line_accepts_every_command(name: str) -> None:
+    group = typer.main.get_command(app)
+    with group.make_context("vectormill", list(SERVICES[name]["command"][1:])) as context:
+        command, arguments = SERVICES[name]["command"][1], SERVICES[name]["command"][2:]
+        found = group.get_command(context, command)  # type: ignore[attr-defined]
+        assert found is not None, f"there is no command {command}"
+        found.make_context(command, list(arguments), parent=context).close()
+
+
+def test_a_worker_is_killed_by_nobody_before_the_time_that_is_promised() -> None:
+    """What would be killed at each level ends the level below first: model process, launcher, container."""
+    promised = re.search(r"never more than (\d+), for which compose waits", OPERATIONS)
+    assert promised is not None
+    for name in ("worker", "worker-cpu"):
+        assert SERVICES[name]["stop_grace_period"] == f"{promised[1]}s"
+    assert STOP_TIMEOUT_SECONDS + KILL_TIMEOUT_SECONDS < GRACE_SECONDS < int(promised[1])
+
+
+def test_up_ends_its_processes_one_way_or_the_other_in_the_time_that_is_promised() -> None:
+    promised = re.search(r"`vectormill up` is done in (\d+) s", OPERATIONS)
+    assert promised is not None
+    assert int(promised[1]) > CHILDREN_GRACE_SECONDS + SERVERS_GRACE_SECONDS
+
+
+def test_containers_run_what_up_runs() -> None:
+    api, flower = Endpoint("0.0.0.0", 8000), Endpoint("0.0.0.0", 5555)
+    options = UpOptions(
+        data_dir=Path("data"),
+        api_host=api.host,
+        api_port=api.port,
+        flower_host=flower.host,
+        flower_port=flower.port,
+        database_url=None,
+        redis_url=None,
+        models=("all-MiniLM-L6-v2",),
+        environ={},
+        command=("vectormill",),
+    )
+    children = plan_children(options, api, flower, {}, Path("logs"))
+    commands = {child.name: list(child.argv) for child in children}
+    first_key = ["vectormill", "keys", "create", "compose", "--scope", "admin", "--from-environment"]
+    assert commands | {"migrate": ["vectormill", "migrate"], "keys": first_key} == {
+        name: service["command"] for name, service in find_profile("gpu").items() if name in OWN
+    }
+
+
+def test_gpu_and_cpu_profiles_differ_in_the_worker_alone() -> None:
+    gpu, cpu = find_profile("gpu"), find_profile("cpu")
+    assert gpu.keys() - cpu.keys() == {"worker"}
+    assert cpu.keys() - gpu.keys() == {"worker-cpu"}
+    assert gpu["worker"]["command"] == cpu["worker-cpu"]["command"]
+    assert gpu["worker"]["environment"] == cpu["worker-cpu"]["environment"]
+
+
+def test_only_the_gpu_worker_reserves_devices() -> None:
+    reserving = [name for name, service in SERVICES.items() if "deploy" in service]
+    assert reserving == ["worker"]
+    devices = SERVICES["worker"]["deploy"]["resources"]["reservations"]["devices"]
+    assert devices == [{"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}]
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_every_variable_is_a_setting(name: str) -> None:
+    variables = {variable for variable in SERVICES[name]["environment"] if variable.startswith(PREFIX)}
+    assert {"VECTORMILL_DATABASE_URL", "VECTORMILL_REDIS_URL", "VECTORMILL_MODELS"} <= variables
+    assert variables <= {PREFIX + field.upper() for field in Settings.model_fields}
+
+
+@pytest.mark.parametrize("name", LONG_RUNNING)
+def test_every_long_running_service_is_watched_and_restarted(name: str) -> None:
+    assert SERVICES[name]["restart"] == "unless-stopped"
+    assert {"test", "interval", "timeout", "retries"} <= SERVICES[name]["healthcheck"].keys()
+
+
+def test_migrations_run_once_and_before_whoever_reads_the_tables() -> None:
+    assert SERVICES["migrate"]["restart"] == "no"
+    for name in ("keys", "api", "scheduler", "indexer", "worker", "worker-cpu"):
+        assert SERVICES[name]["depends_on"]["migrate"] == {"condition": "service_completed_successfully"}, (
+            name
+        )
+
+
+def test_the_first_key_comes_from_a_secret_before_the_api_listens() -> None:
+    assert SERVICES["keys"]["restart"] == "no"
+    assert SERVICES["keys"]["environment"]["VECTORMILL_API_KEY"].startswith("${API_KEY:?")
+    assert SERVICES["api"]["depends_on"]["keys"] == {"condition": "service_completed_successfully"}
+    assert "VECTORMILL_API_KEY" not in SERVICES["api"]["environment"]
+
+
+def test_a_dependency_on_health_is_one_on_a_service_that_has_a_health_check() -> None:
+    for name, service in SERVICES.items():
+        for needed, how in service.get("depends_on", {}).items():
+            assert how["condition"] != "service_healthy" or "healthcheck" in SERVICES[needed], (
+                f"{name} on {needed}"
+            )
+
+
+def test_a_submission_needs_no_redis() -> None:
+    assert "valkey" not in SERVICES["api"]["depends_on"]
+
+
+def test_no_secret_stands_in_the_file_and_a_missing_one_stops_the_start() -> None:
+    for name, service in SERVICES.items():
+        for variable, value in service.get("environment", {}).items():
+            if SECRET.search(variable):
+                assert re.fullmatch(r"\$\{\w+:\?[^}]+\}", value), (
+                    f"{name}: {variable} must be ${{NAME:?message}}"
+                )
+    for match in INTERPOLATION.finditer(COMPOSE_TEXT):
+        if SECRET.search(match["name"]):
+            assert match["operator"] == ":?", match[0]
+    assert not re.search(r"://[^:/@\s]*:(?!\$\{)[^@\s]+@", COMPOSE_TEXT), "a URL carries a literal password"
+
+
+def test_no_secret_is_an_argument_of_a_process() -> None:
+    """Every user of a host reads the arguments of every process; a name after $$ is the container's shell's to find."""
+    for name, service in SERVICES.items():
+        for words in (service.get("command", []), service.get("healthcheck", {}).get("test", [])):
+            for word in words:
+                assert not any(SECRET.search(match["name"]) for match in INTERPOLATION.finditer(word)), name
+
+
+def test_valkey_is_not_root_whatever_its_command_begins_with() -> None:
+    assert SERVICES["valkey"]["user"] == "valkey"
+
+
+def test_valkey_asks_for_the_password_and_keeps_nothing(tmp_path: Path) -> None:
+    shell, flag, script = SERVICES["valkey"]["command"]
+    script = script.replace("$$", "$").replace("valkey-server -", f"{find_valkey_server()} - --port $PORT")
+    environment = {"PATH": os.defpath, "REDISCLI_AUTH": "moonshine", "PORT": str(free_port())}
+    with subprocess.Popen(
+        [shell, flag, script], env=environment, cwd=tmp_path, stdout=subprocess.DEVNULL
+    ) as server:
+        try:
+            with Redis(port=int(environment["PORT"]), password="moonshine") as client:
+                wait_for(lambda: answers(client), because="Valkey answers")
+                wanted = {
+                    "save": "",
+                    "appendonly": "no",
+                    "maxmemory": "268435456",
+                    "maxmemory-policy": "noeviction",
+                }
+                assert {name: client.config_get(name)[name] for name in wanted} == wanted
+                assert not any("moonshine" in word for word in psutil.Process(server.pid).cmdline())
+            with Redis(port=int(environment["PORT"])) as stranger, pytest.raises(AuthenticationError):
+                stranger.ping()
+        finally:
+            server.terminate()
+
+
+def answers(client: Redis) -> bool:
+    try:
+        return bool(client.ping())
+    except RedisConnectionError:
+        return False
+
+
+def test_every_variable_of_the_file_is_explained_in_the_example_environment() -> None:
+    example = (ROOT / ".env.example").read_text(encoding="utf-8")
+    explained = dict(re.findall(r"^#?([A-Z_]+)=(.*)$", example, re.MULTILINE))
+    used = {match["name"]: match["operator"] for match in INTERPOLATION.finditer(COMPOSE_TEXT)}
+    environments = [service.get("environment", {}) for service in SERVICES.values()]
+    passed_on = {name for environment in environments for name, value in environment.items() if value is None}
+    assert explained.keys() == used.keys() | passed_on
+    required = {name for name, operator in used.items() if operator == ":?"}
+    assert {name for name in explained if re.search(rf"^{name}=$", example, re.MULTILINE)} == required
+
+
+def test_servers_are_pinned_and_our_own_images_are_built_from_here() -> None:
+    for name, service in SERVICES.items():
+        if "build" in service:
+            assert (ROOT / service["build"]["dockerfile"]).is_file(), name
+        else:
+            tag = service["image"].partition(":")[2]
+            assert re.match(r"\d+\.\d+", tag), f"{name}: the tag {tag!r} moves"
+
+
+@pytest.mark.parametrize("dockerfile", ["Dockerfile.api", "Dockerfile.worker"])
+def test_no_image_runs_as_root(dockerfile: str) -> None:
+    stages = (ROOT / "deploy" / dockerfile).read_text(encoding="utf-8").split("\nFROM ")
+    assert len(stages) == 3, "a build stage, and one without its tools"
+    assert "\nUSER vectormill\n" in stages[-1]
+
+
+@pytest.mark.parametrize("dockerfile", ["Dockerfile.api", "Dockerfile.worker"])
+def test_images_take_the_versions_of_the_lock(dockerfile: str) -> None:
+    text = (ROOT / "deploy" / dockerfile).read_text(encoding="utf-8").replace("\\\n", "")
+    installs = re.findall(r"pip install ([^&;\n]*)", text)
+    assert len(installs) >= 3
+    assert all(re.search(r"requirements\.lock|--no-deps", arguments) for arguments in installs)
+
+
+def test_postgres_has_connections_for_what_the_documentation_says() -> None:
+    (most,) = [
+        flag.partition("=")[2] for flag in SERVICES["postgres"]["command"] if "max_connections" in flag
+    ]
+    assert "compose's 200: 25 workers, two APIs, two schedulers and an indexer" in OPERATIONS
+    assert int(most) == 200 >= 6 * 25 + 10 * 2 + 3 * 2 + 10 + 3 + 7

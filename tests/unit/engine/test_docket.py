@@ -1,0 +1,188 @@
+"""What becomes of batches when one fails or their process is lost: who is to blame, and what is tried again."""
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from worker.batching.sequence import Sequence
+from worker.batching.token_batch import TokenBatch
+from worker.encoder.encoder import Choice, EncoderReport
+from worker.engine.docket import FAILURES_OF_ONE, Docket
+from worker.engine.work import Work
+from worker.runner.memory import MemoryReport
+from worker.runner.messages import Encoded, EncodeFailed, Started
+from worker.runner.runner import RunnerLost
+
+VECTOR = np.arange(1, 5, dtype=np.float32)
+CHOICE = Choice("fake", "for tests")
+REPORT = EncoderReport(CHOICE, CHOICE, CHOICE, "none", 1, 0.0)
+
+
+class Surroundings:
+    """Both neighbours of a docket; keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.works: list[Work] = []
+        self.delivered: list[Work] = []
+        self.failed: list[Sequence] = []
+        self.lost: list[Work] = []
+        self.taken_back: list[Work] = []
+        self.killed: list[Work] = []
+
+    def next_work(self, *, is_runner_idle: bool) -> Work | None:
+        return self.works.pop(0) if self.works else None
+
+    def next_urgent_work(self) -> Work | None:
+        return None
+
+    def ask_again_at(self) -> float | None:
+        return None
+
+    def deliver(
+        self, work: Work, vectors: NDArray[np.float32], seconds: float, collate_seconds: float
+    ) -> None:
+        self.delivered.append(work)
+
+    def fail_sequence(self, sequence: Sequence, code: str, reason: str) -> None:
+        self.failed.append(sequence)
+
+    def lose_work(self, work: Work, reason: str) -> None:
+        self.lost.append(work)
+
+    def take_back(self, works: Iterable[Work]) -> None:
+        self.taken_back += works
+
+    def close(self, reason: str) -> None: ...
+    def observe_encoded(self, work: Work, seconds: float, memory: MemoryReport | None) -> None: ...
+    def observe_out_of_memory(self, work: Work, reason: str) -> None: ...
+
+    def observe_killed(self, work: Work) -> None:
+        self.killed.append(work)
+
+
+class Desk:
+    """A docket whose runner is the test."""
+
+    def __init__(self, *sizes: int) -> None:
+        self.around = Surroundings()
+        self.around.works = [make_work(request, size) for request, size in enumerate(sizes)]
+        self.docket = Docket(self.around, self.around, np.arange(5, dtype=np.int32))
+        self.number = 0
+        self.load()
+
+    def load(self, *, is_another: bool = False, memory: MemoryReport | None = None) -> None:
+        self.docket.begin(REPORT, memory, is_another=is_another)
+        self.sing()
+
+    def sing(self, vector: NDArray[np.float32] = VECTOR) -> None:
+        """The runner answers what canaries it is sent."""
+        trial = self.docket.trial
+        while trial.num_due:
+            self.number += 1
+            batch = trial.next_batch(self.number)
+            self.docket.hear(Encoded(self.number, np.tile(vector, (len(batch), 1)), 0.1))
+
+    def start(self) -> int:
+        work = self.docket.next_work()
+        assert work is not None
+        self.number += 1
+        self.docket.note_sent(self.number, work)
+        self.docket.hear(Started(self.number))
+        return self.number
+
+    def fail(self, number: int) -> None:
+        self.docket.hear(EncodeFailed(number, "an error"))
+
+    def waiting(self) -> list[int]:
+        """The sizes of what is to be sent again, in order."""
+        sizes = []
+        while (work := self.docket.next_work()) is not None:
+            sizes.append(len(work.sequences))
+        return sizes
+
+
+def make_work(request: int, size: int) -> Work:
+    batch = TokenBatch.from_ids([np.arange(3, dtype=np.int32)] * size)
+    return Work(tuple(Sequence(request, position, 3) for position in range(size)), batch)
+
+
+def test_nothing_is_sent_behind_a_failure_before_the_canary_has_come_back() -> None:
+    desk = Desk(4, 4)
+    desk.fail(desk.start())
+    assert desk.docket.next_work() is None
+    desk.sing()
+    assert desk.waiting()[:2] == [2, 2]
+
+
+def test_what_a_process_in_doubt_answers_is_delivered_when_it_turns_out_sound_and_else_encoded_again() -> (
+    None
+):
+    for vector, num_delivered in ((VECTOR, 1), (-VECTOR, 0)):
+        desk = Desk(4, 3)
+        failing, other = desk.start(), desk.start()
+        desk.fail(failing)
+        desk.docket.hear(Encoded(other, np.zeros((3, 4), np.float32), 0.1))
+        assert not desk.around.delivered
+        desk.sing(vector)
+        assert len(desk.around.delivered) == num_delivered
+        if not num_delivered:
+            assert "a cosine of -1.000" in desk.docket.trial.flaw
+            desk.docket.lose(RunnerLost("it is sick", is_sick=True))
+            desk.load()
+            assert sorted(desk.waiting()) == [2, 2, 3]
+
+
+def test_a_text_fails_when_it_has_failed_alone_often_enough_in_a_sound_process() -> None:
+    desk = Desk(1)
+    for _ in range(FAILURES_OF_ONE):
+        assert not desk.around.failed
+        desk.fail(desk.start())
+        desk.sing()
+    assert [sequence.request for sequence in desk.around.failed] == [0]
+
+
+def test_a_process_that_somebody_killed_is_nobodys_fault_and_teaches_nothing() -> None:
+    desk = Desk(4)
+    desk.start()
+    desk.docket.lose(RunnerLost("it was killed", is_foreign=True))
+    desk.load()
+    assert desk.waiting() == [4]
+    assert not desk.around.lost
+    assert not desk.around.killed
+
+
+def test_a_process_that_the_kernel_killed_for_want_of_memory_has_its_batch_tried_in_halves() -> None:
+    desk = Desk(4)
+    desk.start()
+    desk.docket.lose(RunnerLost("the kernel killed it", is_exhausted=True))
+    desk.load()
+    assert desk.waiting() == [2, 2]
+    assert [len(work.sequences) for work in desk.around.killed] == [4]
+
+
+def test_a_process_that_was_killed_when_memory_was_full_was_killed_for_want_of_it() -> None:
+    desk = Desk(4)
+    desk.load(memory=MemoryReport(1, 1, 0, 0.97))
+    desk.start()
+    desk.docket.lose(RunnerLost("it was killed", is_foreign=True))
+    assert len(desk.around.killed) == 1
+
+
+def test_one_text_whose_process_died_for_want_of_memory_is_suspect() -> None:
+    desk = Desk(1)
+    desk.start()
+    desk.docket.lose(RunnerLost("the kernel killed it", is_exhausted=True))
+    assert len(desk.around.lost) == 1
+
+
+def test_batches_that_were_made_for_another_encoder_are_made_anew_and_suspects_stay() -> None:
+    desk = Desk(4, 1)
+    desk.start()
+    accused = desk.start()
+    desk.fail(accused)
+    desk.sing()  # it is tried again, alone
+    desk.docket.lose(RunnerLost("it was killed", is_foreign=True))
+    desk.load(is_another=True)
+    assert [len(work.sequences) for work in desk.around.taken_back] == [4]
+    assert desk.waiting() == [1]

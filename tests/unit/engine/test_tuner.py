@@ -1,0 +1,153 @@
+"""What the tuner makes of a loaded model, its memory and the outcomes of its batches."""
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vectormill.models.registry import DEFAULT_MODEL, Registry
+from worker.batching.cost import PackedCost, PaddedCost
+from worker.batching.sequence import Sequence
+from worker.batching.token_batch import TokenBatch
+from worker.devices.device import CPU, CUDA, Device
+from worker.encoder.encoder import Choice, EncoderReport
+from worker.engine.tuner import Tuner
+from worker.engine.work import Work
+from worker.placement.placement import FULLY_SHARDED, PIPELINE, TENSOR, Replica, Shard, Stage
+from worker.runner.memory import MemoryReport, join_reports
+from worker.runner.starter import Sharing
+from worker.settings import WorkerSettings
+
+CARD = Registry({}).card(DEFAULT_MODEL, weights=True)
+GIB = 1 << 30
+
+
+def make_tuner(directory: Path, kind: str = CPU, memory_bytes: int = 16 * GIB, **settings: object) -> Tuner:
+    device = Device(f"{kind}:0", kind, 0, (), 2, memory_bytes, description="a device")
+    return Tuner(CARD, device, WorkerSettings(**settings), directory)  # type: ignore[arg-type]
+
+
+def report(
+    precision: str = "fp32", attention: str = "padded (sdpa)", *, is_packed: bool = False
+) -> EncoderReport:
+    choice = Choice(precision, "asked for")
+    return EncoderReport(choice, Choice("torch", "asked for"), choice, attention, 2, 0.0, (), is_packed)
+
+
+def memory(used_share: float) -> MemoryReport:
+    return MemoryReport(300 << 20, 400 << 20, 0, used_share)
+
+
+def make_work(num_sequences: int, length: int, *, is_urgent: bool = False) -> Work:
+    rows = [np.arange(length, dtype=np.int32)] * num_sequences
+    sequences = tuple(Sequence(0, position, length) for position in range(num_sequences))
+    return Work(sequences, TokenBatch.from_ids(rows), is_urgent)
+
+
+@pytest.mark.parametrize(
+    ("kind", "memory_bytes", "used_share", "tokens"),
+    [
+        (CPU, 16 * GIB, 0.3, 1024),  # where a CPU starts
+        (CUDA, 80 * GIB, 0.1, 32768),  # where a GPU starts
+        (
+            CUDA,
+            GIB,
+            0.8,
+            44 * 128,
+        ),  # a tenth of a GiB below the high watermark, without 16 MB, at 16 kB a token
+        (CPU, 16 * GIB, 0.95, 256),  # nothing is left, and nothing would stand still
+    ],
+)
+def test_the_first_batches_are_no_larger_than_the_free_memory_holds(
+    tmp_path: Path, kind: str, memory_bytes: int, used_share: float, tokens: int
+) -> None:
+    tuner = make_tuner(tmp_path, kind, memory_bytes)
+    tuner.begin(report(), memory(used_share), PaddedCost())
+    assert tuner.max_batch_tokens(128) == tokens
+
+
+def test_a_precision_that_is_not_known_does_not_stop_the_worker(tmp_path: Path) -> None:
+    tuner = make_tuner(tmp_path)
+    tuner.begin(report("some new precision"), memory(0.1), PaddedCost())
+    assert tuner.max_batch_tokens(128) == 1024
+
+
+def test_out_of_memory_is_said_once_counted_always_and_kept_for_the_next_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tuner = make_tuner(tmp_path)
+    tuner.begin(report(), memory(0.1), PaddedCost())
+    for num_sequences in (16, 8, 4):
+        tuner.observe_out_of_memory(make_work(num_sequences, 128), "can't allocate memory")
+    said = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(said) == 1
+    assert "16 sequences of up to 128 tokens (can't allocate memory)" in said[0].getMessage()
+    assert tuner.describe()["num_out_of_memory"] == 3
+    other = make_tuner(tmp_path)
+    other.begin(report(), memory(0.1), PaddedCost())
+    assert other.max_batch_tokens(128) == tuner.max_batch_tokens(128) == 256
+    another = make_tuner(tmp_path)
+    another.begin(report("bf16"), memory(0.1), PaddedCost())
+    assert another.max_batch_tokens(128) == 1024, "another precision needs other memory"
+
+
+def test_a_killed_process_halves_the_batches_of_that_length(tmp_path: Path) -> None:
+    tuner = make_tuner(tmp_path)
+    tuner.begin(report(), memory(0.1), PaddedCost())
+    tuner.observe_killed(make_work(4, 128))
+    assert (tuner.max_batch_tokens(128), tuner.max_batch_tokens(30)) == (256, 1024)
+
+
+def test_urgent_batches_which_are_short_on_purpose_teach_nothing(tmp_path: Path) -> None:
+    tuner = make_tuner(tmp_path)
+    tuner.begin(report(), memory(0.1), PaddedCost())
+    for _ in range(100):
+        tuner.observe_encoded(make_work(64, 32, is_urgent=True), 0.01, None)
+    assert tuner.describe()["budgets"]["up to 64"]["tokens_per_second"] == 0
+
+
+def test_full_batches_are_known_as_such_whatever_a_long_text_costs(tmp_path: Path) -> None:
+    tuner = make_tuner(tmp_path)
+    cost = PackedCost(quadratic_length=256)
+    tuner.begin(report(attention="packed (vectormill_varlen)", is_packed=True), memory(0.1), cost)
+    # It costs 256 * (1 + 1) = 512: a batch by itself.
+    tuner.observe_encoded(make_work(1, 256), 0.1, None)
+    assert tuner.describe()["budgets"]["up to 256"]["tokens_per_second"] == 2560
+
+
+def test_the_report_has_the_memory_of_the_process_and_shrinks_are_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tuner = make_tuner(tmp_path)
+    tuner.begin(report(), memory(0.1), PaddedCost())
+    tuner.observe_encoded(make_work(4, 32), 0.1, memory(0.95))
+    described = tuner.describe()
+    assert (described["memory_bytes"], described["peak_memory_bytes"]) == (300 << 20, 400 << 20)
+    assert (described["memory_used_share"], described["num_budget_shrinks"]) == (0.95, 1)
+    assert described["max_batch_tokens"] == 512
+    assert "95 % of the memory of cpu:0 is in use" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("strategy", "micro_batches", "parts"),
+    [
+        (TENSOR, 1, 1),  # every device has the whole batch
+        (FULLY_SHARDED, 1, 2),  # each has its half
+        (PIPELINE, 8, 8),  # a stage has one micro-batch after another
+    ],
+)
+def test_batches_of_a_shared_model_obey_its_fullest_device(
+    tmp_path: Path, strategy: str, micro_batches: int, parts: int
+) -> None:
+    devices = tuple(Device(f"cuda:{n}", CUDA, n, (), 2, GIB, description="a device") for n in range(2))
+    stage = Stage(0, 6, tuple(Shard(device.name, GIB, 0, 0) for device in devices))
+    sharing = Sharing(Replica(strategy, (stage,), micro_batches, 1 << 20, 1.0), devices)
+    settings = WorkerSettings(max_batch_tokens=1 << 20)
+    tuner = Tuner(CARD, devices[0], settings, tmp_path, sharing)
+    tuner.begin(report(), join_reports([memory(0.2), memory(0.8)]), PaddedCost())
+    # As in the first table: a tenth of a GiB is left on the second device.
+    assert tuner.max_batch_tokens(128) == parts * 44 * 128
+    described = tuner.describe()
+    assert [rank["device"] for rank in described["memory_of_ranks"]] == ["cuda:0", "cuda:1"]
+    assert described["memory_used_share"] == 0.8

@@ -1,0 +1,69 @@
+"""Which errors of a GPU end the process that holds it, told without one."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from worker.batching.token_batch import TokenBatch
+from worker.encoder.forward_pass import DeviceLost
+from worker.model.cuda_pass import losing_device
+from worker.parallel.shard_encoder import ShardEncoder
+from worker.placement.placement import TENSOR
+from worker.placement.rank import Rank
+
+ILLEGAL_ACCESS = torch.AcceleratorError(
+    "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might"
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "stays", "expected"),
+    [
+        (ILLEGAL_ACCESS, True, DeviceLost),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED"),
+            True,
+            DeviceLost,
+        ),  # as cuBLAS tells of the same
+        (torch.AcceleratorError("CUDA error: no kernel image is available"), False, torch.AcceleratorError),
+        (RuntimeError("The size of tensor a must match"), False, RuntimeError),  # a batch's own fault
+        (
+            torch.OutOfMemoryError("CUDA out of memory."),
+            True,
+            torch.OutOfMemoryError,
+        ),  # halved, not restarted
+        (ValueError("not of torch"), True, ValueError),
+    ],
+)
+def test_the_device_is_lost_when_the_error_stays(
+    error: Exception, stays: bool, expected: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def synchronize() -> None:
+        if stays:
+            raise error
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    with pytest.raises(expected) as caught, losing_device():
+        raise error
+    assert type(caught.value) is expected
+    if expected is DeviceLost:
+        assert str(caught.value) == str(error).splitlines()[0]
+
+
+def test_a_shard_whose_gpu_is_lost_says_so_instead_of_failing_every_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All ranks fail alike then, which would be taken for a batch that none of them can encode."""
+
+    def fail(*_: object) -> None:
+        raise ILLEGAL_ACCESS
+
+    shard = ShardEncoder.__new__(ShardEncoder)
+    shard._device = torch.device("cuda:0")
+    shard._rank = Rank(0, 2, TENSOR, (2,), 1, Path("unused"), 1.0)
+    monkeypatch.setattr(ShardEncoder, "_encode_whole", fail)
+    monkeypatch.setattr(torch.cuda, "synchronize", fail)
+    with pytest.raises(DeviceLost):
+        shard.encode(TokenBatch.from_ids([np.array([1], np.int32)]))

@@ -1,0 +1,117 @@
+"""Each pooling on three tokens and one of padding, worked out by hand."""
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from vectormill.models.model_card import POOLING_NAMES
+from worker.batching.token_batch import TokenBatch
+from worker.encoder.padding import pad_batch
+
+STATES = [[1.0, -1.0], [2.0, 0.0], [6.0, 4.0], [99.0, 99.0]]  # the last is padding
+ALL, WITHOUT_PROMPT = [1, 1, 1, 0], [0, 1, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("mode", "mask", "expected"),
+    [
+        ("cls", ALL, [1.0, -1.0]),
+        ("cls", WITHOUT_PROMPT, [2.0, 0.0]),
+        ("max", ALL, [6.0, 4.0]),
+        ("mean", ALL, [3.0, 1.0]),
+        ("mean", WITHOUT_PROMPT, [4.0, 2.0]),
+        ("mean_sqrt_len", ALL, [9.0 / 3**0.5, 3.0 / 3**0.5]),
+        ("weighted_mean", ALL, [(1 + 4 + 18) / 6, (-1 + 0 + 12) / 6]),
+        ("weighted_mean", WITHOUT_PROMPT, [(4 + 18) / 5, 12 / 5]),  # tokens keep the weights they had
+        ("last_token", ALL, [6.0, 4.0]),
+        ("last_token", WITHOUT_PROMPT, [6.0, 4.0]),
+    ],
+)
+def test_a_pooling_takes_the_tokens_that_count_and_no_padding(
+    mode: str, mask: list[int], expected: list[float]
+) -> None:
+    import torch
+
+    from worker.model.pooling import pool_hidden_states
+
+    pooled = pool_hidden_states(torch.tensor([STATES]), torch.tensor([mask]), (mode,))
+    np.testing.assert_allclose(pooled.numpy(), [expected], rtol=1e-6)
+
+
+def test_poolings_are_concatenated_in_the_given_order_and_computed_in_fp32() -> None:
+    import torch
+
+    from worker.model.pooling import pool_hidden_states
+
+    pooled = pool_hidden_states(
+        torch.tensor([STATES], dtype=torch.float16), torch.tensor([ALL]), ("mean", "cls")
+    )
+    assert pooled.dtype == torch.float32
+    assert pooled.tolist() == [[3.0, 1.0, 1.0, -1.0]]
+
+
+def test_a_batch_is_padded_on_the_right_to_its_own_longest_sequence() -> None:
+    batch = TokenBatch.from_ids([np.array([7, 8, 9], np.int32), np.array([5], np.int32)], [2, 0])
+    padded = pad_batch(batch, pad_token_id=3)
+    assert padded.input_ids.tolist() == [[7, 8, 9], [5, 3, 3]]
+    assert padded.attention_mask.tolist() == [[1, 1, 1], [1, 0, 0]]
+    assert padded.pool_mask.tolist() == [[0, 0, 1], [1, 0, 0]]
+
+
+def test_a_part_of_a_batch_keeps_its_own_tokens() -> None:
+    rows = [np.arange(n, dtype=np.int32) + n for n in (3, 1, 2)]
+    part = TokenBatch.from_ids(rows, [0, 1, 0]).part(1, 3)
+    assert part.input_ids.tolist() == [1, 2, 3]
+    assert (part.lengths.tolist(), part.prompt_lengths.tolist()) == ([1, 2], [1, 0])
+
+
+SETTINGS = st.tuples(
+    st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(0, 3), st.integers(0, 99)
+)
+
+
+@given(SETTINGS, st.lists(st.sampled_from(sorted(POOLING_NAMES)), min_size=1, max_size=3, unique=True))
+@example(([1], 0, 0), ["mean"])  # one token alone
+@example(([2, 1, 9], 1, 0), ["weighted_mean", "last_token"])  # a sequence that is all prompt
+@example(([2, 1, 9], 3, 0), ["cls", "max", "mean_sqrt_len"])
+def test_pooling_packed_sequences_is_pooling_padded_ones(
+    case: tuple[list[int], int, int], modes: list[str]
+) -> None:
+    import torch
+
+    from worker.model.pooling import pool_hidden_states, pool_packed_states
+
+    lengths, longest_prompt, seed = case
+    prompts = [min(row % (longest_prompt + 1), length) for row, length in enumerate(lengths, start=1)]
+    states = torch.randn(sum(lengths), 3, generator=torch.Generator().manual_seed(seed))
+    padded = torch.full((len(lengths), max(lengths), 3), 99.0)
+    mask = torch.zeros(len(lengths), max(lengths))
+    for row, (part, prompt) in enumerate(zip(states.split(lengths), prompts, strict=True)):
+        padded[row, : len(part)] = part
+        mask[row, prompt : len(part)] = 1
+    cu_seqlens = torch.tensor([0, *lengths]).cumsum(0).int()
+    found = pool_packed_states(
+        states, cu_seqlens, torch.tensor(prompts) if longest_prompt else None, tuple(modes)
+    )
+    expected = pool_hidden_states(padded, mask, tuple(modes))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    # Not close to: the same, whatever stands before and behind it.
+    alone = pool_packed_states(
+        states[: lengths[0]],
+        torch.tensor([0, lengths[0]], dtype=torch.int32),
+        torch.tensor(prompts[:1]) if longest_prompt else None,
+        tuple(modes),
+    )
+    assert torch.equal(alone[0], found[0])
+
+
+def test_packed_poolings_are_computed_in_fp32() -> None:
+    import torch
+
+    from worker.model.pooling import pool_packed_states
+
+    states = torch.tensor(STATES[:3], dtype=torch.float16)
+    pooled = pool_packed_states(states, torch.tensor([0, 3], dtype=torch.int32), None, ("mean", "cls"))
+    assert pooled.dtype == torch.float32
+    assert pooled.tolist() == [[3.0, 1.0, 1.0, -1.0]]

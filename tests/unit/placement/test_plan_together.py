@@ -1,0 +1,130 @@
+"""Several models on one machine: devices, cores and memory are divided among them, and the plans say how."""
+
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from vectormill.domain.errors import ModelDoesNotFit
+from vectormill.models.registry import DEFAULT_MODEL, Registry
+from worker.devices.described import describe_inventory
+from worker.devices.device import CPU, Inventory
+from worker.placement.placement import REPLICATE
+from worker.placement.sizes.room import OVERHEAD_BYTES
+from worker.placement.together import Planned
+from worker.plan import plan_machine
+from worker.settings import WorkerSettings
+
+GIB = 1 << 30
+PLANS = Path(__file__).parents[3] / "docs/plans"
+SEVEN_B, SEVENTY_B = str(PLANS / "mistral-7b"), str(PLANS / "llama-70b")
+
+
+def plan(devices: str | Inventory, *models: str, named: str = "auto") -> tuple[Planned, ...]:
+    registry = Registry({})
+    inventory = describe_inventory(devices) if isinstance(devices, str) else devices
+    cards = [registry.outline(model) for model in models]
+    return plan_machine(cards, inventory, WorkerSettings(devices=named))
+
+
+def check_memory(inventory: Inventory, plans: tuple[Planned, ...]) -> None:
+    """All plans together keep below the share of every device that may be filled."""
+    held = dict.fromkeys((device.name for device in inventory.accelerators), 0)
+    for planned in plans:
+        for replica in planned.placement.replicas:
+            for shard in (shard for stage in replica.stages for shard in stage.shards):
+                held[shard.device] += shard.weight_bytes + shard.activation_bytes + OVERHEAD_BYTES["cuda"]
+    for device in inventory.accelerators:
+        assert held[device.name] <= 0.9 * device.memory_bytes
+
+
+@pytest.mark.parametrize(
+    ("devices", "models"),
+    [
+        ("1x24GiB", [DEFAULT_MODEL, SEVEN_B]),
+        ("2x24GiB", [SEVEN_B, SEVEN_B]),
+        ("4x24GiB,nvlink", [SEVEN_B, DEFAULT_MODEL, SEVEN_B]),
+        ("8x80GiB,nvlink", [SEVENTY_B, SEVEN_B]),
+        ("1x80GiB", [SEVEN_B, SEVEN_B, DEFAULT_MODEL]),
+    ],
+)
+def test_models_of_one_machine_never_fill_a_device_together(devices: str, models: list[str]) -> None:
+    plans = plan(devices, *models)
+    check_memory(describe_inventory(devices), plans)
+    assert [planned.name for planned in plans] == [Registry({}).outline(model).name for model in models]
+
+
+def test_models_that_fit_beside_each_other_share_all_devices_and_say_so() -> None:
+    plans = plan("2x80GiB", DEFAULT_MODEL, SEVEN_B)
+    for planned in plans:
+        assert planned.placement.strategy == REPLICATE
+        assert len(planned.placement.replicas) == 2
+        assert f"{DEFAULT_MODEL} and mistral-7b share these devices" in planned.placement.reasons[0]
+
+
+def test_models_that_do_not_fit_beside_each_other_have_devices_of_their_own_and_say_so() -> None:
+    one, other = plan("2x24GiB", SEVEN_B, SEVEN_B)
+    assert (one.placement.devices, other.placement.devices) == (("cuda:0",), ("cuda:1",))
+    assert one.placement.reasons[0] == (
+        "The devices are divided among 2 models: mistral-7b has cuda:0; mistral-7b has cuda:1."
+    )
+
+
+def test_models_that_fit_in_no_way_are_refused_with_what_to_do() -> None:
+    with pytest.raises(ModelDoesNotFit, match="vectormill worker --model NAME"):
+        plan("1x16GiB", SEVEN_B, SEVEN_B)
+
+
+def test_what_is_planned_for_one_model_does_not_depend_on_the_order_of_the_others() -> None:
+    first, second = plan("2x80GiB", DEFAULT_MODEL, SEVEN_B)
+    other, one = plan("2x80GiB", SEVEN_B, DEFAULT_MODEL)
+    assert (first.placement.replicas, second.placement.replicas) == (
+        one.placement.replicas,
+        other.placement.replicas,
+    )
+
+
+@pytest.mark.parametrize("devices", ["8cores,32GiB", "2x8cores,64GiB", "3cores,16GiB"])
+def test_cores_are_divided_among_models_and_no_core_is_given_twice(devices: str) -> None:
+    plans = plan(devices, DEFAULT_MODEL, DEFAULT_MODEL)
+    cores = [{core for device in planned.devices for core in device.cores} for planned in plans]
+    assert not cores[0] & cores[1]
+    assert len(cores[0] | cores[1]) == len(describe_inventory(devices).physical_cores)
+    assert "models share the processor:" in plans[0].placement.reasons[0]
+    assert abs(len(cores[0]) - len(cores[1])) <= 1
+
+
+def test_fewer_cores_than_models_are_shared() -> None:
+    plans = plan("1cores,16GiB", DEFAULT_MODEL, DEFAULT_MODEL)
+    assert [planned.devices[0].cores for planned in plans] == [(0,), (0,)]
+    assert "all share the cores" in plans[0].placement.reasons[0]
+
+
+def test_main_memory_is_divided_too() -> None:
+    inventory = replace(describe_inventory("8cores,64GiB"), free_bytes=40 * GIB)
+    plans = plan(inventory, DEFAULT_MODEL, SEVEN_B)
+    offered = [planned.placement.replicas[0].stages[0].shards[0].capacity_bytes for planned in plans]
+    assert sum(offered) + 2 * OVERHEAD_BYTES[CPU] <= 0.9 * 64 * GIB - 24 * GIB
+    assert offered[0] < offered[1]
+
+
+def test_every_numa_node_has_a_replica_of_its_own_with_its_cores_and_memory() -> None:
+    (planned,) = plan("2x32cores,256GiB", DEFAULT_MODEL)
+    assert [device.name for device in planned.devices] == ["cpu:0", "cpu:1"]
+    assert [device.cores for device in planned.devices] == [tuple(range(32)), tuple(range(32, 64))]
+    assert [device.memory_bytes for device in planned.devices] == [128 * GIB] * 2
+    assert planned.placement.strategy == REPLICATE
+    assert len(planned.placement.replicas) == 2
+
+
+def test_two_models_on_two_numa_nodes_have_one_each() -> None:
+    plans = plan("2x32cores,256GiB", DEFAULT_MODEL, DEFAULT_MODEL)
+    assert [[device.num_threads for device in planned.devices] for planned in plans] == [[32], [32]]
+
+
+def test_no_two_devices_of_any_model_overlap_where_models_cut_through_nodes() -> None:
+    plans = plan("2x8cores,64GiB", *[DEFAULT_MODEL] * 3)
+    cores = [set(device.cores) for planned in plans for device in planned.devices]
+    assert all(not one & other for one, other in combinations(cores, 2))
+    assert all(max(each) // 8 == min(each) // 8 for each in cores), "no device spans two nodes"

@@ -1,0 +1,345 @@
+"""plan_placement, as a table of machines and models, and what has to hold for every plan."""
+
+import time
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vectormill.domain.errors import ConfigurationError, ModelDoesNotFit
+from worker.devices.described import describe_inventory
+from worker.devices.device import CPU, Inventory
+from worker.placement.picture import draw_placement
+from worker.placement.placement import (
+    FULLY_SHARDED,
+    HYBRID,
+    LAYERS,
+    PIPELINE,
+    REPLICATE,
+    TENSOR,
+    Placement,
+    Replica,
+)
+from worker.placement.planner import PlanSettings, plan_placement
+from worker.placement.replicas import Needs, ReplicaBuilder, TooTight
+from worker.placement.sizes.model_shape import ModelShape, TensorSize
+from worker.placement.sizes.room import GIB, Room
+
+
+@dataclass(frozen=True)
+class Model:
+    shape: ModelShape
+    max_tokens: int
+
+
+def model(
+    layers: int,
+    hidden: int,
+    intermediate: int,
+    heads: int,
+    vocabulary: int,
+    *,
+    kv_heads: int | None = None,
+    max_tokens: int = 512,
+    is_gated: bool = False,
+) -> Model:
+    """An architecture from the numbers of its config.json."""
+    shared = kv_heads or heads
+    keys = hidden * shared // heads
+    widths = [(hidden, hidden), (keys, hidden), (keys, hidden), (hidden, hidden)]
+    widths += [(intermediate, hidden)] * (2 if is_gated else 1) + [(hidden, intermediate)]
+    tensors = [TensorSize("embeddings.weight", (vocabulary, hidden), None)]
+    tensors += [TensorSize("layer.weight", shape, layer) for layer in range(layers) for shape in widths]
+    size = hidden // heads
+    shape = ModelShape(layers, hidden, heads, shared, size, intermediate, is_gated, False, tuple(tensors), 0)
+    return Model(shape, max_tokens)
+
+
+MODELS = {
+    "22M": model(6, 384, 1536, 12, 30522, max_tokens=256),  # all-MiniLM-L6
+    "110M": model(12, 768, 3072, 12, 30522),  # BERT-base
+    "335M": model(24, 1024, 4096, 16, 30522),  # BERT-large
+    "560M": model(24, 1024, 4096, 16, 250002),  # XLM-R-large
+    "0.6B": model(
+        28, 1024, 3072, 16, 151936, kv_heads=8, max_tokens=8192, is_gated=True
+    ),  # Qwen3-Embedding-0.6B
+    "4B": model(36, 2560, 9728, 32, 151936, kv_heads=8, max_tokens=8192, is_gated=True),  # Qwen3-Embedding-4B
+    "7B": model(
+        32, 4096, 14336, 32, 32000, kv_heads=8, max_tokens=4096, is_gated=True
+    ),  # Mistral-7B embedders
+    "70B": model(80, 8192, 28672, 64, 128256, kv_heads=8, max_tokens=4096, is_gated=True),  # Llama-70B
+}
+
+# Devices, model, precision, strategy, devices of each replica, reason.
+CASES = [
+    ("1x8GiB", "22M", "fp32", REPLICATE, [1], "tiny"),
+    ("1x8GiB", "110M", "bf16", REPLICATE, [1], "small"),
+    ("1x8GiB", "335M", "fp32", REPLICATE, [1], "1.3 GiB"),
+    ("1x8GiB", "0.6B", "bf16", REPLICATE, [1], "1.1 GiB"),
+    ("1x8GiB", "4B", "int8", REPLICATE, [1], "3.9 GiB in int8; 6.8 in bf16 would not fit"),
+    ("1x8GiB", "4B", "int4", REPLICATE, [1], "smaller still"),
+    ("1x8GiB", "7B", "int4", REPLICATE, [1], "3.9 GiB"),
+    ("2x8GiB", "7B", "int8", PIPELINE, [2], "6.9 GiB exceed the 6.2 of one"),
+    (
+        "4x8GiB",
+        "7B",
+        "bf16",
+        PIPELINE,
+        [4],
+        "three quarters of a card are not enough for half of the weights",
+    ),
+    (
+        "4x8GiB,nvlink",
+        "7B",
+        "bf16",
+        PIPELINE,
+        [4],
+        "four ranks hold the embeddings four times and little else",
+    ),
+    ("2x16GiB", "7B", "bf16", PIPELINE, [2], "99 % of a card are weights: fits, but leaves too little room"),
+    ("2x16GiB,nvlink", "7B", "bf16", TENSOR, [2], "the same, where all-reduces are cheap"),
+    (
+        "3x16GiB,nvlink",
+        "7B",
+        "bf16",
+        PIPELINE,
+        [3],
+        "8 heads of keys do not divide by 3, and two ranks leave a card idle",
+    ),
+    ("4x16GiB,nvlink-pairs", "7B", "bf16", TENSOR, [2, 2], "each pair over its own bridge"),
+    ("4x16GiB,sockets", "7B", "bf16", PIPELINE, [2, 2], "each pair on its own processor"),
+    ("1x24GiB", "7B", "bf16", REPLICATE, [1], "13 of 20 GiB"),
+    ("2x24GiB", "7B", "bf16", REPLICATE, [1, 1], "fits twice"),
+    ("8x24GiB", "7B", "bf16", REPLICATE, [1] * 8, "fits eight times"),
+    ("2x24GiB", "7B", "fp32", PIPELINE, [2], "26 GiB"),
+    ("4x24GiB", "7B", "fp32", PIPELINE, [2, 2], "as small as fits, replicated"),
+    ("8x24GiB", "22M", "bf16", REPLICATE, [1] * 8, "no reason to share"),
+    ("8x24GiB", "560M", "fp32", REPLICATE, [1] * 8, "half of it is the vocabulary"),
+    ("2x32GiB", "70B", "int4", PIPELINE, [2], "43 GiB, scales and zero points included"),
+    ("4x24GiB", "70B", "int8", PIPELINE, [4], "68 GiB"),
+    ("8x24GiB", "70B", "bf16", PIPELINE, [8], "130 GiB over PCIe"),
+    ("8x24GiB,nvlink", "70B", "bf16", TENSOR, [8], "130 GiB over NVLink"),
+    ("2x80GiB", "70B", "bf16", PIPELINE, [2], "over PCIe all-reduces cost more than the bubble"),
+    ("2x80GiB,nvlink", "70B", "bf16", TENSOR, [2], "over NVLink they do not"),
+    ("4x80GiB,nvlink", "70B", "bf16", TENSOR, [2, 2], "groups as small as fit"),
+    ("8x80GiB,nvlink", "70B", "bf16", TENSOR, [2] * 4, "groups as small as fit"),
+    ("8x80GiB", "70B", "int8", REPLICATE, [1] * 8, "68 of 71 GiB, with room for 16,000 tokens"),
+    ("8x80GiB", "70B", "int4", REPLICATE, [1] * 8, "38 GiB"),
+    ("1x141GiB", "70B", "int8", REPLICATE, [1], "68 GiB"),
+    ("8x141GiB,nvlink", "70B", "bf16", TENSOR, [2] * 4, "130 GiB are just too many for one"),
+    ("8x141GiB", "70B", "bf16", PIPELINE, [2] * 4, "the same over PCIe"),
+    ("8x141GiB,nvlink", "70B", "int8", REPLICATE, [1] * 8, "quantization makes replicas"),
+    ("8x141GiB", "22M", "bf16", REPLICATE, [1] * 8, "tiny on large cards"),
+    ("1x24GiB+1x8GiB", "7B", "bf16", PIPELINE, [2], "the small card takes some layers off the large one"),
+    ("2x16GiB+2x80GiB", "7B", "bf16", HYBRID, [1, 1, 2], "large cards alone, small ones together"),
+    ("4x16GiB+2x80GiB", "7B", "bf16", HYBRID, [1, 1, 2, 2], "large cards alone, small ones in pairs"),
+    ("1x80GiB+1x24GiB", "70B", "int8", PIPELINE, [2], "unequal stages"),
+    ("1x8GiB+1x24GiB", "335M", "fp32", REPLICATE, [1, 1], "replicas on cards of two sizes"),
+]
+
+
+@pytest.mark.parametrize(("devices", "model", "precision", "strategy", "sizes", "reason"), CASES)
+def test_a_machine_and_a_model_get_the_strategy_that_an_engineer_would_choose(
+    devices: str, model: str, precision: str, strategy: str, sizes: list[int], reason: str
+) -> None:
+    start = time.process_time()
+    placement = plan(devices, model, precision)
+    assert time.process_time() - start < 1, reason
+    assert placement.strategy == strategy, reason
+    assert sorted(len(replica.devices) for replica in placement.replicas) == sorted(sizes), reason
+    check_plan(placement, describe_inventory(devices))
+
+
+def test_layers_that_cannot_be_cut_are_divided_in_another_way() -> None:
+    chosen, inventory = MODELS["7B"], describe_inventory("2x16GiB,nvlink")
+    settings = PlanSettings("bf16", chosen.max_tokens, tensor_obstacle="its heads share their positions")
+    placement = plan_placement(inventory, chosen.shape, settings)
+    assert placement.strategy == PIPELINE
+    assert any("its heads share their positions" in rejection.reason for rejection in placement.rejected)
+
+
+def plan(devices: str, name: str, precision: str, strategy: str = "auto") -> Placement:
+    chosen = MODELS[name]
+    settings = PlanSettings(precision, chosen.max_tokens, strategy=strategy)
+    return plan_placement(describe_inventory(devices), chosen.shape, settings)
+
+
+def check_plan(placement: Placement, inventory: Inventory) -> None:
+    """What holds for every plan."""
+    memory = {device.name: device.memory_bytes for device in inventory.accelerators}
+    held = [shard for replica in placement.replicas for stage in replica.stages for shard in stage.shards]
+    assert all(shard.weight_bytes + shard.activation_bytes <= memory[shard.device] for shard in held)
+    assert all(shard.headroom_bytes >= 0 for shard in held)
+    assert len({shard.device for shard in held}) == len(held), "no device holds two things"
+    assert {shard.device for shard in held} | set(placement.idle) == set(memory), (
+        "every device is busy or explained"
+    )
+    assert all(len(reason) > 10 for reason in placement.idle.values())
+    for replica in placement.replicas:
+        layers = [(stage.first_layer, stage.num_layers) for stage in replica.stages]
+        assert all(count > 0 for _, count in layers)
+        starts = [sum(count for _, count in layers[:place]) for place in range(len(layers))]
+        assert [first for first, _ in layers] == starts, "stages are consecutive"
+        assert replica.max_batch_tokens > 0
+        assert replica.relative_rate > 0
+    assert placement.reasons
+
+
+fleets = st.lists(st.sampled_from([8, 12, 16, 24, 40, 80]), min_size=1, max_size=5)
+kinds_of_links = st.sampled_from(["pcie", "nvlink", "nvlink-pairs", "sockets"])
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    fleets, st.sampled_from(sorted(MODELS)), st.sampled_from(["fp32", "bf16", "int8", "int4"]), kinds_of_links
+)
+def test_a_plan_never_exceeds_a_device_and_never_idles_one_without_saying_why(
+    sizes: list[int], name: str, precision: str, link: str
+) -> None:
+    devices = "+".join(f"{size}GiB" for size in sizes) + f",{link}"
+    try:
+        placement = plan(devices, name, precision)
+    except ModelDoesNotFit as error:
+        message = str(error)
+    else:
+        check_plan(placement, describe_inventory(devices))
+        return
+    assert "missing" in message or "lack" in message
+    assert "(1)" in message
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    fleets,
+    st.sampled_from([8, 16, 80]),
+    st.sampled_from(["0.6B", "7B", "70B"]),
+    st.sampled_from(["pcie", "nvlink"]),
+)
+def test_a_plan_never_gets_worse_when_a_device_is_added(
+    sizes: list[int], more: int, name: str, link: str
+) -> None:
+    def predicted(fleet: list[int]) -> float:
+        devices = "+".join(f"{size}GiB" for size in fleet) + f",{link}"
+        try:
+            return plan(devices, name, "bf16").relative_rate
+        except ModelDoesNotFit:
+            return 0.0
+
+    # A simpler plan is taken when it is at most 5 % slower; beyond that, more devices are never slower.
+    assert predicted([*sizes, more]) >= 0.95 * predicted(sizes) - 1e-9
+
+
+@pytest.mark.parametrize("strategy", [REPLICATE, PIPELINE, LAYERS, TENSOR, FULLY_SHARDED])
+def test_a_strategy_that_is_asked_for_is_taken(strategy: str) -> None:
+    placement = plan("4x24GiB,nvlink", "0.6B", "bf16", strategy)
+    assert placement.strategy == strategy
+    check_plan(placement, describe_inventory("4x24GiB,nvlink"))
+
+
+def test_a_strategy_that_nobody_builds_is_not_taken_for_another() -> None:
+    builder = ReplicaBuilder(MODELS["22M"].shape, Needs("fp32", "fp32", "sdpa", 256, 2048))
+    with pytest.raises(ValueError, match="No replica is shared by 'expert'"):
+        builder.build("expert", [Room(f"cpu:{number}", CPU, GIB, 1e12) for number in range(2)], "memory")
+
+
+def test_stages_on_devices_of_unequal_size_are_unequal() -> None:
+    placement = plan("1x80GiB+1x24GiB", "70B", "int8")
+    counts = [stage.num_layers for stage in placement.replicas[0].stages]
+    assert counts[0] > 2 * counts[1]
+
+
+def test_a_model_that_fits_nowhere_says_by_how_much_and_what_would_help() -> None:
+    with pytest.raises(ModelDoesNotFit) as refused:
+        plan("1x24GiB", "7B", "fp32")
+    message = str(refused.value)
+    assert "its weights take 26.5 GiB in fp32" in message
+    assert "GiB are missing" in message
+    assert message.splitlines()[1:] == [
+        "  (1) --precision bf16: the weights take 13.2 GiB, and replicate on 1 device fits",
+        "  (2) --precision int8: the weights take 7.0 GiB, and replicate on 1 device fits",
+        "  (3) --precision int4: the weights take 4.4 GiB, and replicate on 1 device fits",
+        "  (4) 1 more device like cuda:0, 2 in all",
+        "  (5) one device with 32 GiB of memory or more",
+    ]
+
+
+def test_the_ways_out_that_a_refusal_names_lead_out() -> None:
+    assert plan("1x24GiB", "7B", "bf16").strategy == REPLICATE
+    assert plan("2x24GiB", "7B", "fp32").strategy == PIPELINE
+    assert plan("1x32GiB", "7B", "fp32").longest_text_tokens == MODELS["7B"].max_tokens
+    assert plan("1x31GiB", "7B", "fp32").longest_text_tokens < MODELS["7B"].max_tokens
+
+
+def test_a_strategy_that_does_not_fit_is_told_of_one_that_does() -> None:
+    with pytest.raises(ModelDoesNotFit, match=r"\(1\) --strategy auto: pipeline over 2 fits"):
+        plan("2x24GiB", "7B", "fp32", REPLICATE)
+
+
+def test_devices_that_are_alike_are_told_and_drawn_together() -> None:
+    placement = plan("8x80GiB,nvlink", "7B", "bf16")
+    assert "Each of cuda:0 to cuda:7 holds a whole replica, with room for 32,768 tokens." in placement.reasons
+    lines = draw_placement(placement).splitlines()
+    assert sum("32,768 tokens a forward pass" in line for line in lines) == 1
+    assert [line.split()[:2] for line in lines if "layers 0-31" in line] == [
+        [str(number), f"cuda:{number}"] for number in range(8)
+    ]
+
+
+def test_groups_are_told_with_the_links_between_them() -> None:
+    (_, shared) = plan("4x16GiB,nvlink-pairs", "7B", "bf16").reasons
+    assert shared.startswith(
+        "(cuda:0 and cuda:1), (cuda:2 and cuda:3) share a replica each by splitting every layer"
+    )
+    assert "over NVLink" in shared
+
+
+def test_heads_that_do_not_divide_are_refused_with_the_divisors() -> None:
+    placement = plan("3x24GiB,nvlink", "7B", "fp32", TENSOR)
+    assert len(placement.replicas[0].devices) == 2
+    assert placement.idle == {"cuda:2": "8 heads of keys do not divide by 3; they do by 1, 2, 4, 8"}
+
+
+@pytest.mark.parametrize(
+    ("precision", "num_devices", "refusal"),
+    [
+        ("int8", 2, None),  # 192 inputs a device are three groups of 64
+        ("int8", 4, "cutting 384 inputs of a matrix among 4 devices breaks groups of 64 int8 weights"),
+        ("int4", 4, None),  # 96 are three of 32
+        ("fp32", 4, None),  # nothing is shared by numbers
+    ],
+)
+def test_compressed_weights_are_cut_by_inputs_only_where_that_breaks_no_group_with_one_scale(
+    precision: str, num_devices: int, refusal: str | None
+) -> None:
+    needs = Needs(precision, "fp32", "sdpa", 256, 2048)
+    rooms = [Room(f"cpu:{number}", CPU, GIB, 1e12) for number in range(num_devices)]
+    built = ReplicaBuilder(MODELS["22M"].shape, needs).build(TENSOR, rooms, "memory")
+    if refusal is None:
+        assert isinstance(built, Replica)
+    else:
+        assert isinstance(built, TooTight)
+        assert refusal in built.reason
+
+
+def test_quantization_is_proposed_where_it_makes_whole_replicas() -> None:
+    assert "--precision int8" in plan("2x16GiB", "7B", "bf16").proposals[0]
+    assert plan("2x24GiB", "7B", "bf16").proposals == ()
+
+
+def test_every_rejected_strategy_has_its_reason() -> None:
+    placement = plan("2x16GiB", "7B", "bf16")
+    reasons = {each.alternative: each.reason for each in placement.rejected}
+    assert "leave room for" in reasons[REPLICATE]
+    assert any(name.startswith(TENSOR) for name in reasons)
+
+
+@pytest.mark.parametrize("text", ["4x24", "GiB", "0xGiB", "4x24GiB,usb", "100x24GiB", "0x24GiB", "2x0GiB"])
+def test_a_description_that_cannot_be_read_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"4x24GiB,nvlink|1 to 64 devices"):
+        describe_inventory(text)
+
+
+def test_groups_are_made_where_the_links_are_fast() -> None:
+    placement = plan("4x16GiB,nvlink-pairs", "7B", "bf16")
+    assert [replica.devices for replica in placement.replicas] == [("cuda:0", "cuda:1"), ("cuda:2", "cuda:3")]

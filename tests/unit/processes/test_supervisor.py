@@ -1,0 +1,191 @@
+"""Real children that die, hang, ignore signals and have children of their own; none may stay behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.waiting import wait_for
+from vectormill.processes import lifetimes as processes
+from vectormill.processes.stopping import StopSignals
+from vectormill.processes.supervisor import Backoff, ChildNotReady, ChildSpec, Supervisor
+
+ENV = {"PATH": os.defpath}
+DEADLINE_SECONDS = 20.0
+
+
+def shell(tmp_path: Path, name: str, script: str) -> ChildSpec:
+    """A child that is ready once its log has the line `up`."""
+    log = tmp_path / f"{name}.log"
+    return ChildSpec(name, ("sh", "-c", script), ENV, lambda: "up" in read(log), log)
+
+
+def read(log: Path) -> list[str]:
+    return log.read_text().splitlines() if log.exists() else []
+
+
+def number_in(log: Path) -> int:
+    """The pid that a child wrote into its log."""
+    wait_for(lambda: any(line.isdigit() for line in read(log)))
+    return next(int(line) for line in read(log) if line.isdigit())
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays() -> Iterator[None]:
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    yield
+    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
+
+
+def test_children_run_until_they_are_stopped(tmp_path: Path) -> None:
+    children = [shell(tmp_path, name, "echo up; exec sleep 60") for name in ("a", "b")]
+    with Supervisor(children) as supervisor:
+        assert supervisor.start(DEADLINE_SECONDS)
+        pids = supervisor.pids
+        assert set(pids) == {"a", "b"}
+        assert all(pid is not None and processes.is_alive(pid) for pid in pids.values())
+    assert supervisor.pids == {"a": None, "b": None}
+    assert not any(pid is not None and processes.is_alive(pid) for pid in pids.values())
+
+
+def test_a_child_that_dies_is_started_again(tmp_path: Path) -> None:
+    with Supervisor([shell(tmp_path, "a", "echo up; exec sleep 60")]) as supervisor:
+        supervisor.start(DEADLINE_SECONDS)
+        first = supervisor.pids["a"]
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        wait_for(lambda: supervisor.pids["a"] not in (None, first))
+
+
+def test_a_dead_childs_own_children_do_not_survive_it(tmp_path: Path) -> None:
+    script = "sleep 60 & echo $!; echo up; wait"
+    with Supervisor([shell(tmp_path, "a", script)]) as supervisor:
+        supervisor.start(DEADLINE_SECONDS)
+        grandchild = number_in(tmp_path / "a.log")
+        child = supervisor.pids["a"]
+        assert child is not None
+        os.kill(child, signal.SIGKILL)
+        wait_for(lambda: not processes.is_alive(grandchild))
+
+
+def test_a_child_that_ignores_the_request_to_stop_is_killed_with_all_that_came_of_it(tmp_path: Path) -> None:
+    script = "trap '' TERM; setsid sleep 60 & echo $!; sleep 60 & echo up; while :; do wait; done"
+    supervisor = Supervisor([shell(tmp_path, "a", script)])
+    supervisor.start(DEADLINE_SECONDS)
+    log = tmp_path / "a.log"
+    in_own_session = number_in(log)
+    wait_for(lambda: psutil.Process(in_own_session).name() == "sleep")
+    supervisor.stop(grace=0.2)
+    wait_for(lambda: not processes.is_alive(in_own_session))
+
+
+def test_all_children_are_asked_to_stop_at_once(tmp_path: Path) -> None:
+    """Each ends only when all have been asked: asked one after the other, the first would never end."""
+    asked = f"$(ls {tmp_path} | grep -c asked)"
+    script = (
+        f"trap 'touch {tmp_path}/asked.$$; until test {asked} = 3; do sleep 0.05; done; echo ended; exit 0' TERM; "
+        "echo up; while :; do sleep 60 & wait $!; done"
+    )
+    names = ("a", "b", "c")
+    supervisor = Supervisor([shell(tmp_path, name, script) for name in names])
+    supervisor.start(DEADLINE_SECONDS)
+    supervisor.stop(grace=60)
+    assert [read(tmp_path / f"{name}.log")[-1] for name in names] == ["ended"] * 3
+    supervisor.stop()  # again is no error
+
+
+def test_a_supervisor_that_was_never_started_can_be_stopped(tmp_path: Path) -> None:
+    Supervisor([shell(tmp_path, "a", "true")]).stop()
+
+
+def test_a_child_that_is_not_ready_in_time_is_named_with_the_end_of_its_log(tmp_path: Path) -> None:
+    tardy = shell(tmp_path, "tardy", "echo loading; exec sleep 60")
+    with Supervisor([tardy]) as supervisor, pytest.raises(ChildNotReady) as raised:
+        supervisor.start(timeout=0.5)
+    assert str(raised.value) == "tardy was not ready after 0.5 s:\n    loading"
+
+
+def test_a_child_that_ends_again_and_again_while_starting_is_not_waited_for(tmp_path: Path) -> None:
+    broken = shell(tmp_path, "broken", "echo no such option; exit 2")
+    with Supervisor([broken]) as supervisor, pytest.raises(ChildNotReady) as raised:
+        supervisor.start(DEADLINE_SECONDS)
+    assert str(raised.value).startswith("broken ended 3 times while starting:\n    no such option")
+
+
+def test_a_start_ends_when_a_stop_is_asked_for(tmp_path: Path) -> None:
+    stopping = threading.Event()
+    with Supervisor([shell(tmp_path, "a", "exec sleep 60")], stopping=stopping) as supervisor:
+        threading.Timer(0.2, stopping.set).start()
+        assert not supervisor.start(DEADLINE_SECONDS)
+
+
+def test_a_readiness_probe_may_fail_to_connect(tmp_path: Path) -> None:
+    answers = iter([False, True])
+
+    def ready() -> bool:
+        if not next(answers):
+            raise ConnectionRefusedError
+        return True
+
+    with Supervisor([ChildSpec("a", ("sleep", "60"), ENV, ready)]) as supervisor:
+        assert supervisor.start(DEADLINE_SECONDS)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has PR_SET_PDEATHSIG")
+def test_a_killed_supervisor_leaves_no_child() -> None:
+    program = (
+        "import os, time\nfrom vectormill.processes.supervisor import ChildSpec, Supervisor\n"
+        "s = Supervisor([ChildSpec(n, ('sleep', '60'), dict(PATH=os.defpath)) for n in 'ab'])\n"
+        "s.start()\nprint(*s.pids.values(), flush=True)\ns.wait()"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pids = [int(word) for word in parent.stdout.readline().split()]
+        assert len(pids) == 2
+        assert all(map(processes.is_alive, pids))
+        parent.kill()
+    wait_for(lambda: not any(map(processes.is_alive, pids)))
+
+
+@pytest.mark.parametrize(
+    ("runs", "pauses"),
+    [
+        ([0, 0, 0, 0, 0, 0, 0, 0], [0.5, 1, 2, 4, 8, 16, 30, 30]),  # doubles, up to half a minute
+        ([0, 0, 59, 61, 0], [0.5, 1, 2, 0.5, 1]),  # only a minute of good health is forgiven
+    ],
+)
+def test_pauses_grow_while_a_child_goes_on_dying(runs: list[float], pauses: list[float]) -> None:
+    backoff = Backoff()
+    assert [backoff.pause_after(ran) for ran in runs] == pauses
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_stop_signal_sets_the_event_and_handlers_come_back(number: signal.Signals) -> None:
+    earlier = signal.getsignal(number)
+    with StopSignals() as stopping:
+        assert not stopping.is_set()
+        os.kill(os.getpid(), number)
+        assert stopping.wait(DEADLINE_SECONDS)
+    assert signal.getsignal(number) is earlier
+
+
+def test_what_follows_a_child_is_told_how_it_ended(tmp_path: Path) -> None:
+    ends: list[int] = []
+
+    def succeed(status: int) -> ChildSpec:
+        ends.append(status)
+        return shell(tmp_path, "second", "echo up; exec sleep 60")
+
+    first = replace(shell(tmp_path, "first", "echo up; kill -SEGV $$"), succeed=succeed)
+    with Supervisor([first]) as supervisor:
+        supervisor.start(DEADLINE_SECONDS)
+        wait_for(lambda: "up" in read(tmp_path / "second.log"))
+        assert ends == [-signal.SIGSEGV]
+        assert list(supervisor.pids) == ["second"]

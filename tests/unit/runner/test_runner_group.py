@@ -1,0 +1,171 @@
+"""What a group makes of what its ranks say: real pipes, and ranks that say what a test puts into their mouths."""
+
+from collections.abc import Iterator, Mapping
+from multiprocessing import Pipe
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vectormill.models.registry import DEFAULT_MODEL, Registry
+from worker.devices.device import CPU, Device
+from worker.encoder.encoder import Choice, EncoderOrder, EncoderReport, Loading
+from worker.runner import runner_group
+from worker.runner.memory import MemoryReport
+from worker.runner.messages import Encoded, EncodeFailed, Load, Loaded, Reading, Started
+from worker.runner.runner import RunnerLost
+from worker.runner.runner_group import RunnerGroup
+
+DEVICE = Device("cpu:0", CPU, 0, (), 1, 1 << 30)
+EXHAUSTED = EncodeFailed(2, "RuntimeError: can't allocate memory", is_out_of_memory=True)
+CONSEQUENCE = EncodeFailed(2, "RuntimeError: Connection closed by peer", is_out_of_memory=False)
+
+
+class ScriptedRunner:
+    """Has the methods of a Runner that a group calls; `say` is its process."""
+
+    def __init__(self, load: Load, environment: Mapping[str, str]) -> None:
+        self.connection, self._theirs = Pipe(duplex=False)
+
+    def say(self, *messages: object) -> None:
+        for message in messages:
+            self._theirs.send(message)
+
+    def die(self) -> None:
+        self._theirs.close()
+
+    def receive(self) -> list[Any]:
+        try:
+            return [self.connection.recv()]
+        except EOFError as error:
+            raise RunnerLost("the model process was ended by SIGKILL", is_foreign=True) from error
+
+    def kill(self) -> list[Any]:
+        self._theirs.close()
+        unread: list[Any] = []
+        while True:
+            try:
+                unread.append(self.connection.recv())
+            except EOFError:
+                return unread
+
+
+Ranks = tuple[RunnerGroup, list[ScriptedRunner]]
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
+    monkeypatch.setattr(runner_group, "Runner", ScriptedRunner)
+    monkeypatch.setattr(runner_group, "CAUSE_SECONDS", 0.2)
+    order = EncoderOrder(Registry({}).card(DEFAULT_MODEL), DEVICE, "torch", "fp32", 1, Path())
+    group = RunnerGroup([Load("", order)] * 2, [{}] * 2, TemporaryDirectory())
+    yield group, group._runners  # type: ignore[misc]
+    group.kill()
+
+
+def encoded(number: int, used_share: float | None = None) -> Encoded:
+    memory = None if used_share is None else MemoryReport(1 << 20, 2 << 20, 3 << 20, used_share)
+    return Encoded(number, np.zeros((1, 4), np.float32), 0.1, memory)
+
+
+def hear(group: RunnerGroup) -> list[Any]:
+    """Everything that the group says to what lies in its pipes now."""
+    said: list[Any] = []
+    while any(connection.poll() for connection in group.connections):
+        said += group.receive()
+    return said
+
+
+def test_a_rank_that_runs_out_of_memory_ends_the_group_with_the_batch_to_be_halved(ranks: Ranks) -> None:
+    group, (first, second) = ranks
+    first.say(Started(1), encoded(1), Started(2))
+    second.say(Started(1), encoded(1), EXHAUSTED)
+    with pytest.raises(RunnerLost, match=r"rank 1 failed .*can't allocate memory") as caught:
+        hear(group)
+    assert caught.value.failed == EXHAUSTED
+    assert not caught.value.is_foreign
+
+
+def test_what_was_said_before_a_failure_is_not_lost_with_it(ranks: Ranks) -> None:
+    group, (first, second) = ranks
+    first.say(Started(1), EXHAUSTED)
+    second.say(encoded(1))
+    with pytest.raises(RunnerLost):
+        hear(group)
+    first.say(encoded(1))  # behind its failure, since outcomes are sent when the next batch has begun
+    numbers = [message.number for message in group.kill() if isinstance(message, Encoded)]
+    assert numbers == [1]
+
+
+def test_what_was_said_before_the_end_is_told_once(ranks: Ranks) -> None:
+    """An executor kills a group that takes too long, and kills it again when it recovers."""
+    group, (first, second) = ranks
+    first.say(Started(1), encoded(1))
+    second.say(encoded(1))
+    assert [type(message) for message in group.kill()] == [Started, Encoded]
+    assert group.kill() == []
+
+
+def test_a_failure_that_all_ranks_share_ends_them_too_since_they_may_have_failed_at_other_places(
+    ranks: Ranks,
+) -> None:
+    group, (first, second) = ranks
+    for rank in (first, second):
+        rank.say(Started(2), EncodeFailed(2, "ValueError: a bad sequence"))
+    with pytest.raises(RunnerLost, match="a bad sequence") as caught:
+        hear(group)
+    assert caught.value.failed is not None
+
+
+def test_the_death_of_a_rank_is_told_and_not_the_error_that_it_gave_its_neighbour(ranks: Ranks) -> None:
+    group, (first, second) = ranks
+    first.say(Started(2), CONSEQUENCE)
+    second.die()
+    with pytest.raises(RunnerLost, match="SIGKILL") as caught:
+        hear(group)
+    assert caught.value.is_foreign
+    assert caught.value.failed is None
+
+
+def test_an_error_without_a_death_is_told_when_none_has_come(ranks: Ranks) -> None:
+    group, (first, _) = ranks
+    first.say(Started(2), CONSEQUENCE)
+    with pytest.raises(RunnerLost, match="closed by peer"):
+        hear(group)
+
+
+def test_the_memory_of_the_group_is_reported_when_every_rank_has_told_its_own(ranks: Ranks) -> None:
+    group, (first, second) = ranks
+    choice = Choice("cpu:0", "asked for")
+    report = EncoderReport(choice, choice, choice, "padded", 1, 0.0)
+    for rank, used_share in ((first, 0.2), (second, 0.7)):
+        rank.say(Loaded(report, MemoryReport(1 << 20, 2 << 20, 3 << 20, used_share)), Started(1))
+    (loaded, _) = hear(group)
+    assert loaded.memory.used_share == 0.7, "the fullest device bounds them all"
+    assert loaded.memory.process_bytes == 2 << 20
+    assert [rank.used_share for rank in loaded.memory.ranks] == [0.2, 0.7]
+
+    first.say(encoded(1, 0.3), Started(2))
+    second.say(encoded(1))
+    assert [message.memory for message in hear(group) if isinstance(message, Encoded)] == [None]
+    first.say(encoded(2))
+    second.say(encoded(2, 0.6))
+    (second_batch,) = (message for message in hear(group) if isinstance(message, Encoded))
+    assert second_batch.memory is not None
+    assert [rank.used_share for rank in second_batch.memory.ranks] == [0.3, 0.6]
+
+
+def test_what_ranks_read_is_told_as_one_sum_and_kept_by_rank(ranks: Ranks) -> None:
+    group, (first, second) = ranks
+    first.say(Reading(10, 100))
+    assert hear(group) == []  # the other one has yet to say how much it will read
+    second.say(Reading(5, 50), Reading(50, 50))
+    assert hear(group) == [Reading(15, 150), Reading(60, 150)]
+    for number, rank in enumerate((first, second)):
+        choice = Choice(f"cpu:{number}", "")
+        loading = Loading(choice.value, 100 // (number + 1), 1.5)
+        rank.say(Loaded(EncoderReport(choice, choice, choice, "", 1, 1.5, loadings=(loading,))))
+    (loaded,) = hear(group)
+    assert loaded.report.loadings == (Loading("cpu:0", 100, 1.5), Loading("cpu:1", 50, 1.5))

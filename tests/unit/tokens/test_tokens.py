@@ -1,0 +1,176 @@
+"""Our token ids are those of transformers, whatever the length, and cutting a long text first changes nothing."""
+
+import ast
+import inspect
+import json
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import vectormill.models.model_card
+from vectormill.domain.errors import ModelError
+from vectormill.domain.jobs.item import TOO_MANY_TOKENS
+from vectormill.models.registry import find_packaged_model
+from worker.tokens import tokenizer as tokenizer_module
+from worker.tokens.tokenizer import Tokenizer
+
+MODEL = find_packaged_model()
+assert MODEL is not None
+TOKENIZER = Tokenizer(MODEL)
+
+CONSTANTS = [
+    node.value for node in ast.walk(ast.parse(inspect.getsource(ast))) if isinstance(node, ast.Constant)
+]
+TEXTS = [
+    *[text for text in CONSTANTS if isinstance(text, str) and text.strip()],
+    inspect.getsource(vectormill.models.model_card),
+    "Ünïcödé, 漢字かな交じり文, русский, العربية, 🙂🙃, a\u0301 e\u0301",
+    "a [SEP] in the middle and a [MASK] too",
+    "x" * 300,
+    "!" * 600,
+]
+
+
+@pytest.fixture(scope="module")
+def reference():  # type: ignore[no-untyped-def]
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(MODEL, local_files_only=True)
+
+
+@pytest.mark.parametrize("max_tokens", [3, 4, 17, 128, 256, 512])
+def test_ids_equal_those_of_transformers_at_every_length(reference, max_tokens: int) -> None:  # type: ignore[no-untyped-def]
+    expected = reference(TEXTS, truncation=True, max_length=max_tokens)["input_ids"]
+    ours = TOKENIZER.tokenize(TEXTS, max_tokens, truncate=True)
+    assert len(ours) == len(TEXTS)
+    for index, ids in enumerate(expected):
+        assert ours.ids(index).tolist() == ids
+    whole = [len(ids) for ids in reference(TEXTS)["input_ids"]]
+    assert ours.truncated.tolist() == [length > max_tokens for length in whole]
+
+
+def test_the_ids_lie_in_one_compact_array() -> None:
+    texts = TOKENIZER.tokenize(["one", "two words"], 16, truncate=True)
+    assert texts.input_ids.dtype == np.int32
+    assert texts.offsets.tolist() == [0, 3, 7]
+    assert texts.lengths.tolist() == [3, 4]
+
+
+def test_no_text_gives_no_ids() -> None:
+    assert len(TOKENIZER.tokenize([], 16, truncate=True)) == 0
+
+
+def test_a_text_of_exactly_max_tokens_is_not_truncated_and_does_not_fail() -> None:
+    text = "one two three"  # five tokens with the special ones
+    assert not TOKENIZER.tokenize([text], 5, truncate=True).truncated[0]
+    assert not TOKENIZER.tokenize([text], 5, truncate=False).failures
+    assert TOKENIZER.tokenize([text], 4, truncate=True).truncated[0]
+
+
+def test_without_truncation_a_long_text_fails_alone_and_its_length_is_told() -> None:
+    texts = TOKENIZER.tokenize(["short", "one two three four", "short"], 4, truncate=False)
+    assert list(texts.failures) == [1]
+    assert texts.failures[1].code == TOO_MANY_TOKENS
+    assert "6 tokens, 4 are allowed" in texts.failures[1].detail
+    assert texts.lengths.tolist() == [3, 0, 3]
+
+
+@given(
+    st.lists(
+        st.sampled_from(["a", " ", "  ", "\n", "é", "\u0301", "\u200b", "漢", "word ", "[SEP]", "ﬁ", "-"])
+    ).map("".join)
+)
+@settings(max_examples=300, deadline=None)
+def test_cutting_the_characters_first_never_changes_the_first_tokens(text: str) -> None:
+    whole = TOKENIZER.tokenize([text], 1 << 20, truncate=True).ids(0).tolist()
+    for chars_per_token in (1, 2, 5):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tokenizer_module, "CHARS_PER_TOKEN", chars_per_token)
+            cut = TOKENIZER.tokenize([text], 5, truncate=True)
+        expected = whole if len(whole) <= 5 else [*whole[:4], whole[-1]]
+        assert cut.ids(0).tolist() == expected
+        assert bool(cut.truncated[0]) == (len(whole) > 5)
+
+
+def test_threads_that_truncate_differently_do_not_disturb_one_another() -> None:
+    wrong: list[int] = []
+
+    def run(max_tokens: int) -> None:
+        for _ in range(20):
+            if (
+                TOKENIZER.tokenize(["word " * 100] * 4, max_tokens, truncate=True).lengths.tolist()
+                != [max_tokens] * 4
+            ):
+                wrong.append(max_tokens)
+
+    threads = [threading.Thread(target=run, args=(n,)) for n in (8, 16, 32, 64)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+class SlowRust:
+    """The library, in which every large call lasts until it is released."""
+
+    def __init__(self, rust: Any) -> None:
+        self._rust = rust
+        self.entered = threading.Semaphore(0)
+        self.released = threading.Event()
+
+    def encode_batch_fast(self, texts: list[str]) -> Any:
+        if len(texts[0]) > 100:
+            self.entered.release()
+            assert self.released.wait(30)
+        return self._rust.encode_batch_fast(texts)
+
+
+def test_two_threads_tokenize_much_at_a_time_and_who_has_little_never_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert MODEL is not None
+    tokenizer = Tokenizer(MODEL)
+    slow = SlowRust(tokenizer._rust)
+    monkeypatch.setattr(tokenizer, "_rust", slow)
+    books = ["word " * 5000]
+    threads = [
+        threading.Thread(target=tokenizer.tokenize_whole, args=(books,), daemon=True) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    assert all(slow.entered.acquire(timeout=30) for _ in range(tokenizer_module.NUM_LARGE_GROUPS))
+    assert not slow.entered.acquire(timeout=0.1), "the memory of a third"
+    assert len(tokenizer.tokenize(["a query"], 16, truncate=True)) == 1
+    slow.released.set()
+    for thread in threads:
+        thread.join(30)
+    assert slow.entered.acquire(timeout=0), "the others came afterwards"
+
+
+def test_a_prompt_is_counted_with_the_leading_special_tokens_only() -> None:
+    assert TOKENIZER.count_prompt_tokens("") == 0
+    assert TOKENIZER.count_prompt_tokens("query: ") == 3  # [CLS] query :
+
+
+def test_lower_case_is_added_where_the_tokenizer_has_none_of_its_own(tmp_path: Path) -> None:
+    assert MODEL is not None
+    description = json.loads((MODEL / "tokenizer.json").read_text())
+    description["normalizer"]["lowercase"] = False
+    (tmp_path / "tokenizer.json").write_text(json.dumps(description))
+    cased = Tokenizer(tmp_path).tokenize(["HELLO"], 16, truncate=True).input_ids.tolist()
+    lowered = Tokenizer(tmp_path, lowercase=True).tokenize(["HELLO"], 16, truncate=True).input_ids.tolist()
+    assert lowered == TOKENIZER.tokenize(["hello"], 16, truncate=True).input_ids.tolist() != cased
+
+
+def test_an_unreadable_tokenizer_is_a_model_error(tmp_path: Path) -> None:
+    assert MODEL is not None
+    shutil.copy(MODEL / "config.json", tmp_path / "tokenizer.json")
+    with pytest.raises(ModelError, match="cannot be read"):
+        Tokenizer(tmp_path)

@@ -1,0 +1,80 @@
+"""What a worker says of itself: the engine's figures with what the worker alone knows."""
+
+from typing import Any, cast
+from uuid import UUID
+
+import pytest
+
+from worker.chunk.commit_waits import CommitWaits
+from worker.chunk.timesheet import Timesheet
+from worker.devices.detect import DeviceUse
+from worker.report import WorkerReport
+
+PLACEMENT = {"strategy": "replicate", "stages": []}
+
+
+class FakeEngine:
+    """Has computed for nine of the ten seconds since its start."""
+
+    run_seconds = 0.0
+
+    def report(self) -> dict[str, Any]:
+        return {"model": "m", "stage_seconds": {"tokenize": 0.5, "collate": 0.1, "run": 9.0, "collect": 0.1}}
+
+
+class FakeSampler:
+    def sample(self) -> DeviceUse:
+        return DeviceUse(3 << 30, 141 << 30, None)
+
+
+def test_a_worker_tells_its_stages_what_bounds_it_and_how_much_of_its_device_is_in_use() -> None:
+    now, engine = [100.0], FakeEngine()
+    timesheet = Timesheet(lambda: engine.run_seconds, lambda: now[0])
+    report = WorkerReport(cast(Any, engine), timesheet, cast(Any, FakeSampler()), PLACEMENT, lambda: now[0])
+    with timesheet.hold(UUID(int=1)):
+        now[0], engine.run_seconds = 110.0, 9.0
+        timesheet.count({"load": 0.2, "tokenize": 0.4, "persist": 1.0})
+        said = report.compose()
+    assert said["uptime_seconds"] == 10
+    assert said["stage_seconds"] == {
+        "held": 10.0,
+        "device": 9.0,
+        "load": 0.2,
+        "tokenize": 0.5,  # the engine's: it counts chunks too that were not committed
+        "collate": 0.1,
+        "run": 9.0,
+        "collect": 0.1,
+        "persist": 1.0,
+    }
+    assert said["stage_shares"]["run"] == pytest.approx(0.9)
+    assert said["bound_by"]["value"] == "run"
+    assert "computing in 90% of the time" in said["bound_by"]["reason"]
+    assert (said["device_memory_used_bytes"], said["device_memory_total_bytes"]) == (3 << 30, 141 << 30)
+    assert said["device_utilisation"] is None
+    assert said["placement"] == PLACEMENT
+
+
+def test_a_worker_that_has_done_nothing_is_bound_by_nothing() -> None:
+    class Idle(FakeEngine):
+        def report(self) -> dict[str, Any]:
+            return {"stage_seconds": {"tokenize": 0.0, "run": 0.0}}
+
+    said = WorkerReport(
+        cast(Any, Idle()), Timesheet(lambda: 0.0), cast(Any, FakeSampler()), PLACEMENT
+    ).compose()
+    assert said["bound_by"] is None
+
+
+def test_a_worker_whose_commits_wait_says_what_for_until_they_are_through() -> None:
+    waits = CommitWaits()
+    report = WorkerReport(
+        cast(Any, FakeEngine()), Timesheet(lambda: 0.0), cast(Any, FakeSampler()), PLACEMENT, waits=waits
+    )
+    waits.note(7, "No space left on device (SQLSTATE 53100)")
+    said = report.compose()
+    assert (said["state"], said["state_reason"]) == (
+        "waiting to commit",
+        "No space left on device (SQLSTATE 53100)",
+    )
+    waits.forget(7)
+    assert "state_reason" not in report.compose()

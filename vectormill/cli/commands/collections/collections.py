@@ -1,0 +1,278 @@
+"""Collections: make, list, look at, change, export, check and delete them."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import typer
+
+from vectormill.cli.arguments.options import (
+    ApiUrl,
+    DataDir,
+    Dimensions,
+    Json,
+    LongTexts,
+    MaxTokens,
+    Model,
+    Normalize,
+    PassageOverlap,
+    Prompt,
+    VectorType,
+)
+from vectormill.cli.commands.collections.generations import discard, rollback
+from vectormill.cli.commands.collections.indexes import EXAMPLES, index
+
+app = typer.Typer(
+    no_args_is_help=True,
+    epilog="Example: vectormill collections show docs",
+    help="Make, look at, export, check and delete collections.",
+)
+
+COLUMNS: Final = ("name", "model", "rows", "size", "generations", "last re-index")
+
+Name = Annotated[str, typer.Argument(metavar="COLLECTION", help="The collection's name.")]
+
+
+KeepText = Annotated[
+    bool | None,
+    typer.Option(
+        "--keep-text/--no-keep-text",
+        help="Keep texts beside their vectors, for full text search and answers that show them.",
+        show_default=False,
+    ),
+]
+Language = Annotated[
+    str | None,
+    typer.Option(
+        "--language", metavar="NAME", help="In which kept texts are searched, as german; else simple."
+    ),
+]
+
+
+@app.command(
+    epilog="Examples: vectormill collections create docs\n\n"
+    "vectormill collections create docs --keep-text --language english --vector-type float32"
+)
+def create(
+    name: Name,
+    keep_text: KeepText = None,
+    language: Language = None,
+    model: Model = None,
+    normalize: Normalize = None,
+    dimensions: Dimensions = None,
+    prompt: Prompt = None,
+    max_tokens: MaxTokens = None,
+    long_texts: LongTexts = None,
+    passage_overlap: PassageOverlap = None,
+    vector_type: VectorType = None,
+    index: Annotated[
+        Literal["auto", "hnsw", "none"] | None,
+        typer.Option("--index", help="When there is an HNSW index.", show_default="auto"),
+    ] = None,
+    api_url: ApiUrl = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Make a collection before its first job, with all that decides its vectors."""
+    from vectormill.cli.endpoint import connected
+    from vectormill.cli.views.listing import print_json
+    from vectormill.client.transport import given
+
+    options = {
+        "normalize": normalize,
+        "dimensions": dimensions,
+        "prompt": prompt,
+        "max_tokens": max_tokens,
+        "long_texts": long_texts,
+        "passage_overlap": passage_overlap,
+        "vector_type": vector_type,
+    }
+    with connected(api_url, data_dir) as client:
+        made = client.create_collection(
+            name,
+            model=model,
+            options=given(options),
+            keep_text=keep_text,
+            language=language,
+            index_policy=index,
+        )
+    if json:
+        print_json(made)
+        return
+    typer.echo(f"Collection {name} is made: {made['model']}, {made['dimensions']} dimensions.", err=True)
+
+
+@app.command("list", epilog="Example: vectormill collections list --json | jq -r .name")
+def list_all(api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
+    """List collections by name, with about how many rows each has."""
+    from vectormill.cli.endpoint import connected
+    from vectormill.cli.views.collection_page import describe_age, describe_bytes
+    from vectormill.cli.views.listing import print_json, print_table
+
+    with connected(api_url, data_dir) as client:
+        found = list(client.collections())
+    if json:
+        for collection in found:
+            print_json(collection)
+        return
+    rows = [
+        (
+            collection["name"],
+            collection["model"],
+            f"{collection['num_rows']:,}",
+            describe_bytes(collection["num_bytes"]),
+            collection["num_generations"],
+            describe_age(collection["stale_seconds"]),
+        )
+        for collection in found
+    ]
+    print_table(COLUMNS, rows)
+
+
+@app.command(epilog="Examples: vectormill collections show docs\n\nvectormill collections show docs --exact")
+def show(
+    name: Name,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Count the rows one by one, instead of Postgres' estimate.")
+    ] = False,
+    api_url: ApiUrl = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Show all about a collection: rows, generations, indexes, coverage, staleness, and what works on it."""
+    from vectormill.cli.endpoint import connected
+    from vectormill.cli.views.collection_page import print_page
+    from vectormill.cli.views.listing import print_json
+
+    with connected(api_url, data_dir) as client:
+        collection = client.collection(name, exact=exact)
+    if json:
+        print_json(collection)
+        return
+    print_page(collection)
+
+
+@app.command(epilog="Example: vectormill collections change docs --keep-text --language english")
+def change(
+    name: Name,
+    keep_text: KeepText = None,
+    language: Language = None,
+    api_url: ApiUrl = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Keep texts from now on, or no longer; or read them in another language."""
+    from vectormill.cli.endpoint import connected
+
+    if keep_text is None and language is None:
+        raise typer.BadParameter("say what shall change: --keep-text, --no-keep-text or --language.")
+    with connected(api_url, data_dir) as client:
+        changed = client.change_collection(name, keep_text=keep_text, language=language)
+    texts = "keeps" if changed["keep_text"] else "does not keep"
+    typer.echo(f"Collection {name} {texts} texts, and searches them as {changed['language']}.", err=True)
+
+
+@app.command(
+    epilog="Examples: vectormill collections export docs -o docs.parquet\n\n"
+    "vectormill collections export docs -o - --include metadata,text | jq .key"
+)
+def export(
+    name: Name,
+    out: Annotated[
+        str, typer.Option("--out", "-o", metavar="OUT", help="A file, or - for NDJSON on stdout.")
+    ],
+    format: Annotated[
+        Literal["ndjson", "parquet"] | None, typer.Option("--format", help="Else told by OUT's name.")
+    ] = None,
+    include: Annotated[
+        str,
+        typer.Option("--include", metavar="PARTS", help="Of vector, metadata and text, with commas between."),
+    ] = "vector,metadata",
+    after: Annotated[
+        str | None,
+        typer.Option("--after", metavar="KEY", help="Only rows behind this key: to go on with an export."),
+    ] = None,
+    api_url: ApiUrl = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Write a collection's rows, in the order of their keys, to a file, which appears whole or not at all."""
+    from vectormill.cli.endpoint import connected
+    from vectormill.domain.errors import InvalidOption
+    from vectormill.files.outputs import check_output, choose_format
+
+    parts = [part.strip() for part in include.split(",")]
+    with connected(api_url, data_dir) as client:
+        if out == "-":
+            client.export_collection(name, sys.stdout.buffer, format or "ndjson", include=parts, after=after)
+            return
+        kind = choose_format(Path(out), format)
+        if kind == "npy":
+            raise InvalidOption("A collection is exported as .parquet or .jsonl; npy has no keys.")
+        check_output(Path(out))
+        client.export_collection(name, Path(out), kind, include=parts, after=after)
+    typer.echo(f"Wrote {out}.", err=True)
+
+
+@app.command(
+    epilog="Examples: vectormill collections delete docs\n\nvectormill collections delete docs --force --yes"
+)
+def delete(
+    name: Name,
+    force: Annotated[
+        bool, typer.Option("--force", help="Cancel the jobs and runs that work on it first.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    api_url: ApiUrl = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Delete a collection with all its rows. Its jobs stay, without vectors."""
+    from vectormill.cli.endpoint import connected
+
+    with connected(api_url, data_dir) as client:
+        if not yes and sys.stdin.isatty():
+            found = client.collection(name)
+            typer.confirm(f"Delete {name} with about {found['num_rows']:,} rows?", abort=True, err=True)
+        client.delete_collection(name, force=force)
+    typer.echo(f"Collection {name} is deleted.", err=True)
+
+
+@app.command(
+    epilog="Examples: vectormill collections check docs\n\nvectormill collections check docs --sample 1000\n\n"
+    "Exit codes: 0 nothing is wrong, 1 something is, 3 service unavailable, 4 the check failed or was cancelled."
+)
+def check(
+    name: Name,
+    sample: Annotated[
+        int,
+        typer.Option("--sample", metavar="N", min=0, max=10_000, help="Encode so many of its texts again."),
+    ] = 200,
+    api_url: ApiUrl = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Check a collection: vectors, index, texts encoded again, and what belongs to nobody."""
+    from vectormill.cli.doctor.check_report import print_check
+    from vectormill.cli.endpoint import connected
+    from vectormill.cli.exits import ITEMS_FAILED, JOB_NOT_COMPLETED
+    from vectormill.cli.views.listing import print_json
+    from vectormill.cli.views.run_progress import RunProgress
+    from vectormill.domain.run import COMPLETED
+
+    with connected(api_url, data_dir) as client:
+        run = client.check_collection(name, sample=sample)
+        with RunProgress() as progress:
+            run = client.wait_run(run["id"], progress)
+    if json:
+        print_json(run)
+    elif run["state"] == COMPLETED:
+        print_check(name, run["report"]["checking"])
+    else:
+        typer.echo(f"The check is {run['state']}: {run['error']}", err=True)
+    if run["state"] != COMPLETED:
+        raise typer.Exit(JOB_NOT_COMPLETED)
+    if not run["report"]["checking"]["is_good"]:
+        raise typer.Exit(ITEMS_FAILED)
+
+
+app.command(epilog="Example: vectormill collections rollback docs")(rollback)
+app.command(epilog=EXAMPLES)(index)
+app.command(epilog="Example: vectormill collections discard docs 12")(discard)

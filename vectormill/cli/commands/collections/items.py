@@ -1,0 +1,125 @@
+"""Items of a collection: put, get and delete one by one."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vectormill.cli.arguments.options import ApiUrl, DataDir, Json
+
+app = typer.Typer(
+    no_args_is_help=True,
+    epilog='Example: vectormill items put docs readme "How to begin."',
+    help="Put, get and delete what a collection has under a key.",
+)
+
+Collection = Annotated[str, typer.Argument(metavar="COLLECTION")]
+Key = Annotated[str, typer.Argument(metavar="KEY", help="Any characters; slashes too.")]
+
+
+@app.command(
+    epilog='Example: vectormill items put docs readme "How to begin." --metadata \'{"lang": "en"}\'\n\n'
+    "A text that begins with a dash stands behind --; that of a file comes by TEXT -: … put docs readme - < README.md"
+)
+def put(
+    collection: Collection,
+    key: Key,
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="The text, or - to read it from stdin.")],
+    metadata: Annotated[
+        str | None, typer.Option("--metadata", metavar="JSON", help="An object to keep beside the vector.")
+    ] = None,
+    wait: Annotated[
+        float | None,
+        typer.Option(
+            "--wait", metavar="SECONDS", min=0, max=60, help="Wait so long for it to be searchable."
+        ),
+    ] = None,
+    api_url: ApiUrl = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Encode a text, and keep its vector under the key instead of what was there."""
+    from vectormill.cli.arguments.options import parse_metadata
+    from vectormill.cli.endpoint import connected
+    from vectormill.cli.views.listing import print_json
+
+    found = parse_metadata(metadata)
+    with connected(api_url, data_dir) as client:
+        content = sys.stdin.read() if text == "-" else text
+        answer = client.put_item(collection, key, content, metadata=found, wait_seconds=wait)
+    if json:
+        print_json(answer)
+    elif answer["is_searchable"]:
+        typer.echo(f"{key} is searchable in {collection}.", err=True)
+    else:
+        typer.echo(
+            f"{key} is not searchable yet; `vectormill status {answer['job']}` tells why and when.", err=True
+        )
+
+
+@app.command(epilog="Example: vectormill items get docs readme --vector")
+def get(
+    collection: Collection,
+    key: Key,
+    vector: Annotated[bool, typer.Option("--vector", help="Its vector too.")] = False,
+    api_url: ApiUrl = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Print what the collection has under the key, as JSON."""
+    from vectormill.cli.endpoint import connected
+    from vectormill.cli.views.listing import print_json
+
+    with connected(api_url, data_dir) as client:
+        print_json(client.get_item(collection, key, has_vector=vector))
+
+
+@app.command(
+    epilog="Example: vectormill items delete docs readme licence\n\n"
+    "Many: vectormill items delete docs --from keys.txt, a key a line; - is stdin."
+)
+def delete(
+    collection: Collection,
+    keys: Annotated[list[str] | None, typer.Argument(metavar="[KEY]...", show_default=False)] = None,
+    source: Annotated[
+        Path | None, typer.Option("--from", metavar="FILE", help="Keys, one a line, after those given.")
+    ] = None,
+    api_url: ApiUrl = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Delete what the collection has under these keys, and what jobs submitted before would still write."""
+    from vectormill.cli.endpoint import connected
+    from vectormill.cli.views.listing import print_json
+    from vectormill.domain.errors import InvalidOption
+
+    if not keys and source is None:
+        raise InvalidOption("Name keys to delete, or a file with keys by --from.")
+    with connected(api_url, data_dir) as client:
+        answer = client.delete_items(collection, _read_keys(keys or [], source))
+    if json:
+        print_json(answer)
+        return
+    typer.echo(
+        f"Deleted {answer['num_deleted']:,} of {answer['num_keys']:,} keys from {collection}.", err=True
+    )
+
+
+def _read_keys(keys: list[str], source: Path | None) -> Iterator[str]:
+    yield from keys
+    if source is None:
+        return
+    if str(source) == "-":
+        yield from _read_lines(sys.stdin)
+        return
+    with source.open(encoding="utf-8") as file:
+        yield from _read_lines(file)
+
+
+def _read_lines(lines: Iterator[str]) -> Iterator[str]:
+    """Empty ones are no keys."""
+    for line in lines:
+        key = line.rstrip("\r\n")
+        if key:
+            yield key

@@ -1,0 +1,141 @@
+"""Search what a collection holds."""
+
+from typing import Annotated, Any, Literal
+
+import typer
+
+from vectormill.cli.arguments.options import ApiUrl, DataDir, Json
+
+app = typer.Typer()
+
+MAX_TEXT_CELL = 100
+
+
+@app.command(
+    epilog='Examples: vectormill search docstrings "how to parse a date" --limit 5\n\n'
+    "vectormill search docs \"dates\" --filter lang=de --filter 'year>=2020' --include text\n\n"
+    "vectormill search docs '\"time zone\" or dst' --mode text\n\n"
+    "vectormill search docs --like json.dumps --by-document"
+)
+def search(
+    collection: Annotated[str, typer.Argument(metavar="COLLECTION")],
+    text: Annotated[
+        str | None, typer.Argument(metavar="TEXT", help="What to look for; not with --like.")
+    ] = None,
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="N", min=1, max=1000, help="So many of the nearest.")
+    ] = 10,
+    offset: Annotated[
+        int | None,
+        typer.Option("--offset", metavar="N", min=0, max=1000, help="Pass over so many of the best."),
+    ] = None,
+    filters: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--filter",
+            metavar="FILTER",
+            help="""On the metadata: lang=de, year>=2020 or '{"lang": {"in": ["de", "fr"]}}'; all given must hold.""",
+        ),
+    ] = None,
+    mode: Annotated[
+        Literal["vector", "text", "hybrid"] | None,
+        typer.Option("--mode", help="By nearness, by words or by both.", show_default="vector"),
+    ] = None,
+    hybrid: Annotated[bool, typer.Option("--hybrid", help="The same as --mode hybrid.")] = False,
+    like: Annotated[
+        str | None,
+        typer.Option("--like", metavar="KEY", help="Look for what is nearest to this row, instead of TEXT."),
+    ] = None,
+    include: Annotated[
+        list[str] | None,
+        typer.Option("--include", metavar="text|vector", help="Show it too; may be given twice."),
+    ] = None,
+    by_document: Annotated[
+        bool, typer.Option("--by-document", help="The best passage of each document.")
+    ] = False,
+    min_score: Annotated[
+        float | None, typer.Option("--min-score", metavar="X", help="Leave out what scores less.")
+    ] = None,
+    ef_search: Annotated[
+        int | None,
+        typer.Option(
+            "--ef-search", metavar="N", min=1, max=1000, help="Candidates in view of an HNSW index."
+        ),
+    ] = None,
+    fingerprint: Annotated[
+        str | None,
+        typer.Option("--fingerprint", metavar="HEX", help="Refuse a collection of another vector space."),
+    ] = None,
+    api_url: ApiUrl = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Find a collection's items that answer a text best: by meaning, by words, or by both."""
+    from vectormill.cli.arguments.filters import read_filters
+    from vectormill.cli.endpoint import connected
+    from vectormill.cli.views.listing import print_json
+    from vectormill.domain.errors import InvalidOption
+
+    if hybrid and mode not in (None, "hybrid"):
+        raise InvalidOption(f"--hybrid is --mode hybrid, and --mode {mode} is given too; leave one out.")
+    if (text is None) == (like is None):
+        raise InvalidOption("A search needs either TEXT or --like KEY.")
+    unknown = set(include or ()) - {"text", "vector", "metadata"}
+    if unknown:
+        raise InvalidOption(f"--include takes text or vector, not {', '.join(sorted(unknown))}.")
+    condition = read_filters(filters or ())
+    with connected(api_url, data_dir) as client:
+        matches = client.search(
+            collection,
+            text,
+            more_like=like,
+            limit=limit,
+            offset=offset,
+            filter=condition,
+            mode="hybrid" if hybrid else mode,
+            include=["metadata", *include] if include else None,
+            group_by="document" if by_document else None,
+            min_score=min_score,
+            ef_search=ef_search,
+            fingerprint=fingerprint,
+        )
+    if matches.num_rows_read is not None:
+        typer.echo(
+            f"No index: all of about {matches.num_rows_read:,} rows of {collection} were read. "
+            'docs/OPERATIONS.md, "Search and indexes", builds one.',
+            err=True,
+        )
+    if matches.repeated_because is not None:
+        typer.echo(f"Searched again exactly, for {matches.repeated_because}.", err=True)
+    if json:
+        for match in matches:
+            print_json(match)
+        return
+    print_matches(matches, include or ())
+
+
+def print_matches(matches: list[dict[str, Any]], include: Any) -> None:
+    from vectormill.cli.views.listing import print_table
+
+    columns = ["score", "key", "metadata"]
+    has_documents = any("document" in match for match in matches)
+    columns += ["document"] if has_documents else []
+    columns += [name for name in ("text", "vector") if name in include]
+    rows = []
+    for match in matches:
+        shown = {**match, "score": f"{match['score']:.4f}", "vector": match.get("embedding")}
+        shown["text"] = shorten(match.get("text"))
+        if has_documents:
+            shown["metadata"] = hide_passage(match.get("metadata"))
+        rows.append([shown.get(name) for name in columns])
+    print_table(columns, rows)
+
+
+def shorten(text: str | None) -> str | None:
+    return text if text is None or len(text) <= MAX_TEXT_CELL else f"{text[: MAX_TEXT_CELL - 1]}…"
+
+
+def hide_passage(metadata: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The client's own metadata; the document has a column."""
+    own = {name: value for name, value in (metadata or {}).items() if name != "_passage"}
+    return own or None

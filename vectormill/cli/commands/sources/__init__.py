@@ -1,0 +1,1 @@
+"""Commands for sources, runs and schedules."""

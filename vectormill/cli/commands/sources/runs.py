@@ -1,0 +1,198 @@
+"""Runs: re-index a collection, and look at, cancel or confirm what is under way. Each command speaks to one API."""
+
+import itertools
+from typing import Annotated, Any
+
+import typer
+
+from vectormill.cli.arguments.options import (
+    ApiUrl,
+    DataDir,
+    Dimensions,
+    Json,
+    LongTexts,
+    MaxTokens,
+    Model,
+    Normalize,
+    PassageOverlap,
+    Prompt,
+    VectorType,
+)
+from vectormill.cli.exits import EXIT_CODES_HELP, exit_code_of_job
+
+app = typer.Typer(
+    no_args_is_help=True,
+    epilog="Example: vectormill runs list --collection docs",
+    help="See what re-indexes, builds of indexes and checks came to.",
+)
+# Of its own name, beside the others.
+reindex_app = typer.Typer()
+
+RunId = Annotated[
+    str, typer.Argument(metavar="RUN", help="The run's id, as `reindex` and `runs list` have it.")
+]
+
+
+@reindex_app.command(
+    epilog="Examples: vectormill reindex docs\n\nvectormill reindex docs --model bge-m3 --no-wait\n\n"
+    f"With --wait: {EXIT_CODES_HELP}"
+)
+def reindex(
+    collection: Annotated[
+        str, typer.Argument(metavar="COLLECTION", help="It has a source, or keeps its texts.")
+    ],
+    model: Model = None,
+    normalize: Normalize = None,
+    dimensions: Dimensions = None,
+    prompt: Prompt = None,
+    max_tokens: MaxTokens = None,
+    long_texts: LongTexts = None,
+    passage_overlap: PassageOverlap = None,
+    vector_type: VectorType = None,
+    priority: Annotated[
+        int | None,
+        typer.Option("--priority", metavar="N", min=0, max=9, help="Of its job.", show_default="5"),
+    ] = None,
+    confirm: Annotated[
+        bool, typer.Option("--confirm", help="Whatever share of the collection changes.")
+    ] = False,
+    max_change_share: Annotated[
+        float | None,
+        typer.Option(
+            "--max-change-share",
+            metavar="SHARE",
+            min=0,
+            max=1,
+            help="Of the rows so many may be encoded again or deleted; the run is held if it would be more.",
+            show_default="0.3",
+        ),
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Follow the run until it ends.")] = True,
+    api_url: ApiUrl = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Make a collection what its source is: encode what is new or changed, delete what has vanished.
+
+    With another model, or another option of the vectors, a new generation is built beside the live one, which is
+    searched until the new one is whole.
+    """
+    from vectormill.cli.endpoint import connected
+    from vectormill.cli.views.run_progress import RunProgress
+
+    with connected(api_url, data_dir) as client:
+        run = client.reindex(
+            collection,
+            confirm=confirm,
+            max_change_share=max_change_share,
+            priority=priority,
+            model=model,
+            normalize=normalize,
+            dimensions=dimensions,
+            prompt=prompt,
+            max_tokens=max_tokens,
+            long_texts=long_texts,
+            passage_overlap=passage_overlap,
+            vector_type=vector_type,
+        )
+        if wait:
+            with RunProgress() as progress:
+                run = client.wait_run(run["id"], progress)
+    _print_run(run, json)
+    if wait:
+        raise typer.Exit(exit_code_of_job(run["state"]))
+
+
+@app.command("list", epilog="Example: vectormill runs list --collection docs --limit 10")
+def list_all(
+    collection: Annotated[
+        str | None, typer.Option("--collection", metavar="NAME", help="Only runs of this one.")
+    ] = None,
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="N", min=1, help="At most so many, newest first.")
+    ] = 50,
+    api_url: ApiUrl = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """List runs, newest first."""
+    from vectormill.cli.endpoint import connected
+    from vectormill.cli.views.listing import print_json, print_table
+    from vectormill.cli.views.run_progress import describe_run_counts
+
+    with connected(api_url, data_dir) as client:
+        found = list(itertools.islice(client.runs(collection), limit))
+    if json:
+        for run in found:
+            print_json(run)
+        return
+    columns = ("id", "collection", "kind", "state", "phase", "rows", "created")
+    rows = [
+        (
+            run["id"],
+            run["collection"],
+            run["kind"],
+            run["state"],
+            run["phase"],
+            describe_run_counts(run),
+            run["created_at"][:19],
+        )
+        for run in found
+    ]
+    print_table(columns, rows)
+
+
+@app.command(epilog="Examples: vectormill runs show RUN\n\nvectormill runs show RUN --watch")
+def show(
+    run_id: RunId,
+    watch: Annotated[bool, typer.Option("--watch", help="Follow the run until it ends.")] = False,
+    api_url: ApiUrl = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Show how a run stands: its phase, its counts, and what each phase found."""
+    from vectormill.cli.endpoint import connected
+    from vectormill.cli.views.run_progress import RunProgress
+
+    with connected(api_url, data_dir) as client:
+        if watch:
+            with RunProgress() as progress:
+                run = client.wait_run(run_id, progress)
+        else:
+            run = client.run(run_id)
+    _print_run(run, json)
+    if watch:
+        raise typer.Exit(exit_code_of_job(run["state"]))
+
+
+@app.command(epilog="Example: vectormill runs cancel RUN")
+def cancel(run_id: RunId, api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
+    """Stop a run, and the job that encodes for it. What it has written until then stays."""
+    from vectormill.cli.endpoint import connected
+
+    with connected(api_url, data_dir) as client:
+        _print_run(client.cancel_run(run_id), json)
+
+
+@app.command(epilog="Example: vectormill runs confirm RUN && vectormill runs show RUN --watch")
+def confirm(run_id: RunId, api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
+    """Let a held run do what it was held for: `runs show` says what that is."""
+    from vectormill.cli.endpoint import connected
+
+    with connected(api_url, data_dir) as client:
+        _print_run(client.confirm_run(run_id), json)
+
+
+def _print_run(run: dict[str, Any], is_json: bool) -> None:
+    from vectormill.cli.views.listing import print_json, print_table
+
+    if is_json:
+        print_json(run)
+        return
+    counts = {name: number for name, number in run["counts"].items() if number}
+    reports = {f"{phase} found": found for phase, found in run["report"].items()}
+    told = {name: value for name, value in run.items() if name not in ("counts", "report")}
+    rows = [(name, value) for name, value in (told | counts | reports).items() if value not in (None, {}, [])]
+    print_table(("", ""), rows)
+    if run["state"] == "held":
+        typer.echo(f"Confirm it with: vectormill runs confirm {run['id']}", err=True)

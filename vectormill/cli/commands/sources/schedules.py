@@ -1,0 +1,237 @@
+"""Schedules: when collections are re-indexed. Each command speaks to one API."""
+
+import itertools
+from typing import Annotated, Any, Literal
+
+import typer
+
+from vectormill.cli.arguments.options import ApiUrl, DataDir, Json
+
+app = typer.Typer(
+    no_args_is_help=True,
+    epilog='Example: vectormill schedules create docs --cron "0 2 * * *" --timezone Europe/Berlin',
+    help="Re-index collections at night, or whenever a crontab's line says.",
+)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The schedule's name, as `schedules list` has it.")]
+Timezone = Annotated[
+    str | None,
+    typer.Option("--timezone", metavar="ZONE", help="Whose clock the expression means.", show_default="UTC"),
+]
+Overlap = Annotated[
+    Literal["skip", "queue"] | None,
+    typer.Option(
+        "--overlap",
+        help="A due time while a run of the collection goes on: it passes, or its run waits.",
+        show_default="skip",
+    ),
+]
+
+
+@app.command(
+    epilog='Examples: vectormill schedules create docs --cron "0 2 * * *" --timezone Europe/Berlin\n\n'
+    'vectormill schedules create docs --cron "*/15 8-18 * * MON-FRI" --name office --overlap queue\n\n'
+    'vectormill schedules create docs --cron @daily --source "SELECT id, body FROM articles" --key id --text body'
+)
+def create(
+    collection: Annotated[
+        str, typer.Argument(metavar="COLLECTION", help="What is re-indexed; it has a source.")
+    ],
+    cron: Annotated[
+        str,
+        typer.Option(
+            "--cron",
+            metavar="EXPRESSION",
+            help="Minute, hour, day of the month, month, day of the week; or @hourly, @daily, @weekly.",
+        ),
+    ],
+    timezone: Timezone = None,
+    overlap: Overlap = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", metavar="NAME", help="For a second one.", show_default="the collection's"),
+    ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--source",
+            metavar="WHERE",
+            help="Set the source too: a query, a folder, or files. For more see `sources set`.",
+            show_default=False,
+        ),
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option("--key", metavar="COLUMN", help="The source's keys.", show_default="key")
+    ] = None,
+    text: Annotated[
+        str | None, typer.Option("--text", metavar="COLUMN", help="Its texts.", show_default="text")
+    ] = None,
+    metadata: Annotated[
+        list[str] | None,
+        typer.Option("--metadata", metavar="COLUMN", help="Kept beside the vector; again for more."),
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option("--split", metavar="HOW", help="Into passages, as for `sources set`.")
+    ] = None,
+    api_url: ApiUrl = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Re-index a collection from its source at every due time from now on."""
+    from vectormill.cli.arguments.source_options import parse_split, read_source
+    from vectormill.cli.endpoint import connected
+
+    with connected(api_url, data_dir) as client:
+        if source is not None:
+            kind, options = read_source(source, key=key, text=text, metadata=metadata)
+            client.set_source(collection, kind, options, split=parse_split(split))
+        made = client.create_schedule(collection, cron, timezone=timezone, overlap=overlap, name=name)
+    _print_schedule(made, json)
+
+
+@app.command("list", epilog="Example: vectormill schedules list")
+def list_all(api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
+    """List the schedules: when each is due, and what its runs came to."""
+    from vectormill.cli.endpoint import connected
+    from vectormill.cli.views.listing import print_json, print_table
+    from vectormill.cli.views.schedule_lines import describe_due, describe_success
+
+    with connected(api_url, data_dir) as client:
+        found = list(client.schedules())
+    if json:
+        for schedule in found:
+            print_json(schedule)
+        return
+    columns = ("name", "collection", "cron", "next due", "last run", "last success", "failures")
+    rows = [
+        (
+            schedule["name"],
+            schedule["collection"],
+            schedule["cron"],
+            describe_due(schedule),
+            schedule["last_state"],
+            describe_success(schedule),
+            schedule["consecutive_failures"],
+        )
+        for schedule in found
+    ]
+    print_table(columns, rows)
+
+
+@app.command(epilog="Example: vectormill schedules show docs")
+def show(name: Name, api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
+    """Show a schedule: when it is due next, and what its runs came to."""
+    from vectormill.cli.endpoint import connected
+
+    with connected(api_url, data_dir) as client:
+        _print_schedule(client.schedule(name), json)
+
+
+@app.command(epilog='Example: vectormill schedules change docs --cron "30 4 * * *"')
+def change(
+    name: Name,
+    cron: Annotated[str | None, typer.Option("--cron", metavar="EXPRESSION", help="Another one.")] = None,
+    timezone: Annotated[
+        str | None, typer.Option("--timezone", metavar="ZONE", help="Another zone.", show_default=False)
+    ] = None,
+    overlap: Annotated[
+        Literal["skip", "queue"] | None,
+        typer.Option("--overlap", help="What becomes of overlaps.", show_default=False),
+    ] = None,
+    api_url: ApiUrl = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Change a schedule; what is not named stays. With another expression or zone it is due after now."""
+    from vectormill.cli.endpoint import connected
+
+    with connected(api_url, data_dir) as client:
+        _print_schedule(client.change_schedule(name, cron=cron, timezone=timezone, overlap=overlap), json)
+
+
+@app.command(epilog="Example: vectormill schedules pause docs")
+def pause(name: Name, api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
+    """Let due times pass until it is resumed; a run that goes on is left alone."""
+    from vectormill.cli.endpoint import connected
+
+    with connected(api_url, data_dir) as client:
+        _print_schedule(client.pause_schedule(name), json)
+
+
+@app.command(epilog="Example: vectormill schedules resume docs")
+def resume(name: Name, api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
+    """End a pause. What fell due in it stays missed."""
+    from vectormill.cli.endpoint import connected
+
+    with connected(api_url, data_dir) as client:
+        _print_schedule(client.resume_schedule(name), json)
+
+
+@app.command("run-now", epilog="Example: vectormill schedules run-now docs")
+def run_now(name: Name, api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
+    """Make a run now, beside the due times, and print its id; it waits for one that goes on."""
+    from vectormill.cli.endpoint import connected
+    from vectormill.cli.views.listing import print_json
+
+    with connected(api_url, data_dir) as client:
+        run = client.run_schedule(name)
+    if json:
+        print_json(run)
+    else:
+        typer.echo(run["id"])
+
+
+@app.command(epilog="Example: vectormill schedules delete docs")
+def delete(name: Name, api_url: ApiUrl = None, data_dir: DataDir = None) -> None:
+    """Delete a schedule. Its runs stay, and one that goes on does."""
+    from vectormill.cli.endpoint import connected
+
+    with connected(api_url, data_dir) as client:
+        client.delete_schedule(name)
+    typer.echo(f"The schedule {name} is deleted.", err=True)
+
+
+@app.command(epilog="Example: vectormill schedules history docs --limit 14")
+def history(
+    name: Name,
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="N", min=1, help="At most so many, newest first.")
+    ] = 20,
+    api_url: ApiUrl = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """List what became of a schedule's due times, newest first: runs, and those that were skipped with the reason."""
+    from vectormill.cli.endpoint import connected
+    from vectormill.cli.views.listing import print_json, print_table
+    from vectormill.cli.views.schedule_lines import describe_counts
+
+    with connected(api_url, data_dir) as client:
+        found = list(itertools.islice(client.schedule_runs(name), limit))
+    if json:
+        for run in found:
+            print_json(run)
+        return
+    columns = ("run", "due", "state", "finished", "rows", "error")
+    rows = [
+        (
+            run["id"],
+            (run["due_at"] or "by hand")[:16],
+            run["state"],
+            (run["finished_at"] or "")[:19],
+            describe_counts(run["counts"]),
+            run["error"],
+        )
+        for run in found
+    ]
+    print_table(columns, rows)
+
+
+def _print_schedule(schedule: dict[str, Any], is_json: bool) -> None:
+    from vectormill.cli.views.listing import print_json, print_table
+    from vectormill.cli.views.schedule_lines import describe_schedule
+
+    if is_json:
+        print_json(schedule)
+    else:
+        print_table(("", ""), [(line.name, line.value) for line in describe_schedule(schedule)])

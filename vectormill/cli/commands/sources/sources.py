@@ -1,0 +1,220 @@
+"""Sources: where the texts of collections come from, and pushes to them. Each command speaks to one API."""
+
+from typing import Annotated, Any
+
+import typer
+
+from vectormill.cli.arguments.options import ApiUrl, DataDir, Json, KeyField, Strict, TextField
+from vectormill.cli.commands.sources import following
+
+app = typer.Typer(
+    no_args_is_help=True,
+    epilog="Example: vectormill sources set handbook --tree docs/ --include '**/*.md' --split paragraphs",
+    help="Say where the texts of a collection come from, so that it follows them.",
+)
+app.add_typer(following.app)
+# Beside the other commands that send texts.
+push_app = typer.Typer()
+
+Collection = Annotated[str, typer.Argument(metavar="COLLECTION", help="What follows the source.")]
+Texts = list[str] | None
+
+
+@app.command(
+    "set",
+    epilog='Examples: vectormill sources set articles --sql "SELECT id, body, lang FROM articles" --key id --text body '
+    "--metadata lang --url-env ARTICLES_URL\n\n"
+    "vectormill sources set articles --files 'data/*.parquet' --key id --text body\n\n"
+    "vectormill sources set handbook --tree docs/ --include '**/*.md' --split tokens:256:32\n\n"
+    "vectormill sources set articles --push",
+)
+def set_source(
+    collection: Collection,
+    sql: Annotated[str | None, typer.Option("--sql", metavar="QUERY", help="The rows of a query.")] = None,
+    files: Annotated[
+        Texts,
+        typer.Option(
+            "--files", metavar="GLOB", help="JSONL, CSV or Parquet: a path, glob or URL; again for more."
+        ),
+    ] = None,
+    tree: Annotated[
+        str | None, typer.Option("--tree", metavar="FOLDER", help="Text and Markdown files below a folder.")
+    ] = None,
+    push: Annotated[bool, typer.Option("--push", help="What `vectormill push` sends.")] = False,
+    own_texts: Annotated[
+        bool, typer.Option("--own-texts", help="The texts that the collection keeps itself.")
+    ] = False,
+    key: Annotated[
+        str | None, typer.Option("--key", metavar="COLUMN", help="With the key.", show_default="key")
+    ] = None,
+    text: Annotated[
+        str | None, typer.Option("--text", metavar="COLUMN", help="With the text.", show_default="text")
+    ] = None,
+    metadata: Annotated[
+        Texts, typer.Option("--metadata", metavar="COLUMN", help="Kept beside the vector; again for more.")
+    ] = None,
+    metadata_json: Annotated[
+        str | None,
+        typer.Option("--metadata-json", metavar="COLUMN", help="One column of JSON objects instead."),
+    ] = None,
+    url_env: Annotated[
+        str | None,
+        typer.Option(
+            "--url-env", metavar="VARIABLE", help="Holds the database's URL where the source is read."
+        ),
+    ] = None,
+    url_file: Annotated[
+        str | None,
+        typer.Option("--url-file", metavar="FILE", help="Holds it, likewise; without either it is ours."),
+    ] = None,
+    format: Annotated[
+        str | None,
+        typer.Option("--format", metavar="NAME", help="jsonl, csv, tsv or parquet; else told by names."),
+    ] = None,
+    include: Annotated[
+        Texts, typer.Option("--include", metavar="PATTERN", help="Files of the tree; again for more.")
+    ] = None,
+    exclude: Annotated[Texts, typer.Option("--exclude", metavar="PATTERN", help="And which not.")] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(
+            "--split", metavar="HOW", help="Into passages: paragraphs[:MIN:MAX] or tokens:N[:OVERLAP]."
+        ),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check/--no-check", help="Read its first rows before it is kept.")
+    ] = True,
+    api_url: ApiUrl = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Set the source of a collection, and show its first rows. The API reads it: paths and variables are the API's."""
+    from vectormill.cli.arguments.source_options import absolute, choose_kind, parse_split
+    from vectormill.cli.endpoint import connected
+
+    columns: dict[str, Any] = {"key": key, "text": text, "metadata": metadata, "metadata_json": metadata_json}
+    kind, options = choose_kind(
+        {
+            "sql": None
+            if sql is None
+            else {"query": sql, **columns, "url_env": url_env, "url_file": url_file},
+            "files": {"files": [absolute(name) for name in files], **columns, "format": format}
+            if files
+            else None,
+            "tree": None
+            if tree is None
+            else {"folder": absolute(tree), "include": include, "exclude": exclude},
+            "push": {} if push else None,
+            "own_texts": {} if own_texts else None,
+        }
+    )
+    with connected(api_url, data_dir) as client:
+        saved = client.set_source(collection, kind, options, split=parse_split(split), check=check)
+    _print_source(saved, json)
+
+
+@app.command(epilog="Example: vectormill sources show articles")
+def show(
+    collection: Collection, api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False
+) -> None:
+    """Show the source of a collection."""
+    from vectormill.cli.endpoint import connected
+
+    with connected(api_url, data_dir) as client:
+        _print_source(client.source(collection), json)
+
+
+@app.command(epilog="Example: vectormill sources check articles")
+def check(
+    collection: Collection, api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False
+) -> None:
+    """Read the first rows of a collection's source, and show three. Changes nothing."""
+    from vectormill.cli.endpoint import connected
+    from vectormill.cli.views.listing import print_json
+
+    with connected(api_url, data_dir) as client:
+        found = client.check_source(collection)
+    if json:
+        print_json(found)
+    else:
+        _print_check(found)
+
+
+@app.command(epilog="Example: vectormill sources delete articles")
+def delete(collection: Collection, api_url: ApiUrl = None, data_dir: DataDir = None) -> None:
+    """Let a collection follow nothing any more; its rows stay."""
+    from vectormill.cli.endpoint import connected
+
+    with connected(api_url, data_dir) as client:
+        client.delete_source(collection)
+    typer.echo(f"Collection {collection} has no source any more; its rows stay.")
+
+
+@push_app.command(
+    epilog="Examples: vectormill push docs rows.jsonl --complete\n\nmake-rows | vectormill push docs -"
+)
+def push(
+    collection: Annotated[str, typer.Argument(metavar="COLLECTION", help="Its source is a push.")],
+    input: Annotated[
+        str, typer.Argument(metavar="INPUT", help="JSONL, CSV or Parquet, a directory of text files, or -.")
+    ],
+    complete: Annotated[
+        bool, typer.Option("--complete", help="These are all rows: what is not among them is deleted.")
+    ] = False,
+    key_field: KeyField = None,
+    text_field: TextField = "text",
+    strict: Strict = False,
+    api_url: ApiUrl = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Send rows to a collection, which follows them when all have come. What is the same is not encoded again."""
+    from vectormill.cli.endpoint import connected
+    from vectormill.cli.views.listing import print_json
+    from vectormill.files.rows import FAIL_ALONE, REFUSE, Fields
+    from vectormill.files.texts import look_at_texts, read_texts
+
+    fields = Fields(key_field, text_field, REFUSE if strict else FAIL_ALONE)
+    items = look_at_texts(read_texts(input, fields), whole=strict)
+    with connected(api_url, data_dir) as client:
+        pushed = client.push(collection, items, complete=complete)
+    if json:
+        print_json(pushed)
+        return
+    rest = "those that are not among them will be deleted" if complete else "nothing will be deleted"
+    typer.echo(f"{pushed['num_items']:,} rows wait for an indexer as run {pushed['run']}; {rest}.", err=True)
+    typer.echo(pushed["run"])
+
+
+def _print_source(source: dict[str, Any], is_json: bool) -> None:
+    from vectormill.cli.views.listing import print_json, print_table
+
+    if is_json:
+        print_json(source)
+        return
+    values = {"kind": source["kind"], **source["options"]}
+    values |= {f"split {name}": value for name, value in source["split"].items()}
+    print_table(("", ""), [(name, _describe(value)) for name, value in values.items()])
+    if source["check"] is not None:
+        _print_check(source["check"])
+
+
+def _describe(value: Any) -> Any:
+    return ", ".join(map(str, value)) if isinstance(value, list) else value
+
+
+def _print_check(found: dict[str, Any]) -> None:
+    from vectormill.cli.views.listing import print_table
+
+    print_table(
+        ("key", "text", "metadata"), [(row["key"], row["text"], row["metadata"]) for row in found["rows"]]
+    )
+    all_rows = "" if found["num_rows"] is None else f" of about {found['num_rows']:,}"
+    read = (
+        f"all {found['num_sampled']:,}"
+        if found["is_whole"]
+        else f"the first {found['num_sampled']:,}{all_rows}"
+    )
+    typer.echo(f"Read {read} rows; their keys are unique.", err=True)
+    for example in found["complaints"]["examples"]:
+        typer.echo(example, err=True)

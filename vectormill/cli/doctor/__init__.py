@@ -1,0 +1,1 @@
+"""What `vectormill doctor` looks at."""

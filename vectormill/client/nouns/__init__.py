@@ -1,0 +1,1 @@
+"""What the client can do, one file a noun."""

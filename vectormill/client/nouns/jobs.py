@@ -1,0 +1,181 @@
+"""Jobs over HTTP: submit, look, wait, steer, and the vectors that they made."""
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import msgspec
+
+from vectormill.client.transport import Json, Transport, given, make_path
+from vectormill.domain.jobs.job import TERMINAL_JOB_STATES
+from vectormill.files.ndjson import ItemJson, compress_parts, encode_parts, split_lines
+from vectormill.files.replacement import open_replacement
+from vectormill.problems import ApiUnreachable, WaitTimeout
+
+EXPORT_FORMATS: Final = ("ndjson", "parquet", "npy")
+
+
+class JobCalls(Transport):
+    """Of jobs and their exports."""
+
+    def submit(
+        self,
+        items: Iterable[ItemJson],
+        *,
+        model: str | None = None,
+        collection: str | None = None,
+        priority: int | None = None,
+        normalize: bool | None = None,
+        dimensions: int | None = None,
+        prompt: str | None = None,
+        max_tokens: int | None = None,
+        long_texts: str | None = None,
+        passage_overlap: int | None = None,
+        truncate: bool | None = None,
+        vector_type: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        gzip: bool = False,
+        idempotency_key: str | None = None,
+    ) -> Json:
+        """Streams the items as NDJSON and returns the new job.
+
+        When `items` can be iterated again (a list or a file reader, not a generator), a lost connection is
+        survived: the upload is repeated under the same Idempotency-Key, so there is never a second job.
+        """
+        parameters = {
+            "model": model,
+            "collection": collection,
+            "priority": priority,
+            "normalize": normalize,
+            "dimensions": dimensions,
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            "long_texts": long_texts,
+            "passage_overlap": passage_overlap,
+            "truncate": truncate,
+            "vector_type": vector_type,
+            "metadata": json.dumps(dict(metadata)) if metadata is not None else None,
+        }
+        headers = {
+            "Content-Type": "application/x-ndjson",
+            "Idempotency-Key": idempotency_key or str(uuid.uuid4()),
+        }
+        if gzip:
+            headers["Content-Encoding"] = "gzip"
+
+        def body() -> Iterator[bytes]:
+            parts = encode_parts(items)
+            return compress_parts(parts) if gzip else parts
+
+        return self.call(
+            "POST",
+            "/v1/jobs",
+            params=given(parameters),
+            headers=headers,
+            content=body,
+            timeout=self.long_timeout,
+            is_repeatable=iter(items) is not items,
+        )
+
+    def job(self, job_id: str) -> Json:
+        return self.call("GET", make_path("/v1/jobs", job_id))
+
+    def jobs(self, state: str | None = None) -> Iterator[Json]:
+        """All jobs, newest first, page by page."""
+        return self.pages("/v1/jobs", {"state": state})
+
+    def wait(
+        self,
+        job_id: str,
+        on_poll: Callable[[Json], None] | None = None,
+        *,
+        poll_seconds: float = 0.5,
+        timeout_seconds: float | None = None,
+    ) -> Json:
+        """Polls until the job ends and returns it; `on_poll` gets every answer, the last one too.
+
+        A paused job is waited for until somebody resumes or cancels it. Raises WaitTimeout after `timeout_seconds`; the
+        job itself goes on.
+        """
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        while True:
+            job = self.job(job_id)
+            if on_poll is not None:
+                on_poll(job)
+            if job["state"] in TERMINAL_JOB_STATES:
+                return job
+            if deadline is not None and time.monotonic() >= deadline:
+                raise WaitTimeout(
+                    f"Job {job_id} is still {job['state']} after {timeout_seconds:g} s; it goes on."
+                )
+            self.pause_for(poll_seconds)
+
+    def cancel(self, job_id: str) -> Json:
+        return self.call("POST", make_path("/v1/jobs", job_id, "cancel"))
+
+    def pause(self, job_id: str) -> Json:
+        """Keeps back what no worker holds yet; what a worker has is finished."""
+        return self.call("POST", make_path("/v1/jobs", job_id, "pause"))
+
+    def resume(self, job_id: str) -> Json:
+        """Lets a paused job go on."""
+        return self.call("POST", make_path("/v1/jobs", job_id, "resume"))
+
+    def retry(self, job_id: str) -> Json:
+        """Encodes the job's failed items again; the others stay as they are."""
+        return self.call("POST", make_path("/v1/jobs", job_id, "retry"), is_repeatable=False)
+
+    def delete(self, job_id: str) -> None:
+        """Removes an ended job with its texts, errors, and vectors that are in no collection; rows in collections stay.
+
+        A job that has not ended is refused (ApiError 409): cancel it first.
+        """
+        self.call("DELETE", make_path("/v1/jobs", job_id))
+
+    def errors(self, job_id: str) -> Iterator[Json]:
+        """Every failed item as `{"key", "code", "detail"}`, page by page."""
+        return self.pages(make_path("/v1/jobs", job_id, "errors"), {})
+
+    def truncated(self, job_id: str) -> Iterator[Json]:
+        """Every item that was cut because it was too long, as `{"key"}`, page by page."""
+        return self.pages(make_path("/v1/jobs", job_id, "truncated"), {})
+
+    def export(
+        self, job_id: str, target: str | Path | BinaryIO, format: str = "ndjson", *, partial: bool = False
+    ) -> int:
+        """Streams the job's vectors into a file and returns the number of bytes.
+
+        A path gets the whole export or is left as it was; a file object gets what came until an error.
+        """
+        if isinstance(target, str | Path):
+            with open_replacement(Path(target)) as file:
+                return self.export(job_id, file, format, partial=partial)
+        num_bytes = 0
+        for part in self._export_parts(job_id, format, partial):
+            target.write(part)
+            num_bytes += len(part)
+        return num_bytes
+
+    def vectors(self, job_id: str, *, partial: bool = False) -> Iterator[Json]:
+        """Every vector as `{"key", "embedding"}`, in constant memory."""
+        for line in split_lines(self._export_parts(job_id, "ndjson", partial)):
+            yield msgspec.json.decode(line)
+
+    def _export_parts(self, job_id: str, format: str, partial: bool) -> Iterator[bytes]:
+        parameters = {"format": format, "partial": True if partial else None}
+        path = make_path("/v1/jobs", job_id, "vectors")
+        has_begun = False
+        try:
+            with self.answered("GET", path, params=given(parameters), timeout=self.long_timeout) as response:
+                has_begun = True
+                yield from response.iter_bytes()
+        except ApiUnreachable as error:
+            if not has_begun:
+                raise
+            raise ApiUnreachable(
+                f"The export of job {job_id} broke off, and what came is not whole: the API ended, the connection was "
+                "lost, or the job was removed meanwhile. `vectormill status JOB` tells whether it is there still."
+            ) from error

@@ -1,0 +1,1 @@
+"""Chunks: their dispatch, claims, texts, commits and rescue."""

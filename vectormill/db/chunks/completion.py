@@ -1,0 +1,222 @@
+"""The commit of a chunk: its vectors, its errors, its state and its job's counters, in one fenced transaction."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+from sqlalchemy import Connection, text
+
+from vectormill.db.chunks.truncations import add_truncations
+from vectormill.db.jsonb import to_jsonb
+from vectormill.db.rows.calibrations import find_ranges
+from vectormill.db.rows.vectors import upsert_vectors
+from vectormill.domain.encoding import FLOAT16, INT8
+from vectormill.domain.errors import LeaseLost
+from vectormill.domain.jobs.bottleneck import PERSIST
+from vectormill.domain.jobs.chunk import CANCELLED, DONE, FAILED, ChunkOutcome, Claim
+from vectormill.domain.jobs.item import ITEM_ERROR_CODES, NON_FINITE_VECTOR, Item, ItemFailure
+from vectormill.vectors.vector_types import (
+    MAX_HALF,
+    Rows,
+    VectorType,
+    choose_vector_type,
+    make_rows,
+    missing_rows,
+    pack_block,
+    read_block,
+)
+
+# First statement: a worker that lost its lease stops here, before it has written anything.
+FENCE = text("""
+    UPDATE vectormill.chunks
+       SET state = :state, lease_owner = NULL, lease_until = NULL, error = NULL, only_items = NULL
+     WHERE id = :chunk_id AND fence = :fence AND state = 'leased'
+    RETURNING id
+""")
+
+INSERT_ERRORS = text("""
+    INSERT INTO vectormill.item_errors (job_id, item, chunk_id, key, code, detail)
+    VALUES (:job_id, :item, :chunk_id, :key, :code, :detail)
+    ON CONFLICT (job_id, item) DO UPDATE SET code = excluded.code, detail = excluded.detail
+""")
+
+# Last statement: the job's row is locked only until COMMIT. Whoever brings num_open_chunks to zero is the finisher.
+COUNT_CHUNK = text("""
+    UPDATE vectormill.jobs
+       SET num_open_chunks = num_open_chunks - 1,
+           num_done = num_done + :num_done,
+           num_failed = num_failed + :num_failed,
+           num_tokens = num_tokens + :num_tokens,
+           num_computed_tokens = num_computed_tokens + :num_computed_tokens,
+           num_truncated = num_truncated + :num_truncated,
+           num_passages = num_passages + :num_passages,
+           num_reused = num_reused + :num_reused,
+           stage_seconds = (
+               SELECT coalesce(jsonb_object_agg(stage, round((total)::numeric, 4)), '{}')
+                 FROM (SELECT stage, sum(seconds::float8) AS total
+                         FROM (SELECT * FROM jsonb_each_text(stage_seconds)
+                               UNION ALL
+                               SELECT * FROM jsonb_each_text(CAST(:stage_seconds AS jsonb))) AS part (stage, seconds)
+                        GROUP BY stage) AS sums),
+           updated_at = now(),
+           finished_at = CASE WHEN num_open_chunks = 1 THEN now() END,
+           state = CASE
+               WHEN num_open_chunks > 1 THEN state
+               WHEN state = 'cancelling' THEN 'cancelled'
+               WHEN num_failed + :num_failed = 0 THEN 'completed'
+               WHEN num_done + :num_done = 0 THEN 'failed'
+               ELSE 'completed_with_errors' END
+     WHERE id = :job_id
+    RETURNING num_open_chunks = 0 AS is_finished
+""")
+
+UPSERT_CHUNK_VECTORS = text("""
+    INSERT INTO vectormill.chunk_vectors (chunk_id, vectors) VALUES (:chunk_id, :vectors)
+    ON CONFLICT (chunk_id) DO UPDATE SET vectors = excluded.vectors
+""")
+
+
+def complete_chunk(
+    connection: Connection,
+    claim: Claim,
+    items: Sequence[Item],
+    encoded: npt.NDArray[np.int64],
+    vectors: npt.NDArray[np.float32],
+    outcome: ChunkOutcome,
+    read_persist_seconds: Callable[[], float] | None = None,
+) -> bool:
+    """Commits a chunk inside the caller's transaction; True when this ended the job.
+
+    `items` are all items of the chunk. `encoded` [m] are the positions that were encoded, `vectors` float32
+    [m, dimensions] their vectors in the same order; rows named in `outcome.failures` are not stored. For int8 the
+    ranges of the spec's space are kept already.
+    `read_persist_seconds` is asked before the last statement, for the stage seconds of the job.
+    Raises LeaseLost, after which the caller must roll back and forget its work, and SpecMismatch.
+    """
+    claim.check_space()
+    spec = claim.spec
+    kind = choose_vector_type(spec, in_collection=claim.generation_id is not None)
+    failures = dict(outcome.failures)
+    if kind.name == FLOAT16:
+        failures |= _unstorable(encoded, vectors, failures)
+    is_stored = np.array([position not in failures for position in encoded.tolist()], dtype=bool)
+    num_done, num_failed = int(is_stored.sum()), len(failures)
+
+    _end_under_fence(connection, claim, DONE)
+    stored = encoded[is_stored]
+    ranges = find_ranges(connection, spec) if kind.name == INT8 else None
+    rows = make_rows(vectors[is_stored], kind, ranges)
+    if claim.generation_id is not None:
+        upsert_vectors(
+            connection,
+            claim.generation_id,
+            claim.job_seq,
+            [items[position] for position in stored],
+            rows,
+            kind,
+            spec.dimensions,
+            keep_text=claim.keep_text,
+        )
+    else:
+        _store_with_chunk(connection, claim, stored, rows, kind)
+    _insert_errors(connection, claim, items, failures)
+    outcome = replace(outcome, truncated=[item for item in outcome.truncated if item not in failures])
+    add_truncations(connection, claim.chunk_id, outcome.truncated)
+    if read_persist_seconds is not None:
+        stage_seconds = {**outcome.stage_seconds, PERSIST: read_persist_seconds()}
+        stage_seconds[PERSIST] += outcome.stage_seconds.get(
+            PERSIST, 0.0
+        )  # carried over from an earlier chunk
+        outcome = replace(outcome, stage_seconds=stage_seconds)
+    return _count_chunk(connection, claim, outcome, num_done, num_failed)
+
+
+def _end_under_fence(connection: Connection, claim: Claim, state: str) -> None:
+    values = {"state": state, "chunk_id": claim.chunk_id, "fence": claim.fence}
+    if connection.execute(FENCE, values).one_or_none() is None:
+        raise LeaseLost
+
+
+def _unstorable(
+    encoded: npt.NDArray[np.int64], vectors: npt.NDArray[np.float32], failures: dict[int, ItemFailure]
+) -> dict[int, ItemFailure]:
+    """Items whose vector would overflow float16; one of them would make COPY refuse all."""
+    too_large = encoded[np.abs(vectors).max(axis=1, initial=0) > MAX_HALF]
+    failure = ItemFailure(NON_FINITE_VECTOR, ITEM_ERROR_CODES[NON_FINITE_VECTOR])
+    return {position: failure for position in too_large.tolist() if position not in failures}
+
+
+def _store_with_chunk(
+    connection: Connection, claim: Claim, stored: npt.NDArray[np.int64], rows: Rows, kind: VectorType
+) -> None:
+    """Keeps the rows of a job without a collection beside its chunk, all of them in one value."""
+    num_items, dimensions = claim.num_items, claim.spec.dimensions
+    block, present = missing_rows(num_items, kind, dimensions), np.zeros(num_items, dtype=np.bool_)
+    if claim.only_items is not None:
+        earlier = connection.execute(
+            text("SELECT vectors FROM vectormill.chunk_vectors WHERE chunk_id = :id"), {"id": claim.chunk_id}
+        ).scalar_one_or_none()
+        if earlier is not None:
+            block[:], present[:] = read_block(earlier, kind, num_items, dimensions)
+    block[stored], present[stored] = rows, True
+    values = {"chunk_id": claim.chunk_id, "vectors": pack_block(block, present, kind)}
+    connection.execute(UPSERT_CHUNK_VECTORS, values)
+
+
+def _insert_errors(
+    connection: Connection, claim: Claim, items: Sequence[Item], failures: dict[int, ItemFailure]
+) -> None:
+    if failures:
+        connection.execute(
+            INSERT_ERRORS,
+            [
+                {
+                    "job_id": claim.job_id,
+                    "item": claim.first_item + position,
+                    "chunk_id": claim.chunk_id,
+                    "key": items[position].key,
+                    "code": failure.code,
+                    "detail": failure.detail,
+                }
+                for position, failure in sorted(failures.items())
+            ],
+        )
+
+
+def _count_chunk(
+    connection: Connection, claim: Claim, outcome: ChunkOutcome, num_done: int, num_failed: int
+) -> bool:
+    row = connection.execute(
+        COUNT_CHUNK,
+        {
+            "job_id": claim.job_id,
+            "num_done": num_done,
+            "num_failed": num_failed,
+            "num_tokens": outcome.num_tokens,
+            "num_computed_tokens": outcome.num_computed_tokens,
+            "num_truncated": len(outcome.truncated),
+            "num_passages": outcome.num_passages,
+            "num_reused": outcome.num_reused,
+            "stage_seconds": to_jsonb(dict(outcome.stage_seconds)),
+        },
+    ).one()
+    return bool(row.is_finished)
+
+
+NOTHING = ChunkOutcome(failures={}, num_tokens=0, num_computed_tokens=0)
+
+
+def cancel_chunk(connection: Connection, claim: Claim) -> None:
+    """Ends a chunk whose job is being cancelled; the last one makes the job `cancelled`. Raises LeaseLost."""
+    _end_under_fence(connection, claim, CANCELLED)
+    _count_chunk(connection, claim, NOTHING, 0, 0)
+
+
+def fail_chunk(connection: Connection, claim: Claim, items: Sequence[Item], failure: ItemFailure) -> bool:
+    """Ends a chunk none of whose items can be encoded, with one reason for all. Raises LeaseLost."""
+    wanted = claim.only_items if claim.only_items is not None else range(claim.num_items)
+    failures = dict.fromkeys(wanted, failure)
+    _end_under_fence(connection, claim, FAILED)
+    _insert_errors(connection, claim, items, failures)
+    return _count_chunk(connection, claim, NOTHING, 0, len(failures))

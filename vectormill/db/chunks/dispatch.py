@@ -1,0 +1,156 @@
+"""What waits to be dispatched, and how a chunk is marked queued before its message is published."""
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from sqlalchemy import Connection, text
+
+from vectormill.domain.jobs.chunk import Dispatch
+from vectormill.domain.jobs.demand import Demand, Room
+
+# So many of each model: thousands of jobs whose model no worker serves must not hide those of another. A job ages while
+# nothing moves in it, and not while it is served: a night of bulk work would end up before everything else. Ten times a
+# second, so it reads the first of an index and stops: 3 ms with 100,000 open jobs.
+LIST_DEMANDS = text("""
+    SELECT waiting.id, seq, model, priority, extract(epoch FROM now() - updated_at)::float8
+      FROM (SELECT urgent.*
+              FROM unnest(CAST(:models AS text[])) AS served (model)
+             CROSS JOIN LATERAL (
+                   SELECT id, seq, model, priority, updated_at FROM vectormill.jobs
+                    WHERE jobs.model = served.model AND state IN ('queued', 'running')
+                      AND EXISTS (SELECT 1 FROM vectormill.chunks
+                                   WHERE job_id = jobs.id AND state = 'pending' AND available_at <= now())
+                    ORDER BY priority, seq
+                    LIMIT :limit) AS urgent
+             UNION
+            SELECT id, seq, model, priority, updated_at FROM vectormill.jobs
+             WHERE id = ANY(CAST(:aged AS uuid[])) AND state IN ('queued', 'running')
+               AND EXISTS (SELECT 1 FROM vectormill.chunks
+                            WHERE job_id = jobs.id AND state = 'pending' AND available_at <= now())) AS waiting
+""")
+
+
+def list_demands(
+    connection: Connection, models: Sequence[str], limit: int, aged: Sequence[UUID] = ()
+) -> list[Demand]:
+    """Jobs of these models with chunks to dispatch: at most `limit` of each model, the most urgent and oldest, and
+    those named as aged.
+    """
+    values = {"models": list(models), "limit": limit, "aged": list(aged)}
+    return [Demand(*row) for row in connection.execute(LIST_DEMANDS, values)]
+
+
+# Ordered by the moment at which the job would have aged to the most urgent class: later jobs never come before it for
+# ever. It reads every open job of the model (50 ms with 100,000), so it is asked rarely.
+LIST_AGED_JOBS = text("""
+    SELECT aged.id
+      FROM unnest(CAST(:models AS text[])) AS served (model)
+     CROSS JOIN LATERAL (
+           SELECT id FROM vectormill.jobs
+            WHERE jobs.model = served.model AND state IN ('queued', 'running')
+              AND updated_at < now() - make_interval(secs => :ageing_seconds)
+            ORDER BY updated_at + make_interval(secs => priority * :ageing_seconds)
+            LIMIT :limit) AS aged
+""")
+
+
+def list_aged_jobs(
+    connection: Connection, models: Sequence[str], ageing_seconds: float, limit: int
+) -> list[UUID]:
+    """Jobs that have waited long enough to be lifted, at most `limit` of each model, those to be served first."""
+    values = {"models": list(models), "ageing_seconds": float(ageing_seconds), "limit": limit}
+    return list(connection.execute(LIST_AGED_JOBS, values).scalars())
+
+
+# Interactive chunks are counted apart: they ride in slots of their own. A lease counts while its owner lives: a dead
+# worker takes its leases along with its slots, or they would hold the survivors' room until they lapse. One state a
+# SELECT: a partial index serves state = 'queued', but no IN; with a million ended chunks that is 1 ms instead of 236.
+LIST_ROOMS = text("""
+    WITH alive AS MATERIALIZED (
+        SELECT model, slots, left(incarnation::text, 8) AS tag FROM vectormill.workers
+         WHERE heartbeat_at > now() - make_interval(secs => :alive_seconds)
+    )
+    SELECT slots.model, slots.slots, coalesce(held.outstanding, 0), coalesce(held.interactive, 0)
+      FROM (SELECT model, sum(slots)::int AS slots FROM alive GROUP BY model) AS slots
+      LEFT JOIN (SELECT jobs.model, count(*) FILTER (WHERE jobs.priority > 0)::int AS outstanding,
+                        count(*) FILTER (WHERE jobs.priority = 0)::int AS interactive
+                   FROM (SELECT job_id FROM vectormill.chunks WHERE state = 'queued'
+                          UNION ALL
+                         SELECT job_id FROM vectormill.chunks
+                          WHERE state = 'leased' AND right(lease_owner, 8) IN (SELECT tag FROM alive)) AS chunks
+                   JOIN vectormill.jobs ON jobs.id = chunks.job_id
+                  GROUP BY jobs.model) AS held ON held.model = slots.model
+""")
+
+
+def list_rooms(connection: Connection, alive_seconds: float) -> list[Room]:
+    """Slots and outstanding chunks by model, for models with a worker that has lately given a sign of life."""
+    return [Room(*row) for row in connection.execute(LIST_ROOMS, {"alive_seconds": alive_seconds})]
+
+
+START_JOBS = text("""
+    UPDATE vectormill.jobs SET state = 'running', started_at = coalesce(started_at, now()), updated_at = now()
+     WHERE id = ANY(CAST(:job_ids AS uuid[])) AND state = 'queued'
+""")
+
+# The CTE pins the rows before the update; a plain join could be planned to update more rows than LIMIT says.
+MARK_QUEUED = text("""
+    WITH picked AS MATERIALIZED (
+        SELECT chunks.id
+          FROM unnest(CAST(:job_ids AS uuid[]), CAST(:counts AS int[])) AS share (job_id, num_chunks)
+         CROSS JOIN LATERAL (
+               SELECT id FROM vectormill.chunks
+                WHERE job_id = share.job_id AND state = 'pending' AND available_at <= now()
+                ORDER BY seq LIMIT share.num_chunks
+                  FOR UPDATE SKIP LOCKED) AS chunks
+    )
+    UPDATE vectormill.chunks AS chunk
+       SET state = 'queued', queued_at = now(), dispatch_seq = dispatch_seq + 1
+      FROM picked, vectormill.jobs AS job
+     WHERE chunk.id = picked.id AND job.id = chunk.job_id AND job.state = 'running'
+    RETURNING chunk.id, chunk.dispatch_seq, chunk.job_id, chunk.seq, chunk.num_items, job.model, job.priority
+""")
+
+
+def mark_queued(connection: Connection, shares: Sequence[tuple[UUID, int]]) -> list[Dispatch]:
+    """Marks up to so many chunks of each job as queued; publish the answer only after COMMIT."""
+    values = {"job_ids": [job_id for job_id, _ in shares], "counts": [count for _, count in shares]}
+    connection.execute(START_JOBS, {"job_ids": values["job_ids"]})
+    return [Dispatch(*row) for row in connection.execute(MARK_QUEUED, values)]
+
+
+# The window is small: a few chunks a worker. Ordered as they were dispatched.
+LIST_QUEUED = text("""
+    SELECT chunk.id, chunk.dispatch_seq, chunk.job_id, chunk.seq, chunk.num_items, job.model, job.priority
+      FROM vectormill.chunks AS chunk JOIN vectormill.jobs AS job ON job.id = chunk.job_id
+     WHERE chunk.state = 'queued' ORDER BY chunk.queued_at LIMIT :limit
+""")
+
+
+def list_queued(connection: Connection, limit: int = 10_000) -> list[Dispatch]:
+    """Dispatches that nobody has claimed, the oldest first."""
+    return [Dispatch(*row) for row in connection.execute(LIST_QUEUED, {"limit": limit})]
+
+
+# The dispatch number tells a dispatch from a later one of the same chunk. A row that is locked is being claimed.
+RECALL_DISPATCHES = text("""
+    WITH lost AS (
+        SELECT chunk.id
+          FROM unnest(CAST(:chunk_ids AS bigint[]), CAST(:dispatch_seqs AS int[])) AS absent (id, dispatch_seq)
+          JOIN vectormill.chunks AS chunk ON chunk.id = absent.id AND chunk.dispatch_seq = absent.dispatch_seq
+         WHERE chunk.state = 'queued'
+           FOR UPDATE OF chunk SKIP LOCKED
+    )
+    UPDATE vectormill.chunks AS chunk SET state = 'pending', available_at = now()
+      FROM lost WHERE chunk.id = lost.id
+    RETURNING chunk.id
+""")
+
+
+def recall_dispatches(connection: Connection, dispatches: Sequence[Dispatch]) -> int:
+    """These dispatches, as far as nobody has claimed them meanwhile, go back to `pending`; how many did."""
+    values = {
+        "chunk_ids": [dispatch.chunk_id for dispatch in dispatches],
+        "dispatch_seqs": [dispatch.dispatch_seq for dispatch in dispatches],
+    }
+    return len(connection.execute(RECALL_DISPATCHES, values).all())

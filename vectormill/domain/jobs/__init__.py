@@ -1,0 +1,1 @@
+"""Jobs, chunks and items: their states and what changes them."""

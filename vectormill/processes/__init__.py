@@ -1,0 +1,1 @@
+"""Processes that are started, watched, logged and ended safely."""

@@ -1,0 +1,176 @@
+"""SQL: the rows of a query, of any database that SQLAlchemy reaches, through a cursor on the server.
+
+The URL is read from the environment or a file when it is needed, and neither kept nor shown.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+from urllib.parse import quote, quote_plus
+
+import msgspec
+from psycopg.types.json import set_json_loads
+from sqlalchemy import URL, Connection, Engine, create_engine, make_url, text
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.pool import NullPool
+
+from vectormill.db.session import make_engine
+from vectormill.domain.errors import SourceFailed
+from vectormill.domain.jobs.item import Item
+from vectormill.sources.options import SqlOptions
+from vectormill.sources.reader import BatchSize, Complaints, SourcePlace
+from vectormill.sources.rows import Assembler
+from vectormill.sources.settings import read_secret, read_secret_file
+
+APPLICATION_NAME: Final = "vectormill source"
+
+# The reading is one long statement on purpose: what the rest of the project counts as a forgotten transaction.
+READ_ON = (
+    "SET LOCAL idle_in_transaction_session_timeout = 0",
+    "SET LOCAL statement_timeout = {milliseconds}",
+)
+
+
+Fetch = Callable[[int], Sequence[Any]]
+
+
+class SqlReader:
+    """Reads a query's rows. `patience_seconds` bounds each statement where the database is Postgres; 0 is for ever."""
+
+    def __init__(self, options: SqlOptions, place: SourcePlace, patience_seconds: float = 0) -> None:
+        self._options = options
+        self._place = place
+        self._patience_ms = int(1000 * patience_seconds)
+        self.complaints = Complaints()
+
+    def read(self) -> Iterator[list[Item]]:
+        query = strip(self._options.query)
+        with self._speaking() as connection, streaming(connection, query) as (names, fetch):
+            columns = find_columns(names, self._options)
+            assembler = Assembler("The query", self._place.settings.max_key_bytes, self.complaints)
+            yield from read_batches(fetch, columns, self._options, assembler)
+
+    def count_rows(self) -> int | None:
+        """What Postgres estimates; of other databases nothing is asked."""
+        with self._speaking() as connection:
+            if connection.dialect.name != "postgresql":
+                return None
+            plain = connection.execution_options(no_parameters=True)
+            plan = plain.exec_driver_sql("EXPLAIN (FORMAT JSON) " + strip(self._options.query)).scalar_one()
+            return int(plan[0]["Plan"]["Plan Rows"])
+
+    @contextmanager
+    def _speaking(self) -> Iterator[Connection]:
+        """A connection for reading alone. Whatever is raised meanwhile becomes a SourceFailed without secrets."""
+        secrets: list[str] = []
+        engine: Engine | None = None
+        try:
+            engine = self._open(secrets)
+            with engine.connect() as connection:
+                is_postgres = connection.dialect.name == "postgresql"
+                if is_postgres:
+                    connection = connection.execution_options(postgresql_readonly=True)
+                with connection.begin() as transaction:
+                    for statement in READ_ON if is_postgres else ():
+                        connection.execute(text(statement.format(milliseconds=self._patience_ms)))
+                    yield connection
+                    transaction.rollback()  # whatever the query is, nothing of it stays
+        except SourceFailed:
+            raise
+        except Exception as error:  # noqa: BLE001 - drivers of a dozen databases raise what they like
+            # Without its cause, which may quote the URL, and would be logged with this error.
+            raise SourceFailed(describe_failure(error, secrets)) from None
+        finally:
+            if engine is not None and engine is not self._place.engine:
+                engine.dispose()
+
+    def _open(self, secrets: list[str]) -> Engine:
+        options = self._options
+        if options.url_env is None and options.url_file is None:
+            return self._place.engine
+        value = read_secret(options.url_env) if options.url_env else read_secret_file(options.url_file or "")
+        secrets.append(value)
+        named = f"the variable {options.url_env}" if options.url_env else f"the file {options.url_file}"
+        try:
+            url = make_url(value)
+        except SQLAlchemyError:
+            raise SourceFailed(
+                f"What {named} holds is no database URL; one looks like postgresql://user@host/database."
+            ) from None
+        secrets.extend(find_secrets(url))
+        if url.drivername in ("postgres", "postgresql", "postgresql+psycopg"):
+            return make_engine(value, application_name=APPLICATION_NAME, pool_size=1, max_overflow=0)
+        return create_engine(url, poolclass=NullPool, hide_parameters=True)
+
+
+@contextmanager
+def streaming(connection: Connection, query: str) -> Iterator[tuple[list[str], Fetch]]:
+    """The names of the query's columns, and what fetches so many more of its rows from a cursor on the server.
+
+    psycopg's own cursor, where it is the driver: to make rows of SQLAlchemy takes as long as to fetch them. No
+    parameters are given, so that a percent sign or a colon is what it is.
+    """
+    if connection.dialect.driver == "psycopg":
+        driver: Any = connection.connection.driver_connection
+        with driver.cursor(name="vectormill_source") as cursor:
+            set_json_loads(msgspec.json.decode, cursor)
+            cursor.execute(query.encode())
+            yield [column.name for column in cursor.description or ()], cursor.fetchmany
+        return
+    options = {"stream_results": True, "max_row_buffer": 1, "no_parameters": True}
+    with connection.execution_options(**options).exec_driver_sql(query) as result:
+        yield list(result.keys()), result.fetchmany
+
+
+def read_batches(
+    fetch: Fetch, columns: list[int], options: SqlOptions, assembler: Assembler
+) -> Iterator[list[Item]]:
+    """`columns` are the positions of key, text and what makes the metadata."""
+    size = BatchSize()
+    key, content, *rest = columns
+    names = options.metadata
+    while rows := fetch(size.rows):
+        values = list(zip(*rows, strict=True))
+        metadata: Sequence[Any] | None = None
+        if options.metadata_json:
+            metadata = values[rest[0]]
+        elif names:
+            described = zip(*(values[column] for column in rest), strict=True)
+            metadata = [dict(zip(names, row, strict=True)) for row in described]
+        items = assembler.assemble(values[key], values[content], metadata)
+        size.learn(items)
+        yield items
+
+
+def find_columns(there: list[str], options: SqlOptions) -> list[int]:
+    """Where key, text and metadata stand. Raises SourceFailed naming the columns that there are."""
+    json_column = (options.metadata_json,) if options.metadata_json else ()
+    wanted = (options.key, options.text, *options.metadata, *json_column)
+    for name in wanted:
+        if name not in there:
+            raise SourceFailed(
+                f"The query has no column {name!r}; its columns are {', '.join(map(repr, there))}."
+            )
+    return [there.index(name) for name in wanted]
+
+
+def strip(query: str) -> str:
+    """The query as a cursor takes it, which ends without a semicolon."""
+    return query.strip().rstrip("; \n\t")
+
+
+def find_secrets(url: URL) -> list[str]:
+    """What of the URL must not be shown, as it is and as a URL writes it."""
+    values = [url.password or "", *(str(value) for value in url.query.values())]
+    return [form for value in values if value for form in (value, quote(value, safe=""), quote_plus(value))]
+
+
+def describe_failure(error: Exception, secrets: list[str]) -> str:
+    """The database's own words, without what opens it."""
+    if isinstance(error, ModuleNotFoundError):
+        return f"The driver of the database is not installed: there is no Python package {error.name!r}."
+    origin = getattr(error, "orig", None) or error
+    words = " ".join(str(origin).split()) or type(origin).__name__
+    for secret in sorted(secrets, key=len, reverse=True):
+        words = words.replace(secret, "…")
+    return f"The query cannot be read: {words.rstrip('.')}."

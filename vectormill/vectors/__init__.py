@@ -1,0 +1,1 @@
+"""The numbers that vectors are kept in."""

@@ -1,0 +1,1 @@
+"""Which backend encodes: one is chosen with its reason, and loaded."""

@@ -1,0 +1,1 @@
+"""Which backend is the faster one here, found by running both."""

@@ -1,0 +1,1 @@
+"""A chunk, from its message to its commit."""

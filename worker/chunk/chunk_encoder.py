@@ -1,0 +1,289 @@
+"""encode.chunk: claim, load, encode, commit. What a Celery message sets off, with every way it can end.
+
+Knows the engine and the sink, not the model or the device. Raises nothing: how a chunk ended is the task's result, and
+what happens next is decided in Postgres.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from sqlalchemy import Connection, Engine
+
+from vectormill.db.chunks.bereavements import mark_alone
+from vectormill.db.chunks.chunks import claim_chunk, release_chunk, split_chunk
+from vectormill.db.chunks.completion import cancel_chunk, fail_chunk
+from vectormill.db.chunks.payloads import load_payload
+from vectormill.db.outages import DATABASE_ERRORS, describe_refusal, is_lasting, is_outage
+from vectormill.domain.errors import DatabaseUnavailable, LeaseLost, ModelError, PayloadGone, SpecMismatch
+from vectormill.domain.jobs.bottleneck import LOAD, PERSIST
+from vectormill.domain.jobs.chunk import ChunkOutcome, Claim
+from vectormill.domain.jobs.item import (
+    CRASHED_WORKER,
+    ENCODING_FAILED,
+    ITEM_ERROR_CODES,
+    NOT_STORED,
+    Item,
+    ItemFailure,
+)
+from vectormill.domain.jobs.job import INTERACTIVE_PRIORITY
+from vectormill.settings import Settings
+from worker.chunk.calibrator import Calibrator
+from worker.chunk.commit import PostgresSink
+from worker.chunk.leases import Lease, LeaseKeeper
+from worker.chunk.quarantine import Quarantine
+from worker.chunk.timesheet import Timesheet
+from worker.engine.engine import EncodeRequest, EncodeResult, EncodingCancelled, EngineStopped, RunnerDied
+from worker.engine.engine import Engine as EncodingEngine
+from worker.identity import WorkerIdentity
+
+logger = logging.getLogger(__name__)
+
+Result = dict[str, Any]
+
+# A chunk that was lost this often is taken apart instead of being tried whole again. After the first loss it is alone.
+MAX_LOST = 2
+# A chunk whose lease lapsed this often is taken apart as well, in case one of its texts is why: a kernel that kills a
+# process for its memory leaves no word. A lapse is no evidence, so a text alone is tried for ever.
+MAX_LAPSED = 4
+_LONGEST_DELAY_SECONDS = 60.0
+# Between offers of a chunk to workers that hold another revision of its model.
+_OTHER_MODEL_SECONDS = 15.0
+
+
+class ChunkEncoder:
+    """Carries one chunk from message to commit; called by several of Celery's threads at once."""
+
+    def __init__(
+        self,
+        database: Engine,
+        encoding: EncodingEngine,
+        keeper: LeaseKeeper,
+        sink: PostgresSink,
+        timesheet: Timesheet,
+        identity: WorkerIdentity,
+        settings: Settings,
+    ) -> None:
+        self._database = database
+        self._encoding = encoding
+        self._calibrator = Calibrator(database, encoding)
+        self._keeper = keeper
+        self._sink = sink
+        self._timesheet = timesheet
+        self._identity = identity
+        self._settings = settings
+        self._quarantine = Quarantine()
+
+    def encode_chunk(self, chunk_id: int) -> Result:
+        """Does what the message asks, if it is still to be done. The result is what Flower shows."""
+        started = time.monotonic()
+        try:
+            with self._database.begin() as connection:
+                claim = claim_chunk(
+                    connection,
+                    chunk_id,
+                    self._identity.owner,
+                    self._identity.model,
+                    self._settings.lease_seconds,
+                )
+            if claim is None:
+                return {"outcome": "duplicate"}
+            with self._timesheet.hold(claim.job_id):
+                return self._encode_claimed(claim, started)
+        except DATABASE_ERRORS as error:
+            # Nothing was written. The lease lapses, or the dispatch times out, and the chunk runs again.
+            answer = "did not answer" if is_outage(error) else "refused"
+            logger.warning("Chunk %d: Postgres %s: %s", chunk_id, answer, error)
+            return {"outcome": "database unavailable"}
+
+    def _encode_claimed(self, claim: Claim, started: float) -> Result:
+        """Raises one of DATABASE_ERRORS when the database is away."""
+        try:
+            claim.check_space()  # before any device time goes into it
+            if self._is_to_be_isolated(claim):
+                return self._isolate(claim)
+            return self._encode_leased(claim, started)
+        except SpecMismatch as error:
+            logger.error("Chunk %d is not encoded: %s", claim.chunk_id, error)
+            return self._give_up(claim, NOT_STORED, str(error))
+        except LeaseLost:
+            return {"outcome": "lease lost"}
+        except DatabaseUnavailable as error:
+            logger.warning("Chunk %d was not committed: %s", claim.chunk_id, error)
+            return {"outcome": "not encoded", "reason": str(error)}
+        except PayloadGone as error:
+            return self._give_up(claim, ENCODING_FAILED, str(error))
+        except DATABASE_ERRORS as error:
+            if is_outage(error):
+                raise
+            if is_lasting(error) or self._is_to_be_isolated(claim):
+                return self._give_up(claim, NOT_STORED, describe_refusal(error))
+            logger.exception("Chunk %d failed", claim.chunk_id)
+            return self._count_failure(claim, error)
+        except Exception as error:
+            logger.exception("Chunk %d failed", claim.chunk_id)
+            if self._is_to_be_isolated(claim):
+                return self._give_up(claim, ENCODING_FAILED, f"{type(error).__name__}: {error}")
+            return self._count_failure(claim, error)
+
+    def _encode_leased(self, claim: Claim, started: float) -> Result:
+        lease = Lease(claim)
+        try:
+            # Until the commit is through, however long it waits.
+            with self._keeper.hold(lease), self._quarantine.enter(lease.ended, is_suspect=claim.lost > 0):
+                with self._database.begin() as connection:
+                    if claim.lost:
+                        mark_alone(connection, claim)
+                    items = load_payload(connection, claim.chunk_id)
+                loaded = time.monotonic()
+                # Not `or`: the half of a split chunk may want none of its items, which is not all of them.
+                some = claim.wanted_items(0, claim.num_items)
+                wanted = np.array(range(claim.num_items) if some is None else some, dtype=np.int64)
+                self._calibrator.prepare(claim.spec, lease.ended)
+                encoded = self._encoding.encode(self._request(claim, items, wanted), lease.ended)
+                return self._commit(claim, items, wanted, encoded, started, loaded)
+        except EncodingCancelled:
+            return self._end_cancelled(claim, lease.is_lost)
+        except EngineStopped:
+            self._release(claim, "the worker was asked to stop", is_counted=False)
+            return {"outcome": "handed back"}
+        except RunnerDied as error:
+            is_lost = error.is_suspect
+            delay = 0.0 if is_lost else 2.0**claim.lapsed - 1
+            self._release(
+                claim, str(error), is_counted=False, is_lost=is_lost, is_lapsed=not is_lost, delay=delay
+            )
+            return {"outcome": "model process died", "suspect": is_lost}
+        except ModelError as error:
+            # A worker with the job's revision of the model may take it: during an upgrade both are there.
+            logger.error("Chunk %d needs another model than this worker's: %s", claim.chunk_id, error)
+            self._release(claim, str(error), is_counted=False, delay=_OTHER_MODEL_SECONDS)
+            return {"outcome": "other model", "reason": str(error)}
+
+    def _count_failure(self, claim: Claim, error: Exception) -> Result:
+        self._release(claim, f"{type(error).__name__}: {error}", is_counted=True, delay=2.0**claim.attempt)
+        return {"outcome": "failed", "reason": str(error)}
+
+    def _request(
+        self, claim: Claim, items: list[Item], wanted: "np.ndarray[Any, np.dtype[np.int64]]"
+    ) -> EncodeRequest:
+        return EncodeRequest(
+            request_id=f"{claim.chunk_id}/{claim.fence}",
+            spec=claim.spec,
+            texts=[items[position].text for position in wanted],
+            interactive=claim.job_priority == INTERACTIVE_PRIORITY,
+            max_text_chars=self._settings.max_text_chars,
+        )
+
+    def _commit(
+        self,
+        claim: Claim,
+        items: list[Item],
+        wanted: "np.ndarray[Any, np.dtype[np.int64]]",
+        encoded: EncodeResult,
+        started: float,
+        loaded: float,
+    ) -> Result:
+        encoded_at = time.monotonic()
+        stage_seconds = {LOAD: loaded - started, **encoded.stage_seconds}
+        self._timesheet.count(stage_seconds)
+        outcome = ChunkOutcome(
+            failures={int(wanted[position]): failure for position, failure in encoded.failures.items()},
+            num_tokens=int(encoded.num_tokens.sum()),
+            num_computed_tokens=encoded.num_computed_tokens,
+            truncated=wanted[encoded.truncated].tolist(),
+            num_passages=encoded.num_passages,
+            num_reused=encoded.num_reused,
+            stage_seconds=stage_seconds | self._timesheet.take(claim.job_id),
+        )
+        uncounted_seconds = self._sink.commit(claim, items, wanted, encoded.vectors, outcome)
+        committed = time.monotonic()
+        self._timesheet.count({PERSIST: committed - encoded_at - uncounted_seconds})
+        self._timesheet.carry(claim.job_id, PERSIST, uncounted_seconds)
+        return {
+            "outcome": "done",
+            "rows": len(wanted) - len(outcome.failures),
+            "failed": len(outcome.failures),
+            "reused": encoded.num_reused,
+            "tokens": outcome.num_tokens,
+            "tokens_per_second": round(outcome.num_tokens / (committed - started)),
+            "encode_ms": round(1000 * (encoded_at - loaded)),
+            "commit_ms": round(1000 * (committed - encoded_at)),
+        }
+
+    def _end_cancelled(self, claim: Claim, is_lost: bool) -> Result:
+        if is_lost:
+            return {"outcome": "lease lost"}
+        self._write(claim, lambda connection: cancel_chunk(connection, claim))
+        return {"outcome": "cancelled"}
+
+    def _is_to_be_isolated(self, claim: Claim) -> bool:
+        if claim.lost >= MAX_LOST or claim.attempt > self._settings.max_attempts:
+            return True
+        return claim.lapsed >= MAX_LAPSED and _num_wanted(claim) > 1
+
+    def _isolate(self, claim: Claim) -> Result:
+        """Halves a chunk that keeps ending its workers; the single item that is left is failed with its reason."""
+        tries = f"{claim.lost} losses, {claim.attempt - 1} attempts, {claim.lapsed} lapses"
+        if claim.num_items > 1 and _num_wanted(claim) > 1:
+            self._write(claim, lambda connection: split_chunk(connection, claim, f"split after {tries}"))
+            return {"outcome": "split"}
+        return self._give_up(claim, CRASHED_WORKER if claim.lost >= MAX_LOST else ENCODING_FAILED, tries)
+
+    def _give_up(self, claim: Claim, code: str, reason: str) -> Result:
+        """Fails all items that are wanted of the chunk, so that its job ends whatever is wrong with it."""
+        failure = ItemFailure(code, f"{ITEM_ERROR_CODES[code]} ({reason})")
+        logger.error("Chunk %d is failed: %s", claim.chunk_id, failure.detail)
+
+        def fail(connection: Connection) -> None:
+            fail_chunk(connection, claim, self._load_items(connection, claim), failure)
+
+        self._write(claim, fail)
+        return {"outcome": "item failed" if claim.num_items == 1 else "chunk failed", "code": code}
+
+    def _load_items(self, connection: Connection, claim: Claim) -> list[Item]:
+        """The chunk's items; nameless ones when they cannot be read."""
+        try:
+            return load_payload(connection, claim.chunk_id)
+        except DATABASE_ERRORS:
+            raise
+        except Exception:
+            logger.exception("The texts of chunk %d cannot be read", claim.chunk_id)
+            return [Item("", b"")] * claim.num_items
+
+    def _release(
+        self,
+        claim: Claim,
+        reason: str,
+        *,
+        is_counted: bool,
+        is_lost: bool = False,
+        is_lapsed: bool = False,
+        delay: float = 0.0,
+    ) -> None:
+        self._write(
+            claim,
+            lambda connection: release_chunk(
+                connection,
+                claim,
+                reason,
+                is_counted=is_counted,
+                is_lost=is_lost,
+                is_lapsed=is_lapsed,
+                delay_seconds=min(delay, _LONGEST_DELAY_SECONDS),
+            ),
+        )
+
+    def _write(self, claim: Claim, write: Callable[[Connection], object]) -> None:
+        """One short fenced transaction; a lost lease means that another worker has taken over, which is fine."""
+        try:
+            with self._database.begin() as connection:
+                write(connection)
+        except LeaseLost:
+            logger.info("Chunk %d was taken over by another worker.", claim.chunk_id)
+
+
+def _num_wanted(claim: Claim) -> int:
+    return claim.num_items if claim.only_items is None else len(claim.only_items)

@@ -1,0 +1,120 @@
+"""Commits a finished chunk, and finds out what became of a COMMIT whose answer was lost. Knows nothing of models."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from sqlalchemy import Connection, Engine, text
+
+from vectormill.db.chunks.chunks import find_chunk, renew_leases
+from vectormill.db.chunks.completion import complete_chunk
+from vectormill.db.outages import DATABASE_ERRORS, describe_refusal, is_outage
+from vectormill.domain.errors import DatabaseUnavailable, LeaseLost
+from vectormill.domain.jobs.chunk import DONE, ChunkOutcome, Claim
+from vectormill.domain.jobs.item import Item
+from worker.chunk.commit_waits import CommitWaits
+
+logger = logging.getLogger(__name__)
+
+_FIRST_PAUSE_SECONDS = 0.2
+_LONGEST_PAUSE_SECONDS = 5.0
+
+# A commit that waits for a lock, as for a CREATE INDEX, holds its chunk's row, which cannot be renewed meanwhile. It
+# gives up in time, renews, and waits again.
+LIMIT_LOCK_WAIT = text("SELECT set_config('lock_timeout', :timeout, true)")
+
+
+class PostgresSink:
+    """Thread-safe; every commit takes a connection of the pool for one short transaction."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        stopping: threading.Event,
+        lease_seconds: float = 30.0,
+        waits: CommitWaits | None = None,
+    ) -> None:
+        self._engine = engine
+        self._stopping = stopping
+        self._lease_seconds = lease_seconds
+        self._waits = waits or CommitWaits()
+
+    def commit(
+        self,
+        claim: Claim,
+        items: Sequence[Item],
+        encoded: npt.NDArray[np.int64],
+        vectors: npt.NDArray[np.float32],
+        outcome: ChunkOutcome,
+    ) -> float:
+        """Commits once, whatever happens on the way, and waits for it as long as the chunk is ours: the vectors cost
+        device time. Raises LeaseLost, DatabaseUnavailable when the worker is to stop, and errors that no waiting mends.
+
+        Returns the seconds that came too late to be counted in the job: its own row's turn, and COMMIT.
+        """
+        start = time.monotonic()
+        counted = 0.0
+
+        def read_persist_seconds() -> float:
+            nonlocal counted
+            counted = time.monotonic() - start
+            return counted
+
+        try:
+            self._commit_in_time(claim, items, encoded, vectors, outcome, read_persist_seconds)
+        finally:
+            self._waits.forget(claim.chunk_id)
+        return time.monotonic() - start - counted
+
+    def _commit_in_time(
+        self,
+        claim: Claim,
+        items: Sequence[Item],
+        encoded: npt.NDArray[np.int64],
+        vectors: npt.NDArray[np.float32],
+        outcome: ChunkOutcome,
+        read_persist_seconds: Callable[[], float],
+    ) -> None:
+        """Tries until it is committed, or nothing is to be hoped for."""
+        pause = _FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                with self._engine.begin() as connection:
+                    self._limit_lock_wait(connection)
+                    complete_chunk(connection, claim, items, encoded, vectors, outcome, read_persist_seconds)
+                return
+            except DATABASE_ERRORS as error:
+                if not is_outage(error):
+                    raise
+                logger.warning("Chunk %d could not be committed yet: %s", claim.chunk_id, error)
+                self._waits.note(claim.chunk_id, describe_refusal(error))
+            if self._was_committed(claim):
+                return
+            if self._stopping.wait(pause):
+                raise DatabaseUnavailable
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    def _limit_lock_wait(self, connection: Connection) -> None:
+        connection.execute(LIMIT_LOCK_WAIT, {"timeout": f"{max(1, round(1000 * self._lease_seconds / 2))}ms"})
+
+    def _was_committed(self, claim: Claim) -> bool:
+        """Reads the chunk again, and renews its lease while it is ours: done under our fence means that only the answer
+        was lost.
+
+        Raises LeaseLost when the chunk is no longer ours.
+        """
+        try:
+            with self._engine.begin() as connection:
+                if renew_leases(connection, [claim], self._lease_seconds):
+                    return False
+                position = find_chunk(connection, claim.chunk_id)
+        except DATABASE_ERRORS as error:
+            if not is_outage(error):
+                raise
+            return False  # still away; the fence decides at the next try
+        if position is None or position.fence != claim.fence or position.state != DONE:
+            raise LeaseLost
+        return True

@@ -1,0 +1,130 @@
+"""Keeps the leases of a worker alive, tells when one is lost or its job cancelled, and gives the worker's sign of life.
+
+One thread with a connection of its own: a busy pool, a long COPY or a slow forward pass must not let leases lapse,
+nor a driver that hangs: the report that goes with the sign of life is made elsewhere, and the last one is sent.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sqlalchemy import Engine, text
+from sqlalchemy.exc import SQLAlchemyError
+
+from vectormill.db.chunks.chunks import renew_leases
+from vectormill.db.workers import delete_worker
+from vectormill.domain.jobs.chunk import Claim
+from vectormill.domain.jobs.job import CANCELLING
+from worker.identity import WorkerIdentity, beat_as
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Lease:
+    """A held claim. `ended` is set when there is no point in going on; `is_lost` then says why."""
+
+    claim: Claim
+    ended: threading.Event = field(default_factory=threading.Event)
+    is_lost: bool = False
+
+
+class LeaseKeeper:
+    """Start it before the first claim; `stop` says goodbye for the worker."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        identity: WorkerIdentity,
+        report: Callable[[], Mapping[str, Any]],
+        *,
+        heartbeat_seconds: float,
+        lease_seconds: float,
+    ) -> None:
+        self._engine = engine
+        self._identity = identity
+        self._report = report
+        self._heartbeat_seconds = heartbeat_seconds
+        self._lease_seconds = lease_seconds
+        self._leases: dict[int, Lease] = {}
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="leases", daemon=True)
+
+    def start(self) -> None:
+        """Registers the worker, then beats. Raises SQLAlchemyError when the database is away at the start."""
+        self._beat()
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._thread.join(timeout=5)
+        try:
+            with self._engine.begin() as connection:
+                delete_worker(connection, self._identity.name, self._identity.incarnation)
+        except SQLAlchemyError as error:
+            logger.warning("Could not say goodbye; the worker's row will look dead in a moment: %s", error)
+
+    @property
+    def num_held(self) -> int:
+        return len(self._leases)
+
+    @contextmanager
+    def hold(self, lease: Lease) -> Iterator[None]:
+        """Renews the lease while the block runs, the commit too: a row that it has locked is passed over."""
+        chunk_id = lease.claim.chunk_id
+        with self._lock:
+            earlier = self._leases.get(chunk_id)
+            self._leases[chunk_id] = lease
+        if earlier is not None:
+            # Its lease had lapsed, and another thread of this worker has claimed the chunk.
+            _end(earlier, is_lost=True)
+        try:
+            yield
+        finally:
+            with self._lock:
+                if self._leases.get(chunk_id) is lease:
+                    del self._leases[chunk_id]
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._heartbeat_seconds):
+            try:
+                self._renew()
+                self._beat()
+            except SQLAlchemyError as error:
+                # Go on encoding: the work can still be committed if nobody claimed the chunk meanwhile.
+                logger.warning("Heartbeat did not reach Postgres; trying again: %s", error)
+            except Exception:  # whatever it is, it must not end this thread
+                logger.exception("Leases could not be renewed; trying again")
+
+    def _beat(self) -> None:
+        report = self._report()
+        with self._engine.begin() as connection:
+            connection.execute(text("SET LOCAL lock_timeout = '2s'"))
+            if beat_as(connection, self._identity, report):
+                return
+            # Cut off for so long that its name was taken over. The owner's name is nobody else's.
+            self._identity = replace(self._identity, name=self._identity.owner)
+            beat_as(connection, self._identity, report)
+        logger.warning("Another worker has taken this one's name; it goes by %s now.", self._identity.name)
+
+    def _renew(self) -> None:
+        with self._lock:
+            leases = list(self._leases.values())
+        if not leases:
+            return
+        with self._engine.begin() as connection:
+            connection.execute(text("SET LOCAL lock_timeout = '2s'"))
+            job_states = renew_leases(connection, [lease.claim for lease in leases], self._lease_seconds)
+        for lease in leases:
+            state = job_states.get(lease.claim.chunk_id)
+            if state is None or state == CANCELLING:
+                _end(lease, is_lost=state is None)
+
+
+def _end(lease: Lease, *, is_lost: bool) -> None:
+    lease.is_lost = is_lost  # first: whoever waits for the end reads it
+    lease.ended.set()

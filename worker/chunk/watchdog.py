@@ -1,0 +1,87 @@
+"""Ends a worker that no longer consumes a filled queue, or whose engine died; the launcher starts it afresh.
+
+Celery's Redis consumer has fallen silent after reconnects in every release so far (celery #8030, #8091, #9054, #10205);
+this catches past and future ways alike.
+"""
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+from redis.exceptions import RedisError
+
+from vectormill.broker.queues import QueueReader, list_of
+from vectormill.domain.jobs.job import INTERACTIVE_PRIORITY, LEAST_URGENT_PRIORITY
+from worker.chunk.leases import LeaseKeeper
+from worker.engine.engine import Engine
+
+logger = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 10.0
+# A worker that could consume takes what waits within milliseconds. After a long outage of Redis it may be half a minute
+# until kombu's next attempt to connect, which is no reason to load a model again.
+_DEAF_SECONDS = 45.0
+# Chunks are handed back in one short transaction each. What takes longer hangs, perhaps in Celery's own way to end; a
+# hard end is safe at any moment, because whatever is written is written under a fence.
+_ENDING_SECONDS = 60.0
+
+
+class Watchdog:
+    """Looks every ten seconds; sends this process SIGTERM when it should be started afresh, then ends it hard."""
+
+    def __init__(
+        self,
+        queues: QueueReader,
+        model: str,
+        keeper: LeaseKeeper,
+        engine: Engine,
+        count_taken: Callable[[], int],
+    ) -> None:
+        self._queues = queues
+        self._lists = [list_of(model, priority) for priority in (INTERACTIVE_PRIORITY, LEAST_URGENT_PRIORITY)]
+        self._keeper = keeper
+        self._engine = engine
+        self._count_taken = count_taken  # messages that Celery has taken from Redis since the start
+        self._num_taken = 0
+        self._well_at = time.monotonic()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(_LOOK_SECONDS):
+            reason = self.find_reason(time.monotonic())
+            if reason is not None:
+                logger.error("%s; ending this worker so that it is started afresh.", reason)
+                os.kill(os.getpid(), signal.SIGTERM)
+                if not self._stopping.wait(_ENDING_SECONDS):
+                    logger.error("This worker did not end within %g s; it is ended hard.", _ENDING_SECONDS)
+                    os._exit(1)
+                return
+
+    def find_reason(self, now: float) -> str | None:
+        """Why this worker should be started afresh; None while all is well."""
+        if not self._engine.is_healthy():
+            return "The engine died"
+        num_taken = self._count_taken()
+        if num_taken != self._num_taken or self._keeper.num_held or not self._is_called():
+            self._num_taken, self._well_at = num_taken, now
+            return None
+        if now - self._well_at < _DEAF_SECONDS:
+            return None
+        return f"Messages wait in Redis, and none was taken for {now - self._well_at:.0f} s"
+
+    def _is_called(self) -> bool:
+        """Whether Redis holds messages for this worker: asked there, because what Postgres calls queued may be lost."""
+        try:
+            return self._queues.count_messages(self._lists) > 0
+        except RedisError:
+            return False

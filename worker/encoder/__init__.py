@@ -1,0 +1,1 @@
+"""What an encoder is, and which one a device gets. Names no framework."""

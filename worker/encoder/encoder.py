@@ -1,0 +1,124 @@
+"""Encoder: the contract between the engine and whatever computes vectors. Knows no framework; imports no torch."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vectormill.models.model_card import ModelCard
+from worker.batching.token_batch import TokenBatch
+from worker.devices.device import Device
+from worker.encoder.forward_pass import Deferred, ForwardPass
+from worker.placement.rank import Rank
+
+# Called while weights are read, with the bytes read so far and those to be read.
+OnRead = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderOrder:
+    """What is to be loaded, and where. `backend`, `precision` and `attention` may be "auto".
+
+    `on_read` is of the process that loads; an order that goes to another process has none.
+    """
+
+    card: ModelCard
+    device: Device
+    backend: str
+    precision: str
+    num_threads: int
+    cache_dir: Path
+    attention: str = "auto"
+    rank: Rank | None = None  # when several devices share the model
+    on_read: OnRead | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Something that was chosen, and why, in a sentence for people."""
+
+    value: str
+    reason: str
+
+
+def device_choice(order: EncoderOrder) -> Choice:
+    """The device with the reason it was chosen and what it is."""
+    return Choice(order.device.name, f"{order.device.reason}; {order.device.description}")
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """What one process has read of the model's files for its device, and in how long, with all that loading took."""
+
+    device: str
+    num_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderReport:
+    """What was loaded. `attention` is the kernel; `notes` are fallbacks, one sentence each.
+
+    `is_packed` says that a batch costs its tokens, and not its longest sequence times its number of sequences.
+    `num_streams` batches are encoded side by side, each by its share of the device. `is_queued` says that a batch which
+    was started waits on the device for the one before it, so that the device does not wait for us between the two.
+    Where each new shape of a batch costs memory, `longest_bucket` ends the LengthBuckets to which sequences are padded.
+    """
+
+    device: Choice
+    backend: Choice
+    precision: Choice
+    attention: str
+    num_threads: int
+    load_seconds: float
+    notes: tuple[str, ...] = ()
+    is_packed: bool = False
+    num_streams: int = 1
+    is_queued: bool = False
+    longest_bucket: int | None = None
+    loadings: tuple[Loading, ...] = ()  # one of each process
+
+    @property
+    def num_started(self) -> int:
+        """How many batches its process has at work at most: one a stream, and one that waits on the device."""
+        return self.num_streams + self.is_queued
+
+
+def find_changes(before: EncoderReport, now: EncoderReport) -> tuple[str, ...]:
+    """What is another, a sentence each: of what batches depend on, and not of how long loading took."""
+    names = ("attention", "num_threads", "is_packed", "num_streams", "is_queued", "longest_bucket")
+    pairs = [(name, getattr(before, name), getattr(now, name), "") for name in names]
+    for name in ("backend", "precision"):
+        was, became = getattr(before, name), getattr(now, name)
+        pairs.append((name, was.value, became.value, f" ({became.reason})"))
+    return tuple(
+        f"{name} was {was} and is {became}{why}" for name, was, became, why in pairs if was != became
+    )
+
+
+class Encoder(Protocol):
+    """One loaded model on one device. As many threads encode as it has streams, each one batch at a time; another
+    may prepare the next.
+    """
+
+    def encode(self, batch: TokenBatch) -> NDArray[np.float32]:
+        """Vectors [n, card.dimension]: pooled and passed through Dense modules, not normalized and not cut.
+
+        Raises whatever the framework raises: worker.encoder.exhaustion tells which of it means too little memory, and
+        of all else the caller finds the sequence that is to blame. Raises DeviceLost.
+        """
+        forward_pass = self.prepare(batch)
+        forward_pass.start()
+        return forward_pass.vectors()
+
+    def prepare(self, batch: TokenBatch) -> ForwardPass:
+        """What can be done before the batch's turn. Every encoder writes this or `encode`."""
+        return Deferred(partial(self.encode, batch))
+
+    def describe(self) -> EncoderReport:
+        """What was loaded, and the reason for every choice."""
+        ...

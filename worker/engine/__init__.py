@@ -1,0 +1,1 @@
+"""Texts in, vectors out: the requests and batches in flight."""

@@ -1,0 +1,99 @@
+"""Canary: a text whose vector is known since its process was loaded, and by which the process shows that it is sound.
+
+After a batch failed, nobody knows whether a text was to blame or the process is sick: after an exhaustion openvino
+fails with every batch or takes one's shapes for another's, and oneDNN makes no kernel any more. So nothing is believed,
+of the failure and of what comes behind it, before every stream has encoded the canary again. Knows no runner.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from worker.batching.token_batch import TokenBatch
+from worker.engine.work import Work
+from worker.runner.messages import Encoded
+
+# Two batches of one process, in whatever precision, are nearer; what a sick one answers is far off.
+SMALLEST_COSINE: Final = 0.99
+# A process that can make no new kernel still has those for shapes that it has seen, so that each batch is of another
+# shape: one row more. By then there are too many shapes for a library to keep them all.
+MOST_ROWS: Final = 64
+
+
+NUM_MORE: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Accused:
+    """A work of one sequence that failed, and the item error that it would be."""
+
+    work: Work
+    code: str
+    reason: str
+
+
+@dataclass(slots=True)
+class Trial:
+    """Of one process at a time. What it holds waits for the verdict: every stream's answer to the canary.
+
+    `flaw` says what was wrong with an answer, and nothing of this process is to be believed any more then.
+    """
+
+    input_ids: NDArray[np.int32]
+    num_due: int = 0  # batches that are still to be sent
+    numbers: set[int] = field(default_factory=set)  # of those that are with the process
+    flaw: str = ""
+    accused: list[Accused] = field(default_factory=list)
+    withheld: list[tuple[Work, Encoded]] = field(default_factory=list)  # came of a process in doubt
+    _expected: NDArray[np.float32] | None = None
+    _num_rows: int = 0
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self.num_due or self.numbers)
+
+    def begin(self, num_streams: int, *, is_in_doubt: bool) -> None:
+        """A process was loaded: its first answer is what the others are compared with. Where the one before it was
+        sick, more of them are asked for, so that a text is not blamed for what happens without it.
+        """
+        self._expected, self._num_rows, self.flaw = None, 0, ""
+        self.numbers.clear()
+        self.num_due = 1 + num_streams + NUM_MORE * is_in_doubt
+
+    def doubt(self, num_streams: int) -> None:
+        """A batch failed. Canaries that are on their way may have been encoded before it."""
+        self.num_due = num_streams
+
+    def next_batch(self, number: int) -> TokenBatch:
+        self.num_due -= 1
+        self.numbers.add(number)
+        self._num_rows = self._num_rows % MOST_ROWS + 1
+        return TokenBatch.from_ids([self.input_ids] * self._num_rows)
+
+    def hear(self, number: int, vectors: NDArray[np.float32]) -> None:
+        self.numbers.discard(number)
+        if self._expected is None:
+            self._expected = vectors[0]
+        self.flaw = self.flaw or find_flaw(vectors, self._expected)
+
+    def hear_failure(self, number: int, reason: str) -> None:
+        self.numbers.discard(number)
+        self.flaw = self.flaw or reason
+
+    def end(self) -> None:
+        """Without a verdict, because the process is gone."""
+        self.num_due, self.flaw = 0, ""
+        self.numbers.clear()
+
+
+def find_flaw(vectors: NDArray[np.float32], expected: NDArray[np.float32]) -> str:
+    """What is wrong with the vectors [n, dim] of n canaries; empty if nothing is."""
+    if not np.isfinite(vectors).all() or not np.isfinite(expected).all():
+        return "its vector is not finite"
+    lengths = np.linalg.norm(vectors, axis=1) * np.linalg.norm(expected)
+    cosine = float((vectors @ expected / np.maximum(lengths, np.finfo(np.float32).tiny)).min())
+    if cosine < SMALLEST_COSINE:
+        return f"its vector has turned to a cosine of {cosine:.3f}"
+    return ""

@@ -1,0 +1,232 @@
+"""Docket: the batches of one executor, from the moment they are taken until it is known what came of them.
+
+Those that are with the runner, those that are to be sent again, those that failed alone and wait for the canary's
+verdict. Decides who is to blame when a batch fails or a process is lost. Starts, sends and ends nothing.
+"""
+
+import time
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vectormill.domain.jobs.item import ENCODING_FAILED, OUT_OF_MEMORY
+from worker.encoder.encoder import EncoderReport
+from worker.engine.canary import Accused, Trial
+from worker.engine.work import Work, WorkObserver, WorkSource
+from worker.runner.memory import MemoryReport
+from worker.runner.messages import BATCHES_AHEAD, URGENT_BATCHES_AHEAD, Encoded, EncodeFailed, Started
+from worker.runner.runner import RunnerLost
+
+# Alone, and the process was sound behind each time: an error that does not stay is no text's.
+FAILURES_OF_ONE: Final = 3
+# Each time alone in a process that had just shown that it is sound: the text may well be why it is not any more.
+SICKENED_BY_ONE: Final = 2
+# Of the memory of a device, before its process was killed: by whoever guards memory before the kernel has to.
+NEARLY_ALL_MEMORY: Final = 0.95
+
+
+class Docket:
+    """Used by the executor's thread. `canary` are the ids of a text that the model encodes without trouble."""
+
+    def __init__(self, source: WorkSource, observer: WorkObserver, canary: NDArray[np.int32]) -> None:
+        self._source = source
+        self._observer = observer
+        self.trial = Trial(canary)
+        self.outstanding: dict[int, Work] = {}  # with the runner, by number
+        self.started: dict[int, float] = {}  # the numbers of those that are being encoded, and since when
+        # To be sent again before anything new: suspects, then halves and innocent batches. Urgent ones first.
+        self._suspects: list[Work] = []
+        self._returned: list[Work] = []
+        self._num_streams = self._num_started = 1
+        self.is_sickness = False  # why the last runner was lost
+        self._has_halved = False  # a batch that failed in a runner that is still in doubt
+        self.heard_at = 0.0
+        self.num_lost_in_row = 0
+        self.memory: MemoryReport | None = None  # the newest
+
+    def begin(self, report: EncoderReport, memory: MemoryReport | None, *, is_another: bool) -> None:
+        """A runner has loaded the model. What was made for another encoder is made anew."""
+        self._num_streams, self._num_started, self.memory = report.num_streams, report.num_started, memory
+        if is_another:
+            self._source.take_back([work for work in self._returned if not work.is_tried_alone])
+            self._returned = [work for work in self._returned if work.is_tried_alone]
+        self.trial.begin(self._num_streams, is_in_doubt=self.is_sickness)
+
+    def note_sent(self, number: int, work: Work) -> None:
+        """Before it is: a runner that dies then takes it along."""
+        if not self.outstanding:
+            self.heard_at = time.monotonic()
+        self.outstanding[number] = work
+
+    @property
+    def has_room(self) -> bool:
+        return not self.trial.is_open and len(self.outstanding) < self._num_started + BATCHES_AHEAD
+
+    def next_work(self) -> Work | None:
+        """What the runner has room for: any batch, or when it has all it needs an urgent one. A suspect goes alone."""
+        if self.trial.is_open or any(work.is_suspect for work in self.outstanding.values()):
+            return None
+        if self._suspects:
+            return None if self.outstanding else self._suspects.pop(0)
+        num_urgent = sum(work.is_urgent for work in self.outstanding.values())
+        if not self.has_room and num_urgent >= URGENT_BATCHES_AHEAD:
+            return None
+        if self._returned and (self.has_room or self._returned[0].is_urgent):
+            return self._returned.pop(0)
+        if self.has_room:
+            return self._source.next_work(is_runner_idle=not self.outstanding)
+        return self._source.next_urgent_work()
+
+    def find_deadline(self, seconds: float) -> float | None:
+        """When the forward pass that was started first has taken too long; None when there is none."""
+        if not self.outstanding and not self.trial.numbers:
+            return None
+        return min(self.started.values(), default=self.heard_at) + seconds
+
+    def suspect_overdue(self, seconds: float) -> None:
+        """Those alone: what other streams do is innocent."""
+        begun_before = time.monotonic() - seconds
+        self.started = {number: at for number, at in self.started.items() if at <= begun_before}
+
+    def hear(self, message: object) -> None:
+        """Takes note of what the runner says of a batch. Outcomes are matched by number: urgent ones overtake."""
+        self.heard_at = time.monotonic()
+        if isinstance(message, Started):
+            self.started[message.number] = self.heard_at
+        elif isinstance(message, Encoded | EncodeFailed) and message.number in self.trial.numbers:
+            self._hear_canary(message)
+        elif isinstance(message, Encoded):
+            work = self._end(message.number)
+            if self.trial.is_open:
+                self.trial.withheld.append((work, message))
+            else:
+                self._deliver(work, message)
+        elif isinstance(message, EncodeFailed):
+            work = self._end(message.number)
+            if message.is_out_of_memory:
+                self._observer.observe_out_of_memory(work, message.reason)
+            self._isolate(
+                work, OUT_OF_MEMORY if message.is_out_of_memory else ENCODING_FAILED, message.reason
+            )
+
+    def _hear_canary(self, message: Encoded | EncodeFailed) -> None:
+        self.started.pop(message.number, None)
+        if isinstance(message, Encoded):
+            self.trial.hear(message.number, message.vectors)
+        else:
+            self.trial.hear_failure(message.number, message.reason)
+        if not self.trial.is_open and not self.trial.flaw:
+            self._has_halved = False
+            self._believe()
+
+    def _believe(self) -> None:
+        """The runner is sound: what came of it while it was in doubt is true, and what failed did so by itself."""
+        withheld, self.trial.withheld = self.trial.withheld, []
+        accused, self.trial.accused = self.trial.accused, []
+        for work, message in withheld:
+            self._deliver(work, message)
+        for each in accused:
+            self._judge(each)
+
+    def _judge(self, accused: Accused) -> None:
+        """In a sound runner: the text fails, once it has done so often enough."""
+        work = replace(accused.work, num_failures=accused.work.num_failures + 1)
+        if work.num_failures >= FAILURES_OF_ONE:
+            self._source.fail_sequence(work.sequences[0], accused.code, accused.reason)
+        else:
+            self._return(work)
+
+    def _deliver(self, work: Work, message: Encoded) -> None:
+        self.num_lost_in_row = 0
+        self.memory = message.memory or self.memory
+        self._observer.observe_encoded(work, message.seconds, message.memory)
+        self._source.deliver(work, message.vectors, message.seconds, message.collate_seconds)
+
+    def _end(self, number: int) -> Work:
+        self.started.pop(number, None)
+        return self.outstanding.pop(number)
+
+    def _isolate(self, work: Work, code: str, reason: str) -> None:
+        """One bad text fails alone: a failed batch is tried again in halves, down to a single sequence, and nothing of
+        it before the runner has shown that it is sound.
+        """
+        if len(work.sequences) == 1:
+            self.trial.accused.append(Accused(work, code, reason))
+        else:
+            self._return(*work.halves())
+            self._has_halved = True
+        self.trial.doubt(self._num_streams)
+
+    def _return(self, *works: Work) -> None:
+        self._returned = sorted([*works, *self._returned], key=lambda work: not work.is_urgent)
+
+    def lose(self, loss: RunnerLost) -> None:
+        """The runner is gone: what is to be tried again waits for the next one."""
+        trial = self.trial
+        self.is_sickness = loss.is_sick or (loss.failed is not None and loss.failed.number in trial.numbers)
+        is_step = self._salvage(loss)
+        trial.end()
+        self._has_halved = False
+        self.started.clear()
+        self._return(*self.outstanding.values())
+        self.outstanding.clear()
+        self.num_lost_in_row += not is_step
+
+    def _salvage(self, loss: RunnerLost) -> bool:
+        """Decides what of the lost runner's batches is to blame; the others stay outstanding. True when that is a step
+        towards the text to blame, as a halved batch is: such steps end by themselves.
+
+        Where somebody else ended the process, or it is sick, no batch is. One that failed, as batches do on a runner
+        that goes on, is tried again in halves, and so is one whose process was killed for want of memory.
+        """
+        self._return(*(work for work, _ in self.trial.withheld))
+        self.trial.withheld = []
+        if self.is_sickness:
+            self._retry_accused()
+            return self._has_halved
+        if loss.failed is not None:
+            self.hear(loss.failed)
+            self._believe()  # its runner was sound when it was loaded
+            return True
+        self._return(*(accused.work for accused in self.trial.accused))
+        self.trial.accused = []
+        is_exhausted = loss.is_exhausted or (loss.is_foreign and self._was_memory_full)
+        if loss.is_foreign and not is_exhausted:
+            return False
+        works = [self._end(number) for number in list(self.started) if number in self.outstanding]
+        return self._halve_killed(works, loss) if is_exhausted else self._suspect(works, loss)
+
+    @property
+    def _was_memory_full(self) -> bool:
+        return self.memory is not None and self.memory.used_share >= NEARLY_ALL_MEMORY
+
+    def _suspect(self, works: list[Work], loss: RunnerLost) -> bool:
+        """Of several that were being encoded nobody knows which it was, so that each is tried alone."""
+        if len(works) == 1:
+            self._source.lose_work(works[0], str(loss))
+        else:
+            self._suspects += [replace(work, is_suspect=True) for work in works]
+        return False
+
+    def _halve_killed(self, works: list[Work], loss: RunnerLost) -> bool:
+        for work in works:
+            self._observer.observe_killed(work)
+        single = [work for work in works if len(work.sequences) == 1]
+        if len(single) < len(works):
+            self._return(
+                *(half for work in works if len(work.sequences) > 1 for half in work.halves()), *single
+            )
+            return True
+        return self._suspect(single, loss)
+
+    def _retry_accused(self) -> None:
+        """Alone in the next runner, behind more canaries than usual. What sickens that one too is suspect."""
+        accused, self.trial.accused = self.trial.accused, []
+        for work, reason in ((each.work, each.reason) for each in accused):
+            num_sickened = work.num_sickened + work.is_suspect
+            if num_sickened >= SICKENED_BY_ONE:
+                self._source.lose_work(work, f"it could not encode a known text behind them ({reason})")
+            else:
+                self._suspects.append(replace(work, is_suspect=True, num_sickened=num_sickened))

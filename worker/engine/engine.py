@@ -1,0 +1,348 @@
+"""Engine: texts in, vectors out, for one model on one device. Knows nothing of chunks, jobs, Celery or Postgres.
+
+Many threads call `encode` at the same time; each tokenizes its own texts, and their sequences are batched together
+and encoded by one model process, while other threads tokenize or write to the database.
+"""
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vectormill.domain.encoding import PASSAGES, TRUNCATE, EncodingSpec
+from vectormill.domain.errors import ModelError
+from vectormill.domain.jobs.bottleneck import COLLATE, COLLECT, RUN, TOKENIZE, WAIT
+from vectormill.domain.jobs.item import ITEM_ERROR_CODES, NON_FINITE_VECTOR, ItemFailure, find_text_failure
+from vectormill.models.model_card import ModelCard
+from vectormill.settings import process_environment
+from worker.batching.buckets import LengthBuckets
+from worker.batching.cost import BatchCost, PackedCost, PaddedCost, find_quadratic_length
+from worker.batching.limits import BatchLimits
+from worker.devices.device import Device
+from worker.encoder.encoder import EncoderOrder, EncoderReport, find_changes
+from worker.engine.executor import Executor, ExecutorTimeouts
+from worker.engine.finishing import find_unique, finish_vectors
+from worker.engine.request import EncodeRequest, EncodeResult, EncodingCancelled, EngineStopped, RunnerDied
+from worker.engine.reuse import Division, VectorReuse, digest_sequences
+from worker.engine.slot import Slot, wait_unless_cancelled
+from worker.engine.switchboard import Switchboard, Ticket
+from worker.engine.tuner import Tuner
+from worker.loading import LoadingDisplay
+from worker.placement.sizes.model_shape import read_model_shape
+from worker.runner.memory import MemoryReport
+from worker.runner.starter import RunnerStarter, Sharing
+from worker.settings import WorkerSettings
+from worker.tokens.passages import PassagedTexts, cut_passages
+from worker.tokens.tokenizer import Tokenizer
+
+__all__ = ["EncodeRequest", "EncodeResult", "EncodingCancelled", "Engine", "EngineStopped", "RunnerDied"]
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_FACTORY: Final = "worker.backends.factory:load_encoder"
+COLLECTIVE_GRACE_SECONDS: Final = 60.0
+# By which a model process shows that it still encodes (worker.engine.canary).
+CANARY: Final = "A canary that still sings tells the miners that the air is good."
+
+
+class Engine:
+    """One model on one device. Start it once; `encode` from any thread; stop it once."""
+
+    def __init__(
+        self,
+        card: ModelCard,
+        device: Device,
+        settings: WorkerSettings,
+        cache_dir: Path,
+        *,
+        factory: str = DEFAULT_FACTORY,
+        sharing: Sharing | None = None,
+        display: LoadingDisplay | None = None,
+    ) -> None:
+        if sharing is not None:  # the plan has divided the memory of several devices; nothing is left to tune
+            tokens = settings.max_batch_tokens or sharing.replica.max_batch_tokens
+            settings = settings.model_copy(update={"max_batch_tokens": tokens})
+        num_threads = settings.threads or device.num_threads
+        self._card = card
+        self._device = device
+        self._tuner = Tuner(card, device, settings, cache_dir, sharing)
+        self._limits = BatchLimits(self._tuner.max_batch_tokens(1))
+        self._tokenizer = Tokenizer(card.path, lowercase=card.lowercase)
+        self._switchboard = Switchboard(self._limits)
+        self._reuse = VectorReuse(settings.reuse_bytes)
+        self._num_reused = 0
+        self._loaded: EncoderReport | None = None
+        self._changes: tuple[str, ...] = ()
+        self._executor = Executor(
+            RunnerStarter(
+                factory,
+                EncoderOrder(
+                    card,
+                    device,
+                    settings.backend,
+                    settings.precision,
+                    num_threads,
+                    cache_dir,
+                    settings.attention,
+                ),
+                process_environment(),
+                sharing=sharing,
+                # A rank waits as long for one that still loads. Longer than both: the executor ends what hangs first,
+                # and says where every rank was; torch's own time-out is for a worker whose executor hangs itself.
+                collective_timeout_seconds=max(
+                    settings.model_load_timeout_seconds, settings.forward_timeout_seconds
+                )
+                + COLLECTIVE_GRACE_SECONDS,
+            ),
+            ExecutorTimeouts(
+                settings.model_load_timeout_seconds,
+                settings.forward_timeout_seconds,
+                settings.max_runner_restarts,
+            ),
+            self._switchboard,
+            self._tuner,
+            self._tokenizer.tokenize([CANARY], card.max_tokens, truncate=True).ids(0),
+            self._adopt,
+            display,
+        )
+        # Callers beyond these wait outside, with their texts not yet tokenized: the pool is bounded by them.
+        self._slots = {
+            True: threading.BoundedSemaphore(settings.interactive_slots),
+            False: threading.BoundedSemaphore(settings.slots),
+        }
+        self._stage_seconds = {TOKENIZE: 0.0, COLLECT: 0.0}
+        self._stage_lock = threading.Lock()
+
+    def start(self) -> None:
+        """Waits until the model is loaded. Raises ModelError."""
+        self._switchboard.set_budget(self._tuner.max_batch_tokens)
+        self._executor.start()
+
+    def _adopt(self, report: EncoderReport, memory: MemoryReport | None) -> bool:
+        """Whatever follows from the encoder that was loaded; a model process that was started again may have another
+        one, with less memory or without a kernel. Called by the executor's thread, before that gets a batch.
+        """
+        before, self._loaded = self._loaded, report
+        if before is not None:
+            self._changes = find_changes(before, report)
+            for change in self._changes:
+                logger.warning("%s was started again as another encoder: %s", self._card.name, change)
+        cost = find_batch_cost(self._card, report)
+        self._tuner.begin(report, memory, cost)
+        return self._switchboard.adopt(cost, report.num_started)
+
+    def stop(self) -> None:
+        """Ends the model process; requests that wait get EngineStopped."""
+        self._executor.stop()
+
+    def is_healthy(self) -> bool:
+        """False once the engine will never encode again; true while a lost model process is being replaced."""
+        return self._executor.is_alive
+
+    def encode(self, request: EncodeRequest, cancelled: threading.Event) -> EncodeResult:
+        """The vectors of all texts, or the reason for each that has none. Blocks; may be called by many threads.
+
+        Raises ModelError when the spec is not of this very model, EncodingCancelled, EngineStopped, and RunnerDied
+        when the model process died with a batch in which this request had texts. Others never notice.
+        """
+        self._refuse_other_spaces(request.spec)
+        asked_at = time.perf_counter()
+        with Slot(self._slots[request.interactive], cancelled, self.is_healthy):
+            slot_seconds = time.perf_counter() - asked_at
+            unique, places = find_unique(request.texts)
+            with self._switchboard.expecting():
+                texts, ticket = self._tokenize(request, unique)
+            ticket.wait_seconds += slot_seconds
+            self._run(ticket, cancelled)
+            return self._collect(request.spec, texts, ticket, places)
+
+    @property
+    def run_seconds(self) -> float:
+        """How long the device has been computing since the start."""
+        return self._switchboard.tally.run_seconds
+
+    @property
+    def runner_pid(self) -> int | None:
+        """The model's process; None while there is none."""
+        return self._executor.runner_pid
+
+    def report(self) -> dict[str, Any]:
+        """What runs here, why, and how fast; a JSON object for the workers table."""
+        tally, loaded = self._switchboard.tally, self._executor.report
+        choices = asdict(loaded) if loaded else {}
+        return {
+            "model": self._card.name,
+            "revision": self._card.revision,
+            "pooling": "+".join(self._card.pooling),
+            "state": self._executor.state,
+            "state_reason": self._executor.reason,
+            **choices,
+            **self._tuner.describe(),
+            "num_batches": tally.num_batches,
+            "num_sequences": tally.num_sequences,
+            "num_tokens": tally.num_tokens,
+            "num_computed_tokens": tally.num_computed_tokens,
+            "tokens_per_second": tally.num_tokens / tally.run_seconds if tally.run_seconds else 0.0,
+            "padding_waste": 1 - tally.num_tokens / tally.num_computed_tokens
+            if tally.num_computed_tokens
+            else 0.0,
+            "num_reused": self._num_reused,
+            "num_restarts": self._executor.num_restarts,
+            "changes_at_restart": self._changes,
+            "stage_seconds": self._stage_seconds | {COLLATE: tally.collate_seconds, RUN: tally.run_seconds},
+        }
+
+    def _refuse_other_spaces(self, spec: EncodingSpec) -> None:
+        """Vector spaces are never mixed: a job waits for a model as it was when the job was submitted."""
+        asked = (spec.model, spec.revision, spec.pooling)
+        here = (self._card.name, self._card.revision, "+".join(self._card.pooling))
+        if asked != here:
+            raise ModelError(
+                f"The job asks for the vectors of {' '.join(asked)}; this worker has {' '.join(here)}. Start a worker "
+                "with that model, or submit the job again."
+            )
+
+    def _tokenize(self, request: EncodeRequest, texts: list[bytes]) -> tuple[PassagedTexts, Ticket]:
+        """The texts as sequences, and the ticket of these; its failures are theirs."""
+        start = time.perf_counter()
+        spec = request.spec
+        failures = {
+            index: failure
+            for index, text in enumerate(texts)
+            if (failure := find_text_failure(text, request.max_text_chars)) is not None
+        }
+        sound = [index for index in range(len(texts)) if index not in failures]
+        decoded = [spec.prompt + texts[index].decode() for index in sound]
+        if spec.long_texts == PASSAGES:
+            frame = self._tokenizer.frame(spec.prompt, spec.max_tokens, spec.passage_overlap)
+            whole = self._tokenizer.tokenize_whole(decoded).spread(sound, len(texts))
+            passaged = cut_passages(whole, frame)
+        else:
+            tokenized = self._tokenizer.tokenize(decoded, spec.max_tokens, spec.long_texts == TRUNCATE)
+            passaged = PassagedTexts.whole(tokenized.spread(sound, len(texts)))
+        sequences = passaged.sequences
+        prompt_length = 0 if self._card.include_prompt else self._tokenizer.count_prompt_tokens(spec.prompt)
+        ticket = Ticket.for_texts(sequences, self._card.dimension, prompt_length, request.interactive)
+        ticket.failures.update(sequences.failures)
+        ticket.failures.update({int(passaged.offsets[text]): failure for text, failure in failures.items()})
+        ticket.tokenize_seconds = time.perf_counter() - start
+        self._count_stage(TOKENIZE, ticket.tokenize_seconds)
+        return passaged, ticket
+
+    def _run(self, ticket: Ticket, cancelled: threading.Event) -> None:
+        """Computes what nobody has computed and nobody computes just now, and takes over the rest.
+
+        Own sequences first, others' vectors then: so two requests that await each other's both go on. What does not
+        come from another request, because that one was cancelled or failed, is missing again and computed here.
+        """
+        start = time.perf_counter()
+        missing = digest_sequences(ticket.texts, ticket.positions.tolist(), ticket.prompt_length)
+        while missing:
+            division = self._reuse.divide(missing, may_wait=not ticket.is_interactive)
+            self._compute(ticket, division, cancelled)
+            missing = self._take_over_awaited(ticket, division, missing, cancelled)
+        ticket.wait_seconds += max(time.perf_counter() - start - ticket.run_seconds, 0.0)
+
+    def _compute(self, ticket: Ticket, division: Division, cancelled: threading.Event) -> None:
+        """From here on the flight lands whatever happens: others may wait for it already."""
+        flight = division.flight
+        rows = list(flight.rows.values())
+        sound: list[int] = []
+        try:
+            ticket.take_over(division.known)
+            ticket.choose(rows)
+            self._switchboard.add(ticket)
+            self._executor.wake()
+            wait_unless_cancelled(ticket.done, cancelled, lambda: self._switchboard.withdraw(ticket))
+            if ticket.error is not None:
+                raise ticket.error
+            is_finite = np.isfinite(ticket.vectors[rows]).all(axis=1)
+            sound = [rows[i] for i in np.flatnonzero(is_finite).tolist() if rows[i] not in ticket.failures]
+        finally:
+            self._reuse.land(flight, ticket.vectors, sound)
+
+    def _take_over_awaited(
+        self, ticket: Ticket, division: Division, digests: Mapping[int, bytes], cancelled: threading.Event
+    ) -> dict[int, bytes]:
+        """Waits until the flights have landed; the rows that none of them brought are missing still."""
+        for flight in division.awaited.values():
+            wait_unless_cancelled(flight.landed, cancelled)
+        brought = {
+            row: flight.vectors[digests[row]]
+            for row, flight in division.awaited.items()
+            if digests[row] in flight.vectors
+        }
+        ticket.take_over(brought)
+        return {row: digests[row] for row in division.awaited if row not in brought}
+
+    def _collect(
+        self, spec: EncodingSpec, texts: PassagedTexts, ticket: Ticket, places: NDArray[np.int64]
+    ) -> EncodeResult:
+        """Finishes the vectors and gives every text its own row, duplicates included."""
+        start = time.perf_counter()
+        vectors = finish_vectors(texts.join_vectors(ticket.vectors), spec)
+        failures = texts.join_failures(ticket.failures)
+        for index in np.flatnonzero(~np.isfinite(vectors).all(axis=1)).tolist():
+            failures.setdefault(index, ItemFailure(NON_FINITE_VECTOR, ITEM_ERROR_CODES[NON_FINITE_VECTOR]))
+        failed = list(failures)
+        lengths, truncated, num_passages = texts.num_tokens, texts.truncated, texts.num_passages
+        vectors[failed], lengths[failed], truncated[failed], num_passages[failed] = 0, 0, False, 0
+        num_tokens = lengths[places]
+        is_sound = np.ones(len(vectors), dtype=np.bool_)
+        is_sound[failed] = False
+        num_reused = ticket.num_reused + int(is_sound[places].sum() - is_sound.sum())
+        seconds = time.perf_counter() - start
+        self._count_stage(COLLECT, seconds)
+        with self._stage_lock:
+            self._num_reused += num_reused
+        return EncodeResult(
+            vectors=vectors[places],
+            failures={
+                item: failures[index] for item, index in enumerate(places.tolist()) if index in failures
+            },
+            num_tokens=num_tokens,
+            num_computed_tokens=int(num_tokens.sum()) + ticket.num_padding_tokens,
+            num_truncated=int(truncated[places].sum()),
+            truncated=truncated[places],
+            stage_seconds={
+                TOKENIZE: ticket.tokenize_seconds,
+                WAIT: ticket.wait_seconds,
+                COLLATE: ticket.collate_seconds,
+                RUN: ticket.run_seconds,
+                COLLECT: seconds,
+            },
+            num_reused=num_reused,
+            num_passages=int(num_passages[places].sum()),
+        )
+
+    def _count_stage(self, stage: str, seconds: float) -> None:
+        with self._stage_lock:
+            self._stage_seconds[stage] += seconds
+
+
+def find_batch_cost(card: ModelCard, report: EncoderReport) -> BatchCost:
+    """What batches cost with this encoder; a model that does not tell its sizes counts attention as linear."""
+    try:
+        shape = read_model_shape(card)
+    except ModelError as error:
+        logger.warning("Long sequences are counted like short ones: %s", error)
+        quadratic_length = math.inf
+    else:
+        quadratic_length = find_quadratic_length(
+            shape.hidden_size,
+            shape.num_heads * shape.head_size,
+            shape.num_key_value_heads * shape.head_size,
+            shape.intermediate_size,
+            is_gated=shape.is_gated,
+        )
+    if report.is_packed:
+        return PackedCost(quadratic_length)
+    longest = report.longest_bucket
+    return PaddedCost(quadratic_length, None if longest is None else LengthBuckets(longest))

@@ -1,0 +1,287 @@
+"""Executor: keeps one runner busy with batches, and starts it again when it dies. Knows no requests, only batches.
+
+One thread owns the runner: it sends, receives, restarts; what becomes of a batch, the docket decides. One batch more
+than the runner has at work is with it, so that nothing waits for the next one; urgent ones come on top and are encoded
+first. The runner says which one it starts: if the process dies, those are suspect and the others are not. Of several
+suspects each is tried again alone.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import wait
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vectormill.domain.errors import ModelError
+from worker.encoder.encoder import EncoderReport
+from worker.engine.docket import Docket
+from worker.engine.work import WorkObserver, WorkSource
+from worker.loading import LoadingDisplay
+from worker.runner.memory import MemoryReport
+from worker.runner.messages import (
+    Encode,
+    Loaded,
+    LoadFailed,
+    Reading,
+)
+from worker.runner.runner import Runner, RunnerLost
+from worker.runner.runner_group import RunnerGroup
+from worker.runner.starter import RunnerStarter
+
+logger = logging.getLogger(__name__)
+
+AnyRunner = Runner | RunnerGroup
+
+LOADING: Final = "loading"
+RUNNING: Final = "running"
+RESTARTING: Final = "restarting"
+STOPPED: Final = "stopped"
+DEAD: Final = "dead"
+
+FIRST_PAUSE_SECONDS: Final = 0.1
+LONGEST_PAUSE_SECONDS: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorTimeouts:
+    """How long a runner may take, and how often in a row it may be lost."""
+
+    load_seconds: float
+    forward_seconds: float
+    max_restarts: int
+
+
+# Called with every encoder that was loaded, before it gets its first batch. True: it is another one than before, and
+# batches that were made for that one are to be made anew.
+OnLoaded = Callable[[EncoderReport, MemoryReport | None], bool]
+
+
+class Executor:
+    """Runs one replica of the model. `canary` are the ids of a text that the model encodes without trouble."""
+
+    def __init__(
+        self,
+        starter: RunnerStarter,
+        timeouts: ExecutorTimeouts,
+        source: WorkSource,
+        observer: WorkObserver,
+        canary: NDArray[np.int32],
+        on_loaded: OnLoaded,
+        display: LoadingDisplay | None = None,
+    ) -> None:
+        self._starter = starter
+        self._name = starter.order.card.name
+        self._timeouts = timeouts
+        self._source = source
+        self._docket = Docket(source, observer, canary)
+        self._on_loaded = on_loaded
+        self._display = display or LoadingDisplay(self._name)
+        self._thread = threading.Thread(target=self._run, name="executor", daemon=True)
+        self._wake_reader, self._wake_writer = Pipe(duplex=False)
+        self._is_woken = threading.Event()
+        self._stopping = threading.Event()
+        self._settled = threading.Event()  # the first load has succeeded or failed
+        self._runner: AnyRunner | None = None
+        self._next_number = 0
+        self._is_loaded = False  # once, and has encoded the canary
+        self.num_restarts = 0
+        self.state = LOADING
+        self.reason = ""
+        self.report: EncoderReport | None = None
+
+    def start(self) -> None:
+        """Waits until the model is loaded. Raises ModelError, and has ended then."""
+        self._thread.start()
+        self._settled.wait()
+        if self.state == DEAD:
+            self._thread.join()
+            raise ModelError(self.reason)
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self.wake()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def wake(self) -> None:
+        """Says that the source has new work. At most one byte lies in the pipe, so that this never blocks."""
+        if not self._is_woken.is_set():
+            self._is_woken.set()
+            self._wake_writer.send_bytes(b"!")
+
+    @property
+    def memory(self) -> MemoryReport | None:
+        """The newest report."""
+        return self._docket.memory
+
+    @property
+    def runner_pid(self) -> int | None:
+        """The model's process; None while there is none."""
+        runner = self._runner
+        return runner.pid if runner is not None else None
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive() and self.state not in (STOPPED, DEAD)
+
+    def _run(self) -> None:
+        """The life of the executor: one runner after another, until it is stopped or too many were lost."""
+        try:
+            while not self._stopping.is_set():
+                try:
+                    self._run_one_runner()
+                except RunnerLost as loss:
+                    self._recover(loss)
+            self.state, self.reason = STOPPED, "the engine was stopped"
+        except ModelError as error:
+            logger.error("The engine ends: %s", error)
+            self.state, self.reason = DEAD, str(error)
+        except Exception as error:  # a dead stage stops the engine: nobody may wait for a thread that is gone
+            logger.exception("The executor failed.")
+            self.state, self.reason = DEAD, f"the executor failed: {error}"
+        finally:
+            # Who waits hands its chunk back meanwhile: a process that hangs in a driver takes half a minute to give up.
+            self._source.close(self.reason)
+            if self._runner is not None:
+                self._runner.stop()
+            self._settled.set()
+
+    def _run_one_runner(self) -> None:
+        self._runner = runner = self._starter.start()
+        try:
+            if not self._wait_until_loaded(runner):
+                return
+            deadline = time.monotonic() + self._timeouts.load_seconds
+            if not self._wait_until_sound(runner, deadline):
+                return
+        finally:
+            self._display.close()
+        self._is_loaded = True
+        self.state, self.reason = RUNNING, ""
+        self._settled.set()
+        while not self._stopping.is_set():
+            self._send_ahead(runner)
+            self._receive_outcome(runner)
+
+    def _wait_until_loaded(self, runner: AnyRunner) -> bool:
+        """False when the executor was stopped meanwhile."""
+        deadline = time.monotonic() + self._timeouts.load_seconds
+        while not (message := self._hear_loading(runner, deadline)):
+            if self._stopping.is_set():
+                runner.kill()  # it would hear of the closed pipe only when it has loaded
+                return False
+            if time.monotonic() >= deadline:
+                raise self._abandon(runner, f"loading took more than {self._timeouts.load_seconds:g} s")
+        if isinstance(message, LoadFailed):
+            if not self._is_loaded:  # it never did: trying again would not help
+                raise ModelError(message.reason)
+            raise RunnerLost(message.reason)
+        assert isinstance(message, Loaded)
+        self.report = report = message.report
+        self._display.close(report.loadings)
+        self._docket.begin(report, message.memory, is_another=self._on_loaded(report, message.memory))
+        for choice in (report.device, report.backend, report.precision):
+            logger.info("%s encodes with %s: %s", self._name, choice.value, choice.reason)
+        for note in report.notes:
+            logger.warning("%s: %s", self._name, note)
+        return True
+
+    def _wait_until_sound(self, runner: AnyRunner, deadline: float) -> bool:
+        """Until every stream has encoded the canary. False when the executor was stopped meanwhile."""
+        trial = self._docket.trial
+        while trial.is_open:
+            if self._stopping.is_set():
+                runner.kill()
+                return False
+            if time.monotonic() >= deadline:
+                raise self._abandon(runner, f"a known text took more than {self._timeouts.load_seconds:g} s")
+            self._send_canaries(runner)
+            for message in self._listen(runner, deadline):
+                self._docket.hear(message)
+            if trial.flaw and not self._is_loaded:
+                raise ModelError(f"{self._name} was loaded and cannot encode a known text: {trial.flaw}.")
+            self._refuse_sickness()
+        return True
+
+    def _hear_loading(self, runner: AnyRunner, deadline: float) -> object | None:
+        """How loading has ended; None when it goes on, which is shown."""
+        for message in self._listen(runner, deadline):
+            if not isinstance(message, Reading):
+                return message
+            self._display.show(message.num_bytes_read, message.num_bytes)
+        return None
+
+    def _send_canaries(self, runner: AnyRunner) -> None:
+        trial = self._docket.trial
+        while trial.num_due:
+            self._next_number += 1
+            self._docket.heard_at = time.monotonic()
+            runner.send(Encode(self._next_number, trial.next_batch(self._next_number), is_urgent=True))
+
+    def _send_ahead(self, runner: AnyRunner) -> None:
+        self._send_canaries(runner)
+        while (work := self._docket.next_work()) is not None:
+            self._next_number += 1
+            self._docket.note_sent(self._next_number, work)
+            runner.send(Encode(self._next_number, work.batch, work.is_urgent))
+
+    def _receive_outcome(self, runner: AnyRunner) -> None:
+        """Waits for the runner's next word, for new work, or until the forward pass has taken too long."""
+        docket, seconds = self._docket, self._timeouts.forward_seconds
+        deadline = docket.find_deadline(seconds)
+        ask_again_at = self._source.ask_again_at() if docket.has_room else None
+        moments = [moment for moment in (deadline, ask_again_at) if moment is not None]
+        said = self._listen(runner, min(moments, default=None))
+        for message in said:
+            docket.hear(message)
+        self._refuse_sickness()
+        if not said and deadline is not None and time.monotonic() >= deadline:
+            docket.suspect_overdue(seconds)
+            raise self._abandon(runner, f"a forward pass took more than {seconds:g} s")
+
+    def _refuse_sickness(self) -> None:
+        if flaw := self._docket.trial.flaw:
+            raise RunnerLost(f"it cannot encode a known text ({flaw})", is_sick=True)
+
+    def _listen(self, runner: AnyRunner, deadline: float | None) -> list[object]:
+        """What the runner says until the deadline; nothing when only the source has, or ranks have still to speak."""
+        timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+        ready: list[object] = list(wait([*runner.connections, self._wake_reader], timeout))
+        if self._wake_reader in ready:
+            self._wake_reader.recv_bytes()
+            self._is_woken.clear()
+            ready.remove(self._wake_reader)
+        return runner.receive() if ready else []
+
+    def _abandon(self, runner: AnyRunner, reason: str) -> RunnerLost:
+        """Ends a runner that makes no progress; where it was stands in the log."""
+        for stacks in runner.stacks():
+            logger.error("%s: %s, %s", self._name, reason, stacks)
+        self._kill(runner)
+        return RunnerLost(reason)
+
+    def _kill(self, runner: AnyRunner) -> None:
+        """What the runner had said last is heard first: else a batch that it had finished would be suspect."""
+        for message in runner.kill():
+            self._docket.hear(message)
+
+    def _recover(self, loss: RunnerLost) -> None:
+        """What is to be tried again goes to the next runner, and the engine ends when too many were lost in a row."""
+        if self._runner is not None:
+            self._kill(self._runner)
+            self._runner = None
+        self._docket.lose(loss)
+        num_lost = self._docket.num_lost_in_row
+        if num_lost > self._timeouts.max_restarts or not self._is_loaded:
+            raise ModelError(f"The model process was lost {num_lost} times in a row, at last because {loss}.")
+        self.state, self.reason = RESTARTING, str(loss)
+        self.num_restarts += 1
+        pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 4 ** max(0, num_lost - 1))
+        logger.warning("The runner was lost because %s; it is started again in %.1f s.", loss, pause)
+        self._stopping.wait(pause)

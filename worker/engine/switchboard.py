@@ -1,0 +1,263 @@
+"""Switchboard: takes the requests' sequences apart into batches and brings the vectors back. Threads meet here.
+
+Callers add tickets and wait for them; the executor's thread takes work and delivers outcomes. Knows nothing of
+processes, texts or specs.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import groupby
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vectormill.domain.errors import ChunkError
+from vectormill.domain.jobs.item import ITEM_ERROR_CODES, ItemFailure
+from worker.batching.cost import BatchCost
+from worker.batching.feed import Feed
+from worker.batching.limits import BatchLimits, BudgetSource
+from worker.batching.pool import SequencePool
+from worker.batching.sequence import Sequence
+from worker.batching.token_batch import TokenBatch
+from worker.engine.request import EngineStopped, RunnerDied
+from worker.engine.work import Work
+from worker.tokens.tokenized import TokenizedTexts
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """One request while it is being encoded. Written under the switchboard's lock until `done` is set."""
+
+    texts: TokenizedTexts
+    prompt_length: int
+    is_interactive: bool
+    vectors: NDArray[np.float32]  # [n, card.dimension], filled as batches come back
+    positions: NDArray[np.int64]  # the texts that have ids; a Sequence's position is an index of this
+    num_waiting: int
+    number: int = -1
+    failures: dict[int, ItemFailure] = field(default_factory=dict)
+    num_padding_tokens: int = 0
+    tokenize_seconds: float = 0.0
+    run_seconds: float = 0.0
+    collate_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    num_reused: int = 0
+    error: ChunkError | None = None
+    done: threading.Event = field(default_factory=threading.Event)
+
+    @classmethod
+    def for_texts(
+        cls, texts: TokenizedTexts, dimension: int, prompt_length: int, is_interactive: bool
+    ) -> "Ticket":
+        positions = np.flatnonzero(texts.lengths)
+        vectors = np.zeros((len(texts), dimension), dtype=np.float32)
+        return cls(texts, prompt_length, is_interactive, vectors, positions, len(positions))
+
+    def choose(self, rows: list[int]) -> None:
+        """Says which texts are to be computed when it is added next; nobody else may hold the ticket then."""
+        self.positions = np.array(rows, dtype=np.int64)
+        self.num_waiting = len(rows)
+        self.done.clear()
+
+    def take_over(self, vectors: Mapping[int, NDArray[np.float32]]) -> None:
+        """Rows that need not be computed."""
+        for row, vector in vectors.items():
+            self.vectors[row] = vector
+        self.num_reused += len(vectors)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What has been run since the start."""
+
+    num_batches: int = 0
+    num_sequences: int = 0
+    num_tokens: int = 0
+    num_computed_tokens: int = 0
+    collate_seconds: float = 0.0
+    run_seconds: float = 0.0
+
+
+class Switchboard:
+    """Implements the executor's WorkSource."""
+
+    def __init__(self, limits: BatchLimits, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._pool = SequencePool(limits)
+        self._feed = Feed(self._pool)
+        self._tickets: dict[int, Ticket] = {}
+        self._next_number = 0
+        self._closed_because: str | None = None
+        self.tally = Tally()
+
+    def adopt(self, cost: BatchCost, num_started: int) -> bool:
+        """What batches cost with the encoder that was loaded, and how many of them it has at work. What waits is laid
+        out anew where that is needed, as batches that were taken have to be, too: then it is true.
+        """
+        with self._lock:
+            self._feed.num_started = num_started
+            if cost == self._pool.cost:
+                return False
+            waiting = self._pool.drain()
+            self._pool.cost = cost
+            self._feed.forget_pace()
+            self._put_back(waiting)
+            return True
+
+    def set_budget(self, budget: BudgetSource) -> None:
+        """Holds from the next batch on. The budget is asked for every batch under the lock: it must answer at once."""
+        with self._lock:
+            self._pool.budget = budget
+
+    @contextmanager
+    def expecting(self) -> Iterator[None]:
+        """While a request is being tokenized: a batch that is not full may wait for it."""
+        with self._lock:
+            self._feed.num_tokenizing += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._feed.num_tokenizing -= 1
+
+    def add(self, ticket: Ticket) -> None:
+        """Queues the ticket's sequences. Raises EngineStopped once the switchboard is closed."""
+        with self._lock:
+            if self._closed_because is not None:
+                raise EngineStopped(f"The engine does not run: {self._closed_because}.")
+            ticket.number = self._next_number
+            self._next_number += 1
+            if ticket.num_waiting == 0:
+                ticket.done.set()
+                return
+            self._tickets[ticket.number] = ticket
+            if ticket.is_interactive:
+                self._feed.note_interactive(self._clock())
+            lengths = ticket.texts.lengths[ticket.positions].tolist()
+            self._pool.add(ticket.number, lengths, is_interactive=ticket.is_interactive)
+
+    def withdraw(self, ticket: Ticket) -> None:
+        """Forgets a ticket nobody waits for any more; what is being encoded of it is dropped when it comes."""
+        with self._lock:
+            self._tickets.pop(ticket.number, None)
+            self._pool.remove(ticket.number)
+
+    def next_work(self, *, is_runner_idle: bool) -> Work | None:
+        with self._lock:
+            return self._make_work(self._feed.take(self._clock(), is_runner_idle=is_runner_idle))
+
+    def next_urgent_work(self) -> Work | None:
+        with self._lock:
+            return self._make_work(self._feed.take_urgent(self._clock()))
+
+    def ask_again_at(self) -> float | None:
+        return self._feed.hold_end
+
+    def _make_work(self, sequences: list[Sequence]) -> Work | None:
+        if not sequences:
+            return None
+        sequences.sort(
+            key=lambda sequence: sequence.request
+        )  # so that each request's rows can be copied at once
+        input_ids, lengths, prompt_lengths, is_urgent = [], [], [], False
+        for request, _, places in split_by_request(sequences):
+            ticket = self._tickets[request]
+            texts = ticket.positions[places]
+            input_ids.append(ticket.texts.gather(texts))
+            lengths.append(ticket.texts.lengths[texts])
+            prompt_lengths.append(np.minimum(ticket.prompt_length, lengths[-1]))
+            is_urgent |= ticket.is_interactive
+        batch = TokenBatch(
+            np.concatenate(input_ids),
+            np.concatenate(lengths).astype(np.int32),
+            np.concatenate(prompt_lengths).astype(np.int32),
+        )
+        return Work(tuple(sequences), batch, is_urgent)
+
+    def take_back(self, works: Iterable[Work]) -> None:
+        """Batches that were taken and not encoded are taken apart again."""
+        with self._lock:
+            self._put_back([*self._pool.drain(), *(each for work in works for each in work.sequences)])
+
+    def _put_back(self, sequences: list[Sequence]) -> None:
+        sequences.sort(key=lambda sequence: (sequence.request, sequence.position))
+        for request, _, places in split_by_request(sequences):
+            ticket = self._tickets.get(request)
+            if ticket is not None:
+                lengths = ticket.texts.lengths[ticket.positions[places]].tolist()
+                self._pool.add(request, lengths, places.tolist(), is_interactive=ticket.is_interactive)
+
+    def deliver(
+        self, work: Work, vectors: NDArray[np.float32], seconds: float, collate_seconds: float = 0.0
+    ) -> None:
+        num_tokens, lengths = work.batch.num_tokens, work.batch.lengths
+        with self._lock:
+            pads = self._pool.cost.pads
+            self._feed.note_encoded(work.sequences, seconds, self._clock())
+            self.tally.num_batches += 1
+            self.tally.num_sequences += len(work.sequences)
+            self.tally.num_tokens += num_tokens
+            self.tally.num_computed_tokens += work.length * len(work.sequences) if pads else num_tokens
+            self.tally.run_seconds += seconds
+            self.tally.collate_seconds += collate_seconds
+            for request, rows, places in split_by_request(work.sequences):
+                ticket = self._tickets.get(request)
+                if ticket is None:  # withdrawn meanwhile
+                    continue
+                ticket.vectors[ticket.positions[places]] = vectors[rows]
+                own_tokens = int(lengths[rows].sum())
+                if pads:
+                    ticket.num_padding_tokens += work.length * len(places) - own_tokens
+                ticket.run_seconds += seconds * own_tokens / num_tokens
+                ticket.collate_seconds += collate_seconds * own_tokens / num_tokens
+                self._count_down(ticket, len(places))
+
+    def fail_sequence(self, sequence: Sequence, code: str, reason: str) -> None:
+        """The model raised on this sequence alone; `code` is that of an item error."""
+        with self._lock:
+            ticket = self._tickets.get(sequence.request)
+            if ticket is not None:
+                failure = ItemFailure(code, f"{ITEM_ERROR_CODES[code]} ({reason})")
+                ticket.failures[int(ticket.positions[sequence.position])] = failure
+                self._count_down(ticket, 1)
+
+    def lose_work(self, work: Work, reason: str) -> None:
+        """The model process died with this batch: every request with a sequence in it is suspect."""
+        with self._lock:
+            for number in {sequence.request for sequence in work.sequences}:
+                message = f"The model process died while it encoded texts of this request: {reason}."
+                self._end(number, RunnerDied(message, is_suspect=True))
+
+    def close(self, reason: str) -> None:
+        """Nothing will be encoded any more: all who wait are told."""
+        with self._lock:
+            self._closed_because = reason.rstrip(".") or "it was stopped"
+            for number in list(self._tickets):
+                self._end(number, EngineStopped(f"The engine does not run: {self._closed_because}."))
+
+    def _count_down(self, ticket: Ticket, num_sequences: int) -> None:
+        ticket.num_waiting -= num_sequences
+        if ticket.num_waiting == 0:
+            self._end(ticket.number, None)
+
+    def _end(self, number: int, error: ChunkError | None) -> None:
+        ticket = self._tickets.pop(number, None)
+        if ticket is not None:
+            self._pool.remove(number)
+            ticket.error = error
+            ticket.done.set()
+
+
+def split_by_request(
+    sequences: Iterable[Sequence],
+) -> Iterator[tuple[int, slice, NDArray[np.int64]]]:
+    """Of sequences in order of request, each request with its rows of the batch and its sequences' positions."""
+    start = 0
+    for request, group in groupby(sequences, key=lambda sequence: sequence.request):
+        positions = np.array([sequence.position for sequence in group], dtype=np.int64)
+        yield request, slice(start, start + len(positions)), positions
+        start += len(positions)

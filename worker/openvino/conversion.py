@@ -1,0 +1,157 @@
+"""Conversion: a model as openvino reads it, made once from the torch module and kept on disk. Runs nothing.
+
+A kept conversion is loaded without torch, which saves its memory and the seconds of its import.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import tempfile
+import warnings
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from importlib.metadata import version
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vectormill.processes.lifetimes import die_with_parent
+from worker.encoder.choice import COMPRESSED, INT4, INT8
+from worker.encoder.encoder import EncoderOrder
+from worker.openvino.compression import apply_compression
+from worker.openvino.runtime import openvino as ov
+
+INPUTS: Final = ("input_ids", "attention_mask", "pool_mask", "word_embeddings")
+# Grows when the network or its inputs change, so that a conversion made by older code is not used.
+CONVERSION_VERSION: Final = 2
+COMPRESSION_VERSION: Final = 1
+LARGEST_DEVIATION: Final = 1e-3
+# What compressed weights must keep of the direction of a vector. Far below what real models keep (0.999 and 0.95): it
+# tells a graph that is wrong (0) from one that is rounded.
+SMALLEST_COSINES: Final = {INT8: 0.98, INT4: 0.7}
+
+
+class ConversionFailed(Exception):
+    """openvino cannot run this network as torch does."""
+
+
+def find_or_convert(order: EncoderOrder, precision: str) -> Path:
+    """The folder of the converted network. Raises ConversionFailed; never leaves half a folder behind."""
+    folder = order.cache_dir / "openvino" / fingerprint_conversion(order, precision)
+    if (folder / "network.json").is_file():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".draft-"))
+    try:
+        convert_in_child(order, precision, draft)
+        # Two workers may convert at the same time: the second finds the name taken, by the same content.
+        os.rename(draft, folder)  # noqa: PTH104 - Path.rename would say the same
+    except OSError:
+        if not (folder / "network.json").is_file():
+            raise
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return folder
+
+
+def convert_in_child(order: EncoderOrder, precision: str, folder: Path) -> None:
+    """Converts in a process that then ends: torch and the tracer would keep 500 MiB in this one, for nothing."""
+    with ProcessPoolExecutor(
+        max_workers=1,
+        mp_context=get_context("spawn"),
+        # It ends with us, whatever it is doing and however we end.
+        initializer=die_with_parent,
+        initargs=(signal.SIGKILL, os.getpid()),
+    ) as pool:
+        try:
+            pool.submit(convert_network, order, precision, folder).result()
+        except BrokenProcessPool as error:
+            raise ConversionFailed("the process that converts the model ended without a word") from error
+
+
+def fingerprint_conversion(order: EncoderOrder, precision: str) -> str:
+    """Changes with the model's content, with what is added to it, and with what converts it.
+
+    fp32 and bf16 share a conversion: bf16 is a matter of arithmetic, chosen when the graph is compiled.
+    """
+    card = order.card
+    values = [CONVERSION_VERSION, card.revision, str(card.path), card.pooling, card.dense]
+    values += [version(package) for package in ("openvino", "torch", "transformers")]
+    if precision in COMPRESSED:
+        values += [precision, COMPRESSION_VERSION]
+    return hashlib.blake2b(json.dumps(values).encode(), digest_size=12).hexdigest()
+
+
+def convert_network(order: EncoderOrder, precision: str, folder: Path) -> None:
+    """Writes network.xml, network.bin, words.bin and, last, network.json. The result is compared with torch before it
+    is kept.
+    """
+    # Only here: a kept conversion needs none of it.
+    import torch
+    from openvino.tools.ovc import convert_model
+
+    from worker.model.network import EncoderNetwork
+    from worker.openvino.wordless_network import WordlessNetwork
+
+    whole = EncoderNetwork(order.card, torch.float32)
+    # Another shape than the one that is traced, with padding: a shape or mask frozen by tracing shows here.
+    probe = _make_input(torch, num_sequences=3, length=13)
+    example = _make_input(torch, num_sequences=2, length=8)
+    try:
+        with torch.inference_mode(), warnings.catch_warnings():
+            # Each branch on a shape that tracing would freeze is reported. What matters is checked below.
+            warnings.simplefilter("ignore")
+            expected = whole(*probe).numpy()
+            network = WordlessNetwork(whole)
+            converted = convert_model(network, example_input=(*example, network.embed(example[0])))
+            for port, name in zip(converted.inputs, INPUTS, strict=True):
+                port.get_tensor().set_names({name})  # the tracer has numbers for some
+            inputs = [tensor.numpy() for tensor in (*probe, network.embed(probe[0]))]
+            _check_exact(_run(converted, inputs), expected)
+            if precision in COMPRESSED:
+                if not apply_compression(converted, precision):
+                    raise ConversionFailed(f"no weights were found that could be {precision}")
+                _check_rounded(_run(converted, inputs), expected, precision)
+            dim = network.write_table(folder / "words.bin", precision)
+        ov.save_model(converted, folder / "network.xml", compress_to_fp16=False)
+    except ConversionFailed:
+        raise
+    except (
+        Exception
+    ) as error:  # torch's tracer and openvino raise anything; torch itself still runs the model
+        reason = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
+        raise ConversionFailed(reason) from error
+    facts = {"pad_token_id": whole.pad_token_id, "word_embedding_dim": dim}
+    (folder / "network.json").write_text(json.dumps(facts))
+
+
+def _run(converted: Any, inputs: list[NDArray[Any]]) -> NDArray[np.float32]:
+    exactly = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
+    compiled = ov.Core().compile_model(converted, "CPU", exactly)
+    found: NDArray[np.float32] = compiled(inputs)[0]
+    return found
+
+
+def _check_exact(found: NDArray[np.float32], expected: NDArray[np.float32]) -> None:
+    deviation = float(np.abs(found - expected).max() / max(np.abs(expected).max(), 1e-6))
+    if not deviation < LARGEST_DEVIATION:
+        raise ConversionFailed(f"the converted network deviates from torch by {deviation:.1e}")
+
+
+def _check_rounded(found: NDArray[np.float32], expected: NDArray[np.float32], precision: str) -> None:
+    lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
+    cosine = float(((found * expected).sum(axis=1) / np.maximum(lengths, 1e-12)).min())
+    if not cosine >= SMALLEST_COSINES[precision]:
+        raise ConversionFailed(f"{precision} weights turn its vectors too far: to a cosine of {cosine:.2f}")
+
+
+def _make_input(torch: Any, num_sequences: int, length: int) -> tuple[Any, Any, Any]:
+    """Ids, attention mask and pool mask of sequences of different lengths, the first without padding."""
+    lengths = torch.arange(length, length - num_sequences, -1).unsqueeze(1)
+    mask = (torch.arange(length) < lengths).long()
+    return torch.arange(5, 5 + length) * mask, mask, mask.clone()

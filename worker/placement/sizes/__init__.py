@@ -1,0 +1,1 @@
+"""What models need, and how long they take: bytes and seconds."""

@@ -1,0 +1,1 @@
+"""The processes that hold encoders, and what is said to them."""

@@ -1,0 +1,178 @@
+"""Runner: one process that holds one encoder, seen from its parent. Knows no requests; restarts nothing."""
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from typing import Any, Final
+
+from vectormill.processes.lifetimes import in_lasting_thread
+from worker.runner.kernel_kills import count_kernel_kills
+from worker.runner.messages import EncodeFailed, Load
+from worker.runner.stacks import StackFile
+
+logger = logging.getLogger(__name__)
+
+# Not multiprocessing's own start: that would run the parent's main module again in the child (here Celery's), and
+# could not give the child another environment, which is what pins it to its device before torch is imported.
+BOOTSTRAP: Final = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[4]);"
+    "from worker.runner.runner_process import main; main(*map(int, sys.argv[1:4]))"
+)
+# Nothing that a forward pass does brings these upon its process.
+FOREIGN_SIGNALS: Final = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+STOP_TIMEOUT_SECONDS: Final = 5.0
+# A process that waits inside a driver ends when the driver answers, perhaps never; its executor must not wait for it.
+KILL_TIMEOUT_SECONDS: Final = 20.0
+# A process has a thread that does nothing but read, and reads a batch in milliseconds. Where that thread is stuck, in a
+# driver that no longer answers, a batch larger than the pipe would be sent for ever, and no time-out be looked at.
+SEND_TIMEOUT_SECONDS: Final = 60
+# From one part of a message to the next; that there is none at all is looked at elsewhere.
+RECEIVE_TIMEOUT_SECONDS: Final = 60
+
+
+class RunnerLost(Exception):
+    """The runner's process ended, or has to be ended because it cannot go on.
+
+    `is_exhausted`: the kernel ended it for want of memory. `is_foreign`: somebody else did, with a signal that no
+    program gets by its own doing. `is_sick`: it lives and fails with everything. `failed` is the batch that it cannot
+    go on after, which failed as any batch may and is nobody's last.
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        *,
+        is_exhausted: bool = False,
+        is_foreign: bool = False,
+        is_sick: bool = False,
+        failed: EncodeFailed | None = None,
+    ) -> None:
+        super().__init__(reason)
+        self.is_exhausted = is_exhausted
+        self.is_foreign = is_foreign
+        self.is_sick = is_sick
+        self.failed = failed
+
+
+def bound_waits(ours: socket.socket) -> None:
+    """Has the system end each send and receive that makes no progress, with BlockingIOError."""
+    for option, seconds in (
+        (socket.SO_SNDTIMEO, SEND_TIMEOUT_SECONDS),
+        (socket.SO_RCVTIMEO, RECEIVE_TIMEOUT_SECONDS),
+    ):
+        ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", seconds, 0))
+
+
+class Runner:
+    """A started process and the pipe to it. Used by one thread."""
+
+    def __init__(self, load: Load, environment: Mapping[str, str]) -> None:
+        ours, theirs = socket.socketpair()
+        self._device = load.order.device.name
+        self._stack_file = StackFile()
+        self._num_kills = count_kernel_kills()
+        bound_waits(ours)
+        with theirs:
+            handed_down = (theirs.fileno(), self._stack_file.fileno())
+            numbers = [handed_down[0], os.getpid(), handed_down[1]]
+            arguments = [*map(str, numbers), json.dumps(sys.path)]
+
+            def start() -> "subprocess.Popen[bytes]":
+                return subprocess.Popen(
+                    [sys.executable, "-c", BOOTSTRAP, *arguments],
+                    env=dict(environment),
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=handed_down,
+                    start_new_session=True,  # signals to the worker's group do not reach it
+                )
+
+            # The kernel ends the process with the thread that started it, so that thread has to last.
+            self._process = in_lasting_thread(start)
+        self.connection: Connection[Any, Any] = Connection(ours.detach())
+        self.send(load)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, message: object) -> None:
+        """Raises RunnerLost, also when the process reads nothing any more."""
+        try:
+            self.connection.send(message)
+        except BlockingIOError as error:
+            raise RunnerLost(f"the model process has read nothing for {SEND_TIMEOUT_SECONDS} s") from error
+        except OSError as error:
+            raise self._find_loss() from error
+
+    @property
+    def connections(self) -> "list[Connection[Any, Any]]":
+        """What to wait for before `receive`."""
+        return [self.connection]
+
+    def receive(self) -> list[Any]:
+        """The next message; waits for it. Raises RunnerLost, also when the process stops in the middle of one."""
+        try:
+            return [self.connection.recv()]
+        except BlockingIOError as error:
+            raise RunnerLost(
+                f"the model process has stopped in the middle of a message for {RECEIVE_TIMEOUT_SECONDS} s"
+            ) from error
+        except (EOFError, OSError) as error:
+            raise self._find_loss() from error
+
+    def stacks(self) -> list[str]:
+        """Where the process is, for people; asked of one that makes no progress, before it is ended."""
+        return [f"process {self.pid} on {self._device}:\n{self._stack_file.ask(self._process.send_signal)}"]
+
+    def stop(self) -> None:
+        """Closes the pipe, on which the process ends itself at once, and makes sure of it."""
+        self.connection.close()
+        try:
+            self._process.wait(STOP_TIMEOUT_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        self._stack_file.close()
+
+    def kill(self) -> list[Any]:
+        """Ends the process. What it had said before and nobody has read is returned, so that no outcome is lost."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        try:
+            self._process.wait(KILL_TIMEOUT_SECONDS)
+        except subprocess.TimeoutExpired:
+            logger.error(
+                "The model process %d was killed and does not end: it waits inside a driver, and keeps its device.",
+                self.pid,
+            )
+        self._stack_file.close()
+        unread: list[Any] = []
+        with contextlib.suppress(EOFError, OSError), self.connection:
+            while self.connection.poll():  # true at the end of the pipe, too
+                unread.append(self.connection.recv())
+        return unread
+
+    def _find_loss(self) -> RunnerLost:
+        reason = self._describe_end()
+        status = self._process.returncode
+        num_kills = count_kernel_kills()
+        if status == -signal.SIGKILL and num_kills is not None and num_kills > (self._num_kills or 0):
+            return RunnerLost(f"{reason}, by the kernel for want of memory", is_exhausted=True)
+        return RunnerLost(reason, is_foreign=status is not None and -status in FOREIGN_SIGNALS)
+
+    def _describe_end(self) -> str:
+        """Called when the pipe is broken: how the process ended."""
+        try:
+            status = self._process.wait(STOP_TIMEOUT_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "the model process closed its pipe and did not end"
+        if status < 0:
+            return f"the model process was ended by {signal.Signals(-status).name}"
+        return f"the model process ended with status {status}"

@@ -1,0 +1,173 @@
+"""RunnerGroup: the runners of one replica, which its executor treats as one. Knows no strategy.
+
+All are given every batch, in one order, and all answer it: their vectors one behind the other, in the order of the
+ranks, are the batch's. One that dies or fails ends the group: its neighbours wait for it in the middle of a layer, or
+have sent what the next batch would take for its own.
+"""
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from multiprocessing.connection import Connection, wait
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import numpy as np
+
+from worker.runner.memory import MemoryReport, join_reports
+from worker.runner.messages import Encode, Encoded, EncodeFailed, Load, Loaded, LoadFailed, Reading, Started
+from worker.runner.runner import Runner, RunnerLost
+
+# A rank whose neighbour dies may hear of that before we do, as an error of its own: the cause is waited for.
+CAUSE_SECONDS: Final = 5.0
+
+
+class RunnerGroup:
+    """Started processes and the pipes to them. Used by one thread; has the methods of a Runner."""
+
+    def __init__(
+        self,
+        loads: Sequence[Load],
+        environments: Sequence[Mapping[str, str]],
+        meeting_place: "TemporaryDirectory[str]",
+    ) -> None:
+        self._meeting_place = meeting_place
+        self._runners = [
+            Runner(load, environment) for load, environment in zip(loads, environments, strict=True)
+        ]
+        self._readings: dict[int, Reading] = {}
+        self._loaded: dict[int, Loaded] = {}
+        self._parts: dict[int, dict[int, Encoded]] = {}  # what ranks have answered, by batch and rank
+        self._failures: list[tuple[int, EncodeFailed]] = []  # with the rank
+        self._memories: dict[int, MemoryReport] = {}  # of ranks, since all of them were last reported
+        self._begun: deque[int] = deque()  # by the first rank, and not yet ended by all
+        self._said: list[Any] = []  # by the group, and not yet returned
+
+    @property
+    def connections(self) -> "list[Connection[Any, Any]]":
+        return [runner.connection for runner in self._runners]
+
+    @property
+    def pid(self) -> int:
+        """Of the first rank."""
+        return self._runners[0].pid
+
+    def send(self, message: object) -> None:
+        """Raises RunnerLost. Nothing overtakes: ranks that encode in different orders wait for each other for ever."""
+        if isinstance(message, Encode):
+            message = replace(message, is_urgent=False)
+        for runner in self._runners:
+            runner.send(message)
+
+    def receive(self) -> list[Any]:
+        """What the group as a whole has to say now; perhaps nothing yet. Raises RunnerLost."""
+        self._listen(0)
+        deadline = time.monotonic() + CAUSE_SECONDS
+        while self._failures:
+            exhausted = [failure for failure in self._failures if failure[1].is_out_of_memory]
+            if exhausted or time.monotonic() >= deadline:
+                rank, failed = (exhausted or self._failures)[0]
+                raise RunnerLost(
+                    f"rank {rank} failed with a batch and the others wait for it ({failed.reason})",
+                    failed=failed,
+                )
+            self._listen(deadline - time.monotonic())
+        said, self._said = self._said, []
+        return said
+
+    def _listen(self, timeout: float) -> None:
+        ready = wait(self.connections, timeout)
+        for number, runner in enumerate(self._runners):
+            if runner.connection in ready:
+                for message in runner.receive():
+                    self._said += self._hear(number, message)
+
+    def stacks(self) -> list[str]:
+        """Where every rank is, and which of them have done what the others wait for."""
+        done = self._parts.get(self._begun[0], {}) if self._begun else {}
+        return [
+            f"rank {number}, {'done' if number in done else 'not done'} with the batch, {stacks}"
+            for number, runner in enumerate(self._runners)
+            for stacks in runner.stacks()
+        ]
+
+    def stop(self) -> None:
+        for runner in self._runners:
+            runner.stop()
+        self._meeting_place.cleanup()
+
+    def kill(self) -> list[Any]:
+        """Ends all processes. What they had said of whole batches and nobody has read is returned."""
+        unread = [
+            (number, message) for number, runner in enumerate(self._runners) for message in runner.kill()
+        ]
+        self._meeting_place.cleanup()
+        for number, message in unread:
+            self._said += self._hear(number, message)
+        # Once, also when it is killed again: an executor that heard an outcome twice would end.
+        said, self._said = self._said, []
+        return said
+
+    def _hear(self, number: int, message: Any) -> list[Any]:
+        """What the message of one rank makes complete; nothing while others still have to speak."""
+        if isinstance(message, LoadFailed):
+            return [message]
+        if isinstance(message, Reading):
+            self._readings[number] = message
+            return [self._sum_readings()] if len(self._readings) == len(self._runners) else []
+        if isinstance(message, Loaded):
+            self._note_memory(number, message.memory)
+            self._loaded[number] = message
+            return [self._describe()] if len(self._loaded) == len(self._runners) else []
+        if isinstance(message, Started):
+            return self._begin(message) if number == 0 else []
+        if isinstance(message, EncodeFailed):
+            self._failures.append((number, message))
+            return []
+        self._note_memory(number, message.memory)
+        parts = self._parts.setdefault(message.number, {})
+        parts[number] = message
+        if len(parts) < len(self._runners):
+            return []
+        del self._parts[message.number]
+        self._begun.remove(message.number)
+        following = [Started(self._begun[0])] if self._begun else []
+        return [self._join(message.number, parts), *following]
+
+    def _begin(self, message: Started) -> list[Any]:
+        """The first stage of a pipeline begins a batch while the last one still has the one before: that is suspect."""
+        self._begun.append(message.number)
+        return [message] if len(self._begun) == 1 else []
+
+    def _sum_readings(self) -> Reading:
+        readings = self._readings.values()
+        return Reading(
+            sum(each.num_bytes_read for each in readings), sum(each.num_bytes for each in readings)
+        )
+
+    def _describe(self) -> Loaded:
+        """The first rank's report, of all devices."""
+        first = self._loaded[0]
+        reports = [self._loaded[number].report for number in range(len(self._runners))]
+        names = "+".join(report.device.value for report in reports)
+        device = replace(first.report.device, value=names)
+        loadings = tuple(loading for report in reports for loading in report.loadings)
+        return Loaded(replace(first.report, device=device, loadings=loadings), self._take_memory())
+
+    def _join(self, number: int, parts: Mapping[int, Encoded]) -> Encoded:
+        """What all ranks have answered, as one; it took as long as the slowest of them."""
+        vectors = np.concatenate([parts[rank].vectors for rank in sorted(parts)])
+        seconds = max(part.seconds for part in parts.values())
+        return Encoded(number, vectors, seconds, self._take_memory())
+
+    def _note_memory(self, number: int, memory: MemoryReport | None) -> None:
+        if memory is not None:
+            self._memories[number] = memory
+
+    def _take_memory(self) -> MemoryReport | None:
+        """Once every rank has reported anew: each does so at most four times a second, at moments of its own."""
+        if len(self._memories) < len(self._runners):
+            return None
+        ranks, self._memories = [self._memories[rank] for rank in sorted(self._memories)], {}
+        return join_reports(ranks)

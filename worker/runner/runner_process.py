@@ -1,0 +1,146 @@
+"""The process that holds one encoder: loads it, encodes what is sent, and dies with its parent.
+
+Knows nothing of requests, chunks or the pool. A thread reads and prepares the next batches while others encode, one a
+stream of the encoder; an urgent batch is encoded as soon as a stream has done what it has started.
+"""
+
+import importlib
+import logging
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from multiprocessing.connection import Connection
+from queue import PriorityQueue
+from typing import Any, Final, NoReturn
+
+from vectormill.domain.errors import ModelError
+from vectormill.processes.lifetimes import die_with_parent
+from worker.encoder.encoder import Encoder, OnRead
+from worker.encoder.forward_pass import DeviceLost
+from worker.runner.memory import MemoryGauge
+from worker.runner.messages import (
+    BATCHES_AHEAD,
+    CANARIES_AHEAD,
+    URGENT_BATCHES_AHEAD,
+    Load,
+    Loaded,
+    LoadFailed,
+    Reading,
+)
+from worker.runner.stacks import answer_with_stacks
+from worker.runner.stream import DeviceShares, Run, Speaker, Stream, Waiting, describe_error
+
+logger = logging.getLogger(__name__)
+
+READING_PAUSE_SECONDS: Final = 0.25
+
+# Ends the process, so that the worker starts another: what a device once lost answers with errors, for every batch.
+DEVICE_LOST_STATUS: Final = 3
+THREAD_FAILED_STATUS: Final = 4
+
+
+def main(file_descriptor: int, parent_pid: int, stacks_descriptor: int) -> NoReturn:
+    # SIGKILL: a native call that hangs runs no Python handler, and a GPU must not stay occupied.
+    die_with_parent(signal.SIGKILL, parent_pid)
+    # A terminal's Ctrl-C goes to the worker, which first finishes its chunks here.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    answer_with_stacks(stacks_descriptor)
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s runner %(levelname)s %(message)s"
+    )
+    connection: Connection[Any, Any] = Connection(file_descriptor)
+    _end_with(partial(_load_and_serve, connection))
+
+
+def _end_with(act: Callable[[], None]) -> NoReturn:
+    """Does in this thread what the process lives for, and ends the process with it, however it ends."""
+    try:
+        act()
+    except (EOFError, OSError):
+        logger.info("The worker is gone or wants no more vectors.")
+    except DeviceLost as error:
+        logger.error("The device is lost to this process, which ends: %s", error)
+        os._exit(DEVICE_LOST_STATUS)
+    except BaseException:
+        logger.exception(
+            "The thread %r failed, and so ends the model process.", threading.current_thread().name
+        )
+        os._exit(THREAD_FAILED_STATUS)
+    os._exit(0)
+
+
+def _load_and_serve(connection: "Connection[Any, Any]") -> None:
+    load: Load = connection.recv()
+    gauge = MemoryGauge(load.order.device)
+    serve(connection, _load(connection, load, gauge), gauge)
+
+
+def _load(connection: "Connection[Any, Any]", load: Load, gauge: MemoryGauge) -> Encoder:
+    """The encoder, on the cores of its device; a reason is sent and the process ends when it cannot be had."""
+    if load.order.device.cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, load.order.device.cores)
+    try:
+        module, _, function = load.factory.partition(":")
+        encoder: Encoder = getattr(importlib.import_module(module), function)(
+            replace(load.order, on_read=_tell_reading(connection))
+        )
+    except ModelError as error:
+        connection.send(LoadFailed(str(error)))
+    except Exception as error:  # whatever a framework raises, the worker must hear the reason
+        logger.exception("The model cannot be loaded.")
+        connection.send(
+            LoadFailed(f"The model {load.order.card.name!r} cannot be loaded: {describe_error(error)}")
+        )
+    else:
+        connection.send(Loaded(encoder.describe(), gauge.read()))
+        return encoder
+    os._exit(1)
+
+
+def _tell_reading(connection: "Connection[Any, Any]") -> OnRead:
+    """Says over the pipe how far loading is, but not more often than somebody watches."""
+    told_at = -math.inf
+
+    def tell(num_bytes_read: int, num_bytes: int) -> None:
+        nonlocal told_at
+        if time.monotonic() - told_at >= READING_PAUSE_SECONDS:
+            told_at = time.monotonic()
+            connection.send(Reading(num_bytes_read, num_bytes))
+
+    return tell
+
+
+def serve(connection: "Connection[Any, Any]", encoder: Encoder, gauge: MemoryGauge) -> None:
+    """Encodes batch after batch until the pipe is closed: in this thread, and in one for each further stream."""
+    report = encoder.describe()
+    # Never full, because the executor sends no more: a reader that waits here would not see the pipe close.
+    num_batches = report.num_started + BATCHES_AHEAD + URGENT_BATCHES_AHEAD
+    batches: PriorityQueue[Waiting] = PriorityQueue(num_batches + report.num_streams + CANARIES_AHEAD)
+    speaker = Speaker(connection)
+    shares = DeviceShares() if report.num_streams > 1 else None
+    threads: dict[str, Callable[[], None]] = {"reader": partial(_read, connection, batches, encoder, shares)}
+    first, *others = (
+        Stream(speaker, batches, gauge, is_queued=report.is_queued) for _ in range(report.num_streams)
+    )
+    threads |= {f"stream {number}": stream.serve for number, stream in enumerate(others, start=1)}
+    for name, act in threads.items():
+        threading.Thread(target=_end_with, args=(act,), name=name, daemon=True).start()
+    first.serve()
+
+
+def _read(
+    connection: "Connection[Any, Any]",
+    batches: "PriorityQueue[Waiting]",
+    encoder: Encoder,
+    shares: DeviceShares | None,
+) -> None:
+    """Prepares batches. When the parent closes the pipe, the process ends at once, even in a forward pass."""
+    while True:
+        run = Run(connection.recv(), encoder, shares)
+        batches.put((not run.is_urgent, run.number, run))

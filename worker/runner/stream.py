@@ -1,0 +1,206 @@
+"""Stream: one batch after another through an encoder, from its preparation to its outcome. Starts no process."""
+
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from queue import Empty, PriorityQueue
+from typing import Any, Final, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from worker.encoder.encoder import Encoder
+from worker.encoder.exhaustion import is_out_of_memory
+from worker.encoder.forward_pass import DeviceLost, ForwardPass
+from worker.runner.memory import MemoryGauge
+from worker.runner.messages import Encode, Encoded, EncodeFailed, Started
+
+logger = logging.getLogger(__name__)
+
+LONGEST_REASON: Final = 500
+# Between two batches a device waits for some milliseconds, until we have launched its kernels.
+LONGEST_QUEUED_SECONDS: Final = 0.2
+
+# Not urgent, number, run: the least is encoded next. Numbers differ, so that runs are never compared.
+Waiting = tuple[bool, int, "Run"]
+
+
+class Speaker:
+    """The sending end of the pipe, for several threads."""
+
+    def __init__(self, connection: "Connection[Any, Any]") -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+
+    def say(self, message: object) -> None:
+        with self._lock:
+            self._connection.send(message)
+
+
+class DeviceShares:
+    """A clock that each of several streams lives by: it runs slower the more of them compute at a moment, so that their
+    readings add up to the time for which the device computed at all. Shared by threads.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._num_active = 0
+        self._read_at = 0.0
+        self._reading = 0.0
+
+    def enter(self) -> float:
+        """The reading at which a stream begins to compute."""
+        return self._change(1)
+
+    def leave(self) -> float:
+        """The reading at which it ends."""
+        return self._change(-1)
+
+    def _change(self, step: int) -> float:
+        with self._lock:
+            now = self._clock()
+            if self._num_active:
+                self._reading += (now - self._read_at) / self._num_active
+            self._num_active += step
+            self._read_at = now
+            return self._reading
+
+
+class Stream:
+    """Encodes batches in turn; of a device that queues them, the next one is started before the last one is done.
+
+    The next batch is started before the outcome of the last one is sent, so that a device of its own does not wait for
+    pickling and the pipe. It is chosen only then, so that an urgent one overtakes until the last moment.
+    """
+
+    def __init__(
+        self, speaker: Speaker, batches: "PriorityQueue[Waiting]", gauge: MemoryGauge, *, is_queued: bool
+    ) -> None:
+        self._speaker = speaker
+        self._batches = batches
+        self._gauge = gauge
+        self._is_queued = is_queued
+        self._started: deque[Run] = deque()  # and not yet done, in the order in which the device has them
+        self._done_at = -math.inf  # the last one
+        self._last_seconds = math.inf
+
+    def serve(self) -> NoReturn:
+        outcome: Encoded | EncodeFailed | None = None
+        while True:
+            while len(self._started) < self._num_to_start:
+                if not self._start_next(must_wait=not self._started and outcome is None):
+                    break
+            if outcome is not None:
+                self._speaker.say(outcome)
+                outcome = None
+            if self._started:
+                outcome = self._finish_first()
+
+    @property
+    def _num_to_start(self) -> int:
+        """Behind long batches none is queued: little is lost between them, and an urgent one would wait for both."""
+        return 2 if self._is_queued and self._last_seconds < LONGEST_QUEUED_SECONDS else 1
+
+    def _start_next(self, *, must_wait: bool) -> bool:
+        """False when there is none and nobody may be kept waiting for it."""
+        try:
+            *_, run = self._batches.get(block=must_wait)
+        except Empty:
+            return False
+        self._speaker.say(Started(run.number))
+        run.start()
+        self._started.append(run)
+        return True
+
+    def _finish_first(self) -> Encoded | EncodeFailed | None:
+        """The outcome, if it is still to be said."""
+        run = self._started.popleft()
+        outcome = run.finish(self._gauge, self._done_at)
+        self._done_at = time.perf_counter()
+        if isinstance(outcome, Encoded):
+            self._last_seconds = outcome.seconds
+        if not run.is_urgent:
+            return outcome
+        # Somebody waits for it: not even the start of the next batch comes first.
+        self._speaker.say(outcome)
+        return None
+
+
+class Run:
+    """One batch from its preparation to its outcome: the vectors, or what any step on the way raised."""
+
+    def __init__(self, message: Encode, encoder: Encoder, shares: DeviceShares | None = None) -> None:
+        """`shares` where several streams compute side by side, and the seconds are a stream's part of them."""
+        self.number = message.number
+        self._shares = shares
+        self.is_urgent = message.is_urgent
+        self._num_sequences = len(message.batch)
+        self._started_at = 0.0
+        self._forward_pass: ForwardPass | None = None
+        self._failed: EncodeFailed | None = None
+        self._lost: DeviceLost | None = None
+        collating_since = time.perf_counter()
+        try:
+            self._forward_pass = encoder.prepare(message.batch)
+        except Exception as error:  # noqa: BLE001 - a bad sequence may raise anything; the executor isolates it
+            self._note(error)
+        self._collate_seconds = time.perf_counter() - collating_since
+
+    def start(self) -> None:
+        self._started_at = time.perf_counter()
+        if self._forward_pass is not None:
+            try:
+                self._forward_pass.start()
+            except Exception as error:  # noqa: BLE001 - as above
+                self._note(error)
+
+    def finish(self, gauge: MemoryGauge, device_free_at: float) -> Encoded | EncodeFailed:
+        """Its seconds begin when the device was free for it. Raises DeviceLost, whose batch the executor finds by the
+        process that ended.
+        """
+        if self._forward_pass is not None:
+            try:
+                vectors, seconds = self._compute(self._forward_pass, device_free_at)
+                return Encoded(self.number, vectors, seconds, gauge.read(), self._collate_seconds)
+            except Exception as error:  # noqa: BLE001 - as above
+                self._note(error)
+        if self._lost is not None:
+            raise self._lost
+        assert self._failed is not None
+        return self._failed
+
+    def _compute(self, forward_pass: ForwardPass, device_free_at: float) -> tuple[NDArray[np.float32], float]:
+        if self._shares is None:
+            vectors = forward_pass.vectors()
+            return vectors, time.perf_counter() - max(self._started_at, device_free_at)
+        begun, ended = self._shares.enter(), 0.0
+        try:
+            vectors = forward_pass.vectors()
+        finally:
+            ended = self._shares.leave()
+        return vectors, ended - begun
+
+    def _note(self, error: Exception) -> None:
+        """Keeps what is to be said of the error, and not the error: its traceback holds the frames of the forward pass,
+        and with them the tensors, and the next batch needs their memory.
+
+        That is all that is freed here. Nothing is emptied after an out-of-memory: before torch raises one, its
+        allocator has given all it kept back to CUDA and tried again.
+        """
+        self._forward_pass = None
+        if isinstance(error, DeviceLost):
+            self._lost = error
+            return
+        reason, is_exhausted = describe_error(error), is_out_of_memory(error)
+        if not is_exhausted:  # of the other, the executor says it once
+            logger.warning("A batch of %d sequences failed: %s", self._num_sequences, reason)
+        self._failed = EncodeFailed(self.number, reason, is_exhausted)
+
+
+def describe_error(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:LONGEST_REASON]
