@@ -70,8 +70,10 @@ def test_puts_that_were_committed_survive_the_api_that_took_them(parts: Parts, c
 
 def _count_puts(parts: Parts, collection: str) -> int:
     (row,) = parts.query(
-        "SELECT coalesce(sum(num_items), 0) FROM vectormill.jobs"
-        f" WHERE forget_at = 'infinity' AND collection = '{collection}'"
+        "SELECT coalesce(sum(jobs.num_items), 0) FROM vectormill.jobs"
+        " JOIN vectormill.generations ON generations.id = jobs.generation_id"
+        " JOIN vectormill.collections ON collections.id = generations.collection_id"
+        f" WHERE jobs.forget_at = 'infinity' AND collections.name = '{collection}'"
     )
     return int(str(row[0]))
 
