@@ -7,16 +7,62 @@ while such requests come, bulk batches are short, because one of them is always 
 import math
 from typing import Final
 
-from worker.batching.pace import Pace
-from worker.batching.patience import find_hold_end
 from worker.batching.pool import SequencePool
-from worker.batching.sequence import Sequence
+from worker.batching.sequences import Sequences
 
 # On a small CPU a full batch takes a quarter of a second. While interactive requests come, and this long after the last
 # one, the bulk batches that are at work take no longer than this, one behind or beside the other. Throughput hardly
 # falls: budgets of 768 to 2,048 tokens were equally fast there, and a GPU encodes its whole budget in less.
 INTERACTIVE_SECONDS: Final = 60.0
 SHORT_BULK_SECONDS: Final = 0.05
+# How much less a batch counts for the pace than the next one: about the last eight do.
+FADING: Final = 0.875
+# Before the runner is out of work: a batch is taken from the pool, sent and read in 1 to 2 ms.
+LEAD_SECONDS: Final = 0.003
+# A chunk of 512 short texts is tokenized in 5 to 10 ms, a request of one in less than 1 ms. To let a device stand still
+# for longer costs more than the batch after next, which would be fuller, could bring in again.
+TOKENIZING_SECONDS: Final = 0.005
+
+
+class Pace:
+    """How fast batches are encoded, and when the runner will have none left. Told when batches are sent and come back.
+
+    A forecast, never a promise: who relies on it must be right, if slower, when it is wrong.
+    """
+
+    def __init__(self) -> None:
+        # Of the last batches. Their sums, not the mean of their ratios: a tiny batch takes long for what it costs.
+        self._cost = 0.0
+        self._seconds = 0.0
+        self._cost_ahead = 0.0
+        self._free_at = -math.inf
+
+    @property
+    def free_at(self) -> float:
+        """When the runner will have encoded all that was sent; in the past when it is idle."""
+        return self._free_at
+
+    def cost_within(self, seconds: float) -> float:
+        """What is encoded in this time; infinite as long as no batch has come back."""
+        return seconds / self._seconds_of(1) if self._seconds else math.inf
+
+    def note_sent(self, cost: float, now: float) -> None:
+        self._cost_ahead += cost
+        self._free_at = max(now, self._free_at) + self._seconds_of(cost)
+
+    def note_encoded(self, cost: float, seconds: float, now: float) -> None:
+        self._cost = FADING * self._cost + cost
+        self._seconds = FADING * self._seconds + seconds
+        self._cost_ahead = max(0.0, self._cost_ahead - cost)
+        self._free_at = now + self._seconds_of(self._cost_ahead)
+
+    def note_idle(self, now: float) -> None:
+        """The runner has nothing: batches that failed or were lost are not ahead any more."""
+        self._cost_ahead = 0.0
+        self._free_at = min(self._free_at, now)
+
+    def _seconds_of(self, cost: float) -> float:
+        return cost * self._seconds / self._cost if self._cost else 0.0
 
 
 class Feed:
@@ -38,10 +84,10 @@ class Feed:
     def note_interactive(self, now: float) -> None:
         self._interactive_at = now
 
-    def note_encoded(self, sequences: tuple[Sequence, ...], seconds: float, now: float) -> None:
+    def note_encoded(self, sequences: Sequences, seconds: float, now: float) -> None:
         self._pace.note_encoded(self._pool.cost_of(sequences), seconds, now)
 
-    def take(self, now: float, *, is_runner_idle: bool) -> list[Sequence]:
+    def take(self, now: float, *, is_runner_idle: bool) -> Sequences:
         """The next batch; empty when nothing waits, or when it is held back until `hold_end`."""
         if is_runner_idle:
             self._pace.note_idle(now)
@@ -50,9 +96,9 @@ class Feed:
         max_bulk_cost = self._pace.cost_within(short_seconds) if is_interrupted else math.inf
         if self._pool.has_interactive or self._pool.can_fill_batch(max_bulk_cost) or not self._hold(now):
             return self._sent(self._pool.take_batch(max_bulk_cost), now)
-        return []
+        return Sequences.join([])
 
-    def take_urgent(self, now: float) -> list[Sequence]:
+    def take_urgent(self, now: float) -> Sequences:
         """The next batch if an interactive request leads it, else an empty one."""
         return self._sent(self._pool.take_urgent_batch(), now)
 
@@ -66,8 +112,19 @@ class Feed:
         self.hold_end = end if now < end else None
         return now < end
 
-    def _sent(self, sequences: list[Sequence], now: float) -> list[Sequence]:
-        if sequences:
+    def _sent(self, sequences: Sequences, now: float) -> Sequences:
+        if len(sequences):
             self._held_since = self.hold_end = None
             self._pace.note_sent(self._pool.cost_of(sequences), now)
         return sequences
+
+
+def find_hold_end(free_at: float, held_since: float, *, is_tokenizing: bool) -> float:
+    """The moment at which a batch is sent though it is not full.
+
+    `free_at` is when the runner has nothing left to do, foreseen or past. Until shortly before, waiting costs nothing;
+    a little longer pays if texts are being tokenized, which are likely to fill it.
+    """
+    if is_tokenizing:
+        return max(free_at, held_since) + TOKENIZING_SECONDS
+    return free_at - LEAD_SECONDS

@@ -1,7 +1,18 @@
-"""How large a batch may be. Knows no sequences."""
+"""How large a batch may be, and a batch while it is being filled within these limits.
 
+Says how many more fit; knows not where they come from.
+"""
+
+import math
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from worker.batching.cost import BatchCost
+from worker.batching.sequences import Sequences
 
 # The largest cost of a batch whose longest sequence has that many tokens. Asked for every batch, so that it may be
 # tuned while the engine runs.
@@ -32,3 +43,104 @@ class BatchLimits:
     urgent_share: float = 1 / 4
     top_up_share: float = 1 / 16
     shortest_bulk_share: float = 1 / 8
+
+
+class OpenBatch:
+    """A batch while it is being filled. Begins empty; the first sequence always fits."""
+
+    def __init__(self, limits: BatchLimits, cost: BatchCost, saved_padding: float) -> None:
+        self._limits = limits
+        self._cost = cost
+        self._saved_padding = saved_padding
+        self._parts: list[tuple[int, NDArray[np.int32], int]] = []  # request, positions, length
+        self.num_sequences = 0
+        self.max_length = 0
+        self._sum_of_costs = 0.0  # of its sequences, each alone
+        self._num_tokens = 0
+
+    @property
+    def saved_padding(self) -> float:
+        """What this batch leaves of the padding that earlier ones saved, and adds to it. Never negative."""
+        if not self._cost.pads:
+            return self._saved_padding
+        num_computed = self.max_length * self.num_sequences
+        allowed = self._mean_padding_share(self.max_length) * num_computed
+        return self._saved_padding + allowed - (num_computed - self._num_tokens)
+
+    def count_fitting(self, length: int, num_waiting: int, budget: float) -> int:
+        """How many of the waiting sequences of this length can join, within the budget and without much padding."""
+        max_length = max(self.max_length, length)
+        cost_alone = self._cost.of_sequence(length)
+        within_budget = bisect_right(
+            range(1, num_waiting + 1),
+            budget,
+            key=lambda count: self._cost.of_batch(
+                self.num_sequences + count, max_length, self._sum_of_costs + count * cost_alone
+            ),
+        )
+        fitting = (
+            within_budget if not self._cost.pads else self._count_padded(length, max_length, within_budget)
+        )
+        return max(fitting, int(not self.num_sequences))
+
+    def _count_padded(self, length: int, max_length: int, num_waiting: int) -> int:
+        """How many can join before the first one that would pad too much."""
+        limits, mean_share = self._limits, self._mean_padding_share(max_length)
+
+        def is_too_much(count: int) -> bool:
+            num_computed = max_length * (self.num_sequences + count)
+            padding = num_computed - self._num_tokens - count * length
+            return padding > min(
+                max(limits.min_padding_tokens, limits.max_padding_share * num_computed),
+                self._saved_padding + mean_share * num_computed,
+            )
+
+        # All are linear in the count: padding, what is allowed always, of this batch and on the mean of all batches.
+        slope, at_0 = max_length - length, max_length * self.num_sequences - self._num_tokens
+        computed_at_0 = max_length * self.num_sequences
+        saved, share = self._saved_padding, limits.max_padding_share
+        above_mean = find_first_positive(
+            at_0 - saved - mean_share * computed_at_0, slope - mean_share * max_length, 1
+        )
+        above_least = find_first_positive(at_0 - limits.min_padding_tokens, slope, 1)
+        above_both = find_first_positive(
+            at_0 - share * computed_at_0, slope - share * max_length, above_least
+        )
+        fitting = int(min(above_mean - 1, above_both - 1, num_waiting))
+        # What is computed in another order is rounded in another way.
+        while fitting and is_too_much(fitting):
+            fitting -= 1
+        while fitting < num_waiting and not is_too_much(fitting + 1):
+            fitting += 1
+        return fitting
+
+    def _mean_padding_share(self, max_length: int) -> float:
+        """Of what is computed, beyond what each sequence is padded when it is alone."""
+        return max(0.0, self._limits.mean_padding_share - self._cost.padding_share(max_length))
+
+    def append(self, taken: list[tuple[int, NDArray[np.int32]]], length: int) -> None:
+        """Sequences of one length join: positions of requests."""
+        count = sum(len(positions) for _, positions in taken)
+        self._parts += [(request, positions, length) for request, positions in taken]
+        self.num_sequences += count
+        self.max_length = max(self.max_length, length)
+        self._sum_of_costs += count * self._cost.of_sequence(length)
+        self._num_tokens += count * length
+
+    def close(self) -> Sequences:
+        """Its sequences in the order in which they joined."""
+        counts = [len(positions) for _, positions, _ in self._parts]
+        lengths = np.repeat(np.array([length for *_, length in self._parts], np.int32), counts)
+        return Sequences(
+            np.repeat(np.array([request for request, *_ in self._parts], np.int64), counts),
+            np.concatenate([np.zeros(0, np.int32), *(positions for _, positions, _ in self._parts)]),
+            lengths,
+            self._cost.of_sequences(lengths),
+        )
+
+
+def find_first_positive(at_0: float, slope: float, start: float) -> float:
+    """The first whole number from `start` on at which `at_0 + slope * n` is above 0; infinite if there is none."""
+    if start == math.inf or at_0 + slope * start > 0:
+        return start
+    return math.floor(-at_0 / slope) + 1 if slope > 0 else math.inf

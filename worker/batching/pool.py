@@ -7,24 +7,142 @@ sequences nearest in length, of any request, first the shorter ones, then the lo
 finished first, its successors are encoded while it is written to the database, and a batch pads little, because it
 chooses among the sequences of all chunks in flight.
 
-Interactive requests lead before all others, in short batches. Cost of building a batch: one step per sequence taken
-and one per different length visited.
+Interactive requests lead before all others, in short batches. No step is taken a sequence: adding a request costs one
+for each of its lengths, and building a batch one for each length that it visits and each request that it takes from.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable
-from itertools import count
-from typing import Final
+from bisect import bisect_left, bisect_right, insort
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from worker.batching.cost import BatchCost, PaddedCost
-from worker.batching.limits import BatchLimits, BudgetSource
-from worker.batching.open_batch import OpenBatch
-from worker.batching.sequence import Sequence
-from worker.batching.waiting import WaitingSequences
+from worker.batching.limits import BatchLimits, BudgetSource, OpenBatch
+from worker.batching.sequences import Sequences
 
 # In a row, while bulk waits: then bulk leads once, so that a flood of interactive requests does not starve it. They
 # are short, so this costs an interactive request at most one bulk batch in the time of two.
 MAX_INTERACTIVE_IN_ROW: Final = 8
+
+
+@dataclass(slots=True)
+class Segment:
+    """Waiting sequences of one request that are equally long: positions[start:]."""
+
+    request: int
+    positions: NDArray[np.int32]
+    start: int = 0
+
+    def __len__(self) -> int:
+        return len(self.positions) - self.start
+
+    def take(self, num_sequences: int) -> NDArray[np.int32]:
+        taken = self.positions[self.start : self.start + num_sequences]
+        self.start += len(taken)
+        return taken
+
+
+@dataclass(slots=True)
+class Line:
+    """All waiting sequences of one length, those of older requests in front."""
+
+    segments: deque[Segment] = field(default_factory=deque)
+    num_waiting: int = 0
+
+
+class WaitingSequences:
+    """Sequences of several requests in order of length, and which request is the oldest. Knows no batches.
+
+    Requests are added in order of age, and leave some sequences at a time or whole.
+    """
+
+    def __init__(self) -> None:
+        # Of each request in order of arrival: length to the number of its sequences that wait.
+        self._requests: OrderedDict[int, dict[int, int]] = OrderedDict()
+        self._lines: dict[int, Line] = {}
+        self._lengths: list[int] = []  # the keys of _lines, sorted
+        self._num_waiting = 0
+
+    def __len__(self) -> int:
+        return self._num_waiting
+
+    def add(self, request: int, positions: NDArray[np.int32], lengths: NDArray[Any]) -> None:
+        """Sequences of one request, which is younger than all others; at least one."""
+        order = np.argsort(lengths, kind="stable")
+        in_order, counts_by_length = lengths[order], {}
+        positions = positions[order]
+        starts = np.flatnonzero(np.diff(in_order, prepend=-1)).tolist()
+        for start, end in zip(starts, [*starts[1:], len(order)], strict=True):
+            length = int(in_order[start])
+            line = self._lines.get(length)
+            if line is None:
+                line = self._lines[length] = Line()
+                insort(self._lengths, length)
+            line.segments.append(Segment(request, positions[start:end]))
+            line.num_waiting += end - start
+            counts_by_length[length] = end - start
+        self._requests[request] = counts_by_length
+        self._num_waiting += len(order)
+
+    def remove(self, request: int) -> dict[int, int]:
+        """Removes what still waits of a request: how many of each length; none if it is not here."""
+        removed = self._requests.pop(request, {})
+        for length, count in removed.items():
+            line = self._lines[length]
+            line.segments = deque(segment for segment in line.segments if segment.request != request)
+            self._leave(length, line, count)
+        return removed
+
+    def drain(self) -> list[tuple[int, NDArray[np.int32]]]:
+        """Removes all: positions, and the request whose they are."""
+        segments = [segment for line in self._lines.values() for segment in line.segments]
+        self._requests.clear()
+        self._lines.clear()
+        self._lengths.clear()
+        self._num_waiting = 0
+        return [(segment.request, segment.positions[segment.start :]) for segment in segments]
+
+    def longest_of_oldest(self) -> int:
+        """The longest length that waits of the oldest request. The first of that line is the oldest request's."""
+        return max(next(iter(self._requests.values())))
+
+    def lengths_around(self, length: int) -> tuple[list[int], list[int]]:
+        """The lengths up to this one and the longer ones, both nearest first."""
+        split = bisect_right(self._lengths, length)
+        return self._lengths[:split][::-1], self._lengths[split:]
+
+    def count(self, length: int) -> int:
+        return self._lines[length].num_waiting
+
+    def take(self, length: int, num_sequences: int) -> list[tuple[int, NDArray[np.int32]]]:
+        """The oldest sequences of this length, which leave: positions, and the request whose they are."""
+        line, taken, num_left = self._lines[length], [], num_sequences
+        while num_left:
+            segment = line.segments[0]
+            positions = segment.take(num_left)
+            num_left -= len(positions)
+            if not len(segment):
+                line.segments.popleft()
+            taken.append((segment.request, positions))
+            counts = self._requests[segment.request]
+            counts[length] -= len(positions)
+            if not counts[length]:
+                del counts[length]
+                if not counts:
+                    del self._requests[segment.request]
+        self._leave(length, line, num_sequences)
+        return taken
+
+    def _leave(self, length: int, line: Line, num_sequences: int) -> None:
+        self._num_waiting -= num_sequences
+        line.num_waiting -= num_sequences
+        if not line.num_waiting:
+            del self._lines[length], self._lengths[bisect_left(self._lengths, length)]
 
 
 class SequencePool:
@@ -70,45 +188,50 @@ class SequencePool:
             return False
         return self._bulk_cost >= self._bulk_budget(self._bulk.longest_of_oldest(), max_bulk_cost)
 
-    def cost_of(self, batch: Collection[Sequence]) -> float:
+    def cost_of(self, batch: Sequences) -> float:
         """What a batch that was taken costs."""
-        longest = max(sequence.length for sequence in batch)
-        return self._cost.of_batch(len(batch), longest, self._cost_alone(batch))
+        return self._cost.of_batch(len(batch), batch.max_length, batch.cost_alone)
 
     def add(
         self,
         request: int,
-        lengths: Iterable[int],
-        positions: Iterable[int] | None = None,
+        num_tokens: ArrayLike,
+        positions: NDArray[np.int32] | None = None,
         *,
         is_interactive: bool = False,
     ) -> None:
-        """Adds sequences of a request that is younger than all others, one for each length; their positions are 0, 1,
-        2, … unless others are given.
+        """Adds sequences of a request that is younger than all others, [n] of so many tokens each; their positions are
+        0, 1, 2, … unless others are given.
         """
-        find_length = self._cost.find_length
-        places = zip(count() if positions is None else positions, lengths, strict=False)
-        sequences = [Sequence(request, position, find_length(n)) for position, n in places]
-        if not sequences:
+        lengths = self._find_lengths(np.asarray(num_tokens, dtype=np.int64))
+        if not len(lengths):
             return
+        if positions is None:
+            positions = np.arange(len(lengths), dtype=np.int32)
         if is_interactive:
-            self._interactive.add(sequences)
+            self._interactive.add(request, positions, lengths)
         else:
-            self._bulk.add(sequences)
-            self._bulk_cost += self._cost_alone(sequences)
+            self._bulk.add(request, positions, lengths)
+            self._bulk_cost += float(self._cost.of_sequences(lengths).sum())
+
+    def _find_lengths(self, num_tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+        """As how long each is computed alone; found once for each number of tokens that occurs."""
+        different, places = np.unique(num_tokens, return_inverse=True)
+        return np.array([self._cost.find_length(number) for number in different.tolist()], np.int64)[places]
 
     def remove(self, request: int) -> None:
         """Removes what still waits of a request; nothing if it is not in the pool."""
         self._interactive.remove(request)
-        self._bulk_cost -= self._cost_alone(self._bulk.remove(request))
+        for length, count in self._bulk.remove(request).items():
+            self._bulk_cost -= count * self._cost.of_sequence(length)
 
-    def drain(self) -> list[Sequence]:
-        """Everything that waits leaves the pool, to be added again."""
+    def drain(self) -> list[tuple[int, NDArray[np.int32]]]:
+        """Everything that waits leaves the pool, to be added again: positions, and the request whose they are."""
         drained = [*self._interactive.drain(), *self._bulk.drain()]
         self._bulk_cost = 0.0
         return drained
 
-    def take_batch(self, max_bulk_cost: float = math.inf) -> list[Sequence]:
+    def take_batch(self, max_bulk_cost: float = math.inf) -> Sequences:
         """The next batch, which leaves the pool; empty when nothing waits. Bulk has at most `max_bulk_cost`."""
         if self._interactive and (not self._bulk or self._num_interactive_in_row < MAX_INTERACTIVE_IN_ROW):
             return self.take_urgent_batch()
@@ -121,7 +244,7 @@ class SequencePool:
             )
         return self._finish(batch)
 
-    def take_urgent_batch(self) -> list[Sequence]:
+    def take_urgent_batch(self) -> Sequences:
         """The next batch that an interactive request leads, topped up with bulk; empty when none waits."""
         batch = OpenBatch(self._limits, self._cost, self._saved_padding)
         if self._interactive:
@@ -151,9 +274,6 @@ class SequencePool:
         budget = self._budget(length)
         return min(budget, max(max_bulk_cost, self._limits.shortest_bulk_share * budget))
 
-    def _finish(self, batch: OpenBatch) -> list[Sequence]:
+    def _finish(self, batch: OpenBatch) -> Sequences:
         self._saved_padding = min(batch.saved_padding, self._limits.max_saved_tokens)
-        return batch.sequences
-
-    def _cost_alone(self, sequences: Iterable[Sequence]) -> float:
-        return sum(self._cost.of_sequence(sequence.length) for sequence in sequences)
+        return batch.close()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.batching.buckets import LengthBuckets
+from worker.batching.cost import LengthBuckets
 from worker.batching.token_batch import TokenBatch
 
 

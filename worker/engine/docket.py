@@ -134,7 +134,7 @@ class Docket:
         """In a sound runner: the text fails, once it has done so often enough."""
         work = replace(accused.work, num_failures=accused.work.num_failures + 1)
         if work.num_failures >= FAILURES_OF_ONE:
-            self._source.fail_sequence(work.sequences[0], accused.code, accused.reason)
+            self._source.fail_work(work, accused.code, accused.reason)
         else:
             self._return(work)
 

@@ -22,8 +22,7 @@ from vectormill.domain.jobs.bottleneck import COLLATE, COLLECT, RUN, TOKENIZE, W
 from vectormill.domain.jobs.item import ITEM_ERROR_CODES, NON_FINITE_VECTOR, ItemFailure, find_text_failure
 from vectormill.models.model_card import ModelCard
 from vectormill.settings import process_environment
-from worker.batching.buckets import LengthBuckets
-from worker.batching.cost import BatchCost, PackedCost, PaddedCost, find_quadratic_length
+from worker.batching.cost import BatchCost, LengthBuckets, PackedCost, PaddedCost, find_quadratic_length
 from worker.batching.limits import BatchLimits
 from worker.devices.device import Device
 from worker.encoder.encoder import EncoderOrder, EncoderReport, find_changes

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +19,7 @@ from worker.batching.cost import BatchCost
 from worker.batching.feed import Feed
 from worker.batching.limits import BatchLimits, BudgetSource
 from worker.batching.pool import SequencePool
-from worker.batching.sequence import Sequence
+from worker.batching.sequences import Sequences
 from worker.batching.token_batch import TokenBatch
 from worker.engine.request import EngineStopped, RunnerDied
 from worker.engine.work import Work
@@ -35,7 +34,7 @@ class Ticket:
     prompt_length: int
     is_interactive: bool
     vectors: NDArray[np.float32]  # [n, card.dimension], filled as batches come back
-    positions: NDArray[np.int64]  # the texts that have ids; a Sequence's position is an index of this
+    positions: NDArray[np.int64]  # the texts that have ids; a sequence's position is an index of this
     num_waiting: int
     number: int = -1
     failures: dict[int, ItemFailure] = field(default_factory=dict)
@@ -137,7 +136,7 @@ class Switchboard:
             self._tickets[ticket.number] = ticket
             if ticket.is_interactive:
                 self._feed.note_interactive(self._clock())
-            lengths = ticket.texts.lengths[ticket.positions].tolist()
+            lengths = ticket.texts.lengths[ticket.positions]
             self._pool.add(ticket.number, lengths, is_interactive=ticket.is_interactive)
 
     def withdraw(self, ticket: Ticket) -> None:
@@ -157,16 +156,14 @@ class Switchboard:
     def ask_again_at(self) -> float | None:
         return self._feed.hold_end
 
-    def _make_work(self, sequences: list[Sequence]) -> Work | None:
-        if not sequences:
+    def _make_work(self, sequences: Sequences) -> Work | None:
+        if not len(sequences):
             return None
-        sequences.sort(
-            key=lambda sequence: sequence.request
-        )  # so that each request's rows can be copied at once
+        sequences = sequences.sorted_by_request()  # so that each request's rows can be copied at once
         input_ids, lengths, prompt_lengths, is_urgent = [], [], [], False
-        for request, _, places in split_by_request(sequences):
+        for request, rows in sequences.by_request():
             ticket = self._tickets[request]
-            texts = ticket.positions[places]
+            texts = ticket.positions[sequences.positions[rows]]
             input_ids.append(ticket.texts.gather(texts))
             lengths.append(ticket.texts.lengths[texts])
             prompt_lengths.append(np.minimum(ticket.prompt_length, lengths[-1]))
@@ -176,20 +173,28 @@ class Switchboard:
             np.concatenate(lengths).astype(np.int32),
             np.concatenate(prompt_lengths).astype(np.int32),
         )
-        return Work(tuple(sequences), batch, is_urgent)
+        return Work(sequences, batch, is_urgent)
 
     def take_back(self, works: Iterable[Work]) -> None:
         """Batches that were taken and not encoded are taken apart again."""
         with self._lock:
-            self._put_back([*self._pool.drain(), *(each for work in works for each in work.sequences)])
+            taken = [
+                (request, work.sequences.positions[rows])
+                for work in works
+                for request, rows in work.sequences.by_request()
+            ]
+            self._put_back([*self._pool.drain(), *taken])
 
-    def _put_back(self, sequences: list[Sequence]) -> None:
-        sequences.sort(key=lambda sequence: (sequence.request, sequence.position))
-        for request, _, places in split_by_request(sequences):
-            ticket = self._tickets.get(request)
-            if ticket is not None:
-                lengths = ticket.texts.lengths[ticket.positions[places]].tolist()
-                self._pool.add(request, lengths, places.tolist(), is_interactive=ticket.is_interactive)
+    def _put_back(self, parts: list[tuple[int, NDArray[np.int32]]]) -> None:
+        """Positions, and the request whose they are: into an empty pool, the oldest request first."""
+        positions: dict[int, list[NDArray[np.int32]]] = {}
+        for request, some in parts:
+            positions.setdefault(request, []).append(some)
+        for request in sorted(positions.keys() & self._tickets.keys()):
+            ticket = self._tickets[request]
+            places = np.sort(np.concatenate(positions[request]))
+            lengths = ticket.texts.lengths[ticket.positions[places]]
+            self._pool.add(request, lengths, places, is_interactive=ticket.is_interactive)
 
     def deliver(
         self, work: Work, vectors: NDArray[np.float32], seconds: float, collate_seconds: float = 0.0
@@ -204,10 +209,11 @@ class Switchboard:
             self.tally.num_computed_tokens += work.length * len(work.sequences) if pads else num_tokens
             self.tally.run_seconds += seconds
             self.tally.collate_seconds += collate_seconds
-            for request, rows, places in split_by_request(work.sequences):
+            for request, rows in work.sequences.by_request():
                 ticket = self._tickets.get(request)
                 if ticket is None:  # withdrawn meanwhile
                     continue
+                places = work.sequences.positions[rows]
                 ticket.vectors[ticket.positions[places]] = vectors[rows]
                 own_tokens = int(lengths[rows].sum())
                 if pads:
@@ -216,19 +222,21 @@ class Switchboard:
                 ticket.collate_seconds += collate_seconds * own_tokens / num_tokens
                 self._count_down(ticket, len(places))
 
-    def fail_sequence(self, sequence: Sequence, code: str, reason: str) -> None:
-        """The model raised on this sequence alone; `code` is that of an item error."""
+    def fail_work(self, work: Work, code: str, reason: str) -> None:
+        """The model raised on this work, which is one sequence; `code` is that of an item error."""
         with self._lock:
-            ticket = self._tickets.get(sequence.request)
-            if ticket is not None:
-                failure = ItemFailure(code, f"{ITEM_ERROR_CODES[code]} ({reason})")
-                ticket.failures[int(ticket.positions[sequence.position])] = failure
-                self._count_down(ticket, 1)
+            for request, rows in work.sequences.by_request():
+                ticket = self._tickets.get(request)
+                if ticket is not None:
+                    failure = ItemFailure(code, f"{ITEM_ERROR_CODES[code]} ({reason})")
+                    texts = ticket.positions[work.sequences.positions[rows]].tolist()
+                    ticket.failures.update(dict.fromkeys(texts, failure))
+                    self._count_down(ticket, len(texts))
 
     def lose_work(self, work: Work, reason: str) -> None:
         """The model process died with this batch: every request with a sequence in it is suspect."""
         with self._lock:
-            for number in {sequence.request for sequence in work.sequences}:
+            for number, _ in work.sequences.by_request():
                 message = f"The model process died while it encoded texts of this request: {reason}."
                 self._end(number, RunnerDied(message, is_suspect=True))
 
@@ -250,14 +258,3 @@ class Switchboard:
             self._pool.remove(number)
             ticket.error = error
             ticket.done.set()
-
-
-def split_by_request(
-    sequences: Iterable[Sequence],
-) -> Iterator[tuple[int, slice, NDArray[np.int64]]]:
-    """Of sequences in order of request, each request with its rows of the batch and its sequences' positions."""
-    start = 0
-    for request, group in groupby(sequences, key=lambda sequence: sequence.request):
-        positions = np.array([sequence.position for sequence in group], dtype=np.int64)
-        yield request, slice(start, start + len(positions)), positions
-        start += len(positions)

@@ -110,7 +110,7 @@ class Tuner:
                     max_length=work.length,
                     num_tokens=work.batch.num_tokens,
                     cost=self._count_cost(work),
-                    cost_alone=sum(self._cost.of_sequence(int(length)) for length in work.batch.lengths),
+                    cost_alone=float(self._cost.of_sequences(work.batch.lengths).sum()),
                     one_more=math.ceil(longest_alone),
                     seconds=seconds,
                 )
@@ -158,8 +158,7 @@ class Tuner:
 
     def _count_cost(self, work: Work) -> int:
         """What the batch cost in the pool's eyes, so that a full one is known as such."""
-        alone = sum(self._cost.of_sequence(sequence.length) for sequence in work.sequences)
-        return math.floor(self._cost.of_batch(len(work.batch), work.length, alone))
+        return math.floor(self._cost.of_batch(len(work.batch), work.length, work.sequences.cost_alone))
 
     def _bound(self, footprint: Footprint, memory: MemoryReport) -> None:
         """No batch is larger than what was free below the high watermark when the weights were loaded.

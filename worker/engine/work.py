@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.batching.sequence import Sequence
+from worker.batching.sequences import Sequences
 from worker.batching.token_batch import TokenBatch
 from worker.runner.memory import MemoryReport
 
@@ -16,7 +16,7 @@ from worker.runner.memory import MemoryReport
 class Work:
     """A batch, and whose sequences it is made of."""
 
-    sequences: tuple[Sequence, ...]
+    sequences: Sequences
     batch: TokenBatch
     is_urgent: bool = False
     is_suspect: bool = False  # it was being encoded, and others beside it, when a runner died or fell sick
@@ -30,13 +30,17 @@ class Work:
     @property
     def length(self) -> int:
         """As how long all are computed by a kernel that pads, in tokens."""
-        return max(sequence.length for sequence in self.sequences)
+        return self.sequences.max_length
 
     def halves(self) -> tuple["Work", "Work"]:
         middle = len(self.sequences) // 2
         return (
-            Work(self.sequences[:middle], self.batch.part(0, middle), self.is_urgent),
-            Work(self.sequences[middle:], self.batch.part(middle, len(self.sequences)), self.is_urgent),
+            Work(self.sequences.part(0, middle), self.batch.part(0, middle), self.is_urgent),
+            Work(
+                self.sequences.part(middle, len(self.sequences)),
+                self.batch.part(middle, len(self.sequences)),
+                self.is_urgent,
+            ),
         )
 
 
@@ -53,7 +57,7 @@ class WorkSource(Protocol):
     def deliver(
         self, work: Work, vectors: NDArray[np.float32], seconds: float, collate_seconds: float
     ) -> None: ...
-    def fail_sequence(self, sequence: Sequence, code: str, reason: str) -> None: ...
+    def fail_work(self, work: Work, code: str, reason: str) -> None: ...
     def lose_work(self, work: Work, reason: str) -> None: ...
     def take_back(self, works: Iterable[Work]) -> None: ...
     def close(self, reason: str) -> None: ...

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.batching.buckets import LengthBuckets
+from worker.batching.cost import LengthBuckets
 from worker.batching.token_batch import TokenBatch
 from worker.encoder.allocator import keep_large_blocks_apart
 from worker.encoder.choice import BF16, FP32, find_arithmetic

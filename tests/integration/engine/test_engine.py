@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from vectormill.models.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
-from worker.batching.buckets import LengthBuckets
+from worker.batching.cost import LengthBuckets
 from worker.devices.detect import detect_inventory
 from worker.devices.device import split_processor
 from worker.engine.engine import EncodeRequest, EncodeResult, Engine

@@ -13,8 +13,7 @@ from tests.sick_encoders import NUM_SICK
 from tests.waiting import wait_for
 from vectormill.domain.errors import ModelError
 from vectormill.domain.jobs.item import ENCODING_FAILED
-from worker.batching.buckets import LengthBuckets
-from worker.batching.cost import PaddedCost
+from worker.batching.cost import LengthBuckets, PaddedCost
 from worker.engine.engine import Engine, EngineStopped, RunnerDied
 
 TEXTS = [f"text number {i} " + "and more " * (i % 7) for i in range(60)]

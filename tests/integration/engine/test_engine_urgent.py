@@ -44,7 +44,7 @@ def test_an_interactive_request_overtakes_the_bulk_batches_that_wait_in_the_runn
     deliver, order = engine._switchboard.deliver, []
 
     def record(work: Work, vectors: NDArray[np.float32], *seconds: float) -> None:
-        order.append(names[work.sequences[0].request])
+        order.append(names[int(work.sequences.requests[0])])
         deliver(work, vectors, *seconds)
 
     engine._switchboard.deliver = record  # type: ignore[method-assign, assignment]

@@ -3,7 +3,7 @@
 import random
 import sys
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from hypothesis import given
@@ -12,25 +12,35 @@ from hypothesis import strategies as st
 from worker.batching.cost import PackedCost, PaddedCost
 from worker.batching.limits import BatchLimits
 from worker.batching.pool import SequencePool
-from worker.batching.sequence import Sequence
+from worker.batching.sequences import Sequences
 from worker.batching.token_batch import TokenBatch
 
 LENGTHS = st.lists(st.integers(1, 600), max_size=60)
 
 
-def drain(pool: SequencePool) -> list[list[Sequence]]:
+class Place(NamedTuple):
+    """One sequence of a batch."""
+
+    request: int
+    position: int
+    length: int
+
+
+def places(batch: Sequences) -> list[Place]:
+    columns = (batch.requests, batch.positions, batch.lengths)
+    return [Place(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+
+
+def drain(pool: SequencePool) -> list[list[Place]]:
     batches = []
-    while batch := pool.take_batch():
-        batches.append(batch)
+    while len(batch := pool.take_batch()):
+        assert pool.cost_of(batch) > 0
+        batches.append(places(batch))
     return batches
 
 
-def cost(batch: list[Sequence]) -> int:
+def cost(batch: list[Place]) -> int:
     return max(sequence.length for sequence in batch) * len(batch)
-
-
-def padding_share(batches: list[list[Sequence]]) -> float:
-    return 1 - sum(s.length for batch in batches for s in batch) / sum(map(cost, batches))
 
 
 @given(st.lists(st.tuples(LENGTHS, st.booleans()), max_size=8), st.integers(16, 2048))
@@ -39,7 +49,7 @@ def test_every_sequence_is_taken_exactly_once(requests: list[tuple[list[int], bo
     for number, (lengths, is_interactive) in enumerate(requests):
         pool.add(number, lengths, is_interactive=is_interactive)
     expected = [
-        Sequence(n, p, length) for n, (lengths, _) in enumerate(requests) for p, length in enumerate(lengths)
+        Place(n, p, length) for n, (lengths, _) in enumerate(requests) for p, length in enumerate(lengths)
     ]
     assert len(pool) == len(expected)
     taken = [sequence for batch in drain(pool) for sequence in batch]
@@ -75,7 +85,7 @@ def test_a_removed_request_is_in_no_later_batch(
     pool = SequencePool(BatchLimits(512))
     pool.add(1, kept)
     pool.add(2, removed)
-    before = [sequence for _ in range(num_batches) for sequence in pool.take_batch()]
+    before = [sequence for _ in range(num_batches) for sequence in places(pool.take_batch())]
     pool.remove(2)
     pool.remove(2)
     after = [sequence for batch in drain(pool) for sequence in batch]
@@ -97,22 +107,24 @@ def test_the_longest_sequence_of_the_oldest_request_goes_first() -> None:
     pool = SequencePool(BatchLimits(100, min_padding_tokens=10))
     pool.add(1, [10, 50, 20])
     pool.add(2, [90])
-    assert [s.length for s in pool.take_batch()] == [50]
-    assert [s.length for s in pool.take_batch()] == [20, 10]
+    assert [s.length for s in places(pool.take_batch())] == [50]
+    assert [s.length for s in places(pool.take_batch())] == [20, 10]
 
 
 def test_an_interactive_request_overtakes_bulk_and_its_batch_is_topped_up_with_a_little_bulk() -> None:
     pool = SequencePool(BatchLimits(1000))  # of which 62 for a batch that is topped up
     pool.add(1, [20, 19, 18, 100])
     pool.add(2, [20], is_interactive=True)
-    assert {(s.request, s.length) for s in pool.take_batch()} == {(2, 20), (1, 20), (1, 19)}
+    assert {(s.request, s.length) for s in places(pool.take_batch())} == {(2, 20), (1, 20), (1, 19)}
 
 
 def test_an_interactive_batch_takes_a_quarter_of_the_budget_and_no_bulk_on_top() -> None:
     pool = SequencePool(BatchLimits(1000))
     pool.add(1, [20] * 50)
     pool.add(2, [20] * 30, is_interactive=True)
-    assert [(s.request, s.position) for s in pool.take_batch()] == [(2, position) for position in range(12)]
+    assert [(s.request, s.position) for s in places(pool.take_batch())] == [
+        (2, position) for position in range(12)
+    ]
 
 
 def test_bulk_leads_now_and_then_however_many_interactive_requests_come() -> None:
@@ -128,7 +140,7 @@ def test_a_short_batch_is_filled_with_slightly_longer_sequences() -> None:
     pool = SequencePool(BatchLimits(1000))
     pool.add(1, [100])
     pool.add(2, [102, 300])
-    assert [s.length for s in pool.take_batch()] == [100, 102]
+    assert [s.length for s in places(pool.take_batch())] == [100, 102]
 
 
 def test_sequences_of_a_packed_batch_are_counted_by_their_own_lengths() -> None:

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from vectormill.settings import Settings
-from worker.batching.buckets import LengthBuckets
-from worker.batching.cost import BatchCost, PackedCost, PaddedCost
+from worker.batching.cost import BatchCost, LengthBuckets, PackedCost, PaddedCost
 from worker.batching.limits import BatchLimits
 from worker.batching.pool import SequencePool
 from worker.settings import WorkerSettings
@@ -79,20 +78,21 @@ def run_chunks(chunks: list[list[int]], budget: int, cost: BatchCost | None = No
             left[number], arrived[number] = len(chunks[number]), due.pop(0)
         batch = pool.take_batch()
         num_batches += 1
-        if not batch:  # all chunks in flight have ended: the next ones are being claimed
+        if not len(batch):  # all chunks in flight have ended: the next ones are being claimed
             continue
-        lengths = [sequence.length for sequence in batch]
+        lengths = batch.lengths.tolist()
         if len(arrived) < len(chunks):
-            run.num_tokens += sum(chunks[sequence.request][sequence.position] for sequence in batch)
+            places = zip(batch.requests.tolist(), batch.positions.tolist(), strict=True)
+            run.num_tokens += sum(chunks[request][position] for request, position in places)
             run.num_computed += max(lengths) * len(batch) if cost.pads else sum(lengths)
             run.fills.append(
                 cost.of_batch(len(batch), max(lengths), sum(map(cost.of_sequence, lengths))) / budget
             )
-        for sequence in batch:
-            left[sequence.request] -= 1
-            if not left[sequence.request]:
-                run.ages[sequence.request] = num_batches - arrived[sequence.request]
-                run.ended.append(sequence.request)
+        for request in batch.requests.tolist():
+            left[request] -= 1
+            if not left[request]:
+                run.ages[request] = num_batches - arrived[request]
+                run.ended.append(request)
                 due.append(num_batches + BATCHES_UNTIL_NEXT_CHUNK)
     return run
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.batching.buckets import LengthBuckets
+from worker.batching.cost import LengthBuckets
 from worker.batching.token_batch import TokenBatch
 from worker.encoder.padding import pad_batch
 

@@ -1,14 +1,20 @@
 """When the runner gets its next batch: the moments are the test's own."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.batching.feed import SHORT_BULK_SECONDS, Feed
+from worker.batching.feed import (
+    LEAD_SECONDS,
+    SHORT_BULK_SECONDS,
+    TOKENIZING_SECONDS,
+    Feed,
+    find_hold_end,
+)
 from worker.batching.limits import BatchLimits
-from worker.batching.patience import LEAD_SECONDS, TOKENIZING_SECONDS, find_hold_end
 from worker.batching.pool import SequencePool
-from worker.batching.sequence import Sequence
+from worker.batching.sequences import Sequences
 
 BUDGET = 1000
 SECONDS = 0.1  # of a full batch
@@ -28,7 +34,7 @@ def feed(pool: SequencePool) -> Feed:
         batch = feed.take(moment, is_runner_idle=moment < 0)
         assert len(batch) == 10
         if moment < 0:
-            feed.note_encoded(tuple(batch), SECONDS, 0.0)
+            feed.note_encoded(batch, SECONDS, 0.0)
     return feed
 
 
@@ -41,17 +47,17 @@ def test_bulk_that_does_not_fill_a_batch_is_held_until_the_runner_is_about_to_be
     feed: Feed, pool: SequencePool
 ) -> None:
     pool.add(1, [100] * 4)
-    assert feed.take(0.01, is_runner_idle=False) == []
+    assert not len(feed.take(0.01, is_runner_idle=False))
     assert feed.hold_end == SECONDS - LEAD_SECONDS
     pool.add(2, [100] * 4)
-    assert feed.take(0.05, is_runner_idle=False) == []
+    assert not len(feed.take(0.05, is_runner_idle=False))
     assert len(feed.take(SECONDS - LEAD_SECONDS, is_runner_idle=False)) == 8
     assert feed.hold_end is None
 
 
 def test_what_was_held_is_sent_as_soon_as_it_fills_a_batch(feed: Feed, pool: SequencePool) -> None:
     pool.add(1, [100] * 6)
-    assert feed.take(0.01, is_runner_idle=False) == []
+    assert not len(feed.take(0.01, is_runner_idle=False))
     pool.add(2, [100] * 6)
     assert len(feed.take(0.02, is_runner_idle=False)) == 10
 
@@ -66,9 +72,9 @@ def test_an_idle_runner_waits_a_little_for_a_request_that_is_being_tokenized(
 ) -> None:
     feed.num_tokenizing = 1
     pool.add(1, [100])
-    assert feed.take(5.0, is_runner_idle=True) == []
+    assert not len(feed.take(5.0, is_runner_idle=True))
     assert feed.hold_end == pytest.approx(5.0 + TOKENIZING_SECONDS)
-    assert feed.take(5.0 + TOKENIZING_SECONDS / 2, is_runner_idle=True) == []
+    assert not len(feed.take(5.0 + TOKENIZING_SECONDS / 2, is_runner_idle=True))
     assert len(feed.take(5.0 + TOKENIZING_SECONDS, is_runner_idle=True)) == 1
 
 
@@ -78,7 +84,7 @@ def test_texts_that_are_tokenized_one_after_another_do_not_add_up_to_a_longer_wa
     feed.num_tokenizing = 6
     for request in range(5):
         pool.add(request, [10])
-        assert feed.take(5.0 + request * TOKENIZING_SECONDS / 5, is_runner_idle=True) == []
+        assert not len(feed.take(5.0 + request * TOKENIZING_SECONDS / 5, is_runner_idle=True))
     assert len(feed.take(5.0 + TOKENIZING_SECONDS, is_runner_idle=True)) == 5
 
 
@@ -86,7 +92,7 @@ def test_an_interactive_request_never_waits(feed: Feed, pool: SequencePool) -> N
     feed.num_tokenizing = 1
     pool.add(1, [100])
     pool.add(2, [100], is_interactive=True)
-    assert [sequence.request for sequence in feed.take(0.01, is_runner_idle=False)] == [2]
+    assert feed.take(0.01, is_runner_idle=False).requests.tolist() == [2]
 
 
 @pytest.mark.parametrize("num_started", [1, 2])
@@ -105,7 +111,8 @@ def test_bulk_batches_are_short_while_interactive_requests_come(
 
 def test_short_bulk_batches_are_never_tiny(feed: Feed, pool: SequencePool) -> None:
     pool.add(1, [10] * 1000)
-    feed.note_encoded((Sequence(0, 0, 10),), 60.0, 0.01)  # a machine that stood still
+    one = Sequences(np.zeros(1, np.int64), np.zeros(1, np.int32), np.array([10], np.int32), np.array([10.0]))
+    feed.note_encoded(one, 60.0, 0.01)  # a machine that stood still
     feed.note_interactive(0.02)
     assert len(feed.take(0.03, is_runner_idle=False)) * 10 == pytest.approx(BUDGET / 8, abs=10)
 
@@ -120,9 +127,9 @@ def test_nothing_is_held_before_the_pace_is_known(pool: SequencePool) -> None:
 
 def test_an_empty_pool_asks_for_no_moment(feed: Feed, pool: SequencePool) -> None:
     pool.add(1, [100])
-    assert feed.take(0.01, is_runner_idle=False) == []
+    assert not len(feed.take(0.01, is_runner_idle=False))
     pool.remove(1)
-    assert feed.take(0.02, is_runner_idle=False) == []
+    assert not len(feed.take(0.02, is_runner_idle=False))
     assert feed.hold_end is None
 
 
@@ -143,7 +150,7 @@ def test_a_runner_never_stands_still_for_long_while_sequences_wait(
     feed = Feed(pool)
     feed.num_tokenizing = num_tokenizing
     arrivals = sorted(arrivals)
-    ahead: list[tuple[float, float, tuple[Sequence, ...]]] = []  # end, seconds, sequences
+    ahead: list[tuple[float, float, Sequences]] = []  # end, seconds, sequences
     now, idle_since, num_taken = 0.0, 0.0, 0
     while arrivals or ahead or len(pool):
         while arrivals and arrivals[0][0] <= now:
@@ -154,10 +161,10 @@ def test_a_runner_never_stands_still_for_long_while_sequences_wait(
             _, seconds, sequences = ahead.pop(0)
             feed.note_encoded(sequences, seconds, now)
             idle_since = now
-        while len(ahead) < 2 and (batch := feed.take(now, is_runner_idle=not ahead)):
+        while len(ahead) < 2 and len(batch := feed.take(now, is_runner_idle=not ahead)):
             num_taken += len(batch)
             seconds = pool.cost_of(batch) * seconds_per_token
-            ahead.append(((ahead[-1][0] if ahead else now) + seconds, seconds, tuple(batch)))
+            ahead.append(((ahead[-1][0] if ahead else now) + seconds, seconds, batch))
         if len(pool) and not ahead:
             assert now - idle_since <= TOKENIZING_SECONDS
         moments = [ahead[0][0]] if ahead else []

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.batching.sequence import Sequence
+from worker.batching.sequences import Sequences
 from worker.batching.token_batch import TokenBatch
 from worker.encoder.encoder import Choice, EncoderReport
 from worker.engine.docket import FAILURES_OF_ONE, Docket
@@ -25,7 +25,7 @@ class Surroundings:
     def __init__(self) -> None:
         self.works: list[Work] = []
         self.delivered: list[Work] = []
-        self.failed: list[Sequence] = []
+        self.failed: list[Work] = []
         self.lost: list[Work] = []
         self.taken_back: list[Work] = []
         self.killed: list[Work] = []
@@ -44,8 +44,8 @@ class Surroundings:
     ) -> None:
         self.delivered.append(work)
 
-    def fail_sequence(self, sequence: Sequence, code: str, reason: str) -> None:
-        self.failed.append(sequence)
+    def fail_work(self, work: Work, code: str, reason: str) -> None:
+        self.failed.append(work)
 
     def lose_work(self, work: Work, reason: str) -> None:
         self.lost.append(work)
@@ -104,7 +104,13 @@ class Desk:
 
 def make_work(request: int, size: int) -> Work:
     batch = TokenBatch.from_ids([np.arange(3, dtype=np.int32)] * size)
-    return Work(tuple(Sequence(request, position, 3) for position in range(size)), batch)
+    sequences = Sequences(
+        np.full(size, request),
+        np.arange(size, dtype=np.int32),
+        np.full(size, 3, np.int32),
+        np.full(size, 3.0),
+    )
+    return Work(sequences, batch)
 
 
 def test_nothing_is_sent_behind_a_failure_before_the_canary_has_come_back() -> None:
@@ -139,7 +145,7 @@ def test_a_text_fails_when_it_has_failed_alone_often_enough_in_a_sound_process()
         assert not desk.around.failed
         desk.fail(desk.start())
         desk.sing()
-    assert [sequence.request for sequence in desk.around.failed] == [0]
+    assert [work.sequences.requests.tolist() for work in desk.around.failed] == [[0]]
 
 
 def test_a_process_that_somebody_killed_is_nobodys_fault_and_teaches_nothing() -> None:

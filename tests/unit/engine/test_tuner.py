@@ -8,7 +8,7 @@ import pytest
 
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from worker.batching.cost import PackedCost, PaddedCost
-from worker.batching.sequence import Sequence
+from worker.batching.sequences import Sequences
 from worker.batching.token_batch import TokenBatch
 from worker.devices.device import CPU, CUDA, Device
 from worker.encoder.encoder import Choice, EncoderReport
@@ -41,7 +41,13 @@ def memory(used_share: float) -> MemoryReport:
 
 def make_work(num_sequences: int, length: int, *, is_urgent: bool = False) -> Work:
     rows = [np.arange(length, dtype=np.int32)] * num_sequences
-    sequences = tuple(Sequence(0, position, length) for position in range(num_sequences))
+    lengths = np.full(num_sequences, length, np.int32)
+    sequences = Sequences(
+        np.zeros(num_sequences, np.int64),
+        np.arange(num_sequences, dtype=np.int32),
+        lengths,
+        lengths.astype(np.float64),
+    )
     return Work(sequences, TokenBatch.from_ids(rows), is_urgent)
 
 
