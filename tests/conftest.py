@@ -5,7 +5,8 @@ import os
 
 from worker.devices.detect import PROCESSOR_FEATURES, detect_inventory
 from worker.devices.device import split_processor
-from worker.encoder.choice import AUTO, choose_precision
+from worker.encoder.backends import AUTO
+from worker.encoder.choice import choose_precision
 
 # By which torch and oneDNN behave as on a lesser processor.
 MASKS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")

@@ -1,14 +1,26 @@
 """What a worker can be told by environment: VECTORMILL_WORKER_… variables, read once and passed down."""
 
 import os
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from vectormill.domain.errors import ConfigurationError
 from vectormill.settings import WORKER_PREFIX, describe_validation_error, refuse_unknown_variables
+from worker.encoder.backends import AUTO, BACKENDS
 from worker.placement.sizes.room import MEMORY_SHARE
+
+
+def one_of(*names: str) -> AfterValidator:
+    """For a setting whose values a table names."""
+
+    def check(value: str) -> str:
+        if value not in names:
+            raise ValueError(f"{value!r} is none of {', '.join(names)}")
+        return value
+
+    return AfterValidator(check)
 
 
 class WorkerSettings(BaseSettings):
@@ -19,7 +31,7 @@ class WorkerSettings(BaseSettings):
     devices: str = Field(
         default="auto", description="auto, cpu, cuda, or a list such as cuda:0,cuda:1 or cpu:0,cpu:1."
     )
-    backend: Literal["auto", "torch", "openvino"] = Field(default="auto", description="What runs the model.")
+    backend: Annotated[str, one_of(AUTO, *BACKENDS)] = Field(default=AUTO, description="What runs the model.")
     precision: Literal["auto", "fp32", "bf16", "fp16", "int8", "int4"] = Field(
         default="auto", description="Of weights; int8 and int4 are restored for the arithmetic."
     )

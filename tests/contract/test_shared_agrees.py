@@ -21,7 +21,6 @@ from tests.contract.ranks import run_ranks
 from vectormill.domain.errors import ModelError
 from vectormill.models.model_card import read_model_card
 from worker.devices.device import CPU, Device, device_environment
-from worker.encoder.choice import TORCH
 from worker.encoder.encoder import Choice, EncoderOrder
 from worker.model.torch_encoder import TorchEncoder
 from worker.parallel.layouts import find_layout
@@ -67,8 +66,8 @@ def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def whole(directory: Path, name: str) -> TorchEncoder:
     card = read_model_card(name, directory / name, pooling="mean+last_token")
     precision = precision_of(name)
-    order = EncoderOrder(card, DEVICE, TORCH, precision, 1, directory)
-    return TorchEncoder(order, Choice(TORCH, "for tests"), Choice(precision, "for tests"))
+    order = EncoderOrder(card, DEVICE, "torch", precision, 1, directory)
+    return TorchEncoder(order, Choice("torch", "for tests"), Choice(precision, "for tests"))
 
 
 @pytest.mark.parametrize(

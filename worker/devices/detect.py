@@ -119,11 +119,6 @@ def detect_memory() -> Memory:
     return Memory(total_bytes=limit, available_bytes=available)
 
 
-def detect_load() -> float:
-    """How many processes of the machine wanted a core in the last minute, for each core that it has."""
-    return os.getloadavg()[0] / (os.cpu_count() or 1)
-
-
 def _read_number(path: Path) -> int | None:
     """None where the file is missing or says "max"."""
     text = path.read_text().strip() if path.is_file() else ""

@@ -1,42 +1,18 @@
-"""Chooses backend and precision for a device, with reasons. Pure: asks neither the machine nor a framework."""
+"""Chooses the precision of a device, with a reason. Pure: asks neither the machine nor a framework."""
 
 from typing import Final
 
 from vectormill.domain.errors import ModelError
 from worker.devices.device import CPU, CUDA, Device
+from worker.encoder.backends import AUTO
 from worker.encoder.encoder import Choice
 
-AUTO: Final = "auto"
-TORCH: Final = "torch"
-OPENVINO: Final = "openvino"
 FP32: Final = "fp32"
 FP16: Final = "fp16"
 BF16: Final = "bf16"
 INT8: Final = "int8"
 INT4: Final = "int4"
 COMPRESSED: Final = frozenset({INT8, INT4})  # weights alone; products are computed in find_arithmetic's
-
-
-def choose_backend(wanted: str, precision: str, device: Device, has_openvino: bool) -> Choice | None:
-    """torch or openvino, or None where both can run it and only measuring tells which is faster.
-
-    Raises ModelError for a wish that cannot be met.
-    """
-    if wanted == TORCH:
-        return Choice(TORCH, "asked for")
-    if wanted == OPENVINO:
-        if device.kind != CPU:
-            raise ModelError(f"The backend openvino runs on CPUs only; use torch for {device.name}.")
-        if not has_openvino:
-            raise ModelError("The backend openvino is not installed; `pip install openvino`, or use torch.")
-        return Choice(OPENVINO, "asked for")
-    if device.kind != CPU:
-        return Choice(TORCH, f"the only backend for {device.kind}")
-    if not has_openvino:
-        return Choice(TORCH, "openvino is not installed")
-    if precision in COMPRESSED:
-        return Choice(OPENVINO, f"restores {precision} weights inside a product, where torch does it before")
-    return None
 
 
 def choose_precision(wanted: str, device: Device) -> Choice:

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from vectormill.domain.errors import ModelError
 from worker.devices.device import CPU, CUDA, Device
-from worker.encoder.choice import AUTO, FP32
+from worker.encoder.backends import AUTO
+from worker.encoder.choice import FP32
 from worker.encoder.encoder import Choice
 
 PACKED: Final = "packed"

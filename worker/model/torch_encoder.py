@@ -13,7 +13,8 @@ from torch import Tensor
 from vectormill.domain.errors import ModelError
 from worker.batching.token_batch import TokenBatch
 from worker.devices.device import CPU, CUDA
-from worker.encoder.choice import AUTO, BF16, COMPRESSED, FP16, FP32, find_arithmetic
+from worker.encoder.backends import AUTO
+from worker.encoder.choice import BF16, COMPRESSED, FP16, FP32, find_arithmetic
 from worker.encoder.encoder import (
     Choice,
     Encoder,

@@ -12,6 +12,7 @@ import tempfile
 import warnings
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
@@ -21,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vectormill.processes.lifetimes import die_with_parent
+from worker.encoder.backends import CannotRun
 from worker.encoder.choice import COMPRESSED, INT4, INT8
 from worker.encoder.encoder import EncoderOrder
 from worker.openvino.compression import apply_compression
@@ -36,7 +38,7 @@ LARGEST_DEVIATION: Final = 1e-3
 SMALLEST_COSINES: Final = {INT8: 0.98, INT4: 0.7}
 
 
-class ConversionFailed(Exception):
+class ConversionFailed(CannotRun):
     """openvino cannot run this network as torch does."""
 
 
@@ -69,7 +71,8 @@ def convert_in_child(order: EncoderOrder, precision: str, folder: Path) -> None:
         initargs=(signal.SIGKILL, os.getpid()),
     ) as pool:
         try:
-            pool.submit(convert_network, order, precision, folder).result()
+            # Not the order itself: whom it tells of its reading cannot be sent to another process.
+            pool.submit(convert_network, replace(order, on_read=None), precision, folder).result()
         except BrokenProcessPool as error:
             raise ConversionFailed("the process that converts the model ended without a word") from error
 

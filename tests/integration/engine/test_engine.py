@@ -81,7 +81,7 @@ def test_a_packed_engine_computes_no_padding_and_says_that_it_is_packed(engine: 
     assert report["attention"] == "packed (vectormill_exact)"
     assert report["backend"] == {
         "value": "torch",
-        "reason": "packed attention was asked for, and openvino has none",
+        "reason": "openvino has no packed attention, which was asked for",
     }
     assert report["num_computed_tokens"] == report["num_tokens"]
 

@@ -1,7 +1,9 @@
 """The pure decisions of the engine: which device, backend and precision, what is finished how, and with what reason."""
 
+import importlib
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -11,11 +13,9 @@ from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import ConfigurationError, ModelError
 from worker.devices.detect import detect_inventory
 from worker.devices.device import Device, Inventory, device_environment, parse_devices, thread_environment
-from worker.encoder.choice import (
-    choose_backend,
-    choose_precision,
-    find_arithmetic,
-)
+from worker.encoder.backends import BACKENDS, Backend, list_backends
+from worker.encoder.choice import choose_precision, find_arithmetic
+from worker.encoder.encoder import Encoder
 from worker.engine.finishing import find_unique, finish_vectors
 from worker.settings import load_worker_settings
 
@@ -94,33 +94,59 @@ def test_this_machine_has_at_least_one_device() -> None:
     assert device.memory_bytes > 1 << 28
 
 
+def everything(backend: Backend) -> bool:
+    return True
+
+
+def nothing_but_torch(backend: Backend) -> bool:
+    return backend.name == "torch"
+
+
 @pytest.mark.parametrize(
-    ("wanted", "precision", "device", "has_openvino", "expected"),
+    ("wanted", "device", "is_installed", "expected"),
     [
-        ("auto", "fp32", PLAIN_CPU, True, None),  # both can: only measuring tells
-        ("auto", "bf16", BF16_CPU, True, None),
-        ("auto", "fp32", PLAIN_CPU, False, "torch"),  # the only one that is there
-        ("auto", "int8", PLAIN_CPU, True, "openvino"),  # torch restores the weight before the product
-        ("auto", "int4", PLAIN_CPU, True, "openvino"),
-        ("auto", "int4", PLAIN_CPU, False, "torch"),
-        ("auto", "bf16", GPUS[0], True, "torch"),
-        ("torch", "fp32", PLAIN_CPU, True, "torch"),  # a wish is not measured
-        ("openvino", "fp32", PLAIN_CPU, True, "openvino"),
+        ("auto", PLAIN_CPU, everything, ["openvino", "torch"]),
+        ("auto", PLAIN_CPU, nothing_but_torch, ["torch"]),
+        ("auto", GPUS[0], everything, ["torch"]),
+        ("auto", APPLE_GPU, everything, ["torch"]),
+        ("torch", PLAIN_CPU, everything, ["torch"]),  # a wish has no substitute
+        ("openvino", PLAIN_CPU, everything, ["openvino"]),
     ],
 )
-def test_the_backend_is_chosen_with_a_reason_or_left_to_a_measurement(
-    wanted: str, precision: str, device: Device, has_openvino: bool, expected: str | None
+def test_backends_are_listed_in_order_of_preference_with_a_reason(
+    wanted: str, device: Device, is_installed: Callable[[Backend], bool], expected: list[str]
 ) -> None:
-    choice = choose_backend(wanted, precision, device, has_openvino)
-    assert (choice and choice.value) == expected
-    assert choice is None or choice.reason
+    found = list_backends(wanted, device, is_installed)
+    assert [backend.name for backend, _ in found] == expected
+    assert all(reason for _, reason in found)
+
+
+def test_packed_attention_is_looked_for_where_it_is() -> None:
+    [(backend, reason)] = list_backends("auto", PLAIN_CPU, everything, must_pack=True)
+    assert backend.name == "torch"
+    assert "openvino has no packed attention" in reason
+    with pytest.raises(
+        ModelError, match="openvino has no packed attention, which was asked for; use auto or torch"
+    ):
+        list_backends("openvino", PLAIN_CPU, everything, must_pack=True)
 
 
 def test_a_backend_that_cannot_run_is_refused_with_the_better_choice() -> None:
-    with pytest.raises(ModelError, match="use torch"):
-        choose_backend("openvino", "bf16", GPUS[0], True)
+    with pytest.raises(ModelError, match="runs on a cpu only, and not on cuda:0; use auto or torch"):
+        list_backends("openvino", GPUS[0], everything)
     with pytest.raises(ModelError, match="pip install openvino"):
-        choose_backend("openvino", "fp32", PLAIN_CPU, False)
+        list_backends("openvino", PLAIN_CPU, nothing_but_torch)
+    with pytest.raises(ModelError, match="No backend can run a model on cuda:0: openvino runs on a cpu only"):
+        list_backends("auto", GPUS[0], lambda backend: backend.name == "openvino")
+
+
+def test_every_backend_of_the_table_can_be_imported_and_is_a_setting() -> None:
+    for backend in BACKENDS.values():
+        module, _, name = backend.loader.partition(":")
+        assert Encoder in getattr(importlib.import_module(module), name).__mro__
+        assert load_worker_settings(backend=backend.name).backend == backend.name
+    with pytest.raises(ConfigurationError, match="none of auto, openvino, torch"):
+        load_worker_settings(backend="onnx")
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,8 @@ FAIL: Final = "fail"
 
 OLDEST_PYTHON: Final = (3, 11)
 NEEDED_PACKAGES: Final = ("celery", "kombu", "fastapi", "sqlalchemy", "psycopg", "redis", "numpy", "pyarrow")
-WORKER_PACKAGES: Final = ("torch", "transformers", "tokenizers", "safetensors", "openvino")
+# Beside those that backends run models with.
+WORKER_PACKAGES: Final = ("transformers", "tokenizers", "safetensors")
 SCARCE_DISK_BYTES: Final = 10 << 30
 FEWEST_DISK_BYTES: Final = 1 << 30
 # A worker with the default model takes about 1 GiB, the embedded servers half of that.
@@ -57,9 +58,12 @@ def check_python(settings: Settings) -> Iterator[Finding]:
 
 
 def check_packages(settings: Settings) -> Iterator[Finding]:
+    from worker.encoder.backends import BACKENDS
+
+    worker_packages = (*(backend.package for backend in BACKENDS.values()), *WORKER_PACKAGES)
     for name, packages, status, advice in (
         ("packages", NEEDED_PACKAGES, FAIL, "Run `make setup`."),
-        ("worker packages", WORKER_PACKAGES, WARN, "Workers need them: `pip install 'vectormill[worker]'`."),
+        ("worker packages", worker_packages, WARN, "Workers need them: `pip install 'vectormill[worker]'`."),
     ):
         versions = {package: _find_version(package) for package in packages}
         missing = [package for package, found in versions.items() if found is None]

@@ -1,1 +1,0 @@
-"""Which backend is the faster one here, found by running both."""
