@@ -2,19 +2,15 @@
 
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Any, Final, Literal, Self
 from uuid import UUID
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from api.bodies.collections import in_utc
-from api.intake.requests import (
-    LONG_TEXTS_DESCRIPTION,
-    MAX_TOKENS_DESCRIPTION,
-    PASSAGE_OVERLAP_DESCRIPTION,
-    VECTOR_TYPE_DESCRIPTION,
-)
+from api.intake.options import StorableText, model_of
 from api.schemas import describe_spec
+from vectormill.domain.encoding import EncodingOptions
 from vectormill.domain.jobs.job import DEFAULT_PRIORITY, LEAST_URGENT_PRIORITY, MOST_URGENT_PRIORITY, Job
 from vectormill.domain.run import DEFAULT_MAX_CHANGE_SHARE, RUN_KINDS, RUN_PHASES, RUN_STATES, Run
 
@@ -29,16 +25,7 @@ LIMITS: Final = {
 }
 
 
-def refuse_unstorable(text: str | None) -> str | None:
-    if text is not None and any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in text):
-        raise ValueError("it contains a NUL character or half of a UTF-16 surrogate pair")
-    return text
-
-
-StorableText = Annotated[str | None, AfterValidator(refuse_unstorable)]
-
-
-class RunOptionsBody(BaseModel):
+class RunOptionsBody(model_of(EncodingOptions)):  # type: ignore[misc]  # of its fields
     """How a run goes about it, and, if any of the others is given, which vectors it is to make.
 
     What is left out of these stays as in the live generation, or is the habit of the model if another one is named. If
@@ -78,19 +65,6 @@ class RunOptionsBody(BaseModel):
         description="Of a new generation's rows that may fail through no fault of their text.",
     )
     model: StorableText = Field(default=None, description="A name of GET /v1/models.")
-    normalize: bool | None = Field(default=None, description="Whether vectors have unit length.")
-    dimensions: int | None = Field(default=None, description="Keep so many leading dimensions.")
-    prompt: StorableText = Field(
-        default=None, description="A prompt's name in the model's card, or literal text."
-    )
-    max_tokens: int | None = Field(default=None, description=MAX_TOKENS_DESCRIPTION)
-    long_texts: Literal["truncate", "fail", "passages"] | None = Field(
-        default=None, description=LONG_TEXTS_DESCRIPTION
-    )
-    passage_overlap: int | None = Field(default=None, description=PASSAGE_OVERLAP_DESCRIPTION)
-    vector_type: Literal["float32", "float16", "int8", "binary"] | None = Field(
-        default=None, description=VECTOR_TYPE_DESCRIPTION
-    )
 
     def to_options(self) -> dict[str, Any]:
         """What is kept with the run; the others become its spec."""

@@ -7,13 +7,14 @@ by the standard library instead, and the text travels to the worker, which repor
 import json
 import math
 import re
-from typing import Annotated, Any, Final, Literal, NoReturn, TypeVar
+from typing import Annotated, Any, Final, NoReturn, TypeVar
 
 import msgspec
 from msgspec import Meta
 
+from api.intake.options import struct_of
 from api.problems import Place, Problem
-from vectormill.domain.encoding import FAIL, TRUNCATE
+from vectormill.domain.encoding import RequestedOptions
 from vectormill.domain.errors import InvalidItem
 from vectormill.domain.jobs.item import Item
 from vectormill.domain.jobs.job import DEFAULT_PRIORITY, LEAST_URGENT_PRIORITY, MOST_URGENT_PRIORITY
@@ -29,23 +30,6 @@ DECODING_ERRORS: Final = (msgspec.DecodeError, ValueError, RecursionError)
 MAX_METADATA_DEPTH: Final = 100
 
 T = TypeVar("T")
-
-MAX_TOKENS_DESCRIPTION: Final = (
-    "How many tokens are read at once, special tokens and prompt included; else as many as the model reads."
-)
-LONG_TEXTS_DESCRIPTION: Final = (
-    "What becomes of a text of more than max_tokens. truncate, the default: its first tokens decide its vector, it is "
-    "counted in truncated_items and listed by /v1/jobs/{id}/truncated. fail: it becomes an item error. passages: "
-    "overlapping windows of it are encoded, and their vectors averaged, weighted by their tokens."
-)
-PASSAGE_OVERLAP_DESCRIPTION: Final = (
-    "Tokens that neighbouring passages share, less than half of max_tokens; else an eighth of it."
-)
-VECTOR_TYPE_DESCRIPTION: Final = (
-    "float32, float16, int8 (codes of ranges that are measured once for a vector space) or binary (one bit a value, "
-    "eight to a number). Else float16 in a collection, and float32 without one."
-)
-TRUNCATE_DESCRIPTION: Final = "The older name: true is long_texts=truncate, false is long_texts=fail."
 
 Priority = Annotated[
     int,
@@ -64,35 +48,11 @@ class ItemBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     ] = None
 
 
-class OptionsBody(msgspec.Struct, forbid_unknown_fields=True):
+class OptionsBody(struct_of(RequestedOptions)):  # type: ignore[misc]  # of its fields
     """How the texts are encoded; what is left out is the model's own habit."""
 
-    normalize: Annotated[bool | None, Meta(description="Whether vectors have unit length.")] = None
-    dimensions: Annotated[int | None, Meta(description="Keep so many leading dimensions.")] = None
-    prompt: Annotated[
-        str | None, Meta(description="A prompt's name in the model's card, or literal text.")
-    ] = None
-    max_tokens: Annotated[int | None, Meta(description=MAX_TOKENS_DESCRIPTION)] = None
-    long_texts: Annotated[
-        Literal["truncate", "fail", "passages"] | None, Meta(description=LONG_TEXTS_DESCRIPTION)
-    ] = None
-    passage_overlap: Annotated[int | None, Meta(description=PASSAGE_OVERLAP_DESCRIPTION)] = None
-    truncate: Annotated[bool | None, Meta(description=TRUNCATE_DESCRIPTION)] = None
-    vector_type: Annotated[
-        Literal["float32", "float16", "int8", "binary"] | None, Meta(description=VECTOR_TYPE_DESCRIPTION)
-    ] = None
-
-    def choose_long_texts(self) -> str | None:
-        """What either name says; None when neither is given. Raises ValueError when they contradict each other."""
-        if self.truncate is None:
-            return self.long_texts
-        said = TRUNCATE if self.truncate else FAIL
-        if self.long_texts not in (None, said):
-            raise ValueError(
-                f"truncate={str(self.truncate).lower()} means long_texts={said}, and long_texts={self.long_texts} "
-                "is given too; leave out truncate, the older name"
-            )
-        return said
+    def requested(self) -> RequestedOptions:
+        return RequestedOptions(**{name: getattr(self, name) for name in OptionsBody.__struct_fields__})
 
 
 class JobRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -108,7 +68,7 @@ class JobRequest(msgspec.Struct, forbid_unknown_fields=True):
     metadata: dict[str, Any] | None = None
 
 
-class StreamParameters(OptionsBody, forbid_unknown_fields=True):
+class StreamParameters(OptionsBody):
     """What goes with an NDJSON stream as query parameters; beside a JSON body they count before it."""
 
     model: str = DEFAULT_MODEL

@@ -35,11 +35,11 @@ from api.streams.inflater import Inflater
 from api.streams.ndjson import ItemReader
 from vectormill.db.jobs.submission import JobWriter
 from vectormill.domain.collection import check_collection_name
-from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.encoding import EncodingOptions, EncodingSpec
 from vectormill.domain.errors import InvalidItem, InvalidOption, SubmissionTooLarge
 from vectormill.domain.jobs.item import Item
 from vectormill.domain.jobs.job import Job, NewJob
-from vectormill.models.registry import EncodingOptions, make_spec
+from vectormill.models.registry import make_spec
 from vectormill.settings import Settings
 
 # A hop to a thread costs 0.1 ms; so many bytes of NDJSON are worth some milliseconds of work there.
@@ -214,22 +214,14 @@ def make_wanted_spec(model: str, options: OptionsBody, resources: Resources) -> 
     """What a model and options come to. Raises UnknownModel and InvalidOption."""
     if options.prompt is not None and any(not is_storable(character) for character in options.prompt):
         raise InvalidOption("The prompt contains a NUL character or half of a UTF-16 surrogate pair.")
-    wanted = EncodingOptions(
-        normalize=options.normalize,
-        dimensions=options.dimensions,
-        prompt=options.prompt,
-        max_tokens=options.max_tokens,
-        long_texts=choose_long_texts(options),
-        passage_overlap=options.passage_overlap,
-        vector_type=options.vector_type,
-    )
+    wanted = resolve_options(options)
     return make_spec(resources.registry.card(model), wanted)
 
 
-def choose_long_texts(options: OptionsBody) -> str | None:
-    """What `long_texts` and its older name say together. Raises Problem naming the field that contradicts."""
+def resolve_options(options: OptionsBody) -> EncodingOptions:
+    """What the options and the older name of one say together. Raises Problem naming the field that contradicts."""
     try:
-        return options.choose_long_texts()
+        return options.requested().resolve()
     except ValueError as error:
         reason = str(error)
         is_stream = isinstance(options, StreamParameters)

@@ -10,13 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from api.cursors import After, decode_cursor, encode_cursor
 from api.dependencies import JobId, Resources, ResourcesDependency
 from api.intake.job_bodies import describe_job, describe_jobs, describe_new_job
-from api.intake.requests import (
-    LONG_TEXTS_DESCRIPTION,
-    MAX_TOKENS_DESCRIPTION,
-    PASSAGE_OVERLAP_DESCRIPTION,
-    TRUNCATE_DESCRIPTION,
-    VECTOR_TYPE_DESCRIPTION,
-)
+from api.intake.options import parameters_of
 from api.intake.submissions import receive_job
 from api.problems import Place, Problem
 from api.schemas import (
@@ -39,7 +33,7 @@ from vectormill.db.jobs.jobs import (
     retry_job,
 )
 from vectormill.db.jobs.twins import Wish, wish_for_twins
-from vectormill.domain.encoding import LONG_TEXT_POLICIES, VECTOR_TYPES
+from vectormill.domain.encoding import RequestedOptions
 from vectormill.domain.jobs.job import JOB_STATES
 
 router = APIRouter(tags=["jobs"])
@@ -51,21 +45,24 @@ POLL_AFTER_SECONDS = 1
 KEY_PATTERN = "^[!-~]([ -~]{0,253}[!-~])?$"
 
 STREAM_PARAMETERS = [
-    {"name": name, "in": "query", "description": description, "schema": schema}
-    for name, description, schema in (
-        ("model", "A name of GET /v1/models.", {"type": "string"}),
-        ("collection", "Its SQL view gets the vectors.", {"type": "string", "example": "docs"}),
-        ("priority", "0 is the most urgent, 9 the least.", {"type": "integer", "minimum": 0, "maximum": 9}),
-        ("normalize", "Whether vectors have unit length.", {"type": "boolean"}),
-        ("dimensions", "Keep so many leading dimensions.", {"type": "integer"}),
-        ("prompt", "A prompt's name in the model's card, or literal text.", {"type": "string"}),
-        ("max_tokens", MAX_TOKENS_DESCRIPTION, {"type": "integer"}),
-        ("long_texts", LONG_TEXTS_DESCRIPTION, {"type": "string", "enum": list(LONG_TEXT_POLICIES)}),
-        ("passage_overlap", PASSAGE_OVERLAP_DESCRIPTION, {"type": "integer", "minimum": 0}),
-        ("truncate", TRUNCATE_DESCRIPTION, {"type": "boolean"}),
-        ("vector_type", VECTOR_TYPE_DESCRIPTION, {"type": "string", "enum": list(VECTOR_TYPES)}),
-        ("metadata", "A JSON object, kept with the job.", {"type": "string", "example": '{"source":"wiki"}'}),
-    )
+    *(
+        {"name": name, "in": "query", "description": description, "schema": schema}
+        for name, description, schema in (
+            ("model", "A name of GET /v1/models.", {"type": "string"}),
+            ("collection", "Its SQL view gets the vectors.", {"type": "string", "example": "docs"}),
+            (
+                "priority",
+                "0 is the most urgent, 9 the least.",
+                {"type": "integer", "minimum": 0, "maximum": 9},
+            ),
+            (
+                "metadata",
+                "A JSON object, kept with the job.",
+                {"type": "string", "example": '{"source":"wiki"}'},
+            ),
+        )
+    ),
+    *parameters_of(RequestedOptions),
 ]
 JOB_REQUEST_DOCS: dict[str, Any] = {
     "parameters": STREAM_PARAMETERS,

@@ -1,9 +1,15 @@
-"""EncodingSpec: everything that decides which vector a text gets. Same spec, same vector space."""
+"""What a job asks of its model, EncodingOptions, and what that comes to, EncodingSpec: same spec, same vector space.
+
+An option is said once, with its help. From that are made requests and parameters of the API (`api/intake/options.py`),
+flags of commands (`cli/arguments/encoding_flags.py`) and the table in docs/CONFIGURATION.md. What it comes to for a
+model decides `make_spec`.
+"""
 
 import hashlib
 import json
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from types import NoneType
+from typing import Annotated, Any, Final, TypedDict, get_args, get_type_hints
 
 # What becomes of a text of more than max_tokens.
 TRUNCATE: Final = (
@@ -26,6 +32,158 @@ VECTOR_TYPES: Final = (FLOAT32, FLOAT16, INT8, BINARY)
 _PASSAGES_SUFFIX: Final = "/passages:"
 # The same, in JSON only, of a spec that names its vector type.
 _VECTOR_TYPE_SUFFIX: Final = "/vectors:"
+
+
+@dataclass(frozen=True, slots=True)
+class Help:
+    """What is told of an option: `text` by commands, `text` and `more` by the API and the docs, `default` by the docs.
+
+    `unset`, for a flag, is what stands in brackets as its default. `choices` are all that it can be, of whatever model;
+    `least` is the smallest number that makes sense, which a model may raise.
+    """
+
+    text: str
+    more: str = ""
+    default: str = "the model's"
+    unset: str | None = None
+    metavar: str | None = None
+    choices: tuple[str, ...] = ()
+    least: int | None = None
+    is_older_name: bool = False
+
+    @property
+    def description(self) -> str:
+        return f"{self.text} {self.more}".rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A field of a dataclass of options: its name, its type without None, and its help."""
+
+    name: str
+    kind: type
+    help: Help
+
+
+@dataclass(frozen=True, slots=True)
+class EncodingOptions:
+    """What a job asks of its model; None leaves the model's own habit."""
+
+    normalize: Annotated[bool | None, Help("Vectors of length 1; else as the model has it.")] = None
+    dimensions: Annotated[
+        int | None,
+        Help(
+            "Keep only so many leading values (Matryoshka).",
+            "They are normalized again.",
+            metavar="N",
+            least=1,
+        ),
+    ] = None
+    prompt: Annotated[
+        str | None,
+        Help(
+            "A prompt of the model by name, or text to put before every item.",
+            "Names are `query`, `document` and others; empty is none.",
+            default="the model's `default_prompt_name`",
+            metavar="TEXT",
+        ),
+    ] = None
+    max_tokens: Annotated[
+        int | None,
+        Help(
+            "Read so many tokens at once.",
+            "Special tokens and the prompt are among them.",
+            default="as many as the model reads",
+            metavar="N",
+            least=1,
+        ),
+    ] = None
+    long_texts: Annotated[
+        str | None,
+        Help(
+            "Texts longer than the model reads: cut them, fail them one by one, or average their passages.",
+            "Long is a text of more than `max_tokens`. `truncate`: its first tokens decide its vector; it is counted "
+            "in `truncated_items`, and listed by `GET /v1/jobs/{id}/truncated` and `vectormill truncated`. `fail`: it "
+            "becomes the item error `too_many_tokens`. `passages`: overlapping windows of it are encoded, each with "
+            "the prompt before it, and their vectors averaged, weighted by the tokens that each adds; normalized and "
+            "cut to `dimensions` after that.",
+            default=f"`{TRUNCATE}`",
+            unset=TRUNCATE,
+            choices=LONG_TEXT_POLICIES,
+        ),
+    ] = None
+    passage_overlap: Annotated[
+        int | None,
+        Help(
+            "Tokens that neighbouring passages share; else an eighth of a passage.",
+            "Less than half of `max_tokens`.",
+            default="an eighth of `max_tokens`",
+            metavar="N",
+            least=0,
+        ),
+    ] = None
+    vector_type: Annotated[
+        str | None,
+        Help(
+            "The numbers of a vector; else float16 in a collection, float32 without one.",
+            f"One of {', '.join(f'`{name}`' for name in VECTOR_TYPES)}. int8 are codes of ranges that are measured "
+            "once for a vector space, binary is one bit a value, eight to a number.",
+            default=f"`{FLOAT16}` in a collection, `{FLOAT32}` elsewhere",
+            choices=VECTOR_TYPES,
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedOptions(EncodingOptions):
+    """The options as a job's client may name them: one has an older name."""
+
+    truncate: Annotated[
+        bool | None,
+        Help(
+            "The older name of long_texts.",
+            "True is `truncate`, false is `fail`.",
+            default="unset",
+            is_older_name=True,
+        ),
+    ] = None
+
+    def resolve(self) -> EncodingOptions:
+        """The options by their names of today. Raises ValueError when both names are given and differ."""
+        given = asdict(self)
+        truncate = given.pop("truncate")
+        if truncate is None:
+            return EncodingOptions(**given)
+        said = TRUNCATE if truncate else FAIL
+        if self.long_texts not in (None, said):
+            raise ValueError(
+                f"truncate={str(truncate).lower()} means long_texts={said}, and long_texts={self.long_texts} "
+                "is given too; leave out truncate, the older name"
+            )
+        return EncodingOptions(**given | {"long_texts": said})
+
+
+class OptionArguments(TypedDict, total=False):
+    """RequestedOptions as keyword arguments, written out for editors and type checkers; a test compares them."""
+
+    normalize: bool | None
+    dimensions: int | None
+    prompt: str | None
+    max_tokens: int | None
+    long_texts: str | None
+    passage_overlap: int | None
+    vector_type: str | None
+    truncate: bool | None
+
+
+def list_options(options: type[EncodingOptions]) -> tuple[Option, ...]:
+    """In the order in which they are written."""
+    found = []
+    for name, hint in get_type_hints(options, include_extras=True).items():
+        union, told = get_args(hint)
+        (kind,) = (member for member in get_args(union) if member is not NoneType)
+        found.append(Option(name, kind, told))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,17 +9,16 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from vectormill.domain.encoding import (
     DEFAULT_PASSAGE_OVERLAP_SHARE,
-    LONG_TEXT_POLICIES,
     PASSAGES,
     TRUNCATE,
-    VECTOR_TYPES,
+    EncodingOptions,
     EncodingSpec,
+    list_options,
 )
 from vectormill.domain.errors import InvalidOption, ModelError, UnknownModel
 from vectormill.models.model_card import ModelCard, read_model_card
@@ -36,23 +35,10 @@ SMALLEST_MAX_TOKENS: Final = 3
 HUB_PATIENCE_SECONDS: Final = 30.0
 HUB_NAME: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
 CONFIG_FILES: Final = ("*.json", "*/config.json")
+CHOICES: Final = {
+    option.name: option.help.choices for option in list_options(EncodingOptions) if option.help.choices
+}
 WEIGHT_FILES: Final = ("*.safetensors", "*/*.safetensors")
-
-
-@dataclass(frozen=True, slots=True)
-class EncodingOptions:
-    """What a job asks of its model; None leaves the model's own habit. `prompt`: a prompt's name, or text.
-
-    Models have no habit about texts longer than `max_tokens`: they are cut unless `long_texts` says otherwise.
-    """
-
-    normalize: bool | None = None
-    dimensions: int | None = None
-    prompt: str | None = None
-    max_tokens: int | None = None
-    long_texts: str | None = None
-    passage_overlap: int | None = None
-    vector_type: str | None = None
 
 
 class Registry:
@@ -183,13 +169,11 @@ def make_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
             f"max_tokens must be from {SMALLEST_MAX_TOKENS} to {card.max_tokens} for model {card.name!r}, "
             f"not {max_tokens}."
         )
-    if options.vector_type not in (None, *VECTOR_TYPES):
-        raise InvalidOption(
-            f"vector_type must be one of {', '.join(VECTOR_TYPES)}, not {options.vector_type!r}."
-        )
+    for name, choices in CHOICES.items():
+        chosen = getattr(options, name)
+        if chosen not in (None, *choices):
+            raise InvalidOption(f"{name} must be one of {', '.join(choices)}, not {chosen!r}.")
     long_texts = TRUNCATE if options.long_texts is None else options.long_texts
-    if long_texts not in LONG_TEXT_POLICIES:
-        raise InvalidOption(f"long_texts must be one of {', '.join(LONG_TEXT_POLICIES)}, not {long_texts!r}.")
     return EncodingSpec(
         model=card.name,
         revision=card.revision,
@@ -214,19 +198,12 @@ def respecify(registry: Registry, live: EncodingSpec, **wanted: Any) -> Encoding
     model = wanted.pop("model", live.model)
     if model != live.model:
         return make_spec(registry.card(model), EncodingOptions(**wanted))
-    kept: dict[str, Any] = {
-        "normalize": live.normalize,
-        "dimensions": live.dimensions,
-        "prompt": live.prompt,
-        "max_tokens": live.max_tokens,
-        "long_texts": live.long_texts,
-        "vector_type": live.vector_type,
-    }
-    if (
-        wanted.get("long_texts", live.long_texts) == live.long_texts == PASSAGES
-        and "max_tokens" not in wanted
-    ):
-        kept["passage_overlap"] = live.passage_overlap
+    kept = {option.name: getattr(live, option.name) for option in list_options(EncodingOptions)}
+    is_same_window = (
+        "max_tokens" not in wanted and wanted.get("long_texts", live.long_texts) == live.long_texts
+    )
+    if live.long_texts != PASSAGES or not is_same_window:
+        del kept["passage_overlap"]
     return make_spec(registry.card(model), EncodingOptions(**kept | wanted))
 
 

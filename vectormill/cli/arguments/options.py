@@ -57,59 +57,6 @@ Strict = Annotated[
     bool,
     typer.Option("--strict", help="Input that is not UTF-8 ends the command; else that item alone fails."),
 ]
-Normalize = Annotated[
-    bool | None,
-    typer.Option(
-        "--normalize/--no-normalize",
-        help="Vectors of length 1; else as the model has it.",
-        show_default=False,
-    ),
-]
-Dimensions = Annotated[
-    int | None,
-    typer.Option("--dimensions", metavar="N", min=1, help="Keep only so many leading values (Matryoshka)."),
-]
-Prompt = Annotated[
-    str | None,
-    typer.Option(
-        "--prompt", metavar="TEXT", help="A prompt of the model by name, or text to put before every item."
-    ),
-]
-MaxTokens = Annotated[
-    int | None, typer.Option("--max-tokens", metavar="N", min=1, help="Read so many tokens at once.")
-]
-LongTexts = Annotated[
-    Literal["truncate", "fail", "passages"] | None,
-    typer.Option(
-        "--long-texts",
-        help="Texts longer than the model reads: cut them, fail them one by one, or average their passages.",
-        show_default="truncate",
-    ),
-]
-PassageOverlap = Annotated[
-    int | None,
-    typer.Option(
-        "--passage-overlap",
-        metavar="N",
-        min=0,
-        help="Tokens that neighbouring passages share; else an eighth of a passage.",
-    ),
-]
-Truncate = Annotated[
-    bool | None,
-    typer.Option(
-        "--truncate/--no-truncate", help="The older name of --long-texts truncate or fail.", hidden=True
-    ),
-]
-VectorType = Annotated[
-    Literal["float32", "float16", "int8", "binary"] | None,
-    typer.Option(
-        "--vector-type",
-        help="The numbers of a vector; else float16 in a collection, float32 without one.",
-        show_default=False,
-    ),
-]
-
 Metadata = Annotated[
     str | None,
     typer.Option("--metadata", metavar="JSON", help="An object to keep with the job, to find it by."),

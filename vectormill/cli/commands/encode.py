@@ -3,32 +3,27 @@
 import contextlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from vectormill.cli.arguments.encoding_flags import take_encoding_flags
 from vectormill.cli.arguments.options import (
     ApiUrl,
     Collection,
     DataDir,
-    Dimensions,
     Format,
     Json,
     KeyField,
-    LongTexts,
-    MaxTokens,
     Model,
-    Normalize,
-    PassageOverlap,
     Priority,
-    Prompt,
     Strict,
     TextField,
-    Truncate,
-    VectorType,
 )
 from vectormill.cli.exits import EXIT_CODES_HELP, JOB_NOT_COMPLETED, CommandFailed, exit_code_of_job
+from vectormill.domain.encoding import RequestedOptions
 
 if TYPE_CHECKING:
     from vectormill.client import Client
@@ -43,6 +38,7 @@ SHOWN_ERRORS: Final = 10
     "vectormill encode papers.csv -o papers.npy --key-field doi --text-field abstract\n\n"
     f"{EXIT_CODES_HELP}"
 )
+@take_encoding_flags
 def encode(
     input: Annotated[
         str,
@@ -51,6 +47,7 @@ def encode(
             help=".jsonl, .csv, .tsv (also .gz), .parquet, a directory of texts, or - for stdin.",
         ),
     ],
+    *,
     out: Annotated[
         Path,
         typer.Option(
@@ -64,14 +61,7 @@ def encode(
     model: Model = None,
     collection: Collection = None,
     priority: Priority = 5,
-    normalize: Normalize = None,
-    dimensions: Dimensions = None,
-    prompt: Prompt = None,
-    max_tokens: MaxTokens = None,
-    long_texts: LongTexts = None,
-    passage_overlap: PassageOverlap = None,
-    truncate: Truncate = None,
-    vector_type: VectorType = None,
+    options: RequestedOptions,
     key_field: KeyField = None,
     text_field: TextField = "text",
     strict: Strict = False,
@@ -101,14 +91,7 @@ def encode(
             model=model,
             collection=collection,
             priority=priority,
-            normalize=normalize,
-            dimensions=dimensions,
-            prompt=prompt,
-            max_tokens=max_tokens,
-            long_texts=long_texts,
-            passage_overlap=passage_overlap,
-            truncate=truncate,
-            vector_type=vector_type,
+            **asdict(options),
         )
         job = _watch(client, job)
         if exit_code_of_job(job["state"]) == JOB_NOT_COMPLETED:

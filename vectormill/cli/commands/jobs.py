@@ -1,33 +1,28 @@
 """Jobs: submit, watch, pause, resume, cancel, retry, delete, and their items. Each speaks to one API."""
 
 import itertools
+from dataclasses import asdict
 from http.client import NOT_FOUND
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from vectormill.cli.arguments.encoding_flags import take_encoding_flags
 from vectormill.cli.arguments.options import (
     ApiUrl,
     Collection,
     DataDir,
-    Dimensions,
     Json,
     KeyField,
-    LongTexts,
-    MaxTokens,
     Metadata,
     Model,
-    Normalize,
-    PassageOverlap,
     Priority,
-    Prompt,
     Strict,
     TextField,
-    Truncate,
-    VectorType,
 )
 from vectormill.cli.exits import EXIT_CODES_HELP, exit_code_of_job
+from vectormill.domain.encoding import RequestedOptions
 from vectormill.domain.jobs.job import CANCELLING
 
 if TYPE_CHECKING:
@@ -45,6 +40,7 @@ JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's id, as `sub
     epilog="Examples: vectormill submit papers.jsonl.gz --collection papers\n\n"
     "zcat *.gz | jq -c '{key: .doi, text: .abstract}' | vectormill submit - --collection papers"
 )
+@take_encoding_flags
 def submit(
     input: Annotated[
         str,
@@ -53,17 +49,11 @@ def submit(
             help=".jsonl, .csv, .tsv (also .gz), .parquet, a directory of texts, or - for stdin.",
         ),
     ],
+    *,
     model: Model = None,
     collection: Collection = None,
     priority: Priority = 5,
-    normalize: Normalize = None,
-    dimensions: Dimensions = None,
-    prompt: Prompt = None,
-    max_tokens: MaxTokens = None,
-    long_texts: LongTexts = None,
-    passage_overlap: PassageOverlap = None,
-    truncate: Truncate = None,
-    vector_type: VectorType = None,
+    options: RequestedOptions,
     metadata: Metadata = None,
     key_field: KeyField = None,
     text_field: TextField = "text",
@@ -92,14 +82,7 @@ def submit(
             model=model,
             collection=collection,
             priority=priority,
-            normalize=normalize,
-            dimensions=dimensions,
-            prompt=prompt,
-            max_tokens=max_tokens,
-            long_texts=long_texts,
-            passage_overlap=passage_overlap,
-            truncate=truncate,
-            vector_type=vector_type,
+            **asdict(options),
             metadata=parse_metadata(metadata),
             gzip=gzip,
             idempotency_key=idempotency_key,

@@ -5,11 +5,12 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, Unpack
 
 import msgspec
 
 from vectormill.client.transport import Json, Transport, given, make_path
+from vectormill.domain.encoding import OptionArguments
 from vectormill.domain.jobs.job import TERMINAL_JOB_STATES
 from vectormill.files.ndjson import ItemJson, compress_parts, encode_parts, split_lines
 from vectormill.files.replacement import open_replacement
@@ -28,19 +29,12 @@ class JobCalls(Transport):
         model: str | None = None,
         collection: str | None = None,
         priority: int | None = None,
-        normalize: bool | None = None,
-        dimensions: int | None = None,
-        prompt: str | None = None,
-        max_tokens: int | None = None,
-        long_texts: str | None = None,
-        passage_overlap: int | None = None,
-        truncate: bool | None = None,
-        vector_type: str | None = None,
         metadata: Mapping[str, Any] | None = None,
         gzip: bool = False,
         idempotency_key: str | None = None,
+        **options: Unpack[OptionArguments],
     ) -> Json:
-        """Streams the items as NDJSON and returns the new job.
+        """Streams the items as NDJSON and returns the new job. What `options` are and do: docs/CONFIGURATION.md.
 
         When `items` can be iterated again (a list or a file reader, not a generator), a lost connection is
         survived: the upload is repeated under the same Idempotency-Key, so there is never a second job.
@@ -49,15 +43,8 @@ class JobCalls(Transport):
             "model": model,
             "collection": collection,
             "priority": priority,
-            "normalize": normalize,
-            "dimensions": dimensions,
-            "prompt": prompt,
-            "max_tokens": max_tokens,
-            "long_texts": long_texts,
-            "passage_overlap": passage_overlap,
-            "truncate": truncate,
-            "vector_type": vector_type,
             "metadata": json.dumps(dict(metadata)) if metadata is not None else None,
+            **options,
         }
         headers = {
             "Content-Type": "application/x-ndjson",

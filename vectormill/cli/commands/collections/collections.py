@@ -1,26 +1,22 @@
 """Collections: make, list, look at, change, export, check and delete them."""
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import typer
 
+from vectormill.cli.arguments.encoding_flags import take_encoding_flags
 from vectormill.cli.arguments.options import (
     ApiUrl,
     DataDir,
-    Dimensions,
     Json,
-    LongTexts,
-    MaxTokens,
     Model,
-    Normalize,
-    PassageOverlap,
-    Prompt,
-    VectorType,
 )
 from vectormill.cli.commands.collections.generations import discard, rollback
 from vectormill.cli.commands.collections.indexes import EXAMPLES, index
+from vectormill.domain.encoding import EncodingOptions
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -53,18 +49,14 @@ Language = Annotated[
     epilog="Examples: vectormill collections create docs\n\n"
     "vectormill collections create docs --keep-text --language english --vector-type float32"
 )
+@take_encoding_flags
 def create(
     name: Name,
+    *,
     keep_text: KeepText = None,
     language: Language = None,
     model: Model = None,
-    normalize: Normalize = None,
-    dimensions: Dimensions = None,
-    prompt: Prompt = None,
-    max_tokens: MaxTokens = None,
-    long_texts: LongTexts = None,
-    passage_overlap: PassageOverlap = None,
-    vector_type: VectorType = None,
+    options: EncodingOptions,
     index: Annotated[
         Literal["auto", "hnsw", "none"] | None,
         typer.Option("--index", help="When there is an HNSW index.", show_default="auto"),
@@ -78,20 +70,11 @@ def create(
     from vectormill.cli.views.listing import print_json
     from vectormill.client.transport import given
 
-    options = {
-        "normalize": normalize,
-        "dimensions": dimensions,
-        "prompt": prompt,
-        "max_tokens": max_tokens,
-        "long_texts": long_texts,
-        "passage_overlap": passage_overlap,
-        "vector_type": vector_type,
-    }
     with connected(api_url, data_dir) as client:
         made = client.create_collection(
             name,
             model=model,
-            options=given(options),
+            options=given(asdict(options)),
             keep_text=keep_text,
             language=language,
             index_policy=index,

@@ -1,24 +1,20 @@
 """Runs: re-index a collection, and look at, cancel or confirm what is under way. Each command speaks to one API."""
 
 import itertools
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
+from vectormill.cli.arguments.encoding_flags import take_encoding_flags
 from vectormill.cli.arguments.options import (
     ApiUrl,
     DataDir,
-    Dimensions,
     Json,
-    LongTexts,
-    MaxTokens,
     Model,
-    Normalize,
-    PassageOverlap,
-    Prompt,
-    VectorType,
 )
 from vectormill.cli.exits import EXIT_CODES_HELP, exit_code_of_job
+from vectormill.domain.encoding import EncodingOptions
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -37,18 +33,14 @@ RunId = Annotated[
     epilog="Examples: vectormill reindex docs\n\nvectormill reindex docs --model bge-m3 --no-wait\n\n"
     f"With --wait: {EXIT_CODES_HELP}"
 )
+@take_encoding_flags
 def reindex(
     collection: Annotated[
         str, typer.Argument(metavar="COLLECTION", help="It has a source, or keeps its texts.")
     ],
+    *,
     model: Model = None,
-    normalize: Normalize = None,
-    dimensions: Dimensions = None,
-    prompt: Prompt = None,
-    max_tokens: MaxTokens = None,
-    long_texts: LongTexts = None,
-    passage_overlap: PassageOverlap = None,
-    vector_type: VectorType = None,
+    options: EncodingOptions,
     priority: Annotated[
         int | None,
         typer.Option("--priority", metavar="N", min=0, max=9, help="Of its job.", show_default="5"),
@@ -87,13 +79,7 @@ def reindex(
             max_change_share=max_change_share,
             priority=priority,
             model=model,
-            normalize=normalize,
-            dimensions=dimensions,
-            prompt=prompt,
-            max_tokens=max_tokens,
-            long_texts=long_texts,
-            passage_overlap=passage_overlap,
-            vector_type=vector_type,
+            **asdict(options),
         )
         if wait:
             with RunProgress() as progress:

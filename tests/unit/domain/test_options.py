@@ -1,0 +1,89 @@
+"""An option of encoding is defined once; a new one is there wherever options are taken."""
+
+from dataclasses import asdict, dataclass, fields
+from typing import Annotated, Any, Final, get_type_hints
+
+import msgspec
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from api.intake.options import model_of, parameters_of, struct_of
+from vectormill.cli.arguments.encoding_flags import take_encoding_flags
+from vectormill.domain.encoding import (
+    EncodingOptions,
+    EncodingSpec,
+    Help,
+    OptionArguments,
+    RequestedOptions,
+    list_options,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MoreOptions(EncodingOptions):
+    """With an option that no release has."""
+
+    rounding: Annotated[str | None, Help("How numbers are cut.", choices=("up", "down"))] = None
+    rounds: Annotated[int | None, Help("How often.", metavar="N", least=1)] = None
+
+
+NEW: Final = ("rounding", "rounds")
+
+
+def test_the_arguments_that_type_checkers_see_are_the_options() -> None:
+    assert get_type_hints(OptionArguments) == get_type_hints(RequestedOptions)
+
+
+def test_every_option_decides_a_field_of_the_spec() -> None:
+    assert {option.name for option in list_options(EncodingOptions)} <= {
+        field.name for field in fields(EncodingSpec)
+    }
+
+
+@pytest.mark.parametrize("option", list_options(RequestedOptions), ids=lambda option: option.name)
+def test_the_help_of_an_option_is_whole_sentences(option: Any) -> None:
+    assert option.help.text[0].isupper()
+    assert option.help.description.endswith(".")
+
+
+def test_a_new_option_is_read_from_requests() -> None:
+    kind = struct_of(MoreOptions)
+    read = msgspec.json.decode(b'{"rounding": "up", "normalize": true}', type=kind)
+    assert (read.rounding, read.rounds, read.normalize) == ("up", None, True)
+    with pytest.raises(msgspec.ValidationError, match=r"\$\.rounding"):
+        msgspec.json.decode(b'{"rounding": "sideways"}', type=kind)
+    with pytest.raises(msgspec.ValidationError, match="unknown field"):
+        msgspec.json.decode(b'{"roundings": "up"}', type=kind)
+    assert model_of(MoreOptions)(rounds=2).rounds == 2
+
+
+def test_a_new_option_is_described_as_a_query_parameter() -> None:
+    described = {each["name"]: each for each in parameters_of(MoreOptions)}
+    assert described["rounding"]["schema"] == {"type": "string", "enum": ["up", "down"]}
+    assert described["rounds"]["schema"] == {"type": "integer", "minimum": 1}
+    assert described["rounds"]["description"] == "How often."
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], MoreOptions()),
+        (["--rounding", "down", "--rounds", "3"], MoreOptions(rounding="down", rounds=3)),
+        (["--no-normalize", "--max-tokens", "64"], MoreOptions(normalize=False, max_tokens=64)),
+    ],
+)
+def test_a_new_option_is_a_flag_of_commands(arguments: list[str], expected: MoreOptions) -> None:
+    taken: list[dict[str, Any]] = []
+    app = typer.Typer()
+
+    @app.command()
+    @take_encoding_flags
+    def encode(file: str, *, options: MoreOptions, strict: bool = False) -> None:
+        taken.append({"file": file, "strict": strict, **asdict(options)})
+
+    ended = CliRunner().invoke(app, ["texts.jsonl", "--strict", *arguments])
+    assert ended.exit_code == 0, ended.output
+    assert taken == [{"file": "texts.jsonl", "strict": True, **asdict(expected)}]
+    assert "How often." in CliRunner().invoke(app, ["--help"]).output
+    assert CliRunner().invoke(app, ["texts.jsonl", "--rounding", "sideways"]).exit_code == 2
