@@ -65,7 +65,7 @@ class Settings(BaseSettings):
         Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], BeforeValidator(str.upper)
     ] = "INFO"
 
-    chunk_max_items: int = Field(default=512, ge=1, le=65536)
+    chunk_max_items: int = Field(default=2048, ge=1, le=65536)
     chunk_max_bytes: int = Field(default=1 << 20, ge=1024, description="Bytes of text in a chunk.")
     max_text_chars: int = Field(default=1_000_000, ge=1, description="A longer text becomes an item error.")
     max_key_bytes: int = Field(

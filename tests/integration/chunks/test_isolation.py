@@ -21,7 +21,8 @@ from vectormill.vectors.vector_types import choose_vector_type, make_rows
 
 DIMENSIONS = 384
 RANGES = Ranges(np.full(DIMENSIONS, -1, dtype=np.float32), np.full(DIMENSIONS, 1, dtype=np.float32))
-# 256 × 1,536 bytes is the first product that no smallint holds; 512 is the default size of a chunk.
+# 256 × 1,536 bytes is the first product that no smallint holds; 512 is what a chunk of paragraphs has, and no chunk of
+# short texts has more than 2,048.
 SIZES = (256, 488, 512, 2000)
 
 
@@ -52,7 +53,8 @@ def complete_large(engine: Engine, claimed: Claim, failing: frozenset[int] = fro
 def test_chunks_of_real_size_are_split_and_keep_every_vector_they_had(
     engine: Engine, vector_type: str, collection: str | None
 ) -> None:
-    spec = replace(SPEC, dimensions=DIMENSIONS, vector_type=vector_type)
+    # Texts are cut after two tokens, so that the first chunk of a job has room for 2,000.
+    spec = replace(SPEC, dimensions=DIMENSIONS, vector_type=vector_type, max_tokens=2)
     with engine.begin() as connection:
         keep_ranges(connection, spec, RANGES)
     for size in SIZES:

@@ -73,7 +73,7 @@ def test_a_migrated_database_misses_nothing_and_an_empty_one_does(engine: Engine
     assert find_missing_revision(engine) is None
     with engine.begin() as connection:
         connection.execute(text("DELETE FROM vectormill.alembic_version"))
-    assert find_missing_revision(engine) == "0015"
+    assert find_missing_revision(engine) == "0016"
 
 
 def test_processes_that_migrate_at_once_do_not_disturb_each_other(database_url: str) -> None:

@@ -6,17 +6,16 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from vectormill.settings import Settings
 from worker.batching.cost import BatchCost, LengthBuckets, PackedCost, PaddedCost
 from worker.batching.limits import BatchLimits
 from worker.batching.pool import SequencePool
-from worker.settings import WorkerSettings
 
 Draw = Callable[[random.Random], int]
 
-SLOTS = WorkerSettings.model_fields["slots"].default
+# As many tokens as a worker keeps in flight: 200,000 to 300,000 of paragraphs.
+SLOTS = 6
+CHUNK_ITEMS = 512
 BUDGET = 2048  # in 1,024 tokens there is room for one long text and nothing beside it
-CHUNK_ITEMS = Settings.model_fields["chunk_max_items"].default
 # A committed chunk is replaced by the next one while this many batches are encoded.
 BATCHES_UNTIL_NEXT_CHUNK = 2
 

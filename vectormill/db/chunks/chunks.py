@@ -14,6 +14,7 @@ from vectormill.db.chunks.truncations import move_truncations
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import LeaseLost
 from vectormill.domain.jobs.chunk import Claim
+from vectormill.domain.jobs.chunk_size import TokenEstimate
 from vectormill.vectors.vector_types import choose_vector_type, measure_item
 
 # A chunk may be claimed from `pending` too: a late message of an earlier dispatch is as good as a new one. One that is
@@ -169,9 +170,9 @@ COUNT_CHILDREN = text("""
 INSERT_CHILD = text("""
     WITH child AS (
         INSERT INTO vectormill.chunks
-               (job_id, seq, state, first_item, num_items, only_items, parent_id, lost, lapsed)
+               (job_id, seq, state, first_item, num_items, only_items, parent_id, lost, lapsed, estimated_tokens)
         VALUES (:job_id, :seq, 'pending', :first_item, :num_items, CAST(:only_items AS integer[]), :parent_id,
-                :lost, :lapsed)
+                :lost, :lapsed, :estimated_tokens)
         RETURNING id
     ), payload AS (
         INSERT INTO vectormill.chunk_payloads (chunk_id, items) SELECT id, :items FROM child
@@ -210,6 +211,7 @@ def split_chunk(connection: Connection, claim: Claim, reason: str) -> None:
     items = load_payload(connection, claim.chunk_id)
     next_seq: int = connection.execute(COUNT_CHILDREN, {"job_id": claim.job_id}).scalar_one() - 2
     middle = len(items) // 2
+    estimate = TokenEstimate(claim.spec)
     # Only of a job without a collection; in one, there is nothing to cut.
     row_bytes = measure_item(choose_vector_type(claim.spec, in_collection=False), claim.spec.dimensions)
     for child, (start, stop) in enumerate(((0, middle), (middle, len(items)))):
@@ -221,6 +223,7 @@ def split_chunk(connection: Connection, claim: Claim, reason: str) -> None:
                 "first_item": claim.first_item + start,
                 "end_item": claim.first_item + stop,
                 "num_items": stop - start,
+                "estimated_tokens": sum(estimate.of(item.text) for item in items[start:stop]),
                 "only_items": claim.wanted_items(start, stop),
                 "parent_id": claim.chunk_id,
                 "lost": min(claim.lost, 1),

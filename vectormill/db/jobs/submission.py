@@ -32,11 +32,12 @@ from vectormill.domain.errors import (
     SubmissionInProgress,
     UploadRemoved,
 )
+from vectormill.domain.jobs.chunk_size import LARGEST_CHUNK_TOKENS, TokenEstimate, choose_chunk_tokens
 from vectormill.domain.jobs.item import Item
 from vectormill.domain.jobs.job import UPLOADING, Job, NewJob
 from vectormill.settings import Settings
 
-# Chunks per transaction of a large upload: 8 × 1 MiB of text at the most wait in memory.
+# Of the largest chunks in a transaction of a large upload: 8 × 1 MiB of text at the most wait in memory.
 _CHUNKS_PER_PART = 8
 # While items arrive a part is written so often at the least: it is the upload's sign of life. One that gave none for so
 # long yields its Idempotency-Key to a client that tries again: its API process was killed, or its client is gone.
@@ -67,8 +68,8 @@ GIVE_SIGN_OF_LIFE = text("""
 
 INSERT_CHUNK = text("""
     WITH chunk AS (
-        INSERT INTO vectormill.chunks (job_id, seq, state, first_item, num_items)
-        VALUES (:job_id, :seq, 'pending', :first_item, :num_items) RETURNING id
+        INSERT INTO vectormill.chunks (job_id, seq, state, first_item, num_items, estimated_tokens)
+        VALUES (:job_id, :seq, 'pending', :first_item, :num_items, :estimated_tokens) RETURNING id
     )
     INSERT INTO vectormill.chunk_payloads (chunk_id, items) SELECT id, :items FROM chunk
 """)
@@ -113,9 +114,14 @@ class JobWriter:
         self._existing_hash: bytes | None = None
         self._items: list[Item] = []
         self._item_bytes = 0
+        self._item_tokens = 0
         self._num_items = 0
+        self._num_tokens = 0
         self._num_chunks = 0
+        self._estimate = TokenEstimate(new_job.spec)
+        self._chunk_tokens = choose_chunk_tokens(0)
         self._part: list[dict[str, object]] = []
+        self._part_share = 0.0  # of what a part may have
         self._keys = KeyLedger()
         self._hash = hashlib.blake2b(to_jsonb(self._fixed_content()).encode(), digest_size=16)
 
@@ -161,12 +167,14 @@ class JobWriter:
         self._keys.add(key)
         self._items.append(item)
         self._item_bytes += len(item.text) + len(key) + len(item.metadata)
+        self._item_tokens += self._estimate.of(item.text)
         if (
-            len(self._items) >= self._settings.chunk_max_items
+            self._item_tokens >= self._chunk_tokens
+            or len(self._items) >= self._settings.chunk_max_items
             or self._item_bytes >= self._settings.chunk_max_bytes
         ):
             self._close_chunk()
-        if len(self._part) >= _CHUNKS_PER_PART or (self._is_inserted and self._clock() >= self._part_due):
+        if self._part_share >= 1 or (self._is_inserted and self._clock() >= self._part_due):
             with self._engine.begin() as connection:
                 self._write_part(connection)
 
@@ -179,12 +187,24 @@ class JobWriter:
                 "seq": self._num_chunks,
                 "first_item": self._num_items - len(self._items),
                 "num_items": len(self._items),
+                "estimated_tokens": self._item_tokens,
                 "items": encode_payload(self._items),
             }
         )
+        self._part_share += self._measure_chunk() / _CHUNKS_PER_PART
         self._num_chunks += 1
+        self._num_tokens += self._item_tokens
+        self._chunk_tokens = choose_chunk_tokens(self._num_tokens)
         self._items = []
-        self._item_bytes = 0
+        self._item_bytes = self._item_tokens = 0
+
+    def _measure_chunk(self) -> float:
+        """How much of a chunk of the largest size the present one is."""
+        return max(
+            self._item_tokens / LARGEST_CHUNK_TOKENS,
+            len(self._items) / self._settings.chunk_max_items,
+            self._item_bytes / self._settings.chunk_max_bytes,
+        )
 
     def _write_part(self, connection: Connection) -> None:
         if not self._is_inserted:
@@ -193,7 +213,7 @@ class JobWriter:
             raise UploadRemoved
         if self._part:
             connection.execute(INSERT_CHUNK, self._part)
-        self._part = []
+        self._part, self._part_share = [], 0.0
         self._part_due = self._clock() + _PART_SECONDS
 
     def _insert_job(self, connection: Connection) -> None:

@@ -39,12 +39,12 @@ INSERT_TWIN = text("""
 # Compressed as they are: no text is read.
 COPY_CHUNKS = text("""
     WITH original AS (
-        SELECT chunks.id, seq, first_item, chunks.num_items, payload.items
+        SELECT chunks.id, seq, first_item, chunks.num_items, estimated_tokens, payload.items
           FROM vectormill.chunks JOIN vectormill.chunk_payloads AS payload ON payload.chunk_id = chunks.id
          WHERE chunks.job_id = :job_id AND chunks.state <> 'split'
     ), copied AS (
-        INSERT INTO vectormill.chunks (job_id, seq, state, first_item, num_items)
-        SELECT :twin_id, seq, 'pending', first_item, num_items FROM original
+        INSERT INTO vectormill.chunks (job_id, seq, state, first_item, num_items, estimated_tokens)
+        SELECT :twin_id, seq, 'pending', first_item, num_items, estimated_tokens FROM original
         RETURNING id, seq
     )
     INSERT INTO vectormill.chunk_payloads (chunk_id, items)

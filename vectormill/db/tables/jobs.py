@@ -113,6 +113,7 @@ chunks = Table(
     count("lapsed", Integer),
     # Nothing else was being encoded by its worker: see bereavements.py.
     Column("is_alone", Boolean, nullable=False, server_default=text("false")),
+    Column("estimated_tokens", Integer),  # by chunk_size.py; of former releases NULL
     UniqueConstraint("job_id", "seq"),
     Index("ix_chunks_pending", "job_id", "seq", postgresql_where=text("state = 'pending'")),
     Index("ix_chunks_queued", "queued_at", postgresql_where=text("state = 'queued'")),

@@ -1,0 +1,53 @@
+"""Chunk sizes: by estimated tokens, for it is tokens that device time, memory and fairness are counted in.
+
+Nobody who submits has the tokenizer: an estimate decides where a chunk ends and how many are on their way at once,
+never what is encoded.
+"""
+
+from typing import Final
+
+from vectormill.domain.encoding import PASSAGES, EncodingSpec
+
+# Where a job begins. Half a second of a small model on two cores, and what a job of some hundred texts is spread by.
+SMALLEST_CHUNK_TOKENS: Final = 4096
+# Two full batches of a GPU. Message, claim and commit cost some 10 ms of a core, so there must not be hundreds a
+# second; on two cores it is half a minute's work, which is how late a job's progress and its turn may be.
+LARGEST_CHUNK_TOKENS: Final = 65_536
+# No chunk has more than this share of what came before it: the last one of a job keeps one worker busy for a ninth of
+# the time at the most, however many others have ended by then.
+_SHARE: Final = 8
+# A classifier token and a separator, or the like of another tokenizer.
+_SPECIAL_TOKENS: Final = 2
+# Of an item that came without an estimate, from an API process of a former release: a paragraph or two queries.
+UNESTIMATED_ITEM_TOKENS: Final = 64
+
+
+def estimate_tokens(text: bytes) -> int:
+    """Tokens of UTF-8 text without the special ones: one for four letters of ASCII, and one for each of Chinese.
+
+    (3 bytes - letters) / 8 is a quarter of one-byte letters, five eighths of two-byte ones (Cyrillic, Greek: one token
+    with an English vocabulary, four letters with a multilingual one) and all of three-byte ones.
+    """
+    num_bytes = len(text)
+    if text.isascii():
+        return num_bytes >> 2
+    return (3 * num_bytes - len(text.decode(errors="replace"))) >> 3
+
+
+class TokenEstimate:
+    """How many tokens the items of one spec have, about."""
+
+    def __init__(self, spec: EncodingSpec) -> None:
+        self._extra = estimate_tokens(spec.prompt.encode()) + _SPECIAL_TOKENS
+        self._is_cut = spec.long_texts != PASSAGES
+        self._max_tokens = spec.max_tokens
+
+    def of(self, text: bytes) -> int:
+        """What is read of a text, prompt and special tokens included."""
+        tokens = estimate_tokens(text) + self._extra
+        return min(tokens, self._max_tokens) if self._is_cut else tokens
+
+
+def choose_chunk_tokens(num_tokens_before: int) -> int:
+    """With how many tokens the next chunk of a job is closed, of which so many have come already."""
+    return min(max(num_tokens_before // _SHARE, SMALLEST_CHUNK_TOKENS), LARGEST_CHUNK_TOKENS)
