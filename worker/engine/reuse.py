@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.tokens.tokenized import TokenizedTexts
+from worker.tokens.tokenized import INPUT_IDS, TokenizedTexts
 
 # 16 bytes: among 10^12 different sequences the chance of one collision is 1 to 10^15.
 DIGEST_BYTES: Final = 16
@@ -112,8 +112,9 @@ def digest_sequences(texts: TokenizedTexts, rows: Iterable[int], prompt_length: 
     """The digest of each of these rows: of its token ids, and of how many of them are not pooled over."""
     start_of_all = blake2b(prompt_length.to_bytes(4, "little"), digest_size=DIGEST_BYTES)
     # Plain bytes and integers: slicing an array a row would cost more than hashing it.
-    content, size = texts.input_ids.tobytes(), texts.input_ids.itemsize
-    offsets = texts.offsets.tolist()
+    ids = texts.inputs[INPUT_IDS]
+    content, size = ids.values.tobytes(), ids.values.itemsize
+    offsets = ids.offsets.tolist()
     digests = {}
     for row in rows:
         state = start_of_all.copy()

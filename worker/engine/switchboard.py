@@ -23,7 +23,7 @@ from worker.batching.sequences import Sequences
 from worker.batching.token_batch import TokenBatch
 from worker.engine.request import EngineStopped, RunnerDied
 from worker.engine.work import Work
-from worker.tokens.tokenized import TokenizedTexts
+from worker.tokens.tokenized import INPUT_IDS, TokenizedTexts
 
 
 @dataclass(slots=True, eq=False)
@@ -164,7 +164,7 @@ class Switchboard:
         for request, rows in sequences.by_request():
             ticket = self._tickets[request]
             texts = ticket.positions[sequences.positions[rows]]
-            input_ids.append(ticket.texts.gather(texts))
+            input_ids.append(ticket.texts.inputs[INPUT_IDS].take(texts).values)
             lengths.append(ticket.texts.lengths[texts])
             prompt_lengths.append(np.minimum(ticket.prompt_length, lengths[-1]))
             is_urgent |= ticket.is_interactive

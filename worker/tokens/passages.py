@@ -16,14 +16,15 @@ Knows neither tokenizer nor model.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from vectormill.domain.jobs.item import TOO_MANY_TOKENS, ItemFailure
-from worker.tokens.tokenized import TokenizedTexts
+from vectormill.ragged import Ragged
+from worker.tokens.tokenized import INPUT_IDS, TokenizedTexts
 
 # Bounds what one text can take: 8192 windows of 256 tokens are 8 MiB of ids and, with 1024 dimensions, 32 MiB of
 # vectors. A text of a million characters at one token each, which is the default limit, has 4,505.
@@ -63,6 +64,11 @@ class PassagedTexts:
         return cls(texts, np.arange(len(texts) + 1), texts.lengths)
 
     @property
+    def is_whole(self) -> bool:
+        """Whether every text is one sequence."""
+        return len(self.sequences) == len(self.offsets) - 1
+
+    @property
     def num_passages(self) -> NDArray[np.int32]:
         """[n] windows that a text was cut into; 0 for a text that is one sequence."""
         counts = np.diff(self.offsets)
@@ -71,7 +77,8 @@ class PassagedTexts:
     @property
     def num_tokens(self) -> NDArray[np.int32]:
         """[n] tokens that the model reads of each text; what is repeated counts each time."""
-        return np.add.reduceat(self.sequences.lengths, self.offsets[:-1]).astype(np.int32)
+        lengths = self.sequences.lengths
+        return (lengths if self.is_whole else np.add.reduceat(lengths, self.offsets[:-1])).astype(np.int32)
 
     @property
     def truncated(self) -> NDArray[np.bool_]:
@@ -80,7 +87,7 @@ class PassagedTexts:
 
     def join_vectors(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
         """[sequences, dim] -> [n, dim]. The vector of a text that is one sequence stays as it is, to the bit."""
-        if len(self.weights) == len(self.offsets) - 1:
+        if self.is_whole:
             return vectors
         joined = vectors[self.offsets[:-1]]
         for text in np.flatnonzero(self.num_passages).tolist():
@@ -100,31 +107,42 @@ class PassagedTexts:
 
 def cut_passages(texts: TokenizedTexts, frame: PassageFrame) -> PassagedTexts:
     """Texts of any length as sequences of at most `frame.max_tokens`. Texts that fit are not touched."""
-    parts: list[NDArray[np.int32]] = []
+    ids, text_lengths = texts.inputs[INPUT_IDS], texts.lengths
+    long = np.flatnonzero(text_lengths > frame.max_tokens).tolist()
+    if not long:
+        return PassagedTexts.whole(texts)
+    tokens: list[NDArray[np.int64]] = []  # of which a sequence is made: places in the values of every input
     lengths: list[NDArray[np.int64]] = []
     weights: list[NDArray[np.int64]] = []
-    failures: dict[int, ItemFailure] = {}
-    for text in range(len(texts)):
-        ids = texts.ids(text)
-        windows, own = ids[np.newaxis], np.array([len(ids)])
-        if len(ids) > frame.max_tokens:
-            windows, own, failure = _cut(ids, frame)
-            if failure is not None:
-                failures[text] = failure
-        parts.append(windows.reshape(-1))
+    counts = np.ones(len(texts), dtype=np.int64)
+    failures = dict(texts.failures)
+    for before, text in pairwise([-1, *long, len(texts)]):
+        fitting = slice(before + 1, text)
+        tokens.append(np.arange(ids.offsets[before + 1], ids.offsets[text]))
+        lengths.append(text_lengths[fitting])
+        weights.append(text_lengths[fitting])
+        if text == len(texts):
+            break
+        windows, own, failure = _cut(ids.row(text), frame)
+        if failure is not None:
+            failures[text] = failure
+        tokens.append(windows.reshape(-1) + ids.offsets[text])
         lengths.append(np.full(len(windows), windows.shape[1], dtype=np.int64))
         weights.append(own)
-    counts = np.array([len(some) for some in lengths], dtype=np.int64)
+        counts[text] = len(windows)
     offsets = np.concatenate(([0], np.cumsum(counts)))
+    places, all_lengths = np.concatenate(tokens), np.concatenate(lengths)
+    inputs = {
+        name: Ragged.from_lengths(rows.values[places], all_lengths) for name, rows in texts.inputs.items()
+    }
     return PassagedTexts(
         TokenizedTexts(
-            np.concatenate([*parts, np.zeros(0, np.int32)]),
-            np.concatenate(([0], np.cumsum(np.concatenate([*lengths, np.zeros(0, np.int64)])))),
-            np.zeros(int(counts.sum()), dtype=np.bool_),
-            {int(offsets[text]): failure for text, failure in {**texts.failures, **failures}.items()},
+            inputs,
+            np.zeros(len(all_lengths), dtype=np.bool_),
+            {int(offsets[text]): failure for text, failure in failures.items()},
         ),
         offsets,
-        np.concatenate([*weights, np.zeros(0, np.int64)]),
+        np.concatenate(weights),
     )
 
 
@@ -141,8 +159,8 @@ def plan_windows(num_tokens: int, room: int, overlap: int) -> tuple[NDArray[np.i
 
 def _cut(
     ids: NDArray[np.int32], frame: PassageFrame
-) -> tuple[NDArray[np.int32], NDArray[np.int64], ItemFailure | None]:
-    """[windows, max_tokens] of one long text, their weights, and why it cannot be cut."""
+) -> tuple[NDArray[np.int64], NDArray[np.int64], ItemFailure | None]:
+    """The tokens of one long text that each window has, [windows, max_tokens], their weights, and why it is not cut."""
     num_leading = _count_equal(ids, frame.leading_ids)
     num_own = len(ids) - num_leading - frame.num_suffix
     room = frame.max_tokens - num_leading - frame.num_suffix
@@ -156,12 +174,12 @@ def _cut(
     elif num_own - room > (MAX_PASSAGES - 1) * stride:
         failure = f"the text has {len(ids)} tokens and would be more than {MAX_PASSAGES} passages of {frame.max_tokens}"
     if failure is not None:
-        return np.zeros((1, 0), np.int32), np.zeros(1, np.int64), ItemFailure(TOO_MANY_TOKENS, failure)
+        return np.zeros((1, 0), np.int64), np.zeros(1, np.int64), ItemFailure(TOO_MANY_TOKENS, failure)
     starts, weights = plan_windows(num_own, room, frame.overlap)
-    windows = np.empty((len(starts), frame.max_tokens), dtype=np.int32)
-    windows[:, :num_leading] = ids[:num_leading]
-    windows[:, num_leading : num_leading + room] = sliding_window_view(ids[num_leading:], room)[starts]
-    windows[:, num_leading + room :] = ids[len(ids) - frame.num_suffix :]
+    windows = np.empty((len(starts), frame.max_tokens), dtype=np.int64)
+    windows[:, :num_leading] = np.arange(num_leading)
+    windows[:, num_leading : num_leading + room] = num_leading + starts[:, np.newaxis] + np.arange(room)
+    windows[:, num_leading + room :] = np.arange(len(ids) - frame.num_suffix, len(ids))
     return windows, weights, None
 
 

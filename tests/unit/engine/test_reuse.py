@@ -13,9 +13,8 @@ ROOM = 1 << 20
 
 
 def tokenize(rows: list[list[int]]) -> TokenizedTexts:
-    ids = np.array([token for row in rows for token in row], dtype=np.int32)
-    offsets = np.cumsum([0, *map(len, rows)])
-    return TokenizedTexts(ids, offsets, np.zeros(len(rows), dtype=np.bool_), {})
+    arrays = [np.array(row, dtype=np.int32) for row in rows]
+    return TokenizedTexts.from_rows(arrays, np.zeros(len(rows), dtype=np.bool_), {})
 
 
 def vectors(n: int) -> NDArray[np.float32]:

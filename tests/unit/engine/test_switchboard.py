@@ -13,9 +13,8 @@ from worker.tokens.tokenized import TokenizedTexts
 
 
 def tokenized(rows: list[list[int]]) -> TokenizedTexts:
-    offsets = np.concatenate(([0], np.cumsum([len(row) for row in rows]))).astype(np.int64)
-    ids = np.array([token for row in rows for token in row], dtype=np.int32)
-    return TokenizedTexts(ids, offsets, np.zeros(len(rows), dtype=np.bool_), {})
+    arrays = [np.array(row, dtype=np.int32) for row in rows]
+    return TokenizedTexts.from_rows(arrays, np.zeros(len(rows), dtype=np.bool_), {})
 
 
 def encode(batch: TokenBatch) -> NDArray[np.float32]:
@@ -84,12 +83,3 @@ def test_a_batch_is_urgent_if_an_interactive_request_is_in_it() -> None:
     switchboard.add(ticket_of([[1, 2]], is_interactive=True))
     assert [work.is_urgent for work in iter(lambda: next_work(switchboard), None)] == [True, False]
     assert switchboard.next_urgent_work() is None
-
-
-@given(ROWS.filter(bool), st.data())
-def test_ids_of_some_texts_are_gathered_in_the_order_asked_for(
-    rows: list[list[int]], data: st.DataObject
-) -> None:
-    indexes = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=10))
-    expected = [token for index in indexes for token in rows[index]]
-    assert tokenized(rows).gather(np.array(indexes, dtype=np.int64)).tolist() == expected

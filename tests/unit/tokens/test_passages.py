@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from vectormill.domain.jobs.item import EMPTY_TEXT, ENCODING_FAILED, TOO_MANY_TOKENS, ItemFailure
 from vectormill.models.registry import find_packaged_model
+from vectormill.ragged import Ragged
 from worker.tokens import passages as passages_module
 from worker.tokens.passages import PassagedTexts, PassageFrame, cut_passages, plan_windows
 from worker.tokens.tokenized import TokenizedTexts
@@ -167,5 +168,16 @@ def test_texts_are_tokenized_in_groups_that_change_nothing(monkeypatch: pytest.M
     expected = TOKENIZER.tokenize_whole(texts)
     monkeypatch.setattr(tokenizer_module, "GROUP_CHARS", 12)
     found = TOKENIZER.tokenize_whole(texts)
-    assert found.input_ids.tolist() == expected.input_ids.tolist()
-    assert found.offsets.tolist() == expected.offsets.tolist()
+    assert [found.ids(i).tolist() for i in range(4)] == [expected.ids(i).tolist() for i in range(4)]
+
+
+def test_every_input_of_a_model_is_cut_as_its_tokens_are() -> None:
+    """A value that says where its token is goes into the windows that the token goes into."""
+    ids = tokenized([CLS, 1, SEP], [CLS, *range(1, 9), SEP]).inputs["input_ids"]
+    places = Ragged(np.arange(len(ids.values), dtype=np.int8), ids.offsets)
+    texts = TokenizedTexts({"input_ids": ids, "token_type_ids": places}, np.zeros(2, np.bool_), {})
+    cut = cut_passages(texts, frame(6, 1)).sequences
+    given_places, given_ids = cut.inputs["token_type_ids"], cut.inputs["input_ids"]
+    assert given_places.values.dtype == np.int8
+    assert given_places.lengths.tolist() == given_ids.lengths.tolist() == [3, 6, 6, 6]
+    assert ids.values[given_places.values].tolist() == given_ids.values.tolist()

@@ -57,8 +57,8 @@ def test_ids_equal_those_of_transformers_at_every_length(reference, max_tokens: 
 
 def test_the_ids_lie_in_one_compact_array() -> None:
     texts = TOKENIZER.tokenize(["one", "two words"], 16, truncate=True)
-    assert texts.input_ids.dtype == np.int32
-    assert texts.offsets.tolist() == [0, 3, 7]
+    assert texts.inputs["input_ids"].values.dtype == np.int32
+    assert texts.inputs["input_ids"].offsets.tolist() == [0, 3, 7]
     assert texts.lengths.tolist() == [3, 4]
 
 
@@ -164,9 +164,9 @@ def test_lower_case_is_added_where_the_tokenizer_has_none_of_its_own(tmp_path: P
     description = json.loads((MODEL / "tokenizer.json").read_text())
     description["normalizer"]["lowercase"] = False
     (tmp_path / "tokenizer.json").write_text(json.dumps(description))
-    cased = Tokenizer(tmp_path).tokenize(["HELLO"], 16, truncate=True).input_ids.tolist()
-    lowered = Tokenizer(tmp_path, lowercase=True).tokenize(["HELLO"], 16, truncate=True).input_ids.tolist()
-    assert lowered == TOKENIZER.tokenize(["hello"], 16, truncate=True).input_ids.tolist() != cased
+    cased = Tokenizer(tmp_path).tokenize(["HELLO"], 16, truncate=True).ids(0).tolist()
+    lowered = Tokenizer(tmp_path, lowercase=True).tokenize(["HELLO"], 16, truncate=True).ids(0).tolist()
+    assert lowered == TOKENIZER.tokenize(["hello"], 16, truncate=True).ids(0).tolist() != cased
 
 
 def test_an_unreadable_tokenizer_is_a_model_error(tmp_path: Path) -> None:
