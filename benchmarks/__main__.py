@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated, Final
 
 import typer
@@ -56,6 +57,14 @@ def benchmarks(
     max_tokens: Annotated[
         int | None, typer.Option(min=3, help="engine: tokens read of a text, instead of the model's own 256.")
     ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            file_okay=False,
+            help="host: another checkout of the project, measured in turns with this one.",
+        ),
+    ] = None,
     write: Annotated[bool, typer.Option("--write", help="Put the tables into benchmarks/README.md.")] = False,
 ) -> None:
     """Measure speed and memory. Let nothing else run meanwhile: there is no other way to a number."""
@@ -89,6 +98,7 @@ def benchmarks(
                 tuple(system or ()),
                 tuple(model_shape or ()),
                 max_tokens,
+                against,
             )
             for result in run_benchmarks(names or list(BENCHMARKS), order):
                 if isinstance(result, BenchmarkFailed):

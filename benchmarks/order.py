@@ -1,6 +1,7 @@
 """Order: what one run of the benchmarks is asked for, handed to each of them."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from benchmarks.probes.machine import Machine
@@ -16,7 +17,7 @@ class Order:
 
     What follows concerns `engine` alone: which mixes and systems (all of them where none is named), and how many tokens
     of a text are read (as many as the model's own card says). Where to measure, and which shapes of models, concerns
-    `placement` and `footprint` too.
+    `placement` and `footprint` too. `against` is another checkout of the project, of `host` alone.
     """
 
     machine: Machine
@@ -28,6 +29,7 @@ class Order:
     systems: tuple[str, ...] = ()
     shapes: tuple[str, ...] = ()
     max_tokens: int | None = None
+    against: Path | None = None
 
 
 class BenchmarkFailed(Exception):

@@ -15,6 +15,7 @@ from benchmarks.cases import (
     submission,
 )
 from benchmarks.cases.engine import engine, footprint, placement, short_texts
+from benchmarks.cases.host import host
 from benchmarks.order import BenchmarkFailed, Order
 from benchmarks.results.report import Report
 from vectormill.domain.errors import VectormillError
@@ -26,6 +27,7 @@ BENCHMARKS: Final[Mapping[str, Callable[[Order], Report]]] = {
     "submission": submission.measure,
     "export": export.measure,
     "main_job": main_job.measure,
+    "host": host.measure,
     "engine": engine.measure,
     "short_texts": short_texts.measure,
     "interactive": interactive.measure,
