@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 import psutil
-from numpy.typing import NDArray
 
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import ModelError
 from vectormill.models.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
-from worker.batching.token_batch import TokenBatch
+from vectormill.ragged import Ragged
+from worker.batching.batch import Batch
 from worker.devices.detect import detect_inventory
 from worker.devices.device import split_processor
-from worker.encoder.encoder import Choice, Encoder, EncoderOrder, EncoderReport
+from worker.encoder.encoder import Choice, DirectEncoder, EncoderOrder, EncoderReport
 from worker.encoder.forward_pass import DeviceLost
 from worker.engine.engine import EncodeRequest, EncodeResult, Engine
 from worker.settings import WorkerSettings
@@ -35,7 +35,7 @@ HANG_WHILE_FILE_EXISTS = "hold"
 LONGEST_HOLD_SECONDS = 60.0
 
 
-class FaultyEncoder(Encoder):
+class FaultyEncoder(DirectEncoder):
     """The vector of a sequence is made of its ids alone, so that its company cannot matter."""
 
     def __init__(self, order: EncoderOrder, num_streams: int = 1, *, is_queued: bool = False) -> None:
@@ -43,7 +43,7 @@ class FaultyEncoder(Encoder):
         self._num_streams = num_streams
         self._is_queued = is_queued
 
-    def encode(self, batch: TokenBatch) -> NDArray[np.float32]:
+    def encode(self, batch: Batch) -> Ragged:
         if np.isin(LATER, batch.input_ids):
             self._wait_while_held()
         if np.isin(CRASH, batch.input_ids):
@@ -58,7 +58,7 @@ class FaultyEncoder(Encoder):
         vectors = np.empty((len(batch), self._order.card.dimension), dtype=np.float32)
         for row, ids in enumerate(np.split(batch.input_ids, np.cumsum(batch.lengths)[:-1])):
             vectors[row] = np.nan if NAN in ids else np.resize(ids, vectors.shape[1])
-        return vectors
+        return Ragged.from_matrix(vectors)
 
     def _wait_while_held(self) -> None:
         """Not for ever: a test that fails before it removes the file waits for its threads at its end."""

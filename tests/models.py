@@ -19,7 +19,7 @@ from vectormill.models.model_card import ModelCard
 from vectormill.models.registry import EncodingOptions, Registry, find_packaged_model, make_spec
 from vectormill.settings import ModelEntry
 from worker.backends.factory import load_encoder
-from worker.batching.token_batch import TokenBatch
+from worker.batching.batch import Batch
 from worker.devices.detect import detect_inventory
 from worker.devices.device import Device, split_processor
 from worker.encoder.encoder import Encoder, EncoderOrder
@@ -210,7 +210,7 @@ def encode(
     texts = tokenizer.tokenize([spec.prompt + text for text in TEXTS], spec.max_tokens, truncate=True)
     prompt_length = 0 if card.include_prompt else tokenizer.count_prompt_tokens(spec.prompt)
     outputs = [
-        encoder.encode(TokenBatch.from_ids([texts.ids(i) for i in group], [prompt_length] * len(group)))
+        encoder.encode(Batch.from_ids([texts.ids(i) for i in group], [prompt_length] * len(group))).matrix
         for group in groups
     ]
     assert all(output.dtype == np.float32 and output.shape[1] == card.dimension for output in outputs)

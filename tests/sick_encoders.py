@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tests.faulty_engine import CRASH, FaultyEncoder
-from worker.batching.token_batch import TokenBatch
+from vectormill.ragged import Ragged
+from worker.batching.batch import Batch
 from worker.encoder.encoder import EncoderOrder, EncoderReport
 
 # In the engine's cache directory: so many model processes fall ill, and those that are started after them do not.
@@ -26,12 +26,12 @@ class SickEncoder(FaultyEncoder):
         self._count = itertools.count()
         self._reason = reason
 
-    def encode(self, batch: TokenBatch) -> NDArray[np.float32]:
+    def encode(self, batch: Batch) -> Ragged:
         if next(self._count) < self._num_sound:
             return super().encode(batch)
         if self._reason:
             raise RuntimeError(self._reason)
-        return np.ones((len(batch), self._order.card.dimension), dtype=np.float32)
+        return Ragged.from_matrix(np.ones((len(batch), self._order.card.dimension), dtype=np.float32))
 
 
 class MoodyEncoder(FaultyEncoder):
@@ -41,7 +41,7 @@ class MoodyEncoder(FaultyEncoder):
         super().__init__(order)
         self._count = itertools.count()
 
-    def encode(self, batch: TokenBatch) -> NDArray[np.float32]:
+    def encode(self, batch: Batch) -> Ragged:
         if next(self._count) % 5 == 3:
             raise RuntimeError("CUDA error: an error that does not stay")
         return super().encode(batch)
@@ -54,7 +54,7 @@ class PoisonedEncoder(FaultyEncoder):
         super().__init__(order)
         self._is_ill = False
 
-    def encode(self, batch: TokenBatch) -> NDArray[np.float32]:
+    def encode(self, batch: Batch) -> Ragged:
         self._is_ill |= bool(np.isin(CRASH, batch.input_ids))
         if self._is_ill:
             raise RuntimeError("the library's state is broken")
@@ -105,15 +105,15 @@ def load_poisoned(order: EncoderOrder) -> FaultyEncoder:
 class WrongEncoder(SickEncoder):
     """Raises once and answers with nonsense from then on."""
 
-    def encode(self, batch: TokenBatch) -> NDArray[np.float32]:
-        vectors = super().encode(batch)
-        if not self._reason and self._fell_ill_now(vectors):
+    def encode(self, batch: Batch) -> Ragged:
+        results = super().encode(batch)
+        if not self._reason and self._fell_ill_now(results):
             raise RuntimeError("[CPU] MVN node can't alloc")
-        return vectors
+        return results
 
-    def _fell_ill_now(self, vectors: NDArray[np.float32]) -> bool:
+    def _fell_ill_now(self, results: Ragged) -> bool:
         marker = self._order.cache_dir / f"ill-{os.getpid()}"
-        if marker.exists() or not (vectors == 1).all():
+        if marker.exists() or not (results.covered == 1).all():
             return False
         marker.touch()
         return True

@@ -11,11 +11,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-import numpy as np
 import psutil
-from numpy.typing import NDArray
 
-from worker.batching.token_batch import TokenBatch
+from vectormill.ragged import Ragged
+from worker.batching.batch import Batch
 from worker.devices.device import CUDA
 from worker.encoder.choice import FP32
 from worker.encoder.encoder import Encoder, EncoderOrder, EncoderReport
@@ -65,7 +64,7 @@ class GaugedEncoder(Encoder):
         self._start_peak()
         self._write(0)
 
-    def prepare(self, batch: TokenBatch) -> ForwardPass:
+    def prepare(self, batch: Batch) -> ForwardPass:
         return _GaugedPass(self._encoder.prepare(batch), self._note)
 
     def describe(self) -> EncoderReport:
@@ -117,10 +116,10 @@ class _GaugedPass:
     def start(self) -> None:
         self.inner.start()
 
-    def vectors(self) -> NDArray[np.float32]:
-        vectors = self.inner.vectors()
+    def results(self) -> Ragged:
+        results = self.inner.results()
         self.note()
-        return vectors
+        return results
 
 
 def _import_all(order: EncoderOrder) -> None:

@@ -27,7 +27,7 @@ from benchmarks.systems.protocol import Pass
 from benchmarks.systems.system import EncodingProcesses
 from vectormill.cli.settings import read_environment
 from vectormill.models.model_card import ModelCard
-from worker.batching.token_batch import TokenBatch
+from worker.batching.batch import Batch
 from worker.devices.detect import DeviceSampler
 from worker.devices.device import CUDA, Device
 from worker.encoder.encoder import EncoderOrder
@@ -82,7 +82,7 @@ class PlacedModel:
         self._runners: list[Runner | RunnerGroup] = []
         self._vectors = np.empty((0, card.dimension), dtype=np.float32)
         self._use: tuple[float, ...] = ()
-        self._last: list[TokenBatch] = []
+        self._last: list[Batch] = []
 
     def __enter__(self) -> "PlacedModel":
         with ExitStack() as exits:
@@ -184,7 +184,7 @@ class PlacedModel:
             self.attention = message.report.attention
             return
 
-    def _encode(self, batches: Sequence[TokenBatch], ahead: int | None = None) -> list[NDArray[np.float32]]:
+    def _encode(self, batches: Sequence[Batch], ahead: int | None = None) -> list[NDArray[np.float32]]:
         """The vectors of each batch. One thread for each replica."""
         waiting = deque(enumerate(batches))
         answers: list[NDArray[np.float32]] = [self._vectors] * len(batches)
@@ -202,7 +202,7 @@ class PlacedModel:
                 if not num_sent:
                     return
                 for message in self._listen(runner, Encoded):
-                    answers[message.number] = message.vectors
+                    answers[message.number] = message.results.matrix
                     num_sent -= 1
 
         with ThreadPoolExecutor(len(self._runners)) as threads:
@@ -260,10 +260,10 @@ def find_ideal_bubble(stages: int, micro_batches: int) -> float:
     return (stages - 1) / (micro_batches + stages - 1)
 
 
-def cut_batches(ids: Ids, batch_tokens: int) -> list[tuple[list[int], TokenBatch]]:
+def cut_batches(ids: Ids, batch_tokens: int) -> list[tuple[list[int], Batch]]:
     """Batches of up to so many padded tokens, longest texts first, with the places of their texts."""
     return [
-        (places, TokenBatch.from_ids([ids[place] for place in places]))
+        (places, Batch.from_ids([ids[place] for place in places]))
         for places in _cut_places([len(each) for each in ids], batch_tokens)
     ]
 

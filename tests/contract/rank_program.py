@@ -11,7 +11,7 @@ import numpy as np
 from tests.contract.packed_models import make_sequences
 from tests.contract.waits import RefusesWaiting
 from vectormill.models.model_card import read_model_card
-from worker.batching.token_batch import TokenBatch
+from worker.batching.batch import Batch
 from worker.devices.device import CPU, Device
 from worker.encoder.encoder import EncoderOrder
 from worker.parallel.shard_encoder import ShardEncoder
@@ -44,12 +44,12 @@ def precision_of(name: str) -> str:
     return name.rpartition(", ")[2] if name in COMPRESSED else "fp32"
 
 
-def batches() -> list[TokenBatch]:
+def batches() -> list[Batch]:
     """A batch of every length, and one with fewer texts than ranks."""
     sequences = make_sequences()
     return [
-        TokenBatch.from_ids(sequences, [2] + [0] * (len(sequences) - 1)),
-        TokenBatch.from_ids(sequences[2:3]),
+        Batch.from_ids(sequences, [2] + [0] * (len(sequences) - 1)),
+        Batch.from_ids(sequences[2:3]),
     ]
 
 
@@ -65,6 +65,6 @@ def encode_with_all(number: int, world_size: int, directory: Path) -> None:
             encoder = ShardEncoder(order, rank)
             for place, batch in enumerate(batches()):
                 with RefusesWaiting():
-                    answers[f"{folder.name}|{strategy}|{place}"] = encoder.encode(batch)
+                    answers[f"{folder.name}|{strategy}|{place}"] = encoder.encode(batch).matrix
             answers[f"{folder.name}|{strategy}|bytes"] = np.array(encoder.num_bytes_read)
     np.savez(directory / f"{number}.npz", allow_pickle=False, **answers)

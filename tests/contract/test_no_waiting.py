@@ -14,7 +14,7 @@ from transformers import AttentionInterface
 from tests.contract.packed_models import MODELS, PADDED_MODELS, make_sequences, make_transformer
 from tests.contract.waits import RefusesWaiting
 from vectormill.models.model_card import ModelCard, read_model_card
-from worker.batching.token_batch import TokenBatch
+from worker.batching.batch import Batch
 from worker.devices.device import CPU, CUDA, Device
 from worker.encoder.encoder import Choice, EncoderOrder
 from worker.encoder.padding import pad_batch
@@ -33,10 +33,10 @@ STUB = "vectormill_stub"
 POOLINGS = "mean+last_token"
 ALL_MODELS = (*MODELS, *PADDED_MODELS)
 BATCHES = {
-    "padded": TokenBatch.from_ids(make_sequences()),
-    "padded, with a prompt": TokenBatch.from_ids(make_sequences(), [2, *[0] * (len(make_sequences()) - 1)]),
-    "of one length": TokenBatch.from_ids([np.arange(5, 25, dtype=np.int32)] * 3),
-    "one text": TokenBatch.from_ids([np.arange(5, 25, dtype=np.int32)]),
+    "padded": Batch.from_ids(make_sequences()),
+    "padded, with a prompt": Batch.from_ids(make_sequences(), [2, *[0] * (len(make_sequences()) - 1)]),
+    "of one length": Batch.from_ids([np.arange(5, 25, dtype=np.int32)] * 3),
+    "one text": Batch.from_ids([np.arange(5, 25, dtype=np.int32)]),
 }
 
 
@@ -53,8 +53,8 @@ def test_no_padded_pass_waits_for_the_device(name: str, tmp_path: Path) -> None:
     encoder = TorchEncoder(order, Choice("torch", "for tests"), Choice("fp32", "for tests"))
     for batch in BATCHES.values():
         with RefusesWaiting():
-            vectors = encoder.encode(batch)
-        assert np.isfinite(vectors).all()
+            results = encoder.encode(batch)
+        assert np.isfinite(results.matrix).all()
 
 
 @pytest.mark.parametrize("name", ALL_MODELS)
@@ -84,16 +84,11 @@ def test_no_packed_pass_waits_for_the_device(name: str, tmp_path: Path) -> None:
     shape = read_attention_shape(network.transformer.config)
     for batch in BATCHES.values():
         packed = pack_batch(batch, shape)
-        arrays = (packed.input_ids, packed.position_ids, packed.cu_seqlens, packed.prompt_lengths)
-        ids, positions, bounds, prompts = (torch.from_numpy(array) for array in arrays)
+        arrays = (packed.input_ids, packed.position_ids, packed.cu_seqlens)
+        ids, positions, bounds = (torch.from_numpy(array) for array in arrays)
+        prompts = None if packed.prompt_lengths is None else torch.from_numpy(packed.prompt_lengths)
         with torch.inference_mode(), RefusesWaiting():
-            network(
-                ids,
-                positions,
-                bounds.int(),
-                prompts if batch.prompt_lengths.any() else None,
-                packed.max_seqlen,
-            )
+            network(ids, positions, bounds.int(), prompts, packed.max_seqlen)
 
 
 def test_what_may_be_queued_is_what_was_found_not_to_wait() -> None:

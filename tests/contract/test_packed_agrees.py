@@ -12,7 +12,7 @@ from transformers import AttentionInterface
 
 from tests.contract.packed_models import MODELS, make_sequences, make_transformer
 from vectormill.domain.errors import ModelError
-from worker.batching.token_batch import TokenBatch
+from worker.batching.batch import Batch
 from worker.model import packed_attention, packed_network
 from worker.model.architectures import PACKABLE, read_attention_shape
 from worker.model.packed_attention import EXACT, VARLEN, exact_kernel, make_attention
@@ -44,7 +44,7 @@ def alone(transformer: Any) -> Tensor:
 @torch.inference_mode()
 def packed_states(network: PackedNetwork, sequences: list[np.ndarray[Any, Any]]) -> Tensor:
     shape = read_attention_shape(network.transformer.config)
-    batch = pack_batch(TokenBatch.from_ids(sequences), shape)
+    batch = pack_batch(Batch.from_ids(sequences), shape)
     return network.hidden_states(
         torch.from_numpy(batch.input_ids),
         torch.from_numpy(batch.position_ids),

@@ -82,7 +82,7 @@ def test_a_shared_model_gives_the_vectors_of_a_whole_one(shared: Shared, name: s
         )
     encoder = whole(directory, name)
     for place, batch in enumerate(batches()):
-        expected = encoder.encode(batch)
+        expected = encoder.encode(batch).matrix
         parts = [answers[number][f"{name}|{strategy}|{place}"] for number in range(world_size)]
         vectors = np.concatenate(parts)
         assert vectors.shape == expected.shape

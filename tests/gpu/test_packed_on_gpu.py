@@ -21,7 +21,7 @@ from tests.contract.packed_models import MODELS, make_sequences, make_transforme
 from tests.gpu.devices import DEVICES, NEEDS_GPU, find_device
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from worker.backends.factory import load_encoder
-from worker.batching.token_batch import TokenBatch
+from worker.batching.batch import Batch
 from worker.encoder.encoder import Encoder, EncoderOrder
 from worker.model.architectures import read_attention_shape
 from worker.model.cuda_pass import CudaPass
@@ -104,7 +104,7 @@ def packed_vectors(transformer: Any, kernel: str, device: str, dtype: torch.dtyp
         SimpleNamespace(transformer=transformer, dense=nn.Sequential(), modes=("mean",)),  # type: ignore[arg-type]
         kernel,
     )
-    batch = pack_batch(TokenBatch.from_ids(make_sequences()), read_attention_shape(transformer.config))
+    batch = pack_batch(Batch.from_ids(make_sequences()), read_attention_shape(transformer.config))
     vectors: Tensor = network(
         torch.from_numpy(batch.input_ids).to(device),
         torch.from_numpy(batch.position_ids).to(device),
@@ -120,11 +120,11 @@ def load(kind: str, directory: Path, precision: str, attention: str) -> Encoder:
     return load_encoder(order)
 
 
-def make_batch(prompt_length: int = 0) -> TokenBatch:
+def make_batch(prompt_length: int = 0) -> Batch:
     tokens = np.random.default_rng(1)
     lengths = [3, 120, 17, 64, 128, 40, 9]
     rows = [tokens.integers(1000, 30000, length).astype(np.int32) for length in lengths]
-    return TokenBatch.from_ids(rows, [prompt_length] * len(rows))
+    return Batch.from_ids(rows, [prompt_length] * len(rows))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -133,16 +133,16 @@ def test_the_packaged_model_packed_agrees_with_padding_in_fp32(
     prompt_length: int, device: str, tmp_path: Path
 ) -> None:
     batch = make_batch(prompt_length)
-    expected = torch.from_numpy(load("cpu", tmp_path, "fp32", "padded").encode(batch))
+    expected = torch.from_numpy(load("cpu", tmp_path, "fp32", "padded").encode(batch).matrix)
     precision, attention = ("fp32", "packed") if device == "cpu" else ("auto", "auto")
     encoder = load(device, tmp_path, precision, attention)
     report = encoder.describe()
     assert report.is_packed
     assert report.attention.startswith("packed")
     assert report.notes == ()
-    found = torch.from_numpy(encoder.encode(batch))
+    found = torch.from_numpy(encoder.encode(batch).matrix)
     assert smallest_cosine(found, expected) >= 0.999
-    alone = np.concatenate([encoder.encode(batch.part(row, row + 1)) for row in range(len(batch))])
+    alone = np.concatenate([encoder.encode(batch.part(row, row + 1)).matrix for row in range(len(batch))])
     assert smallest_cosine(torch.from_numpy(alone), found) >= 0.999
 
 
@@ -158,12 +158,12 @@ def test_batches_prepared_and_started_ahead_get_their_own_vectors(device: str, t
     encoder = load(device, tmp_path, "fp32", "padded")
     batch = make_batch()
     parts = [batch.part(0, 2), batch.part(2, 5), batch.part(5, 7)]
-    expected = [encoder.encode(part) for part in parts]
+    expected = [encoder.encode(part).matrix for part in parts]
     for _ in range(3):  # again, in the pinned memory that the rounds before gave back
         passes = [encoder.prepare(part) for part in parts]
         for forward_pass in passes:
             forward_pass.start()
-        found: list[NDArray[np.float32]] = [forward_pass.vectors() for forward_pass in passes]
+        found: list[NDArray[np.float32]] = [forward_pass.results().matrix for forward_pass in passes]
         for one, other in zip(found, expected, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
@@ -174,7 +174,7 @@ def test_vectors_come_back_through_pinned_memory() -> None:
         [np.arange(6).reshape(2, 3)], lambda ids: ids * 2, torch.device("cuda:0"), torch.cuda.Stream()
     )
     forward_pass.start()
-    assert forward_pass.vectors().tolist() == [[0, 2, 4], [6, 8, 10]]
+    assert forward_pass.results().matrix.tolist() == [[0, 2, 4], [6, 8, 10]]
     assert forward_pass._vectors is not None
     assert forward_pass._vectors.is_pinned()
 
@@ -190,7 +190,7 @@ table = torch.zeros(4, 4, device="cuda")
 forward_pass = CudaPass([np.array([4000])], lambda ids: table[ids], torch.device("cuda:0"), torch.cuda.Stream())
 try:
     forward_pass.start()
-    forward_pass.vectors()
+    forward_pass.results()
 except DeviceLost as error:
     print("lost:", error, flush=True)
 os._exit(0)

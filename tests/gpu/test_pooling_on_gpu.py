@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tests.gpu.devices import DEVICES
 from vectormill.models.model_card import CLS, LAST_TOKEN, MAX, MEAN, MEAN_SQRT_LEN, WEIGHTED_MEAN
-from worker.batching.token_batch import TokenBatch
+from worker.batching.batch import Batch
 from worker.encoder.padding import pad_batch
 from worker.model.pooling import pool_hidden_states, pool_packed_states
 
@@ -38,7 +38,7 @@ def tensor_of(prompts: tuple[int, ...] | None, device: str) -> Tensor | None:
 def test_packed_sequences_are_pooled_as_padded_ones(
     mode: str, device: str, prompts: tuple[int, ...] | None
 ) -> None:
-    batch = TokenBatch.from_ids([np.ones(length, np.int32) for length in LENGTHS], prompts)
+    batch = Batch.from_ids([np.ones(length, np.int32) for length in LENGTHS], prompts)
     padded = pad_batch(batch, 0)
     states = make_states()
     rows = torch.zeros(len(LENGTHS), max(LENGTHS), DIMENSION)

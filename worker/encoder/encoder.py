@@ -1,16 +1,15 @@
 """Encoder: the contract between the engine and whatever computes vectors. Knows no framework; imports no torch."""
 
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from vectormill.models.model_card import ModelCard
-from worker.batching.token_batch import TokenBatch
+from vectormill.ragged import Ragged
+from worker.batching.batch import Batch
 from worker.devices.device import Device
 from worker.encoder.forward_pass import Deferred, ForwardPass
 from worker.placement.rank import Rank
@@ -105,20 +104,32 @@ class Encoder(Protocol):
     may prepare the next.
     """
 
-    def encode(self, batch: TokenBatch) -> NDArray[np.float32]:
-        """Vectors [n, card.dimension]: pooled and passed through Dense modules, not normalized and not cut.
+    @abstractmethod
+    def prepare(self, batch: Batch) -> ForwardPass:
+        """What can be done before the batch's turn. Raises as `encode` does."""
+
+    @abstractmethod
+    def describe(self) -> EncoderReport:
+        """What was loaded, and the reason for every choice."""
+
+    def encode(self, batch: Batch) -> Ragged:
+        """The results, a row a sequence. Vectors are float32 rows of card.dimension: pooled and passed through Dense
+        modules, not normalized and not cut.
 
         Raises whatever the framework raises: worker.encoder.exhaustion tells which of it means too little memory, and
         of all else the caller finds the sequence that is to blame. Raises DeviceLost.
         """
         forward_pass = self.prepare(batch)
         forward_pass.start()
-        return forward_pass.vectors()
+        return forward_pass.results()
 
-    def prepare(self, batch: TokenBatch) -> ForwardPass:
-        """What can be done before the batch's turn. Every encoder writes this or `encode`."""
+
+class DirectEncoder(Encoder, Protocol):
+    """One whose forward pass has no steps: all is done when its results are asked for."""
+
+    @abstractmethod
+    def encode(self, batch: Batch) -> Ragged:
+        """As of Encoder."""
+
+    def prepare(self, batch: Batch) -> ForwardPass:
         return Deferred(partial(self.encode, batch))
-
-    def describe(self) -> EncoderReport:
-        """What was loaded, and the reason for every choice."""
-        ...

@@ -4,8 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
+from vectormill.ragged import Ragged
 
 
 class DeviceLost(Exception):
@@ -19,19 +18,19 @@ class ForwardPass(Protocol):
         """Queues the batch on a device that computes by itself, and does not wait for it. Elsewhere it does nothing."""
         ...
 
-    def vectors(self) -> NDArray[np.float32]:
+    def results(self) -> Ragged:
         """As of Encoder.encode; waits for the device, or computes them here."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Deferred:
-    """A forward pass of a processor: whoever asks for the vectors computes them."""
+    """A forward pass of a processor: whoever asks for the results computes them."""
 
-    compute: Callable[[], NDArray[np.float32]]
+    compute: Callable[[], Ragged]
 
     def start(self) -> None:
         pass
 
-    def vectors(self) -> NDArray[np.float32]:
+    def results(self) -> Ragged:
         return self.compute()

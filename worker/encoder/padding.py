@@ -1,34 +1,45 @@
-"""Padding: a packed TokenBatch to the rectangular arrays that most kernels want. Knows no framework."""
+"""Padding: a Batch as the rectangular arrays that most kernels want. Knows no framework."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from worker.batching.batch import TOKEN_INPUTS, Batch
 from worker.batching.cost import LengthBuckets
-from worker.batching.token_batch import TokenBatch
+from worker.tokens.tokenized import INPUT_IDS
 
 
 @dataclass(frozen=True, slots=True)
 class PaddedBatch:
     """All arrays are [n, length] int64, as long as the longest or its bucket.
 
-    `pool_mask` leaves out padding and prompts that are not pooled over.
+    `tokens` are the inputs with a value a token, by name. `pool_mask` leaves out padding and prompts that are not
+    pooled over; where there are no such prompts it is `attention_mask` itself.
     """
 
-    input_ids: NDArray[np.int64]
+    tokens: Mapping[str, NDArray[np.int64]]
     attention_mask: NDArray[np.int64]
     pool_mask: NDArray[np.int64]
 
+    @property
+    def input_ids(self) -> NDArray[np.int64]:
+        return self.tokens[INPUT_IDS]
 
-def pad_batch(batch: TokenBatch, pad_token_id: int, buckets: LengthBuckets | None = None) -> PaddedBatch:
+
+def pad_batch(batch: Batch, pad_token_id: int, buckets: LengthBuckets | None = None) -> PaddedBatch:
     """Padded on the right, to the batch's own longest sequence or its bucket."""
-    positions = np.arange(batch.max_length if buckets is None else buckets.find(batch.max_length))
+    longest = batch.max_length
+    positions = np.arange(longest if buckets is None else buckets.find(longest))
     is_token = positions < batch.lengths[:, None]
-    input_ids = np.full(is_token.shape, pad_token_id, dtype=np.int64)
-    input_ids[is_token] = batch.input_ids
-    attention_mask = is_token.astype(np.int64)
-    pool_mask = attention_mask
-    if batch.prompt_lengths.any():
-        pool_mask = attention_mask * (positions >= batch.prompt_lengths[:, None])
-    return PaddedBatch(input_ids, attention_mask, pool_mask)
+    tokens = {}
+    for name, padding in TOKEN_INPUTS.items():
+        if name in batch.inputs:
+            values = np.full(is_token.shape, pad_token_id if padding is None else padding, dtype=np.int64)
+            values[is_token] = batch.inputs[name].covered
+            tokens[name] = values
+    attention_mask = pool_mask = is_token.astype(np.int64)
+    if (prompt_lengths := batch.prompt_lengths) is not None:
+        pool_mask = attention_mask * (positions >= prompt_lengths[:, None])
+    return PaddedBatch(tokens, attention_mask, pool_mask)

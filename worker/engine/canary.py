@@ -11,7 +11,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.batching.token_batch import TokenBatch
+from vectormill.ragged import Ragged
+from worker.batching.batch import Batch
 from worker.engine.work import Work
 from worker.runner.messages import Encoded
 
@@ -66,17 +67,18 @@ class Trial:
         """A batch failed. Canaries that are on their way may have been encoded before it."""
         self.num_due = num_streams
 
-    def next_batch(self, number: int) -> TokenBatch:
+    def next_batch(self, number: int) -> Batch:
         self.num_due -= 1
         self.numbers.add(number)
         self._num_rows = self._num_rows % MOST_ROWS + 1
-        return TokenBatch.from_ids([self.input_ids] * self._num_rows)
+        return Batch.from_ids([self.input_ids] * self._num_rows)
 
-    def hear(self, number: int, vectors: NDArray[np.float32]) -> None:
+    def hear(self, number: int, results: Ragged) -> None:
         self.numbers.discard(number)
+        rows = results.matrix  # of one text, as often as the batch has it
         if self._expected is None:
-            self._expected = vectors[0]
-        self.flaw = self.flaw or find_flaw(vectors, self._expected)
+            self._expected = rows[0]
+        self.flaw = self.flaw or find_flaw(rows, self._expected)
 
     def hear_failure(self, number: int, reason: str) -> None:
         self.numbers.discard(number)

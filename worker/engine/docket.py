@@ -114,7 +114,7 @@ class Docket:
     def _hear_canary(self, message: Encoded | EncodeFailed) -> None:
         self.started.pop(message.number, None)
         if isinstance(message, Encoded):
-            self.trial.hear(message.number, message.vectors)
+            self.trial.hear(message.number, message.results)
         else:
             self.trial.hear_failure(message.number, message.reason)
         if not self.trial.is_open and not self.trial.flaw:
@@ -142,7 +142,7 @@ class Docket:
         self.num_lost_in_row = 0
         self.memory = message.memory or self.memory
         self._observer.observe_encoded(work, message.seconds, message.memory)
-        self._source.deliver(work, message.vectors, message.seconds, message.collate_seconds)
+        self._source.deliver(work, message.results, message.seconds, message.collate_seconds)
 
     def _end(self, number: int) -> Work:
         self.started.pop(number, None)

@@ -15,15 +15,16 @@ from numpy.typing import NDArray
 
 from vectormill.domain.errors import ChunkError
 from vectormill.domain.jobs.item import ITEM_ERROR_CODES, ItemFailure
+from vectormill.ragged import Ragged
+from worker.batching.batch import PROMPT_LENGTH, Batch
 from worker.batching.cost import BatchCost
 from worker.batching.feed import Feed
 from worker.batching.limits import BatchLimits, BudgetSource
 from worker.batching.pool import SequencePool
 from worker.batching.sequences import Sequences
-from worker.batching.token_batch import TokenBatch
 from worker.engine.request import EngineStopped, RunnerDied
 from worker.engine.work import Work
-from worker.tokens.tokenized import INPUT_IDS, TokenizedTexts
+from worker.tokens.tokenized import TokenizedTexts
 
 
 @dataclass(slots=True, eq=False)
@@ -160,20 +161,19 @@ class Switchboard:
         if not len(sequences):
             return None
         sequences = sequences.sorted_by_request()  # so that each request's rows can be copied at once
-        input_ids, lengths, prompt_lengths, is_urgent = [], [], [], False
-        for request, rows in sequences.by_request():
+        parts: list[dict[str, Ragged]] = []
+        prompt_lengths, is_urgent = [], False
+        for request, places in sequences.by_request():
             ticket = self._tickets[request]
-            texts = ticket.positions[sequences.positions[rows]]
-            input_ids.append(ticket.texts.inputs[INPUT_IDS].take(texts).values)
-            lengths.append(ticket.texts.lengths[texts])
-            prompt_lengths.append(np.minimum(ticket.prompt_length, lengths[-1]))
+            texts = ticket.positions[sequences.positions[places]]
+            parts.append({name: rows.take(texts) for name, rows in ticket.texts.inputs.items()})
+            prompt_lengths.append(np.minimum(ticket.prompt_length, ticket.texts.lengths[texts]))
             is_urgent |= ticket.is_interactive
-        batch = TokenBatch(
-            np.concatenate(input_ids),
-            np.concatenate(lengths).astype(np.int32),
-            np.concatenate(prompt_lengths).astype(np.int32),
-        )
-        return Work(sequences, batch, is_urgent)
+        inputs = {name: Ragged.join([part[name] for part in parts]) for name in parts[0]}
+        prompts = np.concatenate(prompt_lengths)
+        if prompts.any():
+            inputs[PROMPT_LENGTH] = Ragged.from_scalars(prompts.astype(np.int32))
+        return Work(sequences, Batch(inputs), is_urgent)
 
     def take_back(self, works: Iterable[Work]) -> None:
         """Batches that were taken and not encoded are taken apart again."""
@@ -196,9 +196,8 @@ class Switchboard:
             lengths = ticket.texts.lengths[ticket.positions[places]]
             self._pool.add(request, lengths, places, is_interactive=ticket.is_interactive)
 
-    def deliver(
-        self, work: Work, vectors: NDArray[np.float32], seconds: float, collate_seconds: float = 0.0
-    ) -> None:
+    def deliver(self, work: Work, results: Ragged, seconds: float, collate_seconds: float = 0.0) -> None:
+        vectors = results.matrix
         num_tokens, lengths = work.batch.num_tokens, work.batch.lengths
         with self._lock:
             pads = self._pool.cost.pads

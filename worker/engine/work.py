@@ -4,11 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
+from vectormill.ragged import Ragged
+from worker.batching.batch import Batch
 from worker.batching.sequences import Sequences
-from worker.batching.token_batch import TokenBatch
 from worker.runner.memory import MemoryReport
 
 
@@ -17,7 +15,7 @@ class Work:
     """A batch, and whose sequences it is made of."""
 
     sequences: Sequences
-    batch: TokenBatch
+    batch: Batch
     is_urgent: bool = False
     is_suspect: bool = False  # it was being encoded, and others beside it, when a runner died or fell sick
     num_failures: int = 0  # of a single sequence, in runners that were sound
@@ -54,9 +52,7 @@ class WorkSource(Protocol):
     def next_work(self, *, is_runner_idle: bool) -> Work | None: ...
     def next_urgent_work(self) -> Work | None: ...
     def ask_again_at(self) -> float | None: ...
-    def deliver(
-        self, work: Work, vectors: NDArray[np.float32], seconds: float, collate_seconds: float
-    ) -> None: ...
+    def deliver(self, work: Work, results: Ragged, seconds: float, collate_seconds: float) -> None: ...
     def fail_work(self, work: Work, code: str, reason: str) -> None: ...
     def lose_work(self, work: Work, reason: str) -> None: ...
     def take_back(self, works: Iterable[Work]) -> None: ...

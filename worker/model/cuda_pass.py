@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vectormill.ragged import Ragged
 from worker.encoder.exhaustion import is_out_of_memory
 from worker.encoder.forward_pass import DeviceLost
 
@@ -51,14 +52,13 @@ class CudaPass:
             self._done = torch.cuda.Event(blocking=True)
             self._done.record(stream)
 
-    def vectors(self) -> NDArray[np.float32]:
+    def results(self) -> Ragged:
         assert self._vectors is not None
         with losing_device():
             self._done.synchronize()
-        vectors: NDArray[np.float32] = (
+        return Ragged.from_matrix(
             self._vectors.numpy()
         )  # keeps its block of pinned memory until it is dropped
-        return vectors
 
 
 @contextmanager

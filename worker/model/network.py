@@ -1,5 +1,6 @@
 """EncoderNetwork: a transformer, its pooling and its Dense modules as one torch module. Knows no device."""
 
+import inspect
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from transformers.utils import logging as transformers_logging
 
 from vectormill.domain.errors import ModelError
 from vectormill.models.model_card import ModelCard, find_weights
+from worker.batching.batch import TOKEN_INPUTS
 from worker.encoder.encoder import OnRead
 from worker.model.masks import tell_masks
 from worker.model.pooling import pool_hidden_states
@@ -56,8 +58,14 @@ class EncoderNetwork(nn.Module):
         self.modes = card.pooling
         self.eval()
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None, pool_mask: Tensor) -> Tensor:
-        hidden_states = self.transformer(input_ids=input_ids, attention_mask=attention_mask)[0]
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        pool_mask: Tensor,
+        **tokens: Tensor,  # [n, length], further inputs that the transformer takes
+    ) -> Tensor:
+        hidden_states = self.transformer(input_ids=input_ids, attention_mask=attention_mask, **tokens)[0]
         vectors: Tensor = self.dense(pool_hidden_states(hidden_states, pool_mask, self.modes))
         return vectors
 
@@ -68,6 +76,12 @@ class EncoderNetwork(nn.Module):
     @property
     def attention(self) -> str:
         return str(self.transformer.config._attn_implementation)
+
+
+def list_token_inputs(transformer: nn.Module) -> tuple[str, ...]:
+    """Which of TOKEN_INPUTS the transformer reads; it is given no others."""
+    named = inspect.signature(transformer.forward).parameters
+    return tuple(name for name in TOKEN_INPUTS if name in named)
 
 
 def find_pad_token_id(config: dict[str, object]) -> int:

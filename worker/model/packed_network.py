@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
 from vectormill.domain.errors import ModelError
-from worker.batching.token_batch import TokenBatch
+from worker.batching.batch import Batch
 from worker.encoder.padding import pad_batch
 from worker.model.architectures import AttentionShape
 from worker.model.cuda_pass import is_device_lost
@@ -58,15 +58,21 @@ class PackedNetwork(nn.Module):
         cu_seqlens: Tensor,  # [n + 1] int32
         prompt_lengths: Tensor | None,  # [n]
         max_seqlen: int,
+        **tokens: Tensor,  # [tokens], further inputs that the transformer takes
     ) -> Tensor:
-        hidden_states = self.hidden_states(input_ids, position_ids, cu_seqlens, max_seqlen)
+        hidden_states = self.hidden_states(input_ids, position_ids, cu_seqlens, max_seqlen, **tokens)
         vectors: Tensor = self.dense(
             pool_packed_states(hidden_states, cu_seqlens, prompt_lengths, self.modes)
         )
         return vectors
 
     def hidden_states(
-        self, input_ids: Tensor, position_ids: Tensor, cu_seqlens: Tensor, max_seqlen: int
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        cu_seqlens: Tensor,
+        max_seqlen: int,
+        **tokens: Tensor,
     ) -> Tensor:
         """[tokens, dim], not [batch, length, dim]: packed, so no padding to compute or pool over."""
         states: Tensor = self.transformer(
@@ -74,6 +80,7 @@ class PackedNetwork(nn.Module):
             position_ids=position_ids.unsqueeze(0),
             cu_seq_lens_q=cu_seqlens,
             max_length_q=max_seqlen,
+            **{name: values.unsqueeze(0) for name, values in tokens.items()},
         )[0]
         return states[0]
 
@@ -114,12 +121,12 @@ def _compare(expected: Tensor, found: Tensor) -> None:
         raise PackingFailed(f"packed attention deviates from padding: the smallest cosine is {cosine:.4f}")
 
 
-def make_probes(config: Any, max_tokens: int) -> list[TokenBatch]:
+def make_probes(config: Any, max_tokens: int) -> list[Batch]:
     """The same tokens on every machine. The longest sequence is a batch of its own: others are not padded to it."""
     tokens = np.random.default_rng(0)
 
-    def make(lengths: Iterable[int]) -> TokenBatch:
-        return TokenBatch.from_ids(
+    def make(lengths: Iterable[int]) -> Batch:
+        return Batch.from_ids(
             [tokens.integers(0, config.vocab_size, length).astype(np.int32) for length in lengths]
         )
 
@@ -138,7 +145,7 @@ def find_largest_window(config: Any) -> int:
     return max((int(window) for window in windows if window), default=0)
 
 
-def _padded_states(network: EncoderNetwork, probe: TokenBatch, device: torch.device) -> Tensor:
+def _padded_states(network: EncoderNetwork, probe: Batch, device: torch.device) -> Tensor:
     """[tokens, dim] of the padded forward pass, padding left out."""
     padded = pad_batch(probe, network.pad_token_id)
     attention_mask = torch.from_numpy(padded.attention_mask).to(device)

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
@@ -11,7 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vectormill.domain.errors import ModelError
-from worker.batching.token_batch import TokenBatch
+from vectormill.ragged import Ragged
+from worker.batching.batch import Batch
 from worker.devices.device import CPU, CUDA
 from worker.encoder.backends import AUTO
 from worker.encoder.choice import BF16, COMPRESSED, FP16, FP32, find_arithmetic
@@ -28,7 +30,7 @@ from worker.encoder.padding import pad_batch
 from worker.model.architectures import PACKED, PADDED, WAITLESS, choose_attention, read_attention_shape
 from worker.model.cuda_pass import Compute, CudaPass
 from worker.model.masks import find_attention_mask
-from worker.model.network import EncoderNetwork, count_weight_bytes
+from worker.model.network import EncoderNetwork, count_weight_bytes, list_token_inputs
 from worker.model.packed_attention import EXACT, VARLEN
 from worker.model.packed_network import PackedNetwork, PackingFailed, pack_network
 from worker.model.packing import pack_batch
@@ -55,6 +57,7 @@ class TorchEncoder(Encoder):
         if precision.value in COMPRESSED:
             apply_quantization(self._network.transformer, precision.value)
         self._network = self._network.to(self._device)
+        self._token_inputs = list_token_inputs(self._network.transformer)
         self._shape = read_attention_shape(self._network.transformer.config)
         # Copies to the device have a stream of their own, so that they do not queue behind the current forward pass.
         self._stream = torch.cuda.Stream() if order.device.kind == CUDA else None
@@ -76,11 +79,11 @@ class TorchEncoder(Encoder):
             is_queued=self._stream is not None and self._shape.model_type in WAITLESS,
         )
 
-    def prepare(self, batch: TokenBatch) -> ForwardPass:
+    def prepare(self, batch: Batch) -> ForwardPass:
         inputs, compute = self._pad(batch) if self._packed is None else self._pack(batch)
         if self._stream is not None:
-            return CudaPass(inputs, compute, self._device, self._stream)
-        tensors = [torch.from_numpy(array).to(self._device) for array in inputs]
+            return CudaPass(list(inputs.values()), compute, self._device, self._stream)
+        tensors = [torch.from_numpy(array).to(self._device) for array in inputs.values()]
         return Deferred(partial(_compute_here, compute, tensors))
 
     def describe(self) -> EncoderReport:
@@ -103,36 +106,50 @@ class TorchEncoder(Encoder):
                 ) from error
             return Choice(PADDED, str(error)), None
 
-    def _pad(self, batch: TokenBatch) -> tuple[list[NDArray[np.int64]], Compute]:
+    def _pad(self, batch: Batch) -> tuple[dict[str, NDArray[np.int64]], Compute]:
         padded, network = pad_batch(batch, self._network.pad_token_id), self._network
-        if find_attention_mask(padded, network.transformer.config) is None:
-            return [padded.input_ids, padded.pool_mask], lambda ids, pool_mask: network(ids, None, pool_mask)
-        if padded.pool_mask is not padded.attention_mask:
-            return [padded.input_ids, padded.attention_mask, padded.pool_mask], network
-        return [padded.input_ids, padded.attention_mask], lambda ids, mask: network(ids, mask, mask)
+        inputs = self._choose_tokens(padded.tokens)
+        has_mask = find_attention_mask(padded, network.transformer.config) is not None
+        if has_mask:
+            inputs["attention_mask"] = padded.attention_mask
+        if not has_mask or padded.pool_mask is not padded.attention_mask:
+            inputs["pool_mask"] = padded.pool_mask
+        return inputs, partial(_run_padded, network, tuple(inputs))
 
-    def _pack(self, batch: TokenBatch) -> tuple[list[NDArray[np.int64]], Compute]:
+    def _pack(self, batch: Batch) -> tuple[dict[str, NDArray[np.int64]], Compute]:
         assert self._packed is not None
         packed = pack_batch(batch, self._shape)
-        inputs = [packed.input_ids, packed.position_ids, packed.cu_seqlens]
-        if packed.prompt_lengths.any():
-            inputs.append(packed.prompt_lengths)
-        return inputs, partial(_run_packed, self._packed, packed.max_seqlen)
+        inputs = self._choose_tokens(packed.tokens)
+        inputs |= {"position_ids": packed.position_ids, "cu_seqlens": packed.cu_seqlens}
+        if packed.prompt_lengths is not None:
+            inputs["prompt_lengths"] = packed.prompt_lengths
+        return inputs, partial(_run_packed, self._packed, packed.max_seqlen, tuple(inputs))
+
+    def _choose_tokens(self, tokens: Mapping[str, NDArray[np.int64]]) -> dict[str, NDArray[np.int64]]:
+        return {name: tokens[name] for name in self._token_inputs if name in tokens}
 
 
-def _run_packed(
-    network: PackedNetwork,
-    max_seqlen: int,
-    input_ids: Tensor,
-    position_ids: Tensor,
-    cu_seqlens: Tensor,
-    prompt_lengths: Tensor | None = None,
-) -> Tensor:
-    vectors: Tensor = network(input_ids, position_ids, cu_seqlens.int(), prompt_lengths, max_seqlen)
+def _run_padded(network: EncoderNetwork, names: tuple[str, ...], *tensors: Tensor) -> Tensor:
+    """Without an attention mask none is needed; without a pool mask it is the attention mask."""
+    inputs = dict(zip(names, tensors, strict=True))
+    mask = inputs.pop("attention_mask", None)
+    vectors: Tensor = network(
+        attention_mask=mask, pool_mask=inputs.pop("pool_mask") if "pool_mask" in inputs else mask, **inputs
+    )
     return vectors
 
 
-def _compute_here(compute: Compute, tensors: list[Tensor]) -> NDArray[np.float32]:
+def _run_packed(network: PackedNetwork, max_seqlen: int, names: tuple[str, ...], *tensors: Tensor) -> Tensor:
+    inputs = dict(zip(names, tensors, strict=True))
+    vectors: Tensor = network(
+        cu_seqlens=inputs.pop("cu_seqlens").int(),
+        prompt_lengths=inputs.pop("prompt_lengths", None),
+        max_seqlen=max_seqlen,
+        **inputs,
+    )
+    return vectors
+
+
+def _compute_here(compute: Compute, tensors: list[Tensor]) -> Ragged:
     with torch.inference_mode():
-        vectors: NDArray[np.float32] = compute(*tensors).float().cpu().numpy()
-    return vectors
+        return Ragged.from_matrix(compute(*tensors).float().cpu().numpy())

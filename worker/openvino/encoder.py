@@ -7,13 +7,13 @@ from queue import SimpleQueue
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from vectormill.ragged import Ragged
+from worker.batching.batch import TOKEN_TYPE_IDS, Batch
 from worker.batching.cost import LengthBuckets
-from worker.batching.token_batch import TokenBatch
 from worker.encoder.allocator import keep_large_blocks_apart
 from worker.encoder.choice import BF16, FP32, find_arithmetic
-from worker.encoder.encoder import Choice, Encoder, EncoderOrder, EncoderReport, Loading, device_choice
+from worker.encoder.encoder import Choice, DirectEncoder, EncoderOrder, EncoderReport, Loading, device_choice
 from worker.encoder.padding import pad_batch
 from worker.openvino.conversion import INPUTS, find_or_convert
 from worker.openvino.mapped_weights import MappedWeights
@@ -27,7 +27,7 @@ RELEASE_SECONDS: Final = 10.0
 HINTS: Final = {FP32: "f32", BF16: "bf16"}
 
 
-class OpenVINOEncoder(Encoder):
+class OpenVINOEncoder(DirectEncoder):
     """A converted network on some cores of a CPU; padded batches of any shape, one a stream at a time."""
 
     def __init__(
@@ -84,7 +84,9 @@ class OpenVINOEncoder(Encoder):
             notes=notes,
         )
 
-    def encode(self, batch: TokenBatch) -> NDArray[np.float32]:
+    def encode(self, batch: Batch) -> Ragged:
+        if TOKEN_TYPE_IDS in batch.inputs:
+            raise ValueError("This conversion reads no token_type_ids; use the backend torch for pairs.")
         padded = pad_batch(batch, self._pad_token_id, self._length_buckets)
         word_embeddings = self._words.read(padded.input_ids)
         inputs = (padded.input_ids, padded.attention_mask, padded.pool_mask, word_embeddings)
@@ -101,7 +103,7 @@ class OpenVINOEncoder(Encoder):
             self._forget_weights()
         if self._buffers.note(padded.input_ids.size, time.monotonic()):
             self._release_buffers()
-        return vectors
+        return Ragged.from_matrix(vectors)
 
     def _forget_weights(self) -> None:
         self._weights.forget()

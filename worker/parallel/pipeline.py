@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from worker.batching.token_batch import TokenBatch
+from worker.batching.batch import Batch
 from worker.parallel.layouts import Layout
 from worker.placement.rank import Rank
 
@@ -49,7 +49,7 @@ def cut_stage(transformer: nn.Module, layout: Layout, rank: Rank) -> None:
         setattr(transformer, layout.final_norm, nn.Identity())
 
 
-def split_micro_batches(batch: TokenBatch, count: int) -> list[TokenBatch]:
+def split_micro_batches(batch: Batch, count: int) -> list[Batch]:
     """At most `count` parts of about equally many tokens; the same on every rank, which all get the same batch."""
     bounds = [0]
     tokens, target = 0, batch.num_tokens / count

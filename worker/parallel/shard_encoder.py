@@ -10,21 +10,20 @@ from contextlib import nullcontext
 from datetime import timedelta
 from typing import Final
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from worker.batching.token_batch import TokenBatch
+from vectormill.ragged import Ragged
+from worker.batching.batch import Batch
 from worker.devices.device import CPU, CUDA
 from worker.encoder.choice import COMPRESSED, choose_precision, find_arithmetic
-from worker.encoder.encoder import Choice, Encoder, EncoderOrder, EncoderReport, Loading, device_choice
+from worker.encoder.encoder import Choice, DirectEncoder, EncoderOrder, EncoderReport, Loading, device_choice
 from worker.encoder.padding import PaddedBatch, pad_batch
 from worker.model.cuda_pass import copy_inputs, losing_device
 from worker.model.masks import find_attention_mask, tell_masks
-from worker.model.network import Dense, find_pad_token_id
+from worker.model.network import Dense, find_pad_token_id, list_token_inputs
 from worker.model.pooling import pool_hidden_states
 from worker.model.torch_encoder import DTYPES
 from worker.parallel.fully_sharded import apply_fully_sharded
@@ -41,7 +40,7 @@ logger = logging.getLogger(__name__)
 PROCESS_GROUPS: Final = {CPU: "gloo", CUDA: "nccl"}
 
 
-class ShardEncoder(Encoder):
+class ShardEncoder(DirectEncoder):
     """A shard of the network, ready when every other rank is."""
 
     def __init__(self, order: EncoderOrder, rank: Rank) -> None:
@@ -58,6 +57,7 @@ class ShardEncoder(Encoder):
         self._dtype = DTYPES[find_arithmetic(precision.value, order.device)]
         self._transformer = build_skeleton(order.card, self._dtype)
         tell_masks(self._transformer)
+        self._token_inputs = list_token_inputs(self._transformer)
         layout = find_layout(str(self._transformer.config.model_type))
         join_process_group(rank, PROCESS_GROUPS[order.device.kind])
         cuts = self._divide(layout, precision.value)
@@ -85,7 +85,7 @@ class ShardEncoder(Encoder):
             loadings=(Loading(order.device.name, self.num_bytes_read, seconds),),
         )
 
-    def encode(self, batch: TokenBatch) -> NDArray[np.float32]:
+    def encode(self, batch: Batch) -> Ragged:
         # Not inference_mode: what fully_shard gathers into was made outside of it.
         with losing_device() if self._device.type == CUDA else nullcontext(), torch.no_grad():
             if self._rank.strategy == TENSOR:
@@ -95,8 +95,7 @@ class ShardEncoder(Encoder):
             else:
                 assert self._rank.strategy in (PIPELINE, LAYERS), self._rank.strategy
                 vectors = self._encode_stage(batch)
-            result: NDArray[np.float32] = vectors.float().cpu().numpy()
-        return result
+            return Ragged.from_matrix(vectors.float().cpu().numpy())
 
     def describe(self) -> EncoderReport:
         return self._report
@@ -121,13 +120,13 @@ class ShardEncoder(Encoder):
         apply_fully_sharded(self._transformer, layout, mesh)
         return {}
 
-    def _encode_whole(self, batch: TokenBatch) -> Tensor:
+    def _encode_whole(self, batch: Batch) -> Tensor:
         """Every rank ends up with all hidden states; the first one answers."""
         padded = pad_batch(batch, self._pad_token_id)
         hidden_states = self._transformer(**self._inputs(padded))[0]
         return self._pool(hidden_states, padded) if self._rank.is_first else self._no_vectors()
 
-    def _encode_share(self, batch: TokenBatch) -> Tensor:
+    def _encode_share(self, batch: Batch) -> Tensor:
         """Every rank encodes sequences of its own. One without any runs along, since gathering takes all ranks."""
         shares = split_micro_batches(batch, self._rank.world_size)
         is_idle = self._rank.number >= len(shares)
@@ -135,7 +134,7 @@ class ShardEncoder(Encoder):
         hidden_states = self._transformer(**self._inputs(padded))[0]
         return self._no_vectors() if is_idle else self._pool(hidden_states, padded)
 
-    def _encode_stage(self, batch: TokenBatch) -> Tensor:
+    def _encode_stage(self, batch: Batch) -> Tensor:
         parts = split_micro_batches(batch, self._rank.micro_batches)
         padded = [pad_batch(part, self._pad_token_id) for part in parts]
         hidden_size = int(self._transformer.config.hidden_size)
@@ -153,10 +152,10 @@ class ShardEncoder(Encoder):
 
     def _inputs(self, padded: PaddedBatch) -> dict[str, Tensor]:
         mask = find_attention_mask(padded, self._transformer.config)
-        if mask is None:
-            return {"input_ids": copy_inputs([padded.input_ids], self._device)[0]}
-        input_ids, attention_mask = copy_inputs([padded.input_ids, mask], self._device)
-        return {"input_ids": input_ids, "attention_mask": attention_mask}
+        arrays = {name: padded.tokens[name] for name in self._token_inputs if name in padded.tokens}
+        if mask is not None:
+            arrays["attention_mask"] = mask
+        return dict(zip(arrays, copy_inputs(list(arrays.values()), self._device), strict=True))
 
     def _pool(self, hidden_states: Tensor, padded: PaddedBatch) -> Tensor:
         (pool_mask,) = copy_inputs([padded.pool_mask], self._device)

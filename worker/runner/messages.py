@@ -3,10 +3,8 @@
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
-from worker.batching.token_batch import TokenBatch
+from vectormill.ragged import Ragged
+from worker.batching.batch import Batch
 from worker.encoder.encoder import EncoderOrder, EncoderReport
 from worker.runner.memory import MemoryReport
 
@@ -54,7 +52,7 @@ class Encode:
     """To the runner: urgent batches are encoded before all others, else in the order in which they are sent."""
 
     number: int
-    batch: TokenBatch
+    batch: Batch
     is_urgent: bool
 
 
@@ -67,16 +65,16 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """From the runner: the vectors [n, dim] of a batch, the seconds that the device took, from the forward pass to the
-    copy back, and those that were taken to prepare it, which may have passed while the device had another batch. A
-    stream's seconds are its share of the device's: two batches side by side for a second took half a second each, and
-    one that was alone took all of it.
+    """From the runner: the results of a batch, a row a sequence, the seconds that the device took, from the forward
+    pass to the copy back, and those that were taken to prepare it, which may have passed while the device had another
+    batch. A stream's seconds are its share of the device's: two batches side by side for a second took half a second
+    each, and one that was alone took all of it.
 
     `memory` is None where it was reported a moment ago.
     """
 
     number: int
-    vectors: NDArray[np.float32]
+    results: Ragged
     seconds: float
     memory: MemoryReport | None = None
     collate_seconds: float = 0.0

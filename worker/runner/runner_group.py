@@ -1,6 +1,6 @@
 """RunnerGroup: the runners of one replica, which its executor treats as one. Knows no strategy.
 
-All are given every batch, in one order, and all answer it: their vectors one behind the other, in the order of the
+All are given every batch, in one order, and all answer it: their results one behind the other, in the order of the
 ranks, are the batch's. One that dies or fails ends the group: its neighbours wait for it in the middle of a layer, or
 have sent what the next batch would take for its own.
 """
@@ -13,8 +13,7 @@ from multiprocessing.connection import Connection, wait
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-import numpy as np
-
+from vectormill.ragged import Ragged
 from worker.runner.memory import MemoryReport, join_reports
 from worker.runner.messages import Encode, Encoded, EncodeFailed, Load, Loaded, LoadFailed, Reading, Started
 from worker.runner.runner import Runner, RunnerLost
@@ -157,9 +156,9 @@ class RunnerGroup:
 
     def _join(self, number: int, parts: Mapping[int, Encoded]) -> Encoded:
         """What all ranks have answered, as one; it took as long as the slowest of them."""
-        vectors = np.concatenate([parts[rank].vectors for rank in sorted(parts)])
+        results = Ragged.join([parts[rank].results for rank in sorted(parts)])
         seconds = max(part.seconds for part in parts.values())
-        return Encoded(number, vectors, seconds, self._take_memory())
+        return Encoded(number, results, seconds, self._take_memory())
 
     def _note_memory(self, number: int, memory: MemoryReport | None) -> None:
         if memory is not None:

@@ -10,9 +10,7 @@ from multiprocessing.connection import Connection
 from queue import Empty, PriorityQueue
 from typing import Any, Final, NoReturn
 
-import numpy as np
-from numpy.typing import NDArray
-
+from vectormill.ragged import Ragged
 from worker.encoder.encoder import Encoder
 from worker.encoder.exhaustion import is_out_of_memory
 from worker.encoder.forward_pass import DeviceLost, ForwardPass
@@ -132,7 +130,7 @@ class Stream:
 
 
 class Run:
-    """One batch from its preparation to its outcome: the vectors, or what any step on the way raised."""
+    """One batch from its preparation to its outcome: the results, or what any step on the way raised."""
 
     def __init__(self, message: Encode, encoder: Encoder, shares: DeviceShares | None = None) -> None:
         """`shares` where several streams compute side by side, and the seconds are a stream's part of them."""
@@ -165,8 +163,8 @@ class Run:
         """
         if self._forward_pass is not None:
             try:
-                vectors, seconds = self._compute(self._forward_pass, device_free_at)
-                return Encoded(self.number, vectors, seconds, gauge.read(), self._collate_seconds)
+                results, seconds = self._compute(self._forward_pass, device_free_at)
+                return Encoded(self.number, results, seconds, gauge.read(), self._collate_seconds)
             except Exception as error:  # noqa: BLE001 - as above
                 self._note(error)
         if self._lost is not None:
@@ -174,16 +172,16 @@ class Run:
         assert self._failed is not None
         return self._failed
 
-    def _compute(self, forward_pass: ForwardPass, device_free_at: float) -> tuple[NDArray[np.float32], float]:
+    def _compute(self, forward_pass: ForwardPass, device_free_at: float) -> tuple[Ragged, float]:
         if self._shares is None:
-            vectors = forward_pass.vectors()
-            return vectors, time.perf_counter() - max(self._started_at, device_free_at)
+            results = forward_pass.results()
+            return results, time.perf_counter() - max(self._started_at, device_free_at)
         begun, ended = self._shares.enter(), 0.0
         try:
-            vectors = forward_pass.vectors()
+            results = forward_pass.results()
         finally:
             ended = self._shares.leave()
-        return vectors, ended - begun
+        return results, ended - begun
 
     def _note(self, error: Exception) -> None:
         """Keeps what is to be said of the error, and not the error: its traceback holds the frames of the forward pass,

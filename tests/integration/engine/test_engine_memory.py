@@ -16,19 +16,19 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from numpy.typing import NDArray
 
 from tests.models import write_wide_bert
 from tests.processors import with_bf16, without_bf16
 from tests.sick_encoders import NUM_SICK, take_illness
 from vectormill.domain.jobs.item import OUT_OF_MEMORY
 from vectormill.models.registry import EncodingOptions, ModelCard, Registry, make_spec
+from vectormill.ragged import Ragged
 from vectormill.settings import ModelEntry
 from worker.backends.factory import load_encoder
-from worker.batching.token_batch import TokenBatch
+from worker.batching.batch import Batch
 from worker.devices.detect import detect_inventory
 from worker.devices.device import split_processor
-from worker.encoder.encoder import Encoder, EncoderOrder, EncoderReport
+from worker.encoder.encoder import DirectEncoder, Encoder, EncoderOrder, EncoderReport
 from worker.engine.engine import DEFAULT_FACTORY, EncodeRequest, EncodeResult, Engine
 from worker.settings import WorkerSettings
 
@@ -44,14 +44,14 @@ NUM_TOKENS = {"fp32": 4096, "bf16": 8192}
 WORDS = ("the", "engine", "reads", "many", "words", "and", "gives", "every", "text", "one", "vector")
 
 
-class LateLimited(Encoder):
+class LateLimited(DirectEncoder):
     """Has all the memory that it wants until it was loaded and has encoded two batches."""
 
     def __init__(self, encoder: Encoder, is_limited: bool) -> None:
         self._encoder = encoder
         self._num_unlimited = 2 if is_limited else sys.maxsize
 
-    def encode(self, batch: TokenBatch) -> NDArray[np.float32]:
+    def encode(self, batch: Batch) -> Ragged:
         self._num_unlimited -= 1
         if self._num_unlimited == -1:
             limit_memory(5 * MEBIBYTE)
@@ -69,7 +69,7 @@ def limit_memory(free_bytes: int) -> None:
 def load_limited(order: EncoderOrder, free_bytes: int) -> Encoder:
     encoder = load_encoder(order)
     # Threads, their stacks and the kernels' own memory come with the first batch: they shall lie below the limit.
-    encoder.encode(TokenBatch.from_ids([np.arange(5, 69, dtype=np.int32)] * 4))
+    encoder.encode(Batch.from_ids([np.arange(5, 69, dtype=np.int32)] * 4))
     limit_memory(free_bytes)
     return encoder
 

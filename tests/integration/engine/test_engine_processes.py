@@ -14,7 +14,7 @@ import pytest
 
 from tests.faulty_engine import CRASH
 from vectormill.models.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
-from worker.batching.token_batch import TokenBatch
+from worker.batching.batch import Batch
 from worker.devices.detect import detect_inventory
 from worker.devices.device import split_processor
 from worker.encoder.encoder import EncoderOrder
@@ -98,7 +98,7 @@ def test_what_a_runner_said_before_it_died_is_heard(tmp_path: Path) -> None:
     runner = Runner(Load(FACTORY, order), dict(os.environ))
     assert isinstance(runner.receive()[0], Loaded)
     for number, word in enumerate((1, CRASH), start=1):
-        runner.send(Encode(number, TokenBatch.from_ids([np.array([word], np.int32)]), is_urgent=False))
+        runner.send(Encode(number, Batch.from_ids([np.array([word], np.int32)]), is_urgent=False))
     psutil.Process(runner.pid).wait(20)
     said = runner.kill()
     assert {(type(message), message.number) for message in said} == {(Started, 1), (Encoded, 1), (Started, 2)}
@@ -114,7 +114,7 @@ def test_a_process_that_reads_nothing_any_more_is_lost(
     runner = Runner(Load(FACTORY, EncoderOrder(CARD, device, "auto", "auto", 1, tmp_path)), dict(os.environ))
     try:
         os.kill(runner.pid, signal.SIGSTOP)
-        batch = TokenBatch.from_ids([np.ones(1 << 20, np.int32)])
+        batch = Batch.from_ids([np.ones(1 << 20, np.int32)])
         with pytest.raises(RunnerLost, match="has read nothing for 1 s"):
             runner.send(Encode(1, batch, is_urgent=False))
     finally:

@@ -6,12 +6,11 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from tests.faulty_engine import HANG_WHILE_FILE_EXISTS, MakeEngine, encode, request, runner_pids
 from tests.waiting import wait_for
+from vectormill.ragged import Ragged
 from worker.engine.engine import EncodingCancelled, RunnerDied
 from worker.engine.work import Work
 
@@ -43,9 +42,9 @@ def test_an_interactive_request_overtakes_the_bulk_batches_that_wait_in_the_runn
     (tmp_path / HANG_WHILE_FILE_EXISTS).touch()
     deliver, order = engine._switchboard.deliver, []
 
-    def record(work: Work, vectors: NDArray[np.float32], *seconds: float) -> None:
+    def record(work: Work, results: Ragged, *seconds: float) -> None:
         order.append(names[int(work.sequences.requests[0])])
-        deliver(work, vectors, *seconds)
+        deliver(work, results, *seconds)
 
     engine._switchboard.deliver = record  # type: ignore[method-assign, assignment]
     names = ["first", "second", "question"]

@@ -19,7 +19,7 @@ import sys
 import numpy as np
 from pathlib import Path
 from vectormill.models.registry import DEFAULT_MODEL, Registry
-from worker.batching.token_batch import TokenBatch
+from worker.batching.batch import Batch
 from worker.devices.detect import detect_inventory
 from worker.devices.device import split_processor
 from worker.encoder.encoder import Choice, EncoderOrder
@@ -33,14 +33,14 @@ card = Registry({}).card(DEFAULT_MODEL, weights=True)
 order = EncoderOrder(card, split_processor(detect_inventory(), 1)[0], "torch", "fp32", 2, Path("."))
 choice = Choice("fp32", "")
 encoder = TorchEncoder(order, Choice("torch", ""), choice)
-encoder.encode(TokenBatch.from_ids([np.arange(5, 13, dtype=np.int32)] * 2))
+encoder.encode(Batch.from_ids([np.arange(5, 13, dtype=np.int32)] * 2))
 for shape in sys.argv[1:]:
     num_sequences, length = map(int, shape.split("x"))
     before = read_status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts again from here
     # One sequence is shorter, so that there is padding and with it a mask.
     rows = [np.arange(5, 5 + length - (row == 0), dtype=np.int32) for row in range(num_sequences)]
-    encoder.encode(TokenBatch.from_ids(rows))
+    encoder.encode(Batch.from_ids(rows))
     print("grown", read_status("VmHWM") - before, encoder.describe().attention)
 """
 

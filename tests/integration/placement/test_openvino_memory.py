@@ -21,7 +21,7 @@ PROGRAM = """
 import pickle, sys
 from pathlib import Path
 import numpy as np
-from worker.batching.token_batch import TokenBatch
+from worker.batching.batch import Batch
 from worker.backends.factory import load_encoder
 from worker.openvino.mapped_weights import MappedWeights
 
@@ -38,9 +38,9 @@ if sys.argv[1] == "keep":
     MappedWeights.forget = lambda weights: None
 encoder = load_encoder(pickle.loads(sys.stdin.buffer.read()))
 loaded = count_resident_kilobytes("network.bin")
-batch = TokenBatch.from_ids([np.array([101, 2023, 2003, 102], dtype=np.int32)])
-first = encoder.encode(batch)
-assert np.array_equal(first, encoder.encode(batch))
+batch = Batch.from_ids([np.array([101, 2023, 2003, 102], dtype=np.int32)])
+first = encoder.encode(batch).matrix
+assert np.array_equal(first, encoder.encode(batch).matrix)
 print(loaded, "openvino.tools.ovc" in sys.modules, "torch" in sys.modules)
 """
 
@@ -48,24 +48,24 @@ RELEASING = """
 import pickle, sys, threading
 import numpy as np
 import psutil
-from worker.batching.token_batch import TokenBatch
-from worker.model import openvino_encoder
+from worker.batching.batch import Batch
+from worker.openvino import encoder as openvino_encoder
 from worker.backends.factory import load_encoder
 
 def make_batch(count, length):
-    return TokenBatch.from_ids([np.arange(1000, 1000 + length, dtype=np.int32)] * count)
+    return Batch.from_ids([np.arange(1000, 1000 + length, dtype=np.int32)] * count)
 
 openvino_encoder.FORGET_SECONDS = 0.0
 openvino_encoder.RELEASE_SECONDS = float(sys.argv[1])
 encoder = load_encoder(pickle.loads(sys.stdin.buffer.read()))
 small, large = make_batch(2, 64), make_batch(32, 256)
-before = encoder.encode(small)
+before = encoder.encode(small).matrix
 encoder.encode(large)
 taken = psutil.Process().memory_info().rss
 
 def encode_both():
     for _ in range(8):
-        assert np.array_equal(before, encoder.encode(small))
+        assert np.array_equal(before, encoder.encode(small).matrix)
     ended.append(True)
 
 ended = []

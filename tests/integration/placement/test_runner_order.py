@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from tests.waiting import wait_for
 from vectormill.models.registry import DEFAULT_MODEL, Registry
-from worker.batching.token_batch import TokenBatch
+from vectormill.ragged import Ragged
+from worker.batching.batch import Batch
 from worker.devices.detect import detect_inventory
 from worker.devices.device import split_processor
 from worker.encoder.encoder import Choice, Encoder, EncoderOrder, EncoderReport
@@ -27,7 +27,7 @@ PLAIN, FAILS_TO_PREPARE, FAILS_TO_START, FAILS = 1, 2, 3, 4
 class FakeDevice:
     """A pass of it ends when the test says so, as one of a device that is busy would."""
 
-    def __init__(self, batch: TokenBatch, directory: Path) -> None:
+    def __init__(self, batch: Batch, directory: Path) -> None:
         self.batch, self.directory = batch, directory
         (directory / f"prepared {batch.input_ids[-1]}").touch()
         self.fails(FAILS_TO_PREPARE)
@@ -39,10 +39,10 @@ class FakeDevice:
     def start(self) -> None:
         self.fails(FAILS_TO_START)
 
-    def vectors(self) -> NDArray[np.float32]:
+    def results(self) -> Ragged:
         wait_for((self.directory / f"computed {self.batch.input_ids[-1]}").exists)
         self.fails(FAILS)
-        return np.full((len(self.batch), 1), self.batch.input_ids[-1], np.float32)
+        return Ragged.from_scalars(np.full(len(self.batch), self.batch.input_ids[-1], np.float32))
 
 
 class FakeEncoder(Encoder):
@@ -50,7 +50,7 @@ class FakeEncoder(Encoder):
         self.directory = order.cache_dir
         self.is_queued = is_queued
 
-    def prepare(self, batch: TokenBatch) -> FakeDevice:
+    def prepare(self, batch: Batch) -> FakeDevice:
         return FakeDevice(batch, self.directory)
 
     def describe(self) -> EncoderReport:
@@ -76,7 +76,7 @@ class Conversation:
         assert isinstance(self.runner.receive()[0], Loaded)
 
     def send(self, number: int, first_token: int = PLAIN, *, is_urgent: bool = False) -> None:
-        batch = TokenBatch.from_ids([np.array([first_token, number], np.int32)])
+        batch = Batch.from_ids([np.array([first_token, number], np.int32)])
         self.runner.send(Encode(number, batch, is_urgent))
 
     def wait_until_queued(self) -> None:
@@ -90,7 +90,7 @@ class Conversation:
     def hear(self) -> Any:
         (message,) = self.runner.receive()
         if isinstance(message, Encoded):
-            assert message.vectors.tolist() == [[message.number]]
+            assert message.results.matrix.tolist() == [[message.number]]
             assert message.seconds > 0
         return type(message), message.number
 

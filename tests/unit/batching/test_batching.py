@@ -9,11 +9,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from worker.batching.batch import Batch
 from worker.batching.cost import PackedCost, PaddedCost
 from worker.batching.limits import BatchLimits
 from worker.batching.pool import SequencePool
 from worker.batching.sequences import Sequences
-from worker.batching.token_batch import TokenBatch
 
 LENGTHS = st.lists(st.integers(1, 600), max_size=60)
 
@@ -188,8 +188,9 @@ def test_taking_batches_does_not_rescan_the_pool() -> None:
     assert count_lines(8) < 6 * count_lines(2)
 
 
-def test_a_token_batch_knows_what_a_padding_kernel_would_compute() -> None:
-    batch = TokenBatch.from_ids([np.array([1, 2, 3], np.int32), np.array([4], np.int32)], [1, 0])
+def test_a_batch_knows_what_a_padding_kernel_would_compute() -> None:
+    batch = Batch.from_ids([np.array([1, 2, 3], np.int32), np.array([4], np.int32)], [1, 0])
     assert (len(batch), batch.num_tokens, batch.num_padded_tokens, batch.max_length) == (2, 4, 6, 3)
     assert batch.input_ids.tolist() == [1, 2, 3, 4]
+    assert batch.prompt_lengths is not None
     assert batch.prompt_lengths.tolist() == [1, 0]

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from worker.batching.batch import Batch
 from worker.batching.cost import LengthBuckets
-from worker.batching.token_batch import TokenBatch
 from worker.encoder.padding import pad_batch
 
 LONGEST = 8192
@@ -38,7 +38,7 @@ def test_lengths_are_few_however_long_texts_are_and_padded_little() -> None:
 
 
 def test_a_batch_is_padded_to_the_bucket_of_its_longest_and_nothing_counts_that_is_padding() -> None:
-    batch = TokenBatch.from_ids([np.arange(1, 34, dtype=np.int32), np.arange(1, 21, dtype=np.int32)])
+    batch = Batch.from_ids([np.arange(1, 34, dtype=np.int32), np.arange(1, 21, dtype=np.int32)])
     padded = pad_batch(batch, 0, LengthBuckets(LONGEST))
     assert padded.input_ids.shape == padded.attention_mask.shape == padded.pool_mask.shape == (2, 34)
     assert padded.attention_mask.sum(axis=1).tolist() == padded.pool_mask.sum(axis=1).tolist() == [33, 20]

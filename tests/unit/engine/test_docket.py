@@ -5,8 +5,9 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from vectormill.ragged import Ragged
+from worker.batching.batch import Batch
 from worker.batching.sequences import Sequences
-from worker.batching.token_batch import TokenBatch
 from worker.encoder.encoder import Choice, EncoderReport
 from worker.engine.docket import FAILURES_OF_ONE, Docket
 from worker.engine.work import Work
@@ -39,9 +40,7 @@ class Surroundings:
     def ask_again_at(self) -> float | None:
         return None
 
-    def deliver(
-        self, work: Work, vectors: NDArray[np.float32], seconds: float, collate_seconds: float
-    ) -> None:
+    def deliver(self, work: Work, results: Ragged, seconds: float, collate_seconds: float) -> None:
         self.delivered.append(work)
 
     def fail_work(self, work: Work, code: str, reason: str) -> None:
@@ -81,7 +80,7 @@ class Desk:
         while trial.num_due:
             self.number += 1
             batch = trial.next_batch(self.number)
-            self.docket.hear(Encoded(self.number, np.tile(vector, (len(batch), 1)), 0.1))
+            self.docket.hear(Encoded(self.number, Ragged.from_matrix(np.tile(vector, (len(batch), 1))), 0.1))
 
     def start(self) -> int:
         work = self.docket.next_work()
@@ -103,7 +102,7 @@ class Desk:
 
 
 def make_work(request: int, size: int) -> Work:
-    batch = TokenBatch.from_ids([np.arange(3, dtype=np.int32)] * size)
+    batch = Batch.from_ids([np.arange(3, dtype=np.int32)] * size)
     sequences = Sequences(
         np.full(size, request),
         np.arange(size, dtype=np.int32),
@@ -128,7 +127,7 @@ def test_what_a_process_in_doubt_answers_is_delivered_when_it_turns_out_sound_an
         desk = Desk(4, 3)
         failing, other = desk.start(), desk.start()
         desk.fail(failing)
-        desk.docket.hear(Encoded(other, np.zeros((3, 4), np.float32), 0.1))
+        desk.docket.hear(Encoded(other, Ragged.from_matrix(np.zeros((3, 4), np.float32)), 0.1))
         assert not desk.around.delivered
         desk.sing(vector)
         assert len(desk.around.delivered) == num_delivered

@@ -3,10 +3,10 @@
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
+from vectormill.ragged import Ragged
+from worker.batching.batch import Batch
 from worker.batching.limits import BatchLimits
-from worker.batching.token_batch import TokenBatch
 from worker.engine.switchboard import Switchboard, Ticket
 from worker.engine.work import Work
 from worker.tokens.tokenized import TokenizedTexts
@@ -17,11 +17,14 @@ def tokenized(rows: list[list[int]]) -> TokenizedTexts:
     return TokenizedTexts.from_rows(arrays, np.zeros(len(rows), dtype=np.bool_), {})
 
 
-def encode(batch: TokenBatch) -> NDArray[np.float32]:
+def encode(batch: Batch) -> Ragged:
     """The sum, the last id, the length and the prompt of each sequence: not equal for any two texts here."""
     bounds = np.cumsum(batch.lengths)[:-1]
-    rows = zip(np.split(batch.input_ids, bounds), batch.lengths, batch.prompt_lengths, strict=True)
-    return np.array([[ids.sum(), ids[-1], n, prompt] for ids, n, prompt in rows], dtype=np.float32)
+    prompts = np.zeros(len(batch)) if batch.prompt_lengths is None else batch.prompt_lengths
+    rows = zip(np.split(batch.input_ids, bounds), batch.lengths, prompts, strict=True)
+    return Ragged.from_matrix(
+        np.array([[ids.sum(), ids[-1], n, prompt] for ids, n, prompt in rows], dtype=np.float32)
+    )
 
 
 def ticket_of(rows: list[list[int]], *, prompt_length: int = 0, is_interactive: bool = False) -> Ticket:

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from vectormill.models.registry import DEFAULT_MODEL, Registry
+from worker.batching.batch import Batch
 from worker.batching.cost import PackedCost, PaddedCost
 from worker.batching.sequences import Sequences
-from worker.batching.token_batch import TokenBatch
 from worker.devices.device import CPU, CUDA, Device
 from worker.encoder.encoder import Choice, EncoderReport
 from worker.engine.tuner import Tuner
@@ -48,7 +48,7 @@ def make_work(num_sequences: int, length: int, *, is_urgent: bool = False) -> Wo
         lengths,
         lengths.astype(np.float64),
     )
-    return Work(sequences, TokenBatch.from_ids(rows), is_urgent)
+    return Work(sequences, Batch.from_ids(rows), is_urgent)
 
 
 @pytest.mark.parametrize(

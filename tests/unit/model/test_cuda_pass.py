@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from worker.batching.token_batch import TokenBatch
+from worker.batching.batch import Batch
 from worker.encoder.forward_pass import DeviceLost
 from worker.model.cuda_pass import losing_device
 from worker.parallel.shard_encoder import ShardEncoder
@@ -66,4 +66,4 @@ def test_a_shard_whose_gpu_is_lost_says_so_instead_of_failing_every_text(
     monkeypatch.setattr(ShardEncoder, "_encode_whole", fail)
     monkeypatch.setattr(torch.cuda, "synchronize", fail)
     with pytest.raises(DeviceLost):
-        shard.encode(TokenBatch.from_ids([np.array([1], np.int32)]))
+        shard.encode(Batch.from_ids([np.array([1], np.int32)]))

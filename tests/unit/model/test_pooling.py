@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from vectormill.models.model_card import POOLING_NAMES
-from worker.batching.token_batch import TokenBatch
+from worker.batching.batch import Batch
 from worker.encoder.padding import pad_batch
 
 STATES = [[1.0, -1.0], [2.0, 0.0], [6.0, 4.0], [99.0, 99.0]]  # the last is padding
@@ -52,7 +52,7 @@ def test_poolings_are_concatenated_in_the_given_order_and_computed_in_fp32() -> 
 
 
 def test_a_batch_is_padded_on_the_right_to_its_own_longest_sequence() -> None:
-    batch = TokenBatch.from_ids([np.array([7, 8, 9], np.int32), np.array([5], np.int32)], [2, 0])
+    batch = Batch.from_ids([np.array([7, 8, 9], np.int32), np.array([5], np.int32)], [2, 0])
     padded = pad_batch(batch, pad_token_id=3)
     assert padded.input_ids.tolist() == [[7, 8, 9], [5, 3, 3]]
     assert padded.attention_mask.tolist() == [[1, 1, 1], [1, 0, 0]]
@@ -61,8 +61,9 @@ def test_a_batch_is_padded_on_the_right_to_its_own_longest_sequence() -> None:
 
 def test_a_part_of_a_batch_keeps_its_own_tokens() -> None:
     rows = [np.arange(n, dtype=np.int32) + n for n in (3, 1, 2)]
-    part = TokenBatch.from_ids(rows, [0, 1, 0]).part(1, 3)
+    part = Batch.from_ids(rows, [0, 1, 0]).part(1, 3)
     assert part.input_ids.tolist() == [1, 2, 3]
+    assert part.prompt_lengths is not None
     assert (part.lengths.tolist(), part.prompt_lengths.tolist()) == ([1, 2], [1, 0])
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from vectormill.models.registry import DEFAULT_MODEL, Registry
+from vectormill.ragged import Ragged
 from worker.devices.device import CPU, Device
 from worker.encoder.encoder import Choice, EncoderOrder, EncoderReport, Loading
 from worker.runner import runner_group
@@ -67,7 +68,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
 
 def encoded(number: int, used_share: float | None = None) -> Encoded:
     memory = None if used_share is None else MemoryReport(1 << 20, 2 << 20, 3 << 20, used_share)
-    return Encoded(number, np.zeros((1, 4), np.float32), 0.1, memory)
+    return Encoded(number, Ragged.from_matrix(np.zeros((1, 4), np.float32)), 0.1, memory)
 
 
 def hear(group: RunnerGroup) -> list[Any]:

@@ -6,30 +6,30 @@ import sys
 import weakref
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tests.architecture.sources import ROOT
-from worker.batching.token_batch import TokenBatch
+from vectormill.ragged import Ragged
+from worker.batching.batch import Batch
 from worker.devices.detect import detect_inventory, detect_memory
 from worker.devices.device import split_processor
-from worker.encoder.encoder import Choice, Encoder, EncoderReport
+from worker.encoder.encoder import Choice, DirectEncoder, EncoderReport
 from worker.runner.memory import PAUSE_SECONDS, MemoryGauge, count_hole_bytes
 from worker.runner.messages import Encode, EncodeFailed
 from worker.runner.stream import Run
 
 DEVICE = split_processor(detect_inventory(), 1)[0]
-BATCH = TokenBatch.from_ids([np.arange(5, dtype=np.int32)])
+BATCH = Batch.from_ids([np.arange(5, dtype=np.int32)])
 
 
 class Tensor:
     """Stands for what the frames of a failed forward pass hold."""
 
 
-class ExhaustedEncoder(Encoder):
+class ExhaustedEncoder(DirectEncoder):
     def __init__(self) -> None:
         self.held: weakref.ref[Tensor] | None = None
 
-    def encode(self, batch: TokenBatch) -> NDArray[np.float32]:
+    def encode(self, batch: Batch) -> Ragged:
         tensor = Tensor()
         self.held = weakref.ref(tensor)
         raise RuntimeError("std::bad_alloc")

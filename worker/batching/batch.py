@@ -1,0 +1,78 @@
+"""Batch: what goes into one forward pass, as named rows. Knows neither padding nor where its sequences came from.
+
+An input is a row a sequence under a name. `TOKEN_INPUTS` have a value for each token, and encoders pad or pack all of
+them alike; others have one value a sequence.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vectormill.ragged import Ragged
+from worker.tokens.tokenized import INPUT_IDS
+
+TOKEN_TYPE_IDS: Final = "token_type_ids"  # noqa: S105 - no password
+# How many leading tokens some models leave out of the pooling. Left out itself where it is 0 for all.
+PROMPT_LENGTH: Final = "prompt_length"
+# The inputs with a value a token, as transformers name them, and what stands where there is no token. The id that ids
+# are padded with is the model's own.
+TOKEN_INPUTS: Final[Mapping[str, int | None]] = {INPUT_IDS: None, TOKEN_TYPE_IDS: 0}
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The sequences of one forward pass. `inputs["input_ids"]`, int32, is always there; its lengths are theirs."""
+
+    inputs: Mapping[str, Ragged]
+
+    @classmethod
+    def from_ids(
+        cls, rows: Sequence[NDArray[np.int32]], prompt_lengths: Sequence[int] | None = None
+    ) -> "Batch":
+        inputs = {INPUT_IDS: Ragged.from_rows(rows, np.int32)}
+        if prompt_lengths is not None and any(prompt_lengths):
+            inputs[PROMPT_LENGTH] = Ragged.from_scalars(np.asarray(prompt_lengths, np.int32))
+        return cls(inputs)
+
+    def part(self, start: int, end: int) -> "Batch":
+        """The sequences from `start` up to `end`, as a batch of their own; views."""
+        return Batch({name: rows.part(start, end) for name, rows in self.inputs.items()})
+
+    def take(self, rows: NDArray[np.int64]) -> "Batch":
+        """A copy of these sequences, in this order."""
+        return Batch({name: values.take(rows) for name, values in self.inputs.items()})
+
+    def __len__(self) -> int:
+        return len(self.inputs[INPUT_IDS])
+
+    @property
+    def input_ids(self) -> NDArray[np.int32]:
+        """[total tokens] one sequence after another."""
+        return self.inputs[INPUT_IDS].covered
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """[n] in tokens."""
+        return self.inputs[INPUT_IDS].lengths
+
+    @property
+    def prompt_lengths(self) -> NDArray[np.int64] | None:
+        """[n] leading tokens that are not pooled over; None when all tokens are."""
+        lengths = self.inputs.get(PROMPT_LENGTH)
+        return None if lengths is None else lengths.covered.astype(np.int64)
+
+    @property
+    def max_length(self) -> int:
+        return int(self.lengths.max())
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.input_ids)
+
+    @property
+    def num_padded_tokens(self) -> int:
+        """What a kernel that pads computes."""
+        return self.max_length * len(self)
