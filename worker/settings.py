@@ -9,6 +9,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from vectormill.domain.errors import ConfigurationError
 from vectormill.settings import WORKER_PREFIX, describe_validation_error, refuse_unknown_variables
 from worker.encoder.backends import AUTO, BACKENDS
+from worker.encoder.choice import PRECISIONS
 from worker.placement.sizes.room import MEMORY_SHARE
 
 
@@ -32,8 +33,8 @@ class WorkerSettings(BaseSettings):
         default="auto", description="auto, cpu, cuda, or a list such as cuda:0,cuda:1 or cpu:0,cpu:1."
     )
     backend: Annotated[str, one_of(AUTO, *BACKENDS)] = Field(default=AUTO, description="What runs the model.")
-    precision: Literal["auto", "fp32", "bf16", "fp16", "int8", "int4"] = Field(
-        default="auto", description="Of weights; int8 and int4 are restored for the arithmetic."
+    precision: Annotated[str, one_of(AUTO, *PRECISIONS)] = Field(
+        default=AUTO, description="Of weights; int8 is restored for the arithmetic."
     )
     attention: Literal["auto", "packed", "padded"] = Field(
         default="auto", description="Whether padding is left out of the forward pass."

@@ -21,7 +21,7 @@ from worker.placement.rank import Rank
 NUM_LAYERS: Final = 4
 # Models whose weights are compressed, by the name of their folder: what they are made of, and their precision. Wide
 # enough that ranks cut no group of numbers with one scale, and that the vocabulary is compressed too.
-COMPRESSED: Final = {"bert, int8": "bert", "modernbert, int4": "modernbert"}
+COMPRESSED: Final = {"bert, int8": "bert", "modernbert, int8": "modernbert"}
 WIDE: Final = {"hidden_size": 128, "intermediate_size": 256, "vocab_size": 4200}
 STRATEGIES: Final = (TENSOR, FULLY_SHARDED, PIPELINE, LAYERS)
 DEVICE: Final = Device("cpu:0", CPU, 0, (), 1, 1 << 30)

@@ -36,7 +36,6 @@ PRECISIONS = (
     ("fp32", 0.9999),  # the same arithmetic in another order
     ("bf16", 0.999),  # eight bits of mantissa in every product
     ("int8", 0.999),  # rounded weights; the real model keeps 0.9996
-    ("int4", 0.93),  # sixteen levels; made for large models, whose errors average out
 )
 
 
@@ -55,32 +54,19 @@ def test_the_packaged_model_agrees_with_sentence_transformers(
     assert smallest_cosine(alone, found) >= (0.999 if precision == "bf16" else 0.9999)
 
 
-@pytest.mark.parametrize("precision", ["int8", "int4"])
-def test_compressed_weights_are_the_same_in_both_backends(precision: str, cache_dir: Path) -> None:
+def test_compressed_weights_are_the_same_in_both_backends(cache_dir: Path) -> None:
     """Seen in fp32 arithmetic, which adds next to nothing of its own."""
     by_torch, by_openvino = (
-        encode(packaged_model(), backend, cache_dir, precision=precision) for backend in ("torch", "openvino")
+        encode(packaged_model(), backend, cache_dir, precision="int8") for backend in ("torch", "openvino")
     )
     assert smallest_cosine(by_torch, by_openvino) >= 0.9999
 
 
 @pytest.mark.parametrize("backend", ["torch", "openvino"])
-@pytest.mark.parametrize(
-    ("precision", "bound"),
-    [
-        ("int8", 0.999),  # as all arithmetic in 16 bit
-        (
-            "int4",
-            0.998,
-        ),  # torch rounds the weights that it restores to bf16, and a sixteenth of a range is coarse
-    ],
-)
-def test_compressed_weights_give_nearly_the_same_in_bf16_arithmetic(
-    precision: str, bound: float, backend: str, cache_dir: Path
-) -> None:
-    exact = encode(packaged_model(), backend, cache_dir, precision=precision)
-    found = encode(packaged_model(), backend, cache_dir, precision=precision, device=with_bf16(DEVICE))
-    assert smallest_cosine(found, exact) >= bound
+def test_compressed_weights_give_nearly_the_same_in_bf16_arithmetic(backend: str, cache_dir: Path) -> None:
+    exact = encode(packaged_model(), backend, cache_dir, precision="int8")
+    found = encode(packaged_model(), backend, cache_dir, precision="int8", device=with_bf16(DEVICE))
+    assert smallest_cosine(found, exact) >= 0.999  # as all arithmetic in 16 bit
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -76,7 +76,6 @@ def smallest_cosine(found: NDArray[np.float32], expected: NDArray[np.float32]) -
         pytest.param("cuda", "fp16", 0.999, marks=NEEDS_GPU),
         # What rounding alone leaves, and a little less (worker/model/weights/rounding.py).
         pytest.param("cuda", "int8", 0.998, marks=NEEDS_GPU),
-        pytest.param("cuda", "int4", 0.9, marks=NEEDS_GPU),
     ],
 )
 def test_every_precision_gives_the_vectors_of_fp32_on_a_processor(

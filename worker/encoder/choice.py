@@ -11,12 +11,12 @@ FP32: Final = "fp32"
 FP16: Final = "fp16"
 BF16: Final = "bf16"
 INT8: Final = "int8"
-INT4: Final = "int4"
-COMPRESSED: Final = frozenset({INT8, INT4})  # weights alone; products are computed in find_arithmetic's
+PRECISIONS: Final = (FP32, BF16, FP16, INT8)
+COMPRESSED: Final = frozenset({INT8})  # weights alone; products are computed in find_arithmetic's
 
 
 def choose_precision(wanted: str, device: Device) -> Choice:
-    """fp32, bf16, fp16, int8 or int4. Raises ModelError for what is known to be slow, with the better choice."""
+    """fp32, bf16, fp16 or int8. Raises ModelError for what is known to be slow, with the better choice."""
     if wanted == AUTO:
         if device.kind == CUDA and device.has_bf16:
             return Choice(BF16, "the device computes bf16 natively")

@@ -55,7 +55,7 @@ class TorchEncoder(Encoder):
         arithmetic = find_arithmetic(precision.value, order.device)
         self._network = EncoderNetwork(order.card, DTYPES[arithmetic], order.on_read)
         if precision.value in COMPRESSED:
-            apply_quantization(self._network.transformer, precision.value)
+            apply_quantization(self._network.transformer)
         self._network = self._network.to(self._device)
         self._token_inputs = list_token_inputs(self._network.transformer)
         self._shape = read_attention_shape(self._network.transformer.config)

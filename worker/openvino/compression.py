@@ -1,6 +1,6 @@
 """Compression: rounded weights in a converted graph. Knows the graph alone, no model and no file.
 
-A weight becomes constants of 8 or 4 bits and the operations that restore it, in the pattern that openvino documents for
+A weight becomes constants of 8 bits and the operations that restore it, in the pattern that openvino documents for
 compressed weights: the CPU plugin joins them with the product that follows and never holds the restored weight.
 """
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.model.weights.rounding import RoundedWeight, pack_int4, round_linear, round_table
+from worker.model.weights.rounding import RoundedWeight, round_linear, round_table
 from worker.openvino.runtime import openvino as ov
 from worker.placement.sizes.weight_groups import SMALLEST_TABLE_ROWS
 
@@ -18,7 +18,7 @@ COMPRESSED_PART: Final = "__module.network.transformer"
 WEIGHT_PLACES: Final = {"MatMul": 1, "Gather": 0}  # which input of the operation holds a weight
 
 
-def apply_compression(model: Any, precision: str) -> int:
+def apply_compression(model: Any) -> int:
     """Compresses the linear layers and large tables of an openvino model; answers how many weights that were."""
     num_weights = 0
     for node in model.get_ordered_ops():
@@ -31,7 +31,7 @@ def apply_compression(model: Any, precision: str) -> int:
             continue
         weight: NDArray[np.float32] = constant.data
         if kind == "MatMul" and node.get_attributes()["transpose_b"]:  # as torch's linear layers are written
-            rounded = round_linear(weight, precision)
+            rounded = round_linear(weight)
         elif kind == "Gather" and len(weight) >= SMALLEST_TABLE_ROWS:
             rounded = round_table(weight)
         else:
@@ -49,17 +49,6 @@ def _is_weight(node: Any) -> bool:
 
 def _restore(rounded: RoundedWeight, shape: tuple[int, ...]) -> Any:
     """The operations that restore a weight of that shape."""
-    if rounded.zeros is None:
-        whole = ov.opset13.convert(ov.opset13.constant(rounded.numbers), "f32")
-    else:
-        numbers, zeros = _int4_constant(rounded.numbers), _int4_constant(rounded.zeros)
-        whole = ov.opset13.subtract(ov.opset13.convert(numbers, "f32"), ov.opset13.convert(zeros, "f32"))
+    whole = ov.opset13.convert(ov.opset13.constant(rounded.numbers), "f32")
     restored = ov.opset13.multiply(whole, ov.opset13.constant(rounded.scales))
     return ov.opset13.reshape(restored, np.array(shape, np.int64), special_zero=False)
-
-
-def _int4_constant(numbers: NDArray[Any]) -> Any:
-    # A tensor of its own: one made from an array shares the array's memory, which is gone before the graph is written.
-    tensor = ov.Tensor(ov.Type.u4, ov.Shape(list(numbers.shape)))
-    tensor.data[:] = pack_int4(numbers).reshape(tensor.data.shape)
-    return ov.opset13.constant(tensor)

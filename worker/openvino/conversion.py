@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from vectormill.processes.lifetimes import die_with_parent
 from worker.encoder.backends import CannotRun
-from worker.encoder.choice import COMPRESSED, INT4, INT8
+from worker.encoder.choice import COMPRESSED, INT8
 from worker.encoder.encoder import EncoderOrder
 from worker.openvino.compression import apply_compression
 from worker.openvino.runtime import openvino as ov
@@ -35,7 +35,7 @@ COMPRESSION_VERSION: Final = 1
 LARGEST_DEVIATION: Final = 1e-3
 # What compressed weights must keep of the direction of a vector. Far below what real models keep (0.999 and 0.95): it
 # tells a graph that is wrong (0) from one that is rounded.
-SMALLEST_COSINES: Final = {INT8: 0.98, INT4: 0.7}
+SMALLEST_COSINES: Final = {INT8: 0.98}
 
 
 class ConversionFailed(CannotRun):
@@ -117,7 +117,7 @@ def convert_network(order: EncoderOrder, precision: str, folder: Path) -> None:
             inputs = [tensor.numpy() for tensor in (*probe, network.embed(probe[0]))]
             _check_exact(_run(converted, inputs), expected)
             if precision in COMPRESSED:
-                if not apply_compression(converted, precision):
+                if not apply_compression(converted):
                     raise ConversionFailed(f"no weights were found that could be {precision}")
                 _check_rounded(_run(converted, inputs), expected, precision)
             dim = network.write_table(folder / "words.bin", precision)

@@ -21,7 +21,7 @@ class SummedLinear(RoundedLinear):
         return output if self.bias is None else output + self.bias
 
 
-def hold_rounded(skeleton: nn.Module, precision: str) -> dict[str, Tensor]:
+def hold_rounded(skeleton: nn.Module) -> dict[str, Tensor]:
     """Replaces what is compressed on a single device too by modules that are still to be filled.
 
     Before full sharding, which then cuts what they hold; behind tensor parallelism, whose cuts it takes over. Answers
@@ -34,20 +34,18 @@ def hold_rounded(skeleton: nn.Module, precision: str) -> dict[str, Tensor]:
         for leaf, parameter in (("weight", weight), ("bias", bias)):
             if isinstance(parameter, DTensor):
                 cuts[f"{paths[child]}.{leaf}"] = parameter
-        setattr(parent, name, _make_rounded(child, weight, bias, precision))
+        setattr(parent, name, _make_rounded(child, weight, bias))
     return cuts
 
 
-def _make_rounded(
-    child: nn.Module, weight: nn.Parameter, bias: nn.Parameter | None, precision: str
-) -> nn.Module:
+def _make_rounded(child: nn.Module, weight: nn.Parameter, bias: nn.Parameter | None) -> nn.Module:
     own = _own_part(weight)
     if isinstance(child, nn.Embedding):
         return RoundedEmbedding(own.shape, weight.dtype)
     own_bias = None if bias is None else nn.Parameter(_own_part(bias), requires_grad=False)
     is_summed = isinstance(weight, DTensor) and weight.placements[0] == Shard(1)
     kind = SummedLinear if is_summed else RoundedLinear
-    return kind(own.shape, weight.dtype, own_bias, precision, weight.shape[1])
+    return kind(own.shape, weight.dtype, own_bias, weight.shape[1])
 
 
 def _own_part(parameter: Tensor) -> Tensor:

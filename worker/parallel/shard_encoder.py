@@ -110,13 +110,13 @@ class ShardEncoder(DirectEncoder):
         is_compressed = precision in COMPRESSED
         if self._rank.strategy not in (TENSOR, FULLY_SHARDED):
             cut_stage(self._transformer, layout, self._rank)
-            return hold_rounded(self._transformer, precision) if is_compressed else {}
+            return hold_rounded(self._transformer) if is_compressed else {}
         mesh = init_device_mesh(self._device.type, (self._rank.world_size,))
         if self._rank.strategy == TENSOR:
             apply_tensor_parallel(self._transformer, layout, mesh)
-            return hold_rounded(self._transformer, precision) if is_compressed else {}
+            return hold_rounded(self._transformer) if is_compressed else {}
         if is_compressed:
-            hold_rounded(self._transformer, precision)
+            hold_rounded(self._transformer)
         apply_fully_sharded(self._transformer, layout, mesh)
         return {}
 

@@ -27,7 +27,7 @@ from worker.placement.sizes.room import GIB, Room, memory_for
 MakeBuilder = Callable[[str, int], ReplicaBuilder]
 
 # From the largest weights to the smallest; the way a proposal goes.
-PRECISIONS: Final = ("fp32", "bf16", "int8", "int4")
+PRECISIONS: Final = ("fp32", "bf16", "int8")
 MOST_MORE_DEVICES: Final = 64
 # A proposal has to be worth the loss of exactness.
 WORTH_IT: Final = 1.05

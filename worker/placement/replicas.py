@@ -173,7 +173,7 @@ class ReplicaBuilder:
         if precision not in COMPRESSED:
             return None
         for inputs in (shape.num_heads * shape.head_size, shape.intermediate_size):
-            if size := find_cut_group(inputs, ranks, precision):
+            if size := find_cut_group(inputs, ranks):
                 return TooTight(
                     f"cutting {inputs:,} inputs of a matrix among {ranks} devices breaks groups of {size} {precision} "
                     "weights, which share a scale"

@@ -159,9 +159,9 @@ def test_every_backend_of_the_table_can_be_imported_and_is_a_setting() -> None:
         ("auto", APPLE_GPU, "fp32", "fp32"),
         ("fp16", OLD_GPU, "fp16", "fp16"),
         ("int8", PLAIN_CPU, "int8", "fp32"),  # restored to what the device computes well
-        ("int4", BF16_CPU, "int4", "bf16"),
+        ("int8", BF16_CPU, "int8", "bf16"),
         ("int8", GPUS[0], "int8", "bf16"),
-        ("int4", APPLE_GPU, "int4", "fp32"),
+        ("int8", APPLE_GPU, "int8", "fp32"),
         ("int8", OLD_GPU, "int8", "fp16"),
     ],
 )

@@ -10,32 +10,24 @@ from worker.model.weights.quantization import RoundedEmbedding, RoundedLinear, a
 WEIGHT = torch.randn((6, 128), generator=torch.Generator().manual_seed(0))
 
 
-def rounded(weight: Tensor, precision: str, num_inputs: int | None = None) -> Tensor:
-    layer = RoundedLinear(weight.shape, torch.float32, None, precision, num_inputs)
+def rounded(weight: Tensor, num_inputs: int | None = None) -> Tensor:
+    layer = RoundedLinear(weight.shape, torch.float32, None, num_inputs)
     assert layer.numbers.is_meta, "nothing is held before"
     layer.hold(weight)
     return layer.weight
 
 
-@pytest.mark.parametrize("precision", ["int8", "int4"])
-def test_rows_and_whole_groups_of_a_weight_are_rounded_as_in_the_whole(precision: str) -> None:
-    whole = rounded(WEIGHT, precision)
+def test_rows_and_whole_groups_of_a_weight_are_rounded_as_in_the_whole() -> None:
+    whole = rounded(WEIGHT)
     assert whole.shape == WEIGHT.shape
     assert 0 < (whole - WEIGHT).abs().max() < 0.3
-    assert torch.equal(rounded(WEIGHT[2:5], precision), whole[2:5])
-    assert torch.equal(rounded(WEIGHT[:, 64:], precision, num_inputs=128), whole[:, 64:])
+    assert torch.equal(rounded(WEIGHT[2:5]), whole[2:5])
+    assert torch.equal(rounded(WEIGHT[:, 64:], num_inputs=128), whole[:, 64:])
 
 
 def test_a_part_that_cuts_a_group_is_refused_with_a_way_out() -> None:
     with pytest.raises(ModelError, match=r"of which 64 share a scale; use fewer devices, or another"):
-        rounded(WEIGHT[:, :32], "int8", num_inputs=128)
-
-
-def test_rows_of_an_odd_number_of_int4_weights_begin_with_a_byte_of_their_own() -> None:
-    odd = WEIGHT[:, :7].contiguous()
-    whole = rounded(odd, "int4")
-    assert whole.shape == (6, 7)
-    assert torch.equal(rounded(odd[3:], "int4"), whole[3:])
+        rounded(WEIGHT[:, :32], num_inputs=128)
 
 
 def test_a_model_keeps_its_small_tables_and_its_biases_as_they_are() -> None:
@@ -43,7 +35,7 @@ def test_a_model_keeps_its_small_tables_and_its_biases_as_they_are() -> None:
         {"words": nn.Embedding(5000, 8), "positions": nn.Embedding(80, 8), "dense": nn.Linear(8, 4)}
     ).requires_grad_(False)
     bias = model["dense"].bias.clone()
-    apply_quantization(model, "int4")
+    apply_quantization(model)
     assert isinstance(model["words"], RoundedEmbedding)
     assert type(model["positions"]) is nn.Embedding
     assert model["words"](torch.tensor([[1, 2]])).shape == (1, 2, 8)

@@ -52,25 +52,25 @@ def test_three_cards_of_12_gib_hold_a_7b_model() -> None:
 
 def test_every_precision_that_fits_is_offered_the_one_that_loses_least_first() -> None:
     with pytest.raises(ModelDoesNotFit) as refused:
-        plan(describe_inventory("1x6GiB"))
+        plan(describe_inventory("1x12GiB"))
     first, *_ = str(refused.value).splitlines()[1:]
     assert first.startswith(
-        "  (1) --precision int4: the weights take 4.4 GiB, and replicate on 1 device fits"
+        "  (1) --precision int8: the weights take 7.0 GiB, and replicate on 1 device fits"
     )
     with pytest.raises(ModelDoesNotFit) as refused:
-        plan(describe_inventory("1x12GiB"))
+        plan(describe_inventory("1x24GiB"), precision="fp32")
     ways = str(refused.value).splitlines()[1:]
-    assert [way.split()[2] for way in ways[:2]] == ["int8:", "int4:"]
+    assert [way.split()[2] for way in ways[:2]] == ["bf16:", "int8:"]
 
 
 def test_a_plan_that_holds_no_longest_text_says_so_and_what_would_hold_it() -> None:
-    placement = plan(describe_inventory("1x6GiB"), precision="int4")
+    placement = plan(describe_inventory("1x10GiB"), precision="int8")
     assert 512 <= placement.longest_text_tokens < 32_768
     limit = placement.proposals[0]
     assert (
         f"one of more than {placement.longest_text_tokens:,} may end as the item error out_of_memory" in limit
     )
-    assert "(1) one device with" in limit
+    assert "(2) one device with" in limit
 
 
 def test_what_others_use_of_a_device_is_not_planned() -> None:

@@ -34,7 +34,7 @@ def plan(
         ),
     ] = "auto",
     precision: Annotated[
-        str, typer.Option("--precision", help="Of the weights: auto, fp32, fp16, bf16, int8 or int4.")
+        str, typer.Option("--precision", help="Of the weights: auto, fp32, fp16, bf16 or int8.")
     ] = "auto",
     strategy: Annotated[
         str,

@@ -7,15 +7,12 @@ rates of an H200 190 ms and 16 ms (counted, not measured).
 
 from collections.abc import Iterator
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from vectormill.domain.errors import ModelError
-from worker.encoder.choice import INT8
-from worker.model.weights.rounding import RoundedWeight, pack_int4, round_linear, round_table
+from worker.model.weights.rounding import round_linear, round_table
 from worker.placement.sizes.weight_groups import SMALLEST_TABLE_ROWS, find_group_size
 
 
@@ -39,7 +36,7 @@ class Rounded(nn.Module):
 
 
 class RoundedLinear(Rounded):
-    """nn.Linear with a weight of 8 or 4 bits.
+    """nn.Linear with a weight of 8 bits.
 
     `shape` is that of the weight [out, in], and `num_inputs` that of the whole one, if this is a part of it: a part is
     rounded as the whole is, and raises ModelError where that cannot be.
@@ -50,51 +47,33 @@ class RoundedLinear(Rounded):
         shape: torch.Size,
         dtype: torch.dtype,
         bias: nn.Parameter | None,
-        precision: str,
         num_inputs: int | None = None,
     ) -> None:
         super().__init__()
-        self.precision, self.dtype = precision, dtype
+        self.dtype = dtype
         self.num_outputs, self.num_inputs = shape
-        self.group_size = find_group_size(num_inputs or self.num_inputs, precision)
+        self.group_size = find_group_size(num_inputs or self.num_inputs)
         if self.num_inputs % self.group_size:
             raise ModelError(
-                f"A matrix of {num_inputs} inputs cannot be cut into parts of {self.num_inputs} with {precision} "
+                f"A matrix of {num_inputs} inputs cannot be cut into parts of {self.num_inputs} with int8 "
                 f"weights, of which {self.group_size} share a scale; use fewer devices, or another strategy."
             )
         self.bias = bias
         groups = (self.num_outputs, self.num_inputs // self.group_size)
-        is_int8 = precision == INT8
-        packed = (self.num_outputs, -(-self.num_inputs // 2))
-        self.numbers = (
-            _empty((*groups, self.group_size), torch.int8) if is_int8 else _empty(packed, torch.uint8)
-        )
+        self.numbers = _empty((*groups, self.group_size), torch.int8)
         self.scales = _empty((*groups, 1), torch.float32)
-        self.zeros = None if is_int8 else _empty((*groups, 1), torch.uint8)
 
     def round(self, weight: Tensor) -> dict[str, Tensor]:
-        rounded = round_linear(weight.detach().float().numpy(), self.precision, self.group_size)
-        scales = torch.from_numpy(rounded.scales)
-        if rounded.zeros is None:
-            return {"numbers": torch.from_numpy(rounded.numbers), "scales": scales}
-        numbers = torch.from_numpy(_pack_rows(rounded))
-        return {"numbers": numbers, "scales": scales, "zeros": torch.from_numpy(rounded.zeros)}
+        rounded = round_linear(weight.detach().float().numpy(), self.group_size)
+        return {"numbers": torch.from_numpy(rounded.numbers), "scales": torch.from_numpy(rounded.scales)}
 
     @property
     def weight(self) -> Tensor:
         """[out, in], restored. Multiplied in fp32: a scale in bf16 would err as much as the rounding itself."""
-        numbers: Tensor = self.numbers
-        if self.zeros is not None:
-            numbers = self._unpack_rows(numbers) - self.zeros
-        return (numbers * self.scales).to(self.dtype).flatten(1)
+        return (self.numbers * self.scales).to(self.dtype).flatten(1)
 
     def forward(self, states: Tensor) -> Tensor:
         return linear(states, self.weight, self.bias)
-
-    def _unpack_rows(self, packed: Tensor) -> Tensor:
-        """Two numbers a byte, back to int8 [out, groups, group size]: a difference of uint8 would wrap around."""
-        numbers = torch.stack((packed & 15, packed >> 4), dim=-1).view(torch.int8).flatten(1)
-        return numbers[:, : self.num_inputs].unflatten(1, (-1, self.group_size))
 
 
 class RoundedEmbedding(Rounded):
@@ -115,11 +94,11 @@ class RoundedEmbedding(Rounded):
         return (self.numbers[input_ids] * self.scales[input_ids]).to(self.dtype)
 
 
-def apply_quantization(transformer: nn.Module, precision: str) -> None:
+def apply_quantization(transformer: nn.Module) -> None:
     """Replaces linear layers and vocabularies, one after another, so that no second copy of the model is held."""
     for parent, name, child in find_compressible(transformer):
         rounded = (
-            RoundedLinear(child.weight.shape, child.weight.dtype, child.bias, precision)
+            RoundedLinear(child.weight.shape, child.weight.dtype, child.bias)
             if isinstance(child, nn.Linear)
             else RoundedEmbedding(child.weight.shape, child.weight.dtype)
         )
@@ -146,10 +125,3 @@ def is_compressible_table(module: nn.Module) -> bool:
 
 def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> nn.Parameter:
     return nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"), requires_grad=False)
-
-
-def _pack_rows(rounded: RoundedWeight) -> NDArray[np.uint8]:
-    """Two numbers a byte; every row begins with a byte of its own, so that rows can be cut."""
-    rows = rounded.numbers.reshape(len(rounded.numbers), -1)
-    even = np.pad(rows, ((0, 0), (0, rows.shape[1] % 2)))
-    return pack_int4(even).reshape(len(rows), -1)

@@ -10,9 +10,9 @@ from typing import Final
 from worker.placement.sizes.model_shape import ModelShape, TensorSize
 from worker.placement.sizes.weight_groups import SMALLEST_TABLE_ROWS, find_group_size
 
-VALUE_BYTES: Final = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "int8": 1.0, "int4": 0.5}
-# A scale for each group of compressed values, and with it a zero point for int4.
-GROUP_BYTES: Final = {"int8": 4, "int4": 5}
+VALUE_BYTES: Final = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "int8": 1.0}
+# A scale for each group of compressed values.
+GROUP_BYTES: Final = {"int8": 4}
 COMPRESSED: Final = frozenset(GROUP_BYTES)
 
 # Bytes per sequence and squared length. A fused kernel holds no scores, but a padded batch has a mask [n, 1, L, L]:
@@ -118,7 +118,7 @@ def count_activations(shape: ModelShape) -> int:
 
 def _tensor_bytes(tensor: TensorSize, precision: str, value_bytes: int) -> int:
     if precision in COMPRESSED and tensor.is_matrix:
-        num_groups = tensor.num_values // find_group_size(tensor.shape[1], precision)
+        num_groups = tensor.num_values // find_group_size(tensor.shape[1])
         return int(tensor.num_values * VALUE_BYTES[precision]) + num_groups * GROUP_BYTES[precision]
     if precision in COMPRESSED and tensor.is_embedding and tensor.shape[0] >= SMALLEST_TABLE_ROWS:
         return tensor.num_values + tensor.shape[0] * GROUP_BYTES["int8"]  # a vocabulary is int8 in both
