@@ -26,13 +26,13 @@ from worker.batching.cost import BatchCost, LengthBuckets, PackedCost, PaddedCos
 from worker.batching.limits import BatchLimits
 from worker.devices.device import Device
 from worker.encoder.encoder import EncoderOrder, EncoderReport, find_changes
-from worker.engine.executor import Executor, ExecutorTimeouts
 from worker.engine.finishing import find_unique, finish_vectors
 from worker.engine.request import EncodeRequest, EncodeResult, EncodingCancelled, EngineStopped, RunnerDied
 from worker.engine.reuse import Division, VectorReuse, digest_sequences
 from worker.engine.slot import Slot, wait_unless_cancelled
 from worker.engine.switchboard import Switchboard, Ticket
-from worker.engine.tuner import Tuner
+from worker.execution.executor import Executor, ExecutorTimeouts
+from worker.execution.tuner import Tuner
 from worker.loading import LoadingDisplay
 from worker.placement.sizes.model_shape import read_model_shape
 from worker.runner.memory import MemoryReport
@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_FACTORY: Final = "worker.backends.factory:load_encoder"
 COLLECTIVE_GRACE_SECONDS: Final = 60.0
-# By which a model process shows that it still encodes (worker.engine.canary).
+# By which a model process shows that it still encodes (worker.execution.canary).
 CANARY: Final = "A canary that still sings tells the miners that the air is good."
 
 

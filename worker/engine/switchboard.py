@@ -23,7 +23,7 @@ from worker.batching.limits import BatchLimits, BudgetSource
 from worker.batching.pool import SequencePool
 from worker.batching.sequences import Sequences
 from worker.engine.request import EngineStopped, RunnerDied
-from worker.engine.work import Work
+from worker.execution.work import Work
 from worker.tokens.tokenized import TokenizedTexts
 
 

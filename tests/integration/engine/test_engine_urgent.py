@@ -12,7 +12,7 @@ from tests.faulty_engine import HANG_WHILE_FILE_EXISTS, MakeEngine, encode, requ
 from tests.waiting import wait_for
 from vectormill.ragged import Ragged
 from worker.engine.engine import EncodingCancelled, RunnerDied
-from worker.engine.work import Work
+from worker.execution.work import Work
 
 
 def test_an_interactive_request_is_not_kept_waiting_by_bulk_that_fills_all_slots(

@@ -8,7 +8,7 @@ from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
 from worker.batching.limits import BatchLimits
 from worker.engine.switchboard import Switchboard, Ticket
-from worker.engine.work import Work
+from worker.execution.work import Work
 from worker.tokens.tokenized import TokenizedTexts
 
 

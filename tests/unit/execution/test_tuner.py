@@ -12,8 +12,8 @@ from worker.batching.cost import PackedCost, PaddedCost
 from worker.batching.sequences import Sequences
 from worker.devices.device import CPU, CUDA, Device
 from worker.encoder.encoder import Choice, EncoderReport
-from worker.engine.tuner import Tuner
-from worker.engine.work import Work
+from worker.execution.tuner import Tuner
+from worker.execution.work import Work
 from worker.placement.placement import FULLY_SHARDED, PIPELINE, TENSOR, Replica, Shard, Stage
 from worker.runner.memory import MemoryReport, join_reports
 from worker.runner.starter import Sharing

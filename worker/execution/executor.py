@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from vectormill.domain.errors import ModelError
 from worker.encoder.encoder import EncoderReport
-from worker.engine.docket import Docket
-from worker.engine.work import WorkObserver, WorkSource
+from worker.execution.docket import Docket
+from worker.execution.work import WorkObserver, WorkSource
 from worker.loading import LoadingDisplay
 from worker.runner.memory import MemoryReport
 from worker.runner.messages import (

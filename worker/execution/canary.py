@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
-from worker.engine.work import Work
+from worker.execution.work import Work
 from worker.runner.messages import Encoded
 
 # Two batches of one process, in whatever precision, are nearer; what a sick one answers is far off.

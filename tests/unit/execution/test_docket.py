@@ -9,8 +9,8 @@ from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
 from worker.batching.sequences import Sequences
 from worker.encoder.encoder import Choice, EncoderReport
-from worker.engine.docket import FAILURES_OF_ONE, Docket
-from worker.engine.work import Work
+from worker.execution.docket import FAILURES_OF_ONE, Docket
+from worker.execution.work import Work
 from worker.runner.memory import MemoryReport
 from worker.runner.messages import Encoded, EncodeFailed, Started
 from worker.runner.runner import RunnerLost

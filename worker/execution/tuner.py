@@ -15,7 +15,7 @@ from worker.batching.budget_file import BudgetFile
 from worker.batching.cost import BatchCost, PaddedCost
 from worker.devices.device import CPU, Device
 from worker.encoder.encoder import EncoderReport
-from worker.engine.work import Work
+from worker.execution.work import Work
 from worker.placement.placement import FULLY_SHARDED, Replica
 from worker.placement.sizes.footprint import VALUE_BYTES, Footprint, make_footprint
 from worker.placement.sizes.model_shape import read_model_shape

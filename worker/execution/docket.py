@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from vectormill.domain.jobs.item import ENCODING_FAILED, OUT_OF_MEMORY
 from worker.encoder.encoder import EncoderReport
-from worker.engine.canary import Accused, Trial
-from worker.engine.work import Work, WorkObserver, WorkSource
+from worker.execution.canary import Accused, Trial
+from worker.execution.work import Work, WorkObserver, WorkSource
 from worker.runner.memory import MemoryReport
 from worker.runner.messages import BATCHES_AHEAD, URGENT_BATCHES_AHEAD, Encoded, EncodeFailed, Started
 from worker.runner.runner import RunnerLost
