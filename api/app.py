@@ -36,6 +36,7 @@ from api.limits.request_limits import RequestLimits
 from api.limits.search_pool import SEARCH_CONNECTIONS, SearchPool
 from api.metrics.metrics import ApiMetrics, RequestMetrics
 from api.problems import MEDIA_TYPE, register_handlers
+from api.queries.exchange import QueryExchange
 from api.routes import events, health, jobs, models, vectors
 from api.routes.collections import collections, exports, generations, indexes, items, searches
 from api.routes.sources import following, runs, schedules, sources
@@ -93,6 +94,8 @@ def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
         await resources.puts.close()
+        if resources.queries is not None:
+            await resources.queries.close()
         if resources.doorbell is not None:
             await run_in_threadpool(resources.doorbell.close)
         await run_in_threadpool(resources.searches.engine.dispose)
@@ -169,17 +172,25 @@ def open_search_engine(engine: Engine) -> Engine:
 
 
 def make_resources(settings: Settings, engine: Engine, stop_request: StopRequest) -> Resources:
+    def is_stopping() -> bool:
+        return stop_request.is_made
+
+    metrics = ApiMetrics(engine)
+    queries = None
+    if settings.redis_url is not None:
+        queries = QueryExchange(settings.redis_url, settings.max_text_chars, metrics.queries, is_stopping)
     return Resources(
         settings=settings,
         engine=engine,
         searches=SearchPool(open_search_engine(engine), settings.search_timeout_seconds),
         registry=Registry(settings.models),
         doorbell=open_doorbell(settings.redis_url) if settings.redis_url else None,
-        metrics=ApiMetrics(engine),
+        queries=queries,
+        metrics=metrics,
         gates=Gates.of(settings),
         watch=Watch(engine),
-        puts=Puts(engine, settings, lambda: stop_request.is_made),
-        is_stopping=lambda: stop_request.is_made,
+        puts=Puts(engine, settings, is_stopping),
+        is_stopping=is_stopping,
     )
 
 

@@ -13,6 +13,7 @@ from api.intake.puts import Puts
 from api.limits.gates import Gates
 from api.limits.search_pool import SearchPool
 from api.metrics.metrics import ApiMetrics
+from api.queries.exchange import QueryExchange
 from api.watch import Watch
 from vectormill.domain.collection import COLLECTION_NAME
 from vectormill.domain.errors import CollectionNotFound, JobNotFound
@@ -22,13 +23,17 @@ from vectormill.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """`doorbell` is None when no Redis is configured. `is_stopping` tells streams without an end to end now."""
+    """`doorbell` and `queries` are None when no Redis is configured.
+
+    `is_stopping` tells streams without an end to end now.
+    """
 
     settings: Settings
     engine: Engine
     searches: SearchPool
     registry: Registry
     doorbell: redis.Redis | None
+    queries: QueryExchange | None
     metrics: ApiMetrics
     gates: Gates
     watch: Watch

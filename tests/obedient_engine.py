@@ -28,6 +28,9 @@ class ObedientEngine:
     def __init__(self, before: Callable[[EncodeRequest], None] = lambda request: None) -> None:
         self._before = before
 
+    def is_healthy(self) -> bool:
+        return True
+
     def encode(self, request: EncodeRequest, cancelled: threading.Event) -> EncodeResult:
         self._before(request)
         n = len(request.texts)

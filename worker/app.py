@@ -19,9 +19,12 @@ from celery.worker import state
 from rich.console import Console
 
 from vectormill.broker.app import ENCODE_CHUNK, make_app, queue_of
+from vectormill.broker.query_desk import QueryDesk
+from vectormill.broker.query_messages import name_space
 from vectormill.broker.queues import QueueReader
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import ConfigurationError, ModelError
+from vectormill.models.model_card import ModelCard
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings, load_settings
 from worker.chunk.chunk_encoder import ChunkEncoder, Result
@@ -37,6 +40,7 @@ from worker.former import Former, release_chunks_of
 from worker.identity import WorkerIdentity, take_name
 from worker.loading import LoadingDisplay
 from worker.placement.assignment import Assignment, read_assignment
+from worker.queries.listener import QueryListener
 from worker.report import ReportMaker, WorkerReport
 from worker.runner.starter import Sharing
 from worker.settings import WorkerSettings, load_worker_settings
@@ -153,16 +157,22 @@ def run_replica(
         identity,
         settings,
     )
+    listener = listen_for_queries(settings.redis_url, card, engine, identity)
     queues = QueueReader(settings.redis_url)
     watchdog = Watchdog(queues, identity.model, keeper, engine, lambda: state.all_total_count[0])
     reports.start()
     keeper.start()
     watchdog.start()
+    listener.start()
+
+    def stop_encoding() -> None:
+        listener.stop()
+        engine.stop()
 
     def stop_engine(**_: object) -> None:
         # Called inside Celery's signal handler: hand the chunks back from a thread, then Celery finds its slots empty.
         stopping.set()
-        threading.Thread(target=engine.stop, name="stop", daemon=True).start()
+        threading.Thread(target=stop_encoding, name="stop", daemon=True).start()
 
     worker_shutting_down.connect(stop_engine, weak=False)
     try:
@@ -170,12 +180,21 @@ def run_replica(
     finally:
         stopping.set()
         watchdog.stop()
+        listener.stop()
         reports.stop()
         engine.stop()
         keeper.stop()
         database.dispose()
         heart.dispose()
         queues.close()
+
+
+def listen_for_queries(
+    redis_url: str, card: ModelCard, engine: Engine, identity: WorkerIdentity
+) -> QueryListener:
+    """Of this very model. Starts nothing."""
+    space = name_space(card.name, card.revision, "+".join(card.pooling))
+    return QueryListener(QueryDesk(redis_url, space, identity.owner), engine, identity.owner)
 
 
 def find_cache_dir(settings: Settings) -> Path:

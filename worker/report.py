@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from vectormill.db.workers import ANSWERS_QUERIES
 from vectormill.domain.jobs.bottleneck import find_bottleneck, share_stages
 from worker.chunk.commit_waits import CommitWaits
 from worker.chunk.timesheet import Timesheet
@@ -55,6 +56,7 @@ class WorkerReport:
         if (reason := self._waits.reason) is not None:
             report |= {"state": "waiting to commit", "state_reason": reason}
         return report | {
+            ANSWERS_QUERIES: True,
             "placement": self._placement,
             "uptime_seconds": seconds,
             "stage_seconds": stage_seconds,

@@ -12,6 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.metrics.collection_metrics import MAX_COLLECTIONS, describe_collections
+from api.metrics.query_metrics import QueryMetrics
 from api.metrics.schedule_metrics import describe_schedules
 from api.metrics.worker_metrics import describe_workers
 from vectormill.db.collections.descriptions import list_collection_rows
@@ -54,6 +55,7 @@ class ApiMetrics:
             "Items of the jobs accepted by this process.",
             registry=self.registry,
         )
+        self.queries = QueryMetrics(self.registry)
         self.registry.register(BacklogCollector(engine))
 
 

@@ -17,6 +17,8 @@ SCHEDULER: Final = "scheduler"
 REDIS_AWAY: Final = "redis away"
 REDIS_FULL: Final = "redis full"
 INDEXER: Final = "indexer"
+# In the report of a worker that takes queries from Redis; those of earlier releases take jobs alone.
+ANSWERS_QUERIES: Final = "answers_queries"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,19 @@ def count_workers(connection: Connection) -> dict[str, int]:
     """How many live workers each model has. Their reports, of kilobytes each, stay where they are."""
     rows = connection.execute(COUNT_WORKERS, {"alive_seconds": ALIVE_SECONDS})
     return {row.model: row.num_workers for row in rows}
+
+
+HAS_OLD_WORKER = text("""
+    SELECT EXISTS (SELECT 1 FROM vectormill.workers
+                    WHERE model = :model AND heartbeat_at > now() - make_interval(secs => :alive_seconds)
+                      AND NOT report ? :answers_queries)
+""")
+
+
+def has_worker_without_queries(connection: Connection, model: str) -> bool:
+    """Whether a live worker of an earlier release serves the model, which encodes queries that are jobs alone."""
+    values = {"model": model, "alive_seconds": ALIVE_SECONDS, "answers_queries": ANSWERS_QUERIES}
+    return bool(connection.execute(HAS_OLD_WORKER, values).scalar_one())
 
 
 BEAT_DUTY = text("""

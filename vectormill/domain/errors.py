@@ -41,6 +41,7 @@ VectormillError
 ├── Unavailable               something needed is away; trying again later helps
 │   ├── DatabaseUnavailable
 │   ├── LocksHeld             others hold what this would have to have for itself
+│   ├── QueryLost
 │   └── EncodingTimeout
 └── ConfigurationError
 
@@ -225,6 +226,10 @@ class DatabaseUnavailable(Unavailable):
 
 class LocksHeld(Unavailable):
     """Other transactions hold what this would need for itself, for a minute already; try again when they have ended."""
+
+
+class QueryLost(Unavailable):
+    """The workers that had the query are gone, or met an error; try again."""
 
 
 class EncodingTimeout(Unavailable):

@@ -80,6 +80,10 @@ class Registry:
                 self._cards[name, weights] = self._read_card(name, entry, weights)
             return self._cards[name, weights]
 
+    def is_read(self, name: str) -> bool:
+        """Whether `card` answers at once."""
+        return (name, False) in self._cards
+
     def _read_card(self, name: str, entry: ModelEntry, weights: bool) -> ModelCard:
         is_here = Path(entry.path).expanduser().is_dir()
         directory = resolve_directory(entry, weights) if is_here else self._fetch(name, entry, weights)

@@ -29,7 +29,7 @@ from worker.encoder.encoder import EncoderOrder, EncoderReport, find_changes
 from worker.engine.finishing import find_unique, finish_vectors
 from worker.engine.request import EncodeRequest, EncodeResult, EncodingCancelled, EngineStopped, RunnerDied
 from worker.engine.reuse import Division, VectorReuse, digest_sequences
-from worker.engine.slot import Slot, wait_unless_cancelled
+from worker.engine.slot import QUERY_PLACES, Slot, wait_unless_cancelled
 from worker.engine.switchboard import Switchboard, Ticket
 from worker.execution.executor import Executor, ExecutorTimeouts
 from worker.execution.tuner import Tuner
@@ -113,7 +113,7 @@ class Engine:
         )
         # Callers beyond these wait outside, with their texts not yet tokenized: the pool is bounded by them.
         self._slots = {
-            True: threading.BoundedSemaphore(settings.interactive_slots),
+            True: threading.BoundedSemaphore(settings.interactive_slots + QUERY_PLACES),
             False: threading.BoundedSemaphore(settings.slots),
         }
         self._stage_seconds = {TOKENIZE: 0.0, COLLECT: 0.0}

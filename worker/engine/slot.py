@@ -7,6 +7,8 @@ from typing import Final
 from worker.engine.request import EncodingCancelled, EngineStopped
 
 CANCEL_POLL_SECONDS: Final = 0.1
+# Beside those of interactive chunks: for queries, which come by messages with many texts each.
+QUERY_PLACES: Final = 3
 
 
 class Slot:

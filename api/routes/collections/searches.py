@@ -22,7 +22,7 @@ from api.dependencies import CollectionName, Resources, ResourcesDependency
 from api.door.media_types import require_json
 from api.intake.requests import UnreadableItem, check_key, decode_body
 from api.intake.submissions import read_body
-from api.queries import check_query, encode_queries
+from api.queries.encoding import check_query, encode_queries
 from vectormill.db.collections.collections import check_spec_fits, find_generation
 from vectormill.db.search.matches import Nearest, find_matches
 from vectormill.domain.collection import Generation

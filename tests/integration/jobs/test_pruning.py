@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import OperationalError
 
-from api.queries import submit_queries
+from api.queries.query_jobs import submit_queries
 from scheduler import pruner
 from scheduler.pruner import Pruner
 from tests.protocol import SPEC, claim_next, complete, make_items, submit
@@ -152,7 +152,7 @@ def test_a_search_s_text_is_gone_after_its_time_when_the_api_that_asked_was_kill
     settings = Settings(search_timeout_seconds=20)
     kept = submit(engine, make_items(1))
     for number in range(2):
-        submit_queries(engine, settings, SPEC, [f"what nobody shall read, {number}"])
+        submit_queries(engine, settings, SPEC, [f"what nobody shall read, {number}".encode()])
     Pruner(engine, NEVER, NEVER).prune()
     assert count_rows(engine)[0] == 3
     with engine.begin() as connection:  # as if one of them had been asked a minute ago

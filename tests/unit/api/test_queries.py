@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from api.queries import make_query_spec
+from api.queries.encoding import make_query_spec
 from vectormill.models.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
 
 

@@ -7,8 +7,15 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 
 from vectormill.db.workers import ALIVE_SECONDS, REDIS_AWAY, REDIS_FULL, SCHEDULER, list_signs_of_life
+from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.jobs.job import PAUSED, QUEUED, RUNNING, Job
-from vectormill.domain.jobs.waiting import InHand, ServingWorker, Surroundings, explain_wait
+from vectormill.domain.jobs.waiting import (
+    InHand,
+    ServingWorker,
+    Surroundings,
+    explain_absence,
+    explain_wait,
+)
 
 # Reports are a few kilobytes of JSON each: only those of workers that serve a model in question are opened, and once.
 LIST_SERVING_WORKERS = text("""
@@ -57,6 +64,17 @@ def explain_waits(connection: Connection, jobs: Sequence[Job]) -> dict[UUID, str
     around = load_surroundings(connection, [job for job in waiting if job.state != PAUSED])
     reasons = {job.id: explain_wait(job, around) for job in waiting}
     return {job_id: reason for job_id, reason in reasons.items() if reason is not None}
+
+
+def explain_query_wait(connection: Connection, spec: EncodingSpec) -> str | None:
+    """Why no worker answers a query of this spec, as far as Postgres knows."""
+    values = {"models": [spec.model], "alive_seconds": ALIVE_SECONDS}
+    workers = [ServingWorker(*row) for row in connection.execute(LIST_SERVING_WORKERS, values)]
+    if (absence := explain_absence(spec, workers)) is not None:
+        return absence
+    if REDIS_AWAY in list_signs_of_life(connection):
+        return 'Redis cannot be reached; see docs/OPERATIONS.md, "What to do when …".'
+    return None
 
 
 def load_surroundings(connection: Connection, jobs: Sequence[Job]) -> Surroundings:

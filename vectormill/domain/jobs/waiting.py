@@ -72,15 +72,10 @@ def explain_wait(job: Job, around: Surroundings) -> str | None:
         return f"The job is paused; `vectormill resume {job.id}` lets it go on."
     if job.state not in (QUEUED, RUNNING):
         return None
+    if (absence := explain_absence(job.spec, around.workers)) is not None:
+        return absence
     model = job.spec.model
     serving = [worker for worker in around.workers if worker.model == model]
-    fitting = [worker for worker in serving if worker.has_model_of(job.spec)]
-    if not serving:
-        return _tell_no_worker(model, around.workers)
-    if not fitting:
-        return _tell_other_models(job.spec, serving)
-    if not any(worker.is_ready for worker in fitting):
-        return _tell_not_ready(model, fitting)
     mine = next((chunks for chunks in around.in_hand if chunks.job_id == job.id), None)
     if mine is not None and mine.num_leased:
         return None
@@ -95,6 +90,19 @@ def explain_wait(job: Job, around: Surroundings) -> str | None:
         return f"Its chunks are tried again after a pause, because of: {around.setbacks[job.id]}"
     if mine is None and job.priority != INTERACTIVE_PRIORITY:
         return _tell_busy(job, sum(worker.slots for worker in serving), around.in_hand)
+    return None
+
+
+def explain_absence(spec: EncodingSpec, workers: Sequence[ServingWorker]) -> str | None:
+    """Why none of the live workers can encode what has this spec; None when one can."""
+    serving = [worker for worker in workers if worker.model == spec.model]
+    fitting = [worker for worker in serving if worker.has_model_of(spec)]
+    if not serving:
+        return _tell_no_worker(spec.model, workers)
+    if not fitting:
+        return _tell_other_models(spec, serving)
+    if not any(worker.is_ready for worker in fitting):
+        return _tell_not_ready(spec.model, fitting)
     return None
 
 

@@ -1,9 +1,8 @@
-"""Queries: texts of searches become vectors on the same workers, as a small job that nobody else waits behind."""
+"""Queries as small jobs that nobody else waits behind: for workers of a release that takes them in no other way."""
 
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 from uuid import UUID
 
@@ -20,9 +19,9 @@ from vectormill.db.jobs.export import read_vectors
 from vectormill.db.jobs.jobs import delete_job, find_job, list_item_errors
 from vectormill.db.jobs.submission import JobWriter
 from vectormill.db.jobs.waiting import explain_waits
-from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingSpec
+from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import EncodingTimeout, InvalidItem, Unavailable
-from vectormill.domain.jobs.item import Item, find_text_failure
+from vectormill.domain.jobs.item import Item
 from vectormill.domain.jobs.job import INTERACTIVE_PRIORITY, Job, NewJob
 from vectormill.settings import Settings
 
@@ -35,57 +34,33 @@ GRACE_SECONDS: Final = 30.0
 logger = logging.getLogger(__name__)
 
 
-def check_query(text: str, place: str, settings: Settings) -> None:
-    """Raises InvalidItem when the text can have no vector; the message opens with the place of the query."""
-    failure = find_text_failure(text.encode("utf-8", "surrogatepass"), settings.max_text_chars)
-    if failure is not None:
-        raise InvalidItem(f"{place}The query cannot be encoded: {failure.detail}.")
-
-
-async def encode_queries(
-    resources: Resources, spec: EncodingSpec, texts: Sequence[str]
-) -> list[npt.NDArray[np.float32]]:
-    """The vectors of checked queries, each float32 [dimensions], in the space of `spec`; of all by one job.
-
-    Raises InvalidItem when a text can have no vector, and EncodingTimeout when no worker answers in time.
-    """
+async def encode_by_job(
+    resources: Resources, spec: EncodingSpec, texts: Sequence[bytes], seconds: float
+) -> npt.NDArray[np.float32]:
+    """float32 [texts, dimensions], within so many seconds. Raises InvalidItem and EncodingTimeout."""
     settings, engine = resources.settings, resources.engine
-    different = list(dict.fromkeys(texts))
-    query_spec = await run_in_threadpool(make_query_spec, resources, spec)
-    job = await run_in_threadpool(submit_queries, engine, settings, query_spec, different)
+    job = await run_in_threadpool(submit_queries, engine, settings, spec, texts)
     try:
-        ended = await wait_for_end(resources, job)
-        vectors = await run_in_threadpool(load_query_vectors, engine, ended)
+        ended = await wait_for_end(resources, job, seconds)
+        return await run_in_threadpool(load_query_vectors, engine, ended)
     finally:
         with CancelScope(shield=True):
             await run_in_threadpool(remove_query, engine, job.id)
-    by_text = dict(zip(different, vectors, strict=True))
-    return [by_text[text] for text in texts]
 
 
-def make_query_spec(resources: Resources, spec: EncodingSpec) -> EncodingSpec:
-    """The collection's own spec, with the prompt that its model has for queries; a long query is never refused.
-
-    A query is a vector of floats, whatever type the collection keeps.
-    """
-    prompts = resources.registry.card(spec.model).prompts
-    long_texts = TRUNCATE if spec.long_texts == FAIL else spec.long_texts
-    return replace(spec, prompt=prompts.get("query", spec.prompt), long_texts=long_texts, vector_type=None)
-
-
-def submit_queries(engine: Engine, settings: Settings, spec: EncodingSpec, texts: Sequence[str]) -> Job:
+def submit_queries(engine: Engine, settings: Settings, spec: EncodingSpec, texts: Sequence[bytes]) -> Job:
     lifetime_seconds = settings.search_timeout_seconds + GRACE_SECONDS
     new_job = NewJob(spec, priority=INTERACTIVE_PRIORITY, lifetime_seconds=lifetime_seconds)
     with JobWriter(engine, new_job, settings) as writer:
         for number, text in enumerate(texts):
-            writer.add(Item(str(number), text.encode()))
+            writer.add(Item(str(number), text))
         return writer.finish()
 
 
-async def wait_for_end(resources: Resources, job: Job) -> Job:
+async def wait_for_end(resources: Resources, job: Job, seconds: float) -> Job:
     """The job when it has ended. Raises EncodingTimeout, and Unavailable when the API itself stops."""
     timeout = resources.settings.search_timeout_seconds
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + seconds
     pause = FIRST_POLL_SECONDS
     while not job.is_terminal:
         if time.monotonic() >= deadline:
@@ -114,15 +89,15 @@ def explain_query(engine: Engine, job: Job) -> str:
     return reasons.get(job.id, otherwise)
 
 
-def load_query_vectors(engine: Engine, job: Job) -> list[npt.NDArray[np.float32]]:
-    """The vectors of ended queries. Raises InvalidItem with the worker's reason when one has none."""
+def load_query_vectors(engine: Engine, job: Job) -> npt.NDArray[np.float32]:
+    """The vectors of ended queries, float32 [texts, dimensions]. Raises InvalidItem, with the worker's reason."""
     vectors: list[npt.NDArray[np.float32]] = []
     for block in read_vectors(engine, job.id):
         if not block.present.all():
             break
         vectors.extend(block.vectors)
     if len(vectors) == job.num_items:
-        return vectors
+        return np.stack(vectors)
     with engine.connect() as connection:
         errors = list_item_errors(connection, job.id, after=None, limit=1)
     reason = errors[0].detail if errors else f"its job is {job.state}"

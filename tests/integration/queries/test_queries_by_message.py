@@ -1,0 +1,258 @@
+"""A query goes to a worker in a message and no row is written: what is answered, by whom, and what a loss costs."""
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from uuid import uuid4
+
+import httpx
+import pytest
+from redis import Redis
+from sqlalchemy import Engine
+
+from tests.api_server import (
+    api_client,
+    assert_problem,
+    count_jobs,
+    encode_waiting,
+    encoding_meanwhile,
+    many,
+    submit,
+)
+from tests.queries import SPACE, listening, opening_desk, take_one
+from tests.residue import find_residue
+from tests.waiting import wait_for
+from vectormill.broker.query_desk import QueryDesk
+from vectormill.broker.query_messages import Query, Taken, queue_key, write_message, write_spec
+from vectormill.db.collections.collections import find_generation
+from vectormill.db.workers import ANSWERS_QUERIES, beat_worker
+from vectormill.models.registry import DEFAULT_MODEL
+from vectormill.processes.lifetimes import free_port
+from worker.engine.engine import EncodeRequest, RunnerDied
+
+SEARCH = "/v1/collections/docs/search"
+SECRET = "what nobody but the worker shall read"
+
+
+@pytest.fixture
+def redis(redis_url: str) -> Iterator[Redis]:
+    """Empty: what an earlier test's worker said of itself is gone."""
+    with Redis.from_url(redis_url) as redis:
+        redis.flushall()
+        yield redis
+
+
+@pytest.fixture
+def client(engine: Engine, redis: Redis, redis_url: str) -> Iterator[httpx.Client]:
+    with api_client(engine, redis_url=redis_url) as client:
+        submit(client, many(20), collection="docs")
+        encode_waiting(engine)
+        yield client
+
+
+def wait_for_listener(redis: Redis) -> None:
+    wait_for(lambda: redis.exists(f"{queue_key(SPACE)}:listeners"), because="a worker listens")
+
+
+def test_a_query_is_answered_by_a_worker_and_its_text_is_nowhere(
+    client: httpx.Client, engine: Engine, redis_url: str, redis: Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG), listening(redis_url):
+        wait_for_listener(redis)
+        found = client.post(SEARCH, json={"text": "text 4"})
+        assert found.json()["data"][0]["key"] == "k4"
+        assert client.post(SEARCH, json={"text": SECRET}).status_code == 200
+        together = client.post(SEARCH, json={"queries": [{"text": f"text {n}"} for n in (3, 5, 3)]})
+    assert [each["data"][0]["key"] for each in together.json()["data"]] == ["k3", "k5", "k3"]
+    assert count_jobs(engine) == 1
+    assert find_residue(engine, SECRET) == []
+    assert SECRET not in caplog.text
+    assert not [key for key in redis.scan_iter() if redis.type(key) == b"list" and redis.llen(key)]
+    scraped = client.get("/metrics").text
+    assert "vectormill_query_texts_total 4.0" in scraped
+    assert "vectormill_query_repeats_total 0.0" in scraped
+
+
+def test_what_comes_while_the_worker_is_busy_goes_to_it_in_one_message(
+    client: httpx.Client, redis_url: str, redis: Redis
+) -> None:
+    sizes: list[int] = []
+    go_on = threading.Event()
+
+    def note(request: EncodeRequest) -> None:
+        sizes.append(len(request.texts))
+        assert go_on.wait(60)
+
+    with listening(redis_url, note), ThreadPoolExecutor(12) as clients:
+        wait_for_listener(redis)
+        answers = [clients.submit(client.post, SEARCH, json={"text": f"text {n}"}) for n in range(12)]
+        wait_for(lambda: len(sizes) == 2, because="two messages are at work")
+        wait_for(lambda: "12.0" in told(client, "vectormill_query_texts_total"), because="all are asked")
+        go_on.set()
+        assert [found.result().json()["data"][0]["key"] for found in answers] == [f"k{n}" for n in range(12)]
+    assert sum(sizes) == 12
+    assert len(sizes) <= 4
+
+
+def told(client: httpx.Client, metric: str) -> str:
+    return next(line for line in client.get("/metrics").text.splitlines() if line.startswith(metric))
+
+
+def test_another_worker_answers_for_one_that_died(client: httpx.Client, redis_url: str, redis: Redis) -> None:
+    with opening_desk(redis_url) as (desk, worker), ThreadPoolExecutor(1) as clients:
+        desk.beat(set())
+        answer = clients.submit(client.post, SEARCH, json={"text": "text 4"})
+        query = take_one(desk)
+        desk.answer(query, Taken(query.id, worker))
+        desk.beat({query.id})  # the last sign of its life
+        died = time.monotonic()
+        with listening(redis_url):
+            assert answer.result().json()["data"][0]["key"] == "k4"
+        assert time.monotonic() - died < 5, "it was waited for no pulse"
+    assert told(client, "vectormill_query_repeats_total").endswith(" 1.0")
+
+
+def test_a_query_whose_worker_died_is_refused_at_once_when_there_is_no_other(
+    client: httpx.Client, redis_url: str, redis: Redis
+) -> None:
+    with opening_desk(redis_url) as (desk, worker), ThreadPoolExecutor(1) as clients:
+        desk.beat(set())
+        answer = clients.submit(client.post, SEARCH, json={"text": "text 4"})
+        query = take_one(desk)
+        desk.answer(query, Taken(query.id, worker))
+        desk.beat({query.id})
+        died = time.monotonic()
+        problem = answer.result()
+        assert_problem(problem, 503, "query-lost", "again")
+        assert problem.headers["retry-after"]
+        assert time.monotonic() - died < 5
+
+
+def test_a_query_that_two_workers_lost_is_refused(client: httpx.Client, redis_url: str, redis: Redis) -> None:
+    with opening_desk(redis_url) as (desk, worker), ThreadPoolExecutor(1) as clients:
+        desk.beat(set())
+        answer = clients.submit(client.post, SEARCH, json={"text": "text 4"})
+        for _ in range(2):
+            query = take_one(desk)
+            desk.answer(query, Taken(query.id, worker))
+            with beating(desk):  # it lives and does not have it, as one that was started again
+                wait_for(lambda: answer.done() or redis.llen(queue_key(SPACE)), because="it is missed")
+        assert_problem(answer.result(), 503, "query-lost", "second attempt")
+
+
+@contextmanager
+def beating(desk: QueryDesk) -> Iterator[None]:
+    """A worker that lives and has nothing in hand."""
+    is_over = threading.Event()
+
+    def beat() -> None:
+        while not is_over.wait(0.05):
+            desk.beat(set())
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def test_a_query_that_redis_lost_is_sent_again(client: httpx.Client, redis_url: str, redis: Redis) -> None:
+    with opening_desk(redis_url) as (desk, _), ThreadPoolExecutor(1) as clients, beating(desk):
+        wait_for_listener(redis)
+        answer = clients.submit(client.post, SEARCH, json={"text": "text 4"})
+        wait_for(lambda: redis.llen(queue_key(SPACE)), because="the query waits")
+        redis.flushall()
+        with listening(redis_url):
+            assert answer.result().json()["data"][0]["key"] == "k4"
+
+
+def test_a_query_for_which_nobody_waits_is_passed_over(
+    client: httpx.Client, redis_url: str, redis: Redis, engine: Engine
+) -> None:
+    seen: list[list[bytes]] = []
+    with engine.connect() as connection:
+        spec = write_spec(find_generation(connection, "docs").spec)
+    late = Query(b"12345678", "vectormill:queries:answers:none", 1, 1000, spec, [b"too late"])
+    redis.rpush(queue_key(SPACE), b"no message", write_message(late))
+    with listening(redis_url, lambda request: seen.append(list(request.texts))):
+        wait_for_listener(redis)
+        assert client.post(SEARCH, json={"text": "text 4"}).status_code == 200
+    assert seen == [[b"text 4"]]
+
+
+def test_a_text_that_ends_the_model_s_process_takes_no_other_query_with_it(
+    client: httpx.Client, redis_url: str, redis: Redis
+) -> None:
+    held, go_on = threading.Event(), threading.Event()
+
+    def encode(request: EncodeRequest) -> None:
+        if b"poison" in request.texts:
+            raise RunnerDied("The model process died")
+        if not go_on.is_set():
+            held.set()
+            assert go_on.wait(60)
+
+    with listening(redis_url, encode), ThreadPoolExecutor(8) as clients:
+        wait_for_listener(redis)
+        first = [clients.submit(client.post, SEARCH, json={"text": f"text {n}"}) for n in range(2)]
+        assert held.wait(60)
+        texts = ["text 4", "poison", "text 5"]
+        answers = [clients.submit(client.post, SEARCH, json={"text": text}) for text in texts]
+        wait_for(lambda: "5.0" in told(client, "vectormill_query_texts_total"), because="all are asked")
+        go_on.set()
+        found = [answer.result() for answer in answers]
+        assert all(answer.result().status_code == 200 for answer in first)
+    assert_problem(found[1], 503, "query-lost", "The model process died")
+    assert [found[n].json()["data"][0]["key"] for n in (0, 2)] == ["k4", "k5"]
+
+
+def test_where_only_an_earlier_release_serves_the_model_a_query_is_a_job(
+    client: httpx.Client, engine: Engine, redis: Redis
+) -> None:
+    seen: list[str] = []
+    with engine.begin() as connection:
+        beat_worker(connection, "old", uuid4(), DEFAULT_MODEL, 4, {"state": "running"})
+    with encoding_meanwhile(engine, on_claim=lambda claim: seen.append(claim.spec.model)):
+        found = client.post(SEARCH, json={"text": "text 4"})
+    assert found.json()["data"][0]["key"] == "k4"
+    assert seen == [DEFAULT_MODEL]
+    assert count_jobs(engine) == 1
+
+
+def test_without_a_worker_a_query_waits_for_one_and_is_never_written_down(
+    engine: Engine, redis_url: str, redis: Redis
+) -> None:
+    with api_client(engine, redis_url=redis_url, search_timeout_seconds=0.4) as client:
+        submit(client, many(20), collection="docs")
+        encode_waiting(engine)
+        with engine.begin() as connection:  # one that has just died
+            beat_worker(connection, "new", uuid4(), "other", 4, {ANSWERS_QUERIES: True})
+        problem = client.post(SEARCH, json={"text": SECRET})
+        assert_problem(problem, 503, "encoding-timeout", "0.4 s", f"No live worker serves {DEFAULT_MODEL}")
+    assert find_residue(engine, SECRET) == []
+
+
+def test_a_query_that_comes_before_its_worker_is_answered(
+    client: httpx.Client, redis_url: str, redis: Redis
+) -> None:
+    with ThreadPoolExecutor(1) as clients:
+        answer = clients.submit(client.post, SEARCH, json={"text": "text 4"})
+        wait_for(lambda: "1.0" in told(client, "vectormill_query_texts_total"), because="it is asked")
+        with listening(redis_url):
+            assert answer.result().json()["data"][0]["key"] == "k4"
+
+
+def test_a_redis_that_is_away_is_waited_for_as_long_as_a_search_may_take(
+    engine: Engine, redis: Redis
+) -> None:
+    nobody = f"redis://127.0.0.1:{free_port()}/0"
+    with api_client(engine, redis_url=nobody, search_timeout_seconds=0.4) as client:
+        submit(client, many(20), collection="docs")
+        encode_waiting(engine)
+        assert_problem(client.post(SEARCH, json={"text": SECRET}), 503, "encoding-timeout", "0.4 s")
+    assert find_residue(engine, SECRET) == []

@@ -1,0 +1,47 @@
+"""Workers of queries for tests: the real listener around an obedient engine, and one that takes queries and dies."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+from uuid import uuid4
+
+from tests.obedient_engine import ObedientEngine
+from vectormill.broker.query_desk import QueryDesk
+from vectormill.broker.query_messages import Query, name_space
+from vectormill.models.registry import DEFAULT_MODEL, Registry
+from worker.engine.engine import EncodeRequest
+from worker.queries.listener import QueryListener
+
+_CARD = Registry({}).card(DEFAULT_MODEL)
+SPACE: Final = name_space(_CARD.name, _CARD.revision, "+".join(_CARD.pooling))
+
+
+@contextmanager
+def opening_desk(redis_url: str) -> Iterator[tuple[QueryDesk, str]]:
+    """The desk of a worker that does nothing by itself, and the worker's name."""
+    worker = f"worker-{uuid4().hex[:6]}"
+    desk = QueryDesk(redis_url, SPACE, worker)
+    try:
+        yield desk, worker
+    finally:
+        desk.close()
+
+
+@contextmanager
+def listening(
+    redis_url: str, before: Callable[[EncodeRequest], None] = lambda request: None
+) -> Iterator[QueryListener]:
+    """A worker that answers queries while the block runs; `before` sees each request, and may raise."""
+    worker = f"worker-{uuid4().hex[:6]}"
+    listener = QueryListener(QueryDesk(redis_url, SPACE, worker), ObedientEngine(before), worker)
+    listener.start()
+    try:
+        yield listener
+    finally:
+        listener.stop()
+
+
+def take_one(desk: QueryDesk) -> Query:
+    query = desk.take()
+    assert query is not None
+    return query

@@ -1,0 +1,127 @@
+"""Messages of queries, and which of them go together: read as they were written, and nothing else is taken for one."""
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from api.queries.lanes import MAX_TEXTS, Asked, Lane, hand_out
+from tests.protocol import SPEC
+from vectormill.broker.query_messages import (
+    Answer,
+    Encoded,
+    NotEncoded,
+    Query,
+    Taken,
+    UnreadableMessage,
+    name_space,
+    read_answer,
+    read_pulse,
+    read_query,
+    read_spec,
+    write_message,
+    write_pulse,
+    write_spec,
+)
+from vectormill.domain.errors import InvalidItem
+
+QUERY = Query(b"8 bytes.", "answers", 1234, 1000, write_spec(SPEC), [b"text", "zwölf".encode()])
+
+
+def test_a_query_arrives_as_it_was_written() -> None:
+    assert read_query(write_message(QUERY)) == QUERY
+    assert read_spec(QUERY.spec) == SPEC
+
+
+def test_the_texts_come_after_the_first_128_bytes_which_redis_keeps_of_a_slow_command() -> None:
+    assert write_message(QUERY).index(b"zw") > 128
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Taken(b"1", "worker"),
+        Encoded(b"1", 2, np.ones((2, 2), dtype="<f4").tobytes(), {1: "empty"}),
+        NotEncoded(b"1", "stopped"),
+    ],
+)
+def test_an_answer_arrives_as_it_was_written(answer: Answer) -> None:
+    assert read_answer(write_message(answer)) == answer
+
+
+@pytest.mark.parametrize("message", [b"", b"\x01", b"\x02\x90", b"\x01\xc0", b"\x01" + b"\xff" * 20, b"{}"])
+def test_what_is_no_message_is_refused(message: bytes) -> None:
+    for read in (read_query, read_answer, read_pulse):
+        with pytest.raises(UnreadableMessage):
+            read(message)
+
+
+def test_a_message_of_a_later_release_may_have_more() -> None:
+    longer = b"\x01" + bytes([write_message(QUERY)[1] + 1]) + write_message(QUERY)[2:] + b"\xa3new"
+    assert read_query(longer) == QUERY
+
+
+def test_a_pulse_names_what_is_in_hand() -> None:
+    assert read_pulse(write_pulse({b"a", b"b"})) == {b"a", b"b"}
+
+
+def test_workers_with_another_model_share_no_queue() -> None:
+    spaces = [("m", "1", "mean"), ("m", "2", "mean"), ("m", "1", "cls"), ("m1", "", "mean")]
+    assert len({name_space(*space) for space in spaces}) == len(spaces)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "together"),
+    [
+        ([1] * 3, 3),
+        ([1] * (MAX_TEXTS + 5), MAX_TEXTS),
+        ([MAX_TEXTS - 1, 2, 1], 1),  # the order of clients is kept
+        ([100, 1], 1),  # one client's texts are never divided
+    ],
+)
+def test_so_many_clients_go_into_one_message(sizes: list[int], together: int) -> None:
+    async def count() -> int:
+        lane = Lane.of(SPEC)
+        future = asyncio.get_running_loop().create_future
+        lane.waiting.extend(Asked([b"text"] * size, 1.0, future()) for size in sizes)
+        return len(lane.next_together())
+
+    assert asyncio.run(count()) == together
+
+
+def test_large_texts_go_by_themselves_and_who_has_left_is_passed_over() -> None:
+    async def run() -> list[int]:
+        lane = Lane.of(replace(SPEC, prompt="query: "))
+        future = asyncio.get_running_loop().create_future
+        asked = [Asked([b"t" * 700_000], 1.0, future()) for _ in range(4)]
+        lane.waiting.extend(asked)
+        asked[0].forget()
+        return [asked.index(lane.next_together()[0]) for _ in range(3)]
+
+    assert asyncio.run(run()) == [1, 2, 3]
+
+
+def test_each_client_gets_its_rows_and_the_reason_of_its_own_failure() -> None:
+    async def run() -> None:
+        future = asyncio.get_running_loop().create_future
+        together = [Asked([b"t"] * size, 1.0, future()) for size in (2, 1, 1)]
+        values = np.arange(8, dtype="<f4").reshape(4, 2)
+        assert hand_out(together, Encoded(b"", 2, values.tobytes()[:-4], {}))
+        assert hand_out(together, Encoded(b"", 0, b"", {}))
+        assert hand_out(together, Encoded(b"", 2, values.tobytes(), {2: "the text is empty"})) is None
+        assert together[0].vectors.result().tolist() == [[0, 1], [2, 3]]
+        assert together[2].vectors.result().tolist() == [[6, 7]]
+        with pytest.raises(InvalidItem, match="the text is empty"):
+            together[1].vectors.result()
+
+    asyncio.run(run())
+
+
+def test_more_messages_are_at_work_with_more_workers_that_answer() -> None:
+    lane = Lane.of(SPEC)
+    assert lane.max_sent(0.0) == 2
+    lane.takers = {"a": 0.0, "b": 5.0, "c": 5.0}
+    assert lane.max_sent(5.0) == 6
+    assert lane.max_sent(12.0) == 4
+    assert lane.max_sent(100.0) == 2

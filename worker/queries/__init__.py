@@ -1,0 +1,1 @@
+"""Queries: texts that somebody waits for, and no row in Postgres."""

@@ -1,0 +1,134 @@
+"""QueryListener: threads that take queries, have them encoded and answer. Beside Celery, on connections of their own.
+
+Knows the engine, and neither the API nor Postgres. No text of a query is logged, nor an error's words, which may quote
+one.
+"""
+
+import functools
+import logging
+import threading
+from contextlib import suppress
+from typing import Final, Protocol
+
+import numpy as np
+from redis.exceptions import RedisError
+
+from vectormill.broker.query_desk import QueryDesk
+from vectormill.broker.query_messages import (
+    PULSE_SECONDS,
+    Answer,
+    Encoded,
+    NotEncoded,
+    Query,
+    Taken,
+    UnreadableMessage,
+    read_spec,
+)
+from vectormill.domain.errors import ChunkError
+from worker.engine.engine import EncodeRequest, EncodeResult
+from worker.engine.slot import QUERY_PLACES
+
+logger = logging.getLogger(__name__)
+
+AWAY_SECONDS: Final = 0.1
+read_spec_once: Final = functools.lru_cache(maxsize=256)(read_spec)
+
+
+class Encodes(Protocol):
+    """An engine, as far as queries need it."""
+
+    def encode(self, request: EncodeRequest, cancelled: threading.Event) -> EncodeResult: ...
+
+    def is_healthy(self) -> bool: ...
+
+
+class QueryListener:
+    """Starts when the engine can encode; `stop` returns when nobody is answered any more."""
+
+    def __init__(self, desk: QueryDesk, engine: Encodes, worker: str) -> None:
+        self._desk = desk
+        self._engine = engine
+        self._worker = worker
+        self._in_hand: set[bytes] = set()
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        # So many at once: one is tokenized while another is encoded, and the engine puts both into one batch.
+        self._threads = [
+            threading.Thread(target=self._listen, name=f"queries {number}", daemon=True)
+            for number in range(QUERY_PLACES)
+        ]
+        self._pulse = threading.Thread(target=self._beat, name="queries pulse", daemon=True)
+
+    def start(self) -> None:
+        for thread in (self._pulse, *self._threads):
+            thread.start()
+
+    def stop(self, seconds: float = 2.0) -> None:
+        """Takes nothing more; what is in hand and not ended soon, the API gives to another worker."""
+        self._stopping.set()
+        with suppress(RedisError):
+            self._desk.wake(len(self._threads))
+        for thread in (*self._threads, self._pulse):
+            thread.join(seconds)
+        with suppress(RedisError):
+            self._desk.leave()
+        self._desk.close()
+
+    def _beat(self) -> None:
+        is_away = False
+        while not self._stopping.wait(PULSE_SECONDS):
+            if not self._engine.is_healthy():
+                continue  # dead: the watchdog ends this worker
+            with self._lock:
+                in_hand = set(self._in_hand)
+            try:
+                self._desk.beat(in_hand)
+                is_away = False
+            except RedisError as error:
+                if not is_away:
+                    logger.warning("Queries wait, for Redis does not answer: %s", error)
+                is_away = True
+
+    def _listen(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                query = self._desk.take()
+            except RedisError:
+                self._stopping.wait(AWAY_SECONDS)  # the pulse has said it
+            except UnreadableMessage as error:
+                logger.error("A query was passed over: %s", error)
+            else:
+                if query is not None and not self._desk.is_expired(query):
+                    self._serve(query)
+
+    def _serve(self, query: Query) -> None:
+        with self._lock:
+            self._in_hand.add(query.id)
+        try:
+            self._desk.answer(query, Taken(query.id, self._worker))
+            self._desk.answer(query, self._encode(query))
+        except RedisError as error:
+            logger.warning("A query was not answered, for Redis does not answer: %s", error)
+        finally:
+            with self._lock:
+                self._in_hand.discard(query.id)
+
+    def _encode(self, query: Query) -> Answer:
+        """Any error is an answer: the API tries once more, in other company."""
+        try:
+            request = EncodeRequest(
+                f"query {query.id.hex()}",
+                read_spec_once(query.spec),
+                query.texts,
+                interactive=True,
+                max_text_chars=query.max_text_chars,
+            )
+            encoded = self._engine.encode(request, self._stopping)
+        except ChunkError as error:  # the process died or was stopped: their sentences quote no text
+            return NotEncoded(query.id, str(error))
+        except Exception as error:  # noqa: BLE001 - of any tokenizer or driver; its words may quote a text
+            logger.error("A query was not encoded: %s", type(error).__name__)
+            return NotEncoded(query.id, f"the worker met {type(error).__name__}")
+        values = np.ascontiguousarray(encoded.vectors, dtype="<f4")
+        failures = {number: failure.detail for number, failure in encoded.failures.items()}
+        return Encoded(query.id, values.shape[1], values.tobytes(), failures)
