@@ -32,6 +32,7 @@ def make_engine(
         hide_parameters=True,
         connect_args={
             "application_name": application_name,
+            "client_encoding": "utf8",  # arrays of text are laid out as bytes
             "connect_timeout": 10,
             "keepalives_idle": 10,
             "keepalives_interval": 5,

@@ -42,6 +42,10 @@ class VectorType:
         """The four bytes before a column's numbers."""
         return dimensions.to_bytes(4) if self.name == BINARY else dimensions.to_bytes(2) + bytes(2)
 
+    def column_bytes(self, dimensions: int) -> int:
+        """Bytes of a column in binary form."""
+        return len(self.header(dimensions)) + self.width(dimensions) * np.dtype(self.wire).itemsize
+
     @property
     def has_nan(self) -> bool:
         """Whether a row can say of itself that there is no vector."""
@@ -78,6 +82,13 @@ def make_rows(vectors: npt.NDArray[np.float32], kind: VectorType, ranges: Ranges
 def missing_rows(num_rows: int, kind: VectorType, dimensions: int) -> Rows:
     """Rows for items without a vector: NaN, or zeros where there is none."""
     return np.full((num_rows, kind.width(dimensions)), np.nan if kind.has_nan else 0, dtype=kind.row)
+
+
+def write_columns(columns: npt.NDArray[np.uint8], rows: Rows, kind: VectorType, dimensions: int) -> None:
+    """Writes rows [n, width] into `columns` [n, kind.column_bytes(dimensions)], each as its column in binary form."""
+    header = kind.header(dimensions)
+    columns[:, : len(header)] = np.frombuffer(header, dtype=np.uint8)
+    columns[:, len(header) :] = rows.astype(kind.wire).view(np.uint8)
 
 
 def read_columns(wire: bytes, kind: VectorType, dimensions: int) -> Rows:

@@ -6,7 +6,7 @@ what happens next is decided in Postgres.
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from vectormill.domain.jobs.item import (
     NOT_STORED,
     Item,
     ItemFailure,
+    Items,
 )
 from vectormill.domain.jobs.job import INTERACTIVE_PRIORITY
 from vectormill.settings import Settings
@@ -167,12 +168,12 @@ class ChunkEncoder:
         return {"outcome": "failed", "reason": str(error)}
 
     def _request(
-        self, claim: Claim, items: list[Item], wanted: "np.ndarray[Any, np.dtype[np.int64]]"
+        self, claim: Claim, items: Items, wanted: "np.ndarray[Any, np.dtype[np.int64]]"
     ) -> EncodeRequest:
         return EncodeRequest(
             request_id=f"{claim.chunk_id}/{claim.fence}",
             spec=claim.spec,
-            texts=[items[position].text for position in wanted],
+            texts=items.texts if len(wanted) == len(items) else items.take(wanted.tolist()).texts,
             interactive=claim.job_priority == INTERACTIVE_PRIORITY,
             max_text_chars=self._settings.max_text_chars,
         )
@@ -180,7 +181,7 @@ class ChunkEncoder:
     def _commit(
         self,
         claim: Claim,
-        items: list[Item],
+        items: Items,
         wanted: "np.ndarray[Any, np.dtype[np.int64]]",
         encoded: EncodeResult,
         started: float,
@@ -243,7 +244,7 @@ class ChunkEncoder:
         self._write(claim, fail)
         return {"outcome": "item failed" if claim.num_items == 1 else "chunk failed", "code": code}
 
-    def _load_items(self, connection: Connection, claim: Claim) -> list[Item]:
+    def _load_items(self, connection: Connection, claim: Claim) -> Sequence[Item]:
         """The chunk's items; nameless ones when they cannot be read."""
         try:
             return load_payload(connection, claim.chunk_id)

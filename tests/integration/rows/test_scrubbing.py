@@ -56,7 +56,7 @@ def test_the_items_of_a_payload_are_emptied_by_key_and_others_stay_as_they_were(
     items = secret_items(3)
     blob, number = empty_items(encode_payload(items), {"k", "never there"})
     assert blob is not None
-    assert (number, decode_payload(blob)) == (1, [Item("k", b""), *items[1:]])
+    assert (number, list(decode_payload(blob))) == (1, [Item("k", b""), *items[1:]])
     assert empty_items(blob, {"k"}) == (None, 0)
 
 

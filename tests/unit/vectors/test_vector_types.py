@@ -1,12 +1,13 @@
 """Rows of every vector type survive the way into a column or a chunk's block, and back."""
 
+import struct
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from vectormill.db.rows.vectors import pack_copy_rows
 from vectormill.domain.encoding import VECTOR_TYPES
 from vectormill.vectors.quantization import measure_ranges
 from vectormill.vectors.vector_types import (
@@ -18,6 +19,7 @@ from vectormill.vectors.vector_types import (
     pack_block,
     read_block,
     read_columns,
+    write_columns,
 )
 
 DIMENSIONS = 13  # not a multiple of eight
@@ -44,12 +46,21 @@ def test_a_row_has_the_numbers_of_its_type(name: str, dtype: type, width: int, b
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_what_copy_is_given_is_what_a_column_sends(kind: VectorType) -> None:
+def test_what_a_column_is_given_is_what_it_sends(kind: VectorType) -> None:
     rows = make_rows(VECTORS, kind, RANGES)
-    hashes = np.frombuffer(bytes(range(96)), dtype="V16")
-    wire = pack_copy_rows(np.arange(6, dtype=np.int32), hashes, rows, kind, DIMENSIONS)
-    lines = np.frombuffer(wire[19:-2], dtype="u1").reshape(6, -1)
-    assert np.array_equal(read_columns(lines[:, 34:].tobytes(), kind, DIMENSIONS), rows)
+    columns = np.zeros((6, kind.column_bytes(DIMENSIONS)), dtype=np.uint8)
+    write_columns(columns, rows, kind, DIMENSIONS)
+    assert columns.tobytes() == b"".join(write_plainly(row, kind) for row in rows)
+    assert np.array_equal(read_columns(columns.tobytes(), kind, DIMENSIONS), rows)
+
+
+def write_plainly(row: np.ndarray, kind: VectorType) -> bytes:
+    """One row's column, a number at a time."""
+    if kind.name == "binary":
+        return struct.pack(f">i{len(row)}B", DIMENSIONS, *row.tolist())
+    return struct.pack(
+        f">hh{len(row)}{'f' if kind.column == 'vector' else 'e'}", DIMENSIONS, 0, *row.tolist()
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
@@ -83,10 +94,9 @@ def test_a_block_cut_between_two_items_is_two_blocks(kind: VectorType) -> None:
 def test_any_rows_survive_column_and_block(kind: VectorType, vectors: np.ndarray) -> None:
     num_rows, dimensions = vectors.shape
     rows = make_rows(vectors, kind, measure_ranges(vectors))
-    hashes = np.frombuffer(bytes(16 * num_rows), dtype="V16")
-    wire = pack_copy_rows(np.arange(num_rows, dtype=np.int32), hashes, rows, kind, dimensions)
-    lines = np.frombuffer(wire[19:-2], dtype="u1").reshape(num_rows, -1)
-    assert np.array_equal(read_columns(lines[:, 34:].tobytes(), kind, dimensions), rows)
+    columns = np.zeros((num_rows, kind.column_bytes(dimensions)), dtype=np.uint8)
+    write_columns(columns, rows, kind, dimensions)
+    assert np.array_equal(read_columns(columns.tobytes(), kind, dimensions), rows)
     kept, present = read_block(
         pack_block(rows, np.ones(num_rows, dtype=np.bool_), kind), kind, num_rows, dimensions
     )

@@ -15,7 +15,7 @@ from vectormill.domain.encoding import FLOAT16, INT8
 from vectormill.domain.errors import LeaseLost
 from vectormill.domain.jobs.bottleneck import PERSIST
 from vectormill.domain.jobs.chunk import CANCELLED, DONE, FAILED, ChunkOutcome, Claim
-from vectormill.domain.jobs.item import ITEM_ERROR_CODES, NON_FINITE_VECTOR, Item, ItemFailure
+from vectormill.domain.jobs.item import ITEM_ERROR_CODES, NON_FINITE_VECTOR, Item, ItemFailure, Items
 from vectormill.vectors.vector_types import (
     MAX_HALF,
     Rows,
@@ -100,7 +100,7 @@ def complete_chunk(
     failures = dict(outcome.failures)
     if kind.name == FLOAT16:
         failures |= _unstorable(encoded, vectors, failures)
-    is_stored = np.array([position not in failures for position in encoded.tolist()], dtype=bool)
+    is_stored = ~np.isin(encoded, np.fromiter(failures, dtype=np.int64, count=len(failures)))
     num_done, num_failed = int(is_stored.sum()), len(failures)
 
     _end_under_fence(connection, claim, DONE)
@@ -112,7 +112,7 @@ def complete_chunk(
             connection,
             claim.generation_id,
             claim.job_seq,
-            [items[position] for position in stored],
+            items if len(stored) == len(items) else Items.of(items).take(stored.tolist()),
             rows,
             kind,
             spec.dimensions,

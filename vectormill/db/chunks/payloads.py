@@ -7,17 +7,19 @@ import zstandard
 from sqlalchemy import Connection, text
 
 from vectormill.domain.errors import PayloadGone
-from vectormill.domain.jobs.item import Item
+from vectormill.domain.jobs.item import Item, Items
 
 # Level 1: on docstrings it compresses threefold at several hundred MB/s; higher levels only move the bottleneck here.
 _COMPRESSION_LEVEL = 1
 _MAX_PAYLOAD_BYTES = 1 << 30
+_DECODER = msgspec.msgpack.Decoder(list[tuple[str, bytes, bytes]])
 _NOTHING = msgspec.msgpack.encode(b"")
 
 
 def encode_payload(items: Sequence[Item]) -> bytes:
     """The blob of `items`: zstd over MessagePack, in the order given."""
-    rows = [(item.key, item.text, item.metadata) for item in items]
+    columns = Items.of(items)
+    rows = list(zip(columns.keys, columns.texts, columns.metadata, strict=True))
     return _compress(msgspec.msgpack.encode(rows))
 
 
@@ -25,10 +27,11 @@ def _compress(rows: bytes) -> bytes:
     return zstandard.ZstdCompressor(level=_COMPRESSION_LEVEL).compress(rows)
 
 
-def decode_payload(blob: bytes) -> list[Item]:
-    """The items of a blob made by `encode_payload`."""
+def decode_payload(blob: bytes) -> Items:
+    """The items of a blob made by `encode_payload`, as columns."""
     rows = zstandard.ZstdDecompressor().decompress(blob, max_output_size=_MAX_PAYLOAD_BYTES)
-    return [Item(*row) for row in msgspec.msgpack.decode(rows, type=list[tuple[str, bytes, bytes]])]
+    decoded = _DECODER.decode(rows)
+    return Items(*zip(*decoded, strict=True)) if decoded else Items((), (), ())
 
 
 def read_keys(blob: bytes) -> list[str]:
@@ -56,7 +59,7 @@ def _read_raw(blob: bytes) -> list[tuple[str, msgspec.Raw, msgspec.Raw]]:
     return msgspec.msgpack.decode(rows, type=list[tuple[str, msgspec.Raw, msgspec.Raw]])
 
 
-def load_payload(connection: Connection, chunk_id: int) -> list[Item]:
+def load_payload(connection: Connection, chunk_id: int) -> Items:
     """The items of a chunk. Raises PayloadGone when the pruner has removed them."""
     blob = connection.execute(
         text("SELECT items FROM vectormill.chunk_payloads WHERE chunk_id = :chunk_id"), {"chunk_id": chunk_id}

@@ -1,6 +1,6 @@
 """A job's vectors in item order, one chunk at a time, wherever they are kept."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -136,7 +136,7 @@ READ_COLLECTION = """
 
 
 def _read_collection(
-    connection: Connection, generation_id: int, items: list[Item], spec: EncodingSpec
+    connection: Connection, generation_id: int, items: Sequence[Item], spec: EncodingSpec
 ) -> tuple[Rows, npt.NDArray[np.bool_]]:
     kind = choose_vector_type(spec, in_collection=True)
     values = {"keys": [item.key for item in items], "hashes": [item.content_hash() for item in items]}

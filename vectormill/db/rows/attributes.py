@@ -5,13 +5,15 @@ update there inserts into every index (pgvector #875). Sparse: an item without m
 row here.
 """
 
-from collections.abc import Sequence
+from itertools import compress
+from operator import not_
 from typing import Final
 
 from psycopg import Cursor, sql
 from sqlalchemy import Connection, text
 
-from vectormill.domain.jobs.item import Item
+from vectormill.db.rows.arrays import BYTEA_OID, TEXT_OID, make_bytes_array
+from vectormill.domain.jobs.item import Items
 
 # Room for the next version of a row in its page: a change of metadata touches no index then.
 STORAGE: Final = (
@@ -83,7 +85,7 @@ def rewrite_language(connection: Connection, generation_id: int, language: str) 
 UPSERT_ATTRIBUTES: Final = """
     INSERT INTO {attributes} AS kept (key, content_hash, metadata, metadata_hash, text, job_seq)
     SELECT item.key, live.content_hash, item.metadata::jsonb, item.metadata_hash, item.text, %(job_seq)s::bigint
-      FROM unnest(%(keys)b::text[], %(metadata)b::text[], %(hashes)b::bytea[], %(texts)b::text[])
+      FROM unnest(%(keys)s::text[], %(metadata)s::text[], %(hashes)s::bytea[], %(texts)s::text[])
                AS item (key, metadata, metadata_hash, text)
       JOIN {table} AS live ON live.key = item.key AND live.job_seq = %(job_seq)s::bigint
      ORDER BY item.key
@@ -95,32 +97,35 @@ UPSERT_ATTRIBUTES: Final = """
 
 DELETE_ATTRIBUTES: Final = """
     DELETE FROM {attributes} AS kept
-     USING unnest(%(keys)b::text[]) AS item (key)
+     USING unnest(%(keys)s::text[]) AS item (key)
       JOIN {table} AS live ON live.key = item.key AND live.job_seq = %(job_seq)s::bigint
      WHERE kept.key = item.key AND kept.job_seq <= %(job_seq)s::bigint
 """
 
 
 def write_attributes(
-    cursor: Cursor[object], generation_id: int, job_seq: int, items: Sequence[Item], *, keep_text: bool
+    cursor: Cursor[object], generation_id: int, job_seq: int, items: Items, *, keep_text: bool
 ) -> None:
     """Those of items whose vectors the caller has just written, in the same transaction."""
     names = {
         "attributes": sql.Identifier("vectormill", attributes_name(generation_id)),
         "table": sql.Identifier("vectormill", f"generation_{generation_id}"),
     }
-    described = [item for item in items if item.metadata or keep_text]
+    is_described = [keep_text or bool(metadata) for metadata in items.metadata]
+    described = items if all(is_described) else items.take(compress(range(len(items)), is_described))
     if described:
+        texts = described.texts if keep_text else [b""] * len(described)
         cursor.execute(
             sql.SQL(UPSERT_ATTRIBUTES).format(**names),
             {
                 "job_seq": job_seq,
-                "keys": [item.key for item in described],
-                "metadata": [item.metadata.decode() or None for item in described],
-                "hashes": [item.metadata_hash() for item in described],
-                "texts": [item.text.decode() if keep_text else None for item in described],
+                "keys": make_bytes_array(TEXT_OID, described.encode_keys()),
+                "metadata": make_bytes_array(TEXT_OID, described.metadata, empty_is_null=True),
+                "hashes": make_bytes_array(BYTEA_OID, described.metadata_hashes(), empty_is_null=True),
+                "texts": make_bytes_array(TEXT_OID, texts, empty_is_null=True),
             },
         )
-    bare = [item.key for item in items if not (item.metadata or keep_text)]
+    bare = items if not described else items.take(compress(range(len(items)), map(not_, is_described)))
     if bare:
-        cursor.execute(sql.SQL(DELETE_ATTRIBUTES).format(**names), {"job_seq": job_seq, "keys": bare})
+        keys = make_bytes_array(TEXT_OID, bare.encode_keys())
+        cursor.execute(sql.SQL(DELETE_ATTRIBUTES).format(**names), {"job_seq": job_seq, "keys": keys})

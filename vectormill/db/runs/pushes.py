@@ -189,7 +189,7 @@ class PushWriter:
 def load_part(connection: Connection, run_id: UUID, *, after: int) -> Part | None:
     """The next part of a push; None behind the last."""
     row = connection.execute(LOAD_PART, {"run_id": run_id, "after": after}).one_or_none()
-    return None if row is None else Part(row.seq, decode_payload(row.items))
+    return None if row is None else Part(row.seq, list(decode_payload(row.items)))
 
 
 def count_items(connection: Connection, run_id: UUID) -> int:

@@ -1,8 +1,9 @@
 """Item: one text with the client's key; and the reasons for which a single item fails."""
 
-import hashlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from hashlib import blake2b
+from typing import Final, overload
 
 EMPTY_TEXT: Final = "empty_text"
 NUL_CHARACTER: Final = "nul_character"
@@ -43,11 +44,67 @@ class Item:
 
     def content_hash(self) -> bytes:
         """16 bytes that change with the text."""
-        return hashlib.blake2b(self.text, digest_size=16).digest()
+        return blake2b(self.text, digest_size=16).digest()
 
     def metadata_hash(self) -> bytes | None:
         """16 bytes that change with the metadata as it is written; None without any."""
-        return hashlib.blake2b(self.metadata, digest_size=16).digest() if self.metadata else None
+        return blake2b(self.metadata, digest_size=16).digest() if self.metadata else None
+
+
+@dataclass(frozen=True, slots=True)
+class Items(Sequence[Item]):
+    """Many items as columns. An Item is made for who asks for one; a chunk goes its way without."""
+
+    keys: Sequence[str]
+    texts: Sequence[bytes]
+    metadata: Sequence[bytes]
+
+    @classmethod
+    def of(cls, items: Sequence[Item]) -> "Items":
+        """These items; a copy unless they are columns already."""
+        if isinstance(items, Items):
+            return items
+        return cls(
+            [item.key for item in items], [item.text for item in items], [item.metadata for item in items]
+        )
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @overload
+    def __getitem__(self, place: int) -> Item: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> "Items": ...
+
+    def __getitem__(self, place: int | slice) -> "Item | Items":
+        if isinstance(place, slice):
+            return Items(self.keys[place], self.texts[place], self.metadata[place])
+        return Item(self.keys[place], self.texts[place], self.metadata[place])
+
+    def __iter__(self) -> Iterator[Item]:
+        return map(Item, self.keys, self.texts, self.metadata)
+
+    def take(self, places: Iterable[int]) -> "Items":
+        """Those at these places, in this order."""
+        some = list(places)
+        return Items(
+            [self.keys[place] for place in some],
+            [self.texts[place] for place in some],
+            [self.metadata[place] for place in some],
+        )
+
+    def encode_keys(self) -> list[bytes]:
+        """Keys as UTF-8."""
+        return list(map(str.encode, self.keys))
+
+    def content_hashes(self) -> list[bytes]:
+        """Of each item's text, as Item.content_hash."""
+        return [blake2b(text, digest_size=16).digest() for text in self.texts]
+
+    def metadata_hashes(self) -> list[bytes]:
+        """Of each item's metadata, as Item.metadata_hash; empty where there is none."""
+        return [blake2b(text, digest_size=16).digest() if text else b"" for text in self.metadata]
 
 
 @dataclass(frozen=True, slots=True)

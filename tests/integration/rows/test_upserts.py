@@ -1,0 +1,109 @@
+"""What a chunk's arrays say is what the rows of its collection hold, whatever keys, texts and numbers there are."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from sqlalchemy import Connection, Engine, text
+
+from tests.protocol import SPEC
+from vectormill.db.collections.collections import open_collection
+from vectormill.db.rows import vectors as vector_rows
+from vectormill.db.rows.attributes import attributes_name
+from vectormill.db.rows.vectors import table_name, upsert_vectors
+from vectormill.domain.encoding import FLOAT16, VECTOR_TYPES
+from vectormill.domain.jobs.item import Item
+from vectormill.vectors.quantization import measure_ranges
+from vectormill.vectors.vector_types import VECTOR_TYPE_BY_NAME, Rows, make_rows, read_columns
+
+DIMENSIONS = 13
+ODD_KEYS = [
+    "",
+    " ",
+    "é",
+    "e\u0301",
+    "\U0001f600",
+    "a\nb\tc",
+    '{"quoted","array"}',
+    "NULL",
+    "\\x00",
+    "k" * 2048,
+]
+ITEMS = [
+    Item(key, f"text of {key} \U0001f600".encode(), f'{{"place": {place}}}'.encode() if place % 2 else b"")
+    for place, key in enumerate(ODD_KEYS)
+]
+VECTORS = np.random.default_rng(3).standard_normal((len(ITEMS), DIMENSIONS)).astype(np.float32)
+
+
+def write(
+    engine: Engine, vector_type: str, items: list[Item], vectors: np.ndarray, *, job_seq: int, keep_text: bool
+) -> int:
+    kind = VECTOR_TYPE_BY_NAME[vector_type]
+    spec = replace(SPEC, dimensions=DIMENSIONS, vector_type=vector_type)
+    with engine.begin() as connection:
+        generation = open_collection(connection, "docs", spec)
+        rows = make_rows(vectors, kind, measure_ranges(VECTORS))
+        upsert_vectors(connection, generation.id, job_seq, items, rows, kind, DIMENSIONS, keep_text=keep_text)
+    return generation.id
+
+
+def read(connection: Connection, generation_id: int, vector_type: str) -> dict[str, tuple[object, ...]]:
+    kind = VECTOR_TYPE_BY_NAME[vector_type]
+    found = connection.execute(
+        text(f"""
+            SELECT live.key, live.content_hash, live.job_seq, kept.metadata, kept.metadata_hash, kept.text,
+                   {kind.column}_send(live.embedding) AS embedding
+              FROM vectormill.{table_name(generation_id)} AS live
+              LEFT JOIN vectormill.{attributes_name(generation_id)} AS kept ON kept.key = live.key
+        """)
+    )
+    return {row.key: (*tuple(row)[1:-1], _numbers(row.embedding, vector_type)) for row in found}
+
+
+def _numbers(wire: bytes, vector_type: str) -> list[float]:
+    row: Rows = read_columns(bytes(wire), VECTOR_TYPE_BY_NAME[vector_type], DIMENSIONS)[0]
+    numbers: list[float] = row.tolist()
+    return numbers
+
+
+def expect(
+    items: list[Item], vectors: np.ndarray, vector_type: str, job_seq: int, *, keep_text: bool
+) -> dict[str, tuple[object, ...]]:
+    rows = make_rows(vectors, VECTOR_TYPE_BY_NAME[vector_type], measure_ranges(VECTORS))
+    return {
+        item.key: (
+            item.content_hash(),
+            job_seq,
+            json.loads(item.metadata) if item.metadata else None,
+            item.metadata_hash(),
+            item.text.decode() if keep_text else None,
+            row.tolist(),
+        )
+        for item, row in zip(items, rows, strict=True)
+    }
+
+
+@pytest.mark.parametrize("keep_text", [False, True])
+@pytest.mark.parametrize("vector_type", VECTOR_TYPES)
+def test_rows_hold_what_their_items_say(engine: Engine, vector_type: str, keep_text: bool) -> None:
+    generation_id = write(engine, vector_type, ITEMS, VECTORS, job_seq=5, keep_text=keep_text)
+    with engine.connect() as connection:
+        assert read(connection, generation_id, vector_type) == expect(
+            ITEMS, VECTORS, vector_type, 5, keep_text=keep_text
+        )
+
+
+def test_a_chunk_that_is_written_in_parts_leaves_the_same_rows(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(engine, FLOAT16, ITEMS[:4], VECTORS[4:8], job_seq=9, keep_text=True)
+    monkeypatch.setattr(
+        vector_rows, "MAX_ARRAY_BYTES", 3 * VECTOR_TYPE_BY_NAME[FLOAT16].column_bytes(DIMENSIONS)
+    )
+    generation_id = write(engine, FLOAT16, ITEMS, VECTORS, job_seq=5, keep_text=True)
+    with engine.connect() as connection:
+        newer = expect(ITEMS[:4], VECTORS[4:8], FLOAT16, 9, keep_text=True)
+        older = expect(ITEMS, VECTORS, FLOAT16, 5, keep_text=True)
+        assert read(connection, generation_id, FLOAT16) == older | newer

@@ -1,0 +1,74 @@
+"""Array parameters in PostgreSQL's binary format: a whole chunk travels as a few of them, with no Python per row.
+
+Source: array_recv in PostgreSQL's src/backend/utils/adt/arrayfuncs.c. The number of dimensions, whether there are
+nulls, the type's OID, the number of elements and the index of the first one, each int32; then each element, as its
+length and its bytes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from psycopg import Cursor
+from psycopg.adapt import Buffer, Dumper
+from psycopg.pq import Format
+
+TEXT_OID: Final = 25
+BYTEA_OID: Final = 17
+_LENGTH_BYTES: Final = 4
+_HEADER_BYTES: Final = 20
+_NULL: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class WireArray:
+    """One parameter; the statement casts it to the type of its elements, as in `CAST(%(keys)s AS text[])`."""
+
+    content: Buffer
+
+
+class WireArrayDumper(Dumper):
+    """Hands the content on as it is; the server knows its type from the statement."""
+
+    format = Format.BINARY
+    oid = 0
+
+    def dump(self, obj: WireArray) -> Buffer:
+        return obj.content
+
+
+def accept_arrays(cursor: Cursor[Any]) -> None:
+    """Lets statements of this cursor have arrays as parameters."""
+    cursor.adapters.register_dumper(WireArray, WireArrayDumper)
+
+
+def find_type(cursor: Cursor[Any], name: str) -> int:
+    """The OID of a type that an extension brings: another one in each database."""
+    row = cursor.execute("SELECT to_regtype(%(name)s::text)::oid::bigint", {"name": name}).fetchone()
+    assert row is not None
+    return int(row[0] or 0)
+
+
+def make_bytes_array(oid: int, values: Sequence[bytes], *, empty_is_null: bool = False) -> WireArray:
+    """An array of a type whose binary form is its bytes, such as text (in UTF-8) or bytea."""
+    lengths = np.fromiter(map(len, values), dtype=">i4", count=len(values))
+    is_null = (lengths == 0) & empty_is_null
+    lengths[is_null] = _NULL
+    elements = chain.from_iterable(zip(lengths.view("V4").tolist(), values, strict=True))
+    return WireArray(b"".join((_header(oid, len(values), has_null=bool(is_null.any())), *elements)))
+
+
+def open_array(oid: int, num_elements: int, element_bytes: int) -> tuple[WireArray, npt.NDArray[np.uint8]]:
+    """An array of elements that are all equally long, and a view [num_elements, element_bytes] to write them to."""
+    content = np.empty(_HEADER_BYTES + num_elements * (_LENGTH_BYTES + element_bytes), dtype=np.uint8)
+    content[:_HEADER_BYTES] = np.frombuffer(_header(oid, num_elements), dtype=np.uint8)
+    elements = content[_HEADER_BYTES:].reshape(num_elements, _LENGTH_BYTES + element_bytes)
+    elements[:, :_LENGTH_BYTES] = np.frombuffer(element_bytes.to_bytes(_LENGTH_BYTES), dtype=np.uint8)
+    return WireArray(content.data), elements[:, _LENGTH_BYTES:]
+
+
+def _header(oid: int, num_elements: int, *, has_null: bool = False) -> bytes:
+    return np.array([1, has_null, oid, num_elements, 1], dtype=">i4").tobytes()
