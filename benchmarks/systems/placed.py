@@ -202,7 +202,7 @@ class PlacedModel:
                 if not num_sent:
                     return
                 for message in self._listen(runner, Encoded):
-                    answers[message.number] = message.results.matrix
+                    answers[message.number] = message.results.matrix.copy()
                     num_sent -= 1
 
         with ThreadPoolExecutor(len(self._runners)) as threads:

@@ -38,8 +38,11 @@ class Batch:
         return cls(inputs)
 
     def part(self, start: int, end: int) -> "Batch":
-        """The sequences from `start` up to `end`, as a batch of their own; views."""
-        return Batch({name: rows.part(start, end) for name, rows in self.inputs.items()})
+        """The sequences from `start` up to `end`, as a batch of their own, with no others' values."""
+        parts = {name: rows.part(start, end) for name, rows in self.inputs.items()}
+        return Batch(
+            {name: Ragged(rows.covered, rows.offsets - rows.offsets[0]) for name, rows in parts.items()}
+        )
 
     def take(self, rows: NDArray[np.int64]) -> "Batch":
         """A copy of these sequences, in this order."""

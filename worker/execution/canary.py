@@ -77,7 +77,7 @@ class Trial:
         self.numbers.discard(number)
         rows = results.matrix  # of one text, as often as the batch has it
         if self._expected is None:
-            self._expected = rows[0]
+            self._expected = rows[0].copy()
         self.flaw = self.flaw or find_flaw(rows, self._expected)
 
     def hear_failure(self, number: int, reason: str) -> None:

@@ -10,12 +10,14 @@ import struct
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
 from vectormill.processes.lifetimes import in_lasting_thread
+from worker.runner.channel import NUM_BLOCKS, Channel, make_memory
 from worker.runner.kernel_kills import count_kernel_kills
-from worker.runner.messages import EncodeFailed, Load
+from worker.runner.messages import Encode, Encoded, EncodeFailed, Load
 from worker.runner.stacks import StackFile
 
 logger = logging.getLogger(__name__)
@@ -23,8 +25,8 @@ logger = logging.getLogger(__name__)
 # Not multiprocessing's own start: that would run the parent's main module again in the child (here Celery's), and
 # could not give the child another environment, which is what pins it to its device before torch is imported.
 BOOTSTRAP: Final = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[4]);"
-    "from worker.runner.runner_process import main; main(*map(int, sys.argv[1:4]))"
+    "import json, sys; sys.path[:] = json.loads(sys.argv[5]);"
+    "from worker.runner.runner_process import main; main(*map(int, sys.argv[1:5]))"
 )
 # Nothing that a forward pass does brings these upon its process.
 FOREIGN_SIGNALS: Final = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
@@ -72,7 +74,7 @@ def bound_waits(ours: socket.socket) -> None:
 
 
 class Runner:
-    """A started process and the pipe to it. Used by one thread."""
+    """A started process and the channel to it. Used by one thread; results may be dropped by any."""
 
     def __init__(self, load: Load, environment: Mapping[str, str]) -> None:
         ours, theirs = socket.socketpair()
@@ -80,10 +82,15 @@ class Runner:
         self._stack_file = StackFile()
         self._num_kills = count_kernel_kills()
         bound_waits(ours)
+        memory = make_memory()
+        self._channel = Channel(Connection(ours.detach()), memory, is_worker=True)
+        self._free_blocks = list(range(NUM_BLOCKS))[
+            ::-1
+        ]  # the last is the next, so that few are ever written to
+        self._blocks: dict[int, int] = {}  # of the batches that are with the process, by number
         with theirs:
-            handed_down = (theirs.fileno(), self._stack_file.fileno())
-            numbers = [handed_down[0], os.getpid(), handed_down[1]]
-            arguments = [*map(str, numbers), json.dumps(sys.path)]
+            handed_down = (theirs.fileno(), memory, self._stack_file.fileno())
+            arguments = [*map(str, (os.getpid(), *handed_down)), json.dumps(sys.path)]
 
             def start() -> "subprocess.Popen[bytes]":
                 return subprocess.Popen(
@@ -96,17 +103,25 @@ class Runner:
 
             # The kernel ends the process with the thread that started it, so that thread has to last.
             self._process = in_lasting_thread(start)
-        self.connection: Connection[Any, Any] = Connection(ours.detach())
+        os.close(memory)  # the mapping stays
         self.send(load)
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def connection(self) -> "Connection[Any, Any]":
+        return self._channel.connection
+
     def send(self, message: object) -> None:
         """Raises RunnerLost, also when the process reads nothing any more."""
+        block = None
+        if isinstance(message, Encode) and self._free_blocks:
+            block = self._blocks[message.number] = self._free_blocks.pop()
+            message = replace(message, block=block)
         try:
-            self.connection.send(message)
+            self._channel.send(message, block)
         except BlockingIOError as error:
             raise RunnerLost(f"the model process has read nothing for {SEND_TIMEOUT_SECONDS} s") from error
         except OSError as error:
@@ -120,7 +135,7 @@ class Runner:
     def receive(self) -> list[Any]:
         """The next message; waits for it. Raises RunnerLost, also when the process stops in the middle of one."""
         try:
-            return [self.connection.recv()]
+            return [self._hear()]
         except BlockingIOError as error:
             raise RunnerLost(
                 f"the model process has stopped in the middle of a message for {RECEIVE_TIMEOUT_SECONDS} s"
@@ -156,8 +171,17 @@ class Runner:
         unread: list[Any] = []
         with contextlib.suppress(EOFError, OSError), self.connection:
             while self.connection.poll():  # true at the end of the pipe, too
-                unread.append(self.connection.recv())
+                unread.append(self._hear())
         return unread
+
+    def _hear(self) -> Any:
+        """The block of a batch is free again when its results are dropped, or at once if none lie in it."""
+        message, block = self._channel.receive(self._free_blocks.append)
+        if isinstance(message, Encoded | EncodeFailed):
+            taken = self._blocks.pop(message.number, None)
+            if taken is not None and block is None:
+                self._free_blocks.append(taken)
+        return message
 
     def _find_loss(self) -> RunnerLost:
         reason = self._describe_end()

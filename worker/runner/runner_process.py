@@ -17,12 +17,13 @@ from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 from queue import PriorityQueue
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 from vectormill.domain.errors import ModelError
 from vectormill.processes.lifetimes import die_with_parent
 from worker.encoder.encoder import Encoder, OnRead
 from worker.encoder.forward_pass import DeviceLost
+from worker.runner.channel import Channel
 from worker.runner.memory import MemoryGauge
 from worker.runner.messages import (
     BATCHES_AHEAD,
@@ -34,7 +35,7 @@ from worker.runner.messages import (
     Reading,
 )
 from worker.runner.stacks import answer_with_stacks
-from worker.runner.stream import DeviceShares, Run, Speaker, Stream, Waiting, describe_error
+from worker.runner.stream import DeviceShares, Run, Stream, Waiting, describe_error
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ DEVICE_LOST_STATUS: Final = 3
 THREAD_FAILED_STATUS: Final = 4
 
 
-def main(file_descriptor: int, parent_pid: int, stacks_descriptor: int) -> NoReturn:
+def main(parent_pid: int, pipe_descriptor: int, memory_descriptor: int, stacks_descriptor: int) -> NoReturn:
     # SIGKILL: a native call that hangs runs no Python handler, and a GPU must not stay occupied.
     die_with_parent(signal.SIGKILL, parent_pid)
     # A terminal's Ctrl-C goes to the worker, which first finishes its chunks here.
@@ -54,8 +55,8 @@ def main(file_descriptor: int, parent_pid: int, stacks_descriptor: int) -> NoRet
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s runner %(levelname)s %(message)s"
     )
-    connection: Connection[Any, Any] = Connection(file_descriptor)
-    _end_with(partial(_load_and_serve, connection))
+    channel = Channel(Connection(pipe_descriptor), memory_descriptor, is_worker=False)
+    _end_with(partial(_load_and_serve, channel))
 
 
 def _end_with(act: Callable[[], None]) -> NoReturn:
@@ -75,35 +76,35 @@ def _end_with(act: Callable[[], None]) -> NoReturn:
     os._exit(0)
 
 
-def _load_and_serve(connection: "Connection[Any, Any]") -> None:
-    load: Load = connection.recv()
+def _load_and_serve(channel: Channel) -> None:
+    load, _ = channel.receive()
     gauge = MemoryGauge(load.order.device)
-    serve(connection, _load(connection, load, gauge), gauge)
+    serve(channel, _load(channel, load, gauge), gauge)
 
 
-def _load(connection: "Connection[Any, Any]", load: Load, gauge: MemoryGauge) -> Encoder:
+def _load(channel: Channel, load: Load, gauge: MemoryGauge) -> Encoder:
     """The encoder, on the cores of its device; a reason is sent and the process ends when it cannot be had."""
     if load.order.device.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, load.order.device.cores)
     try:
         module, _, function = load.factory.partition(":")
         encoder: Encoder = getattr(importlib.import_module(module), function)(
-            replace(load.order, on_read=_tell_reading(connection))
+            replace(load.order, on_read=_tell_reading(channel))
         )
     except ModelError as error:
-        connection.send(LoadFailed(str(error)))
+        channel.send(LoadFailed(str(error)))
     except Exception as error:  # whatever a framework raises, the worker must hear the reason
         logger.exception("The model cannot be loaded.")
-        connection.send(
+        channel.send(
             LoadFailed(f"The model {load.order.card.name!r} cannot be loaded: {describe_error(error)}")
         )
     else:
-        connection.send(Loaded(encoder.describe(), gauge.read()))
+        channel.send(Loaded(encoder.describe(), gauge.read()))
         return encoder
     os._exit(1)
 
 
-def _tell_reading(connection: "Connection[Any, Any]") -> OnRead:
+def _tell_reading(channel: Channel) -> OnRead:
     """Says over the pipe how far loading is, but not more often than somebody watches."""
     told_at = -math.inf
 
@@ -111,22 +112,21 @@ def _tell_reading(connection: "Connection[Any, Any]") -> OnRead:
         nonlocal told_at
         if time.monotonic() - told_at >= READING_PAUSE_SECONDS:
             told_at = time.monotonic()
-            connection.send(Reading(num_bytes_read, num_bytes))
+            channel.send(Reading(num_bytes_read, num_bytes))
 
     return tell
 
 
-def serve(connection: "Connection[Any, Any]", encoder: Encoder, gauge: MemoryGauge) -> None:
+def serve(channel: Channel, encoder: Encoder, gauge: MemoryGauge) -> None:
     """Encodes batch after batch until the pipe is closed: in this thread, and in one for each further stream."""
     report = encoder.describe()
     # Never full, because the executor sends no more: a reader that waits here would not see the pipe close.
     num_batches = report.num_started + BATCHES_AHEAD + URGENT_BATCHES_AHEAD
     batches: PriorityQueue[Waiting] = PriorityQueue(num_batches + report.num_streams + CANARIES_AHEAD)
-    speaker = Speaker(connection)
     shares = DeviceShares() if report.num_streams > 1 else None
-    threads: dict[str, Callable[[], None]] = {"reader": partial(_read, connection, batches, encoder, shares)}
+    threads: dict[str, Callable[[], None]] = {"reader": partial(_read, channel, batches, encoder, shares)}
     first, *others = (
-        Stream(speaker, batches, gauge, is_queued=report.is_queued) for _ in range(report.num_streams)
+        Stream(channel, batches, gauge, is_queued=report.is_queued) for _ in range(report.num_streams)
     )
     threads |= {f"stream {number}": stream.serve for number, stream in enumerate(others, start=1)}
     for name, act in threads.items():
@@ -135,12 +135,13 @@ def serve(connection: "Connection[Any, Any]", encoder: Encoder, gauge: MemoryGau
 
 
 def _read(
-    connection: "Connection[Any, Any]",
+    channel: Channel,
     batches: "PriorityQueue[Waiting]",
     encoder: Encoder,
     shares: DeviceShares | None,
 ) -> None:
     """Prepares batches. When the parent closes the pipe, the process ends at once, even in a forward pass."""
     while True:
-        run = Run(connection.recv(), encoder, shares)
+        message, _ = channel.receive()
+        run = Run(message, encoder, shares)
         batches.put((not run.is_urgent, run.number, run))

@@ -6,14 +6,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from queue import Empty, PriorityQueue
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 from vectormill.ragged import Ragged
 from worker.encoder.encoder import Encoder
 from worker.encoder.exhaustion import is_out_of_memory
 from worker.encoder.forward_pass import DeviceLost, ForwardPass
+from worker.runner.channel import Channel
 from worker.runner.memory import MemoryGauge
 from worker.runner.messages import Encode, Encoded, EncodeFailed, Started
 
@@ -25,18 +25,8 @@ LONGEST_QUEUED_SECONDS: Final = 0.2
 
 # Not urgent, number, run: the least is encoded next. Numbers differ, so that runs are never compared.
 Waiting = tuple[bool, int, "Run"]
-
-
-class Speaker:
-    """The sending end of the pipe, for several threads."""
-
-    def __init__(self, connection: "Connection[Any, Any]") -> None:
-        self._connection = connection
-        self._lock = threading.Lock()
-
-    def say(self, message: object) -> None:
-        with self._lock:
-            self._connection.send(message)
+# What came of a batch, and the block for it.
+Outcome = tuple[Encoded | EncodeFailed, int | None]
 
 
 class DeviceShares:
@@ -73,13 +63,13 @@ class Stream:
     """Encodes batches in turn; of a device that queues them, the next one is started before the last one is done.
 
     The next batch is started before the outcome of the last one is sent, so that a device of its own does not wait for
-    pickling and the pipe. It is chosen only then, so that an urgent one overtakes until the last moment.
+    writing down its results. It is chosen only then, so that an urgent one overtakes until the last moment.
     """
 
     def __init__(
-        self, speaker: Speaker, batches: "PriorityQueue[Waiting]", gauge: MemoryGauge, *, is_queued: bool
+        self, channel: Channel, batches: "PriorityQueue[Waiting]", gauge: MemoryGauge, *, is_queued: bool
     ) -> None:
-        self._speaker = speaker
+        self._channel = channel
         self._batches = batches
         self._gauge = gauge
         self._is_queued = is_queued
@@ -88,13 +78,13 @@ class Stream:
         self._last_seconds = math.inf
 
     def serve(self) -> NoReturn:
-        outcome: Encoded | EncodeFailed | None = None
+        outcome: Outcome | None = None
         while True:
             while len(self._started) < self._num_to_start:
                 if not self._start_next(must_wait=not self._started and outcome is None):
                     break
             if outcome is not None:
-                self._speaker.say(outcome)
+                self._channel.send(*outcome)
                 outcome = None
             if self._started:
                 outcome = self._finish_first()
@@ -110,12 +100,12 @@ class Stream:
             *_, run = self._batches.get(block=must_wait)
         except Empty:
             return False
-        self._speaker.say(Started(run.number))
+        self._channel.send(Started(run.number))
         run.start()
         self._started.append(run)
         return True
 
-    def _finish_first(self) -> Encoded | EncodeFailed | None:
+    def _finish_first(self) -> "Outcome | None":
         """The outcome, if it is still to be said."""
         run = self._started.popleft()
         outcome = run.finish(self._gauge, self._done_at)
@@ -123,9 +113,9 @@ class Stream:
         if isinstance(outcome, Encoded):
             self._last_seconds = outcome.seconds
         if not run.is_urgent:
-            return outcome
+            return outcome, run.block
         # Somebody waits for it: not even the start of the next batch comes first.
-        self._speaker.say(outcome)
+        self._channel.send(outcome, run.block)
         return None
 
 
@@ -135,6 +125,7 @@ class Run:
     def __init__(self, message: Encode, encoder: Encoder, shares: DeviceShares | None = None) -> None:
         """`shares` where several streams compute side by side, and the seconds are a stream's part of them."""
         self.number = message.number
+        self.block = message.block
         self._shares = shares
         self.is_urgent = message.is_urgent
         self._num_sequences = len(message.batch)

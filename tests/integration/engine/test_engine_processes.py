@@ -1,5 +1,6 @@
 """Where the model process runs and when it ends: pinned to its device's cores, and never longer than its worker."""
 
+import itertools
 import os
 import signal
 import subprocess
@@ -114,9 +115,14 @@ def test_a_process_that_reads_nothing_any_more_is_lost(
     runner = Runner(Load(FACTORY, EncoderOrder(CARD, device, "auto", "auto", 1, tmp_path)), dict(os.environ))
     try:
         os.kill(runner.pid, signal.SIGSTOP)
-        batch = Batch.from_ids([np.ones(1 << 20, np.int32)])
+        batch = Batch.from_ids([np.ones(1, np.int32)])
+
+        def send_on() -> None:
+            for number in itertools.count():
+                runner.send(Encode(number, batch, is_urgent=False))
+
         with pytest.raises(RunnerLost, match="has read nothing for 1 s"):
-            runner.send(Encode(1, batch, is_urgent=False))
+            send_on()
     finally:
         runner.kill()
     assert not psutil.pid_exists(runner.pid)
