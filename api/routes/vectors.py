@@ -1,6 +1,6 @@
 """A job's vectors over HTTP, as a stream in the format asked for."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
@@ -11,6 +11,7 @@ from vectormill.db.jobs.export import read_vectors
 from vectormill.db.jobs.jobs import find_job
 from vectormill.domain.errors import WrongJobState
 from vectormill.domain.jobs.job import UPLOADING
+from vectormill.files.formats import OUTPUT_FORMATS, OutputName
 
 router = APIRouter(tags=["vectors"])
 
@@ -26,7 +27,7 @@ DESCRIPTION = (
 class ExportFilter(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    format: Literal["ndjson", "parquet", "npy"] = "ndjson"
+    format: OutputName = "ndjson"
     partial: bool = Field(default=False, description="Export what is there although the job has not ended.")
 
 
@@ -34,7 +35,7 @@ class ExportFilter(BaseModel):
     "/v1/jobs/{job_id}/vectors",
     description=DESCRIPTION,
     response_class=Response,
-    responses={200: {"content": {kind.media_type: {} for kind in VECTOR_FORMATS.values()}}},
+    responses={200: {"content": {OUTPUT_FORMATS[name].media_type: {} for name in VECTOR_FORMATS}}},
 )
 def get_vectors(
     resources: ResourcesDependency, job_id: JobId, wanted: Annotated[ExportFilter, Query()]

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Generator
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -101,16 +100,8 @@ def _make_table(
     return pa.table(columns, schema=schema)
 
 
-@dataclass(frozen=True, slots=True)
-class RowFormat:
-    """How one format is written."""
-
-    media_type: str
-    extension: str
-    write: Callable[[EncodingSpec, Inclusion, Pages], Pieces]
-
-
-ROW_FORMATS: Final = {
-    "ndjson": RowFormat("application/x-ndjson", "ndjson", write_ndjson),
-    "parquet": RowFormat("application/vnd.apache.parquet", "parquet", write_parquet),
+# How each format that has keys is written.
+ROW_FORMATS: Final[dict[str, Callable[[EncodingSpec, Inclusion, Pages], Pieces]]] = {
+    "ndjson": write_ndjson,
+    "parquet": write_parquet,
 }

@@ -24,6 +24,7 @@ from api.streams.decimals import SLOT_BYTES, write_decimals
 from vectormill.db.jobs.export import VectorBlock
 from vectormill.domain.encoding import FLOAT32
 from vectormill.domain.jobs.job import Job
+from vectormill.files.formats import OUTPUT_FORMATS, OutputFormat
 from vectormill.vectors.vector_types import VECTOR_TYPE_BY_NAME, Rows, VectorType
 
 if TYPE_CHECKING:
@@ -197,16 +198,15 @@ def _cut_evenly(keys: list[str], rows: Rows, num_rows: int) -> Iterator[tuple[li
 class VectorFormat:
     """How one format is written. `measure` gives the number of bytes, where it is known beforehand."""
 
-    media_type: str
-    extension: str
+    output: OutputFormat
     write: Callable[[Job, Blocks], Pieces]
     measure: Callable[[Job], int] | None = None
 
 
 VECTOR_FORMATS: Final = {
-    "ndjson": VectorFormat("application/x-ndjson", "ndjson", write_ndjson),
-    "parquet": VectorFormat("application/vnd.apache.parquet", "parquet", write_parquet),
-    "npy": VectorFormat("application/x-npy", "npy", write_npy, measure_npy),
+    "ndjson": VectorFormat(OUTPUT_FORMATS["ndjson"], write_ndjson),
+    "parquet": VectorFormat(OUTPUT_FORMATS["parquet"], write_parquet),
+    "npy": VectorFormat(OUTPUT_FORMATS["npy"], write_npy, measure_npy),
 }
 
 
@@ -258,7 +258,7 @@ class VectorResponse(PieceResponse):
     """A job's vectors. When the job is removed meanwhile, that is an error in the middle."""
 
     def __init__(self, job: Job, vector_format: VectorFormat, blocks: Blocks) -> None:
-        headers = {"Content-Disposition": f'attachment; filename="{job.id}.{vector_format.extension}"'}
+        headers = {"Content-Disposition": f'attachment; filename="{job.id}.{vector_format.output.name}"'}
         if vector_format.measure is not None:
             headers["Content-Length"] = str(vector_format.measure(job))
-        super().__init__(vector_format.write(job, blocks), vector_format.media_type, headers)
+        super().__init__(vector_format.write(job, blocks), vector_format.output.media_type, headers)

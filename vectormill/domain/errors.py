@@ -42,7 +42,8 @@ VectormillError
 │   ├── DatabaseUnavailable
 │   ├── LocksHeld             others hold what this would have to have for itself
 │   ├── QueryLost
-│   └── EncodingTimeout
+│   ├── EncodingTimeout       no worker encoded a query in time
+│   └── SearchTimeout         a search read more rows than its time allows
 └── ConfigurationError
 
 A docstring is the default message. `code` is stable and is the last part of the problem `type` in HTTP answers.

@@ -6,15 +6,10 @@ from pathlib import Path
 from typing import BinaryIO, Final, cast
 
 from vectormill.domain.errors import InvalidOption
+from vectormill.files.formats import OUTPUT_FORMATS, by_suffix, describe_outputs
 from vectormill.files.replacement import open_replacement
 
-FORMAT_OF_SUFFIX: Final = {
-    ".parquet": "parquet",
-    ".pq": "parquet",
-    ".jsonl": "ndjson",
-    ".ndjson": "ndjson",
-    ".npy": "npy",
-}
+FORMAT_OF_SUFFIX: Final = by_suffix(OUTPUT_FORMATS.values())
 
 Fetch = Callable[[BinaryIO, str], object]
 
@@ -27,7 +22,7 @@ def choose_format(path: Path, given: str | None = None) -> str:
         return FORMAT_OF_SUFFIX[path.suffix.lower()]
     except KeyError:
         raise InvalidOption(
-            f"The name {path.name} tells no format. Let it end in .parquet, .jsonl or .npy, or give --format."
+            f"The name {path.name} tells no format. Let it end in {describe_outputs()}, or give --format."
         ) from None
 
 

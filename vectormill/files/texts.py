@@ -8,17 +8,27 @@ read_texts("-")                     JSONL on standard input
 """
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
+from typing import Final
 
 from vectormill.domain.errors import InvalidItem
+from vectormill.files.formats import INPUT_FORMATS, INPUT_HELP, by_suffix
 from vectormill.files.lines import JsonlFile, JsonLines
 from vectormill.files.ndjson import ItemJson
 from vectormill.files.rows import Fields
 from vectormill.files.tables import CsvFile, ParquetFile
 from vectormill.files.trees import TextTree
 
+READERS: Final[Mapping[str, Callable[[Path, Fields], Iterable[ItemJson]]]] = {
+    "jsonl": JsonlFile,
+    "csv": CsvFile,
+    "tsv": partial(CsvFile, delimiter="\t"),
+    "parquet": ParquetFile,
+}
+FORMAT_OF_SUFFIX: Final = by_suffix(INPUT_FORMATS)
 # Items that are looked at before anything is started.
 LOOKED_AT = 1000
 
@@ -39,16 +49,10 @@ def read_texts(name: str, fields: Fields | None = None) -> Iterable[ItemJson]:
         raise InvalidItem(f"There is no file {name}.")
     suffixes = [suffix.lower() for suffix in path.suffixes]
     kind = suffixes[-2] if suffixes[-1:] == [".gz"] and len(suffixes) > 1 else "".join(suffixes[-1:])
-    if kind in (".jsonl", ".ndjson"):
-        return JsonlFile(path, fields)
-    if kind in (".csv", ".tsv"):
-        return CsvFile(path, fields, delimiter="\t" if kind == ".tsv" else ",")
-    if kind in (".parquet", ".pq"):
-        return ParquetFile(path, fields)
-    raise InvalidItem(
-        f"{name} is of no known kind. Inputs are .jsonl, .ndjson, .csv and .tsv (each also .gz), .parquet, a "
-        "directory of text files, or - for JSONL on standard input."
-    )
+    format = FORMAT_OF_SUFFIX.get(kind)
+    if format is None:
+        raise InvalidItem(f"{name} is of no known kind. Inputs are {INPUT_HELP}")
+    return READERS[format](path, fields)
 
 
 def look_at_texts(items: Iterable[ItemJson], *, whole: bool) -> Iterable[ItemJson]:

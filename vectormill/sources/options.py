@@ -8,11 +8,11 @@ from msgspec import Meta
 
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.source import FILES, OWN_TEXTS, PUSH, SQL, TREE, Source
+from vectormill.files.formats import InputName
 
 Named = Annotated[str, Meta(min_length=1, max_length=1024)]
 Names = Annotated[tuple[Named, ...], Meta(max_length=256)]
 
-FILE_FORMATS: Final = ("jsonl", "csv", "tsv", "parquet")
 
 NONE: Final = "none"
 PARAGRAPHS: Final = "paragraphs"
@@ -43,7 +43,7 @@ class FileOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     text: Named = "text"
     metadata: Names = ()
     metadata_json: Named | None = None
-    format: Literal["jsonl", "csv", "tsv", "parquet"] | None = None
+    format: InputName | None = None
 
 
 class TreeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,6 +1,6 @@
 """A collection's rows over HTTP, as a stream in the format asked for, which goes on behind any key."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
@@ -9,6 +9,7 @@ from api.dependencies import CollectionName, ResourcesDependency
 from api.streams.collection_streams import ROW_FORMATS
 from api.streams.vector_streams import PieceResponse, start_reading
 from vectormill.db.rows.collection_rows import Inclusion, find_exported, read_pages
+from vectormill.files.formats import OUTPUT_FORMATS, RowsName
 
 router = APIRouter(tags=["collections"])
 
@@ -26,7 +27,7 @@ INCLUDE = r"^(vector|metadata|text)(,(vector|metadata|text)){0,2}$"
 class ExportFilter(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    format: Literal["ndjson", "parquet"] = "ndjson"
+    format: RowsName = "ndjson"
     include: str = Field(
         default="vector,metadata",
         pattern=INCLUDE,
@@ -45,7 +46,7 @@ class ExportFilter(BaseModel):
     "/v1/collections/{name}/export",
     description=DESCRIPTION,
     response_class=Response,
-    responses={200: {"content": {kind.media_type: {} for kind in ROW_FORMATS.values()}}},
+    responses={200: {"content": {OUTPUT_FORMATS[name].media_type: {} for name in ROW_FORMATS}}},
 )
 def get_export(
     resources: ResourcesDependency, name: CollectionName, wanted: Annotated[ExportFilter, Query()]
@@ -55,11 +56,10 @@ def get_export(
     parts = wanted.include.split(",")
     inclusion = Inclusion(vector="vector" in parts, metadata="metadata" in parts, text="text" in parts)
     pages = read_pages(resources.engine, generation, inclusion, after=wanted.after, limit=wanted.limit)
-    row_format = ROW_FORMATS[wanted.format]
     headers = {
-        "Content-Disposition": f'attachment; filename="{name}.{row_format.extension}"',
+        "Content-Disposition": f'attachment; filename="{name}.{wanted.format}"',
         "Vectormill-Generation": str(generation.id),
         "Vectormill-Fingerprint": generation.spec.fingerprint(),
     }
-    pieces = row_format.write(generation.spec, inclusion, start_reading(pages))
-    return PieceResponse(pieces, row_format.media_type, headers)
+    pieces = ROW_FORMATS[wanted.format](generation.spec, inclusion, start_reading(pages))
+    return PieceResponse(pieces, OUTPUT_FORMATS[wanted.format].media_type, headers)

@@ -14,7 +14,6 @@ from vectormill.cli.arguments.options import (
     ApiUrl,
     Collection,
     DataDir,
-    Format,
     Json,
     KeyField,
     Model,
@@ -24,6 +23,7 @@ from vectormill.cli.arguments.options import (
 )
 from vectormill.cli.exits import EXIT_CODES_HELP, JOB_NOT_COMPLETED, CommandFailed, exit_code_of_job
 from vectormill.domain.encoding import RequestedOptions
+from vectormill.files.formats import INPUT_HELP, OUTPUT_HELP, OutputName
 
 if TYPE_CHECKING:
     from vectormill.client import Client
@@ -44,17 +44,15 @@ def encode(
         str,
         typer.Argument(
             metavar="INPUT",
-            help=".jsonl, .csv, .tsv (also .gz), .parquet, a directory of texts, or - for stdin.",
+            help=INPUT_HELP,
         ),
     ],
     *,
     out: Annotated[
         Path,
-        typer.Option(
-            "--out", "-o", metavar="OUT", help=".parquet, .jsonl, or .npy (keys go to OUT.keys.txt)."
-        ),
+        typer.Option("--out", "-o", metavar="OUT", help=OUTPUT_HELP),
     ],
-    format: Annotated[Format | None, typer.Option("--format", help="Else told by OUT's name.")] = None,
+    format: Annotated[OutputName | None, typer.Option("--format", help="Else told by OUT's name.")] = None,
     errors: Annotated[
         Path | None, typer.Option("--errors", metavar="FILE", help="Write every failed item here, as NDJSON.")
     ] = None,

@@ -24,6 +24,7 @@ from vectormill.cli.arguments.options import (
 from vectormill.cli.exits import EXIT_CODES_HELP, exit_code_of_job
 from vectormill.domain.encoding import RequestedOptions
 from vectormill.domain.jobs.job import CANCELLING
+from vectormill.files.formats import INPUT_HELP
 
 if TYPE_CHECKING:
     from vectormill.client import Client
@@ -46,7 +47,7 @@ def submit(
         str,
         typer.Argument(
             metavar="INPUT",
-            help=".jsonl, .csv, .tsv (also .gz), .parquet, a directory of texts, or - for stdin.",
+            help=INPUT_HELP,
         ),
     ],
     *,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -10,8 +10,6 @@ from vectormill.client.transport import RETRIED_STATUS, RETRY_PAUSES, Json, Tran
 from vectormill.files.ndjson import split_lines
 from vectormill.files.replacement import open_replacement
 from vectormill.problems import ApiError, ApiUnreachable
-
-ROW_FORMATS: Final = ("ndjson", "parquet")
 
 
 class Keyed(msgspec.Struct):

@@ -12,11 +12,12 @@ import msgspec
 from vectormill.client.transport import Json, Transport, given, make_path
 from vectormill.domain.encoding import OptionArguments
 from vectormill.domain.jobs.job import TERMINAL_JOB_STATES
+from vectormill.files.formats import OUTPUT_FORMATS
 from vectormill.files.ndjson import ItemJson, compress_parts, encode_parts, split_lines
 from vectormill.files.replacement import open_replacement
 from vectormill.problems import ApiUnreachable, WaitTimeout
 
-EXPORT_FORMATS: Final = ("ndjson", "parquet", "npy")
+EXPORT_FORMATS: Final = tuple(OUTPUT_FORMATS)
 
 
 class JobCalls(Transport):

@@ -13,6 +13,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from vectormill.domain.errors import SourceFailed
 from vectormill.domain.jobs.item import Item
+from vectormill.files.formats import INPUT_FORMATS, by_suffix, describe_inputs
 from vectormill.files.tables import MAX_FIELD_CHARS
 from vectormill.sources.kinds.json_lines import read_json_lines
 from vectormill.sources.options import FileOptions
@@ -20,14 +21,7 @@ from vectormill.sources.places import check_local
 from vectormill.sources.reader import MOST_BYTES, BatchSize, Complaints, SourcePlace
 from vectormill.sources.rows import Assembler
 
-FORMAT_OF_SUFFIX: Final = {
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".parquet": "parquet",
-    ".pq": "parquet",
-}
+FORMAT_OF_SUFFIX: Final = by_suffix(INPUT_FORMATS)
 PACKED: Final = (".gz", ".zst")
 # Stores proper. Others reach files in ways of their own: an archive, a cache or a chain of them would lead around the
 # folder that local files must lie in.
@@ -101,7 +95,7 @@ class FileReader:
         format = self._options.format or FORMAT_OF_SUFFIX.get(suffixes[-1] if suffixes else "")
         if format is None:
             raise SourceFailed(
-                f"{path} is of no known kind: names end in .jsonl, .csv, .tsv (each also .gz or .zst) or .parquet. "
+                f"{path} is of no known kind: names end in {describe_inputs(' or '.join(PACKED))}. "
                 "Give the format otherwise."
             )
         return format

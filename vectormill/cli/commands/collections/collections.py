@@ -17,6 +17,7 @@ from vectormill.cli.arguments.options import (
 from vectormill.cli.commands.collections.generations import discard, rollback
 from vectormill.cli.commands.collections.indexes import EXAMPLES, index
 from vectormill.domain.encoding import EncodingOptions
+from vectormill.files.formats import OUTPUT_FORMATS, RowsName, describe_outputs
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -163,9 +164,7 @@ def export(
     out: Annotated[
         str, typer.Option("--out", "-o", metavar="OUT", help="A file, or - for NDJSON on stdout.")
     ],
-    format: Annotated[
-        Literal["ndjson", "parquet"] | None, typer.Option("--format", help="Else told by OUT's name.")
-    ] = None,
+    format: Annotated[RowsName | None, typer.Option("--format", help="Else told by OUT's name.")] = None,
     include: Annotated[
         str,
         typer.Option("--include", metavar="PARTS", help="Of vector, metadata and text, with commas between."),
@@ -188,8 +187,10 @@ def export(
             client.export_collection(name, sys.stdout.buffer, format or "ndjson", include=parts, after=after)
             return
         kind = choose_format(Path(out), format)
-        if kind == "npy":
-            raise InvalidOption("A collection is exported as .parquet or .jsonl; npy has no keys.")
+        if not OUTPUT_FORMATS[kind].has_keys:
+            raise InvalidOption(
+                f"A collection is exported as {describe_outputs(of_rows=True)}; {kind} has no keys."
+            )
         check_output(Path(out))
         client.export_collection(name, Path(out), kind, include=parts, after=after)
     typer.echo(f"Wrote {out}.", err=True)

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from vectormill.cli.arguments.options import ApiUrl, DataDir, Format
+from vectormill.cli.arguments.options import ApiUrl, DataDir
+from vectormill.files.formats import OutputName
 
 app = typer.Typer()
 
@@ -20,7 +21,7 @@ def export(
     out: Annotated[
         str, typer.Option("--out", "-o", metavar="OUT", help="A file, or - for NDJSON on stdout.")
     ],
-    format: Annotated[Format | None, typer.Option("--format", help="Else told by OUT's name.")] = None,
+    format: Annotated[OutputName | None, typer.Option("--format", help="Else told by OUT's name.")] = None,
     partial: Annotated[
         bool, typer.Option("--partial", help="Also while the job runs: what is there now.")
     ] = False,

@@ -1,0 +1,54 @@
+"""A format has one row; whoever reads, writes or offers formats knows just those of the table."""
+
+from typing import get_args
+
+import pytest
+
+from api.streams.collection_streams import ROW_FORMATS
+from api.streams.vector_streams import VECTOR_FORMATS
+from vectormill.files import texts
+from vectormill.files.formats import (
+    INPUT_FORMATS,
+    INPUT_HELP,
+    OUTPUT_FORMATS,
+    OUTPUT_HELP,
+    InputFormat,
+    InputName,
+    OutputFormat,
+    OutputName,
+    RowsName,
+    by_suffix,
+)
+from vectormill.sources.kinds import files
+
+
+def test_what_type_checkers_see_are_the_formats_of_the_table() -> None:
+    assert set(get_args(InputName)) == {row.name for row in INPUT_FORMATS}
+    assert set(get_args(OutputName)) == set(OUTPUT_FORMATS)
+    assert set(get_args(RowsName)) == {name for name, row in OUTPUT_FORMATS.items() if row.has_keys}
+
+
+def test_every_format_is_written_by_the_api() -> None:
+    assert {name: row.output for name, row in VECTOR_FORMATS.items()} == OUTPUT_FORMATS
+    assert set(ROW_FORMATS) == set(get_args(RowsName))
+
+
+def test_every_format_is_read() -> None:
+    names = [row.name for row in INPUT_FORMATS]
+    assert list(texts.READERS) == names
+    assert set(files.FORMAT_OF_SUFFIX.values()) == set(names)
+
+
+@pytest.mark.parametrize("row", INPUT_FORMATS, ids=lambda row: row.name)
+def test_the_help_of_commands_tells_every_input(row: InputFormat) -> None:
+    assert row.suffixes[0] in INPUT_HELP
+
+
+@pytest.mark.parametrize("row", OUTPUT_FORMATS.values(), ids=lambda row: row.name)
+def test_the_help_of_commands_tells_every_output(row: OutputFormat) -> None:
+    assert row.suffixes[0] + row.note in OUTPUT_HELP
+
+
+def test_no_suffix_tells_two_formats() -> None:
+    for rows in (INPUT_FORMATS, OUTPUT_FORMATS.values()):
+        assert len(by_suffix(rows)) == sum(len(row.suffixes) for row in rows)
