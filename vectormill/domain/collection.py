@@ -14,6 +14,9 @@ RETIRED: Final = "retired"
 PRUNED: Final = "pruned"  # its tables are gone; jobs that wrote it still name it
 
 GENERATION_STATES: Final = (BUILDING, LIVE, RETIRED, PRUNED)
+# Of those that are not searched: may be given up, and will not be searched any more unless somebody rolls back.
+UNSEARCHED_GENERATION_STATES: Final = (BUILDING, RETIRED)
+FORMER_GENERATION_STATES: Final = (RETIRED, PRUNED)
 
 # When a generation has an HNSW index: from a size on, always, never.
 AUTO: Final = "auto"

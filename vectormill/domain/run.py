@@ -26,19 +26,51 @@ FAILED: Final = "failed"
 CANCELLED: Final = "cancelled"
 SKIPPED: Final = "skipped"
 
-RUN_STATES: Final = (
-    UPLOADING,
-    QUEUED,
-    RUNNING,
-    HELD,
-    CANCELLING,
-    COMPLETED,
-    COMPLETED_WITH_ERRORS,
-    FAILED,
-    CANCELLED,
-    SKIPPED,
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """A state, and what holds of a run in it. Statements spell the lists below; tests/architecture compares them."""
+
+    name: str
+    is_final: bool = False
+    is_begun: bool = True  # an indexer has had it
+    is_claimed: bool = False  # an indexer has it
+    is_wanted: bool = True  # nobody has cancelled it
+    is_good: bool = False  # the collection is in step with its source
+
+
+_ROWS: Final = (
+    RunState(UPLOADING, is_begun=False),
+    RunState(QUEUED, is_begun=False),
+    RunState(RUNNING, is_claimed=True),
+    RunState(HELD),
+    RunState(CANCELLING, is_claimed=True, is_wanted=False),
+    RunState(COMPLETED, is_final=True, is_good=True),
+    RunState(COMPLETED_WITH_ERRORS, is_final=True, is_good=True),
+    RunState(FAILED, is_final=True),
+    RunState(CANCELLED, is_final=True, is_wanted=False),
+    RunState(SKIPPED, is_final=True, is_begun=False),
 )
-TERMINAL_RUN_STATES: Final = (COMPLETED, COMPLETED_WITH_ERRORS, FAILED, CANCELLED, SKIPPED)
+
+RUN_STATES: Final = tuple(state.name for state in _ROWS)
+TERMINAL_RUN_STATES: Final = tuple(state.name for state in _ROWS if state.is_final)
+GOOD_RUN_STATES: Final = tuple(state.name for state in _ROWS if state.is_good)
+FINISHED_RUN_STATES: Final = tuple(
+    state.name for state in _ROWS if state.is_final and state.is_begun and state.is_wanted
+)
+# Of which a schedule, and the tending of an index, try again.
+MISSED_RUN_STATES: Final = tuple(
+    state.name for state in _ROWS if state.is_final and state.is_wanted and not state.is_good
+)
+BROKEN_RUN_STATES: Final = tuple(
+    state.name for state in _ROWS if state.is_final and state.is_begun and not state.is_good
+)
+OPEN_RUN_STATES: Final = tuple(state.name for state in _ROWS if not state.is_final)
+CLAIMED_RUN_STATES: Final = tuple(state.name for state in _ROWS if state.is_claimed)
+UNCLAIMED_RUN_STATES: Final = tuple(
+    state.name for state in _ROWS if not state.is_final and not state.is_claimed
+)
+STEERABLE_RUN_STATES: Final = tuple(state.name for state in _ROWS if not state.is_final and state.is_wanted)
 
 READING: Final = "reading"
 COMPARING: Final = "comparing"

@@ -8,7 +8,7 @@ from sqlalchemy import Connection, text
 
 from vectormill.db.workers import ALIVE_SECONDS, REDIS_AWAY, REDIS_FULL, SCHEDULER, list_signs_of_life
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.jobs.job import PAUSED, QUEUED, RUNNING, Job
+from vectormill.domain.jobs.job import PAUSED, STEERABLE_JOB_STATES, Job
 from vectormill.domain.jobs.waiting import (
     InHand,
     ServingWorker,
@@ -58,7 +58,7 @@ LIST_SETBACKS = text("""
 
 def explain_waits(connection: Connection, jobs: Sequence[Job]) -> dict[UUID, str]:
     """Why each of these jobs makes no progress; those that do, or have ended, are left out."""
-    waiting = [job for job in jobs if job.state in (QUEUED, RUNNING, PAUSED)]
+    waiting = [job for job in jobs if job.state in STEERABLE_JOB_STATES]
     if not waiting:
         return {}
     around = load_surroundings(connection, [job for job in waiting if job.state != PAUSED])

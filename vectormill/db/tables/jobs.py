@@ -26,7 +26,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from vectormill.db.tables.collections import generations
 from vectormill.db.tables.schema import BUSY, count, metadata, moment, one_of
 from vectormill.domain.jobs.chunk import CHUNK_STATES
-from vectormill.domain.jobs.job import DELETING, JOB_STATES
+from vectormill.domain.jobs.job import ALL_JOB_STATES, OPEN_JOB_STATES
 
 jobs = Table(
     "jobs",
@@ -38,7 +38,7 @@ jobs = Table(
     Column(
         "state",
         Text,
-        CheckConstraint(one_of("state", (*JOB_STATES, DELETING)), name="state"),
+        CheckConstraint(one_of("state", ALL_JOB_STATES), name="state"),
         nullable=False,
     ),
     Column("model", Text, nullable=False),
@@ -80,7 +80,7 @@ jobs = Table(
         "model",
         "priority",
         "seq",
-        postgresql_where=text("state IN ('uploading', 'queued', 'running', 'paused', 'cancelling')"),
+        postgresql_where=text(one_of("state", OPEN_JOB_STATES)),
     ),
     Index("ix_jobs_state_seq", "state", "seq"),
     Index("ix_jobs_twin_of", "twin_of", postgresql_where=text("twin_of IS NOT NULL")),

@@ -19,7 +19,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from vectormill.db.tables.collections import collections, generations
 from vectormill.db.tables.schema import BUSY, count, metadata, moment, one_of
-from vectormill.domain.run import RUN_KINDS, RUN_PHASES, RUN_STATES
+from vectormill.domain.run import CLAIMED_RUN_STATES, OPEN_RUN_STATES, RUN_KINDS, RUN_PHASES, RUN_STATES
 from vectormill.domain.schedule import OVERLAPS
 from vectormill.domain.source import SOURCE_KINDS
 
@@ -98,14 +98,14 @@ runs = Table(
         "uq_runs_running",
         "collection_id",
         unique=True,
-        postgresql_where=text("state IN ('running', 'cancelling')"),
+        postgresql_where=text(one_of("state", CLAIMED_RUN_STATES)),
     ),
     Index("ix_runs_collection_id", "collection_id", "created_at"),
     Index("ix_runs_created_at", "created_at", "id"),
     Index(
         "ix_runs_open",
         "available_at",
-        postgresql_where=text("state IN ('uploading', 'queued', 'running', 'held', 'cancelling')"),
+        postgresql_where=text(one_of("state", OPEN_RUN_STATES)),
     ),
     postgresql_with=BUSY | {"autovacuum_vacuum_threshold": "500"},
 )

@@ -17,7 +17,10 @@ FAILED: Final = "failed"
 CANCELLED: Final = "cancelled"
 SPLIT: Final = "split"
 
-CHUNK_STATES: Final = (PENDING, QUEUED, LEASED, DONE, FAILED, CANCELLED, SPLIT)
+# In the order of a chunk's way: two that no worker has, one that it has, and the ends.
+UNCLAIMED_CHUNK_STATES: Final = (PENDING, QUEUED)
+OPEN_CHUNK_STATES: Final = (*UNCLAIMED_CHUNK_STATES, LEASED)
+CHUNK_STATES: Final = (*OPEN_CHUNK_STATES, DONE, FAILED, CANCELLED, SPLIT)
 
 
 @dataclass(frozen=True, slots=True)

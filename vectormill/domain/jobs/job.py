@@ -20,18 +20,52 @@ CANCELLED: Final = "cancelled"
 # Nobody meets it: such a job is not found any more, and its rows are being removed.
 DELETING: Final = "deleting"
 
-JOB_STATES: Final = (
-    UPLOADING,
-    QUEUED,
-    RUNNING,
-    PAUSED,
-    CANCELLING,
-    COMPLETED,
-    COMPLETED_WITH_ERRORS,
-    FAILED,
-    CANCELLED,
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """A state, and what holds of a job in it. Statements spell the lists below; tests/architecture compares them."""
+
+    name: str
+    is_final: bool = False
+    is_received: bool = True  # all its items are there
+    is_dispatched: bool = False  # its chunks are given to workers
+    is_wanted: bool = True  # nobody has cancelled it
+    moves: bool = True  # it comes to its end without a client's wish
+    is_shown: bool = True
+
+
+_ROWS: Final = (
+    JobState(UPLOADING, is_received=False),
+    JobState(QUEUED, is_dispatched=True),
+    JobState(RUNNING, is_dispatched=True),
+    JobState(PAUSED, moves=False),
+    JobState(CANCELLING, is_wanted=False),
+    JobState(COMPLETED, is_final=True),
+    JobState(COMPLETED_WITH_ERRORS, is_final=True),
+    JobState(FAILED, is_final=True),
+    JobState(CANCELLED, is_final=True, is_wanted=False),
+    JobState(DELETING, is_shown=False),
 )
-TERMINAL_JOB_STATES: Final = (COMPLETED, COMPLETED_WITH_ERRORS, FAILED, CANCELLED)
+_SHOWN: Final = tuple(state for state in _ROWS if state.is_shown)
+
+ALL_JOB_STATES: Final = tuple(state.name for state in _ROWS)
+JOB_STATES: Final = tuple(state.name for state in _SHOWN)
+TERMINAL_JOB_STATES: Final = tuple(state.name for state in _SHOWN if state.is_final)
+FINISHED_JOB_STATES: Final = tuple(state.name for state in _SHOWN if state.is_final and state.is_wanted)
+UNWANTED_JOB_STATES: Final = tuple(state.name for state in _SHOWN if not state.is_wanted)
+OPEN_JOB_STATES: Final = tuple(state.name for state in _SHOWN if not state.is_final)
+# Of the open ones:
+RECEIVED_JOB_STATES: Final = tuple(state.name for state in _SHOWN if not state.is_final and state.is_received)
+DISPATCHED_JOB_STATES: Final = tuple(state.name for state in _SHOWN if state.is_dispatched)
+# A client may pause or cancel them.
+STEERABLE_JOB_STATES: Final = tuple(
+    state.name for state in _SHOWN if not state.is_final and state.is_received and state.is_wanted
+)
+MOVING_JOB_STATES: Final = tuple(state.name for state in _SHOWN if not state.is_final and state.moves)
+# The scheduler has something to do for them.
+TENDED_JOB_STATES: Final = tuple(
+    state.name for state in _SHOWN if not state.is_final and state.moves and state.is_received
+)
 
 MOST_URGENT_PRIORITY: Final = 0
 LEAST_URGENT_PRIORITY: Final = 9

@@ -9,10 +9,12 @@ from vectormill.domain.jobs.job import (
     CANCELLING,
     COMPLETED_WITH_ERRORS,
     DELETING,
+    DISPATCHED_JOB_STATES,
     FAILED,
     PAUSED,
     QUEUED,
     RUNNING,
+    STEERABLE_JOB_STATES,
     TERMINAL_JOB_STATES,
     UPLOADING,
 )
@@ -20,7 +22,7 @@ from vectormill.domain.jobs.job import (
 
 def state_after_pause(state: str) -> str:
     """Pausing twice is the same as once. Raises WrongJobState."""
-    if state in (QUEUED, RUNNING, PAUSED):
+    if state in STEERABLE_JOB_STATES:
         return PAUSED
     if state == UPLOADING:
         raise WrongJobState("The job is still being received; pause it when its upload has ended.")
@@ -29,7 +31,7 @@ def state_after_pause(state: str) -> str:
 
 def state_after_resume(state: str, *, has_started: bool) -> str:
     """A job that is not paused goes on anyway, so it stays as it is. Raises WrongJobState."""
-    if state in (QUEUED, RUNNING):
+    if state in DISPATCHED_JOB_STATES:
         return state
     if state == PAUSED:
         return RUNNING if has_started else QUEUED
@@ -40,7 +42,7 @@ def state_after_cancel(state: str) -> str:
     """`cancelling`; without a chunk at a worker the job is `cancelled` at once. Raises WrongJobState."""
     if state in (CANCELLING, CANCELLED):
         return state
-    if state in (QUEUED, RUNNING, PAUSED):
+    if state in STEERABLE_JOB_STATES:
         return CANCELLING
     raise WrongJobState(
         f"The job is {state}; only a job that is waiting, running or paused can be cancelled."

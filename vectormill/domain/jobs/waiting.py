@@ -6,7 +6,7 @@ from typing import Final
 from uuid import UUID
 
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.jobs.job import INTERACTIVE_PRIORITY, PAUSED, QUEUED, RUNNING, Job
+from vectormill.domain.jobs.job import DISPATCHED_JOB_STATES, INTERACTIVE_PRIORITY, PAUSED, Job
 
 # Workers claim within milliseconds of a message. Above the time that a Redis which comes back needs.
 UNCLAIMED_SECONDS: Final = 15.0
@@ -70,7 +70,7 @@ def explain_wait(job: Job, around: Surroundings) -> str | None:
     """
     if job.state == PAUSED:
         return f"The job is paused; `vectormill resume {job.id}` lets it go on."
-    if job.state not in (QUEUED, RUNNING):
+    if job.state not in DISPATCHED_JOB_STATES:
         return None
     if (absence := explain_absence(job.spec, around.workers)) is not None:
         return absence
