@@ -65,12 +65,16 @@ def benchmarks(
             help="host: another checkout of the project, measured in turns with this one.",
         ),
     ] = None,
+    is_profiled: Annotated[
+        bool, typer.Option("--profile", help="host: write flame graphs into benchmarks/profiles instead.")
+    ] = False,
     write: Annotated[bool, typer.Option("--write", help="Put the tables into benchmarks/README.md.")] = False,
 ) -> None:
     """Measure speed and memory. Let nothing else run meanwhile: there is no other way to a number."""
     refuse_unknown(names or (), tuple(BENCHMARKS), "benchmark")
     chosen = {
         "--items": items, "--mix": mix, "--system": system, "--model-shape": model_shape, "--max-tokens": max_tokens,
+        "--profile": is_profiled,
     }  # fmt: skip
     if write and device != CPU:
         raise typer.BadParameter("--write is for the processor; a report on another device is only shown")
@@ -99,6 +103,7 @@ def benchmarks(
                 tuple(model_shape or ()),
                 max_tokens,
                 against,
+                is_profiled,
             )
             for result in run_benchmarks(names or list(BENCHMARKS), order):
                 if isinstance(result, BenchmarkFailed):

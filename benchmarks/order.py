@@ -17,7 +17,8 @@ class Order:
 
     What follows concerns `engine` alone: which mixes and systems (all of them where none is named), and how many tokens
     of a text are read (as many as the model's own card says). Where to measure, and which shapes of models, concerns
-    `placement` and `footprint` too. `against` is another checkout of the project, of `host` alone.
+    `placement` and `footprint` too. `against` is another checkout of the project, and `is_profiled` asks for profiles
+    instead of figures, of `host` alone.
     """
 
     machine: Machine
@@ -30,6 +31,7 @@ class Order:
     shapes: tuple[str, ...] = ()
     max_tokens: int | None = None
     against: Path | None = None
+    is_profiled: bool = False
 
 
 class BenchmarkFailed(Exception):

@@ -1,5 +1,6 @@
 """HostStack: a whole `vectormill up` of some commit whose device is made up, and what a job costs its processes."""
 
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from vectormill.domain.jobs.job import COMPLETED
 from vectormill.files.ndjson import ItemJson
 
 POLL_SECONDS: Final = 0.25
+START_SECONDS: Final = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,15 @@ class HostStack:
     @property
     def pid(self) -> int:
         return self._stack.pid
+
+    def wait_for_batches(self) -> None:
+        """Until the device gets something to do. Raises BenchmarkFailed when nothing comes."""
+        num_batches = self._clock.read().num_batches
+        deadline = time.monotonic() + START_SECONDS
+        while self._clock.read().num_batches == num_batches:
+            if time.monotonic() > deadline:
+                raise BenchmarkFailed(f"{self.name}: no batch came within {START_SECONDS:.0f} s.")
+            time.sleep(POLL_SECONDS)
 
     def encode(self, items: Sequence[ItemJson]) -> JobCost:
         """What a job of these items costs. Raises BenchmarkFailed when one of them has no vector."""

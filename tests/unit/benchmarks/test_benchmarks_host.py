@@ -3,13 +3,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.cases.host.cores import tabulate_cores
 from benchmarks.cases.host.exact_texts import count_word_tokens, make_texts
 from benchmarks.cases.host.host import plan_sizes
 from benchmarks.cases.host.host_tables import BEFORE, NOW, judge, tabulate_micros, tabulate_rates
 from benchmarks.cases.host.measured import OTHERS, Measured
+from benchmarks.cases.host.timed import SHAPE, tabulate_timed
 from benchmarks.order import BenchmarkFailed
 from benchmarks.probes.process_tree import CELERY_WORKER
 from benchmarks.systems.host.device_clock import DeviceClock
+from benchmarks.systems.host.devices import KINDS, find_shape_cost, find_text_rate
 from benchmarks.systems.host.engine_pass import EnginePass
 from benchmarks.systems.host.host_stack import JobCost, count_seconds
 from benchmarks.systems.host.made_up import MadeUpDevice
@@ -117,3 +120,32 @@ def test_each_row_says_its_tokens_and_its_checkout_where_there_are_two() -> None
 def test_fewer_texts_are_fewer_of_every_length() -> None:
     assert plan_sizes(None)[16] == 100_000
     assert plan_sizes(50_000) == {16: 50_000, 100: 20_000, 256: 10_000}
+
+
+def test_an_h100_computes_as_many_texts_of_bert_base_as_its_efficiency_says() -> None:
+    device = KINDS["H100"].make_device(find_shape_cost(SHAPE), Path("clock"))
+    assert find_text_rate(device, 100) == pytest.approx(25_000, rel=0.1)
+    assert find_text_rate(device, 16) == pytest.approx(160_000, rel=0.1)
+
+
+def test_the_cost_of_a_shape_is_that_of_its_layers_alone() -> None:
+    cost = find_shape_cost(SHAPE)
+    assert (cost.num_layers, cost.hidden_size) == (12, 768)
+    assert cost.num_multiplied_parameters == 85_054_464  # of BERT-base's 109 million, the rest are looked up
+
+
+def test_a_gpu_needs_the_cores_that_its_texts_keep_busy() -> None:
+    table = tabulate_cores({16: 100.0}, models=("bert-base",))
+    device = KINDS["H100"].make_device(find_shape_cost(SHAPE), Path("clock"))
+    assert [row[0] for row in table.rows] == ["H100, bert-base", "H200, bert-base"]
+    assert table.rows[0][1].startswith(f"{find_text_rate(device, 16) * 1e-4:.1f} for")
+
+
+def test_a_second_worker_is_compared_with_one_on_the_same_device() -> None:
+    one, two = (JobCost(seconds, 1000, {}, 1.0, {}, 1.0, 10) for seconds in (4.0, 2.5))
+    jobs = {("H100", 100): [one], ("H100, 2 workers", 100): [two]}
+    table = tabulate_timed(jobs, {name: MadeUpDevice(name, "clock", 1e9, 1e-3) for name, _ in jobs})
+    assert [(row[0], row[3], row[-1]) for row in table.rows] == [
+        ("H100: 100 tokens", "25.0%", ""),
+        ("H100, 2 workers: 100 tokens", "40.0%", "1.60×"),
+    ]
