@@ -20,7 +20,7 @@ from worker.devices.detect import detect_inventory
 from worker.devices.device import thread_environment
 from worker.former import Former
 from worker.placement.assignment import Assignment, write_assignment
-from worker.placement.picture import draw_placement, part_json
+from worker.placement.explain.picture import draw_placement, part_json
 from worker.placement.together import Planned
 from worker.plan import plan_machine
 from worker.runner.kernel_kills import count_kernel_kills

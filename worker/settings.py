@@ -11,6 +11,7 @@ from vectormill.settings import WORKER_PREFIX, describe_validation_error, refuse
 from worker.encoder.backends import AUTO, BACKENDS
 from worker.encoder.choice import PRECISIONS
 from worker.placement.sizes.room import MEMORY_SHARE
+from worker.placement.strategies import STRATEGIES
 
 
 def one_of(*names: str) -> AfterValidator:
@@ -39,8 +40,8 @@ class WorkerSettings(BaseSettings):
     attention: Literal["auto", "packed", "padded"] = Field(
         default="auto", description="Whether padding is left out of the forward pass."
     )
-    strategy: Literal["auto", "replicate", "pipeline", "layers", "tensor", "fully_sharded", "hybrid"] = Field(
-        default="auto", description="How devices share the model."
+    strategy: Annotated[str, one_of(AUTO, *STRATEGIES)] = Field(
+        default=AUTO, description="How devices share the model."
     )
     threads: int | None = Field(
         default=None, ge=1, description="Threads of one forward pass; one per core when unset."

@@ -31,7 +31,7 @@ from worker.batching.batch import Batch
 from worker.devices.detect import DeviceSampler
 from worker.devices.device import CUDA, Device
 from worker.encoder.encoder import EncoderOrder
-from worker.placement.placement import LAYERS, PIPELINE
+from worker.placement.strategies import PIPELINE
 from worker.runner.messages import BATCHES_AHEAD, Encode, Encoded, EncodeFailed, Loaded, LoadFailed
 from worker.runner.runner import Runner, RunnerLost
 from worker.runner.runner_group import RunnerGroup
@@ -148,7 +148,7 @@ class PlacedModel:
         }
         replica = self._way.replicas[0].replica
         # The clocks of stages are the host's, which does not wait for a GPU.
-        if replica.strategy in (LAYERS, PIPELINE) and self._way.devices[0].kind != CUDA:
+        if replica.strategy == PIPELINE and self._way.devices[0].kind != CUDA:
             report |= self._measure_bubble(replica.micro_batches)
         return report
 

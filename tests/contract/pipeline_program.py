@@ -17,8 +17,8 @@ from torch import Tensor
 from tests.waiting import wait_for
 from worker.parallel.pipeline import PipelineStage
 from worker.parallel.shard_encoder import join_process_group
-from worker.placement.placement import PIPELINE
 from worker.placement.rank import Rank
+from worker.placement.strategies import PIPELINE
 
 SHAPE: Final = (4, 16, 32)  # hidden states [n, length, hidden size] of a micro-batch
 

@@ -15,15 +15,14 @@ from worker.batching.batch import Batch
 from worker.devices.device import CPU, Device
 from worker.encoder.encoder import EncoderOrder
 from worker.parallel.shard_encoder import ShardEncoder
-from worker.placement.placement import FULLY_SHARDED, LAYERS, PIPELINE, TENSOR
 from worker.placement.rank import Rank
+from worker.placement.strategies import FULLY_SHARDED, SHARED, TENSOR
 
 NUM_LAYERS: Final = 4
 # Models whose weights are compressed, by the name of their folder: what they are made of, and their precision. Wide
 # enough that ranks cut no group of numbers with one scale, and that the vocabulary is compressed too.
 COMPRESSED: Final = {"bert, int8": "bert", "modernbert, int8": "modernbert"}
 WIDE: Final = {"hidden_size": 128, "intermediate_size": 256, "vocab_size": 4200}
-STRATEGIES: Final = (TENSOR, FULLY_SHARDED, PIPELINE, LAYERS)
 DEVICE: Final = Device("cpu:0", CPU, 0, (), 1, 1 << 30)
 
 
@@ -35,9 +34,9 @@ def stage_layers(strategy: str, world_size: int) -> tuple[int, ...]:
 
 
 def strategies_of(name: str) -> tuple[str, ...]:
-    """Those by which the model can be divided. Layers one after another hold what a pipeline's stages hold."""
-    without = {TENSOR} if name.startswith("deberta") else {LAYERS} if name in COMPRESSED else set()
-    return tuple(each for each in STRATEGIES if each not in without)
+    """Those by which the model can be divided."""
+    without = {TENSOR} if name.startswith("deberta") else set()
+    return tuple(each for each in SHARED if each not in without)
 
 
 def precision_of(name: str) -> str:

@@ -26,7 +26,7 @@ from worker.model.torch_encoder import TorchEncoder
 from worker.parallel.layouts import find_layout
 from worker.parallel.loopback import loopback_environment
 from worker.parallel.tensor_parallel import apply_tensor_parallel
-from worker.placement.placement import FULLY_SHARDED, LAYERS, PIPELINE, TENSOR
+from worker.placement.strategies import FULLY_SHARDED, PIPELINE, TENSOR
 
 # One of each kind: learned positions, positions behind the padding id, rotary with windows on some layers and joined
 # matrices, causal with grouped heads, causal with windows on some layers, relative positions that all layers share, and
@@ -84,13 +84,13 @@ def test_a_shared_model_gives_the_vectors_of_a_whole_one(shared: Shared, name: s
     for place, batch in enumerate(batches()):
         expected = encoder.encode(batch).matrix
         parts = [answers[number][f"{name}|{strategy}|{place}"] for number in range(world_size)]
-        vectors = np.concatenate(parts)
+        vectors = np.concatenate([part for part in parts if len(part)])  # a rank may have none
         assert vectors.shape == expected.shape
         norms = np.linalg.norm(vectors, axis=1) * np.linalg.norm(expected, axis=1)
         assert ((vectors * expected).sum(axis=1) / norms).min() >= 0.99999
 
 
-@pytest.mark.parametrize("strategy", [FULLY_SHARDED, PIPELINE, LAYERS])
+@pytest.mark.parametrize("strategy", [FULLY_SHARDED, PIPELINE])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_ranks_together_read_the_weights_once(shared: Shared, name: str, strategy: str) -> None:
     world_size, directory, answers = shared

@@ -18,9 +18,9 @@ from vectormill.settings import process_environment
 from worker.devices.detect import DeviceSampler, detect_inventory
 from worker.devices.device import device_environment, parse_devices
 from worker.engine.engine import EncodeRequest, Engine
-from worker.placement.placement import FULLY_SHARDED, LAYERS, PIPELINE, TENSOR
 from worker.placement.planner import PlanSettings, plan_placement
 from worker.placement.sizes.model_shape import read_model_shape
+from worker.placement.strategies import SHARED
 from worker.runner.starter import Sharing
 from worker.settings import WorkerSettings
 
@@ -141,7 +141,7 @@ def test_the_driver_tells_how_much_of_a_gpu_is_in_use(make_engine: MakeEngine) -
 
 
 @NEEDS_TWO_GPUS
-@pytest.mark.parametrize("strategy", [TENSOR, PIPELINE, FULLY_SHARDED, LAYERS])
+@pytest.mark.parametrize("strategy", SHARED)
 def test_gpus_that_share_a_model_give_the_vectors_of_a_processor(
     make_engine: MakeEngine, expected: NDArray[np.float32], strategy: str
 ) -> None:

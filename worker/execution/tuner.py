@@ -16,9 +16,10 @@ from worker.batching.cost import BatchCost, PaddedCost
 from worker.devices.device import CPU, Device
 from worker.encoder.encoder import EncoderReport
 from worker.execution.work import Work
-from worker.placement.placement import FULLY_SHARDED, Replica
+from worker.placement.placement import Replica
 from worker.placement.sizes.footprint import VALUE_BYTES, Footprint, make_footprint
 from worker.placement.sizes.model_shape import read_model_shape
+from worker.placement.strategies import FULLY_SHARDED
 from worker.runner.memory import MemoryReport
 from worker.runner.starter import Sharing
 from worker.settings import WorkerSettings

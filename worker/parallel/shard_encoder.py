@@ -32,8 +32,8 @@ from worker.parallel.pipeline import PipelineStage, StageClock, cut_stage, split
 from worker.parallel.rounded_shards import hold_rounded
 from worker.parallel.skeleton import build_skeleton, fill
 from worker.parallel.tensor_parallel import apply_tensor_parallel
-from worker.placement.placement import FULLY_SHARDED, LAYERS, PIPELINE, TENSOR
 from worker.placement.rank import Rank
+from worker.placement.strategies import FULLY_SHARDED, PIPELINE, STRATEGIES, TENSOR
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +49,12 @@ class ShardEncoder(DirectEncoder):
             torch.set_num_threads(order.num_threads)
         self._card = order.card
         self._rank = rank
+        # A strategy that nobody carries out is refused before anything is read.
+        self._compute = {
+            TENSOR: self._encode_whole,
+            FULLY_SHARDED: self._encode_share,
+            PIPELINE: self._encode_stage,
+        }[rank.strategy]
         self._device = torch.device("cuda:0" if order.device.kind == CUDA else "cpu")
         if order.device.kind == CUDA:
             # Said before there is a mesh, which would take a launcher's LOCAL_RANK for the number of this GPU.
@@ -66,7 +72,7 @@ class ShardEncoder(DirectEncoder):
             order.card,
             layout,
             self._device,
-            first_layer=0 if rank.strategy in (TENSOR, FULLY_SHARDED) else rank.first_layer,
+            first_layer=rank.first_layer if STRATEGIES[rank.strategy].has_stages else 0,
             joined=layout.joined if rank.strategy == TENSOR else {},
             cuts=cuts,
             on_read=order.on_read,
@@ -88,14 +94,7 @@ class ShardEncoder(DirectEncoder):
     def encode(self, batch: Batch) -> Ragged:
         # Not inference_mode: what fully_shard gathers into was made outside of it.
         with losing_device() if self._device.type == CUDA else nullcontext(), torch.no_grad():
-            if self._rank.strategy == TENSOR:
-                vectors = self._encode_whole(batch)
-            elif self._rank.strategy == FULLY_SHARDED:
-                vectors = self._encode_share(batch)
-            else:
-                assert self._rank.strategy in (PIPELINE, LAYERS), self._rank.strategy
-                vectors = self._encode_stage(batch)
-            return Ragged.from_matrix(vectors.float().cpu().numpy())
+            return Ragged.from_matrix(self._compute(batch).float().cpu().numpy())
 
     def describe(self) -> EncoderReport:
         return self._report
@@ -108,7 +107,7 @@ class ShardEncoder(DirectEncoder):
     def _divide(self, layout: Layout, precision: str) -> dict[str, Tensor]:
         """Leaves of the model what is this rank's; how parameters were cut whose modules do not tell."""
         is_compressed = precision in COMPRESSED
-        if self._rank.strategy not in (TENSOR, FULLY_SHARDED):
+        if STRATEGIES[self._rank.strategy].has_stages:
             cut_stage(self._transformer, layout, self._rank)
             return hold_rounded(self._transformer) if is_compressed else {}
         mesh = init_device_mesh(self._device.type, (self._rank.world_size,))

@@ -6,12 +6,12 @@ from typing import Final
 
 from worker.devices.links import Links
 from worker.placement.groups import group_rooms, sub_fleets
-from worker.placement.placement import FULLY_SHARDED, HYBRID, LAYERS, PIPELINE, REPLICATE, TENSOR, Replica
+from worker.placement.placement import Replica
 from worker.placement.replicas import ReplicaBuilder, TooTight
 from worker.placement.sizes.room import Room
+from worker.placement.strategies import HYBRID, REPLICATE, SHARED
 
 AUTO: Final = "auto"
-SHARED: Final = (PIPELINE, TENSOR, FULLY_SHARDED, LAYERS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,17 +6,6 @@ consecutive layers; a Stage has shards, what one device loads.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
-
-REPLICATE: Final = "replicate"
-LAYERS: Final = "layers"
-PIPELINE: Final = "pipeline"
-TENSOR: Final = "tensor"
-FULLY_SHARDED: Final = "fully_sharded"
-HYBRID: Final = "hybrid"
-
-# From the simplest to the most demanding: of two that are as fast, the one that comes first is taken.
-STRATEGIES: Final = (REPLICATE, HYBRID, PIPELINE, TENSOR, FULLY_SHARDED, LAYERS)
 
 
 @dataclass(frozen=True, slots=True)

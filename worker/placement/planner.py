@@ -13,8 +13,7 @@ from typing import Final
 from vectormill.domain.errors import ConfigurationError, ModelDoesNotFit
 from worker.devices.device import CPU, CUDA, MPS, Inventory, parse_devices
 from worker.placement.drafts import AUTO, Draft, draft_plans
-from worker.placement.placement import STRATEGIES, Placement
-from worker.placement.reasons import (
+from worker.placement.explain.reasons import (
     Asked,
     explain_failure,
     explain_idle,
@@ -23,10 +22,12 @@ from worker.placement.reasons import (
     explain_rejections,
     propose_precision,
 )
+from worker.placement.placement import Placement
 from worker.placement.replicas import Needs, ReplicaBuilder
 from worker.placement.sizes.longest import find_longest_text
 from worker.placement.sizes.model_shape import ModelShape
 from worker.placement.sizes.room import MEMORY_SHARE, Room, measure_room
+from worker.placement.strategies import STRATEGIES
 
 # Where more tokens at once no longer make the device faster (docs/LOG.md for CPUs).
 FULL_BATCH_TOKENS: Final[Mapping[str, int]] = {CPU: 2048, CUDA: 32768, MPS: 8192}
@@ -125,4 +126,6 @@ def _choose(drafts: Sequence[Draft]) -> Draft:
     """The simplest of the plans that are about as fast as the fastest."""
     fastest = max(draft.rate for draft in drafts)
     near = [draft for draft in drafts if draft.rate >= ABOUT_AS_FAST * fastest]
-    return min(near, key=lambda draft: (STRATEGIES.index(draft.strategy), draft.group_size, -draft.rate))
+    return min(
+        near, key=lambda draft: (list(STRATEGIES).index(draft.strategy), draft.group_size, -draft.rate)
+    )

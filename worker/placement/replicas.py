@@ -8,16 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from worker.placement.placement import (
-    FULLY_SHARDED,
-    LAYERS,
-    PIPELINE,
-    REPLICATE,
-    TENSOR,
-    Replica,
-    Shard,
-    Stage,
-)
+from worker.placement.placement import Replica, Shard, Stage
 from worker.placement.sizes.footprint import COMPRESSED, VALUE_BYTES, make_footprint
 from worker.placement.sizes.model_shape import ModelShape
 from worker.placement.sizes.room import GIB, Room
@@ -29,6 +20,7 @@ from worker.placement.sizes.speed import (
     tensor_rate,
 )
 from worker.placement.sizes.weight_groups import find_cut_group
+from worker.placement.strategies import FULLY_SHARDED, PIPELINE, REPLICATE, TENSOR
 
 # Four micro-batches a stage keep the bubble (p-1)/(5p-1) at or below a fifth; more of them only add latency.
 MICRO_BATCHES_PER_STAGE: Final = 4
@@ -105,13 +97,14 @@ class ReplicaBuilder:
             return self._build_alone(rooms[0])
         if self._needs.sharing_obstacle:
             return TooTight(self._needs.sharing_obstacle)
-        if strategy in (PIPELINE, LAYERS):
-            return self._build_stages(strategy, rooms, link)
-        if strategy == TENSOR:
-            return self._build_tensor(rooms, link)
-        if strategy == FULLY_SHARDED:
-            return self._build_fully_sharded(rooms, link)
-        raise ValueError(f"No replica is shared by {strategy!r}.")
+        builders = {
+            PIPELINE: self._build_stages,
+            TENSOR: self._build_tensor,
+            FULLY_SHARDED: self._build_fully_sharded,
+        }
+        if strategy not in builders:
+            raise ValueError(f"No replica is shared by {strategy!r}.")
+        return builders[strategy](rooms, link)
 
     def full_rate(self, room: Room) -> float:
         """Tokens a second of the device if it had room for the weights and a full batch."""
@@ -125,7 +118,7 @@ class ReplicaBuilder:
         stage = Stage(0, self._shape.num_layers, (shard,))
         return Replica(REPLICATE, (stage,), 1, tokens, device_rate(room.flops, room.kind, tokens, self.cost))
 
-    def _build_stages(self, strategy: str, rooms: Sequence[Room], link: str) -> Replica | TooTight:
+    def _build_stages(self, rooms: Sequence[Room], link: str) -> Replica | TooTight:
         per_token = self._token_bytes + WAITING_MICRO_BATCHES * self._hidden_bytes
         counts = self._split_layers(rooms, self._needs.max_tokens * per_token)
         if isinstance(counts, TooTight):
@@ -135,7 +128,7 @@ class ReplicaBuilder:
             self._tokens_in(room.capacity_bytes - held, per_token)
             for room, held in zip(rooms, weights, strict=True)
         )
-        micro_batches = 1 if strategy == LAYERS else MICRO_BATCHES_PER_STAGE * len(rooms)
+        micro_batches = MICRO_BATCHES_PER_STAGE * len(rooms)
         rates = [
             device_rate(room.flops, room.kind, tokens, self.cost) * self._shape.num_layers / count
             for room, count in zip(rooms, counts, strict=True)
@@ -146,7 +139,7 @@ class ReplicaBuilder:
             stages.append(Stage(first, count, (shard,)))
             first += count
         rate = pipeline_rate(rates, micro_batches, tokens, link, self.cost)
-        return Replica(strategy, tuple(stages), micro_batches, micro_batches * tokens, rate)
+        return Replica(PIPELINE, tuple(stages), micro_batches, micro_batches * tokens, rate)
 
     def _build_tensor(self, rooms: Sequence[Room], link: str) -> Replica | TooTight:
         ranks = len(rooms)
@@ -165,7 +158,12 @@ class ReplicaBuilder:
         # Hidden states are whole on every rank; what lies between column and row splits is not.
         residual = min(self._token_bytes, 4 * self._hidden_bytes)
         per_token = residual + -(-(self._token_bytes - residual) // ranks)
-        return self._build_ranks(TENSOR, rooms, held, per_token, link)
+        ranks_held = self._hold_ranks(rooms, held, per_token)
+        if isinstance(ranks_held, TooTight):
+            return ranks_held
+        stage, tokens = ranks_held
+        rate = tensor_rate([room.flops for room in rooms], rooms[0].kind, tokens, link, self.cost)
+        return Replica(TENSOR, (stage,), 1, tokens, rate)
 
     def _refuse_cut_groups(self, ranks: int) -> TooTight | None:
         """Of matrices that are cut by their inputs, compressed numbers stay the same only in whole groups."""
@@ -183,26 +181,24 @@ class ReplicaBuilder:
     def _build_fully_sharded(self, rooms: Sequence[Room], link: str) -> Replica | TooTight:
         gathered = GATHERED_UNITS * max(self._layer_bytes, self._first_bytes)
         held = -(-self.weight_bytes // len(rooms)) + gathered
-        return self._build_ranks(FULLY_SHARDED, rooms, held, self._token_bytes, link)
+        ranks_held = self._hold_ranks(rooms, held, self._token_bytes)
+        if isinstance(ranks_held, TooTight):
+            return ranks_held
+        stage, tokens = ranks_held
+        batch_tokens = tokens * len(rooms)  # each rank encodes texts of its own
+        rate = fully_sharded_rate(
+            [room.flops for room in rooms], rooms[0].kind, batch_tokens, link, self.cost
+        )
+        return Replica(FULLY_SHARDED, (stage,), 1, batch_tokens, rate)
 
-    def _build_ranks(
-        self, strategy: str, rooms: Sequence[Room], held: int, per_token: int, link: str
-    ) -> Replica | TooTight:
+    def _hold_ranks(self, rooms: Sequence[Room], held: int, per_token: int) -> tuple[Stage, int] | TooTight:
         """One stage over all rooms, each of which holds the same; the smallest decides how many tokens."""
         smallest = min(rooms, key=lambda room: room.capacity_bytes)
         tokens = self._tokens_in(smallest.capacity_bytes - held, per_token)
         if tight := self._refuse(smallest, held, tokens, per_token, num_rooms=len(rooms)):
             return tight
         shards = tuple(Shard(room.name, room.capacity_bytes, held, tokens * per_token) for room in rooms)
-        flops, kind = [room.flops for room in rooms], rooms[0].kind
-        if strategy == TENSOR:
-            batch_tokens, rate = tokens, tensor_rate(flops, kind, tokens, link, self.cost)
-        else:
-            assert strategy == FULLY_SHARDED, strategy
-            batch_tokens = tokens * len(rooms)
-            rate = fully_sharded_rate(flops, kind, batch_tokens, link, self.cost)
-        stage = Stage(0, self._shape.num_layers, shards)
-        return Replica(strategy, (stage,), 1, batch_tokens, rate)
+        return Stage(0, self._shape.num_layers, shards), tokens
 
     def _split_layers(self, rooms: Sequence[Room], batch_bytes: int) -> list[int] | TooTight:
         """How many consecutive layers each device gets: the next one to whoever would be done first and has room.

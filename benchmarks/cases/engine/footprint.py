@@ -22,11 +22,12 @@ from worker.devices.detect import detect_inventory
 from worker.devices.device import Device, parse_devices
 from worker.encoder.choice import BF16, FP32
 from worker.parallel.layouts import find_layout
-from worker.placement.placement import FULLY_SHARDED, PIPELINE, REPLICATE, TENSOR, Replica
+from worker.placement.placement import Replica
 from worker.placement.replicas import Needs, ReplicaBuilder
 from worker.placement.sizes.footprint import SCRATCH_BYTES
 from worker.placement.sizes.model_shape import read_model_shape
 from worker.placement.sizes.room import GIB, Room
+from worker.placement.strategies import FULLY_SHARDED, PIPELINE, REPLICATE, TENSOR
 from worker.runner.starter import Sharing
 
 # Random weights in the shapes of all-MiniLM-L6-v2, BERT-base and BERT-large: 22, 110 and 335 million parameters.

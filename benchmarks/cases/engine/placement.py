@@ -36,8 +36,8 @@ from worker.devices.detect import detect_inventory
 from worker.devices.device import Device, parse_devices, split_processor
 from worker.encoder.choice import BF16, FP32
 from worker.parallel.layouts import find_layout
-from worker.placement.placement import FULLY_SHARDED, LAYERS, PIPELINE, REPLICATE, TENSOR
 from worker.placement.sizes.model_shape import read_model_shape
+from worker.placement.strategies import FULLY_SHARDED, PIPELINE, REPLICATE, TENSOR
 from worker.plan import plan_worker
 from worker.runner.starter import Sharing
 from worker.settings import load_worker_settings
@@ -66,7 +66,7 @@ SHARDED: Final = "fully sharded"
 # In the order of the table.
 WAYS: Final = (SINGLE, DATA_PARALLEL, WHOLE, MODEL_PARALLEL, PIPELINED, TENSOR_PARALLEL, SHARDED)
 STRATEGIES: Final[Mapping[str, str]] = {
-    MODEL_PARALLEL: LAYERS,
+    MODEL_PARALLEL: PIPELINE,
     PIPELINED: PIPELINE,
     TENSOR_PARALLEL: TENSOR,
     SHARDED: FULLY_SHARDED,
@@ -181,8 +181,10 @@ class WayPlanner:
             return Way(way, self._share(REPLICATE, CPU), tokens)
         sharing = self._share(STRATEGIES[way], self._names)
         if way == MODEL_PARALLEL:
-            # Nothing in flight but one batch: with two, their halves would be a pipeline of two micro-batches.
-            return Way(way, sharing, tokens, batches_ahead=1)
+            # Layer by layer: one micro-batch, and nothing in flight but one batch. With two, their halves would be a
+            # pipeline of two micro-batches.
+            whole = tuple(replace(each, replica=replace(each.replica, micro_batches=1)) for each in sharing)
+            return Way(way, whole, tokens, batches_ahead=1)
         # Those that divide a batch get one for each of their devices.
         return Way(way, sharing, tokens if way == TENSOR_PARALLEL else NUM_DEVICES * tokens)
 

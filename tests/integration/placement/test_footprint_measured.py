@@ -10,9 +10,9 @@ from benchmarks.cases.engine.footprint import TOLERANCE, measure_strategy
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from worker.devices.detect import detect_inventory
 from worker.devices.device import CPU, Inventory
-from worker.placement.placement import FULLY_SHARDED, PIPELINE
 from worker.placement.sizes.footprint import make_footprint
 from worker.placement.sizes.model_shape import read_model_shape
+from worker.placement.strategies import FULLY_SHARDED, PIPELINE
 
 MEASURE = """
 import sys

@@ -17,9 +17,9 @@ from vectormill.models.registry import DEFAULT_MODEL, EncodingOptions, Registry,
 from worker.devices.detect import detect_inventory
 from worker.devices.device import Inventory, parse_devices
 from worker.engine.engine import EncodeRequest, Engine, RunnerDied
-from worker.placement.placement import FULLY_SHARDED, PIPELINE, TENSOR
 from worker.placement.planner import PlanSettings, plan_placement
 from worker.placement.sizes.model_shape import read_model_shape
+from worker.placement.strategies import FULLY_SHARDED, PIPELINE, TENSOR
 from worker.runner.starter import Sharing
 from worker.settings import WorkerSettings
 

@@ -20,9 +20,9 @@ from vectormill.settings import ModelEntry
 from worker.devices.detect import detect_inventory
 from worker.devices.device import Inventory, parse_devices
 from worker.engine.engine import EncodeRequest, EncodeResult, Engine
-from worker.placement.placement import TENSOR
 from worker.placement.planner import PlanSettings, plan_placement
 from worker.placement.sizes.model_shape import read_model_shape
+from worker.placement.strategies import TENSOR
 from worker.runner.starter import Sharing
 from worker.settings import WorkerSettings
 

@@ -53,7 +53,7 @@ def test_the_devices_of_this_machine_can_be_divided(capsys: pytest.CaptureFixtur
         (["--devices", "4x24"], "no device '4x24'"),  # no GiB: taken as a name
         (["--devices", "4x24GiB,usb"], "Write for example 4x24GiB,nvlink"),
         (["--devices", "1x0.85GiB"], "(1) one device with 1 GiB of memory or more"),
-        (["--devices", "2x8GiB", "--strategy", "best"], "Input should be 'auto', 'replicate'"),
+        (["--devices", "2x8GiB", "--strategy", "best"], "'best' is none of auto, replicate"),
         (["--model", "none"], "all-MiniLM-L6-v2"),
     ],
 )

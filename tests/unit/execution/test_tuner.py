@@ -14,7 +14,8 @@ from worker.devices.device import CPU, CUDA, Device
 from worker.encoder.encoder import Choice, EncoderReport
 from worker.execution.tuner import Tuner
 from worker.execution.work import Work
-from worker.placement.placement import FULLY_SHARDED, PIPELINE, TENSOR, Replica, Shard, Stage
+from worker.placement.placement import Replica, Shard, Stage
+from worker.placement.strategies import FULLY_SHARDED, PIPELINE, TENSOR
 from worker.runner.memory import MemoryReport, join_reports
 from worker.runner.starter import Sharing
 from worker.settings import WorkerSettings

@@ -10,8 +10,8 @@ from worker.batching.batch import Batch
 from worker.encoder.forward_pass import DeviceLost
 from worker.model.cuda_pass import losing_device
 from worker.parallel.shard_encoder import ShardEncoder
-from worker.placement.placement import TENSOR
 from worker.placement.rank import Rank
+from worker.placement.strategies import TENSOR
 
 ILLEGAL_ACCESS = torch.AcceleratorError(
     "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might"

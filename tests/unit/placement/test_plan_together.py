@@ -10,8 +10,8 @@ from vectormill.domain.errors import ModelDoesNotFit
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from worker.devices.described import describe_inventory
 from worker.devices.device import CPU, Inventory
-from worker.placement.placement import REPLICATE
 from worker.placement.sizes.room import OVERHEAD_BYTES
+from worker.placement.strategies import REPLICATE
 from worker.placement.together import Planned
 from worker.plan import plan_machine
 from worker.settings import WorkerSettings

@@ -10,21 +10,13 @@ from hypothesis import strategies as st
 from vectormill.domain.errors import ConfigurationError, ModelDoesNotFit
 from worker.devices.described import describe_inventory
 from worker.devices.device import CPU, Inventory
-from worker.placement.picture import draw_placement
-from worker.placement.placement import (
-    FULLY_SHARDED,
-    HYBRID,
-    LAYERS,
-    PIPELINE,
-    REPLICATE,
-    TENSOR,
-    Placement,
-    Replica,
-)
+from worker.placement.explain.picture import draw_placement
+from worker.placement.placement import Placement, Replica
 from worker.placement.planner import PlanSettings, plan_placement
 from worker.placement.replicas import Needs, ReplicaBuilder, TooTight
 from worker.placement.sizes.model_shape import ModelShape, TensorSize
 from worker.placement.sizes.room import GIB, Room
+from worker.placement.strategies import HYBRID, PIPELINE, REPLICATE, SHARED, TENSOR
 
 
 @dataclass(frozen=True)
@@ -224,7 +216,7 @@ def test_a_plan_never_gets_worse_when_a_device_is_added(
     assert predicted([*sizes, more]) >= 0.95 * predicted(sizes) - 1e-9
 
 
-@pytest.mark.parametrize("strategy", [REPLICATE, PIPELINE, LAYERS, TENSOR, FULLY_SHARDED])
+@pytest.mark.parametrize("strategy", [REPLICATE, *SHARED])
 def test_a_strategy_that_is_asked_for_is_taken(strategy: str) -> None:
     placement = plan("4x24GiB,nvlink", "0.6B", "bf16", strategy)
     assert placement.strategy == strategy

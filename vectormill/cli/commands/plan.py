@@ -38,9 +38,7 @@ def plan(
     ] = "auto",
     strategy: Annotated[
         str,
-        typer.Option(
-            "--strategy", help="auto, replicate, pipeline, layers, tensor, fully_sharded or hybrid."
-        ),
+        typer.Option("--strategy", help="auto, replicate, pipeline, tensor, fully_sharded or hybrid."),
     ] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON, for machines.")] = False,
 ) -> None:
@@ -53,7 +51,7 @@ def plan(
     from worker.devices.described import describe_inventory, is_description
     from worker.devices.detect import detect_inventory
     from worker.placement.drafts import AUTO
-    from worker.placement.picture import draw_placement, placement_json
+    from worker.placement.explain.picture import draw_placement, placement_json
     from worker.plan import plan_machine
     from worker.settings import load_worker_settings
 

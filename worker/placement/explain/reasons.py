@@ -8,20 +8,11 @@ from typing import Final
 
 from worker.devices.links import MEMORY, NVLINK, PCIE, SOCKETS, Links
 from worker.placement.drafts import AUTO, Draft, draft_plans, draft_replicas
-from worker.placement.placement import (
-    FULLY_SHARDED,
-    HYBRID,
-    LAYERS,
-    PIPELINE,
-    REPLICATE,
-    STRATEGIES,
-    TENSOR,
-    Rejection,
-    Replica,
-)
+from worker.placement.placement import Rejection, Replica
 from worker.placement.replicas import ReplicaBuilder, TooTight, format_gib
 from worker.placement.sizes.longest import SHORTEST_USEFUL_TOKENS, find_longest_text
 from worker.placement.sizes.room import GIB, Room, memory_for
+from worker.placement.strategies import FULLY_SHARDED, PIPELINE, REPLICATE, STRATEGIES
 
 # For another precision of the same model, whose replicas have to hold a text of so many tokens.
 MakeBuilder = Callable[[str, int], ReplicaBuilder]
@@ -37,20 +28,6 @@ LINK_WORDS: Final = {
     PCIE: "PCIe",
     SOCKETS: "PCIe and from one processor to the other",
     MEMORY: "main memory",
-}
-HOW_SHARED: Final = {
-    PIPELINE: "as a pipeline of {stages} stages, {micro_batches} micro-batches in flight",
-    LAYERS: "as {stages} stages, of which one computes at a time",
-    TENSOR: "by splitting every layer",
-    FULLY_SHARDED: "fully sharded: each encodes texts of its own and gathers the weights layer by layer",
-}
-WHY_SLOWER: Final = {
-    REPLICATE: "the other devices cannot hold a whole replica",
-    HYBRID: "devices that share a replica get less done than all of them otherwise",
-    PIPELINE: "stages stand still at both ends of every batch",
-    TENSOR: "every layer waits for two all-reduces",
-    FULLY_SHARDED: "every layer's weights are gathered for every batch",
-    LAYERS: "one device of each group computes at a time",
 }
 
 
@@ -99,7 +76,9 @@ def explain_plan(chosen: Draft, builder: ReplicaBuilder, asked: Asked) -> tuple[
 
 
 def _describe_sharing(replica: Replica, link: str) -> str:
-    how = HOW_SHARED[replica.strategy].format(stages=len(replica.stages), micro_batches=replica.micro_batches)
+    how = STRATEGIES[replica.strategy].how_shared.format(
+        stages=len(replica.stages), micro_batches=replica.micro_batches
+    )
     return f"{how}, over {link}. A forward pass has room for {replica.max_batch_tokens:,} tokens"
 
 
@@ -135,7 +114,9 @@ def explain_rejections(chosen: Draft, drafts: Sequence[Draft], unit: float) -> t
         theirs, ours = f"{best.rate / unit:.2f}", f"{chosen.rate / unit:.2f}"
         reason = f"predicted {theirs} times one device, against {ours}: "
         reason += (
-            WHY_SLOWER[strategy] if best.rate <= chosen.rate else "too little gained for a plan less simple"
+            STRATEGIES[strategy].why_slower
+            if best.rate <= chosen.rate
+            else "too little gained for a plan less simple"
         )
         rejected.append(Rejection(best.name, reason))
     return tuple(rejected)

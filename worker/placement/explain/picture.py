@@ -4,8 +4,9 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, groupby, repeat
 from typing import Any, Final
 
-from worker.placement.placement import REPLICATE, Placement, Replica, Shard, Stage
+from worker.placement.placement import Placement, Replica, Shard, Stage
 from worker.placement.replicas import format_gib
+from worker.placement.strategies import REPLICATE
 
 BAR_WIDTH: Final = 32
 WEIGHTS: Final = "█"

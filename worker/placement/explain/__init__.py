@@ -1,0 +1,1 @@
+"""What a plan says about itself: sentences, and a drawing."""
