@@ -13,6 +13,7 @@ from tests.protocol import SPEC, dispatch_all, vector_of
 from vectormill.db.chunks.rescue import rescue_unclaimed_chunks
 from vectormill.db.jobs.jobs import find_job
 from vectormill.domain.jobs.job import Job
+from vectormill.ragged import Ragged
 from vectormill.settings import Settings
 from worker.chunk.chunk_encoder import ChunkEncoder
 from worker.chunk.commit import PostgresSink
@@ -36,7 +37,9 @@ class ObedientEngine:
         n = len(request.texts)
         vectors = np.array([vector_of(given) for given in request.texts]).reshape(n, SPEC.dimensions)
         counts = np.full(n, 3, dtype=np.int32)
-        return EncodeResult(vectors, {}, counts, 4 * n, 0, np.zeros(n, dtype=np.bool_), {"run": 0.1})
+        return EncodeResult(
+            Ragged.from_matrix(vectors), {}, counts, 4 * n, 0, np.zeros(n, dtype=np.bool_), {"run": 0.1}
+        )
 
 
 @contextmanager

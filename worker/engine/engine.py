@@ -1,4 +1,4 @@
-"""Engine: texts in, vectors out, for one model on one device. Knows nothing of chunks, jobs, Celery or Postgres.
+"""Engine: texts in, vectors or other results out, for one model on one device. Knows no chunks, jobs or Postgres.
 
 Many threads call `encode` at the same time; each tokenizes its own texts, and their sequences are batched together
 and encoded by one model process, while other threads tokenize or write to the database.
@@ -8,7 +8,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -19,16 +19,17 @@ from numpy.typing import NDArray
 from vectormill.domain.encoding import PASSAGES, TRUNCATE, EncodingSpec
 from vectormill.domain.errors import ModelError
 from vectormill.domain.jobs.bottleneck import COLLATE, COLLECT, RUN, TOKENIZE, WAIT
-from vectormill.domain.jobs.item import ITEM_ERROR_CODES, NON_FINITE_VECTOR, ItemFailure, find_text_failure
+from vectormill.domain.jobs.item import ITEM_ERROR_CODES, NON_FINITE_VECTOR, ItemFailure
 from vectormill.models.model_card import ModelCard
+from vectormill.ragged import Ragged
 from vectormill.settings import process_environment
 from worker.batching.cost import BatchCost, LengthBuckets, PackedCost, PaddedCost, find_quadratic_length
 from worker.batching.limits import BatchLimits
 from worker.devices.device import Device
 from worker.encoder.encoder import EncoderOrder, EncoderReport, find_changes
-from worker.engine.finishing import find_unique, finish_vectors
+from worker.engine.finishing import find_finite, find_unique, finish_vectors, read_texts
 from worker.engine.request import EncodeRequest, EncodeResult, EncodingCancelled, EngineStopped, RunnerDied
-from worker.engine.reuse import Division, VectorReuse, digest_sequences
+from worker.engine.reuse import Digests, VectorReuse
 from worker.engine.slot import QUERY_PLACES, Slot, wait_unless_cancelled
 from worker.engine.switchboard import Switchboard, Ticket
 from worker.execution.executor import Executor, ExecutorTimeouts
@@ -208,17 +209,16 @@ class Engine:
                 "with that model, or submit the job again."
             )
 
-    def _tokenize(self, request: EncodeRequest, texts: list[bytes]) -> tuple[PassagedTexts, Ticket]:
+    def _tokenize(self, request: EncodeRequest, texts: Sequence[bytes]) -> tuple[PassagedTexts, Ticket]:
         """The texts as sequences, and the ticket of these; its failures are theirs."""
         start = time.perf_counter()
         spec = request.spec
-        failures = {
-            index: failure
-            for index, text in enumerate(texts)
-            if (failure := find_text_failure(text, request.max_text_chars)) is not None
-        }
-        sound = [index for index in range(len(texts)) if index not in failures]
-        decoded = [spec.prompt + texts[index].decode() for index in sound]
+        decoded, failures = read_texts(texts, request.max_text_chars)
+        if spec.prompt:
+            decoded = [spec.prompt + text for text in decoded]
+        sound = (
+            [index for index in range(len(texts)) if index not in failures] if failures else range(len(texts))
+        )
         if spec.long_texts == PASSAGES:
             frame = self._tokenizer.frame(spec.prompt, spec.max_tokens, spec.passage_overlap)
             whole = self._tokenizer.tokenize_whole(decoded).spread(sound, len(texts))
@@ -236,76 +236,70 @@ class Engine:
         return passaged, ticket
 
     def _run(self, ticket: Ticket, cancelled: threading.Event) -> None:
-        """Computes what nobody has computed and nobody computes just now, and takes over the rest.
-
-        Own sequences first, others' vectors then: so two requests that await each other's both go on. What does not
-        come from another request, because that one was cancelled or failed, is missing again and computed here.
-        """
+        """Takes over what was computed lately, and computes the rest."""
         start = time.perf_counter()
-        missing = digest_sequences(ticket.texts, ticket.positions.tolist(), ticket.prompt_length)
-        while missing:
-            division = self._reuse.divide(missing, may_wait=not ticket.is_interactive)
-            self._compute(ticket, division, cancelled)
-            missing = self._take_over_awaited(ticket, division, missing, cancelled)
+        digests = self._reuse.digest(ticket.texts.inputs, ticket.positions, ticket.prompt_length)
+        known, vectors = self._reuse.find(digests)
+        ticket.take_over(known, vectors)
+        self._switchboard.add(ticket)
+        self._executor.wake()
+        wait_unless_cancelled(ticket.done, cancelled, lambda: self._switchboard.withdraw(ticket))
+        if ticket.error is not None:
+            raise ticket.error
         ticket.wait_seconds += max(time.perf_counter() - start - ticket.run_seconds, 0.0)
+        self._keep(ticket, np.delete(digests, known, axis=0))
 
-    def _compute(self, ticket: Ticket, division: Division, cancelled: threading.Event) -> None:
-        """From here on the flight lands whatever happens: others may wait for it already."""
-        flight = division.flight
-        rows = list(flight.rows.values())
-        sound: list[int] = []
-        try:
-            ticket.take_over(division.known)
-            ticket.choose(rows)
-            self._switchboard.add(ticket)
-            self._executor.wake()
-            wait_unless_cancelled(ticket.done, cancelled, lambda: self._switchboard.withdraw(ticket))
-            if ticket.error is not None:
-                raise ticket.error
-            is_finite = np.isfinite(ticket.vectors[rows]).all(axis=1)
-            sound = [rows[i] for i in np.flatnonzero(is_finite).tolist() if rows[i] not in ticket.failures]
-        finally:
-            self._reuse.land(flight, ticket.vectors, sound)
-
-    def _take_over_awaited(
-        self, ticket: Ticket, division: Division, digests: Mapping[int, bytes], cancelled: threading.Event
-    ) -> dict[int, bytes]:
-        """Waits until the flights have landed; the rows that none of them brought are missing still."""
-        for flight in division.awaited.values():
-            wait_unless_cancelled(flight.landed, cancelled)
-        brought = {
-            row: flight.vectors[digests[row]]
-            for row, flight in division.awaited.items()
-            if digests[row] in flight.vectors
-        }
-        ticket.take_over(brought)
-        return {row: digests[row] for row in division.awaited if row not in brought}
+    def _keep(self, ticket: Ticket, digests: Digests) -> None:
+        """Those that were computed, of these digests, for the next request. A failure stays where it happened."""
+        vectors = ticket.results.vectors
+        if vectors is None or not len(digests):
+            return
+        is_sound = find_finite(vectors)
+        is_sound[list(ticket.failures)] = False
+        is_sound = is_sound[ticket.positions]
+        self._reuse.keep(digests[is_sound], vectors, ticket.positions[is_sound])
 
     def _collect(
         self, spec: EncodingSpec, texts: PassagedTexts, ticket: Ticket, places: NDArray[np.int64]
     ) -> EncodeResult:
-        """Finishes the vectors and gives every text its own row, duplicates included."""
+        """Finishes the results and gives every text its own row, duplicates included."""
         start = time.perf_counter()
-        vectors = finish_vectors(texts.join_vectors(ticket.vectors), spec)
+        vectors = ticket.results.vectors
         failures = texts.join_failures(ticket.failures)
-        for index in np.flatnonzero(~np.isfinite(vectors).all(axis=1)).tolist():
-            failures.setdefault(index, ItemFailure(NON_FINITE_VECTOR, ITEM_ERROR_CODES[NON_FINITE_VECTOR]))
-        failed = list(failures)
         lengths, truncated, num_passages = texts.num_tokens, texts.truncated, texts.num_passages
-        vectors[failed], lengths[failed], truncated[failed], num_passages[failed] = 0, 0, False, 0
-        num_tokens = lengths[places]
-        is_sound = np.ones(len(vectors), dtype=np.bool_)
+        if vectors is None:
+            if not texts.is_whole:
+                raise ModelError(
+                    "Only vectors of passages can be joined; submit the job with other long_texts."
+                )
+            results = ticket.results.join()
+        else:
+            vectors = finish_vectors(texts.join_vectors(vectors), spec)
+            for index in np.flatnonzero(~find_finite(vectors)).tolist():
+                failures.setdefault(
+                    index, ItemFailure(NON_FINITE_VECTOR, ITEM_ERROR_CODES[NON_FINITE_VECTOR])
+                )
+            vectors[list(failures)] = 0
+            results = Ragged.from_matrix(vectors)
+        failed = list(failures)
+        lengths[failed], truncated[failed], num_passages[failed] = 0, False, 0
+        is_sound = np.ones(len(lengths), dtype=np.bool_)
         is_sound[failed] = False
+        num_tokens = lengths[places]
         num_reused = ticket.num_reused + int(is_sound[places].sum() - is_sound.sum())
+        if len(places) > len(lengths):
+            results = results.take(places)
         seconds = time.perf_counter() - start
         self._count_stage(COLLECT, seconds)
         with self._stage_lock:
             self._num_reused += num_reused
         return EncodeResult(
-            vectors=vectors[places],
+            results=results,
             failures={
                 item: failures[index] for item, index in enumerate(places.tolist()) if index in failures
-            },
+            }
+            if failures
+            else {},
             num_tokens=num_tokens,
             num_computed_tokens=int(num_tokens.sum()) + ticket.num_padding_tokens,
             num_truncated=int(truncated[places].sum()),

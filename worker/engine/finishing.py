@@ -7,29 +7,67 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.jobs.item import ItemFailure, find_text_failure
 
 SMALLEST_NORM: Final = 1e-12
+# Of all texts together, that are read at once: a book would be in memory four times.
+MOST_BYTES_AT_ONCE: Final = 1 << 21
 
 
-def find_unique(texts: Sequence[bytes]) -> tuple[list[bytes], NDArray[np.int64]]:
+def find_unique(texts: Sequence[bytes]) -> tuple[Sequence[bytes], NDArray[np.int64]]:
     """The different texts in order of first occurrence, and for every text its place among them."""
-    indexes: dict[bytes, int] = {}
-    places = np.fromiter(
-        (indexes.setdefault(text, len(indexes)) for text in texts), np.int64, count=len(texts)
-    )
-    return list(indexes), places
+    unique = dict.fromkeys(texts)
+    if len(unique) == len(texts):
+        return texts, np.arange(len(texts))
+    indexes = {text: index for index, text in enumerate(unique)}
+    return list(unique), np.fromiter(map(indexes.__getitem__, texts), np.int64, count=len(texts))
+
+
+def read_texts(texts: Sequence[bytes], max_chars: int) -> tuple[list[str], dict[int, ItemFailure]]:
+    """The texts that can be encoded, in order, and by their places why the others cannot be."""
+    sound = _read_at_once(texts, max_chars)
+    if sound is not None:
+        return sound, {}
+    failures = {
+        index: failure
+        for index, text in enumerate(texts)
+        if (failure := find_text_failure(text, max_chars)) is not None
+    }
+    return [text.decode() for index, text in enumerate(texts) if index not in failures], failures
+
+
+def _read_at_once(texts: Sequence[bytes], max_chars: int) -> list[str] | None:
+    """None when one of them cannot be encoded; texts without any fault are not looked at one by one."""
+    joined = b"\0".join(texts) if sum(map(len, texts)) <= MOST_BYTES_AT_ONCE else b""
+    if not joined or joined.count(0) != len(texts) - 1:
+        return None
+    try:
+        decoded = joined.decode().split("\0")
+    except UnicodeDecodeError:
+        return None
+    is_sound = all(decoded) and not any(map(str.isspace, decoded)) and max(map(len, decoded)) <= max_chars
+    return decoded if is_sound else None
+
+
+def find_finite(vectors: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Which rows of [n, dim] are finite: those whose sum of squares is, and few others."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        is_finite: NDArray[np.bool_] = np.isfinite(np.einsum("ij,ij->i", vectors, vectors))
+    doubtful = np.flatnonzero(~is_finite)  # not finite, or so large that the sum is not
+    is_finite[doubtful] = np.isfinite(vectors[doubtful]).all(axis=1)
+    return is_finite
 
 
 def finish_vectors(vectors: NDArray[np.float32], spec: EncodingSpec) -> NDArray[np.float32]:
-    """Cut to the spec's dimensions (Matryoshka: the leading values), then to unit length if it asks for that.
+    """Cut to the spec's dimensions (Matryoshka: the leading values), then to unit length if it asks for that. Not a
+    copy: `vectors` may be changed.
 
     The order matters: a cut vector is shorter than 1. Source: Kusupati et al., Matryoshka Representation Learning.
     """
-    finished = np.array(vectors[:, : spec.dimensions], dtype=np.float32)
+    finished = vectors[:, : spec.dimensions]
     if spec.normalize:
-        with np.errstate(
-            over="ignore", invalid="ignore"
-        ):  # what is not finite is found and reported by the caller
-            norms = np.linalg.norm(finished, axis=1, keepdims=True)
-            finished /= np.maximum(norms, SMALLEST_NORM)
+        # What is not finite is found and reported by the caller.
+        with np.errstate(over="ignore", invalid="ignore"):
+            norms = np.sqrt(np.einsum("ij,ij->i", finished, finished))
+            finished /= np.maximum(norms, SMALLEST_NORM)[:, np.newaxis]
     return finished

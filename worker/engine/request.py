@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import ChunkError
 from vectormill.domain.jobs.item import ItemFailure
+from vectormill.ragged import Ragged
 
 
 class EncodingCancelled(ChunkError):
@@ -40,7 +41,8 @@ class EncodeRequest:
 
 @dataclass(frozen=True, slots=True)
 class EncodeResult:
-    """One row per text, in order. The row of a text in `failures` is zeros and its token count 0.
+    """One row per text, in order: float32 [spec.dimensions] of a model that embeds, bytes of any number of others. The
+    row of a text in `failures` is zeros, or of no bytes, and its token count 0.
 
     A text that occurs twice in the request is encoded once; `num_tokens` counts it each time. `num_computed_tokens`
     is all of `num_tokens` and the padding that was computed with them, so that 1 - tokens / computed is the waste.
@@ -50,7 +52,7 @@ class EncodeResult:
     one; their tokens are counted in each of them.
     """
 
-    vectors: NDArray[np.float32]  # [n, spec.dimensions]
+    results: Ragged
     failures: Mapping[int, ItemFailure]
     num_tokens: NDArray[np.int32]  # [n]
     num_computed_tokens: int
@@ -59,3 +61,8 @@ class EncodeResult:
     stage_seconds: Mapping[str, float]
     num_reused: int = 0
     num_passages: int = 0
+
+    @property
+    def vectors(self) -> NDArray[np.float32]:
+        """[n, spec.dimensions], a view. Raises ValueError where the results are no vectors."""
+        return self.results.matrix

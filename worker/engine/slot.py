@@ -37,11 +37,10 @@ class Slot:
 
 
 def wait_unless_cancelled(
-    event: threading.Event, cancelled: threading.Event, give_up: Callable[[], object] | None = None
+    event: threading.Event, cancelled: threading.Event, give_up: Callable[[], object]
 ) -> None:
     """Waits for the event. When the request is cancelled first: gives up and raises EncodingCancelled."""
     while not event.wait(CANCEL_POLL_SECONDS):
         if cancelled.is_set():
-            if give_up is not None:
-                give_up()
+            give_up()
             raise EncodingCancelled

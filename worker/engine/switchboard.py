@@ -1,4 +1,4 @@
-"""Switchboard: takes the requests' sequences apart into batches and brings the vectors back. Threads meet here.
+"""Switchboard: takes the requests' sequences apart into batches and brings the results back. Threads meet here.
 
 Callers add tickets and wait for them; the executor's thread takes work and delivers outcomes. Knows nothing of
 processes, texts or specs.
@@ -6,7 +6,7 @@ processes, texts or specs.
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -24,18 +24,61 @@ from worker.batching.pool import SequencePool
 from worker.batching.sequences import Sequences
 from worker.engine.request import EngineStopped, RunnerDied
 from worker.execution.work import Work
-from worker.tokens.tokenized import TokenizedTexts
+from worker.tokens.tokenized import INPUT_IDS, TokenizedTexts
+
+
+class ResultRows:
+    """The rows of a request's results, filled as batches come back. What was never filled is zeros, or of no bytes."""
+
+    def __init__(self, num_rows: int, dimension: int) -> None:
+        self._num_rows = num_rows
+        self._dimension = dimension  # of the vectors, if that is what comes
+        self._vectors: NDArray[np.float32] | None = None
+        self._parts: list[tuple[NDArray[np.int64], Ragged]] = []
+
+    def put(self, rows: NDArray[np.int64], results: Ragged) -> None:
+        """Keeps a copy. Rows of float32 are vectors, all equally long; others may differ in length."""
+        if results.values.dtype == np.float32:
+            self.put_vectors(rows, results.matrix)
+        else:
+            values = results.covered.copy()
+            self._parts.append((rows, Ragged(values, results.offsets - results.offsets[0])))
+
+    def put_vectors(self, rows: NDArray[np.int64], vectors: NDArray[np.float32]) -> None:
+        if self._vectors is None:
+            self._vectors = np.zeros((self._num_rows, vectors.shape[1]), dtype=np.float32)
+        self._vectors[rows] = vectors
+
+    @property
+    def vectors(self) -> NDArray[np.float32] | None:
+        """[n, dim]; None where the results are no vectors."""
+        if self._vectors is None and not self._parts:
+            self._vectors = np.zeros((self._num_rows, self._dimension), dtype=np.float32)
+        return self._vectors
+
+    def join(self) -> Ragged:
+        """All rows in order."""
+        if self.vectors is not None:
+            return Ragged.from_matrix(self.vectors)
+        rows = np.concatenate([rows for rows, _ in self._parts])
+        joined = Ragged.join([part for _, part in self._parts])
+        lengths = np.zeros(self._num_rows, dtype=np.int64)
+        lengths[rows] = joined.lengths
+        return Ragged.from_lengths(joined.take(np.argsort(rows, kind="stable")).values, lengths)
 
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One request while it is being encoded. Written under the switchboard's lock until `done` is set."""
+    """One request while it is being encoded. Written by the executor's thread until `done` is set."""
 
     texts: TokenizedTexts
     prompt_length: int
     is_interactive: bool
-    vectors: NDArray[np.float32]  # [n, card.dimension], filled as batches come back
-    positions: NDArray[np.int64]  # the texts that have ids; a sequence's position is an index of this
+    results: ResultRows
+    positions: NDArray[
+        np.int64
+    ]  # the texts that are to be computed; a sequence's position is an index of this
+    lengths: NDArray[np.int64]  # of these
     num_waiting: int
     number: int = -1
     failures: dict[int, ItemFailure] = field(default_factory=dict)
@@ -52,21 +95,28 @@ class Ticket:
     def for_texts(
         cls, texts: TokenizedTexts, dimension: int, prompt_length: int, is_interactive: bool
     ) -> "Ticket":
-        positions = np.flatnonzero(texts.lengths)
-        vectors = np.zeros((len(texts), dimension), dtype=np.float32)
-        return cls(texts, prompt_length, is_interactive, vectors, positions, len(positions))
+        """Of all texts that have tokens."""
+        lengths = texts.lengths
+        positions = np.flatnonzero(lengths)
+        results = ResultRows(len(texts), dimension)
+        return cls(
+            texts, prompt_length, is_interactive, results, positions, lengths[positions], len(positions)
+        )
 
-    def choose(self, rows: list[int]) -> None:
-        """Says which texts are to be computed when it is added next; nobody else may hold the ticket then."""
-        self.positions = np.array(rows, dtype=np.int64)
-        self.num_waiting = len(rows)
-        self.done.clear()
+    def take_over(self, places: NDArray[np.int64], vectors: NDArray[np.float32]) -> None:
+        """Of `positions` some whose vectors [n, dim] are known and need not be computed. Before it is added."""
+        if not len(places):
+            return
+        self.results.put_vectors(self.positions[places], vectors)
+        self.positions = np.delete(self.positions, places)
+        self.lengths = np.delete(self.lengths, places)
+        self.num_waiting = len(self.positions)
+        self.num_reused = len(places)
 
-    def take_over(self, vectors: Mapping[int, NDArray[np.float32]]) -> None:
-        """Rows that need not be computed."""
-        for row, vector in vectors.items():
-            self.vectors[row] = vector
-        self.num_reused += len(vectors)
+    def gather(self, places: NDArray[np.int32]) -> dict[str, Ragged]:
+        """The inputs of these sequences."""
+        rows = self.positions[places]
+        return {name: values.take(rows) for name, values in self.texts.inputs.items()}
 
 
 @dataclass(slots=True)
@@ -137,8 +187,7 @@ class Switchboard:
             self._tickets[ticket.number] = ticket
             if ticket.is_interactive:
                 self._feed.note_interactive(self._clock())
-            lengths = ticket.texts.lengths[ticket.positions]
-            self._pool.add(ticket.number, lengths, is_interactive=ticket.is_interactive)
+            self._pool.add(ticket.number, ticket.lengths, is_interactive=ticket.is_interactive)
 
     def withdraw(self, ticket: Ticket) -> None:
         """Forgets a ticket nobody waits for any more; what is being encoded of it is dropped when it comes."""
@@ -161,19 +210,16 @@ class Switchboard:
         if not len(sequences):
             return None
         sequences = sequences.sorted_by_request()  # so that each request's rows can be copied at once
-        parts: list[dict[str, Ragged]] = []
-        prompt_lengths, is_urgent = [], False
-        for request, places in sequences.by_request():
-            ticket = self._tickets[request]
-            texts = ticket.positions[sequences.positions[places]]
-            parts.append({name: rows.take(texts) for name, rows in ticket.texts.inputs.items()})
-            prompt_lengths.append(np.minimum(ticket.prompt_length, ticket.texts.lengths[texts]))
-            is_urgent |= ticket.is_interactive
-        inputs = {name: Ragged.join([part[name] for part in parts]) for name in parts[0]}
-        prompts = np.concatenate(prompt_lengths)
-        if prompts.any():
-            inputs[PROMPT_LENGTH] = Ragged.from_scalars(prompts.astype(np.int32))
-        return Work(sequences, Batch(inputs), is_urgent)
+        runs = [(self._tickets[request], rows) for request, rows in sequences.by_request()]
+        gathered = [ticket.gather(sequences.positions[rows]) for ticket, rows in runs]
+        inputs = {name: Ragged.join([each[name] for each in gathered]) for name in gathered[0]}
+        if any(ticket.prompt_length for ticket, _ in runs):
+            prompts = [
+                np.minimum(ticket.prompt_length, each[INPUT_IDS].lengths)
+                for (ticket, _), each in zip(runs, gathered, strict=True)
+            ]
+            inputs[PROMPT_LENGTH] = Ragged.from_scalars(np.concatenate(prompts).astype(np.int32))
+        return Work(sequences, Batch(inputs), any(ticket.is_interactive for ticket, _ in runs))
 
     def take_back(self, works: Iterable[Work]) -> None:
         """Batches that were taken and not encoded are taken apart again."""
@@ -193,12 +239,18 @@ class Switchboard:
         for request in sorted(positions.keys() & self._tickets.keys()):
             ticket = self._tickets[request]
             places = np.sort(np.concatenate(positions[request]))
-            lengths = ticket.texts.lengths[ticket.positions[places]]
-            self._pool.add(request, lengths, places, is_interactive=ticket.is_interactive)
+            self._pool.add(request, ticket.lengths[places], places, is_interactive=ticket.is_interactive)
 
     def deliver(self, work: Work, results: Ragged, seconds: float, collate_seconds: float = 0.0) -> None:
-        vectors = results.matrix
+        """The results of a batch, which are copied: whoever computed them may use their memory again."""
         num_tokens, lengths = work.batch.num_tokens, work.batch.lengths
+        runs = list(work.sequences.by_request())
+        # Without the lock: a ticket that is withdrawn meanwhile is read by nobody.
+        for request, rows in runs:
+            ticket = self._tickets.get(request)
+            if ticket is not None:
+                places = ticket.positions[work.sequences.positions[rows]]
+                ticket.results.put(places, results.part(rows.start, rows.stop))
         with self._lock:
             pads = self._pool.cost.pads
             self._feed.note_encoded(work.sequences, seconds, self._clock())
@@ -208,18 +260,16 @@ class Switchboard:
             self.tally.num_computed_tokens += work.length * len(work.sequences) if pads else num_tokens
             self.tally.run_seconds += seconds
             self.tally.collate_seconds += collate_seconds
-            for request, rows in work.sequences.by_request():
+            for request, rows in runs:
                 ticket = self._tickets.get(request)
                 if ticket is None:  # withdrawn meanwhile
                     continue
-                places = work.sequences.positions[rows]
-                ticket.vectors[ticket.positions[places]] = vectors[rows]
-                own_tokens = int(lengths[rows].sum())
+                num_own, own_tokens = rows.stop - rows.start, int(lengths[rows].sum())
                 if pads:
-                    ticket.num_padding_tokens += work.length * len(places) - own_tokens
+                    ticket.num_padding_tokens += work.length * num_own - own_tokens
                 ticket.run_seconds += seconds * own_tokens / num_tokens
                 ticket.collate_seconds += collate_seconds * own_tokens / num_tokens
-                self._count_down(ticket, len(places))
+                self._count_down(ticket, num_own)
 
     def fail_work(self, work: Work, code: str, reason: str) -> None:
         """The model raised on this work, which is one sequence; `code` is that of an item error."""

@@ -19,6 +19,7 @@ from vectormill.db.workers import list_workers
 from vectormill.domain.errors import ModelError
 from vectormill.domain.jobs.item import CRASHED_WORKER, EMPTY_TEXT, ENCODING_FAILED, Item, ItemFailure
 from vectormill.domain.jobs.job import Job
+from vectormill.ragged import Ragged
 from vectormill.settings import Settings
 from worker.chunk.chunk_encoder import ChunkEncoder
 from worker.chunk.commit import PostgresSink
@@ -64,7 +65,7 @@ class FakeEngine:
         counts = np.full(n, 3, dtype=np.int32)
         truncated = np.array([given.startswith(LONG) for given in request.texts], dtype=np.bool_)
         return EncodeResult(
-            vectors,
+            Ragged.from_matrix(vectors),
             failures,
             counts,
             4 * n,

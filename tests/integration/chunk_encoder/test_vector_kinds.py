@@ -27,6 +27,7 @@ from vectormill.domain.encoding import VECTOR_TYPES
 from vectormill.domain.jobs.item import EMPTY_TEXT, ItemFailure
 from vectormill.domain.jobs.job import Job
 from vectormill.models.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
+from vectormill.ragged import Ragged
 from vectormill.settings import Settings
 from vectormill.vectors.quantization import Ranges, measure_ranges, quantize, widen_ranges
 from vectormill.vectors.vector_types import VECTOR_TYPE_BY_NAME, make_rows
@@ -201,7 +202,9 @@ class CountingEngine:
             failures = {0: ItemFailure(EMPTY_TEXT, "")}  # one bad text must not spoil the sample
             vectors[0] = 1000
         counts = np.full(n, 3, dtype=np.int32)
-        return EncodeResult(vectors, failures, counts, 4 * n, 0, np.zeros(n, dtype=np.bool_), {"run": 0.1})
+        return EncodeResult(
+            Ragged.from_matrix(vectors), failures, counts, 4 * n, 0, np.zeros(n, dtype=np.bool_), {"run": 0.1}
+        )
 
 
 def test_ranges_are_measured_once_by_whoever_is_first(engine: Engine) -> None:

@@ -1,14 +1,12 @@
-"""A text that several chunks have is encoded once, and a chunk whose computation fails takes no other with it.
+"""A text that was encoded for one chunk is not encoded for the next, and no chunk gets the vector of another text.
 
 Real model processes with the faulty encoder.
 """
 
-import os
 import random
-import signal
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,9 +18,8 @@ from tests.waiting import wait_for
 from vectormill.domain.jobs.item import ENCODING_FAILED, NON_FINITE_VECTOR
 from worker.devices.detect import detect_inventory
 from worker.devices.device import split_processor
-from worker.engine.engine import EncodeResult, EncodingCancelled, Engine, RunnerDied
-from worker.engine.reuse import Division, VectorReuse
-from worker.engine.switchboard import Ticket
+from worker.engine.engine import EncodingCancelled, Engine, RunnerDied
+from worker.engine.reuse import VectorReuse
 from worker.settings import WorkerSettings
 
 SHARED = "a text that many documents begin with"
@@ -39,55 +36,6 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
     assert runner_pids() == []
 
 
-@pytest.fixture
-def follower_waits(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Set when a request has found that another one computes what it needs."""
-    waits, divide = threading.Event(), engine._reuse.divide
-
-    def tell(digests: dict[int, bytes], *, may_wait: bool) -> Division:
-        division = divide(digests, may_wait=may_wait)
-        if any(flight is not division.flight for flight in division.awaited.values()):
-            waits.set()
-        return division
-
-    monkeypatch.setattr(engine._reuse, "divide", tell)
-    return waits
-
-
-Outcomes = tuple["Future[EncodeResult]", "Future[EncodeResult]"]
-Lead = Callable[..., Outcomes]
-
-
-@pytest.fixture
-def lead(engine: Engine, follower_waits: threading.Event, tmp_path: Path) -> Iterator[Lead]:
-    """Lets one request compute while the model holds still, and another with the shared text wait for it."""
-    held = tmp_path / HANG_WHILE_FILE_EXISTS
-    held.touch()
-    with ThreadPoolExecutor(2) as threads:
-
-        def start(texts: list[str], meanwhile: Callable[[], object] = lambda: None) -> Outcomes:
-            leader = threads.submit(engine.encode, request(texts), cancelled)
-            wait_for(lambda: engine._executor._docket.started)
-            follower = threads.submit(encode, engine, [SHARED, "its own text"])
-            assert follower_waits.wait(10)
-            meanwhile()
-            held.unlink()
-            return leader, follower
-
-        cancelled = start.cancelled = threading.Event()  # type: ignore[attr-defined]
-        yield start
-
-
-def assert_is_whole(engine: Engine, result: EncodeResult) -> None:
-    """The vectors are those that the model gives to these texts, seen in a spelling with the same ids."""
-    assert not result.failures
-    before = engine.report()["num_sequences"]
-    again = encode(engine, [SHARED + " ", " its own text"])
-    np.testing.assert_array_equal(again.vectors, result.vectors)
-    assert result.vectors.any(axis=1).all()
-    assert (again.num_reused, engine.report()["num_sequences"]) == (2, before)
-
-
 def test_a_text_that_was_encoded_for_one_chunk_is_not_encoded_for_the_next(engine: Engine) -> None:
     first = encode(engine, [SHARED, "one"])
     second = encode(engine, ["two", SHARED, "two"])
@@ -98,48 +46,26 @@ def test_a_text_that_was_encoded_for_one_chunk_is_not_encoded_for_the_next(engin
     assert second.num_tokens[1] == first.num_tokens[0]  # a text counts, whoever computed it
 
 
-def test_a_text_that_is_being_encoded_for_another_chunk_is_awaited(engine: Engine, lead: Lead) -> None:
-    leader, follower = lead([SHARED, "the leader's own"])
-    np.testing.assert_array_equal(leader.result().vectors[0], follower.result().vectors[0])
-    assert (leader.result().num_reused, follower.result().num_reused) == (0, 1)
-    assert engine.report()["num_sequences"] == 3
-    assert_is_whole(engine, follower.result())
-
-
-def test_a_cancelled_chunk_leaves_the_text_to_the_one_that_waits_for_it(engine: Engine, lead: Lead) -> None:
-    def cancel() -> None:
-        lead.cancelled.set()  # type: ignore[attr-defined]
-        wait_for(lambda: engine._slots[False]._value == WorkerSettings().slots - 1)
-
-    leader, follower = lead([SHARED, "the leader's own"], cancel)
-    assert isinstance(leader.exception(), EncodingCancelled)
-    assert_is_whole(engine, follower.result())
-
-
-def test_a_model_process_that_dies_with_one_chunk_fails_none_that_waited_for_it(
-    engine: Engine, lead: Lead
+def test_a_text_that_is_being_encoded_for_another_chunk_is_encoded_for_both(
+    engine: Engine, tmp_path: Path
 ) -> None:
-    leader, follower = lead([SHARED], lambda: os.kill(runner_pids()[0], signal.SIGSEGV))
-    assert isinstance(leader.exception(), RunnerDied)
-    assert_is_whole(engine, follower.result())
-
-
-def test_a_request_that_fails_before_it_computes_keeps_nobody_waiting(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its flight was announced by then: whoever has the same text would wait for it for ever."""
-    with monkeypatch.context() as patch:
-        patch.setattr(Ticket, "take_over", lambda *_: (_ for _ in ()).throw(MemoryError("no room")))
-        with pytest.raises(MemoryError):
-            encode(engine, [SHARED])
-    with ThreadPoolExecutor(1) as threads:
-        assert not threads.submit(encode, engine, [SHARED]).result(timeout=20).failures
-
-
-def test_a_chunk_that_kills_the_model_with_another_text_fails_alone(engine: Engine, lead: Lead) -> None:
-    leader, follower = lead([SHARED, "a later crash"])
-    assert isinstance(leader.exception(), RunnerDied)
-    assert_is_whole(engine, follower.result())
+    """Neither waits for the other, so that neither fails with it."""
+    held = tmp_path / HANG_WHILE_FILE_EXISTS
+    held.touch()
+    with ThreadPoolExecutor(2) as threads:
+        cancelled = threading.Event()
+        first = threads.submit(engine.encode, request([SHARED, "its own text"]), cancelled)
+        wait_for(lambda: engine._executor._docket.started)
+        second = threads.submit(encode, engine, [SHARED])
+        wait_for(lambda: len(engine._switchboard._tickets) == 2)
+        cancelled.set()
+        assert isinstance(first.exception(), EncodingCancelled)
+        held.unlink()
+    assert not second.result().failures
+    assert second.result().num_reused == 0
+    again = encode(engine, [SHARED + " "])  # another spelling with the same ids
+    assert again.num_reused == 1
+    np.testing.assert_array_equal(again.vectors, second.result().vectors)
 
 
 @pytest.mark.parametrize(
@@ -190,4 +116,3 @@ def test_many_chunks_with_the_same_texts_all_end_and_each_text_has_its_own_vecto
     assert not outcomes[20]
     assert sum(outcomes) >= len(chunks) - 15
     assert engine.report()["num_reused"] > 100
-    assert not engine._reuse._flights

@@ -19,6 +19,7 @@ from vectormill.db.search.matches import search_collection
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.jobs.item import Item
 from vectormill.models.registry import find_packaged_model
+from vectormill.ragged import Ragged
 from vectormill.vectors.quantization import quantize, restore
 from vectormill.vectors.vector_types import choose_vector_type, make_rows
 from worker.chunk.calibrator import Calibrator
@@ -42,7 +43,9 @@ class RealEngine:
             self._known[texts] = encode(self._model, [text.decode() for text in texts])
         vectors = self._known[texts]
         counts = np.full(n, 3, dtype=np.int32)
-        return EncodeResult(vectors, {}, counts, 4 * n, 0, np.zeros(n, dtype=np.bool_), {})
+        return EncodeResult(
+            Ragged.from_matrix(vectors), {}, counts, 4 * n, 0, np.zeros(n, dtype=np.bool_), {}
+        )
 
 
 def encode(model: SentenceTransformer, texts: Sequence[str]) -> np.ndarray:

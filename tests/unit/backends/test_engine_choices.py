@@ -6,17 +6,14 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
-from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import ConfigurationError, ModelError
 from worker.devices.detect import detect_inventory
 from worker.devices.device import Device, Inventory, device_environment, parse_devices, thread_environment
 from worker.encoder.backends import BACKENDS, Backend, list_backends
 from worker.encoder.choice import choose_precision, find_arithmetic
 from worker.encoder.encoder import Encoder
-from worker.engine.finishing import find_unique, finish_vectors
 from worker.settings import load_worker_settings
 
 GPUS = tuple(Device(f"cuda:{i}", "cuda", i, (), 4, 80 << 30, frozenset({"sm_90"})) for i in range(2))
@@ -26,7 +23,6 @@ PLAIN_CPU = parse_devices("cpu", PROCESSOR)[0]
 OLD_GPU = replace(GPUS[0], features=frozenset({"sm_75"}), description="a Turing")
 APPLE_GPU = Device("mps:0", "mps", 0, (), 4, 16 << 30)
 BF16_CPU = replace(PLAIN_CPU, features=frozenset({"amx_bf16"}))
-SPEC = EncodingSpec("m", "r", "mean", True, 2, "", 16)
 
 
 @pytest.mark.parametrize(
@@ -186,20 +182,6 @@ def test_sixteen_bits_are_computed_only_where_the_device_has_them(
 def test_a_slow_precision_is_refused_with_the_better_choice(wanted: str, device: Device, better: str) -> None:
     with pytest.raises(ModelError, match=better):
         choose_precision(wanted, device)
-
-
-def test_vectors_are_cut_before_they_are_normalized() -> None:
-    raw = np.array([[3.0, 4.0, 12.0]], np.float32)
-    np.testing.assert_allclose(finish_vectors(raw, SPEC), [[0.6, 0.8]], rtol=1e-6)
-    np.testing.assert_allclose(finish_vectors(raw, replace(SPEC, normalize=False)), [[3.0, 4.0]])
-    assert finish_vectors(np.zeros((1, 3), np.float32), SPEC).tolist() == [[0.0, 0.0]]
-    assert raw.tolist() == [[3.0, 4.0, 12.0]]
-
-
-def test_texts_that_occur_twice_are_found() -> None:
-    unique, places = find_unique([b"a", b"b", b"a"])
-    assert (unique, places.tolist()) == ([b"a", b"b"], [0, 1, 0])
-    assert find_unique([])[0] == []
 
 
 def test_a_misspelt_worker_setting_is_an_error_that_suggests_the_right_one(

@@ -1,100 +1,116 @@
-"""Which sequences are computed, which are awaited and which are known; and that memory is bounded."""
+"""Which vectors are known already, by what they were computed of; and that memory is bounded."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from worker.engine.reuse import ENTRY_BYTES, VectorReuse, digest_sequences
-from worker.tokens.tokenized import TokenizedTexts
+from vectormill.ragged import Ragged
+from worker.engine import reuse as reuse_module
+from worker.engine.reuse import ENTRY_BYTES, WAYS, VectorReuse
 
 DIMENSION = 4
+ENTRY = 4 * DIMENSION + ENTRY_BYTES
 ROOM = 1 << 20
 
 
-def tokenize(rows: list[list[int]]) -> TokenizedTexts:
-    arrays = [np.array(row, dtype=np.int32) for row in rows]
-    return TokenizedTexts.from_rows(arrays, np.zeros(len(rows), dtype=np.bool_), {})
+def ragged(rows: list[list[int]]) -> Ragged:
+    return Ragged.from_rows([np.array(row, np.int32) for row in rows], np.int32)
+
+
+def digest(reuse: VectorReuse, rows: list[list[int]], prompt_length: int = 0) -> NDArray[np.uint64]:
+    return reuse.digest({"input_ids": ragged(rows)}, np.arange(len(rows)), prompt_length)
 
 
 def vectors(n: int) -> NDArray[np.float32]:
     return np.arange(n * DIMENSION, dtype=np.float32).reshape(n, DIMENSION)
 
 
-def name(letters: str) -> dict[int, bytes]:
-    return dict(enumerate(letter.encode() for letter in letters))
+def is_known(reuse: VectorReuse, row: list[int]) -> bool:
+    return len(reuse.find(digest(reuse, [row]))[0]) == 1
 
 
-def test_equal_tokens_are_one_sequence_and_another_prompt_length_is_another() -> None:
-    texts = tokenize([[1, 2, 3], [1, 2], [1, 2, 3], []])
-    digests = digest_sequences(texts, [0, 1, 2], 0)
-    assert digests[0] == digests[2] != digests[1]
-    assert digest_sequences(texts, [0], 1)[0] != digests[0]
+@pytest.mark.parametrize("block_tokens", [1, 3, 1 << 15])
+def test_equal_tokens_are_one_sequence_and_anything_else_is_another(
+    block_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reuse_module, "BLOCK_TOKENS", block_tokens)
+    reuse = VectorReuse(ROOM)
+    rows = [[1, 2, 3], [1, 2], [1, 2, 3], [], [2, 1], [1], [0], [0, 0], [1, 2, 0], [3, 2, 1], [-1], [1, 2]]
+    digests = [row.tobytes() for row in digest(reuse, rows)]
+    for i, one in enumerate(rows):
+        for j, other in enumerate(rows):
+            assert (digests[i] == digests[j]) == (one == other), (one, other)
+    assert digest(reuse, [[1, 2, 3]], 1).tobytes() != digests[0]
+    assert digest(VectorReuse(ROOM), [[1, 2, 3]]).tobytes() != digests[0], "keys are drawn by chance"
+
+
+def test_every_input_of_a_model_is_part_of_what_must_be_equal() -> None:
+    reuse = VectorReuse(ROOM)
+    inputs = {
+        "input_ids": ragged([[1, 2], [1, 2], [0, 1]]),
+        "token_type_ids": ragged([[0, 1], [0, 0], [1, 2]]),
+    }
+    exchanged = {"input_ids": inputs["token_type_ids"], "token_type_ids": inputs["input_ids"]}
+    first, second = (reuse.digest(some, np.arange(3), 0) for some in (inputs, exchanged))
+    names = [row.tobytes() for row in [*first, *second]]
+    assert names[0] == names[5]
+    assert names[2] == names[3]
+    assert len(set(names)) == 4
+
+
+@given(st.lists(st.lists(st.integers(0, 3), max_size=6), max_size=300))
+def test_digests_of_similar_sequences_differ_in_either_half(rows: list[list[int]]) -> None:
+    different = len({tuple(row) for row in rows})
+    digests = digest(VectorReuse(ROOM), rows)
+    assert [len(np.unique(digests[:, half])) for half in (0, 1)] == [different, different]
 
 
 def test_what_was_computed_is_known_to_the_next_request() -> None:
     reuse = VectorReuse(ROOM)
-    first = reuse.divide(name("ab"), may_wait=True)
-    assert (first.known, first.awaited, first.flight.rows) == ({}, {}, {b"a": 0, b"b": 1})
-    reuse.land(first.flight, vectors(2), [0, 1])
-    second = reuse.divide(name("cb"), may_wait=True)
-    assert second.flight.rows == {b"c": 0}
-    np.testing.assert_array_equal(second.known[1], vectors(2)[1])
+    assert len(reuse.find(digest(reuse, [[1], [2]]))[0]) == 0
+    computed = vectors(3)
+    reuse.keep(digest(reuse, [[1], [2]]), computed, np.array([0, 2]))
+    computed[:] = -1
+    rows, found = reuse.find(digest(reuse, [[3], [2], [1], [2]]))
+    assert rows.tolist() == [1, 2, 3]
+    np.testing.assert_array_equal(found, vectors(3)[[2, 0, 2]])
 
 
-def test_what_another_request_computes_is_awaited_but_not_by_one_in_a_hurry() -> None:
-    reuse = VectorReuse(ROOM)
-    leader = reuse.divide(name("ab"), may_wait=True)
-    follower = reuse.divide(name("b"), may_wait=True)
-    assert (follower.awaited, follower.flight.rows) == ({0: leader.flight}, {})
-    hurried = reuse.divide(name("b"), may_wait=False)
-    assert hurried.flight.rows == {b"b": 0}
-    reuse.land(hurried.flight, vectors(1), [0])
-    assert not leader.flight.landed.is_set()
-    reuse.land(leader.flight, vectors(2), [0, 1])
-    assert follower.awaited[0].landed.is_set()
-    np.testing.assert_array_equal(leader.flight.vectors[b"b"], vectors(2)[1])
+def test_nothing_is_reused_without_room() -> None:
+    for max_bytes in (0, ENTRY - 1):
+        reuse = VectorReuse(max_bytes)
+        digests = digest(reuse, [[1]])
+        assert len(reuse.find(digests)[0]) == 0
+        reuse.keep(digests, vectors(1), np.array([0])[: len(digests)])
+        assert len(reuse.find(digests)[0]) == 0
+        assert reuse.num_bytes == 0
 
 
-def test_a_request_awaits_its_own_second_occurrence() -> None:
-    division = VectorReuse(0).divide(name("aa"), may_wait=False)
-    assert (division.flight.rows, division.awaited) == ({b"a": 0}, {1: division.flight})
-
-
-def test_a_row_that_failed_is_not_shared_and_whoever_awaited_it_computes_it() -> None:
-    reuse = VectorReuse(ROOM)
-    leader = reuse.divide(name("ab"), may_wait=True)
-    follower = reuse.divide(name("a"), may_wait=True)
-    reuse.land(leader.flight, vectors(2), [1])
-    assert b"a" not in follower.awaited[0].vectors
-    assert reuse.divide(name("a"), may_wait=True).flight.rows == {b"a": 0}
-
-
-def test_nothing_is_reused_across_requests_without_room() -> None:
-    reuse = VectorReuse(0)
-    leader = reuse.divide(name("a"), may_wait=True)
-    assert reuse.divide(name("a"), may_wait=True).flight.rows == {b"a": 0}
-    reuse.land(leader.flight, vectors(1), [0])
-    assert not reuse.divide(name("a"), may_wait=True).known
-
-
-def test_a_shared_vector_outlives_the_array_it_came_from() -> None:
-    reuse = VectorReuse(ROOM)
-    division = reuse.divide(name("a"), may_wait=True)
-    array = vectors(1)
-    reuse.land(division.flight, array, [0])
-    array[:] = -1
-    np.testing.assert_array_equal(reuse.divide(name("a"), may_wait=True).known[0], vectors(1)[0])
-
-
-@given(st.lists(st.integers(0, 9), max_size=200), st.integers(0, 5))
-def test_memory_stays_within_its_bound_and_the_sequence_used_last_is_kept(
-    letters: list[int], num_kept: int
+@given(st.lists(st.lists(st.integers(0, 60), min_size=1, max_size=20), max_size=60), st.integers(0, 5 * WAYS))
+def test_memory_stays_within_its_bound_and_what_is_found_is_the_vector_that_was_kept(
+    requests: list[list[int]], num_kept: int
 ) -> None:
-    reuse = VectorReuse(num_kept * (4 * DIMENSION + ENTRY_BYTES))
-    for letter in letters:
-        division = reuse.divide({0: bytes([letter])}, may_wait=True)
-        reuse.land(division.flight, vectors(1), [0])
-        assert reuse.num_bytes <= num_kept * (4 * DIMENSION + ENTRY_BYTES)
+    reuse = VectorReuse(num_kept * ENTRY)
+    for letters in requests:
+        digests = digest(reuse, [[letter] for letter in letters])
+        kept = np.repeat(np.array(letters, np.float32)[:, np.newaxis], DIMENSION, axis=1)
+        if len(digests):
+            reuse.keep(digests, kept, np.arange(len(letters)))
+        assert reuse.num_bytes <= num_kept * ENTRY
         if num_kept:
-            assert 0 in reuse.divide({0: bytes([letter])}, may_wait=True).known
+            rows, found = reuse.find(digests)
+            assert (found == kept[rows]).all()
+            assert (
+                is_known(reuse, [letters[-1]]) or len(letters) > 1
+            )  # its set may be full of those beside it
+
+
+def test_of_a_full_set_the_sequence_goes_that_was_not_used_for_longest() -> None:
+    reuse = VectorReuse(3 * ENTRY)
+    for number in range(3):
+        reuse.keep(digest(reuse, [[number]]), vectors(1), np.array([0]))
+    assert is_known(reuse, [0])
+    reuse.keep(digest(reuse, [[3]]), vectors(1), np.array([0]))
+    assert [is_known(reuse, [number]) for number in range(4)] == [True, False, True, True]

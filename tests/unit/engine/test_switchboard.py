@@ -1,5 +1,7 @@
 """Requests are taken apart into batches, and every vector comes back to the text it belongs to."""
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -59,7 +61,7 @@ def test_every_text_gets_its_own_vector(
         expected = [
             [sum(row), row[-1], len(row), min(prompt_length, len(row))] if row else [0] * 4 for row in rows
         ]
-        assert ticket.vectors.tolist() == expected
+        assert ticket.results.join().matrix.tolist() == expected
     num_tokens = sum(len(row) for rows, *_ in requests for row in rows)
     assert num_tokens + sum(ticket.num_padding_tokens for ticket in tickets) == num_computed
     assert switchboard.tally.num_tokens == num_tokens
@@ -76,8 +78,8 @@ def test_what_is_being_encoded_of_a_withdrawn_request_is_dropped_and_its_company
     switchboard.withdraw(gone)
     switchboard.deliver(work, encode(work.batch), 1.0)
     assert stays.done.is_set()
-    assert stays.vectors.tolist() == [[15, 6, 3, 0]]
-    assert not gone.vectors.any()
+    assert stays.results.join().matrix.tolist() == [[15, 6, 3, 0]]
+    assert not gone.results.join().matrix.any()
 
 
 def test_a_batch_is_urgent_if_an_interactive_request_is_in_it() -> None:
@@ -86,3 +88,52 @@ def test_a_batch_is_urgent_if_an_interactive_request_is_in_it() -> None:
     switchboard.add(ticket_of([[1, 2]], is_interactive=True))
     assert [work.is_urgent for work in iter(lambda: next_work(switchboard), None)] == [True, False]
     assert switchboard.next_urgent_work() is None
+
+
+@given(st.lists(st.lists(st.integers(1, 10_000), max_size=30), min_size=1, max_size=20), st.data())
+def test_results_of_any_length_and_named_inputs_go_with_their_text(
+    rows: list[list[int]], data: st.DataObject
+) -> None:
+    """A model of two inputs answers with bytes: the lowest byte of id times type, of some of the tokens."""
+    types = [[data.draw(st.integers(0, 3)) for _ in row] for row in rows]
+    texts = tokenized(rows)
+    texts = replace(
+        texts,
+        inputs={
+            **texts.inputs,
+            "token_type_ids": Ragged.from_rows([np.array(row, np.int32) for row in types], np.int32),
+        },
+    )
+
+    def answer(ids: list[int], kinds: list[int]) -> list[int]:
+        return [one * kind % 256 for one, kind in zip(ids, kinds, strict=True)][: ids[-1] % 7]
+
+    ticket = Ticket.for_texts(texts, 4, 0, is_interactive=False)
+    switchboard = Switchboard(BatchLimits(64), clock=lambda: 0.0)
+    switchboard.add(ticket)
+    while work := next_work(switchboard):
+        ids, kinds = (work.batch.inputs[name] for name in ("input_ids", "token_type_ids"))
+        answers = [answer(ids.row(i).tolist(), kinds.row(i).tolist()) for i in range(len(work.batch))]
+        results = Ragged.from_rows([np.array(each, np.uint8) for each in answers], np.uint8)
+        switchboard.deliver(work, results, 1.0)
+        results.values[:] = 0  # whoever computed them uses the memory again
+    expected = [answer(*both) if both[0] else [] for both in zip(rows, types, strict=True)]
+    joined = ticket.results.join()
+    assert len(joined) == len(rows)
+    if any(rows):
+        assert ticket.results.vectors is None
+        assert [joined.row(index).tolist() for index in range(len(rows))] == expected
+
+
+def test_vectors_that_are_known_are_not_computed_and_stand_in_their_rows() -> None:
+    switchboard = Switchboard(BatchLimits(64), clock=lambda: 0.0)
+    ticket = ticket_of([[], [1, 2, 3], [4, 5], [6]])
+    ticket.take_over(np.array([0, 2]), np.array([[1, 1, 1, 1], [3, 3, 3, 3]], np.float32))
+    switchboard.add(ticket)
+    work = next_work(switchboard)
+    assert work is not None
+    assert work.batch.input_ids.tolist() == [4, 5]
+    switchboard.deliver(work, encode(work.batch), 1.0)
+    assert ticket.done.is_set()
+    assert ticket.num_reused == 2
+    assert ticket.results.join().matrix.tolist() == [[0] * 4, [1] * 4, [9, 5, 2, 0], [3] * 4]
