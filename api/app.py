@@ -37,6 +37,7 @@ from api.limits.search_pool import SEARCH_CONNECTIONS, SearchPool
 from api.metrics.metrics import ApiMetrics, RequestMetrics
 from api.problems import MEDIA_TYPE, register_handlers
 from api.queries.exchange import QueryExchange
+from api.queries.live_generations import LiveGenerations
 from api.routes import events, health, jobs, models, vectors
 from api.routes.collections import collections, exports, generations, indexes, items, searches
 from api.routes.sources import following, runs, schedules, sources
@@ -98,7 +99,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
             await resources.queries.close()
         if resources.doorbell is not None:
             await run_in_threadpool(resources.doorbell.close)
-        await run_in_threadpool(resources.searches.engine.dispose)
+        await run_in_threadpool(resources.searches.close)
         if own_engine is not None:
             await run_in_threadpool(own_engine.dispose)
 
@@ -186,6 +187,7 @@ def make_resources(settings: Settings, engine: Engine, stop_request: StopRequest
         registry=Registry(settings.models),
         doorbell=open_doorbell(settings.redis_url) if settings.redis_url else None,
         queries=queries,
+        generations=LiveGenerations(engine),
         metrics=metrics,
         gates=Gates.of(settings),
         watch=Watch(engine),

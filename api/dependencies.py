@@ -14,6 +14,7 @@ from api.limits.gates import Gates
 from api.limits.search_pool import SearchPool
 from api.metrics.metrics import ApiMetrics
 from api.queries.exchange import QueryExchange
+from api.queries.live_generations import LiveGenerations
 from api.watch import Watch
 from vectormill.domain.collection import COLLECTION_NAME
 from vectormill.domain.errors import CollectionNotFound, JobNotFound
@@ -34,6 +35,7 @@ class Resources:
     registry: Registry
     doorbell: redis.Redis | None
     queries: QueryExchange | None
+    generations: LiveGenerations
     metrics: ApiMetrics
     gates: Gates
     watch: Watch

@@ -1,13 +1,13 @@
 """Searches over HTTP: which rows of a collection answer a text, a vector or a row best."""
 
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 from fastapi.concurrency import run_in_threadpool
-from sqlalchemy import Connection, text
+from sqlalchemy import text
 
 from api.bodies.searches import (
     SEARCH_DECODER,
@@ -23,12 +23,18 @@ from api.door.media_types import require_json
 from api.intake.requests import UnreadableItem, check_key, decode_body
 from api.intake.submissions import read_body
 from api.queries.encoding import check_query, encode_queries
-from vectormill.db.collections.collections import check_spec_fits, find_generation
-from vectormill.db.search.matches import Nearest, find_matches
+from vectormill.db.collections.collections import check_spec_fits
+from vectormill.db.search.matches import Nearest
 from vectormill.domain.collection import Generation
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import InvalidOption, ItemNotFound, SpecMismatch
 from vectormill.domain.search import BY_TEXT, Search
+
+P = ParamSpec("P")
+T = TypeVar("T")
+# A body of so many bytes is read, and so many matches are written, in a tenth of a millisecond.
+SMALL_BYTES: Final = 16 << 10
+FEW_MATCHES: Final = 20
 
 router = APIRouter(tags=["collections"])
 
@@ -51,21 +57,31 @@ SEARCH_DOCS: Final[dict[str, Any]] = {
 FIND_SPEC: Final = text("SELECT spec FROM vectormill.generations WHERE fingerprint = :fingerprint LIMIT 1")
 
 
-@router.post("/v1/collections/{name}/search", openapi_extra=SEARCH_DOCS, response_model_exclude_unset=True)
-async def post_search(
-    request: Request, name: CollectionName, resources: ResourcesDependency
-) -> SearchAnswer | ManySearchesAnswer:
+@router.post(
+    "/v1/collections/{name}/search",
+    openapi_extra=SEARCH_DOCS,
+    response_model=SearchAnswer | ManySearchesAnswer,
+)
+async def post_search(request: Request, name: CollectionName, resources: ResourcesDependency) -> Response:
     """The rows that answer a query best, best first; of many queries at once, each by itself."""
     require_json(request)
     with resources.gates.searches.enter():
         with resources.gates.json_bytes.hold() as hold:
             body = await read_body(request, resources.settings, hold)
-            wanted = await run_in_threadpool(decode_body, body, SEARCH_DECODER)
-        queries, searches = await run_in_threadpool(make_searches, wanted, resources)
-        generation = await run_in_threadpool(open_generation, resources, name, queries)
+            is_small = len(body) <= SMALL_BYTES
+            wanted = await run(is_small, decode_body, body, SEARCH_DECODER)
+        queries, searches = await run(is_small, make_searches, wanted, resources)
+        generation = await open_generation(resources, name, queries)
         embeddings = await find_embeddings(queries, searches, generation, resources)
-        found = await run_searches(list(zip(searches, embeddings, strict=True)), generation, resources)
-        return await run_in_threadpool(make_answer, searches, found, wanted.queries is None)
+        found = await resources.searches.find(generation, list(zip(searches, embeddings, strict=True)))
+        num_matches = sum(len(nearest.matches) for nearest in found)
+        content = await run(num_matches <= FEW_MATCHES, make_answer, searches, found, wanted.queries is None)
+        return Response(content, media_type="application/json")
+
+
+async def run(is_little: bool, work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+    """What takes less than to wake a thread for it is done here; what takes longer holds up no other request."""
+    return work(*arguments, **options) if is_little else await run_in_threadpool(work, *arguments, **options)
 
 
 def make_searches(wanted: SearchRequest, resources: Resources) -> tuple[list[SearchQuery], list[Search]]:
@@ -94,21 +110,28 @@ def make_one_search(query: SearchQuery, place: str, resources: Resources) -> Sea
     return search
 
 
-def open_generation(resources: Resources, name: str, queries: Sequence[SearchQuery]) -> Generation:
+async def open_generation(resources: Resources, name: str, queries: Sequence[SearchQuery]) -> Generation:
     """The live generation. Raises CollectionNotFound, and SpecMismatch for queries of another vector space."""
+    generation = await resources.generations.find(name)
+    fingerprints = {query.fingerprint for query in queries} - {None}
+    if fingerprints and fingerprints != {generation.spec.fingerprint()}:
+        await run_in_threadpool(refuse_other_spaces, resources, generation, queries)
+    return generation
+
+
+def refuse_other_spaces(resources: Resources, generation: Generation, queries: Sequence[SearchQuery]) -> None:
+    """Raises SpecMismatch."""
     with resources.engine.connect() as connection:
-        generation = find_generation(connection, name)
         for fingerprint in {query.fingerprint for query in queries} - {None, generation.spec.fingerprint()}:
             stored = connection.execute(FIND_SPEC, {"fingerprint": fingerprint}).scalar_one_or_none()
             if stored is not None:
                 check_spec_fits(generation, EncodingSpec.from_json(stored))
             spec = generation.spec
             raise SpecMismatch(
-                f"The search is for vectors of {fingerprint}, and collection {name!r} holds those of "
+                f"The search is for vectors of {fingerprint}, and collection {generation.collection!r} holds those of "
                 f"{spec.fingerprint()}: model {spec.model}, {spec.dimensions} dimensions. Spaces are never mixed: "
                 "encode the query anew, with the collection's own options."
             )
-    return generation
 
 
 async def find_embeddings(
@@ -129,25 +152,13 @@ async def find_embeddings(
     return embeddings
 
 
-async def run_searches(
-    searches: Sequence[tuple[Search, npt.NDArray[np.float32] | None]],
-    generation: Generation,
-    resources: Resources,
-) -> list[Nearest]:
-    def run(connection: Connection) -> list[Nearest]:
-        timeout_seconds = resources.settings.search_timeout_seconds
-        return find_matches(connection, generation, searches, timeout_seconds=timeout_seconds)
-
-    return await resources.searches.run(run)
-
-
-def make_answer(
-    searches: Sequence[Search], found: Sequence[Nearest], is_one: bool
-) -> SearchAnswer | ManySearchesAnswer:
+def make_answer(searches: Sequence[Search], found: Sequence[Nearest], is_one: bool) -> str:
+    """As JSON."""
     answers = [
         SearchAnswer.from_nearest(nearest, search) for nearest, search in zip(found, searches, strict=True)
     ]
-    return answers[0] if is_one else ManySearchesAnswer(data=answers)
+    answer = answers[0] if is_one else ManySearchesAnswer(data=answers)
+    return answer.model_dump_json(exclude_unset=True)
 
 
 def check_embedding(values: list[float], generation: Generation) -> npt.NDArray[np.float32]:

@@ -1,17 +1,19 @@
 """Searches that wait for Postgres hold up nothing else, and take no more connections than they are given."""
 
+import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, event, text
 
 from api.app import POOL_OVERFLOW, POOL_SIZE
-from api.limits.search_pool import SEARCH_CONNECTIONS
+from api.limits.search_pool import MOST_ROWS, SEARCH_CONNECTIONS, SearchPool
 from tests.api_server import ITEMS, api_client, assert_problem, encode_waiting, many, submit
 from tests.protocol import vector_of
 from tests.waiting import wait_for
 from vectormill.db.collections.collections import find_generation
+from vectormill.domain.search import Search
 
 SEARCH = "/v1/collections/docs/search"
 NUM_SEARCHES = 20
@@ -66,13 +68,44 @@ def test_a_search_that_waits_too_long_for_others_is_told_so(engine: Engine) -> N
         encode_waiting(engine)
         let_go = lock(engine)
         try:
-            answers = list(threads.map(lambda _: client.post(SEARCH, json=QUERY), range(NUM_SEARCHES)))
+            # So many rows that each is run by itself.
+            wide = {**QUERY, "limit": MOST_ROWS + 1}
+            answers = list(threads.map(lambda _: client.post(SEARCH, json=wide), range(NUM_SEARCHES)))
         finally:
             let_go()
     for answer in answers:
         assert_problem(answer, 503, "search-timeout", "0.5 s")
         assert answer.headers["retry-after"]
     assert any("for those before it" in answer.json()["detail"] for answer in answers)
+
+
+def test_searches_that_come_together_and_cost_alike_share_a_transaction(engine: Engine) -> None:
+    with api_client(engine) as client:
+        submit(client, many(30), collection="docs")
+        encode_waiting(engine)
+    with engine.connect() as connection:
+        generation = find_generation(connection, "docs")
+    texts = [f"text {number}" for number in range(30)]
+    wanted = [(Search(limit=1 if number % 2 else 200), text) for number, text in enumerate(texts)]
+    num_begun = 0
+
+    def count(connection: object) -> None:
+        nonlocal num_begun
+        num_begun += 1
+
+    async def find_all(pool: SearchPool) -> list[str]:
+        gone = asyncio.ensure_future(pool.find(generation, [(Search(), vector_of(b"gone"))]))
+        found = [pool.find(generation, [(search, vector_of(text.encode()))]) for search, text in wanted]
+        gathered = asyncio.gather(*found)
+        await asyncio.sleep(0)
+        gone.cancel()
+        return [nearest.matches[0].key for (nearest,) in await gathered]
+
+    pool = SearchPool(engine, 30)
+    event.listen(engine, "begin", count)
+    assert asyncio.run(find_all(pool)) == [f"k{number}" for number in range(30)]
+    assert 15 < num_begun < 15 + 10  # the 15 with long pages each by itself, the others together
+    pool.close()
 
 
 def test_an_api_process_has_ten_connections_at_the_most() -> None:

@@ -1,5 +1,6 @@
 """Matches: the rows of a collection that answer a search best, and whether an index found them."""
 
+import functools
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -11,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import psycopg
-from sqlalchemy import Connection, Row, text
+from sqlalchemy import Connection, Row, TextClause, text
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from vectormill.db.search.query_vectors import make_query_vector, read_vector
@@ -116,10 +117,15 @@ def find_matches(
     plans = Plans(connection, generation)
     with explaining(generation, timeout_seconds):
         found = []
+        prepared = None
         for search, embedding in searches:
             check_search(search)
             seconds = max(deadline - time.monotonic(), 0.001)
-            prepare(connection, search, seconds)
+            # What is set holds until the transaction ends: searches that are alike set it once a second.
+            wanted = (search.num_wanted, search.ef_search, math.ceil(seconds))
+            if wanted != prepared:
+                prepare(connection, search, seconds)
+                prepared = wanted
             found.append(find_one(connection, generation, search, embedding, plans))
         return found
 
@@ -154,7 +160,7 @@ def find_one(
         repeated_because = shortage if is_exact and search.mode != BY_TEXT else None
         write = partial(write_search, generation, search, query, num_ranked, language)
         statement, reading = plans.choose(write, is_exact=is_exact, is_filtered=search.condition is not None)
-        rows = connection.execute(text(statement.sql), statement.values).all()
+        rows = connection.execute(read_statement(statement.sql), statement.values).all()
         shortage = find_shortage(search, reading, rows, num_ranked)
         if shortage is None:
             break
@@ -235,6 +241,12 @@ def explaining(generation: Generation, timeout_seconds: float) -> Iterator[None]
         raise Conflict(
             f"The generation of {generation.collection!r} that was searched has been removed meanwhile; search again."
         ) from error
+
+
+@functools.lru_cache(maxsize=512)
+def read_statement(sql: str) -> TextClause:
+    """Its parameters are looked for once."""
+    return text(sql)
 
 
 def choose_num_candidates(limit: int) -> int:

@@ -97,7 +97,7 @@ def find_like(
 
 def write_vector(values: npt.NDArray[np.float32]) -> str:
     """A vector as pgvector reads it."""
-    return "[" + ",".join(repr(float(value)) for value in values) + "]"
+    return "[" + ",".join(map(repr, values.tolist())) + "]"
 
 
 def write_signs(values: npt.NDArray[np.float32]) -> str:
