@@ -18,6 +18,7 @@ from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.jobs.chunk import ChunkOutcome, Claim, Dispatch
 from vectormill.domain.jobs.item import Item, ItemFailure
 from vectormill.domain.jobs.job import Job, NewJob
+from vectormill.ragged import Ragged
 from vectormill.settings import Settings
 
 SPEC = EncodingSpec(
@@ -131,7 +132,7 @@ def complete_on(
         num_reused=1,
         stage_seconds={"run": 0.5},
     )
-    return complete_chunk(connection, claimed, items, wanted, vectors, outcome)
+    return complete_chunk(connection, claimed, items, wanted, Ragged.from_matrix(vectors), outcome)
 
 
 def stack(items: Sequence[Item]) -> npt.NDArray[np.float32]:

@@ -15,6 +15,7 @@ from vectormill.db.outages import DATABASE_ERRORS, describe_refusal, is_outage
 from vectormill.domain.errors import DatabaseUnavailable, LeaseLost
 from vectormill.domain.jobs.chunk import DONE, ChunkOutcome, Claim
 from vectormill.domain.jobs.item import Item
+from vectormill.ragged import Ragged
 from worker.chunk.commit_waits import CommitWaits
 
 logger = logging.getLogger(__name__)
@@ -47,10 +48,10 @@ class PostgresSink:
         claim: Claim,
         items: Sequence[Item],
         encoded: npt.NDArray[np.int64],
-        vectors: npt.NDArray[np.float32],
+        results: Ragged,
         outcome: ChunkOutcome,
     ) -> float:
-        """Commits once, whatever happens on the way, and waits for it as long as the chunk is ours: the vectors cost
+        """Commits once, whatever happens on the way, and waits for it as long as the chunk is ours: the results cost
         device time. Raises LeaseLost, DatabaseUnavailable when the worker is to stop, and errors that no waiting mends.
 
         Returns the seconds that came too late to be counted in the job: its own row's turn, and COMMIT.
@@ -64,7 +65,7 @@ class PostgresSink:
             return counted
 
         try:
-            self._commit_in_time(claim, items, encoded, vectors, outcome, read_persist_seconds)
+            self._commit_in_time(claim, items, encoded, results, outcome, read_persist_seconds)
         finally:
             self._waits.forget(claim.chunk_id)
         return time.monotonic() - start - counted
@@ -74,7 +75,7 @@ class PostgresSink:
         claim: Claim,
         items: Sequence[Item],
         encoded: npt.NDArray[np.int64],
-        vectors: npt.NDArray[np.float32],
+        results: Ragged,
         outcome: ChunkOutcome,
         read_persist_seconds: Callable[[], float],
     ) -> None:
@@ -84,7 +85,7 @@ class PostgresSink:
             try:
                 with self._engine.begin() as connection:
                     self._limit_lock_wait(connection)
-                    complete_chunk(connection, claim, items, encoded, vectors, outcome, read_persist_seconds)
+                    complete_chunk(connection, claim, items, encoded, results, outcome, read_persist_seconds)
                 return
             except DATABASE_ERRORS as error:
                 if not is_outage(error):

@@ -16,6 +16,7 @@ from vectormill.domain.jobs.chunk import ChunkOutcome
 from vectormill.domain.jobs.item import Item
 from vectormill.domain.jobs.job import NewJob
 from vectormill.files.ndjson import ItemJson
+from vectormill.ragged import Ragged
 from vectormill.settings import Settings
 
 OWNER = "benchmark"
@@ -54,5 +55,5 @@ def complete_with_random_vectors(
         vectors = random.standard_normal((len(items), claim.spec.dimensions), dtype=np.float32)
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
         outcome = ChunkOutcome(failures={}, num_tokens=0, num_computed_tokens=0)
-        complete_chunk(connection, claim, items, np.arange(len(items)), vectors, outcome)
+        complete_chunk(connection, claim, items, np.arange(len(items)), Ragged.from_matrix(vectors), outcome)
     return len(items)

@@ -16,6 +16,7 @@ from vectormill.db.rows.calibrations import keep_ranges
 from vectormill.domain.encoding import VECTOR_TYPES, EncodingSpec
 from vectormill.domain.jobs.chunk import ChunkOutcome, Claim
 from vectormill.domain.jobs.item import EMPTY_TEXT, ItemFailure
+from vectormill.ragged import Ragged
 from vectormill.vectors.quantization import Ranges
 from vectormill.vectors.vector_types import choose_vector_type, make_rows
 
@@ -45,7 +46,8 @@ def complete_large(engine: Engine, claimed: Claim, failing: frozenset[int] = fro
             for position, place in zip(encoded.tolist(), places, strict=True)
             if place in failing
         }
-        complete_chunk(connection, claimed, items, encoded, vectors_of(places), ChunkOutcome(failures, 1, 1))
+        results = Ragged.from_matrix(vectors_of(places))
+        complete_chunk(connection, claimed, items, encoded, results, ChunkOutcome(failures, 1, 1))
 
 
 @pytest.mark.parametrize("collection", [None, "docs"])

@@ -20,6 +20,7 @@ from vectormill.db.jobs.jobs import delete_job, find_job, retry_job
 from vectormill.domain.jobs.chunk import ChunkOutcome
 from vectormill.domain.jobs.item import ENCODING_FAILED, Item, ItemFailure
 from vectormill.domain.jobs.job import Job
+from vectormill.ragged import Ragged
 
 FAILED = ItemFailure(ENCODING_FAILED, "")
 
@@ -108,7 +109,7 @@ def test_a_text_that_its_collection_cannot_hold_is_not_counted_as_cut(engine: En
         vectors = stack(items)
         vectors[0] *= 1e6  # too large for float16
         outcome = ChunkOutcome({}, 1, 1, truncated=[0, 1])
-        complete_chunk(connection, claimed, items, np.arange(2), vectors, outcome)
+        complete_chunk(connection, claimed, items, np.arange(2), Ragged.from_matrix(vectors), outcome)
     with engine.connect() as connection:
         assert find_job(connection, job.id).num_truncated == 1
     assert list_keys(engine, job) == [["k1"]]

@@ -43,6 +43,7 @@ from vectormill.domain.errors import (
 from vectormill.domain.jobs.chunk import LEASED, ChunkOutcome, Claim
 from vectormill.domain.jobs.item import EMPTY_TEXT, Item, ItemFailure
 from vectormill.domain.jobs.job import CANCELLING
+from vectormill.ragged import Ragged
 from worker.chunk.commit import PostgresSink
 
 FAILURE = ItemFailure(EMPTY_TEXT, "empty")
@@ -234,8 +235,8 @@ class World:
     def commit(self, claimed: Claim, items: Sequence[Item]) -> bool:
         """As the worker's sink does it, with its repeats."""
         wanted, outcome = self.encode(claimed)
-        vectors = stack([items[position] for position in wanted.tolist()])
-        PostgresSink(self.engine, threading.Event()).commit(claimed, items, wanted, vectors, outcome)
+        results = Ragged.from_matrix(stack([items[position] for position in wanted.tolist()]))
+        PostgresSink(self.engine, threading.Event()).commit(claimed, items, wanted, results, outcome)
         return True
 
     def encode(self, claimed: Claim) -> tuple["np.ndarray[tuple[int], np.dtype[np.int64]]", ChunkOutcome]:

@@ -1,6 +1,6 @@
 """The commit of a chunk: its vectors, its errors, its state and its job's counters, in one fenced transaction."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +16,7 @@ from vectormill.domain.errors import LeaseLost
 from vectormill.domain.jobs.bottleneck import PERSIST
 from vectormill.domain.jobs.chunk import CANCELLED, DONE, FAILED, ChunkOutcome, Claim
 from vectormill.domain.jobs.item import ITEM_ERROR_CODES, NON_FINITE_VECTOR, Item, ItemFailure, Items
+from vectormill.ragged import Ragged
 from vectormill.vectors.vector_types import (
     MAX_HALF,
     Rows,
@@ -82,15 +83,15 @@ def complete_chunk(
     claim: Claim,
     items: Sequence[Item],
     encoded: npt.NDArray[np.int64],
-    vectors: npt.NDArray[np.float32],
+    results: Ragged,
     outcome: ChunkOutcome,
     read_persist_seconds: Callable[[], float] | None = None,
 ) -> bool:
     """Commits a chunk inside the caller's transaction; True when this ended the job.
 
-    `items` are all items of the chunk. `encoded` [m] are the positions that were encoded, `vectors` float32
-    [m, dimensions] their vectors in the same order; rows named in `outcome.failures` are not stored. For int8 the
-    ranges of the spec's space are kept already.
+    `items` are all items of the chunk. `encoded` [m] are the positions that were encoded, `results` their vectors in
+    the same order, rows of float32 [dimensions]; those named in `outcome.failures` are not stored and may be anything.
+    For int8 the ranges of the spec's space are kept already.
     `read_persist_seconds` is asked before the last statement, for the stage seconds of the job.
     Raises LeaseLost, after which the caller must roll back and forget its work, and SpecMismatch.
     """
@@ -98,15 +99,15 @@ def complete_chunk(
     spec = claim.spec
     kind = choose_vector_type(spec, in_collection=claim.generation_id is not None)
     failures = dict(outcome.failures)
-    if kind.name == FLOAT16:
-        failures |= _unstorable(encoded, vectors, failures)
-    is_stored = ~np.isin(encoded, np.fromiter(failures, dtype=np.int64, count=len(failures)))
-    num_done, num_failed = int(is_stored.sum()), len(failures)
+    stored, vectors = _leave_out(failures, encoded, results, spec.dimensions)
+    if kind.name == FLOAT16 and (unstorable := _find_unstorable(stored, vectors)):
+        failures |= unstorable
+        stored, vectors = _leave_out(failures, encoded, results, spec.dimensions)
+    num_done, num_failed = len(stored), len(failures)
 
     _end_under_fence(connection, claim, DONE)
-    stored = encoded[is_stored]
     ranges = find_ranges(connection, spec) if kind.name == INT8 else None
-    rows = make_rows(vectors[is_stored], kind, ranges)
+    rows = make_rows(vectors, kind, ranges)
     if claim.generation_id is not None:
         upsert_vectors(
             connection,
@@ -138,13 +139,25 @@ def _end_under_fence(connection: Connection, claim: Claim, state: str) -> None:
         raise LeaseLost
 
 
-def _unstorable(
-    encoded: npt.NDArray[np.int64], vectors: npt.NDArray[np.float32], failures: dict[int, ItemFailure]
+def _leave_out(
+    failures: Collection[int], encoded: npt.NDArray[np.int64], results: Ragged, dimensions: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    """The positions that did not fail, and their vectors float32 [n, dimensions]; a view when none failed."""
+    if not failures:
+        return encoded, results.matrix.reshape(-1, dimensions)
+    rows = np.flatnonzero(~np.isin(encoded, np.fromiter(failures, dtype=np.int64, count=len(failures))))
+    return encoded[rows], results.take(rows).matrix.reshape(-1, dimensions)
+
+
+def _find_unstorable(
+    stored: npt.NDArray[np.int64], vectors: npt.NDArray[np.float32]
 ) -> dict[int, ItemFailure]:
-    """Items whose vector would overflow float16; one of them would make COPY refuse all."""
-    too_large = encoded[np.abs(vectors).max(axis=1, initial=0) > MAX_HALF]
+    """Items whose vector would overflow float16; one of them would make the server refuse all."""
+    if max(vectors.max(initial=0), -vectors.min(initial=0)) <= MAX_HALF:
+        return {}
+    too_large = stored[np.abs(vectors).max(axis=1) > MAX_HALF]
     failure = ItemFailure(NON_FINITE_VECTOR, ITEM_ERROR_CODES[NON_FINITE_VECTOR])
-    return {position: failure for position in too_large.tolist() if position not in failures}
+    return dict.fromkeys(too_large.tolist(), failure)
 
 
 def _store_with_chunk(
