@@ -58,6 +58,10 @@ class Ragged:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled by its arrays alone: what dataclasses do for those with slots takes longer than a small batch."""
+        return Ragged, (self.values, self.offsets)
+
     @property
     def lengths(self) -> NDArray[np.int64]:
         return np.diff(self.offsets)

@@ -6,7 +6,7 @@ them alike; others have one value a sequence.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +47,10 @@ class Batch:
     def take(self, rows: NDArray[np.int64]) -> "Batch":
         """A copy of these sequences, in this order."""
         return Batch({name: values.take(rows) for name, values in self.inputs.items()})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As Ragged's."""
+        return Batch, (self.inputs,)
 
     def __len__(self) -> int:
         return len(self.inputs[INPUT_IDS])

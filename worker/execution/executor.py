@@ -7,12 +7,12 @@ suspects each is tried again alone.
 """
 
 import logging
+import socket
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing import Pipe
-from multiprocessing.connection import wait
+from selectors import EVENT_READ, DefaultSelector
 from typing import Final
 
 import numpy as np
@@ -83,7 +83,8 @@ class Executor:
         self._on_loaded = on_loaded
         self._display = display or LoadingDisplay(self._name)
         self._thread = threading.Thread(target=self._run, name="executor", daemon=True)
-        self._wake_reader, self._wake_writer = Pipe(duplex=False)
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        self._selector = DefaultSelector()  # of the runner at hand, and of waking
         self._is_woken = threading.Event()
         self._stopping = threading.Event()
         self._settled = threading.Event()  # the first load has succeeded or failed
@@ -110,10 +111,10 @@ class Executor:
             self._thread.join()
 
     def wake(self) -> None:
-        """Says that the source has new work. At most one byte lies in the pipe, so that this never blocks."""
+        """Says that the source has new work. At most one byte is on its way, so that this never blocks."""
         if not self._is_woken.is_set():
             self._is_woken.set()
-            self._wake_writer.send_bytes(b"!")
+            self._wake_writer.send(b"!")
 
     @property
     def memory(self) -> MemoryReport | None:
@@ -154,6 +155,7 @@ class Executor:
 
     def _run_one_runner(self) -> None:
         self._runner = runner = self._starter.start()
+        self._watch(runner)
         try:
             if not self._wait_until_loaded(runner):
                 return
@@ -252,12 +254,22 @@ class Executor:
     def _listen(self, runner: AnyRunner, deadline: float | None) -> list[object]:
         """What the runner says until the deadline; nothing when only the source has, or ranks have still to speak."""
         timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
-        ready: list[object] = list(wait([*runner.connections, self._wake_reader], timeout))
-        if self._wake_reader in ready:
-            self._wake_reader.recv_bytes()
-            self._is_woken.clear()
-            ready.remove(self._wake_reader)
-        return runner.receive() if ready else []
+        has_spoken = False
+        for key, _ in self._selector.select(timeout):
+            if key.fileobj is self._wake_reader:
+                self._wake_reader.recv(1)
+                self._is_woken.clear()
+            else:
+                has_spoken = True
+        return runner.receive() if has_spoken else []
+
+    def _watch(self, runner: AnyRunner) -> None:
+        """One selector as long as the runner lives: made anew for every message it would cost more than the message."""
+        self._selector.close()
+        self._selector = DefaultSelector()
+        self._selector.register(self._wake_reader, EVENT_READ)
+        for connection in runner.connections:
+            self._selector.register(connection, EVENT_READ)
 
     def _abandon(self, runner: AnyRunner, reason: str) -> RunnerLost:
         """Ends a runner that makes no progress; where it was stands in the log."""

@@ -10,7 +10,6 @@ import struct
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
@@ -119,7 +118,7 @@ class Runner:
         block = None
         if isinstance(message, Encode) and self._free_blocks:
             block = self._blocks[message.number] = self._free_blocks.pop()
-            message = replace(message, block=block)
+            message = Encode(message.number, message.batch, message.is_urgent, block)
         try:
             self._channel.send(message, block)
         except BlockingIOError as error:

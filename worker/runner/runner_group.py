@@ -9,7 +9,8 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
+from selectors import EVENT_READ, DefaultSelector
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
@@ -35,6 +36,9 @@ class RunnerGroup:
         self._runners = [
             Runner(load, environment) for load, environment in zip(loads, environments, strict=True)
         ]
+        self._selector = DefaultSelector()
+        for number, connection in enumerate(self.connections):
+            self._selector.register(connection, EVENT_READ, number)
         self._readings: dict[int, Reading] = {}
         self._loaded: dict[int, Loaded] = {}
         self._parts: dict[int, dict[int, Encoded]] = {}  # what ranks have answered, by batch and rank
@@ -76,11 +80,9 @@ class RunnerGroup:
         return said
 
     def _listen(self, timeout: float) -> None:
-        ready = wait(self.connections, timeout)
-        for number, runner in enumerate(self._runners):
-            if runner.connection in ready:
-                for message in runner.receive():
-                    self._said += self._hear(number, message)
+        for number in sorted(key.data for key, _ in self._selector.select(timeout)):
+            for message in self._runners[number].receive():
+                self._said += self._hear(number, message)
 
     def stacks(self) -> list[str]:
         """Where every rank is, and which of them have done what the others wait for."""
@@ -92,12 +94,14 @@ class RunnerGroup:
         ]
 
     def stop(self) -> None:
+        self._selector.close()
         for runner in self._runners:
             runner.stop()
         self._meeting_place.cleanup()
 
     def kill(self) -> list[Any]:
         """Ends all processes. What they had said of whole batches and nobody has read is returned."""
+        self._selector.close()
         unread = [
             (number, message) for number, runner in enumerate(self._runners) for message in runner.kill()
         ]
