@@ -1,10 +1,10 @@
 """Schemas: the JSON that the API answers with; the names are those of the domain."""
 
 from datetime import UTC, datetime
-from typing import Any, Self
+from typing import Annotated, Any, Self
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from vectormill.db.workers import Worker
 from vectormill.domain.encoding import EncodingSpec
@@ -12,9 +12,7 @@ from vectormill.domain.jobs.bottleneck import Bottleneck
 from vectormill.domain.jobs.job import JOB_STATES, PAUSED, Job
 from vectormill.models.registry import ModelCard
 
-
-def _in_utc(moment: datetime | None) -> datetime | None:
-    return moment.astimezone(UTC) if moment else None
+Moment = Annotated[datetime, AfterValidator(lambda moment: moment.astimezone(UTC))]
 
 
 class StageBody(BaseModel):
@@ -59,10 +57,10 @@ class JobBody(BaseModel):
     truncated_items: int = Field(description="Items of more than max_tokens that were cut.")
     num_passages: int = Field(description="Passages that longer items were read in instead of being cut.")
     num_reused: int = Field(description="Items, or passages of them, that got the vector of an equal one.")
-    created_at: datetime
-    started_at: datetime | None
-    finished_at: datetime | None
-    paused_at: datetime | None = Field(description="Null unless the job is paused.")
+    created_at: Moment
+    started_at: Moment | None
+    finished_at: Moment | None
+    paused_at: Moment | None = Field(description="Null unless the job is paused.")
     items_per_second: float = Field(description="The mean since its start, pauses left out.")
     tokens_per_second: float
     eta_seconds: float | None = Field(description="Null while nothing is known, and while the job is paused.")
@@ -82,40 +80,21 @@ class JobBody(BaseModel):
 
     @classmethod
     def from_job(cls, job: Job, waiting_because: str | None = None) -> Self:
-        return cls(
-            id=job.id,
-            state=job.state,
-            waiting_because=waiting_because,
-            model=job.spec.model,
-            collection=job.collection,
-            priority=job.priority,
-            num_items=job.num_items,
-            num_done=job.num_done,
-            num_failed=job.num_failed,
-            num_chunks=job.num_chunks,
-            num_retried_chunks=job.num_retried_chunks,
-            num_tokens=job.num_tokens,
-            truncated_items=job.num_truncated,
-            num_passages=job.num_passages,
-            num_reused=job.num_reused,
-            created_at=job.created_at.astimezone(UTC),
-            started_at=_in_utc(job.started_at),
-            finished_at=_in_utc(job.finished_at),
-            paused_at=_in_utc(job.paused_at) if job.state == PAUSED else None,
-            items_per_second=job.items_per_second,
-            tokens_per_second=job.num_tokens / job.elapsed_seconds if job.elapsed_seconds else 0.0,
-            eta_seconds=job.eta_seconds,
-            padding_waste=job.padding_waste,
-            stages={
+        """What is told in another way than Job has it stands here; all else has one name in both."""
+        told = {
+            "waiting_because": waiting_because,
+            "model": job.spec.model,
+            "truncated_items": job.num_truncated,
+            "paused_at": job.paused_at if job.state == PAUSED else None,
+            "stages": {
                 stage: StageBody(seconds=job.stage_seconds[stage], share=share)
                 for stage, share in job.stage_shares.items()
             },
-            bound_by=BottleneckBody.from_bottleneck(job.bottleneck),
-            stage_seconds=job.stage_seconds,
-            options=describe_spec(job.spec),
-            metadata=job.metadata,
-            twin_of=job.twin_of,
-        )
+            "bound_by": BottleneckBody.from_bottleneck(job.bottleneck),
+            "options": describe_spec(job.spec),
+        }
+        same = {name: getattr(job, name) for name in cls.model_fields if name not in told}
+        return cls(**told | same)
 
 
 class JobPage(BaseModel):

@@ -21,6 +21,7 @@ from vectormill.domain.jobs.chunk import Claim
 from vectormill.domain.jobs.item import find_text_failure
 from vectormill.settings import Settings
 
+# Clients read these: a release may tell more of a job, and none tells less.
 JOB_FIELDS = {
     "id", "state", "waiting_because", "model", "collection", "priority", "num_items", "num_done", "num_failed",
     "num_chunks", "num_retried_chunks", "num_tokens", "truncated_items", "num_passages", "num_reused", "created_at",

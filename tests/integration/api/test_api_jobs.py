@@ -205,7 +205,7 @@ def test_progress_is_streamed_until_the_job_has_ended(client: httpx.Client, engi
         rest = list(received)
     last = json.loads(rest[-2].removeprefix("data: "))
     assert "event: end" in rest
-    assert set(last) == JOB_FIELDS
+    assert set(last) >= JOB_FIELDS
     assert (last["id"], last["state"], last["num_done"]) == (job["id"], "completed", 2)
 
 

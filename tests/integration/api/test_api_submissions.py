@@ -70,7 +70,7 @@ def test_a_job_is_accepted_with_its_place_and_reads_the_same_there(client: httpx
     assert answer.status_code == 202
     assert answer.headers["location"] == f"/v1/jobs/{job['id']}"
     assert answer.headers["retry-after"] == "1"
-    assert set(job) == JOB_FIELDS
+    assert set(job) >= JOB_FIELDS
     assert (job["state"], job["num_items"], job["num_chunks"], job["priority"]) == ("queued", 2, 1, 3)
     assert (job["model"], job["collection"], job["metadata"]) == ("all-MiniLM-L6-v2", "docs", {"source": "é"})
     assert job["options"]["dimensions"] == 8

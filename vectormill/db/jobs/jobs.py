@@ -1,6 +1,6 @@
 """Jobs as clients see them: find, list, pause, resume, cancel, retry, and the errors of single items."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 from uuid import UUID
 
@@ -16,13 +16,9 @@ from vectormill.domain.jobs.transition import (
     state_after_retry,
 )
 
-JOB_COLUMNS = """
-    jobs.id, jobs.seq, jobs.state, jobs.spec, collections.name AS collection, jobs.priority, jobs.metadata,
-    jobs.num_items, jobs.num_done, jobs.num_failed, jobs.num_chunks, jobs.num_open_chunks, jobs.num_retried_chunks,
-    jobs.num_tokens, jobs.num_computed_tokens, jobs.num_truncated, jobs.num_passages, jobs.num_reused,
-    jobs.stage_seconds, jobs.created_at, jobs.started_at, jobs.finished_at, jobs.paused_at, jobs.idle_seconds,
-    jobs.twin_of, now() AS now
-"""
+# A field of Job is the column of its name, but for these.
+OTHER_COLUMNS = {"collection": "collections.name AS collection", "now": "now() AS now"}
+JOB_COLUMNS = ", ".join(OTHER_COLUMNS.get(field.name, f"jobs.{field.name}") for field in fields(Job))
 
 FROM_JOBS = """
       FROM vectormill.jobs

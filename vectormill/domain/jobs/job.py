@@ -152,6 +152,10 @@ class Job:
         return (self.num_done + self.num_failed) / self.elapsed_seconds if self.started_at else 0.0
 
     @property
+    def tokens_per_second(self) -> float:
+        return self.num_tokens / self.elapsed_seconds if self.elapsed_seconds else 0.0
+
+    @property
     def eta_seconds(self) -> float | None:
         """Seconds until the end at the mean rate so far; None while nothing is known or it is paused, 0 at the end."""
         if self.is_terminal:
