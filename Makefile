@@ -57,6 +57,7 @@ mutants: setup ## Remove what must not be removed, one line at a time, and show 
 
 check: lint ## Before every commit: format, lint, types, import contracts, fast tests (a minute or two)
 	$(BIN)/pytest tests/unit tests/architecture
+	@$(BIN)/python -m tests.architecture.tree
 
 lint: setup
 	$(BIN)/ruff format --check

@@ -1,1 +1,1 @@
-"""The background duties, one a file: dispatcher, reaper, pruner. Imports vectormill; never api or worker."""
+"""The background duties, one a file. Imports vectormill; never api or worker."""

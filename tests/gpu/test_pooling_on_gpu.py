@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from tests.gpu.devices import DEVICES
-from vectormill.models.model_card import CLS, LAST_TOKEN, MAX, MEAN, MEAN_SQRT_LEN, WEIGHTED_MEAN
+from vectormill.models.model_card import POOLING_NAMES
 from worker.batching.batch import Batch
 from worker.encoder.padding import pad_batch
 from worker.model.pooling import pool_hidden_states, pool_packed_states
 
-MODES = (CLS, MAX, MEAN, MEAN_SQRT_LEN, WEIGHTED_MEAN, LAST_TOKEN)
+MODES = tuple(POOLING_NAMES)
 LENGTHS = (3, 120, 1, 64, 700, 2)
 DIMENSION = 48
 PROMPTS = pytest.mark.parametrize("prompts", [None, (1, 4, 0, 0, 2, 1)], ids=["whole", "behind prompts"])

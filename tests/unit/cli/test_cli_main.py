@@ -1,12 +1,14 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Final
 
 import pytest
+from typer.main import get_command
 
 from tests.architecture.sources import ROOT
 from vectormill.cli import exits
-from vectormill.cli.app import main
+from vectormill.cli.app import app, main
 from vectormill.domain.errors import InvalidItem, UnknownModel
 from vectormill.domain.jobs.job import TERMINAL_JOB_STATES
 from vectormill.problems import ApiError, ApiFailure, ApiUnreachable
@@ -14,11 +16,7 @@ from vectormill.processes.lifetimes import free_port
 
 Run = Callable[..., int]
 
-COMMANDS = (
-    "api", "cancel", "collections", "delete", "demo", "doctor", "encode", "errors", "export", "flower", "indexer",
-    "items", "jobs", "keys", "migrate", "models", "pause", "plan", "push", "reindex", "resume", "retry", "runs",
-    "scheduler", "schedules", "search", "sources", "status", "submit", "truncated", "up", "worker", "workers",
-)  # fmt: skip
+COMMANDS: Final = sorted(get_command(app).commands)  # type: ignore[attr-defined]
 
 
 @pytest.fixture(autouse=True)
@@ -34,10 +32,11 @@ def run(*arguments: str) -> int:
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert {"up", "encode", "submit", "delete"} <= set(COMMANDS)
     assert run("--help") == 0
     listed = capsys.readouterr().out.partition("Commands:\n")[2].partition("\n\n")[0]
     names = [line.split()[0] for line in listed.splitlines() if line[2] != " "]
-    assert sorted(names) == sorted(COMMANDS)
+    assert sorted(names) == COMMANDS
 
 
 @pytest.mark.parametrize("command", COMMANDS)

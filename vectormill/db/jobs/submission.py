@@ -20,7 +20,6 @@ from vectormill.db.collections.collections import check_collection, check_spec_f
 from vectormill.db.collections.generations import find_written
 from vectormill.db.jobs.deletion import discard_silent_upload, discard_upload
 from vectormill.db.jobs.jobs import find_job, lock_job
-from vectormill.db.jobs.keys import KeyLedger
 from vectormill.db.jobs.twins import add_twin
 from vectormill.db.jsonb import to_jsonb
 from vectormill.domain.collection import Generation
@@ -35,6 +34,7 @@ from vectormill.domain.errors import (
 from vectormill.domain.jobs.chunk_size import LARGEST_CHUNK_TOKENS, TokenEstimate, choose_chunk_tokens
 from vectormill.domain.jobs.item import Item
 from vectormill.domain.jobs.job import UPLOADING, Job, NewJob
+from vectormill.key_ledger import KeyLedger
 from vectormill.settings import Settings
 
 # Of the largest chunks in a transaction of a large upload: 8 × 1 MiB of text at the most wait in memory.

@@ -13,12 +13,12 @@ from uuid import UUID, uuid4
 from sqlalchemy import Connection, Engine, text
 
 from vectormill.db.chunks.payloads import decode_payload, encode_payload
-from vectormill.db.jobs.keys import KeyLedger
 from vectormill.db.jsonb import to_jsonb
 from vectormill.db.runs.sources import find_source
 from vectormill.domain.errors import Conflict, DuplicateKey, EmptyJob, UploadRemoved
 from vectormill.domain.jobs.item import Item
 from vectormill.domain.source import PUSH
+from vectormill.key_ledger import KeyLedger
 
 # Of one part: an indexer holds one, and one row of Postgres is far from its limit.
 PART_ITEMS: Final = 4096

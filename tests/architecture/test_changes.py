@@ -1,0 +1,48 @@
+"""docs/CHANGES.md names places that exist, and counts them right."""
+
+import re
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.architecture.sources import DOCS, ROOT
+
+PAGE: Final = (DOCS / "CHANGES.md").read_text(encoding="utf-8")
+ROW: Final = re.compile(r"^\| (\d+) \| [^|]+ \| (\d+) \| ([\d–]+) \| (\d+) \| ([\d–]+) \|$", re.MULTILINE)
+SECTION: Final = re.compile(r"^## (\d+)\. (.+?)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
+PLACE: Final = re.compile(r"^\d+\. `([^`]+)` `([^`]+)`: (.*)$", re.MULTILINE)
+COMPARED_BY: Final = re.compile(r"`(test_\w+\.py)`")
+
+ROWS: Final = {row[0]: row[1:] for row in ROW.findall(PAGE)}
+SECTIONS: Final = {number: PLACE.findall(text) for number, _, text in SECTION.findall(PAGE)}
+PLACES: Final = [(path, symbol) for places in SECTIONS.values() for path, symbol, _ in places]
+
+
+def count_repeats(number: str) -> int:
+    return sum("*Again" in said for _, _, said in SECTIONS[number])
+
+
+def test_fourteen_changes_are_counted() -> None:
+    assert list(ROWS) == [str(number) for number in range(1, 15)]
+    assert set(SECTIONS) == {number for number, row in ROWS.items() if row[1] != "–"}
+
+
+@pytest.mark.parametrize("number", SECTIONS)
+def test_a_change_has_as_many_places_and_repeats_as_the_table_says(number: str) -> None:
+    _, places, _, repeats = ROWS[number]
+    assert (len(SECTIONS[number]), count_repeats(number)) == (int(places), int(repeats))
+
+
+def test_a_change_that_has_a_list_costs_seven_places_on_the_mean_at_the_most() -> None:
+    assert len(PLACES) / len(SECTIONS) <= 7
+
+
+@pytest.mark.parametrize(("path", "symbol"), PLACES, ids=lambda value: value)
+def test_a_place_is_where_it_is_said_to_be(path: str, symbol: str) -> None:
+    assert symbol in (ROOT / path).read_text(encoding="utf-8")
+
+
+def test_whatever_is_said_to_compare_a_repeat_is_a_test() -> None:
+    tests = {Path(path).name for path in (ROOT / "tests").rglob("test_*.py")}
+    assert set(COMPARED_BY.findall(PAGE)) <= tests | {"test_changes.py"}
