@@ -23,6 +23,7 @@ from vectormill.domain.jobs.item import ITEM_ERROR_CODES, NON_FINITE_VECTOR, Ite
 from vectormill.models.model_card import ModelCard
 from vectormill.ragged import Ragged
 from vectormill.settings import process_environment
+from worker.batching.batch import Batch
 from worker.batching.cost import BatchCost, LengthBuckets, PackedCost, PaddedCost, find_quadratic_length
 from worker.batching.limits import BatchLimits
 from worker.devices.device import Device
@@ -108,7 +109,7 @@ class Engine:
             ),
             self._switchboard,
             self._tuner,
-            self._tokenizer.tokenize([CANARY], card.max_tokens, truncate=True).ids(0),
+            Batch(self._tokenizer.tokenize([CANARY], card.max_tokens, truncate=True).inputs),
             self._adopt,
             display,
         )

@@ -8,10 +8,8 @@ import time
 from dataclasses import replace
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from vectormill.domain.jobs.item import ENCODING_FAILED, OUT_OF_MEMORY
+from worker.batching.batch import Batch
 from worker.encoder.encoder import EncoderReport
 from worker.execution.canary import Accused, Trial
 from worker.execution.work import Work, WorkObserver, WorkSource
@@ -28,9 +26,9 @@ NEARLY_ALL_MEMORY: Final = 0.95
 
 
 class Docket:
-    """Used by the executor's thread. `canary` are the ids of a text that the model encodes without trouble."""
+    """Used by the executor's thread. `canary` is one text that the model encodes without trouble."""
 
-    def __init__(self, source: WorkSource, observer: WorkObserver, canary: NDArray[np.int32]) -> None:
+    def __init__(self, source: WorkSource, observer: WorkObserver, canary: Batch) -> None:
         self._source = source
         self._observer = observer
         self.trial = Trial(canary)

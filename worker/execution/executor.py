@@ -15,10 +15,8 @@ from dataclasses import dataclass
 from selectors import EVENT_READ, DefaultSelector
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from vectormill.domain.errors import ModelError
+from worker.batching.batch import Batch
 from worker.encoder.encoder import EncoderReport
 from worker.execution.docket import Docket
 from worker.execution.work import WorkObserver, WorkSource
@@ -63,7 +61,7 @@ OnLoaded = Callable[[EncoderReport, MemoryReport | None], bool]
 
 
 class Executor:
-    """Runs one replica of the model. `canary` are the ids of a text that the model encodes without trouble."""
+    """Runs one replica of the model. `canary` is one text that the model encodes without trouble."""
 
     def __init__(
         self,
@@ -71,7 +69,7 @@ class Executor:
         timeouts: ExecutorTimeouts,
         source: WorkSource,
         observer: WorkObserver,
-        canary: NDArray[np.int32],
+        canary: Batch,
         on_loaded: OnLoaded,
         display: LoadingDisplay | None = None,
     ) -> None:

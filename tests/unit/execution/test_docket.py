@@ -66,7 +66,7 @@ class Desk:
     def __init__(self, *sizes: int) -> None:
         self.around = Surroundings()
         self.around.works = [make_work(request, size) for request, size in enumerate(sizes)]
-        self.docket = Docket(self.around, self.around, np.arange(5, dtype=np.int32))
+        self.docket = Docket(self.around, self.around, Batch.from_ids([np.arange(5, dtype=np.int32)]))
         self.number = 0
         self.load()
 
