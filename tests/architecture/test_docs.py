@@ -175,7 +175,8 @@ def test_five_inventories_are_shown_in_short_and_six_whole() -> None:
 
 
 def test_the_architecture_page_can_be_read_in_one_sitting() -> None:
-    assert len(read_doc("ARCHITECTURE.md").splitlines()) <= 150
+    lines = read_doc("ARCHITECTURE.md").splitlines()
+    assert sum(not line.startswith("|") for line in lines) <= 150, "tables are looked up, all else is read"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,89 @@
+"""The way of a chunk that docs/ARCHITECTURE.md draws is walked: each hop is there, and is handed what it takes over."""
+
+import ast
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.sources import ROOT, parse
+
+MOST_HOPS = 8
+ROW = re.compile(
+    r"^\| (?P<number>\d+) \| `(?P<function>[\w.]+)` \| `(?P<path>[\w/.]+)` \| "
+    r"(?:(?P<before>\d+): `(?P<name>\w+)`)? ?\| .+ \|$"
+)
+
+
+@dataclass(frozen=True)
+class Hop:
+    number: int
+    function: str
+    path: Path
+    before: int | None  # the hop that hands over
+    name: str | None  # of what is called or sent then
+
+
+def read_hops() -> list[Hop]:
+    text = (ROOT / "docs/ARCHITECTURE.md").read_text(encoding="utf-8")
+    section = text.split("### The hops of a chunk", 1)[1].split("\n#", 1)[0]
+    rows = [row for line in section.splitlines() if (row := ROW.match(line))]
+    assert len(rows) == sum(line.startswith("| ") and line[2].isdigit() for line in section.splitlines())
+    return [
+        Hop(
+            int(row["number"]),
+            row["function"],
+            Path(row["path"]),
+            int(row["before"]) if row["before"] else None,
+            row["name"],
+        )
+        for row in rows
+    ]
+
+
+HOPS = read_hops()
+
+
+def find_function(tree: ast.Module, name: str) -> ast.AST | None:
+    """A function of a module, or "Class.method"."""
+    node: ast.AST | None = tree
+    for part in name.split("."):
+        children = getattr(node, "body", [])
+        node = next((child for child in children if getattr(child, "name", None) == part), None)
+    return node
+
+
+def names_in(tree: ast.Module) -> set[str]:
+    """What a module defines, calls, imports or names."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            names.add(node.attr)
+        elif isinstance(node, ast.Name):
+            names.add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+    return names
+
+
+def test_a_chunk_comes_from_message_to_commit_in_few_hops() -> None:
+    assert [hop.number for hop in HOPS] == list(range(1, len(HOPS) + 1))
+    assert 2 <= len(HOPS) <= MOST_HOPS
+    assert [hop.before for hop in HOPS].count(None) == 1
+
+
+@pytest.mark.parametrize("hop", HOPS, ids=lambda hop: hop.function)
+def test_every_hop_is_where_it_is_said_to_be(hop: Hop) -> None:
+    found = find_function(parse(hop.path), hop.function)
+    assert isinstance(found, ast.FunctionDef), f"{hop.path} has no function {hop.function}"
+
+
+@pytest.mark.parametrize("hop", [hop for hop in HOPS if hop.before is not None], ids=lambda hop: hop.function)
+def test_the_hop_before_hands_over_as_is_said(hop: Hop) -> None:
+    """By a call, of either by the other, or by a message that one makes and the other takes."""
+    assert hop.before is not None
+    assert hop.before < hop.number
+    before = HOPS[hop.before - 1]
+    assert hop.name in names_in(parse(before.path)), f"{before.path} says nothing of {hop.name}"
+    assert hop.name in names_in(parse(hop.path)), f"{hop.path} says nothing of {hop.name}"
