@@ -59,7 +59,7 @@ class Dispatcher:
         self._clock = clock
         self._aged: list[UUID] = []
         self._aged_due = 0.0
-        # Chunks each job was served, in turns rather than debts. Lost with the process, harmlessly.
+        # Estimated tokens that each job was served, in turns rather than debts. Lost with the process, harmlessly.
         self._served: dict[UUID, int] = defaultdict(int)
         self._is_redis_away = False
         self._is_redis_full = False  # it answers, and the last message was refused
@@ -153,7 +153,7 @@ class Dispatcher:
                 return []
             dispatches = mark_queued(connection, [(share.job_id, share.num_chunks) for share in shares])
         for dispatch in dispatches:
-            self._served[dispatch.job_id] += 1
+            self._served[dispatch.job_id] += dispatch.num_tokens
         return dispatches
 
     def _welcome(self, job_ids: list[UUID]) -> None:

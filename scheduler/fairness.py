@@ -1,7 +1,9 @@
-"""Which jobs get the free slots: priority with ageing, then turns. Pure; knows nothing of databases or queues."""
+"""Which jobs get the free room: priority with ageing, then turns. Pure; knows nothing of databases or queues."""
 
+import heapq
+import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -34,9 +36,10 @@ def plan_shares(
 ) -> list[Share]:
     """Shares the room of each model among the jobs that demand it.
 
-    Within the most urgent class every job gets a chunk in turn, the one served least so far first; a class is looked at
-    only when all of the more urgent ones got theirs. Whether a job has as many chunks as its share is the database's to
-    know, so the room that is left over when it has fewer goes to the next call. Interactive jobs take nobody's room.
+    Within the most urgent class the next chunk is always of the job that was served the fewest tokens so far, so that
+    jobs of long and of short texts have a device for equal times; a class is looked at only when all of the more urgent
+    ones got theirs. Whether a job has as many chunks as its share is the database's to know, so the room that is left
+    over when it has fewer goes to the next call. Interactive jobs take nobody's room.
     """
     shares: dict[UUID, int] = defaultdict(int)
     for room in rooms:
@@ -44,14 +47,34 @@ def plan_shares(
         interactive = [demand for demand in waiting if demand.priority == INTERACTIVE_PRIORITY]
         bulk = [demand for demand in waiting if demand.priority != INTERACTIVE_PRIORITY]
         in_turns = (
-            (interactive, MAX_INTERACTIVE_CHUNKS - room.interactive),
-            (_most_urgent(bulk, ageing_seconds), room.slots - room.outstanding),
+            (interactive, MAX_INTERACTIVE_CHUNKS - room.interactive, sys.maxsize),
+            (
+                _most_urgent(bulk, ageing_seconds),
+                room.slots - room.outstanding,
+                room.max_tokens - room.outstanding_tokens,
+            ),
         )
-        for jobs, num_chunks in in_turns:
-            turns = sorted(jobs, key=lambda demand: (served.get(demand.job_id, 0), demand.seq))
-            for turn in range(num_chunks if turns else 0):
-                shares[turns[turn % len(turns)].job_id] += 1
+        for jobs, num_chunks, num_tokens in in_turns:
+            for job_id in _take_turns(jobs, num_chunks, num_tokens, served):
+                shares[job_id] += 1
     return [Share(job_id, num_chunks) for job_id, num_chunks in shares.items()]
+
+
+def _take_turns(
+    jobs: Sequence[Demand], num_chunks: int, num_tokens: int, served: Mapping[UUID, int]
+) -> Iterator[UUID]:
+    """Whose chunk is the next, as long as there is room for one more; the last may be larger than what is left."""
+    turns = [(served.get(demand.job_id, 0), demand.seq, 1, demand) for demand in jobs]
+    heapq.heapify(turns)
+    while turns and num_chunks > 0 and num_tokens > 0:
+        tokens, seq, turn, demand = turns[0]
+        yield demand.job_id
+        num_chunks -= 1
+        num_tokens -= demand.chunk_tokens
+        if turn < demand.num_open_chunks:
+            heapq.heapreplace(turns, (tokens + demand.chunk_tokens, seq, turn + 1, demand))
+        else:
+            heapq.heappop(turns)
 
 
 def _most_urgent(demands: Sequence[Demand], ageing_seconds: float) -> list[Demand]:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Any
 
 import psycopg
 from sqlalchemy import Engine
@@ -19,9 +20,10 @@ from scheduler.reaper import Reaper
 from scheduler.schedules import fire_due_schedules
 from scheduler.tender import Tender
 from vectormill.broker.app import make_app
+from vectormill.broker.doorbell import Porter
 from vectormill.broker.queues import QueueReader
 from vectormill.broker.sentinel import Sentinel
-from vectormill.db.election import has_open_jobs, listen_for_jobs, wait_for_job, win_election
+from vectormill.db.election import has_heard_of_job, has_open_jobs, listen_for_jobs, win_election
 from vectormill.db.session import make_engine
 from vectormill.db.workers import beat_scheduler
 from vectormill.domain.errors import ConfigurationError
@@ -33,6 +35,8 @@ logger = logging.getLogger(__name__)
 # Of the election and of the duties; pruning has one of its own (docs/OPERATIONS.md, "Connections").
 POOL_SIZE = 2
 _BEAT_SECONDS = 5.0
+# Workers that ring at once, and one that rings at every small chunk, are answered together.
+_RINGING_SECONDS = 0.01
 _SENTINEL_SECONDS = 1.0
 _SCHEDULE_SECONDS = 1.0
 
@@ -68,6 +72,7 @@ def _serve(settings: Settings, database_url: str, redis_url: str, stop: threadin
     sentinel = Sentinel(redis_url)
     queues = QueueReader(redis_url)
     pruning = make_engine(database_url, application_name="vectormill pruner", pool_size=1, max_overflow=0)
+    porter = Porter(redis_url)
     dispatcher = Dispatcher(engine, make_app(redis_url), sentinel, queues, settings.ageing_seconds)
 
     def make_pruner() -> Pruner:
@@ -80,12 +85,13 @@ def _serve(settings: Settings, database_url: str, redis_url: str, stop: threadin
 
     while not stop.is_set():
         try:
-            _serve_term(engine, dispatcher, make_pruner, settings, stop)
+            _serve_term(engine, dispatcher, porter, make_pruner, settings, stop)
         except (SQLAlchemyError, psycopg.Error) as error:
             logger.warning("Postgres cannot be reached; trying again: %s", error)
             stop.wait(1.0)
     sentinel.close()
     queues.close()
+    porter.close()
     engine.dispose()
     pruning.dispose()
 
@@ -93,6 +99,7 @@ def _serve(settings: Settings, database_url: str, redis_url: str, stop: threadin
 def _serve_term(
     engine: Engine,
     dispatcher: Dispatcher,
+    porter: Porter,
     make_pruner: Callable[[], Pruner],
     settings: Settings,
     stop: threading.Event,
@@ -126,9 +133,23 @@ def _serve_term(
                 for duty in duties:
                     duty.run_if_due(now)
                 dispatcher.dispatch()
-                # A submission wakes us; otherwise the pause is short while jobs are open and long while none is.
-                is_open = has_open_jobs(driver)
-                wait_for_job(driver, settings.dispatch_seconds if is_open else settings.idle_dispatch_seconds)
+                # A submission wakes us, and a worker that runs low; otherwise the pause is short while jobs are open
+                # and long while none is.
+                seconds = (
+                    settings.dispatch_seconds if has_open_jobs(driver) else settings.idle_dispatch_seconds
+                )
+                pause(driver, porter, seconds, stop)
+
+
+def pause(driver: psycopg.Connection[Any], porter: Porter, seconds: float, stop: threading.Event) -> None:
+    """Until a job comes, a worker rings, or for so long."""
+    porter.listen()
+    if has_heard_of_job(driver):
+        return
+    has_rung = porter.wait(seconds, driver)
+    has_heard_of_job(driver)  # what ended this pause does not end the next one too
+    if has_rung:
+        stop.wait(_RINGING_SECONDS)
 
 
 def _beat(engine: Engine, dispatcher: Dispatcher) -> None:

@@ -89,7 +89,8 @@ def claim(engine: Engine, chunk_id: int, owner: str = "w", lease_seconds: float 
     """As a worker that serves the chunk's own model."""
     with engine.begin() as connection:
         model = connection.execute(FIND_MODEL, {"chunk_id": chunk_id}).scalar_one_or_none() or SPEC.model
-        return claim_chunk(connection, chunk_id, owner, model, lease_seconds)
+        claimed = claim_chunk(connection, chunk_id, owner, model, lease_seconds)
+    return None if claimed is None else claimed.claim
 
 
 def claim_next(engine: Engine, owner: str = "w", lease_seconds: float = 30) -> Claim:

@@ -19,6 +19,7 @@ from celery.worker import state
 from rich.console import Console
 
 from vectormill.broker.app import ENCODE_CHUNK, make_app, queue_of
+from vectormill.broker.doorbell import Doorbell
 from vectormill.broker.query_desk import QueryDesk
 from vectormill.broker.query_messages import name_space
 from vectormill.broker.queues import QueueReader
@@ -148,6 +149,13 @@ def run_replica(
         heartbeat_seconds=settings.heartbeat_seconds,
         lease_seconds=settings.lease_seconds,
     )
+    doorbell = Doorbell(settings.redis_url)
+
+    def ask_for_more() -> None:
+        """Before what is here is encoded, and rarely enough for the dispatcher to bring several chunks at a time."""
+        if keeper.num_held_tokens <= engine.max_tokens_in_flight // 2:
+            doorbell.ring()
+
     encoder = ChunkEncoder(
         database,
         engine,
@@ -156,6 +164,7 @@ def run_replica(
         timesheet,
         identity,
         settings,
+        ask_for_more,
     )
     listener = listen_for_queries(settings.redis_url, card, engine, identity)
     queues = QueueReader(settings.redis_url)
@@ -187,6 +196,7 @@ def run_replica(
         database.dispose()
         heart.dispose()
         queues.close()
+        doorbell.close()
 
 
 def listen_for_queries(

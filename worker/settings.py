@@ -58,7 +58,7 @@ class WorkerSettings(BaseSettings):
     memory_low_watermark: float = Field(
         default=0.5, ge=0, le=1, description="Share of it above which batches do not grow."
     )
-    slots: int = Field(default=6, ge=1, description="Bulk chunks encoded at the same time.")
+    slots: int = Field(default=16, ge=1, description="Bulk chunks at work at the same time, at the most.")
     interactive_slots: int = Field(
         default=2, ge=1, description="Interactive chunks encoded at the same time."
     )

@@ -28,14 +28,13 @@ def has_open_jobs(driver: psycopg.Connection[Any]) -> bool:
 
 
 def listen_for_jobs(driver: psycopg.Connection[Any]) -> None:
-    """From here on wait_for_job hears of what is submitted."""
+    """From here on has_heard_of_job hears of what is submitted."""
     driver.execute(LISTEN_FOR_JOBS)
 
 
-def wait_for_job(driver: psycopg.Connection[Any], seconds: float) -> None:
-    """Until a job comes, or for so long."""
-    for _ in driver.notifies(timeout=seconds, stop_after=1):
-        pass
+def has_heard_of_job(driver: psycopg.Connection[Any]) -> bool:
+    """Whether a job has come since this was asked last. Waits for nothing."""
+    return bool(list(driver.notifies(timeout=0)))
 
 
 def _is_true(cursor: psycopg.Cursor[Any]) -> bool:

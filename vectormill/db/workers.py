@@ -52,11 +52,13 @@ def name_owner(name: str, incarnation: UUID) -> str:
 
 
 BEAT = text("""
-    INSERT INTO vectormill.workers (name, incarnation, launcher, model, slots, report)
-    VALUES (:name, :incarnation, :launcher, :model, :slots, CAST(:report AS jsonb))
+    INSERT INTO vectormill.workers (name, incarnation, launcher, model, slots, max_tokens_in_flight, report)
+    VALUES (:name, :incarnation, :launcher, :model, :slots, CAST(:max_tokens_in_flight AS integer),
+            CAST(:report AS jsonb))
     ON CONFLICT (name) DO UPDATE
        SET heartbeat_at = now(), incarnation = excluded.incarnation, launcher = excluded.launcher,
-           model = excluded.model, slots = excluded.slots, report = excluded.report,
+           model = excluded.model, slots = excluded.slots, max_tokens_in_flight = excluded.max_tokens_in_flight,
+           report = excluded.report,
            started_at = CASE WHEN workers.incarnation = excluded.incarnation THEN workers.started_at ELSE now() END
      WHERE workers.incarnation = excluded.incarnation OR workers.launcher = excluded.launcher
         OR workers.heartbeat_at <= now() - make_interval(secs => :alive_seconds)
@@ -73,13 +75,17 @@ def beat_worker(
     report: Mapping[str, Any],
     launcher: UUID | None = None,
 ) -> bool:
-    """A worker's sign of life; the first one registers it. False when another live worker goes by this name."""
+    """A worker's sign of life; the first one registers it. False when another live worker goes by this name.
+
+    What the dispatcher asks of the report ten times a second, `max_tokens_in_flight`, has a column of its own.
+    """
     values = {
         "name": name,
         "incarnation": incarnation,
         "launcher": launcher,
         "model": model,
         "slots": slots,
+        "max_tokens_in_flight": report.get("max_tokens_in_flight"),
         "report": to_jsonb(report),
         "alive_seconds": ALIVE_SECONDS,
     }

@@ -13,9 +13,9 @@ import numpy as np
 from sqlalchemy import Connection, Engine
 
 from vectormill.db.chunks.bereavements import mark_alone
-from vectormill.db.chunks.chunks import claim_chunk, release_chunk, split_chunk
+from vectormill.db.chunks.chunks import ClaimedChunk, claim_chunk, release_chunk, split_chunk
 from vectormill.db.chunks.completion import cancel_chunk, fail_chunk
-from vectormill.db.chunks.payloads import load_payload
+from vectormill.db.chunks.payloads import load_payload, open_payload
 from vectormill.db.outages import DATABASE_ERRORS, describe_refusal, is_lasting, is_outage
 from vectormill.domain.errors import DatabaseUnavailable, LeaseLost, ModelError, PayloadGone, SpecMismatch
 from vectormill.domain.jobs.bottleneck import LOAD, PERSIST
@@ -67,8 +67,11 @@ class ChunkEncoder:
         timesheet: Timesheet,
         identity: WorkerIdentity,
         settings: Settings,
+        on_end: Callable[[], object] = lambda: None,
     ) -> None:
+        """`on_end` is called when a chunk that was claimed has left this worker."""
         self._database = database
+        self._committing = database.execution_options(isolation_level="AUTOCOMMIT")
         self._encoding = encoding
         self._calibrator = Calibrator(database, encoding)
         self._keeper = keeper
@@ -76,37 +79,42 @@ class ChunkEncoder:
         self._timesheet = timesheet
         self._identity = identity
         self._settings = settings
+        self._on_end = on_end
         self._quarantine = Quarantine()
 
     def encode_chunk(self, chunk_id: int) -> Result:
         """Does what the message asks, if it is still to be done. The result is what Flower shows."""
         started = time.monotonic()
         try:
-            with self._database.begin() as connection:
-                claim = claim_chunk(
+            with self._committing.connect() as connection:  # one statement, and committed by itself
+                claimed = claim_chunk(
                     connection,
                     chunk_id,
                     self._identity.owner,
                     self._identity.model,
                     self._settings.lease_seconds,
                 )
-            if claim is None:
+            if claimed is None:
                 return {"outcome": "duplicate"}
-            with self._timesheet.hold(claim.job_id):
-                return self._encode_claimed(claim, started)
+            try:
+                with self._timesheet.hold(claimed.claim.job_id):
+                    return self._encode_claimed(claimed, started)
+            finally:
+                self._on_end()
         except DATABASE_ERRORS as error:
             # Nothing was written. The lease lapses, or the dispatch times out, and the chunk runs again.
             answer = "did not answer" if is_outage(error) else "refused"
             logger.warning("Chunk %d: Postgres %s: %s", chunk_id, answer, error)
             return {"outcome": "database unavailable"}
 
-    def _encode_claimed(self, claim: Claim, started: float) -> Result:
+    def _encode_claimed(self, claimed: ClaimedChunk, started: float) -> Result:
         """Raises one of DATABASE_ERRORS when the database is away."""
+        claim = claimed.claim
         try:
             claim.check_space()  # before any device time goes into it
             if self._is_to_be_isolated(claim):
                 return self._isolate(claim)
-            return self._encode_leased(claim, started)
+            return self._encode_leased(claim, claimed.payload, started)
         except SpecMismatch as error:
             logger.error("Chunk %d is not encoded: %s", claim.chunk_id, error)
             return self._give_up(claim, NOT_STORED, str(error))
@@ -130,15 +138,15 @@ class ChunkEncoder:
                 return self._give_up(claim, ENCODING_FAILED, f"{type(error).__name__}: {error}")
             return self._count_failure(claim, error)
 
-    def _encode_leased(self, claim: Claim, started: float) -> Result:
+    def _encode_leased(self, claim: Claim, payload: bytes | None, started: float) -> Result:
         lease = Lease(claim)
         try:
             # Until the commit is through, however long it waits.
             with self._keeper.hold(lease), self._quarantine.enter(lease.ended, is_suspect=claim.lost > 0):
-                with self._database.begin() as connection:
-                    if claim.lost:
+                if claim.lost:
+                    with self._database.begin() as connection:
                         mark_alone(connection, claim)
-                    items = load_payload(connection, claim.chunk_id)
+                items = open_payload(payload, claim.chunk_id)
                 loaded = time.monotonic()
                 # Not `or`: the half of a split chunk may want none of its items, which is not all of them.
                 some = claim.wanted_items(0, claim.num_items)

@@ -72,6 +72,12 @@ class LeaseKeeper:
     def num_held(self) -> int:
         return len(self._leases)
 
+    @property
+    def num_held_tokens(self) -> int:
+        """Of all chunks that are held, estimated."""
+        with self._lock:
+            return sum(lease.claim.num_tokens for lease in self._leases.values())
+
     @contextmanager
     def hold(self, lease: Lease) -> Iterator[None]:
         """Renews the lease while the block runs, the commit too: a row that it has locked is passed over."""

@@ -31,7 +31,7 @@ from worker.encoder.encoder import EncoderOrder, EncoderReport, find_changes
 from worker.engine.finishing import find_finite, find_unique, finish_vectors, read_texts
 from worker.engine.request import EncodeRequest, EncodeResult, EncodingCancelled, EngineStopped, RunnerDied
 from worker.engine.reuse import Digests, VectorReuse
-from worker.engine.slot import QUERY_PLACES, Slot, wait_unless_cancelled
+from worker.engine.slot import QUERY_PLACES, Places, Slot, choose_tokens_in_flight, wait_unless_cancelled
 from worker.engine.switchboard import Switchboard, Ticket
 from worker.execution.executor import Executor, ExecutorTimeouts
 from worker.execution.tuner import Tuner
@@ -113,10 +113,11 @@ class Engine:
             self._adopt,
             display,
         )
+        self._num_started, self._pads = 1, True
         # Callers beyond these wait outside, with their texts not yet tokenized: the pool is bounded by them.
         self._slots = {
-            True: threading.BoundedSemaphore(settings.interactive_slots + QUERY_PLACES),
-            False: threading.BoundedSemaphore(settings.slots),
+            True: Places(settings.interactive_slots + QUERY_PLACES),
+            False: Places(settings.slots, lambda: self.max_tokens_in_flight),
         }
         self._stage_seconds = {TOKENIZE: 0.0, COLLECT: 0.0}
         self._stage_lock = threading.Lock()
@@ -137,6 +138,7 @@ class Engine:
                 logger.warning("%s was started again as another encoder: %s", self._card.name, change)
         cost = find_batch_cost(self._card, report)
         self._tuner.begin(report, memory, cost)
+        self._num_started, self._pads = report.num_started, cost.pads
         return self._switchboard.adopt(cost, report.num_started)
 
     def stop(self) -> None:
@@ -155,7 +157,9 @@ class Engine:
         """
         self._refuse_other_spaces(request.spec)
         asked_at = time.perf_counter()
-        with Slot(self._slots[request.interactive], cancelled, self.is_healthy):
+        # Bytes by four: a bound of memory needs no more, and what is cut off later is read like the rest.
+        num_tokens = sum(map(len, request.texts)) // 4
+        with Slot(self._slots[request.interactive], num_tokens, cancelled, self.is_healthy):
             slot_seconds = time.perf_counter() - asked_at
             unique, places = find_unique(request.texts)
             with self._switchboard.expecting():
@@ -163,6 +167,12 @@ class Engine:
             ticket.wait_seconds += slot_seconds
             self._run(ticket, cancelled)
             return self._collect(request.spec, texts, ticket, places)
+
+    @property
+    def max_tokens_in_flight(self) -> int:
+        """How many tokens of bulk are wanted here at once, waiting, tokenized and computed."""
+        batch_tokens = self._tuner.largest_batch_tokens
+        return choose_tokens_in_flight(batch_tokens, self._num_started, pads=self._pads)
 
     @property
     def run_seconds(self) -> float:
@@ -186,6 +196,7 @@ class Engine:
             "state_reason": self._executor.reason,
             **choices,
             **self._tuner.describe(),
+            "max_tokens_in_flight": self.max_tokens_in_flight,
             "num_batches": tally.num_batches,
             "num_sequences": tally.num_sequences,
             "num_tokens": tally.num_tokens,

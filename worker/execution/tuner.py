@@ -94,6 +94,12 @@ class Tuner:
         """The most that a batch may cost whose longest sequence is that long. A BudgetSource."""
         return self._budget.max_batch_tokens(max_length)
 
+    @property
+    def largest_batch_tokens(self) -> int:
+        """Of any length."""
+        sizes: list[int] = [budget["max_batch_tokens"] for budget in self._budget.describe().values()]
+        return max(sizes)
+
     def observe_encoded(self, work: Work, seconds: float, memory: MemoryReport | None) -> None:
         if memory is not None:
             self._memory = memory
@@ -149,7 +155,7 @@ class Tuner:
         memory = self._memory or MemoryReport(0, 0, 0, 0.0)
         budgets = self._budget.describe()
         return {
-            "max_batch_tokens": max(budget["max_batch_tokens"] for budget in budgets.values()),
+            "max_batch_tokens": self.largest_batch_tokens,
             "budgets": budgets,
             **_describe_memory(memory),
             **self._describe_ranks(memory),

@@ -9,7 +9,7 @@ from sqlalchemy import Engine
 from vectormill.db.chunks.chunks import claim_chunk
 from vectormill.db.chunks.completion import complete_chunk
 from vectormill.db.chunks.dispatch import mark_queued
-from vectormill.db.chunks.payloads import load_payload
+from vectormill.db.chunks.payloads import open_payload
 from vectormill.db.jobs.submission import JobWriter
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.jobs.chunk import ChunkOutcome
@@ -49,9 +49,10 @@ def complete_with_random_vectors(
 ) -> int:
     """Claims a chunk of the model and commits it; the number of its items."""
     with engine.begin() as connection:
-        claim = claim_chunk(connection, chunk_id, OWNER, model, Settings().lease_seconds)
-        assert claim is not None, "nobody else claims chunks here"
-        items = load_payload(connection, claim.chunk_id)
+        claimed = claim_chunk(connection, chunk_id, OWNER, model, Settings().lease_seconds)
+        assert claimed is not None, "nobody else claims chunks here"
+        claim = claimed.claim
+        items = open_payload(claimed.payload, claim.chunk_id)
         vectors = random.standard_normal((len(items), claim.spec.dimensions), dtype=np.float32)
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
         outcome = ChunkOutcome(failures={}, num_tokens=0, num_computed_tokens=0)

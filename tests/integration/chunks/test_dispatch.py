@@ -17,17 +17,26 @@ from vectormill.broker.sentinel import Sentinel
 from vectormill.db.chunks.dispatch import list_demands, list_rooms, mark_queued
 from vectormill.db.chunks.rescue import rescue_expired_chunks
 from vectormill.db.jobs.jobs import retry_job
+from vectormill.db.jobs.submission import JobWriter
 from vectormill.db.workers import (
     ALIVE_SECONDS,
     REDIS_AWAY,
     SCHEDULER,
     beat_scheduler,
+    beat_worker,
     count_backlog,
     list_signs_of_life,
 )
 from vectormill.domain.jobs.chunk import Dispatch
+from vectormill.domain.jobs.chunk_size import LARGEST_CHUNK_TOKENS, UNESTIMATED_ITEM_TOKENS
 from vectormill.domain.jobs.demand import Room
-from vectormill.domain.jobs.item import ItemFailure
+from vectormill.domain.jobs.item import Item, ItemFailure
+from vectormill.domain.jobs.job import NewJob
+from vectormill.settings import Settings
+from worker.engine.slot import choose_tokens_in_flight
+
+# Of a chunk of four texts of make_items, estimated.
+TOKENS = 4 * 4
 
 
 class QuietSentinel:
@@ -109,11 +118,15 @@ def test_a_dead_worker_takes_its_leases_out_of_the_room_together_with_its_slots(
     submit(engine, make_items(12))
     held = [claim_next(engine, owner=owner) for owner in (dead, dead, survivor)]
     with engine.begin() as connection:
-        assert list_rooms(connection, ALIVE_SECONDS) == [Room(SPEC.model, 4, 3, 0)]
+        assert list_rooms(connection, ALIVE_SECONDS) == [
+            Room(SPEC.model, 4, 3, 0, 4 * LARGEST_CHUNK_TOKENS, 3 * TOKENS)
+        ]
         connection.execute(
             text("UPDATE vectormill.workers SET heartbeat_at = now() - interval '16 s' WHERE name = 'dead'")
         )
-        assert list_rooms(connection, ALIVE_SECONDS) == [Room(SPEC.model, 2, 1, 0)]
+        assert list_rooms(connection, ALIVE_SECONDS) == [
+            Room(SPEC.model, 2, 1, 0, 2 * LARGEST_CHUNK_TOKENS, TOKENS)
+        ]
         assert rescue_expired_chunks(connection) == 0  # nobody takes them before their time
     for each in held:
         complete(engine, each)
@@ -126,7 +139,72 @@ def test_a_worker_that_was_started_again_has_all_its_room(engine: Engine) -> Non
     claim_next(engine, owner=former)
     register_worker(engine, 2, "w", uuid4(), launcher)
     with engine.connect() as connection:
-        assert list_rooms(connection, ALIVE_SECONDS) == [Room(SPEC.model, 2, 0, 0)]
+        assert list_rooms(connection, ALIVE_SECONDS) == [
+            Room(SPEC.model, 2, 0, 0, 2 * LARGEST_CHUNK_TOKENS, 0)
+        ]
+
+
+def ask_for(engine: Engine, num_tokens: int) -> None:
+    """A worker of many slots that wants so many tokens in flight."""
+    with engine.begin() as connection:
+        report = {"max_tokens_in_flight": num_tokens}
+        assert beat_worker(connection, "new", uuid4(), SPEC.model, 16, report)
+
+
+def dispatch_rounds(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many chunks each of two rounds dispatches."""
+    monkeypatch.setattr("scheduler.dispatcher.publish", lambda app, dispatches: None)
+    queues, sentinel = cast(QueueReader, FakeQueues()), cast(Sentinel, QuietSentinel())
+    dispatcher = Dispatcher(engine, Celery(), sentinel, queues, ageing_seconds=600)
+    return [dispatcher.dispatch(), dispatcher.dispatch()]
+
+
+def test_a_worker_is_given_the_tokens_that_it_asks_for_and_not_more(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask_for(engine, 5 * TOKENS)
+    submit(engine, make_items(64))
+    assert dispatch_rounds(engine, monkeypatch) == [5, 0]
+
+
+def test_four_full_batches_of_short_texts_are_in_flight(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """32,768 tokens in a batch, and texts of 16: where chunks were of 512 items, six slots had one batch and a half."""
+    ask_for(engine, choose_tokens_in_flight(32_768, 1, pads=False))
+    with JobWriter(engine, NewJob(SPEC), Settings()) as writer:
+        for number in range(60_000):
+            writer.add(Item(str(number), b"x" * 56))
+        writer.finish()
+    with engine.begin() as connection:  # the job has run for a while, and has come to its large chunks
+        connection.execute(text("UPDATE vectormill.chunks SET state = 'done' WHERE estimated_tokens < 32768"))
+    dispatch_rounds(engine, monkeypatch)
+    with engine.connect() as connection:
+        (room,) = list_rooms(connection, ALIVE_SECONDS)
+    assert room.outstanding_tokens >= 4 * 32_768
+    assert room.outstanding < room.slots
+
+
+def test_a_former_worker_beside_a_new_one_is_given_as_many_chunks_as_it_has_slots(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask_for(engine, 4 * TOKENS)
+    register_worker(engine, slots=6)
+    submit(engine, make_items(200))
+    with engine.connect() as connection:
+        (room,) = list_rooms(connection, ALIVE_SECONDS)
+    assert (room.slots, room.max_tokens) == (22, 4 * TOKENS + 6 * LARGEST_CHUNK_TOKENS)
+    assert dispatch_rounds(engine, monkeypatch) == [22, 0]
+
+
+def test_what_a_former_api_wrote_is_estimated_by_its_items(engine: Engine) -> None:
+    submit(engine, make_items(4))
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE vectormill.chunks SET estimated_tokens = NULL"))
+        (demand,) = list_demands(connection, [SPEC.model], 10)
+        assert demand.chunk_tokens == 4 * UNESTIMATED_ITEM_TOKENS
+        (dispatch,) = mark_queued(connection, [(demand.job_id, 9)])
+    assert dispatch.num_tokens == 4 * UNESTIMATED_ITEM_TOKENS
 
 
 def test_a_job_of_priority_0_is_counted_apart_from_bulk(engine: Engine) -> None:

@@ -175,12 +175,13 @@ def test_the_query_of_a_search_is_removed_while_a_worker_commits_it(engine: Engi
 
 def test_a_chunk_that_was_being_claimed_when_its_job_was_cancelled_hears_of_it(engine: Engine) -> None:
     scene = Scene(engine)
-    claims: list[Any] = []
+    claimed: list[Any] = []
     overlap(
         engine,
         scene,
-        lambda connection, scene: claims.append(claim_chunk(connection, scene.queued, "w", SPEC.model, 30)),
+        lambda connection, scene: claimed.append(claim_chunk(connection, scene.queued, "w", SPEC.model, 30)),
         WISHES["cancel"],
     )
+    claims = [each.claim for each in claimed]
     with engine.begin() as connection:
         assert renew_leases(connection, claims, 30) == {scene.queued: "cancelling"}

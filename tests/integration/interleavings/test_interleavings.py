@@ -166,7 +166,7 @@ def finish(world: World) -> None:
             with engine.begin() as connection:
                 claimed = claim_chunk(connection, dispatch.chunk_id, "honest", SPEC.model, 30)
                 if claimed is not None:
-                    complete_on(connection, claimed)
+                    complete_on(connection, claimed.claim)
         witness.look()
         if not dispatches:
             break

@@ -183,9 +183,10 @@ class World:
         seconds = self.random.choice([-1.0, 30.0])  # -1: the worker stalls beyond its lease
         with self.engine.begin() as connection:
             claimed = claim_chunk(connection, chunk_id, threading.current_thread().name, SPEC.model, seconds)
-        if claimed is not None:
-            self.newest_fences[chunk_id] = max(claimed.fence, self.newest_fences.get(chunk_id, 0))
-        return claimed
+        if claimed is None:
+            return None
+        self.newest_fences[chunk_id] = max(claimed.claim.fence, self.newest_fences.get(chunk_id, 0))
+        return claimed.claim
 
     def take(self) -> None:
         with outage():

@@ -11,12 +11,23 @@ from vectormill.domain.jobs.demand import Demand, Room
 AGEING_SECONDS = 600.0
 
 
-def demand(number: int, *, priority: int = 5, waited_seconds: float = 0.0, model: str = "m") -> Demand:
-    return Demand(UUID(int=number), number, model, priority, waited_seconds)
+def demand(
+    number: int,
+    *,
+    priority: int = 5,
+    waited_seconds: float = 0.0,
+    model: str = "m",
+    chunk_tokens: int = 1,
+    open_chunks: int = 1000,
+) -> Demand:
+    return Demand(UUID(int=number), number, model, priority, waited_seconds, chunk_tokens, open_chunks)
 
 
-def room(slots: int, *, outstanding: int = 0, interactive: int = 0, model: str = "m") -> Room:
-    return Room(model, slots, outstanding, interactive)
+def room(
+    slots: int, *, outstanding: int = 0, interactive: int = 0, model: str = "m", tokens: int = 1 << 30
+) -> Room:
+    """Of so many slots, and for so many tokens more."""
+    return Room(model, slots, outstanding, interactive, 1 << 31, (1 << 31) - tokens)
 
 
 def share_out(
@@ -45,6 +56,21 @@ def test_a_job_that_waits_becomes_more_urgent(priority: int, waited_seconds: flo
 def test_jobs_of_one_class_take_turns_and_the_one_served_least_is_first() -> None:
     assert share_out([demand(1), demand(2)], room(4)) == {1: 2, 2: 2}
     assert share_out([demand(1), demand(2)], room(3), served={UUID(int=1): 9, UUID(int=2): 8}) == {2: 2, 1: 1}
+
+
+def test_a_job_of_long_texts_and_one_of_short_ones_get_the_same_number_of_tokens() -> None:
+    long, short = demand(1, chunk_tokens=60), demand(2, chunk_tokens=20)
+    assert share_out([long, short], room(100, tokens=240)) == {1: 2, 2: 6}
+
+
+def test_the_tokens_that_workers_ask_for_are_filled_and_the_last_chunk_may_exceed_them() -> None:
+    assert share_out([demand(1, chunk_tokens=64)], room(16, tokens=200)) == {1: 4}
+    assert share_out([demand(1, chunk_tokens=64)], room(16, tokens=0)) == {}
+    assert share_out([demand(1, chunk_tokens=64)], room(3, tokens=1 << 20)) == {1: 3}
+
+
+def test_a_job_is_given_no_more_turns_than_it_has_chunks() -> None:
+    assert share_out([demand(1, open_chunks=1), demand(2, chunk_tokens=50)], room(4)) == {1: 1, 2: 3}
 
 
 def test_a_less_urgent_class_waits_until_it_has_aged() -> None:

@@ -14,18 +14,19 @@ from vectormill.db.chunks.truncations import move_truncations
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import LeaseLost
 from vectormill.domain.jobs.chunk import Claim
-from vectormill.domain.jobs.chunk_size import TokenEstimate
+from vectormill.domain.jobs.chunk_size import UNESTIMATED_ITEM_TOKENS, TokenEstimate
 from vectormill.vectors.vector_types import choose_vector_type, measure_item
 
 # A chunk may be claimed from `pending` too: a late message of an earlier dispatch is as good as a new one. One that is
 # locked is being renewed, committed or handed back at this moment: whoever does that knows better than the message.
+# One statement, so that it needs no transaction: claim and texts are one round trip.
 CLAIM_CHUNK = text("""
     WITH found AS (
         SELECT id, state = 'leased' AS has_lapsed FROM vectormill.chunks
          WHERE id = :chunk_id
            AND (state IN ('pending', 'queued') OR (state = 'leased' AND lease_until < now()))
            FOR NO KEY UPDATE SKIP LOCKED
-    )
+    ), claimed AS (
     UPDATE vectormill.chunks AS chunk
        SET state = 'leased', fence = fence + 1, is_alone = false,
            attempt = attempt + CASE WHEN found.has_lapsed THEN 0 ELSE 1 END,
@@ -37,27 +38,46 @@ CLAIM_CHUNK = text("""
     RETURNING chunk.id, chunk.fence, chunk.attempt, chunk.lost, chunk.lapsed, chunk.num_items, chunk.first_item,
               chunk.only_items, found.has_lapsed, job.id AS job_id, job.seq AS job_seq, job.priority, job.spec,
               job.generation_id,
-              (SELECT keep_text FROM vectormill.generations JOIN vectormill.collections
-                   ON collections.id = generations.collection_id
-                WHERE generations.id = job.generation_id) AS keep_text,
-              (SELECT fingerprint FROM vectormill.generations WHERE id = job.generation_id) AS generation_fingerprint
+              coalesce(chunk.estimated_tokens, chunk.num_items * CAST(:item_tokens AS integer)) AS num_tokens
+    ), counted AS (
+    UPDATE vectormill.jobs SET num_retried_chunks = num_retried_chunks + 1, updated_at = now()
+      FROM claimed WHERE jobs.id = claimed.job_id AND claimed.has_lapsed
+    )
+    SELECT claimed.*, payload.items,
+           (SELECT keep_text FROM vectormill.generations JOIN vectormill.collections
+                ON collections.id = generations.collection_id
+             WHERE generations.id = claimed.generation_id) AS keep_text,
+           (SELECT fingerprint FROM vectormill.generations WHERE id = claimed.generation_id) AS generation_fingerprint
+      FROM claimed LEFT JOIN vectormill.chunk_payloads AS payload ON payload.chunk_id = claimed.id
 """)
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedChunk:
+    """A claim and its texts as they are stored; open_payload opens them. None when the pruner has removed them."""
+
+    claim: Claim
+    payload: bytes | None
 
 
 def claim_chunk(
     connection: Connection, chunk_id: int, owner: str, model: str, lease_seconds: float
-) -> Claim | None:
-    """Takes the lease of a chunk for a worker of this model.
+) -> ClaimedChunk | None:
+    """Takes the lease of a chunk for a worker of this model. Needs no transaction around it.
 
     None when the message is a duplicate, stale or forged (another model's), or the job is not to be worked on.
     """
-    values = {"chunk_id": chunk_id, "owner": owner, "model": model, "lease_seconds": lease_seconds}
+    values = {
+        "chunk_id": chunk_id,
+        "owner": owner,
+        "model": model,
+        "lease_seconds": lease_seconds,
+        "item_tokens": UNESTIMATED_ITEM_TOKENS,
+    }
     row = connection.execute(CLAIM_CHUNK, values).one_or_none()
     if row is None:
         return None
-    if row.has_lapsed:
-        connection.execute(COUNT_RETRIED_CHUNK, {"job_id": row.job_id})
-    return Claim(
+    claim = Claim(
         chunk_id=row.id,
         fence=row.fence,
         attempt=row.attempt,
@@ -73,7 +93,9 @@ def claim_chunk(
         generation_id=row.generation_id,
         keep_text=bool(row.keep_text),
         generation_fingerprint=row.generation_fingerprint,
+        num_tokens=row.num_tokens,
     )
+    return ClaimedChunk(claim, row.items)
 
 
 # A row that is locked is passed over: nearly always the commit of this very worker holds it, and waits perhaps for a

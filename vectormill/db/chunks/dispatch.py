@@ -6,27 +6,38 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 
 from vectormill.domain.jobs.chunk import Dispatch
+from vectormill.domain.jobs.chunk_size import LARGEST_CHUNK_TOKENS, UNESTIMATED_ITEM_TOKENS
 from vectormill.domain.jobs.demand import Demand, Room
 
 # So many of each model: thousands of jobs whose model no worker serves must not hide those of another. A job ages while
 # nothing moves in it, and not while it is served: a night of bulk work would end up before everything else. Ten times a
-# second, so it reads the first of an index and stops: 3 ms with 100,000 open jobs.
+# second and more, so it reads the first of an index and stops: 3 ms with 100,000 open jobs. Of a job its next chunk is
+# read: those behind it have about as many tokens.
 LIST_DEMANDS = text("""
-    SELECT waiting.id, seq, model, priority, extract(epoch FROM now() - updated_at)::float8
+    SELECT waiting.id, seq, model, priority, extract(epoch FROM now() - updated_at)::float8, chunk_tokens,
+           num_open_chunks
       FROM (SELECT urgent.*
               FROM unnest(CAST(:models AS text[])) AS served (model)
              CROSS JOIN LATERAL (
-                   SELECT id, seq, model, priority, updated_at FROM vectormill.jobs
-                    WHERE jobs.model = served.model AND state IN ('queued', 'running')
-                      AND EXISTS (SELECT 1 FROM vectormill.chunks
-                                   WHERE job_id = jobs.id AND state = 'pending' AND available_at <= now())
-                    ORDER BY priority, seq
+                   SELECT id, jobs.seq, model, priority, updated_at, chunk_tokens, num_open_chunks
+                     FROM vectormill.jobs
+                    CROSS JOIN LATERAL (
+                          SELECT coalesce(estimated_tokens, num_items * CAST(:item_tokens AS integer)) AS chunk_tokens
+                            FROM vectormill.chunks
+                           WHERE job_id = jobs.id AND state = 'pending' AND available_at <= now()
+                           ORDER BY chunks.seq LIMIT 1) AS next_chunk
+                    WHERE jobs.model = served.model AND jobs.state IN ('queued', 'running')
+                    ORDER BY priority, jobs.seq
                     LIMIT :limit) AS urgent
              UNION
-            SELECT id, seq, model, priority, updated_at FROM vectormill.jobs
-             WHERE id = ANY(CAST(:aged AS uuid[])) AND state IN ('queued', 'running')
-               AND EXISTS (SELECT 1 FROM vectormill.chunks
-                            WHERE job_id = jobs.id AND state = 'pending' AND available_at <= now())) AS waiting
+            SELECT id, jobs.seq, model, priority, updated_at, chunk_tokens, num_open_chunks
+              FROM vectormill.jobs
+             CROSS JOIN LATERAL (
+                   SELECT coalesce(estimated_tokens, num_items * CAST(:item_tokens AS integer)) AS chunk_tokens
+                     FROM vectormill.chunks
+                    WHERE job_id = jobs.id AND state = 'pending' AND available_at <= now()
+                    ORDER BY chunks.seq LIMIT 1) AS next_chunk
+             WHERE id = ANY(CAST(:aged AS uuid[])) AND jobs.state IN ('queued', 'running')) AS waiting
 """)
 
 
@@ -36,7 +47,12 @@ def list_demands(
     """Jobs of these models with chunks to dispatch: at most `limit` of each model, the most urgent and oldest, and
     those named as aged.
     """
-    values = {"models": list(models), "limit": limit, "aged": list(aged)}
+    values = {
+        "models": list(models),
+        "limit": limit,
+        "aged": list(aged),
+        "item_tokens": UNESTIMATED_ITEM_TOKENS,
+    }
     return [Demand(*row) for row in connection.execute(LIST_DEMANDS, values)]
 
 
@@ -67,16 +83,23 @@ def list_aged_jobs(
 # SELECT: a partial index serves state = 'queued', but no IN; with a million ended chunks that is 1 ms instead of 236.
 LIST_ROOMS = text("""
     WITH alive AS MATERIALIZED (
-        SELECT model, slots, left(incarnation::text, 8) AS tag FROM vectormill.workers
+        SELECT model, slots, left(incarnation::text, 8) AS tag,
+               coalesce(max_tokens_in_flight, slots * CAST(:slot_tokens AS bigint)) AS max_tokens
+          FROM vectormill.workers
          WHERE heartbeat_at > now() - make_interval(secs => :alive_seconds)
     )
-    SELECT slots.model, slots.slots, coalesce(held.outstanding, 0), coalesce(held.interactive, 0)
-      FROM (SELECT model, sum(slots)::int AS slots FROM alive GROUP BY model) AS slots
+    SELECT slots.model, slots.slots, coalesce(held.outstanding, 0), coalesce(held.interactive, 0),
+           slots.max_tokens, coalesce(held.tokens, 0)
+      FROM (SELECT model, sum(slots)::int AS slots, sum(max_tokens)::bigint AS max_tokens
+              FROM alive GROUP BY model) AS slots
       LEFT JOIN (SELECT jobs.model, count(*) FILTER (WHERE jobs.priority > 0)::int AS outstanding,
-                        count(*) FILTER (WHERE jobs.priority = 0)::int AS interactive
-                   FROM (SELECT job_id FROM vectormill.chunks WHERE state = 'queued'
+                        count(*) FILTER (WHERE jobs.priority = 0)::int AS interactive,
+                        sum(coalesce(estimated_tokens, chunks.num_items * CAST(:item_tokens AS integer)))
+                            FILTER (WHERE jobs.priority > 0)::bigint AS tokens
+                   FROM (SELECT job_id, num_items, estimated_tokens
+                           FROM vectormill.chunks WHERE state = 'queued'
                           UNION ALL
-                         SELECT job_id FROM vectormill.chunks
+                         SELECT job_id, num_items, estimated_tokens FROM vectormill.chunks
                           WHERE state = 'leased' AND right(lease_owner, 8) IN (SELECT tag FROM alive)) AS chunks
                    JOIN vectormill.jobs ON jobs.id = chunks.job_id
                   GROUP BY jobs.model) AS held ON held.model = slots.model
@@ -84,8 +107,16 @@ LIST_ROOMS = text("""
 
 
 def list_rooms(connection: Connection, alive_seconds: float) -> list[Room]:
-    """Slots and outstanding chunks by model, for models with a worker that has lately given a sign of life."""
-    return [Room(*row) for row in connection.execute(LIST_ROOMS, {"alive_seconds": alive_seconds})]
+    """Room and what takes it by model, for models with a worker that has lately given a sign of life.
+
+    A worker of a former release, which asks for no tokens, is given as many chunks as it has slots, however large.
+    """
+    values = {
+        "alive_seconds": alive_seconds,
+        "slot_tokens": LARGEST_CHUNK_TOKENS,
+        "item_tokens": UNESTIMATED_ITEM_TOKENS,
+    }
+    return [Room(*row) for row in connection.execute(LIST_ROOMS, values)]
 
 
 START_JOBS = text("""
@@ -108,13 +139,18 @@ MARK_QUEUED = text("""
        SET state = 'queued', queued_at = now(), dispatch_seq = dispatch_seq + 1
       FROM picked, vectormill.jobs AS job
      WHERE chunk.id = picked.id AND job.id = chunk.job_id AND job.state = 'running'
-    RETURNING chunk.id, chunk.dispatch_seq, chunk.job_id, chunk.seq, chunk.num_items, job.model, job.priority
+    RETURNING chunk.id, chunk.dispatch_seq, chunk.job_id, chunk.seq, chunk.num_items, job.model, job.priority,
+              coalesce(chunk.estimated_tokens, chunk.num_items * CAST(:item_tokens AS integer))
 """)
 
 
 def mark_queued(connection: Connection, shares: Sequence[tuple[UUID, int]]) -> list[Dispatch]:
     """Marks up to so many chunks of each job as queued; publish the answer only after COMMIT."""
-    values = {"job_ids": [job_id for job_id, _ in shares], "counts": [count for _, count in shares]}
+    values = {
+        "job_ids": [job_id for job_id, _ in shares],
+        "counts": [count for _, count in shares],
+        "item_tokens": UNESTIMATED_ITEM_TOKENS,
+    }
     connection.execute(START_JOBS, {"job_ids": values["job_ids"]})
     return [Dispatch(*row) for row in connection.execute(MARK_QUEUED, values)]
 

@@ -64,6 +64,11 @@ def load_payload(connection: Connection, chunk_id: int) -> Items:
     blob = connection.execute(
         text("SELECT items FROM vectormill.chunk_payloads WHERE chunk_id = :chunk_id"), {"chunk_id": chunk_id}
     ).scalar_one_or_none()
+    return open_payload(blob, chunk_id)
+
+
+def open_payload(blob: bytes | None, chunk_id: int) -> Items:
+    """The items of a chunk whose blob was read with its claim. Raises PayloadGone when there is none."""
     if blob is None:
         raise PayloadGone(f"Chunk {chunk_id} has no texts any more; its job's retention has ended.")
     return decode_payload(blob)

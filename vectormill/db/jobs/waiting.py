@@ -8,6 +8,7 @@ from sqlalchemy import Connection, text
 
 from vectormill.db.workers import ALIVE_SECONDS, REDIS_AWAY, REDIS_FULL, SCHEDULER, list_signs_of_life
 from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.jobs.chunk_size import UNESTIMATED_ITEM_TOKENS
 from vectormill.domain.jobs.job import PAUSED, STEERABLE_JOB_STATES, Job
 from vectormill.domain.jobs.waiting import (
     InHand,
@@ -19,7 +20,8 @@ from vectormill.domain.jobs.waiting import (
 
 # Reports are a few kilobytes of JSON each: only those of workers that serve a model in question are opened, and once.
 LIST_SERVING_WORKERS = text("""
-    SELECT name, model, slots, told.revision, told.pooling, told.state, told.state_reason
+    SELECT name, model, slots, told.revision, told.pooling, told.state, told.state_reason,
+           max_tokens_in_flight
       FROM vectormill.workers
      CROSS JOIN LATERAL jsonb_to_record(CASE WHEN model = ANY(CAST(:models AS text[])) THEN report ELSE '{}' END)
                      AS told (revision text, pooling text, state text, state_reason text)
@@ -29,13 +31,15 @@ LIST_SERVING_WORKERS = text("""
 
 # One state a SELECT, so that each reads its partial index; see LIST_ROOMS. As many rows as jobs with dispatched chunks.
 LIST_IN_HAND = text("""
-    SELECT jobs.id, jobs.model, jobs.priority, held.num_queued, held.num_leased, held.oldest_queued_seconds
+    SELECT jobs.id, jobs.model, jobs.priority, held.num_queued, held.num_leased, held.oldest_queued_seconds,
+           held.num_tokens
       FROM (SELECT job_id, count(queued_at)::int AS num_queued, count(lease_until)::int AS num_leased,
-                   coalesce(extract(epoch FROM now() - min(queued_at)), 0)::float8 AS oldest_queued_seconds
-              FROM (SELECT job_id, queued_at, CAST(NULL AS timestamptz) AS lease_until
+                   coalesce(extract(epoch FROM now() - min(queued_at)), 0)::float8 AS oldest_queued_seconds,
+                   sum(coalesce(estimated_tokens, num_items * CAST(:item_tokens AS integer)))::bigint AS num_tokens
+              FROM (SELECT job_id, queued_at, CAST(NULL AS timestamptz) AS lease_until, num_items, estimated_tokens
                       FROM vectormill.chunks WHERE state = 'queued'
                      UNION ALL
-                    SELECT job_id, NULL, lease_until
+                    SELECT job_id, NULL, lease_until, num_items, estimated_tokens
                       FROM vectormill.chunks WHERE state = 'leased' AND lease_until > now()) AS chunks
              GROUP BY job_id) AS held
       JOIN vectormill.jobs ON jobs.id = held.job_id
@@ -89,7 +93,8 @@ def load_surroundings(connection: Connection, jobs: Sequence[Job]) -> Surroundin
     models = {"models": sorted({job.spec.model for job in jobs})}
     values = models | {"alive_seconds": ALIVE_SECONDS}
     workers = [ServingWorker(*row) for row in connection.execute(LIST_SERVING_WORKERS, values)]
-    in_hand = [InHand(*row) for row in connection.execute(LIST_IN_HAND, models)]
+    sizes = models | {"item_tokens": UNESTIMATED_ITEM_TOKENS}
+    in_hand = [InHand(*row) for row in connection.execute(LIST_IN_HAND, sizes)]
     seen = replace(nothing, workers=workers, in_hand=in_hand)
     if {job.id for job in jobs} <= {chunks.job_id for chunks in in_hand if chunks.num_leased}:
         return seen

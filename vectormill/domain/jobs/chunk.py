@@ -30,7 +30,7 @@ class Claim:
     `first_item` is the position in the job of the chunk's first item. After a retry `only_items` names the positions
     within the chunk that are to be encoded; the others have their vectors. `attempt` counts claims that failed,
     and this one; `lost` the ends of a process that speak against the texts; `lapsed` the leases that ended otherwise.
-    `generation_fingerprint` names the vector space of the generation that it writes.
+    `generation_fingerprint` names the vector space of the generation that it writes. `num_tokens` is an estimate.
     """
 
     chunk_id: int
@@ -48,6 +48,7 @@ class Claim:
     generation_id: int | None
     keep_text: bool = False
     generation_fingerprint: str | None = None
+    num_tokens: int = 0
 
     def check_space(self) -> None:
         """Raises SpecMismatch when the generation holds vectors of another space than the job's."""
@@ -95,6 +96,7 @@ class Dispatch:
     num_items: int
     model: str
     priority: int
+    num_tokens: int = 0  # estimated
 
     def message(self) -> dict[str, Any]:
         return {"chunk_id": self.chunk_id, "dispatch_seq": self.dispatch_seq}

@@ -1,5 +1,6 @@
 """Why a job makes no progress, in a sentence that says what to do. Pure; knows neither databases nor queues."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -27,6 +28,7 @@ class ServingWorker:
     pooling: str | None = None
     state: str | None = None
     state_reason: str | None = None
+    max_tokens_in_flight: int | None = None
 
     def has_model_of(self, spec: EncodingSpec) -> bool:
         return self.revision in (None, spec.revision) and self.pooling in (None, spec.pooling)
@@ -46,6 +48,7 @@ class InHand:
     num_queued: int
     num_leased: int
     oldest_queued_seconds: float
+    num_tokens: int = 0  # estimated
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,7 @@ def explain_wait(job: Job, around: Surroundings) -> str | None:
     if job.id in around.setbacks:
         return f"Its chunks are tried again after a pause, because of: {around.setbacks[job.id]}"
     if mine is None and job.priority != INTERACTIVE_PRIORITY:
-        return _tell_busy(job, sum(worker.slots for worker in serving), around.in_hand)
+        return _tell_busy(job, serving, around.in_hand)
     return None
 
 
@@ -147,12 +150,14 @@ def _tell_not_ready(model: str, workers: Sequence[ServingWorker]) -> str:
     return f"No worker for {model} is ready: {_enumerate(states)}."
 
 
-def _tell_busy(job: Job, num_slots: int, in_hand: Iterable[InHand]) -> str | None:
+def _tell_busy(job: Job, serving: Sequence[ServingWorker], in_hand: Iterable[InHand]) -> str | None:
     model = job.spec.model
     others = [
         chunks for chunks in in_hand if chunks.model == model and chunks.priority != INTERACTIVE_PRIORITY
     ]
-    if sum(chunks.num_queued + chunks.num_leased for chunks in others) < num_slots:
+    num_chunks = sum(chunks.num_queued + chunks.num_leased for chunks in others)
+    has_slots = num_chunks < sum(worker.slots for worker in serving)
+    if has_slots and sum(chunks.num_tokens for chunks in others) < _count_tokens(serving):
         return None  # there is room, and the dispatcher fills it within a second
     num_urgent = sum(chunks.priority < job.priority for chunks in others)
     jobs = "another job" if len(others) == 1 else f"{len(others)} other jobs"
@@ -160,6 +165,12 @@ def _tell_busy(job: Job, num_slots: int, in_hand: Iterable[InHand]) -> str | Non
         return f"All workers for {model} are busy with {jobs} of higher priority."
     urgent = f", {num_urgent} of them of higher priority" if num_urgent else ""
     return f"All workers for {model} are busy with {jobs}{urgent}; this one gets its turn."
+
+
+def _count_tokens(serving: Iterable[ServingWorker]) -> float:
+    """For how many the workers have room; one of a former release tells no bound but its slots."""
+    bounds = [worker.max_tokens_in_flight for worker in serving]
+    return math.inf if None in bounds else sum(bound for bound in bounds if bound is not None)
 
 
 def _enumerate(names: Sequence[str]) -> str:

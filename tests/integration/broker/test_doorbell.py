@@ -1,0 +1,111 @@
+"""The doorbell: a ring wakes the dispatcher, many are one, and none that is lost holds anything up."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import psycopg
+import pytest
+from redis import Redis
+from sqlalchemy import Engine
+
+from scheduler.main import pause
+from tests.clusters import connect
+from tests.protocol import make_items, submit
+from tests.waiting import wait_for
+from vectormill.broker.doorbell import DOORBELL, Doorbell, Porter
+from vectormill.db.election import listen_for_jobs
+
+Driver = psycopg.Connection[Any]
+
+# Whoever is woken returns at once; who is not, after this.
+LONG_SECONDS = 20.0
+NOWHERE = "redis://127.0.0.1:1/0"
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def driver(database_url: str) -> Iterator[Driver]:
+    with connect(database_url) as connection:
+        listen_for_jobs(connection)
+        yield connection
+
+
+@pytest.fixture
+def porter(redis_url: str) -> Iterator[Porter]:
+    """Has begun to hear; that Redis confirmed it counts as a ring."""
+    with closing(Porter(redis_url)) as porter:
+        porter.listen()
+        with Redis.from_url(redis_url) as redis:
+            wait_for(lambda: redis.pubsub_numsub(DOORBELL)[0][1] == 1)
+        yield porter
+
+
+@pytest.fixture
+def silent_porter(porter: Porter, driver: Driver) -> Porter:
+    while porter.wait(0.5, driver):
+        pass
+    return porter
+
+
+def test_rings_wake_who_waits_and_are_answered_together(
+    redis_url: str, silent_porter: Porter, driver: Driver
+) -> None:
+    with closing(Doorbell(redis_url)) as doorbell:
+        for _ in range(3):
+            doorbell.ring()
+        assert silent_porter.wait(LONG_SECONDS, driver)
+        while silent_porter.wait(0.2, driver):  # of three rings some may have come later
+            pass
+        doorbell.ring()
+        assert silent_porter.wait(LONG_SECONDS, driver)
+
+
+def test_a_ring_that_is_lost_costs_one_pause(silent_porter: Porter, driver: Driver) -> None:
+    asked_at = time.monotonic()
+    pause(driver, silent_porter, 0.2, threading.Event())
+    assert 0.2 <= time.monotonic() - asked_at < LONG_SECONDS
+
+
+def test_a_submission_wakes_the_same_pause(engine: Engine, silent_porter: Porter, driver: Driver) -> None:
+    asked_at = time.monotonic()
+    submit(engine, make_items(1))
+    pause(driver, silent_porter, LONG_SECONDS, threading.Event())
+    assert time.monotonic() - asked_at < LONG_SECONDS
+    asked_at = time.monotonic()
+    pause(driver, silent_porter, 0.2, threading.Event())
+    assert time.monotonic() - asked_at >= 0.2, "a submission wakes once"
+
+
+def test_a_connection_that_broke_is_made_anew(redis_url: str, driver: Driver) -> None:
+    clock = Clock()
+    with closing(Porter(redis_url, clock)) as porter, closing(Doorbell(redis_url)) as doorbell:
+        porter.listen()
+        while porter.wait(0.5, driver):
+            pass
+        with Redis.from_url(redis_url) as redis:
+            redis.client_kill_filter(_type="pubsub")
+        porter.wait(LONG_SECONDS, driver)  # it hears that nothing is heard any more
+        while not porter.wait(0.1, driver):
+            clock.now += 60
+            porter.listen()
+            doorbell.ring()
+
+
+def test_without_redis_nobody_waits_for_the_other(driver: Driver) -> None:
+    clock = Clock()
+    with closing(Porter(NOWHERE, clock)) as porter, closing(Doorbell(NOWHERE, clock)) as doorbell:
+        porter.listen()
+        asked_at = time.monotonic()
+        for _ in range(1000):  # the first fails, and the others are not tried
+            doorbell.ring()
+        assert not porter.wait(0.1, driver)
+        assert time.monotonic() - asked_at < LONG_SECONDS
