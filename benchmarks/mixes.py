@@ -19,16 +19,19 @@ QUERIES: Final = "queries"
 DOCUMENTS: Final = "documents"
 OUTLIERS: Final = "outliers"
 CHINESE: Final = "chinese"
+SHORT_JOB: Final = "short_job"
 
-# Texts of each mix where nothing else is asked: about 225,000 tokens together, so that three passes of seven encoders
-# at 5,000 tokens/s end within a quarter of an hour.
+# Texts of each mix where nothing else is asked: about 350,000 tokens together. Those with targets are gone through as
+# often as it takes for a pass that tells a rate (benchmarks.cases.engine.pass_length).
 NUM_TEXTS: Final[Mapping[str, int]] = {
     PARAGRAPHS: 1200,
     QUERIES: 2000,
     DOCUMENTS: 120,
     OUTLIERS: 1000,
     CHINESE: 300,
+    SHORT_JOB: 1200,
 }
+LENGTHENED: Final = (PARAGRAPHS, QUERIES, DOCUMENTS)
 SMALLEST_MIX: Final = 10
 # One text of ten is long.
 OUTLIER_PERIOD: Final = 10
@@ -160,5 +163,6 @@ _KINDS: Final[Mapping[str, tuple[str, Callable[[int], list[str]]]]] = {
         list_documents,
     ),
     OUTLIERS: ("nine queries to each long document", list_outliers),
+    SHORT_JOB: ("the same docstrings as one short job: how it begins and ends", list_paragraphs),
     CHINESE: ("docstrings of a library that is documented in Chinese", list_paragraphs),
 }

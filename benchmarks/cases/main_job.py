@@ -5,6 +5,7 @@ from typing import Final
 
 from benchmarks.cases.comparing import count_tokens, find_precision
 from benchmarks.cases.engine.engine import find_limits
+from benchmarks.cases.engine.pass_length import lengthen
 from benchmarks.mixes import Mix
 from benchmarks.order import BenchmarkFailed, Order
 from benchmarks.peers.catalogue import PEERS, SENTENCE_TRANSFORMERS
@@ -40,6 +41,9 @@ def measure(order: Order) -> Report:
     card = Registry({}).card(DEFAULT_MODEL, weights=True)
     texts = tuple(item["text"] for item in list_docstrings(order.items))
     mix = Mix(DOCSTRINGS, "every docstring of the standard library", texts)
+    if order.items is None:
+        mix = lengthen(mix, card, order.machine.matrix_rates)
+        texts = mix.texts
     order.steps.begin("main_job", Turns.count_steps(len(SYSTEMS), 1, order.repeat) + 2)
     with workplace(None) as directory:
         systems = LineUp(directory, card.path, [mix], benchmark_device()).make(SYSTEMS, PEERS)
@@ -56,7 +60,8 @@ def measure(order: Order) -> Report:
     rates = ", ".join(f"{precision} {write_number(rate)} GFLOP/s" for precision, rate in limits.items())
     return Report(
         "main_job",
-        f"{len(texts):,} docstrings, {int(lengths.sum()):,} tokens, {card.name}, {order.repeat} passes of each.",
+        f"{mix.description}: {len(texts):,} texts, {int(lengths.sum()):,} tokens, {card.name}, "
+        f"{order.repeat} passes of each.",
         (_compare_systems(records, len(texts), flop, limits), _judge(records, closeness)),
         (
             "Median of all passes, smallest and largest in brackets. Ratios are taken repetition by repetition.",

@@ -7,7 +7,8 @@ from typing import Final
 from benchmarks.cases.comparing import compare, list_reasons
 from benchmarks.cases.engine import shapes
 from benchmarks.cases.engine.engine_targets import judge_engine
-from benchmarks.mixes import CHINESE, NUM_TEXTS, Mix, make_mix, plan_sizes
+from benchmarks.cases.engine.pass_length import lengthen
+from benchmarks.mixes import CHINESE, LENGTHENED, NUM_TEXTS, Mix, make_mix, plan_sizes
 from benchmarks.models.same_limit import copy_with_limit
 from benchmarks.order import CPU, BenchmarkFailed, Order
 from benchmarks.peers.catalogue import PEERS, SENTENCE_TRANSFORMERS
@@ -40,6 +41,11 @@ def measure(order: Order) -> Report:
         name = f"{packaged.revision}-{order.max_tokens or packaged.max_tokens}"
         model = copy_with_limit(packaged, directory / "models" / name, order.max_tokens)
         card = read_model_card(packaged.name, model)
+        if order.items is None:
+            mixes = [
+                lengthen(mix, card, order.machine.matrix_rates) if mix.name in LENGTHENED else mix
+                for mix in mixes
+            ]
         order.steps.step("installing what is missing of the peers")
         systems = LineUp(directory, model, mixes, benchmark_device()).make(order.systems, PEERS)
         results: dict[str, dict[str, Record]] = {}

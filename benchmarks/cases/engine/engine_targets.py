@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from benchmarks.mixes import DOCUMENTS, PARAGRAPHS
+from benchmarks.mixes import DOCUMENTS, PARAGRAPHS, SHORT_JOB
 from benchmarks.results.comparison import Comparison
 from benchmarks.results.table import Measure, Table, tabulate
 from benchmarks.results.writing import write_cosine, write_ratio, write_share
@@ -16,6 +16,7 @@ LIMIT_TARGET: Final = 0.85
 END_TO_END_TARGET: Final = 0.95
 PADDING_TARGET: Final = 0.03
 MEMORY_TARGET: Final = 0.6
+SHORT_JOB_TARGET: Final = 0.93
 
 
 def judge_engine(comparisons: Sequence[Comparison]) -> Table:
@@ -27,7 +28,7 @@ def judge_engine(comparisons: Sequence[Comparison]) -> Table:
         measures += judge_padding(comparison)
         if comparison.mix == DOCUMENTS:
             measures += judge_memory(comparison)
-    return tabulate([*measures, *judge_closeness(comparisons)])
+    return tabulate([*measures, *judge_short_job(comparisons), *judge_closeness(comparisons)])
 
 
 def judge_speed(comparison: Comparison) -> list[Measure]:
@@ -70,6 +71,24 @@ def judge_speed(comparison: Comparison) -> list[Measure]:
                 ratio.median >= END_TO_END_TARGET,
             )
         )
+    return measures
+
+
+def judge_short_job(comparisons: Sequence[Comparison]) -> list[Measure]:
+    """Tokens a second of a job of some seconds, by those of a long one of the same texts."""
+    by_mix = {comparison.mix: comparison for comparison in comparisons}
+    if not {PARAGRAPHS, SHORT_JOB} <= by_mix.keys():
+        return []
+    measures = []
+    for key in (SERVICE, ENGINE):
+        short, long = by_mix[SHORT_JOB].measured(key), by_mix[PARAGRAPHS].measured(key)
+        if short and long:
+            rate = short.rate(by_mix[SHORT_JOB].num_tokens).median
+            share = rate / long.rate(by_mix[PARAGRAPHS].num_tokens).median
+            name = f"a short job, to a long one, {short.name}"
+            measures.append(
+                Measure(name, write_share(share), f"≥ {SHORT_JOB_TARGET:.0%}", share >= SHORT_JOB_TARGET)
+            )
     return measures
 
 

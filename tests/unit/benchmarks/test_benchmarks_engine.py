@@ -12,6 +12,7 @@ import pytest
 from benchmarks import mixes
 from benchmarks.cases.comparing import list_reasons
 from benchmarks.cases.engine.engine_targets import find_fastest_peer, judge_engine
+from benchmarks.cases.engine.pass_length import plan_copies
 from benchmarks.mixes import (
     CHINESE,
     DOCUMENTS,
@@ -19,6 +20,7 @@ from benchmarks.mixes import (
     OUTLIERS,
     PARAGRAPHS,
     QUERIES,
+    SHORT_JOB,
     make_mix,
     plan_sizes,
 )
@@ -252,6 +254,29 @@ def test_every_target_is_a_row_that_says_met_or_missed() -> None:
         "documents: peak memory of the worker, below sentence-transformers": ("70.0%", "≥ 60%, met"),
         "smallest cosine of a committed vector to fp32, all mixes": ("1.000000", "≥ 0.999, met"),
     }
+
+
+def test_a_short_job_is_judged_by_a_long_one_of_the_same_texts() -> None:
+    slow = RECORDS | {"service": make_record("ours, end to end", [1.25, 1.25, 1.25])}
+    rows = judge_engine([make_comparison(PARAGRAPHS, RECORDS), make_comparison(SHORT_JOB, slow)]).rows
+    verdicts = {name: (value, target) for name, value, target in rows if name.startswith("a short job")}
+    assert verdicts == {
+        "a short job, to a long one, ours, end to end": ("80.0%", "≥ 93%, **missed**"),
+        "a short job, to a long one, our engine alone": ("100.0%", "≥ 93%, met"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("flop", "copies", "reason"),
+    [
+        (30 * 0.85 * 300e9, 1, "one round takes half a minute"),
+        (10 * 0.85 * 300e9, 3, "one of ten seconds is gone through three times"),
+        (1e15, 1, "a long one is left as it is"),
+        (1e9, 30, "and no text is read a hundred times"),
+    ],
+)
+def test_a_mix_is_gone_through_until_a_pass_tells_a_rate(flop: float, copies: int, reason: str) -> None:
+    assert plan_copies(flop, {"fp32": 150.0, "bf16": 300.0}) == copies, reason
 
 
 # -- peers ---------------------------------------------------------------------------------------------------
