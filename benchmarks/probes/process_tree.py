@@ -16,7 +16,8 @@ COMMANDS: Final = {"worker": "worker's launcher"}
 
 def name_process(arguments: Sequence[str]) -> str:
     """What a process of ours is, from its command line."""
-    if any("worker.runner.runner_process" in argument for argument in arguments):
+    # Of any commit: its folder has moved.
+    if any("runner_process import main" in argument for argument in arguments):
         return MODEL_PROCESS
     if "worker.app" in arguments:
         return CELERY_WORKER

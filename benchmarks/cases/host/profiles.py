@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -37,6 +37,12 @@ PYTHON_PROCESSES: Final = (CELERY_WORKER, MODEL_PROCESS, "api", "scheduler")
 # Beside where the time goes: who has the interpreter's lock.
 LOCKED: Final = (CELERY_WORKER,)
 NUM_SHOWN: Final = 5
+# Where threads wait: a profiler that sees stacks alone cannot tell it from work. Of who has the lock nobody waits.
+WAITS: Final = (
+    "Condition.wait (threading", "Connection._recv (multiprocessing", "Connection.wait (psycopg", "Runner.run (asyncio",
+    "SocketBuffer._read_from_socket (redis", "StopSignals._forward (", "_LastingThread._loop (",
+    "_PollLikeSelector.select (", "_epoll.poll (", "_worker (concurrent/futures",
+)  # fmt: skip
 SHOWN_CHARS: Final = 300
 
 
@@ -99,28 +105,40 @@ def sample(bench: Bench, texts: HostTexts, spy: Path, directory: Path, num_texts
 
 
 def _sample_all(pid: int, spy: Path, directory: Path) -> Iterator[tuple[str, Frame]]:
-    """Starts every profiler, and then waits for all: they look at the same seconds."""
-    started: dict[str, tuple[subprocess.Popen[str], Path]] = {}
+    """All processes in the same seconds; who has the lock in those that follow: one profiler at a time can stop one."""
     tree = list_tree(pid)
-    for name in PYTHON_PROCESSES:
-        for process in find_named(tree, name)[:1]:
-            started[name_file(name)] = _start_spy(spy, process.pid, directory / f"{name_file(name)}.folded")
-            if name in LOCKED:
-                locked = f"{name_file(name)}-lock"
-                started[locked] = _start_spy(spy, process.pid, directory / f"{locked}.folded", "--gil")
-    postgres = find_named(tree, POSTGRES)
+    found = {name: find_named(tree, name) for name in (*PYTHON_PROCESSES, POSTGRES)}
+    paths = {name: directory / f"{name_file(name)}.folded" for name in found}
+    commands = {
+        name: make_spy_command(spy, found[name][0].pid, paths[name])
+        for name in PYTHON_PROCESSES
+        if found[name]
+    }
     perf = shutil.which("perf")
-    record = directory / "perf.data"
-    if perf is not None and postgres:
-        started[POSTGRES] = _start_perf(perf, postgres, record)
+    if perf is not None and found[POSTGRES]:
+        commands[POSTGRES] = make_perf_command(perf, found[POSTGRES], paths[POSTGRES])
+    _run_together(commands)
+    for name in commands:
+        yield name_file(name), _read(paths[name], perf if name == POSTGRES else None)
+    for name in LOCKED:
+        path = directory / f"{name_file(name)}-lock.folded"
+        _run_together({name: [*make_spy_command(spy, found[name][0].pid, path), "--gil"]})
+        yield path.stem, _read(path, None)
+
+
+def _run_together(commands: Mapping[str, list[str]]) -> None:
+    """Raises BenchmarkFailed with the first line of one that failed."""
+    started = {
+        name: subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        for name, command in commands.items()
+    }
     try:
-        for name, (profiler, path) in started.items():
+        for name, profiler in started.items():
             _, said = profiler.communicate(timeout=SECONDS + GRACE_SECONDS)
             if profiler.returncode:
-                raise BenchmarkFailed(f"{name} could not be sampled: {said.strip()[-SHOWN_CHARS:]}")
-            yield name, _read(path, perf if name == POSTGRES else None)
+                raise BenchmarkFailed(f"{name} could not be sampled: {said.strip()[:SHOWN_CHARS]}")
     finally:
-        for profiler, _ in started.values():
+        for profiler in started.values():
             if profiler.poll() is None:
                 profiler.kill()
                 profiler.wait()
@@ -131,41 +149,29 @@ def name_file(name: str) -> str:
     return re.sub(r"\W+", "-", name.lower())
 
 
-def _start_spy(spy: Path, pid: int, path: Path, *options: str) -> "tuple[subprocess.Popen[str], Path]":
-    command = [
+def make_spy_command(spy: Path, pid: int, path: Path) -> list[str]:
+    return [
         str(spy), "record", "--pid", str(pid), "--duration", str(SECONDS), "--rate", str(RATE),
-        "--format", "raw", "--output", str(path), *options,
+        "--format", "raw", "--output", str(path),
     ]  # fmt: skip
-    return _start(command), path
 
 
-def _start_perf(
-    perf: str, processes: list[psutil.Process], path: Path
-) -> "tuple[subprocess.Popen[str], Path]":
+def make_perf_command(perf: str, processes: Sequence[psutil.Process], path: Path) -> list[str]:
     pids = ",".join(str(process.pid) for process in processes)
-    command = [
-        perf,
-        "record",
-        "-F",
-        str(RATE),
-        "-g",
-        "-p",
-        pids,
-        "-o",
-        str(path),
-        "--",
-        "sleep",
-        str(SECONDS),
-    ]
-    return _start(command), path
+    return [
+        perf, "record", "-F", str(RATE), "-g", "-p", pids, "-o", str(path), "--", "sleep", str(SECONDS),
+    ]  # fmt: skip
 
 
-def _start(command: list[str]) -> "subprocess.Popen[str]":
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+def leave_out_waits(lines: Iterable[str]) -> Iterator[str]:
+    """Folded stacks whose innermost frame is at work."""
+    for line in lines:
+        if not line.rpartition(";")[2].startswith(WAITS):
+            yield line
 
 
 def _read(path: Path, perf: str | None) -> Frame:
     if perf is None:
-        return read_folded(path.read_text(encoding="utf-8").splitlines())
+        return read_folded(leave_out_waits(path.read_text(encoding="utf-8").splitlines()))
     done = subprocess.run([perf, "script", "-i", str(path)], capture_output=True, text=True)
     return read_folded(fold_perf_script(done.stdout.splitlines()))

@@ -1,6 +1,7 @@
 import re
 from xml.etree import ElementTree
 
+from benchmarks.cases.host.profiles import leave_out_waits
 from benchmarks.results.flame_graph import draw_flame_graph, find_shares, fold_perf_script, read_folded
 
 FOLDED = ["main;encode;tokenize 60", "main;encode 20", "main;commit <lambda> 20"]
@@ -47,3 +48,9 @@ def test_no_frame_is_wider_than_its_caller() -> None:
 
 def test_samples_of_perf_are_read_from_the_outermost_frame_inwards() -> None:
     assert list(fold_perf_script(PERF.splitlines())) == ["postgres;main;heap_insert 1", "postgres;main 1"]
+
+
+def test_threads_that_wait_are_left_out() -> None:
+    working = "main (app.py:1);encode (engine.py:2) 3"
+    waiting = "main (app.py:1);Condition.wait (threading.py:331) 9"
+    assert list(leave_out_waits([working, waiting])) == [working]
