@@ -16,6 +16,7 @@ from benchmarks.cases import (
 )
 from benchmarks.cases.engine import engine, footprint, placement, short_texts
 from benchmarks.cases.host import host
+from benchmarks.cases.queries import queries
 from benchmarks.order import BenchmarkFailed, Order
 from benchmarks.results.report import Report
 from vectormill.domain.errors import VectormillError
@@ -31,6 +32,7 @@ BENCHMARKS: Final[Mapping[str, Callable[[Order], Report]]] = {
     "engine": engine.measure,
     "short_texts": short_texts.measure,
     "interactive": interactive.measure,
+    "queries": queries.measure,
     "reindex": reindex.measure,
     "collection": collection.measure,
     "placement": placement.measure,

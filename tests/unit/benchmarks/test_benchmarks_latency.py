@@ -1,9 +1,10 @@
-"""The benchmarks `interactive` and `short_texts`: what their measurements come to."""
+"""The benchmarks `interactive`, `queries` and `short_texts`: what their measurements come to."""
 
 import pytest
 
 from benchmarks.cases.engine.short_texts import find_share, judge_cost
 from benchmarks.cases.interactive import judge_latency
+from benchmarks.cases.queries.queries import LOADED, NUM_CLIENTS, OURS, PEER, Round, judge
 from benchmarks.results.spread import find_percentile
 from benchmarks.texts import list_distinct_lines
 
@@ -35,6 +36,22 @@ def test_searches_beside_a_bulk_job_are_judged_by_their_slowest_percent(busy: fl
     (table,) = judge_latency(idle, loaded).tables
     assert verdict in table.rows[0][2]
     assert [row[1] for row in table.rows[3:]] == ["0.01 s", "0.02 s"]
+
+
+@pytest.mark.parametrize(("num_answers", "verdict"), [(200, "met"), (199, "missed")])
+def test_queries_are_judged_by_what_many_clients_get_beside_the_peer(num_answers: int, verdict: str) -> None:
+    def rounds(num: int, seconds: float) -> list[Round]:
+        return [Round([seconds] * num, 1.0)] * 3
+
+    found = {
+        (system, number): rounds(num, seconds)
+        for number in NUM_CLIENTS
+        for system, num, seconds in ((OURS, num_answers, 0.1), (LOADED, 50, 0.3), (PEER, 100, 0.2))
+    }
+    measures, systems, costs = judge(found, {"api": 9.0 * num_answers / 1000, "flower": 0.0}).tables
+    assert [verdict in row[2] for row in measures.rows] == [True, verdict == "met", verdict == "met"]
+    assert len(systems.rows) == len(found)
+    assert costs.rows == (("api", "1.00 ms"),)
 
 
 def test_what_tokenizer_and_database_cost_is_a_share_of_all_processor_time() -> None:
