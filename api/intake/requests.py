@@ -7,6 +7,7 @@ by the standard library instead, and the text travels to the worker, which repor
 import json
 import math
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Final, NoReturn, TypeVar
 
 import msgspec
@@ -16,7 +17,7 @@ from api.intake.options import struct_of
 from api.problems import Place, Problem
 from vectormill.domain.encoding import RequestedOptions
 from vectormill.domain.errors import InvalidItem
-from vectormill.domain.jobs.item import Item
+from vectormill.domain.jobs.item import Item, Items
 from vectormill.domain.jobs.job import DEFAULT_PRIORITY, LEAST_URGENT_PRIORITY, MOST_URGENT_PRIORITY
 from vectormill.models.registry import DEFAULT_MODEL
 
@@ -158,6 +159,20 @@ def make_item(body: ItemBody, max_key_bytes: int) -> Item:
     return Item(key, body.text.encode("utf-8", "surrogatepass"), metadata)
 
 
+def make_items(bodies: Sequence[ItemBody], max_key_bytes: int) -> Items:
+    """As make_item of each, without an object for each. Raises UnreadableItem of some item, not of the first one."""
+    keys = [body.key for body in bodies]
+    try:
+        lengths = list(map(len, map(str.encode, keys)))
+    except UnicodeEncodeError:
+        lengths = [0]
+    if lengths and (min(lengths) == 0 or max(lengths) > max_key_bytes or "\0" in "".join(keys)):
+        for key in keys:
+            check_key(key, max_key_bytes)
+    metadata = [b"" if body.metadata is None else encode_metadata(body.metadata) for body in bodies]
+    return Items(keys, [body.text.encode("utf-8", "surrogatepass") for body in bodies], metadata)
+
+
 def check_key(key: str, max_key_bytes: int) -> str:
     """The key itself. Raises UnreadableItem for one that Postgres could not store."""
     try:
@@ -179,19 +194,24 @@ def encode_metadata(metadata: dict[str, Any]) -> bytes:
 
     It is written anew, because JSON has more numbers than `numeric`. Raises UnreadableItem.
     """
-    too_deep = UnreadableItem("metadata", f"the metadata is nested more than {MAX_METADATA_DEPTH} deep")
     try:
         encoded = msgspec.json.encode(metadata)
     except UnicodeEncodeError:
         raise UnreadableItem("metadata", "the metadata contains half of a UTF-16 surrogate pair") from None
     except RecursionError:
-        raise too_deep from None
-    # Brackets are counted first, for they are few nearly always.
-    if encoded.count(b"{") + encoded.count(b"[") > MAX_METADATA_DEPTH < measure_depth(metadata):
-        raise too_deep
+        raise _too_deep() from None
+    # Brackets are counted first, for they are few nearly always. What is nested has two for each object.
+    if len(encoded) > 2 * MAX_METADATA_DEPTH:
+        num_brackets = encoded.count(b"{") + encoded.count(b"[")
+        if num_brackets > MAX_METADATA_DEPTH and measure_depth(metadata) > MAX_METADATA_DEPTH:
+            raise _too_deep()
     if b"\\u0000" in encoded and NUL_ESCAPE.search(encoded):
         raise UnreadableItem("metadata", "the metadata contains a NUL character (U+0000)")
     return encoded
+
+
+def _too_deep() -> UnreadableItem:
+    return UnreadableItem("metadata", f"the metadata is nested more than {MAX_METADATA_DEPTH} deep")
 
 
 def measure_depth(value: Any) -> int:

@@ -4,7 +4,7 @@ The event loop only receives bytes. Leaving early, for an error or because the c
 """
 
 import re
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -19,6 +19,7 @@ from api.intake.requests import (
     DECODING_ERRORS,
     JOB_DECODER,
     OBJECT_DECODER,
+    ItemBody,
     JobRequest,
     OptionsBody,
     StreamParameters,
@@ -27,6 +28,7 @@ from api.intake.requests import (
     decode_json,
     encode_metadata,
     make_item,
+    make_items,
     split_path,
 )
 from api.limits.gates import Hold
@@ -37,7 +39,7 @@ from vectormill.db.jobs.submission import JobWriter
 from vectormill.domain.collection import check_collection_name
 from vectormill.domain.encoding import EncodingOptions, EncodingSpec
 from vectormill.domain.errors import InvalidItem, InvalidOption, SubmissionTooLarge
-from vectormill.domain.jobs.item import Item
+from vectormill.domain.jobs.item import Item, Items
 from vectormill.domain.jobs.job import Job, NewJob
 from vectormill.models.registry import make_spec
 from vectormill.settings import Settings
@@ -74,7 +76,7 @@ async def receive_document(request: Request, resources: Resources) -> Job:
     with resources.gates.json_bytes.hold() as hold:
         body = await read_body(request, resources.settings, hold)
 
-        def parse() -> tuple[NewJob, list[Item]]:
+        def parse() -> tuple[NewJob, Items]:
             document = decode_body(body, JOB_DECODER)
             override(document, parameters, request.query_params)
             return parse_document(document, resources, idempotency_key)
@@ -123,10 +125,9 @@ def open_intake(writer: JobWriter, resources: Resources) -> Intake:
     return Intake(resources.settings, num_pending)
 
 
-def write_items(writer: JobWriter, items: Sequence[Item], intake: Intake) -> None:
+def write_items(writer: JobWriter, items: Items, intake: Intake) -> None:
     intake.take_items(len(items))
-    for item in items:
-        writer.add(item)
+    writer.add_all(items)
 
 
 async def finish(writer: JobWriter, resources: Resources) -> Job:
@@ -139,14 +140,21 @@ async def finish(writer: JobWriter, resources: Resources) -> Job:
 
 def parse_document(
     request: JobRequest, resources: Resources, idempotency_key: str | None
-) -> tuple[NewJob, list[Item]]:
+) -> tuple[NewJob, Items]:
     new_job = make_job(
         request, request.options, request.metadata, resources=resources, idempotency_key=idempotency_key
     )
-    items = []
-    for position, item in enumerate(request.items):
+    try:
+        return new_job, make_items(request.items, resources.settings.max_key_bytes)
+    except UnreadableItem:
+        return new_job, Items.of(list(make_one_by_one(request.items, resources.settings.max_key_bytes)))
+
+
+def make_one_by_one(bodies: Sequence[ItemBody], max_key_bytes: int) -> Iterator[Item]:
+    """Raises Problem naming the first item that cannot be kept."""
+    for position, body in enumerate(bodies):
         try:
-            items.append(make_item(item, resources.settings.max_key_bytes))
+            yield make_item(body, max_key_bytes)
         except UnreadableItem as error:
             raise Problem(
                 422,
@@ -154,7 +162,6 @@ def parse_document(
                 f"items[{position}].{error.field}: {error.reason}.",
                 errors=[Place(error.reason, pointer=f"/items/{position}/{error.field}")],
             ) from error
-    return new_job, items
 
 
 def make_streamed_job(

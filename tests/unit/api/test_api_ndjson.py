@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from api.intake.requests import ItemBody, UnreadableItem, make_item, make_items
 from api.problems import Limit, Problem
 from api.streams.inflater import FREE_BYTES, PIECE_BYTES, Inflater
 from api.streams.ndjson import ItemReader
@@ -18,7 +19,7 @@ from vectormill.domain.jobs.item import Item
 
 def read_all(blocks: Iterable[bytes], max_line_bytes: int = 1 << 20, max_key_bytes: int = 64) -> list[Item]:
     reader = ItemReader(max_line_bytes=max_line_bytes, max_key_bytes=max_key_bytes)
-    return [item for block in blocks for item in reader.read(block)] + reader.finish()
+    return [*(item for block in blocks for item in reader.read(block)), *reader.finish()]
 
 
 def refusal(*blocks: bytes, **limits: int) -> Problem:
@@ -208,3 +209,19 @@ def test_a_body_that_becomes_a_thousand_times_as_large_is_refused_before_it_is_u
 def test_a_body_that_is_not_gzip_to_its_end_is_refused(body: bytes, said: str) -> None:
     with pytest.raises(Problem, match=said):
         inflate([body])
+
+
+KEYS = st.text(max_size=6) | st.sampled_from(["", "a\0", "k" * 65, "\U0001f600" * 16, "\U0001f600" * 17])
+METADATA = st.none() | st.dictionaries(st.text(max_size=3), st.text(max_size=3) | st.integers(), max_size=3)
+BODIES = st.lists(st.builds(ItemBody, KEYS, st.text(max_size=9), METADATA), max_size=5)
+
+
+@given(BODIES)
+def test_many_bodies_are_the_items_that_each_of_them_is_or_none_of_them(bodies: list[ItemBody]) -> None:
+    try:
+        expected = [make_item(body, 64) for body in bodies]
+    except UnreadableItem:
+        with pytest.raises(UnreadableItem):
+            make_items(bodies, 64)
+    else:
+        assert list(make_items(bodies, 64)) == expected
