@@ -1,1 +1,1 @@
-"""Texts to token ids, by the Rust tokenizers library. No torch."""
+"""Texts to token ids, as the Rust tokenizers library gives them. No torch."""

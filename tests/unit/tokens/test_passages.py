@@ -162,11 +162,11 @@ def test_no_text_and_whole_texts_are_passaged_too() -> None:
 
 
 def test_texts_are_tokenized_in_groups_that_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from worker.tokens import tokenizer as tokenizer_module
+    from worker.tokens import reference
 
-    texts = ["one two", "three " * 20, "four", "five six"]
+    texts = ["one two", "three " * 200, "four", "five six"]
     expected = TOKENIZER.tokenize_whole(texts)
-    monkeypatch.setattr(tokenizer_module, "GROUP_CHARS", 12)
+    monkeypatch.setattr(reference, "GROUP_CHARS", 12)
     found = TOKENIZER.tokenize_whole(texts)
     assert [found.ids(i).tolist() for i in range(4)] == [expected.ids(i).tolist() for i in range(4)]
 

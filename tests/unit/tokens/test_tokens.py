@@ -18,6 +18,7 @@ from vectormill.domain.errors import ModelError
 from vectormill.domain.jobs.item import TOO_MANY_TOKENS
 from vectormill.models.registry import find_packaged_model
 from worker.tokens import tokenizer as tokenizer_module
+from worker.tokens.reference import NUM_LARGE_GROUPS, Reference
 from worker.tokens.tokenizer import Tokenizer
 
 MODEL = find_packaged_model()
@@ -125,29 +126,27 @@ class SlowRust:
         self.entered = threading.Semaphore(0)
         self.released = threading.Event()
 
-    def encode_batch_fast(self, texts: list[str]) -> Any:
+    def encode_batch_fast(self, texts: list[str], *, add_special_tokens: bool) -> Any:
         if len(texts[0]) > 100:
             self.entered.release()
             assert self.released.wait(30)
-        return self._rust.encode_batch_fast(texts)
+        return self._rust.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
 
 
 def test_two_threads_tokenize_much_at_a_time_and_who_has_little_never_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert MODEL is not None
-    tokenizer = Tokenizer(MODEL)
-    slow = SlowRust(tokenizer._rust)
-    monkeypatch.setattr(tokenizer, "_rust", slow)
+    reference = Reference(MODEL)
+    slow = SlowRust(reference._rust)
+    monkeypatch.setattr(reference, "_rust", slow)
     books = ["word " * 5000]
-    threads = [
-        threading.Thread(target=tokenizer.tokenize_whole, args=(books,), daemon=True) for _ in range(4)
-    ]
+    threads = [threading.Thread(target=reference.encode, args=(books,), daemon=True) for _ in range(4)]
     for thread in threads:
         thread.start()
-    assert all(slow.entered.acquire(timeout=30) for _ in range(tokenizer_module.NUM_LARGE_GROUPS))
+    assert all(slow.entered.acquire(timeout=30) for _ in range(NUM_LARGE_GROUPS))
     assert not slow.entered.acquire(timeout=0.1), "the memory of a third"
-    assert len(tokenizer.tokenize(["a query"], 16, truncate=True)) == 1
+    assert len(reference.encode(["a query"])) == 1
     slow.released.set()
     for thread in threads:
         thread.join(30)

@@ -1,0 +1,126 @@
+"""Tokenizers in the shapes that models have, trained here on little, and how ours compares with the library's."""
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+
+from tests.contract.strange_texts import real_texts, strange_texts
+from tests.models import packaged_model
+from worker.tokens.reference import Reference
+from worker.tokens.tokenized import INPUT_IDS
+from worker.tokens.tokenizer import Tokenizer as OurTokenizer
+
+BATCH = 1024
+
+
+def _packaged(**changes: Any) -> str:
+    description = json.loads((packaged_model() / "tokenizer.json").read_text())
+    for part, values in changes.items():
+        description[part] = {**description[part], **values}
+    return json.dumps(description)
+
+
+def _train(model: Any, trainer: Any, normalizer: Any, pre_tokenizer: Any) -> Tokenizer:
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, pre_tokenizer
+    tokenizer.train_from_iterator(real_texts()[:1500], trainer)
+    return tokenizer
+
+
+def _finish(tokenizer: Tokenizer) -> str:
+    first, last = tokenizer.token_to_id("<s>"), tokenizer.token_to_id("</s>")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", first), ("</s>", last)]
+    )
+    return tokenizer.to_str()
+
+
+SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", AddedToken("<mask>", lstrip=True)]
+
+
+def _with_added_words() -> str:
+    tokenizer = Tokenizer.from_str(_packaged())
+    tokenizer.add_tokens([AddedToken("Ǣdded", normalized=True), AddedToken("dict", single_word=True), "##a"])
+    return tokenizer.to_str()
+
+
+def _unigram(normalizer: Any, pre_tokenizer: Any) -> str:
+    trainer = trainers.UnigramTrainer(vocab_size=3000, special_tokens=SPECIAL, unk_token="<unk>")
+    return _finish(_train(models.Unigram(), trainer, normalizer, pre_tokenizer))
+
+
+def _byte_level(normalizer: Any, pre_tokenizer: Any) -> str:
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=3000, special_tokens=SPECIAL, initial_alphabet=alphabet)
+    return _finish(_train(models.BPE(), trainer, normalizer, pre_tokenizer))
+
+
+# Name, how it is made, whether texts are put together from words.
+TOKENIZERS: dict[str, tuple[Callable[[], str], bool]] = {
+    "MiniLM": (_packaged, True),
+    "BERT, cased": (lambda: _packaged(normalizer={"lowercase": False, "strip_accents": False}), True),
+    "BERT, nothing cleaned": (
+        lambda: _packaged(normalizer={"clean_text": False, "handle_chinese_chars": False}),
+        True,
+    ),
+    "BERT with added words": (_with_added_words, True),
+    "Unigram behind spaces": (  # as XLM-R, E5 and BGE-M3, whose map of characters is NFKC and little more
+        lambda: _unigram(
+            normalizers.NFKC(),
+            pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]),
+        ),
+        True,
+    ),
+    "Unigram": (lambda: _unigram(normalizers.NFKC(), pre_tokenizers.Metaspace()), False),
+    "RoBERTa": (lambda: _byte_level(None, pre_tokenizers.ByteLevel(add_prefix_space=False)), False),
+}
+
+
+def write_tokenizer(name: str, directory: Path) -> Path:
+    make, _ = TOKENIZERS[name]
+    (directory / "tokenizer.json").write_text(make())
+    return directory
+
+
+def find_differences(
+    directory: Path, num_texts: int, seed: int
+) -> Iterator[tuple[str, list[int], list[int]]]:
+    """Texts of which our ids are others than those of the library, with both."""
+    ours, reference = OurTokenizer(directory), Reference(directory)
+    source = strange_texts(seed)
+    for start in range(0, num_texts, BATCH):
+        texts = list(islice(source, min(BATCH, num_texts - start)))
+        found, expected = ours.tokenize_whole(texts).inputs[INPUT_IDS], reference.encode(texts)
+        if found.values.tobytes() == expected.values.tobytes() and (found.offsets == expected.offsets).all():
+            continue
+        for index, text in enumerate(texts):
+            if found.row(index).tolist() != expected.row(index).tolist():
+                yield text, found.row(index).tolist(), expected.row(index).tolist()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Compare our tokens with the library's on many texts.")
+    parser.add_argument("--num-texts", type=int, default=10_000_000)
+    parser.add_argument("--tokenizer", choices=TOKENIZERS, default="MiniLM")
+    parser.add_argument("--seed", type=int, default=0)
+    chosen = parser.parse_args()
+    num_differences, at_once = 0, 1 << 20
+    with TemporaryDirectory() as name:
+        directory = write_tokenizer(chosen.tokenizer, Path(name))
+        for done in range(0, chosen.num_texts, at_once):
+            num_texts = min(at_once, chosen.num_texts - done)
+            for text, ours, theirs in find_differences(directory, num_texts, chosen.seed + done):
+                num_differences += 1
+                print(f"{text!r}: {ours} instead of {theirs}", flush=True)
+            print(f"{chosen.tokenizer}: {done + num_texts:,} texts, {num_differences} differ", flush=True)
+    raise SystemExit(num_differences > 0)
+
+
+if __name__ == "__main__":
+    main()

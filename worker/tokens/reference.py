@@ -1,0 +1,136 @@
+"""Reference: the Rust tokenizers library, which says what a text's tokens are. Knows nothing of limits or words."""
+
+import contextlib
+import json
+import re
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from tokenizers import Tokenizer as RustTokenizer
+from tokenizers.normalizers import Lowercase
+from tokenizers.normalizers import Sequence as NormalizerSequence
+
+from vectormill.domain.errors import ModelError
+from vectormill.ragged import Ragged
+
+# Texts tokenized at once. Enough for all threads of the library; a whole chunk of books would be hundreds of MB.
+GROUP_CHARS: Final = 1 << 16
+# Of the threads that tokenize at the same time, all share the library's own threads, which two keep busy. More of them
+# only hold memory: six chunks of long texts took 115 MiB, most of which the heap kept. Who has little never waits.
+NUM_LARGE_GROUPS: Final = 2
+FEW_CHARS: Final = 1 << 12
+
+
+class Reference:
+    """The `tokenizer.json` of a model's directory. May be called by many threads at once; never cuts a text.
+
+    `description` is what the file says. Raises ModelError when the library cannot read it.
+    """
+
+    def __init__(self, directory: Path, *, lowercase: bool = False) -> None:
+        path = directory / "tokenizer.json"
+        try:
+            self.description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            self._rust = RustTokenizer.from_file(str(path))
+        except Exception as error:  # the Rust library raises bare Exception
+            raise ModelError(f"The tokenizer {path} cannot be read: {error}.") from error
+        self._rust.no_padding()
+        self._rust.no_truncation()
+        if lowercase and not _lowers_case(self.description.get("normalizer")):
+            inner = [] if self._rust.normalizer is None else [self._rust.normalizer]
+            self._rust.normalizer = NormalizerSequence([Lowercase(), *inner])
+        self.prefix, self.suffix = self._find_special()
+        added = self.description.get("added_tokens", [])
+        self._find_raw = _pattern(token["content"] for token in added if not token.get("normalized"))
+        self._find_normalized = _pattern(
+            self._normalize(token["content"]) for token in added if token.get("normalized")
+        )
+        self._large_groups = threading.BoundedSemaphore(NUM_LARGE_GROUPS)
+
+    def encode(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> Ragged:
+        """The int32 ids of each text. Releases the GIL; `fast` leaves out the offsets, which nobody asks for.
+
+        Some texts at a time: the library keeps more than a hundred bytes for a token, its text included.
+        """
+        parts = [Ragged(np.zeros(0, np.int32), np.zeros(1, np.int64))]
+        for group in group_texts(texts):
+            is_large = sum(map(len, group)) > FEW_CHARS
+            with self._large_groups if is_large else contextlib.nullcontext():
+                # Not bound to a name, so that the library's own are gone before the next group.
+                parts.append(
+                    _lay_out(
+                        [
+                            encoding.ids
+                            for encoding in self._rust.encode_batch_fast(
+                                group, add_special_tokens=add_special_tokens
+                            )
+                        ]
+                    )
+                )
+        return Ragged.join(parts)
+
+    def encode_one(self, text: str) -> list[int]:
+        ids: list[int] = self._rust.encode(text).ids
+        return ids
+
+    def has_added_token(self, text: str) -> bool:
+        """Whether the library may find an added token in the text, as it is or when it is normalized."""
+        if self._find_raw is not None and self._find_raw.search(text):
+            return True
+        return self._find_normalized is not None and bool(self._find_normalized.search(self._normalize(text)))
+
+    def _normalize(self, text: str) -> str:
+        return text if self._rust.normalizer is None else str(self._rust.normalizer.normalize_str(text))
+
+    def _find_special(self) -> tuple[list[int], list[int]]:
+        """The ids that come before and behind a text, seen on a text without any of its own. Raises ModelError."""
+        bare = self._rust.encode("a", add_special_tokens=False).ids
+        whole = self._rust.encode("a").ids
+        for start in range(len(whole) - len(bare) + 1):
+            if whole[start : start + len(bare)] == bare:
+                return whole[:start], whole[start + len(bare) :]
+        raise ModelError(
+            "The tokenizer changes a text's own tokens when it adds special ones; that is not supported."
+        )
+
+
+def group_texts(texts: Sequence[str]) -> Iterator[list[str]]:
+    """Runs of texts of about GROUP_CHARS together; a longer text is alone."""
+    if sum(map(len, texts)) <= GROUP_CHARS:
+        if texts:
+            yield list(texts)
+        return
+    group: list[str] = []
+    num_chars = 0
+    for text in texts:
+        if group and num_chars + len(text) > GROUP_CHARS:
+            yield group
+            group, num_chars = [], 0
+        group.append(text)
+        num_chars += len(text)
+    if group:
+        yield group
+
+
+def _lay_out(rows: list[list[int]]) -> Ragged:
+    lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+    ids = np.fromiter(chain.from_iterable(rows), dtype=np.int32, count=int(lengths.sum()))
+    return Ragged.from_lengths(ids, lengths)
+
+
+def _pattern(contents: Iterable[str]) -> "re.Pattern[str] | None":
+    """What finds any of these; None when there are none."""
+    wanted = [re.escape(content) for content in contents if content]
+    return re.compile("|".join(wanted)) if wanted else None
+
+
+def _lowers_case(normalizer: dict[str, Any] | None) -> bool:
+    if normalizer is None:
+        return False
+    if normalizer["type"] == "Sequence":
+        return any(_lowers_case(part) for part in normalizer["normalizers"])
+    return normalizer["type"] == "Lowercase" or bool(normalizer.get("lowercase"))

@@ -1,0 +1,73 @@
+"""Splitting: how a text comes apart into words whose tokens do not depend on their neighbours. Pure.
+
+A tokenizer that is described by its parts (normalizer, pre-tokenizer, model) allows it when each part acts within what
+lies between two spaces. Of such parts there is a table here, with the reason for each; any other combination has none.
+Where it holds for some characters only, texts with others are not split.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+# Whitespace to str.split() that BERT removes as control characters, joining what lies around them.
+CONTROL_SPACE: Final = re.compile("[\x0b\x0c\x1c-\x1f\x85]")
+# Neither letters that combine nor such that a normalizer's map joins with their neighbours. The map of SentencePiece is
+# applied to grapheme clusters, and of these characters each is one, but for "\r\n".
+NOT_PLAIN: Final = re.compile("[^\t\n\r -~\xc0-\xd6\xd8-\xf6\xf8-\u024f\u0391-\u03c9\u0400-\u045f]")
+
+# Each acts on a character and the marks that follow it, or on each word; what is whitespace stays it.
+NORMALIZERS: Final = frozenset({"BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "StripAccents"})
+SPLITS_AT_WHITESPACE: Final = frozenset({"BertPreTokenizer", "Whitespace", "WhitespaceSplit"})
+
+
+@dataclass(frozen=True, slots=True)
+class Splitting:
+    """`split` gives a text's words, in which all its tokens are, if nothing in it is `unsplittable`."""
+
+    split: Callable[[str], list[str]]
+    unsplittable: re.Pattern[str]
+
+    def split_all(self, texts: Sequence[str]) -> list[list[str]]:
+        """The words of each text; none for one that may not be split."""
+        # Nearly always there is nothing: one search instead of one a text.
+        if self.unsplittable.search("".join(texts)) is None:
+            return [self.split(text) for text in texts]
+        return [[] if self.unsplittable.search(text) else self.split(text) for text in texts]
+
+
+def find_splitting(description: dict[str, Any]) -> Splitting | None:
+    """The splitting that a `tokenizer.json` allows; None when its parts are not known to allow one."""
+    if (description.get("model") or {}).get("dropout") or not _are_plain(description.get("added_tokens", [])):
+        return None
+    normalizers = {part["type"] for part in _parts(description.get("normalizer"), "normalizers")}
+    first = next(iter(_parts(description.get("pre_tokenizer"), "pretokenizers")), {"type": None})
+    if first["type"] in SPLITS_AT_WHITESPACE and _keeps_position_out(description["pre_tokenizer"]):
+        if normalizers <= NORMALIZERS:
+            return Splitting(str.split, CONTROL_SPACE)
+        if normalizers <= NORMALIZERS | {"Precompiled"}:
+            return Splitting(str.split, NOT_PLAIN)
+    return None
+
+
+def _parts(part: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
+    """A part of a tokenizer, or those that a sequence of them has."""
+    if part is None:
+        return []
+    if part["type"] != "Sequence":
+        return [part]
+    return [inner for each in part[key] for inner in _parts(each, key)]
+
+
+def _keeps_position_out(pre_tokenizer: dict[str, Any]) -> bool:
+    """Whether what comes behind the first pre-tokenizer looks at each word alone, not at its place in the text."""
+    return all(
+        part["type"] in SPLITS_AT_WHITESPACE | {"Punctuation", "Digits"}
+        or (part["type"] == "Metaspace" and part.get("prepend_scheme") != "first")
+        for part in _parts(pre_tokenizer, "pretokenizers")
+    )
+
+
+def _are_plain(added_tokens: Sequence[dict[str, Any]]) -> bool:
+    """Added tokens are found in a text before it is split: so none may hold what lies between two words."""
+    return not any(re.search(r"[\s▁Ġ]", token["content"]) or not token["content"] for token in added_tokens)
