@@ -34,7 +34,8 @@ FAR_OFF: Final = 2.0
 class BudgetRules:
     """Where budgets start and what bounds them. `is_tuned` is false for a size that a user has given: it is a ceiling.
 
-    The watermarks are shares of the device's memory: nothing grows above the low one, all shrink above the high one.
+    The watermarks are shares of the device's memory: nothing grows above the low one, and what is tuned shrinks above
+    the high one.
     """
 
     start_tokens: int
@@ -155,8 +156,12 @@ class TokenBudget:
         self.is_changed |= len(found.climb.rates) != num_known
 
     def observe_memory(self, used_share: float) -> bool:
-        """How much of the device's memory is in use, by anyone. True when budgets were shrunk because of it."""
+        """How much of the device's memory is in use, by anyone. True when budgets were shrunk because of it. Those that
+        a user or a plan has given are not: whoever gave them knew of the memory, and others' use of it halves nothing.
+        """
         self._used_share = used_share
+        if not self.rules.is_tuned:
+            return False
         self._num_until_shrink = max(0, self._num_until_shrink - 1)
         if used_share <= self.rules.high_watermark or self._num_until_shrink:
             return False

@@ -7,11 +7,12 @@ suspects each is tried again alone.
 """
 
 import logging
-import socket
+import os
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing import Pipe
 from selectors import EVENT_READ, DefaultSelector
 from typing import Final
 
@@ -81,7 +82,7 @@ class Executor:
         self._on_loaded = on_loaded
         self._display = display or LoadingDisplay(self._name)
         self._thread = threading.Thread(target=self._run, name="executor", daemon=True)
-        self._wake_reader, self._wake_writer = socket.socketpair()
+        self._wake_reader, self._wake_writer = Pipe(duplex=False)  # closes itself
         self._selector = DefaultSelector()  # of the runner at hand, and of waking
         self._is_woken = threading.Event()
         self._stopping = threading.Event()
@@ -109,10 +110,10 @@ class Executor:
             self._thread.join()
 
     def wake(self) -> None:
-        """Says that the source has new work. At most one byte is on its way, so that this never blocks."""
+        """Says that the source has new work. At most one byte lies in the pipe, so that this never blocks."""
         if not self._is_woken.is_set():
             self._is_woken.set()
-            self._wake_writer.send(b"!")
+            os.write(self._wake_writer.fileno(), b"!")
 
     @property
     def memory(self) -> MemoryReport | None:
@@ -255,7 +256,7 @@ class Executor:
         has_spoken = False
         for key, _ in self._selector.select(timeout):
             if key.fileobj is self._wake_reader:
-                self._wake_reader.recv(1)
+                os.read(self._wake_reader.fileno(), 1)
                 self._is_woken.clear()
             else:
                 has_spoken = True

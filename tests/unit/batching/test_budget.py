@@ -173,6 +173,14 @@ def test_a_size_that_the_user_gave_is_not_tuned_and_never_exceeded() -> None:
     assert budget.describe()["up to 64"]["state"] == "fixed"
 
 
+def test_a_size_that_the_user_gave_is_not_shrunk_because_others_use_the_memory() -> None:
+    budget = make_budget(4096, is_tuned=False)
+    assert not budget.observe_memory(0.99)
+    assert budget.max_batch_tokens(32) == 4096
+    budget.observe_out_of_memory(32, 4096)
+    assert budget.max_batch_tokens(32) == 2048, "what did not fit is halved all the same"
+
+
 def test_no_batch_is_larger_than_the_free_memory_holds() -> None:
     budget = make_budget(32768)
     budget.largest_batch_tokens = lambda length: 3000
