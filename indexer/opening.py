@@ -1,20 +1,13 @@
 """Opening: the reader of a run's source, as its collection has it now."""
 
-from sqlalchemy import text
-
 from indexer.context import RunContext
 from indexer.phases.reading import Source
 from vectormill.db.runs.runs import refuse_without_texts
+from vectormill.db.runs.sources import find_source_of_run
 from vectormill.domain.source import OWN_TEXTS
 from vectormill.domain.source import Source as SourceValues
 from vectormill.sources.opening import open_source
 from vectormill.sources.reader import SourcePlace
-
-FIND_SOURCE = text("""
-    SELECT sources.kind, sources.options, sources.split
-      FROM vectormill.collections LEFT JOIN vectormill.sources ON sources.collection_id = collections.id
-     WHERE collections.id = :collection_id
-""")
 
 
 def open_run_source(context: RunContext) -> Source:
@@ -22,10 +15,7 @@ def open_run_source(context: RunContext) -> Source:
     run = context.run
     with context.engine.connect() as connection:
         refuse_without_texts(connection, run.collection)
-        row = connection.execute(FIND_SOURCE, {"collection_id": run.collection_id}).one()
-    source = (
-        SourceValues(OWN_TEXTS, {}) if row.kind is None else SourceValues(row.kind, row.options, row.split)
-    )
+        source = find_source_of_run(connection, run.collection_id) or SourceValues(OWN_TEXTS, {})
     place = SourcePlace(
         context.engine,
         context.settings,

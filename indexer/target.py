@@ -2,16 +2,14 @@
 
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 
-from vectormill.db.collections.collections import find_generation
+from vectormill.db.collections.collections import find_generation, keeps_texts
 from vectormill.db.collections.generations import find_written
 from vectormill.db.runs.stages import Stage
 from vectormill.domain.collection import LIVE, Generation
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.run import Run
-
-HAS_TEXTS = text("SELECT keep_text FROM vectormill.collections WHERE id = :collection_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +33,8 @@ def find_target(connection: Connection, run: Run) -> Target:
 
 
 def make_target(connection: Connection, run: Run, generation: Generation) -> Target:
-    keep_text = connection.execute(HAS_TEXTS, {"collection_id": run.collection_id}).scalar_one()
-    return Target(generation, run.spec or generation.spec, bool(keep_text), Stage(run.id, generation))
+    keep_text = keeps_texts(connection, run.collection_id)
+    return Target(generation, run.spec or generation.spec, keep_text, Stage(run.id, generation))
 
 
 def live_stage(connection: Connection, run: Run) -> Stage:

@@ -7,7 +7,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -17,10 +17,11 @@ from api.metrics.schedule_metrics import describe_schedules
 from api.metrics.worker_metrics import describe_workers
 from vectormill.db.collections.descriptions import list_collection_rows
 from vectormill.db.runs.schedules import list_schedules
+from vectormill.db.short_locks import limit_time
 from vectormill.db.workers import count_backlog, count_open_jobs, list_workers
 
 # A scrape that Postgres cannot answer in this time answers without the backlog.
-SCRAPE_TIMEOUT_MILLISECONDS: Final = 2000
+SCRAPE_SECONDS: Final = 2.0
 # Series of a scrape; more schedules than that are not shown.
 MAX_SCHEDULES: Final = 1000
 # From a status poll to an upload of ten million items.
@@ -73,7 +74,7 @@ class BacklogCollector:
         )
         try:
             with self._engine.begin() as connection:
-                connection.execute(text(f"SET LOCAL statement_timeout = {SCRAPE_TIMEOUT_MILLISECONDS}"))
+                limit_time(connection, SCRAPE_SECONDS)
                 backlog, live_workers = count_backlog(connection), list_workers(connection)
                 open_jobs = count_open_jobs(connection)
                 schedules = list_schedules(connection, limit=MAX_SCHEDULES)

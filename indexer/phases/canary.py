@@ -9,12 +9,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from sqlalchemy import text
-
 from indexer.context import RunContext
 from indexer.measures import measure_recall, scan_vectors
 from indexer.phases.samples import compare_sample
-from vectormill.db.collections.building import follow_live_jobs
+from vectormill.db.collections.building import follow_live_jobs, keep_canary_report
 from vectormill.db.collections.coverage import (
     Missing,
     count_failures,
@@ -26,7 +24,6 @@ from vectormill.db.collections.coverage import (
 )
 from vectormill.db.collections.generations import find_generation_by_id, find_in_state
 from vectormill.db.collections.swaps import count_lagging_twins
-from vectormill.db.jsonb import to_jsonb
 from vectormill.domain.collection import BUILDING, LIVE, Generation
 from vectormill.domain.encoding import FLOAT16, FLOAT32
 from vectormill.domain.errors import CanaryFailed
@@ -43,12 +40,6 @@ TWINS_PATIENCE_SECONDS: Final = 600.0
 _PAUSE_SECONDS: Final = 0.2
 # A put that is committed to the live generation while it is looked for has its twin a moment later.
 _LOOKS_FOR_PUTS: Final = 5
-
-KEEP_REPORT = text("""
-    UPDATE vectormill.generations
-       SET report = report || jsonb_build_object('canary', CAST(:canary AS jsonb))
-     WHERE id = :generation_id
-""")
 
 Wait = Callable[[float], object]
 
@@ -75,7 +66,7 @@ def check_generation(context: RunContext, wait: Wait = time.sleep) -> None:
     report = {**found, "reasons": reasons, "is_good": not reasons}
     context.report(CHECKING, report)
     with context.engine.begin() as connection:
-        connection.execute(KEEP_REPORT, {"generation_id": building.id, "canary": to_jsonb(report)})
+        keep_canary_report(connection, building.id, report)
     if reasons:
         raise CanaryFailed(
             f"The new generation {building.id} of {building.collection!r} was not made live: {' '.join(reasons)} "

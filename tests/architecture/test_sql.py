@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.sources import PACKAGES, ROOT, find_sources, parse
+from tests.architecture.sources import PACKAGES, ROOT, find_imports, find_sources, parse
 
 STATEMENT = re.compile(r'"""(.*?)"""', re.DOTALL)
 NUMBER = r"(?::[a-z_]+|(?<![\w.])\d+)"
@@ -50,3 +50,28 @@ SCHEDULERS = (Path("scheduler/main.py"), Path("vectormill/db/election.py"))
 def test_only_the_scheduler_keeps_anything_in_its_session(path: Path) -> None:
     found = SESSION_STATE.findall((ROOT / path).read_text(encoding="utf-8"))
     assert not found or path in SCHEDULERS, "docs/OPERATIONS.md, Connections: PgBouncer"
+
+
+# What asks somebody's database, or a server about itself; and statements that are to go into db/, none to come.
+OTHER_DATABASES = frozenset(
+    {"vectormill/sources/kinds/sql.py", "vectormill/cli/servers.py", "vectormill/embedded"}
+)
+STILL_OUTSIDE = frozenset(
+    {
+        "api/routes/collections/searches.py",
+        "indexer/measures.py",
+        "indexer/phases/samples.py",
+        "vectormill/sources/kinds/own_texts.py",
+    }
+)
+
+
+@pytest.mark.parametrize("path", find_sources(*PACKAGES), ids=str)
+def test_statements_stand_in_db_alone(path: Path) -> None:
+    is_db = path.is_relative_to("vectormill/db") or any(
+        path.is_relative_to(other) for other in OTHER_DATABASES
+    )
+    imports = set(find_imports(parse(path)))
+    assert is_db or ("sqlalchemy.text" in imports) == (str(path) in STILL_OUTSIDE), (
+        "move it into vectormill/db"
+    )

@@ -3,6 +3,7 @@
 A lock that is waited for holds up all who come later, searches and users' queries too: so never for long.
 """
 
+import math
 import time
 from collections.abc import Callable
 from typing import Final, TypeVar
@@ -20,7 +21,20 @@ LOCK_MILLISECONDS: Final = 300
 PAUSE_SECONDS: Final = 0.5
 PATIENCE_SECONDS: Final = 60.0
 
-SHORTEN_LOCK_TIMEOUT = text("SELECT set_config('lock_timeout', :timeout, true)")
+LIMIT_LOCK_WAIT = text("SELECT set_config('lock_timeout', :timeout, true)")
+
+
+def limit_lock_wait(connection: Connection, milliseconds: int) -> None:
+    """Until the transaction ends, no lock is waited for longer."""
+    connection.execute(LIMIT_LOCK_WAIT, {"timeout": f"{milliseconds}ms"})
+
+
+LIMIT_TIME = text("SELECT set_config('statement_timeout', :timeout, true)")
+
+
+def limit_time(connection: Connection, seconds: float) -> None:
+    """Until the transaction ends, no statement takes longer."""
+    connection.execute(LIMIT_TIME, {"timeout": f"{math.ceil(seconds * 1000)}ms"})
 
 
 def act_in_short_locks(
@@ -39,7 +53,7 @@ def act_in_short_locks(
     while True:
         try:
             with engine.begin() as connection:
-                connection.execute(SHORTEN_LOCK_TIMEOUT, {"timeout": f"{LOCK_MILLISECONDS}ms"})
+                limit_lock_wait(connection, LOCK_MILLISECONDS)
                 return act(connection)
         except (DBAPIError, psycopg.Error) as error:
             if not _is_locked(error):

@@ -6,8 +6,9 @@ from operator import attrgetter
 from typing import Any, Final, Protocol
 from uuid import UUID
 
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 
+from vectormill.db.collections.collections import find_model
 from vectormill.domain.jobs.item import Item
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
@@ -22,13 +23,6 @@ EXAMPLES: Final = 3
 
 TEXT: Final = attrgetter("text")
 METADATA: Final = attrgetter("metadata")
-
-FIND_MODEL: Final = text("""
-    SELECT generations.spec ->> 'model' AS model, CAST(generations.spec ->> 'max_tokens' AS integer) AS max_tokens
-      FROM vectormill.collections
-      JOIN vectormill.generations ON generations.collection_id = collections.id AND generations.state = 'live'
-     WHERE collections.name = :name
-""")
 
 
 class SourcePlace:
@@ -63,8 +57,7 @@ class SourcePlace:
         if self.model is not None:
             return self.model, None
         with self.engine.connect() as connection:
-            row = connection.execute(FIND_MODEL, {"name": self.collection}).one_or_none()
-        return None if row is None else (row.model, row.max_tokens)
+            return find_model(connection, self.collection)
 
 
 @dataclass(slots=True)

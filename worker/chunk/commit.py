@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine
 
 from vectormill.db.chunks.chunks import find_chunk, renew_leases
 from vectormill.db.chunks.completion import complete_chunk
 from vectormill.db.outages import DATABASE_ERRORS, describe_refusal, is_outage
+from vectormill.db.short_locks import limit_lock_wait
 from vectormill.domain.errors import DatabaseUnavailable, LeaseLost
 from vectormill.domain.jobs.chunk import DONE, ChunkOutcome, Claim
 from vectormill.domain.jobs.item import Item
@@ -25,7 +26,7 @@ _LONGEST_PAUSE_SECONDS = 5.0
 
 # A commit that waits for a lock, as for a CREATE INDEX, holds its chunk's row, which cannot be renewed meanwhile. It
 # gives up in time, renews, and waits again.
-LIMIT_LOCK_WAIT = text("SELECT set_config('lock_timeout', :timeout, true)")
+LOCK_WAIT_SHARE = 1 / 2  # of a lease
 
 
 class PostgresSink:
@@ -99,7 +100,7 @@ class PostgresSink:
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     def _limit_lock_wait(self, connection: Connection) -> None:
-        connection.execute(LIMIT_LOCK_WAIT, {"timeout": f"{max(1, round(1000 * self._lease_seconds / 2))}ms"})
+        limit_lock_wait(connection, max(1, round(1000 * self._lease_seconds * LOCK_WAIT_SHARE)))
 
     def _was_committed(self, claim: Claim) -> bool:
         """Reads the chunk again, and renews its lease while it is ours: done under our fence means that only the answer

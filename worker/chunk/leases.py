@@ -11,16 +11,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from vectormill.db.chunks.chunks import renew_leases
+from vectormill.db.short_locks import limit_lock_wait
 from vectormill.db.workers import delete_worker
 from vectormill.domain.jobs.chunk import Claim
 from vectormill.domain.jobs.job import CANCELLING
 from worker.identity import WorkerIdentity, beat_as
 
 logger = logging.getLogger(__name__)
+
+LOCK_MILLISECONDS = 2000
 
 
 @dataclass(slots=True)
@@ -109,7 +112,7 @@ class LeaseKeeper:
     def _beat(self) -> None:
         report = self._report()
         with self._engine.begin() as connection:
-            connection.execute(text("SET LOCAL lock_timeout = '2s'"))
+            limit_lock_wait(connection, LOCK_MILLISECONDS)
             if beat_as(connection, self._identity, report):
                 return
             # Cut off for so long that its name was taken over. The owner's name is nobody else's.
@@ -123,7 +126,7 @@ class LeaseKeeper:
         if not leases:
             return
         with self._engine.begin() as connection:
-            connection.execute(text("SET LOCAL lock_timeout = '2s'"))
+            limit_lock_wait(connection, LOCK_MILLISECONDS)
             job_states = renew_leases(connection, [lease.claim for lease in leases], self._lease_seconds)
         for lease in leases:
             state = job_states.get(lease.claim.chunk_id)

@@ -6,9 +6,9 @@ from uuid import uuid4
 
 from sqlalchemy import Connection, Engine, TextClause, text
 
+from vectormill.db.collections.collections import FIND_MODEL
 from vectormill.db.runs import pushes, sources
 from vectormill.db.search.matches import walk_plan
-from vectormill.sources.reader import FIND_MODEL
 
 FILL = (
     "INSERT INTO vectormill.collections (name) SELECT 'c' || n FROM generate_series(1, 20000) AS n",

@@ -1,5 +1,6 @@
 """A generation that is built beside the live one: begun, and given up. What makes it live: swaps.py."""
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, text
@@ -44,6 +45,17 @@ HAS_FAILED = text("""
 FIND_SINCE_SEQ = text("""
     SELECT CAST(report ->> 'since_seq' AS bigint) FROM vectormill.generations WHERE id = :generation_id
 """)
+
+
+KEEP_CANARY_REPORT = text("""
+    UPDATE vectormill.generations
+       SET report = report || jsonb_build_object('canary', CAST(:canary AS jsonb))
+     WHERE id = :generation_id
+""")
+
+
+def keep_canary_report(connection: Connection, generation_id: int, report: Mapping[str, Any]) -> None:
+    connection.execute(KEEP_CANARY_REPORT, {"generation_id": generation_id, "canary": to_jsonb(dict(report))})
 
 
 def open_building_generation(connection: Connection, collection: str, spec: EncodingSpec) -> Generation:

@@ -1,6 +1,5 @@
 """Descriptions: what a collection is made of, how much of it there is, and how true it is. Reads, and locks nothing."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,6 +11,7 @@ from sqlalchemy import Connection, Row, TextClause, text
 from sqlalchemy.exc import OperationalError
 
 from vectormill.db.rows.vectors import table_name
+from vectormill.db.short_locks import limit_time
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import CollectionNotFound, SearchTimeout
 
@@ -352,11 +352,8 @@ COUNT_ROWS: Final = "SELECT count(*) FROM vectormill.{table}"
 
 def count_rows(connection: Connection, generation_id: int, timeout_seconds: float) -> int:
     """Every row of a generation. Raises SearchTimeout; the caller's transaction is over then."""
-    timeout = f"{math.ceil(timeout_seconds * 1000)}ms"
     try:
-        connection.execute(
-            text("SELECT set_config('statement_timeout', :timeout, true)"), {"timeout": timeout}
-        )
+        limit_time(connection, timeout_seconds)
         statement = text(COUNT_ROWS.format(table=table_name(generation_id)))
         number: int = connection.execute(statement).scalar_one()
     except OperationalError as error:

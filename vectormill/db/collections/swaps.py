@@ -4,7 +4,6 @@ Searches read the generation's table and wait for nobody; a search that began be
 of the collection wait for the moment that it takes.
 """
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from vectormill.db.collections.generations import (
 from vectormill.db.collections.views import replace_view
 from vectormill.db.jobs.jobs import draw_seq
 from vectormill.db.rows.vectors import table_name
+from vectormill.db.short_locks import limit_time
 from vectormill.domain.collection import BUILDING, LIVE, Generation
 from vectormill.domain.errors import CollectionNotFound, Conflict
 
@@ -69,8 +69,6 @@ IS_RUNNING = text("""
 FIND_LIVE_SEQ = text("""
     SELECT CAST(report ->> 'live_seq' AS bigint) FROM vectormill.generations WHERE id = :generation_id
 """)
-
-LIMIT_TIME = text("SELECT set_config('statement_timeout', :timeout, true)")
 
 COUNT_NEWER_ROWS: Final = "SELECT count(*) FROM vectormill.{table} WHERE job_seq > :live_seq"
 
@@ -137,7 +135,7 @@ def count_newer_rows(connection: Connection, collection: str, timeout_seconds: f
         raise CollectionNotFound(f"There is no collection {collection!r}.")
     live_seq = connection.execute(FIND_LIVE_SEQ, {"generation_id": live.id}).scalar_one_or_none()
     statement = COUNT_NEWER_ROWS.format(table=table_name(live.id))
-    connection.execute(LIMIT_TIME, {"timeout": f"{math.ceil(timeout_seconds * 1000)}ms"})
+    limit_time(connection, timeout_seconds)
     try:
         number: int = connection.execute(text(statement), {"live_seq": live_seq or 0}).scalar_one()
     except OperationalError as error:

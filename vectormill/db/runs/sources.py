@@ -24,6 +24,12 @@ FIND_SOURCE = text("""
      WHERE collections.name = :collection
 """)
 
+FIND_SOURCE_OF_RUN = text("""
+    SELECT sources.kind, sources.options, sources.split
+      FROM vectormill.collections LEFT JOIN vectormill.sources ON sources.collection_id = collections.id
+     WHERE collections.id = :collection_id
+""")
+
 DELETE_SOURCE = text("""
     DELETE FROM vectormill.sources USING vectormill.collections
      WHERE sources.collection_id = collections.id AND collections.name = :collection
@@ -55,6 +61,12 @@ def find_source(connection: Connection, collection: str) -> SavedSource:
             f"Collection {collection!r} has no source; set one with `vectormill sources set`."
         )
     return _saved(collection, row)
+
+
+def find_source_of_run(connection: Connection, collection_id: int) -> Source | None:
+    """None of a collection that has no source."""
+    row = connection.execute(FIND_SOURCE_OF_RUN, {"collection_id": collection_id}).one()
+    return None if row.kind is None else Source(row.kind, row.options, row.split)
 
 
 def delete_source(connection: Connection, collection: str) -> None:
