@@ -1,10 +1,11 @@
 """The texts that are encoded: real ones that every machine has. Knows nothing of models."""
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from vectormill.corpus import Docstring, read_docstrings
+from vectormill.domain.jobs.chunk_size import choose_chunk_tokens
 from vectormill.files.ndjson import ItemJson
 
 T = TypeVar("T")
@@ -50,10 +51,18 @@ def take_evenly(values: Sequence[T], count: int) -> list[T]:
     return [values[number * len(values) // count] for number in range(count)]
 
 
-def split_evenly(values: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    """Runs of `size` values, the last one perhaps shorter."""
-    for start in range(0, len(values), size):
-        yield values[start : start + size]
+def cut_chunks(texts: Sequence[bytes], count: Callable[[bytes], int], max_items: int) -> list[list[bytes]]:
+    """The texts as a submission cuts them, which estimates their tokens by `count`."""
+    chunks: list[list[bytes]] = [[]]
+    num_tokens = num_before = 0
+    for text in texts:
+        is_full = num_tokens - num_before >= choose_chunk_tokens(num_before)
+        if is_full or len(chunks[-1]) >= max_items:
+            chunks.append([])
+            num_before = num_tokens
+        chunks[-1].append(text)
+        num_tokens += count(text)
+    return chunks
 
 
 @functools.cache

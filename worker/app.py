@@ -37,6 +37,7 @@ from worker.chunk.watchdog import Watchdog
 from worker.devices.detect import DeviceSampler
 from worker.encoder.allocator import keep_large_blocks_apart
 from worker.engine.engine import Engine
+from worker.event_buffer import BufferingConsumer
 from worker.former import Former, release_chunks_of
 from worker.identity import WorkerIdentity, take_name
 from worker.loading import LoadingDisplay
@@ -152,8 +153,7 @@ def run_replica(
     doorbell = Doorbell(settings.redis_url)
 
     def ask_for_more() -> None:
-        """Before what is here is encoded, and rarely enough for the dispatcher to bring several chunks at a time."""
-        if keeper.num_held_tokens <= engine.max_tokens_in_flight // 2:
+        if is_low(keeper.num_held_tokens, engine.max_tokens_in_flight):
             doorbell.ring()
 
     encoder = ChunkEncoder(
@@ -207,6 +207,11 @@ def listen_for_queries(
     return QueryListener(QueryDesk(redis_url, space, identity.owner), engine, identity.owner)
 
 
+def is_low(num_held_tokens: int, max_tokens: int) -> bool:
+    """Whether to ask for more: before what is here is encoded, and so rarely that several chunks come at a time."""
+    return num_held_tokens <= max_tokens // 2
+
+
 def find_cache_dir(settings: Settings) -> Path:
     """Where converted models are kept: the cache directory, or the data directory for a user who cannot write there."""
     wanted = settings.cache_dir.expanduser()
@@ -232,6 +237,7 @@ def consume(app: Celery, encoder: ChunkEncoder, identity: WorkerIdentity, slots:
     worker = app.Worker(
         hostname=identity.name,
         pool_cls="threads",
+        consumer_cls=BufferingConsumer,
         concurrency=slots,
         queues=[queue_of(identity.model)],
         without_gossip=True,

@@ -9,7 +9,8 @@ import numpy as np
 
 from benchmarks.systems.peers.serving import Encoded, read_order, serve
 from benchmarks.systems.protocol import ChildOrder
-from benchmarks.texts import split_evenly
+from benchmarks.texts import cut_chunks
+from vectormill.domain.jobs.chunk_size import TokenEstimate
 from vectormill.models.registry import EncodingOptions, Registry, make_spec
 from vectormill.settings import ModelEntry, Settings
 from worker.devices.detect import detect_inventory
@@ -37,8 +38,8 @@ class EngineAlone:
 
     def __call__(self, texts: list[str]) -> Encoded:
         before = self._engine.report()["stage_seconds"]
-        size = self._settings.chunk_max_items
-        chunks = [[text.encode() for text in chunk] for chunk in split_evenly(texts, size)]
+        count = TokenEstimate(self._spec).of
+        chunks = cut_chunks([text.encode() for text in texts], count, self._settings.chunk_max_items)
         results = list(self._pool.map(self._encode_chunk, chunks))
         assert not any(result.failures for result in results), "every text of the mix can be encoded"
         after = self._engine.report()["stage_seconds"]

@@ -20,7 +20,8 @@ from benchmarks.steps import Steps
 from benchmarks.systems.own.own_stack import stack_command
 from benchmarks.systems.protocol import Pass
 from benchmarks.systems.turns import Record
-from benchmarks.texts import list_docstrings, list_lines, split_evenly, take_evenly
+from benchmarks.texts import cut_chunks, list_docstrings, list_lines, take_evenly
+from vectormill.domain.jobs.chunk_size import SMALLEST_CHUNK_TOKENS
 
 
 def test_texts_are_taken_evenly_from_the_whole_corpus() -> None:
@@ -30,7 +31,9 @@ def test_texts_are_taken_evenly_from_the_whole_corpus() -> None:
 
 
 def test_chunks_hold_all_values_in_their_order() -> None:
-    assert [list(chunk) for chunk in split_evenly(range(5), 2)] == [[0, 1], [2, 3], [4]]
+    texts = [b"%d" % number for number in range(5)]
+    assert cut_chunks(texts, lambda text: 1, 2) == [texts[:2], texts[2:4], texts[4:]]
+    assert cut_chunks(texts, lambda text: SMALLEST_CHUNK_TOKENS, 9) == [[text] for text in texts]
 
 
 def test_lines_are_short_real_texts_under_keys_that_differ_even_when_they_are_used_again() -> None:
