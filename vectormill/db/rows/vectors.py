@@ -74,7 +74,7 @@ def point_view_at(connection: Connection, collection: str, generation_id: int) -
 
 
 # Arrays and not a staging table: each row is read once, and no table is emptied at every COMMIT. Of 2,000 rows of
-# halfvec(384) that is half of the server's time.
+# halfvec(384) that saves a sixth of the server's time and a third of the worker's.
 UPSERT_ROWS: Final = """
     WITH buried AS MATERIALIZED (  -- deleted after the job was submitted
         SELECT key FROM vectormill.tombstones
