@@ -30,7 +30,6 @@ from vectormill.domain.jobs.item import (
     Items,
 )
 from vectormill.domain.jobs.job import INTERACTIVE_PRIORITY
-from vectormill.ragged import Ragged
 from vectormill.settings import Settings
 from worker.chunk.calibrator import Calibrator
 from worker.chunk.commit import PostgresSink
@@ -208,9 +207,7 @@ class ChunkEncoder:
             num_reused=encoded.num_reused,
             stage_seconds=stage_seconds | self._timesheet.take(claim.job_id),
         )
-        uncounted_seconds = self._sink.commit(
-            claim, items, wanted, Ragged.from_matrix(encoded.vectors), outcome
-        )
+        uncounted_seconds = self._sink.commit(claim, items, wanted, encoded.results, outcome)
         committed = time.monotonic()
         self._timesheet.count({PERSIST: committed - encoded_at - uncounted_seconds})
         self._timesheet.carry(claim.job_id, PERSIST, uncounted_seconds)

@@ -284,7 +284,8 @@ class Engine:
                 raise ModelError(
                     "Only vectors of passages can be joined; submit the job with other long_texts."
                 )
-            results = ticket.results.join()
+            joined = ticket.results.join()
+            results = joined if len(places) == len(joined) else joined.take(places)
         else:
             vectors = finish_vectors(texts.join_vectors(vectors), spec)
             for index in np.flatnonzero(~find_finite(vectors)).tolist():
@@ -292,15 +293,13 @@ class Engine:
                     index, ItemFailure(NON_FINITE_VECTOR, ITEM_ERROR_CODES[NON_FINITE_VECTOR])
                 )
             vectors[list(failures)] = 0
-            results = Ragged.from_matrix(vectors)
+            results = Ragged.from_matrix(vectors if len(places) == len(vectors) else vectors[places])
         failed = list(failures)
         lengths[failed], truncated[failed], num_passages[failed] = 0, False, 0
         is_sound = np.ones(len(lengths), dtype=np.bool_)
         is_sound[failed] = False
         num_tokens = lengths[places]
         num_reused = ticket.num_reused + int(is_sound[places].sum() - is_sound.sum())
-        if len(places) > len(lengths):
-            results = results.take(places)
         seconds = time.perf_counter() - start
         self._count_stage(COLLECT, seconds)
         with self._stage_lock:

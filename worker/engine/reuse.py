@@ -92,8 +92,8 @@ class VectorReuse:
             return rows, self._vectors[entries]
 
     def keep(self, digests: Digests, vectors: Vectors, rows: NDArray[np.int64]) -> None:
-        """Keeps a copy of some of the vectors [m, dim], of each digest that in its row, instead of those that were not
-        used for longest.
+        """Keeps a copy of the vectors that stand in these rows (ascending) of [m, dim], one for each digest, instead of
+        those that were not used for longest.
         """
         with self._lock:
             if not len(digests) or not self._make_room(vectors.shape[1]):
@@ -113,8 +113,11 @@ class VectorReuse:
             used_at = self._used_at.reshape(-1, self._num_ways)[sets]
             ways = np.argsort(used_at, axis=1, kind="stable")[np.arange(len(sets)), places]
             entries = sets * self._num_ways + ways
+            in_order = np.argsort(new)
+            new, entries = new[in_order], entries[in_order]
             self._digests[entries] = digests[new]
-            self._vectors[entries] = vectors[rows[new]]
+            # Mostly it is all of them, and copying them twice is most of the work.
+            self._vectors[entries] = vectors if len(new) == len(vectors) else vectors[rows[new]]
             self._touch(entries)
 
     def _look_up(self, digests: Digests) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
