@@ -14,7 +14,7 @@ from benchmarks.cases import (
     start,
     submission,
 )
-from benchmarks.cases.engine import engine, footprint, placement, short_texts
+from benchmarks.cases.engine import backends, engine, footprint, placement, short_texts
 from benchmarks.cases.host import host
 from benchmarks.cases.queries import queries
 from benchmarks.order import BenchmarkFailed, Order
@@ -30,6 +30,7 @@ BENCHMARKS: Final[Mapping[str, Callable[[Order], Report]]] = {
     "main_job": main_job.measure,
     "host": host.measure,
     "engine": engine.measure,
+    "backends": backends.measure,
     "short_texts": short_texts.measure,
     "interactive": interactive.measure,
     "queries": queries.measure,

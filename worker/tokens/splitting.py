@@ -2,7 +2,7 @@
 
 A tokenizer that is described by its parts (normalizer, pre-tokenizer, model) allows it when each part acts within what
 lies between two spaces. Of such parts there is a table here, with the reason for each; any other combination has none.
-Where it holds for some characters only, texts with others are not split.
+Texts with characters for which it does not hold are not split.
 """
 
 import re
@@ -12,9 +12,6 @@ from typing import Any, Final
 
 # Whitespace to str.split() that BERT removes as control characters, joining what lies around them.
 CONTROL_SPACE: Final = re.compile("[\x0b\x0c\x1c-\x1f\x85]")
-# Neither letters that combine nor such that a normalizer's map joins with their neighbours. The map of SentencePiece is
-# applied to grapheme clusters, and of these characters each is one, but for "\r\n".
-NOT_PLAIN: Final = re.compile("[^\t\n\r -~\xc0-\xd6\xd8-\xf6\xf8-\u024f\u0391-\u03c9\u0400-\u045f]")
 
 # Each acts on a character and the marks that follow it, or on each word; what is whitespace stays it.
 NORMALIZERS: Final = frozenset({"BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "StripAccents"})
@@ -42,12 +39,9 @@ def find_splitting(description: dict[str, Any]) -> Splitting | None:
         return None
     normalizers = {part["type"] for part in _parts(description.get("normalizer"), "normalizers")}
     first = next(iter(_parts(description.get("pre_tokenizer"), "pretokenizers")), {"type": None})
-    if first["type"] in SPLITS_AT_WHITESPACE and _keeps_position_out(description["pre_tokenizer"]):
-        if normalizers <= NORMALIZERS:
-            return Splitting(str.split, CONTROL_SPACE)
-        if normalizers <= NORMALIZERS | {"Precompiled"}:
-            return Splitting(str.split, NOT_PLAIN)
-    return None
+    if first["type"] not in SPLITS_AT_WHITESPACE or not _keeps_position_out(description["pre_tokenizer"]):
+        return None
+    return Splitting(str.split, CONTROL_SPACE) if normalizers <= NORMALIZERS else None
 
 
 def _parts(part: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
