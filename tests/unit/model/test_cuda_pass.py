@@ -1,7 +1,5 @@
 """Which errors of a GPU end the process that holds it, told without one."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -10,8 +8,6 @@ from worker.batching.batch import Batch
 from worker.encoder.forward_pass import DeviceLost
 from worker.model.cuda_pass import losing_device
 from worker.parallel.shard_encoder import ShardEncoder
-from worker.placement.rank import Rank
-from worker.placement.strategies import TENSOR
 
 ILLEGAL_ACCESS = torch.AcceleratorError(
     "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might"
@@ -62,8 +58,7 @@ def test_a_shard_whose_gpu_is_lost_says_so_instead_of_failing_every_text(
 
     shard = ShardEncoder.__new__(ShardEncoder)
     shard._device = torch.device("cuda:0")
-    shard._rank = Rank(0, 2, TENSOR, (2,), 1, Path("unused"), 1.0)
-    monkeypatch.setattr(ShardEncoder, "_encode_whole", fail)
+    monkeypatch.setattr(shard, "_compute", fail, raising=False)
     monkeypatch.setattr(torch.cuda, "synchronize", fail)
     with pytest.raises(DeviceLost):
         shard.encode(Batch.from_ids([np.array([1], np.int32)]))
