@@ -3,10 +3,16 @@ that a failure on one kind of machine may not be seen on another."""
 
 import os
 
+from hypothesis import settings
+
 from worker.devices.detect import PROCESSOR_FEATURES, detect_inventory
 from worker.devices.device import split_processor
 from worker.encoder.backends import AUTO
 from worker.encoder.choice import choose_precision
+
+# Whatever else is set for the machine: a deadline an example would be a timed test, which fails where others work.
+settings.register_profile("untimed", parent=settings.default, deadline=None)
+settings.load_profile("untimed")
 
 # By which torch and oneDNN behave as on a lesser processor.
 MASKS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")

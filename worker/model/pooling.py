@@ -13,6 +13,8 @@ from torch import Tensor
 
 from vectormill.models.model_card import CLS, LAST_TOKEN, MAX, MEAN, MEAN_SQRT_LEN, WEIGHTED_MEAN
 
+# Modes that take the state of one token as it is.
+SINGLE_TOKENS: Final = frozenset({CLS, LAST_TOKEN})
 SMALLEST_WEIGHT: Final = 1e-9  # what a sequence without any token to pool over is divided by
 
 
@@ -76,7 +78,9 @@ def pool_packed_states(
     own and in order, so that no vector depends on its company: an index_add on CUDA adds in any order, and a running
     sum over the batch carries the rounding of one sequence into the next.
     """
-    packed = _pack(hidden_states.float(), cu_seqlens, prompt_lengths)
+    # One token of each is widened when it is found; all of them would be half a gigabyte of a large model's batch.
+    states = hidden_states if SINGLE_TOKENS.issuperset(modes) else hidden_states.float()
+    packed = _pack(states, cu_seqlens, prompt_lengths)
     return torch.cat([PACKED_POOLINGS[mode](packed) for mode in modes], dim=-1)
 
 
@@ -84,7 +88,7 @@ def pool_packed_states(
 class _Packed:
     """States and what the modes read of the bounds. `counts` [n, 1] are the tokens of a sequence that count."""
 
-    states: Tensor  # [tokens, dim]
+    states: Tensor  # [tokens, dim], in fp32 unless each mode takes single tokens
     cu_seqlens: Tensor  # [n + 1]
     first: Tensor  # [n], where the first token that counts would be
     counts: Tensor  # [n, 1]
@@ -98,7 +102,7 @@ class _Packed:
 
     def at(self, tokens: Tensor) -> Tensor:
         """The states of one token a sequence [n]; zero for a sequence of which none counts."""
-        return self.states[tokens.clamp(max=len(self.states) - 1)] * (self.counts > 0)
+        return self.states[tokens.clamp(max=len(self.states) - 1)].float() * (self.counts > 0)
 
 
 def _pack(states: Tensor, cu_seqlens: Tensor, prompt_lengths: Tensor | None) -> _Packed:
@@ -113,9 +117,9 @@ def _pack(states: Tensor, cu_seqlens: Tensor, prompt_lengths: Tensor | None) -> 
     else:
         first = starts + prompt_lengths
         prompts = torch.repeat_interleave(prompt_lengths, lengths, output_size=num_tokens)
-        mask = (positions > prompts).unsqueeze(-1).to(states.dtype)
-    counts = (ends - first).clamp(min=0).unsqueeze(-1).to(states.dtype)
-    return _Packed(states, cu_seqlens, first, counts, positions.unsqueeze(-1).to(states.dtype), mask)
+        mask = (positions > prompts).unsqueeze(-1).float()
+    counts = (ends - first).clamp(min=0).unsqueeze(-1).float()
+    return _Packed(states, cu_seqlens, first, counts, positions.unsqueeze(-1).float(), mask)
 
 
 def _reduce(rows: Tensor, how: str, cu_seqlens: Tensor) -> Tensor:

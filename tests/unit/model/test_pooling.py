@@ -51,6 +51,31 @@ def test_poolings_are_concatenated_in_the_given_order_and_computed_in_fp32() -> 
     assert pooled.tolist() == [[3.0, 1.0, 1.0, -1.0]]
 
 
+@pytest.mark.parametrize("modes", [("cls",), ("last_token",), ("last_token", "cls")])
+def test_of_packed_states_single_tokens_alone_are_widened(
+    modes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from worker.model.pooling import pool_packed_states
+
+    states = torch.tensor(STATES, dtype=torch.bfloat16)
+    bounds, prompts = torch.tensor([0, 3, 4], dtype=torch.int32), torch.tensor([1, 0])
+    expected = pool_packed_states(states.float(), bounds, prompts, modes)
+    widened: list[int] = []
+    widen = torch.Tensor.float
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        widened.append(len(tensor) if tensor.dtype == torch.bfloat16 else 0)
+        return widen(tensor)
+
+    monkeypatch.setattr(torch.Tensor, "float", note)
+    pooled = pool_packed_states(states, bounds, prompts, modes)
+    assert pooled.dtype == torch.float32
+    assert torch.equal(pooled, expected)
+    assert max(widened) == 2, "as many states as there are sequences, and not every token's"
+
+
 def test_a_batch_is_padded_on_the_right_to_its_own_longest_sequence() -> None:
     batch = Batch.from_ids([np.array([7, 8, 9], np.int32), np.array([5], np.int32)], [2, 0])
     padded = pad_batch(batch, pad_token_id=3)
