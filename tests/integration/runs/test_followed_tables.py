@@ -11,7 +11,6 @@ from tests.papers import (
     content,
     count_changes,
     follow,
-    make_papers,
     run,
     set_source,
     settle,
@@ -26,19 +25,6 @@ from vectormill.db.runs.followed_tables import (
 from vectormill.domain.errors import CollectionNotFound, Conflict, InvalidOption, SourceNotFound
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
-
-
-@pytest.fixture
-def papers(engine: Engine) -> str:
-    """A table, and a collection `docs` that its query fills; nothing of it is followed yet."""
-    make_papers(engine)
-    return "papers"
-
-
-@pytest.fixture
-def followed(engine: Engine, papers: str) -> str:
-    follow(engine)
-    return papers
 
 
 def test_unfollowed_a_table_has_no_trigger_and_no_change_waits(engine: Engine, followed: str) -> None:

@@ -14,7 +14,6 @@ from tests.papers import (
     content,
     count_changes,
     follow,
-    make_papers,
     run,
     set_source,
     settle,
@@ -24,19 +23,6 @@ from vectormill.db.runs.changes import LIST_CHANGED_COLLECTIONS, LIST_CHANGES, R
 from vectormill.domain.errors import SourceFailed
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
-
-
-@pytest.fixture
-def papers(engine: Engine) -> str:
-    """A table, and a collection `docs` that its query fills; nothing of it is followed yet."""
-    make_papers(engine)
-    return "papers"
-
-
-@pytest.fixture
-def followed(engine: Engine, papers: str) -> str:
-    follow(engine)
-    return papers
 
 
 def test_what_is_inserted_changed_and_deleted_is_so_in_the_collection(engine: Engine, followed: str) -> None:
