@@ -113,18 +113,15 @@ def jobs(
 ) -> None:
     """List jobs, newest first."""
     from vectormill.cli.endpoint import connected
-    from vectormill.cli.views.listing import print_json, print_table
+    from vectormill.cli.views.listing import print_listing
     from vectormill.cli.views.progress import count_ended
 
     with connected(api_url, data_dir) as client:
         found = list(itertools.islice(client.jobs(state), limit))
-    if json:
-        for job in found:
-            print_json(job)
-        return
     columns = ("id", "state", "collection", "items", "ended", "failed", "created")
-    rows = [
-        (
+
+    def describe(job: dict[str, Any]) -> tuple[Any, ...]:
+        return (
             job["id"],
             job["state"],
             job["collection"],
@@ -133,9 +130,8 @@ def jobs(
             job["num_failed"],
             job["created_at"][:19],
         )
-        for job in found
-    ]
-    print_table(columns, rows)
+
+    print_listing(found, columns, describe, is_json=json)
 
 
 @app.command(

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from rich import box
@@ -27,6 +27,17 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         return
     for row in rows:
         sys.stdout.write("\t".join(_plain(cell) for cell in row) + "\n")
+
+
+def print_listing(
+    found: Iterable[Any], columns: Sequence[str], describe: Callable[[Any], Sequence[Any]], *, is_json: bool
+) -> None:
+    """What a command has found, each as a line of JSON or as the row that `describe` makes of it."""
+    if is_json:
+        for each in found:
+            print_json(each)
+    else:
+        print_table(columns, map(describe, found))
 
 
 def print_report(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

@@ -103,18 +103,15 @@ def list_all(
 ) -> None:
     """List runs, newest first."""
     from vectormill.cli.endpoint import connected
-    from vectormill.cli.views.listing import print_json, print_table
+    from vectormill.cli.views.listing import print_listing
     from vectormill.cli.views.run_progress import describe_run_counts
 
     with connected(api_url, data_dir) as client:
         found = list(itertools.islice(client.runs(collection), limit))
-    if json:
-        for run in found:
-            print_json(run)
-        return
     columns = ("id", "collection", "kind", "state", "phase", "rows", "created")
-    rows = [
-        (
+
+    def describe(run: dict[str, Any]) -> tuple[Any, ...]:
+        return (
             run["id"],
             run["collection"],
             run["kind"],
@@ -123,9 +120,8 @@ def list_all(
             describe_run_counts(run),
             run["created_at"][:19],
         )
-        for run in found
-    ]
-    print_table(columns, rows)
+
+    print_listing(found, columns, describe, is_json=json)
 
 
 @app.command(epilog="Examples: vectormill runs show RUN\n\nvectormill runs show RUN --watch")

@@ -203,18 +203,15 @@ def history(
 ) -> None:
     """List what became of a schedule's due times, newest first: runs, and those that were skipped with the reason."""
     from vectormill.cli.endpoint import connected
-    from vectormill.cli.views.listing import print_json, print_table
+    from vectormill.cli.views.listing import print_listing
     from vectormill.cli.views.schedule_lines import describe_counts
 
     with connected(api_url, data_dir) as client:
         found = list(itertools.islice(client.schedule_runs(name), limit))
-    if json:
-        for run in found:
-            print_json(run)
-        return
     columns = ("run", "due", "state", "finished", "rows", "error")
-    rows = [
-        (
+
+    def describe(run: dict[str, Any]) -> tuple[Any, ...]:
+        return (
             run["id"],
             (run["due_at"] or "by hand")[:16],
             run["state"],
@@ -222,9 +219,8 @@ def history(
             describe_counts(run["counts"]),
             run["error"],
         )
-        for run in found
-    ]
-    print_table(columns, rows)
+
+    print_listing(found, columns, describe, is_json=json)
 
 
 def _print_schedule(schedule: dict[str, Any], is_json: bool) -> None:
