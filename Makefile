@@ -13,6 +13,9 @@ LOCK_FLAGS ?=
 # Test processes side by side: more than there are cores on a small machine, as they wait for servers a good part of the
 # time, and no more on a large one, as each brings servers of its own.
 PROCESSES ?= 3
+# Where the environment says that Python shall keep no bytecode, each of some hundred processes of the tests would compile all
+# of our code anew, and each of those that collect rewrite the asserts of 300 files.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest
 PARALLEL := --numprocesses=$(PROCESSES) --dist=loadfile --no-loadscope-reorder
 SOAK_SECONDS ?= 600
 # Names and options for `make bench`, for example BENCH_FLAGS='engine --repeat 1'.
@@ -44,19 +47,19 @@ up: setup ## Start every process on this machine in the foreground; Ctrl-C stops
 
 # Dearest first, so that no long file is left for the end while the other processes have nothing to do.
 test: lint ## Everything continuous integration runs: lint and all tests but the slow ones (some 9 minutes on two cores)
-	$(BIN)/pytest $(PARALLEL) tests/acceptance tests/integration tests/contract tests/unit tests/architecture
+	$(PYTEST) $(PARALLEL) tests/acceptance tests/integration tests/contract tests/unit tests/architecture
 
 test-all: lint ## Before a release: make test, and the slow tests: a minute of chaos, outages, an old release beside a new one
-	$(BIN)/pytest $(PARALLEL) -m 'slow or not slow' tests/acceptance tests/integration tests/contract tests/unit tests/architecture
+	$(PYTEST) $(PARALLEL) -m 'slow or not slow' tests/acceptance tests/integration tests/contract tests/unit tests/architecture
 
 soak: setup ## Ten minutes of random kills and stops under load (SOAK_SECONDS=3600 for an hour)
-	$(BIN)/pytest -m slow tests/acceptance/test_chaos.py --soak-seconds=$(SOAK_SECONDS)
+	$(PYTEST) -m slow tests/acceptance/test_chaos.py --soak-seconds=$(SOAK_SECONDS)
 
 mutants: setup ## Remove what must not be removed, one line at a time, and show which test fails for each (some ten minutes)
 	$(BIN)/python -m tests.mutants
 
 check: lint ## Before every commit: format, lint, types, import contracts, fast tests (a minute or two)
-	$(BIN)/pytest tests/unit tests/architecture
+	$(PYTEST) tests/unit tests/architecture
 	@$(BIN)/python -m tests.architecture.tree
 
 lint: setup

@@ -10,7 +10,7 @@ from vectormill.db.workers import Worker
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.jobs.bottleneck import Bottleneck
 from vectormill.domain.jobs.job import JOB_STATES, PAUSED, Job
-from vectormill.models.registry import ModelCard
+from vectormill.models.registry import ModelCard, find_own_task
 
 Moment = Annotated[datetime, AfterValidator(lambda moment: moment.astimezone(UTC))]
 
@@ -126,7 +126,10 @@ class ModelBody(BaseModel):
     """A registered model. Its card's fields are null when its files cannot be read; `problem` says why."""
 
     name: str
-    dimension: int | None = None
+    task: str | None = Field(default=None, description="What a job with this model is for without saying it.")
+    dimension: int | None = Field(
+        default=None, description="Of vectors; else the number of labels, 0 of records."
+    )
     max_tokens: int | None = None
     pooling: str | None = None
     normalize: bool | None = None
@@ -139,6 +142,7 @@ class ModelBody(BaseModel):
     def from_card(cls, card: ModelCard, num_workers: int) -> Self:
         return cls(
             name=card.name,
+            task=find_own_task(card),
             dimension=card.dimension,
             max_tokens=card.max_tokens,
             pooling="+".join(card.pooling),

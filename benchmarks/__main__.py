@@ -1,7 +1,7 @@
 """`python -m benchmarks [NAME …]`: measures what is named, or everything, and shows it. `make bench` calls it."""
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Final
@@ -10,18 +10,20 @@ import typer
 from rich.console import Console
 
 from benchmarks.cases.engine.engine import SYSTEMS
+from benchmarks.cases.gpu.plan import TOTAL_SECONDS
 from benchmarks.mixes import NUM_TEXTS
 from benchmarks.models.shapes import SHAPES
-from benchmarks.order import CPU, BenchmarkFailed, Order
+from benchmarks.order import CPU, CUDA, BenchmarkFailed, Order
 from benchmarks.peers.catalogue import GPU_PEERS
 from benchmarks.probes.machine import Machine, detect_machine
 from benchmarks.results.readme import write_section
 from benchmarks.results.report import Report
 from benchmarks.steps import Steps
-from benchmarks.suite import BENCHMARKS, run_benchmarks
+from benchmarks.suite import BENCHMARKS, GPU, run_benchmarks
 from benchmarks.systems.line_up import OURS
 
 PLAIN_WIDTH: Final = 160
+MINUTES: Final = TOTAL_SECONDS / 60
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -30,18 +32,21 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 def benchmarks(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME]…", help=f"{', '.join(BENCHMARKS)}; all of them when none is named."),
+        typer.Argument(
+            metavar="[NAME]…", help=f"{', '.join(BENCHMARKS)}; all of them but {GPU} when none is named."
+        ),
     ] = None,
     items: Annotated[
         int | None, typer.Option(min=1, help="Texts to use, instead of each benchmark's own number.")
     ] = None,
     repeat: Annotated[int, typer.Option(min=1, help="Repetitions of what is timed.")] = 3,
     device: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="engine: cpu, or cuda for models of random weights on the first GPU; placement: on two of them."
+            help="engine: cpu, or cuda for models of random weights on the first GPU; placement: on two of them; "
+            "gpu: cuda, a device such as cuda:1, or cpu with --quick."
         ),
-    ] = CPU,
+    ] = None,
     mix: Annotated[
         list[str] | None, typer.Option(help=f"engine: one of {', '.join(NUM_TEXTS)}; may be repeated.")
     ] = None,
@@ -68,15 +73,37 @@ def benchmarks(
     is_profiled: Annotated[
         bool, typer.Option("--profile", help="host: write flame graphs into benchmarks/profiles instead.")
     ] = False,
-    write: Annotated[bool, typer.Option("--write", help="Put the tables into benchmarks/README.md.")] = False,
+    state: Annotated[
+        Path | None, typer.Option(file_okay=False, help="gpu: where its records are kept, to go on with.")
+    ] = None,
+    again: Annotated[
+        list[str] | None, typer.Option(metavar="STEP", help="gpu: repeat this step; may be repeated.")
+    ] = None,
+    minutes: Annotated[
+        float, typer.Option(min=0, help="gpu: start no step that may end after so many.")
+    ] = MINUTES,
+    is_quick: Annotated[
+        bool,
+        typer.Option("--quick", help="gpu: tiny models, to test the mechanics; no figure is worth anything."),
+    ] = False,
+    write: Annotated[
+        bool,
+        typer.Option(
+            "--write",
+            help="Put the tables into benchmarks/README.md; gpu: and the card's switches in their file.",
+        ),
+    ] = False,
 ) -> None:
     """Measure speed and memory. Let nothing else run meanwhile: there is no other way to a number."""
     refuse_unknown(names or (), tuple(BENCHMARKS), "benchmark")
+    names = names or [name for name in BENCHMARKS if name != GPU]
+    is_gpu = refuse_mixed(names, {"--state": state, "--again": again, "--quick": is_quick})
+    device = device or (CUDA if is_gpu else CPU)
     chosen = {
         "--items": items, "--mix": mix, "--system": system, "--model-shape": model_shape, "--max-tokens": max_tokens,
-        "--profile": is_profiled,
+        "--profile": is_profiled, "--quick": is_quick,
     }  # fmt: skip
-    if write and device != CPU:
+    if write and device != CPU and not is_gpu:
         raise typer.BadParameter("--write is for the processor; a report on another device is only shown")
     for option, value in chosen.items():
         if write and value:
@@ -104,8 +131,13 @@ def benchmarks(
                 max_tokens,
                 against,
                 is_profiled,
+                state,
+                tuple(again or ()),
+                minutes,
+                is_quick,
+                write,
             )
-            for result in run_benchmarks(names or list(BENCHMARKS), order):
+            for result in run_benchmarks(names, order):
                 if isinstance(result, BenchmarkFailed):
                     failures.append(result)
                     continue
@@ -121,6 +153,17 @@ def benchmarks(
         for failure in failures:
             typer.echo(str(failure), err=True)
     raise typer.Exit(1 if failures else 0)
+
+
+def refuse_mixed(names: Sequence[str], of_gpu: Mapping[str, object]) -> bool:
+    """Whether it is the benchmark of a card. Raises typer.BadParameter for others beside it, or its options alone."""
+    is_gpu = GPU in names
+    if is_gpu and len(names) > 1:
+        raise typer.BadParameter(f"{GPU} has a machine to itself; name it alone")
+    for option, value in of_gpu.items():
+        if value and not is_gpu:
+            raise typer.BadParameter(f"{option} is of {GPU} alone")
+    return is_gpu
 
 
 def refuse_unknown(values: Sequence[str], known: Sequence[str], kind: str = "choice") -> None:

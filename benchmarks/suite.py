@@ -14,7 +14,8 @@ from benchmarks.cases import (
     start,
     submission,
 )
-from benchmarks.cases.engine import backends, engine, footprint, placement, short_texts
+from benchmarks.cases.engine import backends, engine, footprint, placement, short_texts, streams
+from benchmarks.cases.gpu import gpu
 from benchmarks.cases.host import host
 from benchmarks.cases.queries import queries
 from benchmarks.order import BenchmarkFailed, Order
@@ -38,7 +39,11 @@ BENCHMARKS: Final[Mapping[str, Callable[[Order], Report]]] = {
     "collection": collection.measure,
     "placement": placement.measure,
     "footprint": footprint.measure,
+    "streams": streams.measure,
+    "gpu": gpu.measure,
 }
+# An hour of a card of its own: measured where it is named, and not with all others.
+GPU: Final = "gpu"
 
 
 def run_benchmarks(names: Sequence[str], order: Order) -> Iterator[Report | BenchmarkFailed]:

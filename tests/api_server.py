@@ -60,10 +60,10 @@ def serving(app: FastAPI, patience_seconds: int | None = 5) -> Iterator[str]:
 
 @contextmanager
 def api_client(engine: Engine, **settings: Any) -> Iterator[httpx.Client]:
-    """A client of a real API on this engine."""
+    """A client of a real API on this engine. It reads no certificates, which takes 20 ms of processor time."""
     with (
         serving(create_app(Settings(**settings), engine)) as url,
-        httpx.Client(base_url=url, timeout=30, trust_env=False) as client,
+        httpx.Client(base_url=url, timeout=30, trust_env=False, verify=False) as client,
     ):
         yield client
 

@@ -1,8 +1,11 @@
 """What every test run says first: the processor that it ran on. Kernels and the precision follow from its features, so
 that a failure on one kind of machine may not be seen on another."""
 
+import gc
 import os
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 from worker.devices.detect import PROCESSOR_FEATURES, detect_inventory
@@ -16,6 +19,25 @@ settings.load_profile("untimed")
 
 # By which torch and oneDNN behave as on a lesser processor.
 MASKS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")
+
+
+def pytest_collection_finish() -> None:
+    """What was collected is there to the end. Visited, it makes each full garbage collection take a second, and whoever
+    allocates as much as a conversion of a model causes several."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def conversions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the packaged model is kept as openvino reads it, for all processes of this run: it takes 6 s to convert.
+
+    Whoever comes first makes it; of two that come at once one is used.
+    """
+    own = tmp_path_factory.getbasetemp()
+    directory = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "openvino"
+    directory.mkdir(exist_ok=True)
+    return directory
 
 
 def pytest_report_header() -> list[str]:

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from tests.processors import with_bf16, without_bf16
-from vectormill.models.model_card import ModelCard
+from vectormill.models.model_card import POOLING_NAMES, ModelCard, parse_pooling
 from vectormill.models.registry import EncodingOptions, Registry, find_packaged_model, make_spec
 from vectormill.settings import ModelEntry
 from worker.backends.factory import load_encoder
@@ -23,7 +23,7 @@ from worker.batching.batch import Batch
 from worker.devices.detect import detect_inventory
 from worker.devices.device import Device, split_processor
 from worker.encoder.encoder import Encoder, EncoderOrder
-from worker.engine.finishing import finish_vectors
+from worker.tasks.finishing import finish_vectors
 from worker.tokens.tokenizer import Tokenizer
 
 PACKED = "torch, packed"
@@ -97,13 +97,16 @@ def write_sentence_transformer(
     normalize: bool = False,
     include_prompt: bool = True,
 ) -> Path:
-    """The transformer with pooling and modules behind it, as sentence-transformers itself writes them."""
-    modes = tuple(pooling.split("+"))
+    """The transformer with pooling and modules behind it, as sentence-transformers itself writes them: by its names."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the import itself warns, that the classes move in a later version
         from sentence_transformers import SentenceTransformer
         from sentence_transformers.models import Dense, Normalize, Pooling, Transformer
 
+        modes = tuple(
+            next(name for name in POOLING_NAMES[mode] if name in Pooling.POOLING_MODES)
+            for mode in parse_pooling(pooling)
+        )
         first = Transformer(str(transformer), max_seq_length=64)
         modules: list[Any] = [first, Pooling(HIDDEN_SIZE, pooling_mode=modes, include_prompt=include_prompt)]
         if dense:

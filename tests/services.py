@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from uuid import uuid4
 
 import psycopg
@@ -39,20 +40,44 @@ def running_valkey() -> Iterator[str]:
 
 @contextmanager
 def migrated_database(postgres_url: str) -> Iterator[str]:
-    """A new, empty database brought to the newest revision; dropped at the end."""
-    name = f"test_{uuid4().hex[:12]}"
-    url = make_url(postgres_url)
-    plain = url.set(drivername="postgresql").render_as_string(hide_password=False)
-    with psycopg.connect(plain, autocommit=True) as connection:
-        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-    own = url.set(database=name)
-    own_text = own.render_as_string(hide_password=False)
-    upgrade(own_text)
+    """A new, empty database at the newest revision; dropped at the end."""
+    with _administering(postgres_url) as connection:
+        name = _create_database(connection, template=_migrated_template(postgres_url))
     try:
-        yield own_text
+        yield _of_database(postgres_url, name)
     finally:
-        with psycopg.connect(plain, autocommit=True) as connection:
+        with _administering(postgres_url) as connection:
             connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+@cache
+def _migrated_template(postgres_url: str) -> str:
+    """The name of a database from which others are copied: a copy takes 0.02 s, all migrations 0.17 s.
+
+    Nobody can connect to it, so no test changes it, and no autovacuum is in the way of a copy.
+    """
+    with _administering(postgres_url) as connection:
+        name = _create_database(connection, template="template1")
+        upgrade(_of_database(postgres_url, name))
+        closed = sql.SQL("ALTER DATABASE {} WITH IS_TEMPLATE true ALLOW_CONNECTIONS false")
+        connection.execute(closed.format(sql.Identifier(name)))
+    return name
+
+
+def _create_database(connection: "psycopg.Connection[tuple[object, ...]]", *, template: str) -> str:
+    name = f"test_{uuid4().hex[:12]}"
+    create = sql.SQL("CREATE DATABASE {} TEMPLATE {}")
+    connection.execute(create.format(sql.Identifier(name), sql.Identifier(template)))
+    return name
+
+
+def _administering(postgres_url: str) -> "psycopg.Connection[tuple[object, ...]]":
+    plain = make_url(postgres_url).set(drivername="postgresql")
+    return psycopg.connect(plain.render_as_string(hide_password=False), autocommit=True)
+
+
+def _of_database(postgres_url: str, name: str) -> str:
+    return make_url(postgres_url).set(database=name).render_as_string(hide_password=False)
 
 
 @contextmanager

@@ -35,7 +35,7 @@ class Watcher(Protocol):
 
 
 @cache
-def _named_patterns() -> tuple[tuple[re.Pattern[str], str], ...]:
+def named_patterns() -> tuple[tuple[re.Pattern[str], str], ...]:
     dialect = create_engine("postgresql+psycopg://").dialect
     found = []
     for module in pkgutil.walk_packages(vectormill.db.__path__, "vectormill.db."):
@@ -53,7 +53,7 @@ def _named_patterns() -> tuple[tuple[re.Pattern[str], str], ...]:
 def name_statement(statement: str) -> str:
     """The name of the constant that the statement is, or its first words."""
     statement = statement.strip()
-    for pattern, name in _named_patterns():
+    for pattern, name in named_patterns():
         if pattern.fullmatch(statement):
             return name
     words = re.sub(r"_\d+(?=_|\b)", "_N", statement).split()

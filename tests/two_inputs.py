@@ -54,8 +54,38 @@ class AnsweringEncoder(DirectEncoder):
 
     def describe(self) -> EncoderReport:
         choice = Choice("fake", "for tests")
-        return EncoderReport(choice, choice, choice, "none", 1, 0.0, is_packed=True)
+        return EncoderReport(choice, choice, choice, "none", 1, 0.0, is_packed=True, gives_vectors=False)
 
 
 def load_answering_encoder(order: EncoderOrder) -> AnsweringEncoder:
     return AnsweringEncoder()
+
+
+class WeighingEncoder(DirectEncoder):
+    """Answers with float32: the ids of inner tokens as weights; for the token that fails one that is no number.
+
+    Like the weights of words that a sparse model gives, equally long for hardly two texts.
+    """
+
+    def __init__(self, *, gives_vectors: bool) -> None:
+        self._gives_vectors = gives_vectors
+
+    def encode(self, batch: Batch) -> Ragged:
+        ids = batch.inputs["input_ids"]
+        return Ragged.from_rows([weigh(ids.row(index)) for index in range(len(batch))], np.float32)
+
+    def describe(self) -> EncoderReport:
+        choice = Choice("fake", "for tests")
+        return EncoderReport(choice, choice, choice, "none", 1, 0.0, gives_vectors=self._gives_vectors)
+
+
+def weigh(ids: NDArray[np.int32]) -> NDArray[np.float32]:
+    return np.where(ids == FAILING, np.nan, ids)[1:-1].astype(np.float32)
+
+
+def load_weighing_encoder(order: EncoderOrder) -> WeighingEncoder:
+    return WeighingEncoder(gives_vectors=False)
+
+
+def load_boastful_encoder(order: EncoderOrder) -> WeighingEncoder:
+    return WeighingEncoder(gives_vectors=True)

@@ -1,10 +1,14 @@
 """Plans the placement of models as a worker with these settings would run them. Starts nothing; asks no hardware."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from vectormill.models.model_card import ModelCard
-from worker.devices.device import Inventory, parse_devices
+from worker.devices.device import CUDA, Device, Inventory, parse_devices
+from worker.encoder.backends import AUTO
 from worker.encoder.choice import choose_precision
+from worker.encoder.switches import PACKED_RANKS, describe_switches, list_wanted
+from worker.model.architectures import PACKED, AttentionShape, find_obstacle
 from worker.parallel.layouts import LAYOUTS
 from worker.placement.placement import Placement
 from worker.placement.planner import PlanSettings
@@ -22,12 +26,20 @@ def plan_machine(
     cards: Sequence[ModelCard], inventory: Inventory, settings: WorkerSettings
 ) -> tuple[Planned, ...]:
     """Of all models that the machine serves, in their order. Raises as `plan_worker` does."""
-    return plan_together(inventory, [_make_tenant(card, inventory, settings) for card in cards])
+    plans = plan_together(inventory, [_make_tenant(card, inventory, settings) for card in cards])
+    said = describe_switches(settings.switches, parse_devices(settings.devices, inventory)[0])
+    return tuple(_add_reason(planned, said) for planned in plans) if said else plans
+
+
+def _add_reason(planned: Planned, reason: str) -> Planned:
+    placement = planned.placement
+    return replace(planned, placement=replace(placement, reasons=(*placement.reasons, reason)))
 
 
 def _make_tenant(card: ModelCard, inventory: Inventory, settings: WorkerSettings) -> Tenant:
     shape = find_shape(card)
-    precision = choose_precision(settings.precision, parse_devices(settings.devices, inventory)[0]).value
+    devices = parse_devices(settings.devices, inventory)
+    precision = choose_precision(settings.precision, devices[0]).value
     obstacle = (
         ""
         if shape.model_type in LAYOUTS
@@ -45,8 +57,24 @@ def _make_tenant(card: ModelCard, inventory: Inventory, settings: WorkerSettings
             memory_share=settings.memory_high_watermark,
             sharing_obstacle=obstacle,
             tensor_obstacle=layout.tensor_obstacle if layout is not None else "",
+            attention=PACKED if _is_packed(shape, devices, precision, settings) else "",
         ),
     )
+
+
+def _is_packed(
+    shape: ModelShape, devices: Sequence[Device], precision: str, settings: WorkerSettings
+) -> bool:
+    """Whether ranks will pack on all devices, unless a kernel turns out to be bad. A whole replica does then too."""
+    is_wanted = settings.attention == PACKED or (
+        settings.attention == AUTO
+        and all(
+            device.kind == CUDA and PACKED_RANKS in list_wanted(settings.switches, device)
+            for device in devices
+        )
+    )
+    attention = AttentionShape(shape.model_type, shape.head_size, padding_id=0)
+    return is_wanted and not any(find_obstacle(attention, device, precision) for device in devices)
 
 
 def find_shape(card: ModelCard) -> ModelShape:

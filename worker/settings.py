@@ -10,6 +10,7 @@ from vectormill.domain.errors import ConfigurationError
 from vectormill.settings import WORKER_PREFIX, describe_validation_error, refuse_unknown_variables
 from worker.encoder.backends import AUTO, BACKENDS
 from worker.encoder.choice import PRECISIONS
+from worker.encoder.switches import parse_switches
 from worker.placement.sizes.room import MEMORY_SHARE
 from worker.placement.strategies import STRATEGIES
 
@@ -23,6 +24,14 @@ def one_of(*names: str) -> AfterValidator:
         return value
 
     return AfterValidator(check)
+
+
+def check_switches(value: str) -> str:
+    try:
+        parse_switches(value)
+    except ConfigurationError as error:
+        raise ValueError(str(error).rstrip(".")) from error
+    return value
 
 
 class WorkerSettings(BaseSettings):
@@ -39,6 +48,9 @@ class WorkerSettings(BaseSettings):
     )
     attention: Literal["auto", "packed", "padded"] = Field(
         default="auto", description="Whether padding is left out of the forward pass."
+    )
+    switches: Annotated[str, AfterValidator(check_switches)] = Field(
+        default=AUTO, description="Faster ways through the network: auto, none, or their names."
     )
     strategy: Annotated[str, one_of(AUTO, *STRATEGIES)] = Field(
         default=AUTO, description="How devices share the model."

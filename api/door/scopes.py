@@ -30,6 +30,7 @@ RULES: Final = (
     Rule(("GET",), "/livez", None),
     Rule(("GET",), "/readyz", None),
     Rule(("POST",), "/v1/collections/{name}/search", READ),
+    Rule(("POST",), "/v1/rerank", READ),
     Rule(("PUT", "DELETE"), "/v1/collections/{name}/items/{key:path}", WRITE),
     Rule(("POST",), "/v1/collections/{name}/items:delete", WRITE),
     Rule(("POST",), "/v1/collections/{name}/rollback", WRITE),

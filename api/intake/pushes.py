@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from fastapi import Request
 from fastapi.concurrency import contextmanager_in_threadpool, run_in_threadpool
 
-from api.bodies.sources import PushBody
+from api.bodies.sources.sources import PushBody
 from api.dependencies import Resources
 from api.door.media_types import read_media_type, unsupported_media_type
 from api.intake.intake import Intake, load_pending

@@ -19,6 +19,8 @@ from vectormill.domain.encoding import RequestedOptions
 from vectormill.domain.errors import InvalidItem
 from vectormill.domain.jobs.item import Item, Items
 from vectormill.domain.jobs.job import DEFAULT_PRIORITY, LEAST_URGENT_PRIORITY, MOST_URGENT_PRIORITY
+from vectormill.domain.tasks.pair import join_pair
+from vectormill.domain.tasks.task import JUDGE
 from vectormill.models.registry import DEFAULT_MODEL
 
 SURROGATE_ESCAPE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -46,6 +48,13 @@ class ItemBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     metadata: Annotated[
         dict[str, Any] | None,
         Meta(description="Kept beside the vector in the collection.", examples=[{"page": 1}]),
+    ] = None
+    text_pair: Annotated[
+        str | None,
+        Meta(
+            description="What `text` is compared with, in a job of the task `score`.",
+            examples=["Another text."],
+        ),
     ] = None
 
 
@@ -152,14 +161,16 @@ def to_pointer(path: str) -> str:
     return "".join(f"/{part}" for part in parts if part)
 
 
-def make_item(body: ItemBody, max_key_bytes: int) -> Item:
-    """The item that the chunk keeps. Raises UnreadableItem for a key or metadata that Postgres could not store."""
+def make_item(body: ItemBody, max_key_bytes: int, *, reads_pairs: bool = False) -> Item:
+    """The item that the chunk keeps. Raises UnreadableItem for a key or metadata that Postgres could not store, and for
+    a pair that nobody reads.
+    """
     key = check_key(body.key, max_key_bytes)
     metadata = b"" if body.metadata is None else encode_metadata(body.metadata)
-    return Item(key, body.text.encode("utf-8", "surrogatepass"), metadata)
+    return Item(key, _encode_text(body, reads_pairs=reads_pairs), metadata)
 
 
-def make_items(bodies: Sequence[ItemBody], max_key_bytes: int) -> Items:
+def make_items(bodies: Sequence[ItemBody], max_key_bytes: int, *, reads_pairs: bool = False) -> Items:
     """As make_item of each, without an object for each. Raises UnreadableItem of some item, not of the first one."""
     keys = [body.key for body in bodies]
     try:
@@ -170,7 +181,20 @@ def make_items(bodies: Sequence[ItemBody], max_key_bytes: int) -> Items:
         for key in keys:
             check_key(key, max_key_bytes)
     metadata = [b"" if body.metadata is None else encode_metadata(body.metadata) for body in bodies]
-    return Items(keys, [body.text.encode("utf-8", "surrogatepass") for body in bodies], metadata)
+    if reads_pairs or any(body.text_pair is not None for body in bodies):
+        texts = [_encode_text(body, reads_pairs=reads_pairs) for body in bodies]
+    else:
+        texts = [body.text.encode("utf-8", "surrogatepass") for body in bodies]
+    return Items(keys, texts, metadata)
+
+
+def _encode_text(body: ItemBody, *, reads_pairs: bool) -> bytes:
+    text = body.text.encode("utf-8", "surrogatepass")
+    if body.text_pair is None:
+        return text
+    if not reads_pairs:
+        raise UnreadableItem("text_pair", f"text_pair is for jobs of the task {JUDGE}, and this is none")
+    return join_pair(text, body.text_pair.encode("utf-8", "surrogatepass"))
 
 
 def check_key(key: str, max_key_bytes: int) -> str:

@@ -41,6 +41,7 @@ from vectormill.domain.encoding import EncodingOptions, EncodingSpec
 from vectormill.domain.errors import InvalidItem, InvalidOption, SubmissionTooLarge
 from vectormill.domain.jobs.item import Item, Items
 from vectormill.domain.jobs.job import Job, NewJob
+from vectormill.domain.tasks.task import TASKS, require_vectors
 from vectormill.models.registry import make_spec
 from vectormill.settings import Settings
 
@@ -94,7 +95,11 @@ async def receive_stream(request: Request, resources: Resources) -> Job:
     parameters = parse_parameters(request.query_params)
     idempotency_key = read_idempotency_key(request)
     new_job = await run_in_threadpool(make_streamed_job, parameters, resources, idempotency_key)
-    reader = ItemReader(max_line_bytes=settings.max_line_bytes, max_key_bytes=settings.max_key_bytes)
+    reader = ItemReader(
+        max_line_bytes=settings.max_line_bytes,
+        max_key_bytes=settings.max_key_bytes,
+        reads_pairs=TASKS[new_job.spec.task].reads_pairs,
+    )
     inflater = make_inflater(request, settings)
 
     def store(block: bytes, writer: JobWriter, intake: Intake) -> None:
@@ -144,17 +149,18 @@ def parse_document(
     new_job = make_job(
         request, request.options, request.metadata, resources=resources, idempotency_key=idempotency_key
     )
+    max_key_bytes, reads_pairs = resources.settings.max_key_bytes, TASKS[new_job.spec.task].reads_pairs
     try:
-        return new_job, make_items(request.items, resources.settings.max_key_bytes)
+        return new_job, make_items(request.items, max_key_bytes, reads_pairs=reads_pairs)
     except UnreadableItem:
-        return new_job, Items.of(list(make_one_by_one(request.items, resources.settings.max_key_bytes)))
+        return new_job, Items.of(list(make_one_by_one(request.items, max_key_bytes, reads_pairs=reads_pairs)))
 
 
-def make_one_by_one(bodies: Sequence[ItemBody], max_key_bytes: int) -> Iterator[Item]:
+def make_one_by_one(bodies: Sequence[ItemBody], max_key_bytes: int, *, reads_pairs: bool) -> Iterator[Item]:
     """Raises Problem naming the first item that cannot be kept."""
     for position, body in enumerate(bodies):
         try:
-            yield make_item(body, max_key_bytes)
+            yield make_item(body, max_key_bytes, reads_pairs=reads_pairs)
         except UnreadableItem as error:
             raise Problem(
                 422,
@@ -208,8 +214,11 @@ def make_job(
             encode_metadata(metadata)
         except UnreadableItem as error:
             raise InvalidOption(f"The job cannot be kept: {error.reason}.") from error
+    spec = make_wanted_spec(request.model, options, resources)
+    if request.collection is not None:
+        require_vectors(spec.task)
     return NewJob(
-        spec=make_wanted_spec(request.model, options, resources),
+        spec=spec,
         collection=request.collection,
         priority=request.priority,
         metadata=metadata,

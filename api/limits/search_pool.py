@@ -1,33 +1,31 @@
 """SearchPool: connections and threads that only searches use, so that slow ones hold up nothing else.
 
-Searches that come together and cost alike are run together, in one transaction: beside the search of a few thousand
-rows, its connection, its thread, its settings and the question for its plan cost several times as much.
+Searches that come together and differ in little but their vectors are run together, in one statement: beside the search
+of a few thousand rows, its connection, its thread, its settings and its plan cost several times as much.
 """
 
 import asyncio
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
 from sqlalchemy import Engine
+from sqlalchemy.exc import OperationalError
 
 from vectormill.db.search.matches import Nearest, find_matches
+from vectormill.db.search.rounds import MOST_TOGETHER, SearchWithVector, find_company
 from vectormill.domain.collection import Generation
 from vectormill.domain.errors import SearchTimeout
-from vectormill.domain.search import BY_VECTOR, VECTOR, Search
 
 # As many searches run at once as there are connections; two cores of Postgres are busy with fewer.
 SEARCH_CONNECTIONS: Final = 3
-# Requests of one transaction; the first of them waits for the last.
-MAX_TOGETHER: Final = 16
-MOST_ROWS: Final = 100
-
-SearchWithVector = tuple[Search, npt.NDArray[np.float32] | None]
+# What is run together may take so long, for the first of it waits for the last; and where each takes longer, its share
+# of all that wait.
+TOGETHER_SECONDS: Final = 0.02
+MOST_GENERATIONS: Final = 100
 
 
 @dataclass(slots=True, eq=False)
@@ -38,16 +36,14 @@ class Waiting:
     searches: Sequence[SearchWithVector]
     found: "asyncio.Future[list[Nearest]]"
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether it costs what every other one like it costs, so that neither waits long for the other."""
-        (search, _), *others = self.searches
-        is_small = search.num_wanted <= MOST_ROWS and VECTOR not in search.include
-        is_bare = search.condition is None and search.like is None and not search.by_document
-        return not others and search.mode == BY_VECTOR and is_bare and is_small
+    company: Hashable = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.company = find_company(self.searches[0][0]) if len(self.searches) == 1 else None
 
     def goes_with(self, other: "Waiting") -> bool:
-        return self.generation.id == other.generation.id and self.is_plain and other.is_plain
+        is_alike = self.company is not None and self.company == other.company
+        return is_alike and self.generation.id == other.generation.id
 
 
 class SearchPool:
@@ -60,6 +56,7 @@ class SearchPool:
         self._num_free = SEARCH_CONNECTIONS
         self._waiting: deque[Waiting] = deque()
         self._runs: set[asyncio.Task[None]] = set()
+        self.seconds_each: dict[int, float] = {}  # of a search, in the last round of a generation
 
     async def find(self, generation: Generation, searches: Sequence[SearchWithVector]) -> list[Nearest]:
         """What find_matches answers, and raises. Raises SearchTimeout when those before it take too long."""
@@ -100,30 +97,56 @@ class SearchPool:
             run.add_done_callback(self._runs.discard)
 
     def _take_together(self, share: int) -> list[Waiting]:
-        """The one that waits longest, and those that go with it: its share of all that wait."""
+        """The one that waits longest, and those that go with it."""
         first = self._waiting.popleft()
+        seconds_each = self.seconds_each.get(first.generation.id, math.inf)
+        num_together = min(max(share, int(TOGETHER_SECONDS / seconds_each)), MOST_TOGETHER)
         fitting = [waiting for waiting in self._waiting if waiting.goes_with(first)]
-        together = [first, *fitting[: min(share, MAX_TOGETHER) - 1]]
+        together = [first, *fitting[: num_together - 1]]
         for waiting in together[1:]:
             self._waiting.remove(waiting)
         return together
 
     async def _run(self, together: Sequence[Waiting]) -> None:
+        loop = asyncio.get_running_loop()
         try:
-            loop = asyncio.get_running_loop()
-            found = await loop.run_in_executor(self._threads, self._find, together)
+            try:
+                began = loop.time()
+                found = await loop.run_in_executor(self._threads, self._find, together)
+                self._note_seconds(together, loop.time() - began)
+            except (SearchTimeout, OperationalError):
+                raise  # a matter of all
+            except Exception:
+                if len(together) == 1:
+                    raise
+                for waiting in together:  # one of them may be to blame, and only that one
+                    await self._run_alone(waiting)
+            else:
+                hand_out(together, found)
         except Exception as error:  # noqa: BLE001 - each client is told, whatever it is
-            for waiting in together:
-                if not waiting.found.done():
-                    waiting.found.set_exception(error)
-        else:
-            for waiting in together:
-                nearest, found = found[: len(waiting.searches)], found[len(waiting.searches) :]
-                if not waiting.found.done():
-                    waiting.found.set_result(nearest)
+            refuse(together, error)
         finally:
             self._num_free += 1
             self._begin()
+
+    async def _run_alone(self, waiting: Waiting) -> None:
+        loop = asyncio.get_running_loop()
+        if waiting.found.done():
+            return
+        try:
+            found = await loop.run_in_executor(self._threads, self._find, [waiting])
+        except Exception as error:  # noqa: BLE001 - its client is told, whatever it is
+            refuse([waiting], error)
+        else:
+            hand_out([waiting], found)
+
+    def _note_seconds(self, together: Sequence[Waiting], seconds: float) -> None:
+        """As many generations are remembered as are searched by turns."""
+        generation_id = together[0].generation.id
+        self.seconds_each.pop(generation_id, None)
+        self.seconds_each[generation_id] = seconds / sum(len(waiting.searches) for waiting in together)
+        if len(self.seconds_each) > MOST_GENERATIONS:
+            del self.seconds_each[next(iter(self.seconds_each))]
 
     def _find(self, together: Sequence[Waiting]) -> list[Nearest]:
         searches = [search for waiting in together for search in waiting.searches]
@@ -131,3 +154,17 @@ class SearchPool:
             return find_matches(
                 connection, together[0].generation, searches, timeout_seconds=self._timeout_seconds
             )
+
+
+def hand_out(together: Sequence[Waiting], found: Sequence[Nearest]) -> None:
+    """Gives each request what is its own."""
+    for waiting in together:
+        nearest, found = list(found[: len(waiting.searches)]), found[len(waiting.searches) :]
+        if not waiting.found.done():
+            waiting.found.set_result(nearest)
+
+
+def refuse(together: Sequence[Waiting], error: Exception) -> None:
+    for waiting in together:
+        if not waiting.found.done():
+            waiting.found.set_exception(error)

@@ -13,13 +13,19 @@ MAX_COLLECTIONS: Final = 100
 
 def describe_collections(collections: Iterable[CollectionRow]) -> list[Metric]:
     rows = GaugeMetricFamily(
-        "vectormill_collection_rows", "Rows, as Postgres estimates.", labels=["collection"]
+        "vectormill_collection_rows",
+        "About how many; of the first 100 collections by name, as all of collections.",
+        labels=["collection"],
     )
     num_bytes = GaugeMetricFamily(
-        "vectormill_collection_bytes", "On disk, with every generation and index.", labels=["collection"]
+        "vectormill_collection_bytes",
+        "On disk, of every generation with its indexes and attributes.",
+        labels=["collection"],
     )
     staleness = GaugeMetricFamily(
-        "vectormill_collection_stale_seconds", "Since the last successful re-index.", labels=["collection"]
+        "vectormill_collection_stale_seconds",
+        "Since the last successful re-index; absent before the first.",
+        labels=["collection"],
     )
     for collection in collections:
         rows.add_metric([collection.name], collection.num_rows)

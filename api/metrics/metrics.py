@@ -37,7 +37,7 @@ class ApiMetrics:
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "vectormill_http_requests_total",
-            "Requests, by route template and status.",
+            "Requests; `route` is the template, never an id.",
             ["method", "route", "status"],
             registry=self.registry,
         )
@@ -67,10 +67,19 @@ class BacklogCollector:
         self._engine = engine
 
     def collect(self) -> Iterable[Metric]:
-        is_up = GaugeMetricFamily("vectormill_database_up", "1 when Postgres answered this scrape.")
-        jobs = GaugeMetricFamily("vectormill_jobs", "Jobs that are not ended.", labels=["model", "state"])
+        is_up = GaugeMetricFamily(
+            "vectormill_database_up",
+            "1 when Postgres answered this scrape; without it there is no backlog to show.",
+        )
+        jobs = GaugeMetricFamily(
+            "vectormill_jobs",
+            "Jobs that are not ended; state paused shows those that somebody forgot.",
+            labels=["model", "state"],
+        )
         chunks = GaugeMetricFamily(
-            "vectormill_chunks", "Chunks that are not ended.", labels=["model", "state"]
+            "vectormill_chunks",
+            "Chunks that are not ended, those of paused jobs with them.",
+            labels=["model", "state"],
         )
         try:
             with self._engine.begin() as connection:

@@ -15,14 +15,16 @@ class QueryMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.texts = Counter(
-            "vectormill_query_texts_total", "Texts of searches sent to workers.", registry=registry
+            "vectormill_query_texts_total", "Texts of searches that were sent to workers.", registry=registry
         )
         self.messages = Counter(
-            "vectormill_query_messages_total", "Messages in which they were sent.", registry=registry
+            "vectormill_query_messages_total",
+            "Messages in which texts of searches were sent to workers.",
+            registry=registry,
         )
         self.repeats = Counter(
             "vectormill_query_repeats_total",
-            "Requests whose texts were sent again, for a worker or Redis had lost them.",
+            "Searches whose texts were sent again, for a worker or Redis had lost them.",
             registry=registry,
         )
         self.seconds = Histogram(

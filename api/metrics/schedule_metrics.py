@@ -15,14 +15,18 @@ def describe_schedules(schedules: Sequence[Schedule]) -> list[Metric]:
     )
     skipped = GaugeMetricFamily(
         "vectormill_schedule_skipped",
-        "Due times since then that passed because of an overlap.",
+        "Due times since the last success that passed because a run was going on.",
         labels=labels,
     )
     success = GaugeMetricFamily(
-        "vectormill_schedule_last_success_timestamp_seconds", "When a run last ended well.", labels=labels
+        "vectormill_schedule_last_success_timestamp_seconds",
+        "When a run last ended well; absent before the first.",
+        labels=labels,
     )
     next_due = GaugeMetricFamily(
-        "vectormill_schedule_next_due_timestamp_seconds", "When it is due.", labels=labels
+        "vectormill_schedule_next_due_timestamp_seconds",
+        "When it is due; absent while it is paused.",
+        labels=labels,
     )
     lag = GaugeMetricFamily(
         "vectormill_schedule_lag_seconds", "How long a due time has waited for a scheduler.", labels=labels

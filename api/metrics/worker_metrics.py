@@ -23,16 +23,22 @@ def describe_workers(workers: Sequence[Worker]) -> Iterable[Metric]:
 def _describe_work(workers: Sequence[Worker]) -> Iterable[Metric]:
     labels = ["worker", "model"]
     stages = CounterMetricFamily(
-        "vectormill_stage_seconds_total", "Busy time of a worker by stage.", labels=[*labels, "stage"]
+        "vectormill_stage_seconds_total",
+        "Busy time of a worker by stage, `held` and `device`.",
+        labels=[*labels, "stage"],
     )
     computed = CounterMetricFamily(
         "vectormill_computed_tokens_total", "Tokens computed, padding with them.", labels=labels
     )
     padding = CounterMetricFamily(
-        "vectormill_padding_tokens_total", "Tokens computed that were padding.", labels=labels
+        "vectormill_padding_tokens_total",
+        "Tokens computed that were padding; over those computed: the waste.",
+        labels=labels,
     )
     reused = CounterMetricFamily(
-        "vectormill_reused_texts_total", "Texts that got the vector of an equal one.", labels=labels
+        "vectormill_reused_texts_total",
+        "Texts that got the vector of an equal one; of one job: its `num_reused`.",
+        labels=labels,
     )
     for worker in workers:
         report, values = worker.report, [worker.name, worker.model]
@@ -49,12 +55,18 @@ def _describe_work(workers: Sequence[Worker]) -> Iterable[Metric]:
 def _describe_devices(workers: Sequence[Worker]) -> Iterable[Metric]:
     labels = ["worker", "device"]
     used = GaugeMetricFamily(
-        "vectormill_device_memory_used_bytes", "Memory in use: of a GPU by all programs.", labels=labels
+        "vectormill_device_memory_used_bytes",
+        "Memory in use: of a GPU by all programs, of a CPU by the model's process.",
+        labels=labels,
     )
-    total = GaugeMetricFamily("vectormill_device_memory_total_bytes", "Memory there is.", labels=labels)
+    total = GaugeMetricFamily(
+        "vectormill_device_memory_total_bytes",
+        "Memory there is: of a GPU; of a CPU its share of the main memory.",
+        labels=labels,
+    )
     utilisation = GaugeMetricFamily(
         "vectormill_device_utilisation",
-        "Share of the time in which the device computed, 0 to 1.",
+        "0 to 1: of a GPU as its driver says; of a CPU of its cores, since the last sign of life.",
         labels=labels,
     )
     families = {

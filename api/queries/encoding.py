@@ -43,15 +43,18 @@ async def encode_queries(
         query_spec = make_query_spec(resources, spec)
     else:
         query_spec = await run_in_threadpool(make_query_spec, resources, spec)
-    encoded = [text.encode() for text in different]
-    if resources.queries is None:
-        vectors = await encode_by_job(
-            resources, query_spec, encoded, resources.settings.search_timeout_seconds
-        )
-    else:
-        vectors = await encode_by_message(resources, resources.queries, query_spec, encoded)
+    vectors = await encode_texts(resources, query_spec, [text.encode() for text in different])
     by_text = dict(zip(different, vectors, strict=True))
     return [by_text[text] for text in texts]
+
+
+async def encode_texts(
+    resources: Resources, spec: EncodingSpec, texts: Sequence[bytes]
+) -> npt.NDArray[np.float32]:
+    """What the spec's task makes of each text or pair, float32 [texts, spec.dimensions]. Raises as encode_queries."""
+    if resources.queries is None:
+        return await encode_by_job(resources, spec, texts, resources.settings.search_timeout_seconds)
+    return await encode_by_message(resources, resources.queries, spec, texts)
 
 
 def make_query_spec(resources: Resources, spec: EncodingSpec) -> EncodingSpec:

@@ -19,7 +19,8 @@ class LiveGenerations:
     """Belongs to the event loop."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        # One statement needs no transaction, whose begin and end are two more ways to Postgres.
+        self._engine = engine.execution_options(isolation_level="AUTOCOMMIT")
         self._running: dict[str, Lookup] = {}
         self._next: dict[str, Lookup] = {}
 

@@ -1,16 +1,18 @@
 """A job's vectors over HTTP, as a stream in the format asked for."""
 
 from typing import Annotated
+from uuid import UUID
 
 from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from api.dependencies import JobId, ResourcesDependency
-from api.streams.vector_streams import VECTOR_FORMATS, VectorResponse, start_reading
+from api.dependencies import JobId, Resources, ResourcesDependency
+from api.streams.vector_streams import VECTOR_FORMATS, ResultResponse, start_reading
 from vectormill.db.jobs.export import read_vectors
 from vectormill.db.jobs.jobs import find_job
 from vectormill.domain.errors import WrongJobState
-from vectormill.domain.jobs.job import UPLOADING
+from vectormill.domain.jobs.job import UPLOADING, Job
+from vectormill.domain.tasks.task import RESULT_ROUTES, TASKS, VECTOR
 from vectormill.files.formats import OUTPUT_FORMATS, OutputName
 
 router = APIRouter(tags=["vectors"])
@@ -39,12 +41,25 @@ class ExportFilter(BaseModel):
 )
 def get_vectors(
     resources: ResourcesDependency, job_id: JobId, wanted: Annotated[ExportFilter, Query()]
-) -> VectorResponse:
+) -> ResultResponse:
+    job = find_readable_job(resources, job_id, (VECTOR,), partial=wanted.partial)
+    blocks = start_reading(read_vectors(resources.engine, job_id))
+    return ResultResponse(job, VECTOR_FORMATS[wanted.format], blocks)
+
+
+def find_readable_job(resources: Resources, job_id: UUID, results: tuple[str, ...], *, partial: bool) -> Job:
+    """The job, if one of these is what comes of its items and it has ended, or need not have. Raises JobNotFound and
+    WrongJobState.
+    """
     with resources.engine.connect() as connection:
         job = find_job(connection, job_id)
-    if job.state == UPLOADING or not (job.is_terminal or wanted.partial):
+    own = TASKS[job.spec.task].result
+    if own not in results:
         raise WrongJobState(
-            f"The job is {job.state}; its vectors can be exported when it has ended, or before with partial=true."
+            f"The job has {own}s and no {results[0]}s: GET /v1/jobs/{job_id}/{RESULT_ROUTES[own]}."
         )
-    blocks = start_reading(read_vectors(resources.engine, job_id))
-    return VectorResponse(job, VECTOR_FORMATS[wanted.format], blocks)
+    if job.state == UPLOADING or not (job.is_terminal or partial):
+        raise WrongJobState(
+            f"The job is {job.state}; its {own}s can be exported when it has ended, or before with partial=true."
+        )
+    return job

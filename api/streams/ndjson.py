@@ -27,9 +27,10 @@ NO_ITEMS = Items((), (), ())
 class ItemReader:
     """Turns consecutive blocks of one stream into items. Every error is a Problem that names the line, from 1."""
 
-    def __init__(self, *, max_line_bytes: int, max_key_bytes: int) -> None:
+    def __init__(self, *, max_line_bytes: int, max_key_bytes: int, reads_pairs: bool = False) -> None:
         self._max_line_bytes = max_line_bytes
         self._max_key_bytes = max_key_bytes
+        self._reads_pairs = reads_pairs
         self._unfinished: list[bytes] = []
         self._unfinished_bytes = 0
         self._num_lines = 0
@@ -64,7 +65,11 @@ class ItemReader:
         num_lines = lines.count(b"\n")
         bodies = self._decode_together(lines, num_lines)
         try:
-            items = None if bodies is None else make_items(bodies, self._max_key_bytes)
+            items = (
+                None
+                if bodies is None
+                else make_items(bodies, self._max_key_bytes, reads_pairs=self._reads_pairs)
+            )
         except UnreadableItem:
             items = None
         if items is None:
@@ -92,7 +97,8 @@ class ItemReader:
 
     def _read_line(self, number: int, line: bytes) -> Item:
         try:
-            return make_item(decode_json(line, ITEM_DECODER), self._max_key_bytes)
+            body = decode_json(line, ITEM_DECODER)
+            return make_item(body, self._max_key_bytes, reads_pairs=self._reads_pairs)
         except UnreadableItem as error:
             raise Problem(
                 422,

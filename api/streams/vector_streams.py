@@ -195,18 +195,18 @@ def _cut_evenly(keys: list[str], rows: Rows, num_rows: int) -> Iterator[tuple[li
 
 
 @dataclass(frozen=True, slots=True)
-class VectorFormat:
+class ResultFormat:
     """How one format is written. `measure` gives the number of bytes, where it is known beforehand."""
 
     output: OutputFormat
-    write: Callable[[Job, Blocks], Pieces]
+    write: Callable[[Job, Any], Pieces]  # of whatever blocks its kind of result comes in
     measure: Callable[[Job], int] | None = None
 
 
 VECTOR_FORMATS: Final = {
-    "ndjson": VectorFormat(OUTPUT_FORMATS["ndjson"], write_ndjson),
-    "parquet": VectorFormat(OUTPUT_FORMATS["parquet"], write_parquet),
-    "npy": VectorFormat(OUTPUT_FORMATS["npy"], write_npy, measure_npy),
+    "ndjson": ResultFormat(OUTPUT_FORMATS["ndjson"], write_ndjson),
+    "parquet": ResultFormat(OUTPUT_FORMATS["parquet"], write_parquet),
+    "npy": ResultFormat(OUTPUT_FORMATS["npy"], write_npy, measure_npy),
 }
 
 
@@ -254,11 +254,11 @@ class PieceResponse(StreamingResponse):
                 await run_in_threadpool(self._pieces.close)
 
 
-class VectorResponse(PieceResponse):
-    """A job's vectors. When the job is removed meanwhile, that is an error in the middle."""
+class ResultResponse(PieceResponse):
+    """A job's results, whatever they are. When the job is removed meanwhile, that is an error in the middle."""
 
-    def __init__(self, job: Job, vector_format: VectorFormat, blocks: Blocks) -> None:
-        headers = {"Content-Disposition": f'attachment; filename="{job.id}.{vector_format.output.name}"'}
-        if vector_format.measure is not None:
-            headers["Content-Length"] = str(vector_format.measure(job))
-        super().__init__(vector_format.write(job, blocks), vector_format.output.media_type, headers)
+    def __init__(self, job: Job, result_format: ResultFormat, blocks: Generator[Any, None, None]) -> None:
+        headers = {"Content-Disposition": f'attachment; filename="{job.id}.{result_format.output.name}"'}
+        if result_format.measure is not None:
+            headers["Content-Length"] = str(result_format.measure(job))
+        super().__init__(result_format.write(job, blocks), result_format.output.media_type, headers)

@@ -1,21 +1,20 @@
 """collection: an index's recall and build, searches while a collection is built anew, filters, and single puts."""
 
 import itertools
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import datetime
 from functools import partial
-from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import psycopg
 from numpy.typing import NDArray
 
 from benchmarks.order import BenchmarkFailed, Order
+from benchmarks.probes.alongside import Alongside
 from benchmarks.results.report import Report
 from benchmarks.results.spread import find_percentile
 from benchmarks.results.table import Measure, tabulate
@@ -165,30 +164,19 @@ def measure_puts(order: Order, client: Client) -> list[Measure]:
     ]
 
 
-class Searcher:
+class Searcher(Alongside):
     """Searches again and again on a thread of its own, and counts what failed."""
 
     def __init__(self, url: str, query: Embeddings) -> None:
+        super().__init__("searcher")
         self.seconds: list[float] = []
         self.num_failed = 0
         self._client = Client(url)
         self._query = query
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._search, name="searcher")
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._is_over.set()
-        self._thread.join()
-
-    def _search(self) -> None:
+    def run(self) -> None:
         query = self._query
-        while not self._is_over.wait(SEARCH_PAUSE_SECONDS):
+        while not self.is_over.wait(SEARCH_PAUSE_SECONDS):
             try:
                 _, seconds = timed(partial(find_keys, self._client, query))
                 self.seconds.append(seconds)

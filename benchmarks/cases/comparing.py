@@ -11,7 +11,7 @@ from benchmarks.peers.catalogue import GPU_PEERS, OPENVINO, PEERS
 from benchmarks.probes.machine import benchmark_device
 from benchmarks.probes.model_cost import ModelCost
 from benchmarks.results.comparison import Comparison
-from benchmarks.systems.line_up import OURS
+from benchmarks.systems.line_up import BOUNDS, OURS
 from benchmarks.systems.turns import Record
 from vectormill.models.model_card import ModelCard
 from worker.encoder.choice import BF16, FP32, choose_precision
@@ -50,7 +50,7 @@ def find_precision(name: str, record: Record) -> str:
     said = record.report.get("precision")
     if isinstance(said, Mapping):
         return str(said.get("value"))
-    if name in OURS:
+    if name in (*OURS, *BOUNDS):
         return choose_precision(load_worker_settings().precision, benchmark_device()).value
     if name == OPENVINO and benchmark_device().has_bf16:
         return BF16  # OpenVINO's own default where the processor has the instructions

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Final
 
 from worker.devices.device import Device
@@ -15,12 +16,15 @@ _INFINITY_MODULE: Final = "benchmarks.systems.peers.infinity"
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """`module` is its child; `environment` names its pinned requirements, and None is the environment we run in."""
+    """`module` is its child; `environment` names its pinned requirements, and None is the environment we run in. Where
+    the `package` is installed in ours, it runs there.
+    """
 
     name: str
     title: str
     module: str
     environment: str | None = None
+    package: str | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     precision: str = FP32
 
@@ -70,6 +74,15 @@ GPU_PEERS: Final = tuple(
     )
     for batch_size in (32, 256)
 )
+# Its own batching and attention; an environment of several gigabytes, so that only `gpu` asks for it.
+VLLM: Final = Peer(
+    "vllm", "vLLM, bf16", "benchmarks.systems.peers.vllm", environment="vllm", package="vllm", precision=BF16
+)
+
+
+def runs_in_ours(peer: Peer) -> bool:
+    """Whether it is in the environment we run in."""
+    return peer.environment is None or (peer.package is not None and find_spec(peer.package) is not None)
 
 
 def find_obstacle(peer: Peer, device: Device) -> str | None:

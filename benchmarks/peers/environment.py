@@ -26,13 +26,18 @@ def prepare_environment(name: str, home: Path = HOME, requirements: Path = REQUI
     """
     directory, pins = home / name, requirements / f"{name}.txt"
     python = directory / "bin" / "python"
-    if not _is_current(directory, pins):
+    if not is_prepared(name, home, requirements):
         shutil.rmtree(directory, ignore_errors=True)
         _run(name, [sys.executable, "-m", "venv", str(directory)])
         # Without dependencies: the pins are complete, and some leave out what a package names and never needs here.
         _run(name, [*_pip(python), "--no-deps", "--requirement", str(pins)])
         _stamp(directory, pins)
     return python
+
+
+def is_prepared(name: str, home: Path = HOME, requirements: Path = REQUIREMENTS) -> bool:
+    """Whether the environment is there with what is pinned now."""
+    return _is_current(home / name, requirements / f"{name}.txt")
 
 
 def prepare_texts(home: Path = HOME, requirements: Path = REQUIREMENTS) -> Path:

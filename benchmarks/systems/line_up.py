@@ -2,17 +2,17 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from benchmarks.mixes import Mix
 from benchmarks.order import BenchmarkFailed
-from benchmarks.peers.catalogue import Peer, find_obstacle
+from benchmarks.peers.catalogue import Peer, find_obstacle, runs_in_ours
 from benchmarks.peers.environment import HOME, ROOT, prepare_environment
 from benchmarks.systems.child import ChildSystem
 from benchmarks.systems.missing import MissingSystem
-from benchmarks.systems.protocol import ChildOrder
+from benchmarks.systems.protocol import BATCHES, ChildOrder
 from benchmarks.systems.service import Service
 from benchmarks.systems.system import System
 from vectormill.cli.settings import read_environment
@@ -22,6 +22,9 @@ from worker.devices.device import CPU, Device, device_environment
 SERVICE: Final = "service"
 ENGINE: Final = "engine"
 OURS: Final = (SERVICE, ENGINE)
+# Behind the engine, whose batches it computes. A bound of what an engine can reach, and nobody's peer.
+BARE: Final = "bare-openvino"
+BOUNDS: Final = (BARE,)
 MODEL: Final = "benchmark"
 # Nothing is fetched while it is measured, and nobody is told of it.
 QUIET: Final = {
@@ -34,31 +37,42 @@ QUIET: Final = {
 
 @dataclass(frozen=True, slots=True)
 class LineUp:
-    """Makes systems; starts none. `directory` is temporary."""
+    """Makes systems; starts none. `directory` is temporary, and `settings` are variables for our engine alone."""
 
     directory: Path
     model: Path
     mixes: Sequence[Mix]
     device: Device
+    settings: Mapping[str, str] = field(default_factory=dict)
 
-    def make(self, names: Sequence[str], peers: Sequence[Peer]) -> dict[str, System]:
-        """The named systems, or all of them; ours first. A peer that cannot be had is a MissingSystem."""
+    def make(
+        self, names: Sequence[str], peers: Sequence[Peer], bounds: Sequence[str] = ()
+    ) -> dict[str, System]:
+        """The named systems, or all of them; ours first. What cannot be had is a MissingSystem."""
         by_name = {peer.name: peer for peer in peers}
         self._write_texts()
-        wanted = names or (*OURS, *by_name)
-        return {name: self._make(name, by_name) for name in (*OURS, *by_name) if name in wanted}
+        known = (*OURS, *bounds, *by_name)
+        wanted = [name for name in known if name in (names or known)]
+        return {name: self._make(name, by_name, wanted) for name in wanted}
 
-    def _make(self, name: str, peers: Mapping[str, Peer]) -> System:
+    def _make(self, name: str, peers: Mapping[str, Peer], wanted: Sequence[str]) -> System:
         if name == SERVICE:
             return self.make_service()
+        batches = {BATCHES: str(self.directory / "batches.bin")}
         if name == ENGINE:
-            return ChildSystem(
-                "our engine alone",
-                "benchmarks.systems.engine_alone",
-                self._order(ENGINE, self.directory / "cache", {}),
-                self._environment(),
-            )
+            return self._make_own("our engine alone", "engine_alone", batches if BARE in wanted else {})
+        if name == BARE:
+            if ENGINE not in wanted:
+                reason = f"It computes the batches that our engine forms; measure the system {ENGINE} too."
+                return MissingSystem(BARE, reason)
+            return self._make_own("openvino, a bare loop", "bound.bare_openvino", batches)
         return self._make_peer(peers[name])
+
+    def _make_own(self, title: str, module: str, options: Mapping[str, str]) -> ChildSystem:
+        """With one cache, so that a model is converted once, and sizes of batches are learned once."""
+        order = self._order(module, self.directory / "cache", options)
+        environment = self._environment() | dict(self.settings)
+        return ChildSystem(title, f"benchmarks.systems.{module}", order, environment)
 
     def make_service(self) -> Service:
         items: dict[str, Sequence[ItemJson]] = {
@@ -76,7 +90,7 @@ class LineUp:
         if obstacle is not None:
             return MissingSystem(peer.title, obstacle)
         own = self._environment() | QUIET
-        if peer.environment is None:
+        if peer.environment is None or runs_in_ours(peer):
             order = self._order(peer.name, self.directory / "exports", peer.options)
             return ChildSystem(peer.title, peer.module, order, own)
         try:

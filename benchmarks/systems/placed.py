@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -30,7 +30,8 @@ from vectormill.models.model_card import ModelCard
 from worker.batching.batch import Batch
 from worker.devices.detect import DeviceSampler
 from worker.devices.device import CUDA, Device
-from worker.encoder.encoder import EncoderOrder
+from worker.encoder.encoder import EncoderOrder, EncoderReport
+from worker.encoder.switches import NONE
 from worker.placement.strategies import PIPELINE
 from worker.runner.messages import BATCHES_AHEAD, Encode, Encoded, EncodeFailed, Loaded, LoadFailed
 from worker.runner.runner import Runner, RunnerLost
@@ -47,12 +48,15 @@ Ids = Sequence[NDArray[np.int32]]
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How devices hold the model: its replicas, the padded tokens of a batch, and how many batches a replica has."""
+    """How devices hold the model: its replicas, the padded tokens of a batch, how many batches a replica has, and which
+    switches its ranks are asked for: with those of packing they pack.
+    """
 
     name: str
     replicas: tuple[Sharing, ...]
     batch_tokens: int
-    batches_ahead: int = BATCHES_AHEAD
+    batches_ahead: int = 1 + BATCHES_AHEAD
+    switches: tuple[str, ...] = ()
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -60,7 +64,11 @@ class Way:
 
 
 class PlacedModel:
-    """A System. All replicas take batches from one queue, as workers take chunks; the longest texts come first."""
+    """A System. All replicas take batches from one queue, as workers take chunks; the longest texts come first.
+
+    Batches are padded and no switch is on unless it is told otherwise: what differs between two placements shall be the
+    placement alone.
+    """
 
     def __init__(
         self,
@@ -69,9 +77,13 @@ class PlacedModel:
         precision: str,
         mixes: Mapping[str, Ids],
         environment: Mapping[str, str] | None = None,
+        attention: str = "padded",
+        switches: Sequence[str] = (),
     ) -> None:
         self.name = way.name
-        self.attention = ""
+        self.loaded: EncoderReport | None = None
+        self._attention = attention
+        self._switches = ",".join(switches) or NONE
         self._way = way
         self._card = card
         self._precision = precision
@@ -135,6 +147,10 @@ class PlacedModel:
         num_tokens = sum(batch.num_tokens for batch in batches)
         return Pass(seconds, num_tokens, sum(batch.num_padded_tokens for batch in batches))
 
+    def resize(self, batch_tokens: int) -> None:
+        """Batches hold so many padded tokens from now on."""
+        self._way = replace(self._way, batch_tokens=batch_tokens)
+
     def vectors(self) -> NDArray[np.float32]:
         return self._vectors
 
@@ -166,9 +182,15 @@ class PlacedModel:
 
     def _starter(self, sharing: Sharing, directory: Path) -> RunnerStarter:
         device = sharing.devices[0]
-        # Everything with the same kernels: what differs between two rows is the placement alone.
         order = EncoderOrder(
-            self._card, device, "torch", self._precision, device.num_threads, directory, "padded"
+            self._card,
+            device,
+            "torch",
+            self._precision,
+            device.num_threads,
+            directory,
+            self._attention,
+            switches=self._switches,
         )
         return RunnerStarter(
             ALONE_FACTORY,
@@ -181,7 +203,7 @@ class PlacedModel:
 
     def _wait_until_loaded(self, runner: Runner | RunnerGroup) -> None:
         for message in self._listen(runner, Loaded):
-            self.attention = message.report.attention
+            self.loaded = message.report
             return
 
     def _encode(self, batches: Sequence[Batch], ahead: int | None = None) -> list[NDArray[np.float32]]:

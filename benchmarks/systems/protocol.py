@@ -9,6 +9,8 @@ WARM_UP: Final = "warm_up"
 ENCODE: Final = "encode"
 SAVE: Final = "save"
 REPORT: Final = "report"
+# An option of children: the file in which our engine leaves the batches of its last pass, and a bare loop finds them.
+BATCHES: Final = "batches"
 
 
 @dataclass(frozen=True, slots=True)

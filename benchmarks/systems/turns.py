@@ -42,7 +42,11 @@ class Record:
 
     def rate(self, count: float) -> Spread:
         """`count` of something per second."""
-        return Spread.of([count / seconds for seconds in self.seconds()])
+        return Spread.of(self.rates(count))
+
+    def rates(self, count: float) -> list[float]:
+        """The same pass by pass."""
+        return [count / seconds for seconds in self.seconds()]
 
     def speed_against(self, other: "Record") -> Spread:
         """How many times faster, repetition by repetition: both sides of each ratio were measured side by side."""

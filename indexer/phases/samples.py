@@ -11,13 +11,12 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine
 
-from vectormill.db.chunks.payloads import decode_payload
 from vectormill.db.jobs.export import read_vectors
 from vectormill.db.jobs.jobs import delete_job, find_job
 from vectormill.db.jobs.submission import JobWriter
-from vectormill.db.rows.attributes import attributes_name
+from vectormill.db.measures.known_texts import read_rows, sample_chunks, sample_kept_texts
 from vectormill.db.rows.calibrations import find_ranges
 from vectormill.domain.collection import Generation
 from vectormill.domain.encoding import BINARY, FLOAT32, INT8
@@ -25,7 +24,6 @@ from vectormill.domain.errors import EncodingTimeout
 from vectormill.domain.jobs.item import Item
 from vectormill.domain.jobs.job import INTERACTIVE_PRIORITY, Job, NewJob
 from vectormill.settings import Settings
-from vectormill.vectors.vector_types import choose_vector_type, read_columns
 
 # The same text, model and options on another device, or in another batch, agree to above 0.999 in 16 bit. Codes are
 # coarser, and of bits some flip whose value is nearly 0.
@@ -67,41 +65,14 @@ class Agreement:
         }
 
 
-SAMPLE_KEPT_TEXTS: Final = """
-    SELECT kept.key, kept.text
-      FROM vectormill.{attributes} AS kept TABLESAMPLE SYSTEM (:share)
-      JOIN vectormill.{table} AS live ON live.key = kept.key
-     WHERE kept.text IS NOT NULL ORDER BY random() LIMIT :limit
-"""
-
-# Of jobs that wrote into the generation and are still there.
-SAMPLE_PAYLOADS: Final = text("""
-    SELECT payload.items
-      FROM (SELECT chunk.id FROM vectormill.chunks AS chunk
-             WHERE chunk.state = 'done'
-               AND chunk.job_id IN (SELECT id FROM vectormill.jobs WHERE generation_id = :generation_id
-                                     ORDER BY seq DESC LIMIT 100)
-             ORDER BY random() LIMIT :limit) AS chosen
-      JOIN vectormill.chunk_payloads AS payload ON payload.chunk_id = chosen.id
-""")
-
-
 def sample_texts(connection: Connection, generation: Generation, size: int) -> tuple[list[Item], str]:
     """So many items by chance whose texts are known, or fewer, and where the texts are from."""
-    table = generation.table_name
-    statement = text(SAMPLE_KEPT_TEXTS.format(table=table, attributes=attributes_name(generation.id)))
-    rows = connection.execute(statement, {"share": 10.0, "limit": size}).all()
-    if len(rows) < size:  # a tenth of the blocks is enough of any large table
-        rows = connection.execute(statement, {"share": 100.0, "limit": size}).all()
-    if rows:
-        return [Item(row.key, row.text.encode()) for row in rows], "texts that the collection keeps"
+    if kept := sample_kept_texts(connection, generation, size):
+        return kept, "texts that the collection keeps"
     items: list[Item] = []
-    values = {"generation_id": generation.id, "limit": CHUNKS_PER_SAMPLE}
-    for payload in connection.execute(SAMPLE_PAYLOADS, values).scalars():
-        chunk = decode_payload(payload)
-        places = np.linspace(0, len(chunk) - 1, min(len(chunk), -(-size // CHUNKS_PER_SAMPLE) * 4)).astype(
-            int
-        )
+    most = -(-size // CHUNKS_PER_SAMPLE) * 4
+    for chunk in sample_chunks(connection, generation, CHUNKS_PER_SAMPLE):
+        places = np.linspace(0, len(chunk) - 1, min(len(chunk), most)).astype(int)
         items += [chunk[place] for place in dict.fromkeys(places.tolist())]
     if items:
         unique = list({item.key: item for item in items}.values())
@@ -109,30 +80,6 @@ def sample_texts(connection: Connection, generation: Generation, size: int) -> t
     return [], (
         "no text is known: the collection keeps none, and no job that wrote into it is there any more"
     )
-
-
-READ_ROWS: Final = """
-    SELECT array_agg(item.ordinal), string_agg({column}_send(live.embedding), '' ORDER BY item.ordinal)
-      FROM unnest(%(keys)b::text[], %(hashes)b::bytea[]) WITH ORDINALITY AS item (key, content_hash, ordinal)
-      JOIN vectormill.{table} AS live ON live.key = item.key AND live.content_hash = item.content_hash
-"""
-
-
-def read_rows(
-    connection: Connection, generation: Generation, items: Sequence[Item]
-) -> tuple[list[Item], npt.NDArray[Any]]:
-    """Those of the items that the generation holds with this very text, and their rows [n, width] as they are kept."""
-    kind = choose_vector_type(generation.spec, in_collection=True)
-    driver = connection.connection.driver_connection
-    assert driver is not None
-    statement = READ_ROWS.format(table=generation.table_name, column=kind.column)
-    values = {"keys": [item.key for item in items], "hashes": [item.content_hash() for item in items]}
-    with driver.cursor(binary=True) as cursor:
-        ((ordinals, wire),) = cursor.execute(statement, values).fetchall()
-    if ordinals is None:
-        return [], np.empty((0, kind.width(generation.spec.dimensions)), dtype=kind.row)
-    held = [items[ordinal - 1] for ordinal in sorted(ordinals)]
-    return held, read_columns(wire, kind, generation.spec.dimensions)
 
 
 def compare_sample(

@@ -16,9 +16,10 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.acceptance.stack import Stack
+from tests.reference import packaged_reference
 from tests.waiting import wait_for
 from vectormill.corpus import read_docstrings
-from vectormill.models.registry import DEFAULT_MODEL, find_packaged_model
+from vectormill.models.registry import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -27,12 +28,11 @@ if TYPE_CHECKING:
 @pytest.mark.timeout(
     1800
 )  # encoded by us and then by the reference: all of them take minutes on two idle cores
-@pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.slow)])
+# Every 27th is encoded by us and by the reference in seconds, of every length and script; `make test-all` takes each.
+@pytest.mark.parametrize("every", [27, pytest.param(1, marks=pytest.mark.slow)])
 def test_every_docstring_has_the_vector_that_sentence_transformers_gives_it(
     stack: Stack, collection: str, every: int
 ) -> None:
-    from sentence_transformers import SentenceTransformer  # only here: it takes 8 s
-
     texts = list(islice(read_docstrings(), 0, None, every))
     assert len(texts) > 5000 // every  # some distributions leave parts of the library out
     with stack.client() as client:
@@ -43,8 +43,7 @@ def test_every_docstring_has_the_vector_that_sentence_transformers_gives_it(
         exported = {vector["key"]: vector["embedding"] for vector in client.vectors(job["id"])}
     assert list(exported) == [text.key for text in texts]
 
-    reference = SentenceTransformer(str(find_packaged_model()), device="cpu", local_files_only=True)
-    by_text = encode_with_little_padding(reference, {text.text for text in texts})
+    by_text = encode_with_little_padding(packaged_reference(), {text.text for text in texts})
     expected = np.array([by_text[text.text] for text in texts])
     found = np.array([exported[text.key] for text in texts])
     cosines = (found * expected).sum(axis=1) / np.linalg.norm(found, axis=1)

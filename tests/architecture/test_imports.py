@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.architecture.facts import SERVING_LIBRARIES
 from tests.architecture.sources import (
     PACKAGES,
     ROOT,
@@ -18,9 +19,9 @@ from tests.architecture.sources import (
     parse,
 )
 
-SERVING_LIBRARIES = frozenset({"torch", "transformers", "sentence_transformers", "openvino"})
 # Together they take seconds to import; `vectormill --help` answers in 0.4 s.
-HEAVY_LIBRARIES = SERVING_LIBRARIES | {
+HEAVY_LIBRARIES = {
+    *SERVING_LIBRARIES,
     "alembic", "celery", "fastapi", "kombu", "numpy", "psycopg", "pyarrow", "pydantic", "sqlalchemy", "uvicorn",
 }  # fmt: skip
 
@@ -62,10 +63,12 @@ def test_what_all_share_loads_neither_api_nor_scheduler_nor_worker(path: Path) -
         ("worker.engine.engine", "the engine outlives a runner that a CUDA error killed"),
         ("worker.launcher", "it sets a child's environment before anything in that child imports torch"),
         ("worker.batching", "batches are planned from lengths alone"),
+        ("worker.tasks.extract.extraction", "prompts are written and records read off the device's process"),
+        ("vectormill.domain.tasks.schema", "the API checks a schema where no device is"),
     ],
 )
 def test_a_process_that_owns_no_device_never_loads_the_model_libraries(module: str, reason: str) -> None:
-    assert not find_loaded_modules(f"import {module}") & SERVING_LIBRARIES, reason
+    assert not find_loaded_modules(f"import {module}") & set(SERVING_LIBRARIES), reason
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,10 @@ from tests.models import TinyModels
 
 
 @pytest.fixture(scope="session")
-def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("conversions")
+def cache_dir(tmp_path_factory: pytest.TempPathFactory, conversions: Path) -> Path:
+    directory = tmp_path_factory.mktemp("cache")
+    (directory / "openvino").symlink_to(conversions)
+    return directory
 
 
 @pytest.fixture(autouse=True)

@@ -76,6 +76,8 @@ def make_transformer(name: str, **more: Any) -> Any:
     architecture, options = (MODELS | PADDED_MODELS)[name]
     torch.manual_seed(0)
     config = getattr(transformers, f"{architecture}Config")(**{**SIZES, **options, **more})
+    if hasattr(config, "use_cache"):
+        config.use_cache = False  # as load_transformer has it
     model = getattr(transformers, f"{architecture}Model")(config).eval()
     for parameter in model.parameters():
         if parameter.ndim > 1:

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests.waiting import wait_for
+from worker.parallel.meeting import join_process_group
 from worker.parallel.pipeline import PipelineStage
-from worker.parallel.shard_encoder import join_process_group
 from worker.placement.rank import Rank
 from worker.placement.strategies import PIPELINE
 

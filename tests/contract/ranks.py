@@ -1,11 +1,9 @@
-"""Ranks: processes that run one program side by side, forked from one that has loaded torch, which takes 6 s."""
+"""Ranks: processes that run one program side by side, forked from one that has loaded torch."""
 
-import multiprocessing
 import os
 from collections.abc import Callable, Mapping, Sequence
 
-_FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["torch", "transformers", "worker.parallel.shard_encoder"])
+from tests.forking import FORKS
 
 # For ranks that hang. On a machine that is busy with something else they take many times as long as on an idle one.
 _TIMEOUT_SECONDS = 360
@@ -15,7 +13,7 @@ def run_ranks(
     program: Callable[..., None], calls: Sequence[tuple[object, ...]], environment: Mapping[str, str]
 ) -> None:
     """Runs `program(*call)` for all calls at once, each in a process of its own with one thread, to the end."""
-    processes = [_FORKS.Process(target=_run, args=(program, call, dict(environment))) for call in calls]
+    processes = [FORKS.Process(target=_run, args=(program, call, dict(environment))) for call in calls]
     for process in processes:
         process.start()
     try:

@@ -25,11 +25,11 @@ from tests.models import (
 )
 from tests.processors import with_bf16
 from vectormill.domain.errors import ModelError
-from vectormill.models.model_card import parse_pooling
+from vectormill.models.model_card import POOLING_NAMES, parse_pooling
 from worker.encoder.encoder import EncoderOrder
 from worker.openvino import conversion
 
-POOLINGS = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
+POOLINGS = tuple(POOLING_NAMES)
 EACH_ALONE = [[i] for i in range(len(TEXTS))]
 # The smallest cosine that is allowed, and the reason.
 PRECISIONS = (

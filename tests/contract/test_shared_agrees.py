@@ -12,6 +12,7 @@ from tests.contract.rank_program import (
     COMPRESSED,
     NUM_LAYERS,
     WIDE,
+    attentions_of,
     batches,
     encode_with_all,
     precision_of,
@@ -71,10 +72,17 @@ def whole(directory: Path, name: str) -> TorchEncoder:
 
 
 @pytest.mark.parametrize(
-    ("name", "strategy"),
-    [(name, strategy) for name in (*MODELS, *COMPRESSED) for strategy in strategies_of(name)],
+    ("name", "strategy", "attention"),
+    [
+        (name, strategy, attention)
+        for name in (*MODELS, *COMPRESSED)
+        for strategy in strategies_of(name)
+        for attention in attentions_of(name)
+    ],
 )
-def test_a_shared_model_gives_the_vectors_of_a_whole_one(shared: Shared, name: str, strategy: str) -> None:
+def test_a_shared_model_gives_the_vectors_of_a_whole_one(
+    shared: Shared, name: str, strategy: str, attention: str
+) -> None:
     world_size, directory, answers = shared
     if name in COMPRESSED and world_size > 2:
         pytest.skip(
@@ -83,7 +91,7 @@ def test_a_shared_model_gives_the_vectors_of_a_whole_one(shared: Shared, name: s
     encoder = whole(directory, name)
     for place, batch in enumerate(batches()):
         expected = encoder.encode(batch).matrix
-        parts = [answers[number][f"{name}|{strategy}|{place}"] for number in range(world_size)]
+        parts = [answers[number][f"{name}|{strategy}|{attention}|{place}"] for number in range(world_size)]
         vectors = np.concatenate([part for part in parts if len(part)])  # a rank may have none
         assert vectors.shape == expected.shape
         norms = np.linalg.norm(vectors, axis=1) * np.linalg.norm(expected, axis=1)

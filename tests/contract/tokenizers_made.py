@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 from tests.contract.strange_texts import real_texts, strange_texts
 from tests.models import packaged_model
@@ -61,6 +61,21 @@ def _byte_level(normalizer: Any, pre_tokenizer: Any) -> str:
     return _finish(_train(models.BPE(), trainer, normalizer, pre_tokenizer))
 
 
+def _split(numbers: str) -> Any:
+    """Llama 3's pattern, which is Qwen's too but for how it takes numbers."""
+    pattern = (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+        + numbers
+        + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+
+
 # Name, how it is made, whether texts are put together from words.
 TOKENIZERS: dict[str, tuple[Callable[[], str], bool]] = {
     "MiniLM": (_packaged, True),
@@ -77,8 +92,23 @@ TOKENIZERS: dict[str, tuple[Callable[[], str], bool]] = {
         ),
         True,
     ),
-    "Unigram": (lambda: _unigram(normalizers.NFKC(), pre_tokenizers.Metaspace()), False),
-    "RoBERTa": (lambda: _byte_level(None, pre_tokenizers.ByteLevel(add_prefix_space=False)), False),
+    "Unigram": (
+        lambda: _unigram(normalizers.NFKC(), pre_tokenizers.Metaspace()),
+        True,
+    ),  # as T5, but for its map
+    "Unigram, first alone": (
+        lambda: _unigram(normalizers.NFKC(), pre_tokenizers.Metaspace(prepend_scheme="first")),
+        True,
+    ),
+    "RoBERTa": (lambda: _byte_level(None, pre_tokenizers.ByteLevel(add_prefix_space=False)), True),
+    "GPT-2, space before all": (
+        lambda: _byte_level(None, pre_tokenizers.ByteLevel(add_prefix_space=True)),
+        True,
+    ),
+    "Qwen": (lambda: _byte_level(normalizers.NFC(), _split(r"\p{N}")), True),
+    "Llama 3": (lambda: _byte_level(None, _split(r"\p{N}{1,3}")), True),
+    "a pattern of its own": (lambda: _byte_level(None, _split(r"\p{N}{1,2}")), False),
+    "a pattern that NFKC gives spaces": (lambda: _byte_level(normalizers.NFKC(), _split(r"\p{N}")), False),
 }
 
 

@@ -12,7 +12,7 @@ from tests.services import connected_engine, migrated_database, running_postgres
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("interleavings", "transactions that overlap (tests/integration/interleavings)")
-    group.addoption("--interleavings", type=int, metavar="N", help="how many worlds are played instead of 60")
+    group.addoption("--interleavings", type=int, metavar="N", help="how many worlds are played instead of 30")
     group.addoption(
         "--first-seed", type=int, metavar="SEED", help="the first one's seed, instead of a random one"
     )
@@ -49,18 +49,12 @@ def make_engine(tmp_path: Path) -> Iterator[MakeEngine]:
 
 
 @pytest.fixture(scope="session")
-def new_cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
-    """Makes cache directories that share what takes 20 s of processor time to find out about the packaged model.
-
-    That is the model as openvino reads it; whoever comes first makes it. What an engine learns about the size of
-    batches is its own.
-    """
-    shared = tmp_path_factory.mktemp("findings")
+def new_cache_dir(tmp_path_factory: pytest.TempPathFactory, conversions: Path) -> Callable[[], Path]:
+    """Makes cache directories that share conversions. What an engine learns about the size of batches is its own."""
 
     def make() -> Path:
         directory = tmp_path_factory.mktemp("cache")
-        (shared / "openvino").mkdir(exist_ok=True)
-        (directory / "openvino").symlink_to(shared / "openvino")
+        (directory / "openvino").symlink_to(conversions)
         return directory
 
     return make

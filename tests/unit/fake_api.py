@@ -246,7 +246,13 @@ class FakeHandler(BaseHTTPRequestHandler):
             case ["v1", "jobs", job_id, "vectors"]:
                 self._export(self.fake.vectors(job_id), parameters["format"])
             case ["v1", "models"]:
-                self._json({"data": [{"name": "mini", "dimension": 2, "max_tokens": 256, "workers": 1}]})
+                self._json(
+                    {
+                        "data": [
+                            {"name": "mini", "task": "embed", "dimension": 2, "max_tokens": 256, "workers": 1}
+                        ]
+                    }
+                )
             case ["v1", "workers"]:
                 worker = {"name": "mini-cpu0@host", "model": "mini", "slots": 6, "report": REPORT}
                 self._json({"data": [worker]})

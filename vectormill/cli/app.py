@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from vectormill.cli import exits
-from vectormill.cli.commands import demo, doctor, encode, jobs, keys, plan, processes, service
+from vectormill.cli.commands import demo, doctor, encode, jobs, keys, plan, processes, service, tasks
 from vectormill.cli.commands.collections import collections, items, searches, vectors
 from vectormill.cli.commands.sources import runs, schedules, sources
 
@@ -62,7 +62,7 @@ def vectormill(
         context.obj.is_debugging = debug
 
 
-for group in (demo, encode, jobs, vectors, searches, service, processes, plan, doctor):
+for group in (demo, encode, tasks, jobs, vectors, searches, service, processes, plan, doctor):
     app.add_typer(group.app)
 app.add_typer(items.app, name="items")
 app.add_typer(keys.app, name="keys")

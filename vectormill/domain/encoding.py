@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 from types import NoneType
 from typing import Annotated, Any, Final, TypedDict, get_args, get_type_hints
 
+from vectormill.domain.tasks.task import ACTIVATIONS, EMBED, TASKS
+
 # What becomes of a text of more than max_tokens.
 TRUNCATE: Final = (
     "truncate"  # its first tokens decide the vector; the text is counted and its key can be listed
@@ -32,6 +34,8 @@ VECTOR_TYPES: Final = (FLOAT32, FLOAT16, INT8, BINARY)
 _PASSAGES_SUFFIX: Final = "/passages:"
 # The same, in JSON only, of a spec that names its vector type.
 _VECTOR_TYPE_SUFFIX: Final = "/vectors:"
+# And of one with another task, so that a worker that knows no tasks hands its chunks back.
+_TASK_SUFFIX: Final = " task:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +136,38 @@ class EncodingOptions:
             choices=VECTOR_TYPES,
         ),
     ] = None
+    task: Annotated[
+        str | None,
+        Help(
+            "What is wanted of the texts; else what the model is for.",
+            "".join(f"`{task.name}`: {task.does}. " for task in TASKS.values())
+            + "A classifier scores pairs (`text` and `text_pair`) and texts, a model that embeds pairs alone, by the "
+            "cosine of their vectors.",
+            default="what the model is for",
+            choices=tuple(TASKS),
+        ),
+    ] = None
+    activation: Annotated[
+        str | None,
+        Help(
+            "What is made of a classifier's numbers; else as the model has it.",
+            "`softmax` for labels that exclude one another, `sigmoid` for each by itself, `raw` for none.",
+            choices=ACTIVATIONS,
+        ),
+    ] = None
+    extract_schema: Annotated[
+        str | None,
+        Help(
+            "What a job of the task extract looks for, as JSON.",
+            'An object of types, each with null or with the types below it: `{"person": {"born in": null}}`.',
+            default="none; such a job needs one",
+            metavar="JSON",
+        ),
+    ] = None
+    confidences: Annotated[
+        bool | None,
+        Help("With each span how sure the model is, and of a classified text every label.", default="no"),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +200,12 @@ class RequestedOptions(EncodingOptions):
 
 
 class OptionArguments(TypedDict, total=False):
-    """RequestedOptions as keyword arguments, written out for editors and type checkers; a test compares them."""
+    """EncodingOptions as keyword arguments, for editors and type checkers, which run nothing.
 
+    Made by `python -m tests.architecture.derived`.
+    """
+
+    # <options>
     normalize: bool | None
     dimensions: int | None
     prompt: str | None
@@ -173,6 +213,16 @@ class OptionArguments(TypedDict, total=False):
     long_texts: str | None
     passage_overlap: int | None
     vector_type: str | None
+    task: str | None
+    activation: str | None
+    extract_schema: str | None
+    confidences: bool | None
+    # <end>
+
+
+class RequestedArguments(OptionArguments, total=False):
+    """RequestedOptions in the same way."""
+
     truncate: bool | None
 
 
@@ -195,6 +245,10 @@ class EncodingSpec:
     item, never the name of a prompt. `max_tokens` counts the special tokens and the prompt's. What becomes of longer
     texts `long_texts` says, one of LONG_TEXT_POLICIES; `passage_overlap` is in tokens, and 0 without passages.
     `vector_type` is one of VECTOR_TYPES; None is float16 in a collection, and float32 elsewhere.
+
+    Of another `task` than embed `dimensions` is the number of results for an item: of a classifier one for each of
+    `labels`, made of its numbers by `activation`. What is extracted `extract_schema` says, as JSON in one form;
+    `dimensions` is 0 then.
     """
 
     model: str
@@ -207,6 +261,11 @@ class EncodingSpec:
     long_texts: str = TRUNCATE
     passage_overlap: int = 0
     vector_type: str | None = None
+    task: str = EMBED
+    labels: tuple[str, ...] = ()
+    activation: str = ""
+    extract_schema: str = ""
+    confidences: bool = False
 
     def vector_space(self) -> dict[str, Any]:
         """What the fingerprint is made of. Its bytes never change for a spec that an earlier release could write.
@@ -223,6 +282,7 @@ class EncodingSpec:
             "prompt": self.prompt,
             "max_tokens": self.max_tokens,
         }
+        space |= {name: value for name, value in self._of_task().items() if self.task != EMBED}
         return space if self.vector_type in (None, FLOAT16) else {**space, "vector_type": self.vector_type}
 
     def fingerprint(self) -> str:
@@ -245,15 +305,30 @@ class EncodingSpec:
         values = {**asdict(self), **self.content()}
         if self.vector_type is not None:
             values["pooling"] += _VECTOR_TYPE_SUFFIX + self.vector_type
-        return values
+        if self.task != EMBED:
+            values["pooling"] += _TASK_SUFFIX + self.task
+            return values
+        return {name: value for name, value in values.items() if name not in self._of_task()}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "EncodingSpec":
         """Reads what any release wrote: the first one knew `truncate` only; what is not known is passed over."""
         known = {name: values[name] for name in cls.__dataclass_fields__ if name in values}
-        known["pooling"] = values["pooling"].partition("/")[0]  # the suffixes repeat what fields say
+        # The suffixes repeat what fields say. That of a task begins so that releases without tasks do not pass it over.
+        known["pooling"] = values["pooling"].partition("/")[0].partition(_TASK_SUFFIX)[0]
         known.setdefault("long_texts", TRUNCATE if values.get("truncate", True) else FAIL)
+        known["labels"] = tuple(known.get("labels", ()))
         return cls(**known)
+
+    def _of_task(self) -> dict[str, Any]:
+        """What only other tasks than embed have."""
+        return {
+            "task": self.task,
+            "labels": list(self.labels),
+            "activation": self.activation,
+            "extract_schema": self.extract_schema,
+            "confidences": self.confidences,
+        }
 
     def _pooling_suffix(self) -> str:
         return f"{_PASSAGES_SUFFIX}{self.passage_overlap}" if self.long_texts == PASSAGES else ""

@@ -7,10 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-# Names of formats as type checkers see them; a test compares them with the rows.
+# Names of formats as type checkers see them; made by `python -m tests.architecture.derived` from the rows below.
+# <names>
 InputName = Literal["jsonl", "csv", "tsv", "parquet"]
 OutputName = Literal["parquet", "ndjson", "npy"]
 RowsName = Literal["parquet", "ndjson"]
+# <end>
 
 
 @dataclass(frozen=True, slots=True)

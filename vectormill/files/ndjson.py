@@ -20,6 +20,7 @@ class ItemJson(TypedDict):
 
     key: str
     text: str
+    text_pair: NotRequired[str]
     metadata: NotRequired[Mapping[str, Any]]
 
 

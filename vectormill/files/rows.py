@@ -20,11 +20,12 @@ REFUSE: Final = "strict"
 class Fields:
     """Which fields of a row hold what, and what becomes of bytes that are not UTF-8.
 
-    Without `key`: `key`, else `id`, else the number of the line.
+    Without `key`: `key`, else `id`, else the number of the line. Without `pair` nothing is read for a second text.
     """
 
     key: str | None = None
     text: str = "text"
+    pair: str | None = None
     errors: UnicodeErrors = FAIL_ALONE
 
 
@@ -37,6 +38,10 @@ def make_item(row: Mapping[str, Any], fields: Fields, number: int, place: str) -
     if not isinstance(text, str):
         raise InvalidItem(f"{place}: {_describe_missing(row, fields.text, text)}")
     item: ItemJson = {"key": _find_key(row, fields, number, place), "text": text}
+    if fields.pair is not None and (pair := row.get(fields.pair)) is not None:
+        if not isinstance(pair, str):
+            raise InvalidItem(f"{place}: {_describe_missing(row, fields.pair, pair)}")
+        item["text_pair"] = pair
     metadata = row.get("metadata")
     if isinstance(metadata, Mapping):
         item["metadata"] = metadata

@@ -66,7 +66,7 @@ class ParquetFile:
         try:
             with pyarrow.parquet.ParquetFile(self.path) as file:
                 names = file.schema_arrow.names
-                wanted = {self.fields.text, self.fields.key, *KEY_FIELDS, "metadata"}
+                wanted = {self.fields.text, self.fields.pair, self.fields.key, *KEY_FIELDS, "metadata"}
                 columns = [name for name in names if name in wanted]
                 if self.fields.text not in names:
                     columns = names[:]  # make_item then names the fields that there are

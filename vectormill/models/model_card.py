@@ -7,13 +7,14 @@ write them) and plain transformers (`config.json` alone: mean pooling, vectors o
 import json
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
 
 from vectormill.domain.errors import ModelError
+from vectormill.models.classifiers import Classifier, is_structbert, read_classifier
 
 CLS: Final = "cls"
 MEAN: Final = "mean"
@@ -39,6 +40,8 @@ TRANSFORMER_CONFIGS: Final = tuple(
 OFFSET_POSITIONS: Final = frozenset(
     {"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "mpnet", "longformer", "data2vec-text"}
 )
+# Of RexUniNLU's head.
+EXTRACTOR_TENSORS: Final = frozenset({"ffnq.weight", "ffnk.weight", "rotary_emb.freqs"})
 PICKLED_WEIGHTS: Final = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5")
 # A tokenizer that knows no limit says 10^30.
 LARGEST_MAX_TOKENS: Final = 1 << 20
@@ -50,7 +53,8 @@ class ModelCard:
 
     `pooling` holds the names of POOLING_NAMES that are concatenated. `dense` names the folders of the Dense
     modules that follow, relative to `path`. `dimension` is the length of the vectors after both.
-    `default_prompt` is text.
+    `default_prompt` is text. A model with a `classifier` answers a number for each of its labels instead of a vector:
+    `dimension` counts these, and `pooling` is what its head reads. An extractor answers records, of no dimension.
     """
 
     name: str
@@ -67,6 +71,8 @@ class ModelCard:
     dense: tuple[str, ...] = ()
     lowercase: bool = False
     num_parameters: int | None = None
+    classifier: Classifier | None = None
+    is_extractor: bool = False
 
 
 def read_model_card(
@@ -86,12 +92,15 @@ def read_model_card(
     config = _read_json(directory / "config.json", name)
     modules = _read_modules(directory, name)
     weights = find_weights(directory, name) if needs_weights else []
-    if needs_weights and not (directory / "tokenizer.json").is_file():
+    classifier = read_classifier(name, directory, config)
+    if needs_weights and not any((directory / file).is_file() for file in _tokenizer_files(config)):
         raise ModelError(
             f"The model {name!r} has no tokenizer.json in {directory}. Write one with "
             "AutoTokenizer.from_pretrained(…).save_pretrained(…) of transformers."
         )
     own_pooling, include_prompt = _read_pooling(directory, modules, name)
+    if classifier is not None:
+        own_pooling = parse_pooling(classifier.pooling)
     modes = parse_pooling(pooling) if pooling else own_pooling
     text_config = config.get("text_config", config)
     hidden_size = text_config.get("hidden_size") or text_config.get("d_model") or text_config.get("dim")
@@ -101,6 +110,9 @@ def read_model_card(
     dimension = hidden_size * len(modes)
     for folder in dense:
         dimension = _read_dense(directory / folder, dimension, name)
+    if classifier is not None:
+        dimension = len(classifier.labels)
+    is_extractor = classifier is None and is_rexuninlu(config, find_tensor_names(weights))
     transformer = _read_transformer(directory, modules)
     longest = _longest_input(directory, text_config)
     if max_tokens is not None and max_tokens > longest:
@@ -113,17 +125,21 @@ def read_model_card(
         name=name,
         path=directory,
         revision=revision or fingerprint_directory(directory, weights),
-        architecture=architectures[0],
-        dimension=dimension,
+        architecture=classifier.architecture if classifier is not None else architectures[0],
+        dimension=0 if is_extractor else dimension,
         max_tokens=max_tokens or min(transformer.get("max_seq_length") or longest, LARGEST_MAX_TOKENS),
         pooling=modes,
-        normalize=normalize if normalize is not None else not modules or _kind(modules[-1]) == "Normalize",
+        normalize=normalize
+        if normalize is not None
+        else classifier is None and (not modules or _kind(modules[-1]) == "Normalize"),
         prompts=prompts,
         default_prompt=default_prompt,
         include_prompt=include_prompt,
         dense=dense,
         lowercase=bool(transformer.get("do_lower_case")),
         num_parameters=_count_parameters(weights) if weights else None,
+        classifier=classifier,
+        is_extractor=is_extractor,
     )
 
 
@@ -161,7 +177,8 @@ def fingerprint_directory(directory: Path, weights: Sequence[Path]) -> str:
     fine-tuned copies of one architecture apart, without reading gigabytes.
     """
     digest = blake2b(digest_size=8)
-    for path in sorted(directory.glob("*.json")) + sorted(directory.glob("*/config.json")):
+    vocabulary = [] if (directory / "tokenizer.json").is_file() else sorted(directory.glob("vocab.txt"))
+    for path in sorted(directory.glob("*.json")) + sorted(directory.glob("*/config.json")) + vocabulary:
         digest.update(path.relative_to(directory).as_posix().encode() + b"\0" + path.read_bytes())
     for path in [*weights, *sorted(directory.glob("*/*.safetensors"))]:
         size = path.stat().st_size
@@ -173,6 +190,11 @@ def fingerprint_directory(directory: Path, weights: Sequence[Path]) -> str:
                 file.seek(start + (size - start) * sample // 64)
                 digest.update(file.read(4096))
     return digest.hexdigest()
+
+
+def _tokenizer_files(config: dict[str, Any]) -> tuple[str, ...]:
+    """Any of which will do. Of a BERT's vocabulary alone a tokenizer is made where it is known to be one."""
+    return ("tokenizer.json", "vocab.txt") if is_structbert(config) else ("tokenizer.json",)
 
 
 def _kind(module: dict[str, Any]) -> str:
@@ -293,6 +315,20 @@ def _longest_input(directory: Path, config: dict[str, Any]) -> int:
         if isinstance(said, (int, float)) and said > 0:
             limit = min(limit, int(min(said, LARGEST_MAX_TOKENS)))
     return limit
+
+
+def find_tensor_names(weights: Sequence[Path]) -> set[str]:
+    """As the headers of the files have them; reads a few kilobytes of each."""
+    names: set[str] = set()
+    for path in weights:
+        with path.open("rb") as file:
+            names |= json.loads(file.read(struct.unpack("<Q", file.read(8))[0])).keys()
+    return names
+
+
+def is_rexuninlu(config: dict[str, Any], names: Set[str]) -> bool:
+    """Its config.json is any DeBERTa's; the names of its head's tensors tell."""
+    return config.get("model_type") == "deberta-v2" and names >= EXTRACTOR_TENSORS
 
 
 def _count_parameters(weights: Sequence[Path]) -> int:

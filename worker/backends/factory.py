@@ -3,18 +3,26 @@
 import importlib
 import importlib.util
 import logging
+from collections.abc import Callable
+from typing import Final
 
 from vectormill.domain.errors import ModelError
 from worker.encoder.backends import Backend, CannotRun, list_backends
 from worker.encoder.choice import choose_precision
 from worker.encoder.encoder import Choice, Encoder, EncoderOrder
+from worker.encoder.switches import Place, choose_switches, is_package_installed
 from worker.model.architectures import PACKED
 
 logger = logging.getLogger(__name__)
 
+# What a model runs with whose answers are no vectors and that no backend of the table knows.
+EXTRACTOR: Final = "worker.tasks.extract.model.encoder:RexEncoder"
+
 
 def load_encoder(order: EncoderOrder) -> Encoder:
     """Raises ModelError when the model, backend or precision cannot be had."""
+    if order.card.is_extractor:
+        return _find(EXTRACTOR)(order)
     precision = choose_precision(order.precision, order.device)
     notes: tuple[str, ...] = ()
     backends = list_backends(order.backend, order.device, _is_installed, must_pack=order.attention == PACKED)
@@ -39,6 +47,14 @@ def _load(
     backend: Backend, order: EncoderOrder, choice: Choice, precision: Choice, notes: tuple[str, ...]
 ) -> Encoder:
     """Imported only now, so that a process that runs openvino from its cache never loads torch."""
-    module, _, name = backend.loader.partition(":")
-    encoder: Encoder = getattr(importlib.import_module(module), name)(order, choice, precision, notes)
-    return encoder
+    if not backend.has_packed_attention:
+        padded_because = f"{backend.name} has no packed attention"
+        choose_switches(order.switches, Place(order.device, 0, padded_because), is_package_installed)
+    return _find(backend.loader)(order, choice, precision, notes)
+
+
+def _find(loader: str) -> Callable[..., Encoder]:
+    """What is written as "module:function"."""
+    module, _, name = loader.partition(":")
+    found: Callable[..., Encoder] = getattr(importlib.import_module(module), name)
+    return found

@@ -12,14 +12,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vectormill.ragged import Ragged
-from worker.tokens.tokenized import INPUT_IDS
+from worker.tokens.tokenized import INPUT_IDS, TOKEN_TYPE_IDS
 
-TOKEN_TYPE_IDS: Final = "token_type_ids"  # noqa: S105 - no password
+POSITION_IDS: Final = "position_ids"
+# Of worker.tasks.extract.layout: which path of a hint, and which type below it, a token is part of; 0 for none.
+PREFIX_BLOCKS: Final = "prefix_blocks"
+TYPE_SEGMENTS: Final = "type_segments"
 # How many leading tokens some models leave out of the pooling. Left out itself where it is 0 for all.
 PROMPT_LENGTH: Final = "prompt_length"
 # The inputs with a value a token, as transformers name them, and what stands where there is no token. The id that ids
 # are padded with is the model's own.
-TOKEN_INPUTS: Final[Mapping[str, int | None]] = {INPUT_IDS: None, TOKEN_TYPE_IDS: 0}
+TOKEN_INPUTS: Final[Mapping[str, int | None]] = {
+    INPUT_IDS: None,
+    TOKEN_TYPE_IDS: 0,
+    POSITION_IDS: 0,
+    PREFIX_BLOCKS: 0,
+    TYPE_SEGMENTS: 0,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,9 @@ from worker.batching.sequences import Sequences
 # falls: budgets of 768 to 2,048 tokens were equally fast there, and a GPU encodes its whole budget in less.
 INTERACTIVE_SECONDS: Final = 60.0
 SHORT_BULK_SECONDS: Final = 0.05
+# The last batches of a job are cut so that streams end together, but not to less than this part of a full one: batches
+# of 256 tokens were not as fast as those of 512 on every processor (docs/LOG.md).
+SMALLEST_LAST_SHARE: Final = 1 / 4
 # How much less a batch counts for the pace than the next one: about the last eight do.
 FADING: Final = 0.875
 # Before the runner is out of work: a batch is taken from the pool, sent and read in 1 to 2 ms.
@@ -74,6 +77,7 @@ class Feed:
         self._interactive_at = -math.inf
         self._held_since: float | None = None
         self.num_started = 1  # batches that the runner has at work, beside or behind one another
+        self.num_streams = 1  # of these, how many are computed side by side
         self.num_tokenizing = 0  # requests whose sequences will be here soon
         self.hold_end: float | None = None  # when the little that is held back is sent; None if nothing is
 
@@ -95,8 +99,17 @@ class Feed:
         short_seconds = SHORT_BULK_SECONDS / self.num_started
         max_bulk_cost = self._pace.cost_within(short_seconds) if is_interrupted else math.inf
         if self._pool.has_interactive or self._pool.can_fill_batch(max_bulk_cost) or not self._hold(now):
-            return self._sent(self._pool.take_batch(max_bulk_cost), now)
+            return self._sent(self._pool.take_batch(min(max_bulk_cost, self._share_of_last())), now)
         return Sequences.join([])
+
+    def _share_of_last(self) -> float:
+        """What a batch may cost when the rest of the bulk does not fill one for each stream: an equal part."""
+        if self.num_streams == 1 or self.num_tokenizing:
+            return math.inf
+        cost, budget = self._pool.bulk_cost, self._pool.bulk_budget
+        if cost >= self.num_streams * budget:
+            return math.inf
+        return max(cost / self.num_streams, SMALLEST_LAST_SHARE * budget)
 
     def take_urgent(self, now: float) -> Sequences:
         """The next batch if an interactive request leads it, else an empty one."""

@@ -182,6 +182,16 @@ class SequencePool:
     def has_interactive(self) -> bool:
         return bool(self._interactive)
 
+    @property
+    def bulk_cost(self) -> float:
+        """Of all bulk that waits."""
+        return self._bulk_cost
+
+    @property
+    def bulk_budget(self) -> float:
+        """What the next batch of bulk may cost; 0 where none waits."""
+        return float(self._budget(self._bulk.longest_of_oldest())) if self._bulk else 0.0
+
     def can_fill_batch(self, max_bulk_cost: float = math.inf) -> bool:
         """Whether all bulk that waits would fill a batch, were it not for different lengths."""
         if not self._bulk:

@@ -52,6 +52,12 @@ class Device:
             return not self.features & BF16_EMULATED
         return bool(self.features & BF16_FEATURES)
 
+    @property
+    def compute_capability(self) -> int | None:
+        """90 for 9.0; None when the device has none or does not say."""
+        found = [int(feature[3:]) for feature in self.features if feature.startswith("sm_")]
+        return found[0] if found else None
+
 
 @dataclass(frozen=True, slots=True)
 class Inventory:

@@ -2,10 +2,10 @@
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from vectormill.models.model_card import ModelCard
 from vectormill.ragged import Ragged
@@ -20,9 +20,10 @@ OnRead = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class EncoderOrder:
-    """What is to be loaded, and where. `backend`, `precision` and `attention` may be "auto".
+    """What is to be loaded, and where. `backend`, `precision`, `attention` and `switches` may be "auto".
 
-    `on_read` is of the process that loads; an order that goes to another process has none.
+    `on_read` is of the process that loads; an order that goes to another process has none. A new field goes to the end,
+    with a default: during an upgrade a worker of the release before starts processes of this one.
     """
 
     card: ModelCard
@@ -34,6 +35,17 @@ class EncoderOrder:
     attention: str = "auto"
     rank: Rank | None = None  # when several devices share the model
     on_read: OnRead | None = None
+    switches: str = "auto"  # of worker.encoder.switches
+
+
+def _set_state(order: EncoderOrder, values: list[Any]) -> None:
+    """Of a pickle; what an older release did not know of is as by default."""
+    for number, field in enumerate(fields(order)):
+        object.__setattr__(order, field.name, values[number] if number < len(values) else field.default)
+
+
+# Not in the class: there Python 3.11.2 puts one of its own in its place, for a dataclass with slots.
+setattr(EncoderOrder, "__setstate__", _set_state)  # noqa: B010 - type checkers know no such assignment
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +78,9 @@ class EncoderReport:
     `num_streams` batches are encoded side by side, each by its share of the device. `is_queued` says that a batch which
     was started waits on the device for the one before it, so that the device does not wait for us between the two.
     Where each new shape of a batch costs memory, `longest_bucket` ends the LengthBuckets to which sequences are padded.
+    `switches` are those in use. `gives_vectors` says that each result is card.dimension values of float32, which are
+    normalized and cut as jobs ask; else rows are handed on as they come, of any length and type. A new field goes to
+    the end: in an upgrade it is told to workers that do not know it.
     """
 
     device: Choice
@@ -80,6 +95,8 @@ class EncoderReport:
     is_queued: bool = False
     longest_bucket: int | None = None
     loadings: tuple[Loading, ...] = ()  # one of each process
+    switches: tuple[str, ...] = ()  # of worker.encoder.switches
+    gives_vectors: bool = True
 
     @property
     def num_started(self) -> int:
@@ -89,7 +106,15 @@ class EncoderReport:
 
 def find_changes(before: EncoderReport, now: EncoderReport) -> tuple[str, ...]:
     """What is another, a sentence each: of what batches depend on, and not of how long loading took."""
-    names = ("attention", "num_threads", "is_packed", "num_streams", "is_queued", "longest_bucket")
+    names = (
+        "attention",
+        "switches",
+        "num_threads",
+        "is_packed",
+        "num_streams",
+        "is_queued",
+        "longest_bucket",
+    )
     pairs = [(name, getattr(before, name), getattr(now, name), "") for name in names]
     for name in ("backend", "precision"):
         was, became = getattr(before, name), getattr(now, name)

@@ -1,11 +1,11 @@
-"""Engine: texts in, vectors or other results out, for one model on one device. Knows no chunks, jobs or Postgres.
+"""Engine: texts in, vectors or other results out, for one model on one device. Knows no chunks, jobs or Postgres, and
+of a task only that sequences come of it and answers go back to it.
 
 Many threads call `encode` at the same time; each tokenizes its own texts, and their sequences are batched together
 and encoded by one model process, while other threads tokenize or write to the database.
 """
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Sequence
@@ -16,32 +16,30 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from vectormill.domain.encoding import PASSAGES, TRUNCATE, EncodingSpec
+from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import ModelError
 from vectormill.domain.jobs.bottleneck import COLLATE, COLLECT, RUN, TOKENIZE, WAIT
-from vectormill.domain.jobs.item import ITEM_ERROR_CODES, NON_FINITE_VECTOR, ItemFailure
 from vectormill.models.model_card import ModelCard
-from vectormill.ragged import Ragged
 from vectormill.settings import process_environment
 from worker.batching.batch import Batch
-from worker.batching.cost import BatchCost, LengthBuckets, PackedCost, PaddedCost, find_quadratic_length
 from worker.batching.limits import BatchLimits
 from worker.devices.device import Device
 from worker.encoder.encoder import EncoderOrder, EncoderReport, find_changes
-from worker.engine.finishing import find_finite, find_unique, finish_vectors, read_texts
 from worker.engine.request import EncodeRequest, EncodeResult, EncodingCancelled, EngineStopped, RunnerDied
 from worker.engine.reuse import Digests, VectorReuse
 from worker.engine.slot import QUERY_PLACES, Places, Slot, choose_tokens_in_flight, wait_unless_cancelled
 from worker.engine.switchboard import Switchboard, Ticket
+from worker.execution.batch_bounds import find_batch_cost
 from worker.execution.executor import Executor, ExecutorTimeouts
 from worker.execution.tuner import Tuner
 from worker.loading import LoadingDisplay
-from worker.placement.sizes.model_shape import read_model_shape
 from worker.runner.memory import MemoryReport
 from worker.runner.starter import RunnerStarter, Sharing
 from worker.settings import WorkerSettings
-from worker.tokens.passages import PassagedTexts, cut_passages
-from worker.tokens.tokenizer import Tokenizer
+from worker.tasks.course import Course, WorkerTask
+from worker.tasks.finishing import find_finite, find_unique
+from worker.tasks.table import make_tasks
+from worker.tokens.tokenized import TokenizedTexts
 
 __all__ = ["EncodeRequest", "EncodeResult", "EncodingCancelled", "Engine", "EngineStopped", "RunnerDied"]
 
@@ -75,7 +73,7 @@ class Engine:
         self._device = device
         self._tuner = Tuner(card, device, settings, cache_dir, sharing)
         self._limits = BatchLimits(self._tuner.max_batch_tokens(1))
-        self._tokenizer = Tokenizer(card.path, lowercase=card.lowercase)
+        self._tasks = make_tasks(card, lambda: self._gives_vectors)
         self._switchboard = Switchboard(self._limits)
         self._reuse = VectorReuse(settings.reuse_bytes)
         self._num_reused = 0
@@ -92,6 +90,7 @@ class Engine:
                     num_threads,
                     cache_dir,
                     settings.attention,
+                    switches=settings.switches,
                 ),
                 process_environment(),
                 sharing=sharing,
@@ -109,7 +108,7 @@ class Engine:
             ),
             self._switchboard,
             self._tuner,
-            Batch(self._tokenizer.tokenize([CANARY], card.max_tokens, truncate=True).inputs),
+            Batch(next(iter(self._tasks.values())).canary(CANARY)),
             self._adopt,
             display,
         )
@@ -136,10 +135,12 @@ class Engine:
             self._changes = find_changes(before, report)
             for change in self._changes:
                 logger.warning("%s was started again as another encoder: %s", self._card.name, change)
+            if before.gives_vectors != report.gives_vectors:
+                raise ModelError(f"{self._card.name} was started again with results of another kind.")
         cost = find_batch_cost(self._card, report)
         self._tuner.begin(report, memory, cost)
         self._num_started, self._pads = report.num_started, cost.pads
-        return self._switchboard.adopt(cost, report.num_started)
+        return self._switchboard.adopt(cost, report.num_started, report.num_streams)
 
     def stop(self) -> None:
         """Ends the model process; requests that wait get EngineStopped."""
@@ -155,7 +156,7 @@ class Engine:
         Raises ModelError when the spec is not of this very model, EncodingCancelled, EngineStopped, and RunnerDied
         when the model process died with a batch in which this request had texts. Others never notice.
         """
-        self._refuse_other_spaces(request.spec)
+        task = self._find_task(request.spec)
         asked_at = time.perf_counter()
         # Bytes by four: a bound of memory needs no more, and what is cut off later is read like the rest.
         num_tokens = sum(map(len, request.texts)) // 4
@@ -163,10 +164,15 @@ class Engine:
             slot_seconds = time.perf_counter() - asked_at
             unique, places = find_unique(request.texts)
             with self._switchboard.expecting():
-                texts, ticket = self._tokenize(request, unique)
+                course, ticket = self._begin(task, request, unique)
             ticket.wait_seconds += slot_seconds
-            self._run(ticket, cancelled)
-            return self._collect(request.spec, texts, ticket, places)
+            while True:
+                self._run(ticket, cancelled)
+                with self._switchboard.expecting():
+                    following = self._go_on(course, ticket, request)
+                if following is None:
+                    return self._collect(course, ticket, places)
+                ticket = following
 
     @property
     def max_tokens_in_flight(self) -> int:
@@ -211,7 +217,12 @@ class Engine:
             "stage_seconds": self._stage_seconds | {COLLATE: tally.collate_seconds, RUN: tally.run_seconds},
         }
 
-    def _refuse_other_spaces(self, spec: EncodingSpec) -> None:
+    @property
+    def _gives_vectors(self) -> bool:
+        """Whether each of the model's answers is a row of as many numbers as its card says."""
+        return self._loaded is None or self._loaded.gives_vectors
+
+    def _find_task(self, spec: EncodingSpec) -> WorkerTask:
         """Vector spaces are never mixed: a job waits for a model as it was when the job was submitted."""
         asked = (spec.model, spec.revision, spec.pooling)
         here = (self._card.name, self._card.revision, "+".join(self._card.pooling))
@@ -220,36 +231,46 @@ class Engine:
                 f"The job asks for the vectors of {' '.join(asked)}; this worker has {' '.join(here)}. Start a worker "
                 "with that model, or submit the job again."
             )
+        if spec.task not in self._tasks:
+            raise ModelError(
+                f"The job's task is {spec.task}; {self._card.name} does {', '.join(self._tasks)}."
+            )
+        return self._tasks[spec.task]
 
-    def _tokenize(self, request: EncodeRequest, texts: Sequence[bytes]) -> tuple[PassagedTexts, Ticket]:
-        """The texts as sequences, and the ticket of these; its failures are theirs."""
+    def _begin(
+        self, task: WorkerTask, request: EncodeRequest, texts: Sequence[bytes]
+    ) -> tuple[Course, Ticket]:
+        """The texts' way through the task, and the ticket of their first sequences."""
         start = time.perf_counter()
-        spec = request.spec
-        decoded, failures = read_texts(texts, request.max_text_chars)
-        if spec.prompt:
-            decoded = [spec.prompt + text for text in decoded]
-        sound = (
-            [index for index in range(len(texts)) if index not in failures] if failures else range(len(texts))
-        )
-        if spec.long_texts == PASSAGES:
-            frame = self._tokenizer.frame(spec.prompt, spec.max_tokens, spec.passage_overlap)
-            whole = self._tokenizer.tokenize_whole(decoded).spread(sound, len(texts))
-            passaged = cut_passages(whole, frame)
-        else:
-            tokenized = self._tokenizer.tokenize(decoded, spec.max_tokens, spec.long_texts == TRUNCATE)
-            passaged = PassagedTexts.whole(tokenized.spread(sound, len(texts)))
-        sequences = passaged.sequences
-        prompt_length = 0 if self._card.include_prompt else self._tokenizer.count_prompt_tokens(spec.prompt)
-        ticket = Ticket.for_texts(sequences, self._card.dimension, prompt_length, request.interactive)
-        ticket.failures.update(sequences.failures)
-        ticket.failures.update({int(passaged.offsets[text]): failure for text, failure in failures.items()})
+        course = task.begin(request.spec, texts, request.max_text_chars)
+        ticket = self._make_ticket(course, course.start(), request)
         ticket.tokenize_seconds = time.perf_counter() - start
         self._count_stage(TOKENIZE, ticket.tokenize_seconds)
-        return passaged, ticket
+        return course, ticket
+
+    def _go_on(self, course: Course, done: Ticket, request: EncodeRequest) -> Ticket | None:
+        """What is to be encoded next, after what the model said of the sequences before; None when nothing is."""
+        start = time.perf_counter()
+        sequences = course.take(done.results.join(), done.failures)
+        if sequences is None:
+            return None
+        ticket = self._make_ticket(course, sequences, request)
+        ticket.count_in(done)
+        seconds = time.perf_counter() - start
+        ticket.tokenize_seconds += seconds
+        self._count_stage(TOKENIZE, seconds)
+        return ticket
+
+    def _make_ticket(self, course: Course, sequences: TokenizedTexts, request: EncodeRequest) -> Ticket:
+        dimension = self._card.dimension if self._gives_vectors else None
+        ticket = Ticket.for_texts(sequences, dimension, course.prompt_length, request.interactive)
+        ticket.failures.update(sequences.failures)
+        return ticket
 
     def _run(self, ticket: Ticket, cancelled: threading.Event) -> None:
         """Takes over what was computed lately, and computes the rest."""
         start = time.perf_counter()
+        run_before = ticket.run_seconds
         digests = self._reuse.digest(ticket.texts.inputs, ticket.positions, ticket.prompt_length)
         known, vectors = self._reuse.find(digests)
         ticket.take_over(known, vectors)
@@ -258,7 +279,8 @@ class Engine:
         wait_unless_cancelled(ticket.done, cancelled, lambda: self._switchboard.withdraw(ticket))
         if ticket.error is not None:
             raise ticket.error
-        ticket.wait_seconds += max(time.perf_counter() - start - ticket.run_seconds, 0.0)
+        computing = ticket.run_seconds - run_before
+        ticket.wait_seconds += max(time.perf_counter() - start - computing, 0.0)
         self._keep(ticket, np.delete(digests, known, axis=0))
 
     def _keep(self, ticket: Ticket, digests: Digests) -> None:
@@ -271,34 +293,16 @@ class Engine:
         is_sound = is_sound[ticket.positions]
         self._reuse.keep(digests[is_sound], vectors, ticket.positions[is_sound])
 
-    def _collect(
-        self, spec: EncodingSpec, texts: PassagedTexts, ticket: Ticket, places: NDArray[np.int64]
-    ) -> EncodeResult:
-        """Finishes the results and gives every text its own row, duplicates included."""
+    def _collect(self, course: Course, ticket: Ticket, places: NDArray[np.int64]) -> EncodeResult:
+        """Finishes the results and gives every item its own row, duplicates included."""
         start = time.perf_counter()
-        vectors = ticket.results.vectors
-        failures = texts.join_failures(ticket.failures)
-        lengths, truncated, num_passages = texts.num_tokens, texts.truncated, texts.num_passages
-        if vectors is None:
-            if not texts.is_whole:
-                raise ModelError(
-                    "Only vectors of passages can be joined; submit the job with other long_texts."
-                )
-            joined = ticket.results.join()
-            results = joined if len(places) == len(joined) else joined.take(places)
-        else:
-            vectors = finish_vectors(texts.join_vectors(vectors), spec)
-            for index in np.flatnonzero(~find_finite(vectors)).tolist():
-                failures.setdefault(
-                    index, ItemFailure(NON_FINITE_VECTOR, ITEM_ERROR_CODES[NON_FINITE_VECTOR])
-                )
-            vectors[list(failures)] = 0
-            results = Ragged.from_matrix(vectors if len(places) == len(vectors) else vectors[places])
-        failed = list(failures)
-        lengths[failed], truncated[failed], num_passages[failed] = 0, False, 0
-        is_sound = np.ones(len(lengths), dtype=np.bool_)
-        is_sound[failed] = False
-        num_tokens = lengths[places]
+        finished = course.finish()
+        results, failures = finished.results, finished.failures
+        if len(places) != len(results):
+            results = results.take(places)
+        is_sound = np.ones(len(finished.num_tokens), dtype=np.bool_)
+        is_sound[list(failures)] = False
+        num_tokens, truncated = finished.num_tokens[places], finished.truncated[places]
         num_reused = ticket.num_reused + int(is_sound[places].sum() - is_sound.sum())
         seconds = time.perf_counter() - start
         self._count_stage(COLLECT, seconds)
@@ -313,8 +317,8 @@ class Engine:
             else {},
             num_tokens=num_tokens,
             num_computed_tokens=int(num_tokens.sum()) + ticket.num_padding_tokens,
-            num_truncated=int(truncated[places].sum()),
-            truncated=truncated[places],
+            num_truncated=int(truncated.sum()),
+            truncated=truncated,
             stage_seconds={
                 TOKENIZE: ticket.tokenize_seconds,
                 WAIT: ticket.wait_seconds,
@@ -323,30 +327,9 @@ class Engine:
                 COLLECT: seconds,
             },
             num_reused=num_reused,
-            num_passages=int(num_passages[places].sum()),
+            num_passages=int(finished.num_passages[places].sum()),
         )
 
     def _count_stage(self, stage: str, seconds: float) -> None:
         with self._stage_lock:
             self._stage_seconds[stage] += seconds
-
-
-def find_batch_cost(card: ModelCard, report: EncoderReport) -> BatchCost:
-    """What batches cost with this encoder; a model that does not tell its sizes counts attention as linear."""
-    try:
-        shape = read_model_shape(card)
-    except ModelError as error:
-        logger.warning("Long sequences are counted like short ones: %s", error)
-        quadratic_length = math.inf
-    else:
-        quadratic_length = find_quadratic_length(
-            shape.hidden_size,
-            shape.num_heads * shape.head_size,
-            shape.num_key_value_heads * shape.head_size,
-            shape.intermediate_size,
-            is_gated=shape.is_gated,
-        )
-    if report.is_packed:
-        return PackedCost(quadratic_length)
-    longest = report.longest_bucket
-    return PaddedCost(quadratic_length, None if longest is None else LengthBuckets(longest))

@@ -41,8 +41,8 @@ class EncodeRequest:
 
 @dataclass(frozen=True, slots=True)
 class EncodeResult:
-    """One row per text, in order: float32 [spec.dimensions] of a model that embeds, bytes of any number of others. The
-    row of a text in `failures` is zeros, or of no bytes, and its token count 0.
+    """One row per text, in order: float32 [spec.dimensions] of a model that embeds, values of any number and type of
+    others. The row of a text in `failures` is zeros, or empty, and its token count 0.
 
     A text that occurs twice in the request is encoded once; `num_tokens` counts it each time. `num_computed_tokens`
     is all of `num_tokens` and the padding that was computed with them, so that 1 - tokens / computed is the waste.

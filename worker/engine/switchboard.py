@@ -23,48 +23,9 @@ from worker.batching.limits import BatchLimits, BudgetSource
 from worker.batching.pool import SequencePool
 from worker.batching.sequences import Sequences
 from worker.engine.request import EngineStopped, RunnerDied
+from worker.engine.result_rows import ResultRows
 from worker.execution.work import Work
 from worker.tokens.tokenized import INPUT_IDS, TokenizedTexts
-
-
-class ResultRows:
-    """The rows of a request's results, filled as batches come back. What was never filled is zeros, or of no bytes."""
-
-    def __init__(self, num_rows: int, dimension: int) -> None:
-        self._num_rows = num_rows
-        self._dimension = dimension  # of the vectors, if that is what comes
-        self._vectors: NDArray[np.float32] | None = None
-        self._parts: list[tuple[NDArray[np.int64], Ragged]] = []
-
-    def put(self, rows: NDArray[np.int64], results: Ragged) -> None:
-        """Keeps a copy. Rows of float32 are vectors, all equally long; others may differ in length."""
-        if results.values.dtype == np.float32:
-            self.put_vectors(rows, results.matrix)
-        else:
-            values = results.covered.copy()
-            self._parts.append((rows, Ragged(values, results.offsets - results.offsets[0])))
-
-    def put_vectors(self, rows: NDArray[np.int64], vectors: NDArray[np.float32]) -> None:
-        if self._vectors is None:
-            self._vectors = np.zeros((self._num_rows, vectors.shape[1]), dtype=np.float32)
-        self._vectors[rows] = vectors
-
-    @property
-    def vectors(self) -> NDArray[np.float32] | None:
-        """[n, dim]; None where the results are no vectors."""
-        if self._vectors is None and not self._parts:
-            self._vectors = np.zeros((self._num_rows, self._dimension), dtype=np.float32)
-        return self._vectors
-
-    def join(self) -> Ragged:
-        """All rows in order."""
-        if self.vectors is not None:
-            return Ragged.from_matrix(self.vectors)
-        rows = np.concatenate([rows for rows, _ in self._parts])
-        joined = Ragged.join([part for _, part in self._parts])
-        lengths = np.zeros(self._num_rows, dtype=np.int64)
-        lengths[rows] = joined.lengths
-        return Ragged.from_lengths(joined.take(np.argsort(rows, kind="stable")).values, lengths)
 
 
 @dataclass(slots=True, eq=False)
@@ -93,15 +54,24 @@ class Ticket:
 
     @classmethod
     def for_texts(
-        cls, texts: TokenizedTexts, dimension: int, prompt_length: int, is_interactive: bool
+        cls, texts: TokenizedTexts, dimension: int | None, prompt_length: int, is_interactive: bool
     ) -> "Ticket":
-        """Of all texts that have tokens."""
+        """Of all texts that have tokens. `dimension` is that of the vectors that come; None for rows of any length."""
         lengths = texts.lengths
         positions = np.flatnonzero(lengths)
         results = ResultRows(len(texts), dimension)
         return cls(
             texts, prompt_length, is_interactive, results, positions, lengths[positions], len(positions)
         )
+
+    def count_in(self, earlier: "Ticket") -> None:
+        """What an earlier ticket of the same request has taken is this one's too."""
+        self.num_padding_tokens += earlier.num_padding_tokens
+        self.tokenize_seconds += earlier.tokenize_seconds
+        self.run_seconds += earlier.run_seconds
+        self.collate_seconds += earlier.collate_seconds
+        self.wait_seconds += earlier.wait_seconds
+        self.num_reused += earlier.num_reused
 
     def take_over(self, places: NDArray[np.int64], vectors: NDArray[np.float32]) -> None:
         """Of `positions` some whose vectors [n, dim] are known and need not be computed. Before it is added."""
@@ -111,7 +81,7 @@ class Ticket:
         self.positions = np.delete(self.positions, places)
         self.lengths = np.delete(self.lengths, places)
         self.num_waiting = len(self.positions)
-        self.num_reused = len(places)
+        self.num_reused += len(places)
 
     def gather(self, places: NDArray[np.int32]) -> dict[str, Ragged]:
         """The inputs of these sequences."""
@@ -144,12 +114,13 @@ class Switchboard:
         self._closed_because: str | None = None
         self.tally = Tally()
 
-    def adopt(self, cost: BatchCost, num_started: int) -> bool:
-        """What batches cost with the encoder that was loaded, and how many of them it has at work. What waits is laid
-        out anew where that is needed, as batches that were taken have to be, too: then it is true.
+    def adopt(self, cost: BatchCost, num_started: int, num_streams: int = 1) -> bool:
+        """What batches cost with the encoder that was loaded, how many of them it has at work, and how many of these
+        side by side. What waits is laid out anew where that is needed, as batches that were taken have to be, too: then
+        it is true.
         """
         with self._lock:
-            self._feed.num_started = num_started
+            self._feed.num_started, self._feed.num_streams = num_started, num_streams
             if cost == self._pool.cost:
                 return False
             waiting = self._pool.drain()

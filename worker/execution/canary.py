@@ -6,7 +6,7 @@ of the failure and of what comes behind it, before every stream has encoded the 
 """
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from worker.runner.messages import Encoded
 
 # Two batches of one process, in whatever precision, are nearer; what a sick one answers is far off.
 SMALLEST_COSINE: Final = 0.99
+SMALLEST_SIZE: Final = float(np.finfo(np.float32).tiny)  # of what is divided by
 # A process that can make no new kernel still has those for shapes that it has seen, so that each batch is of another
 # shape: one row more. By then there are too many shapes for a library to keep them all.
 MOST_ROWS: Final = 64
@@ -48,7 +49,7 @@ class Trial:
     flaw: str = ""
     accused: list[Accused] = field(default_factory=list)
     withheld: list[tuple[Work, Encoded]] = field(default_factory=list)  # came of a process in doubt
-    _expected: NDArray[np.float32] | None = None
+    _expected: NDArray[Any] | None = None
     _num_rows: int = 0
 
     @property
@@ -74,11 +75,10 @@ class Trial:
         return self.canary.take(np.zeros(self._num_rows, dtype=np.int64))
 
     def hear(self, number: int, results: Ragged) -> None:
-        self.numbers.discard(number)
-        rows = results.matrix  # of one text, as often as the batch has it
+        self.numbers.discard(number)  # of one text, as often as the batch has it
         if self._expected is None:
-            self._expected = rows[0].copy()
-        self.flaw = self.flaw or find_flaw(rows, self._expected)
+            self._expected = results.row(0).copy()
+        self.flaw = self.flaw or find_flaw(results, self._expected)
 
     def hear_failure(self, number: int, reason: str) -> None:
         self.numbers.discard(number)
@@ -90,14 +90,39 @@ class Trial:
         self.numbers.clear()
 
 
-def find_flaw(vectors: NDArray[np.float32], expected: NDArray[np.float32]) -> str:
-    """What is wrong with the vectors [n, dim] of n canaries, or with answers of bytes; empty if nothing is."""
-    if vectors.dtype != np.float32:
-        return "" if (vectors == expected).all() else "its answer has turned to another"
-    if not np.isfinite(vectors).all() or not np.isfinite(expected).all():
+def find_flaw(results: Ragged, expected: NDArray[Any]) -> str:
+    """What is wrong with the rows of n canaries, of which one was `expected` before; empty if nothing is.
+
+    Vectors are compared by their direction. Where rows of float32 have not all as many values as before, rounding may
+    have made one of them zero, as of weights that are kept where they are not: these are compared by their size alone.
+    """
+    if expected.dtype != np.float32:
+        is_same = all(np.array_equal(results.row(index), expected) for index in range(len(results)))
+        return "" if is_same else "its answer has turned to another"
+    if not np.isfinite(results.covered).all() or not np.isfinite(expected).all():
         return "its vector is not finite"
-    lengths = np.linalg.norm(vectors, axis=1) * np.linalg.norm(expected)
-    cosine = float((vectors @ expected / np.maximum(lengths, np.finfo(np.float32).tiny)).min())
-    if cosine < SMALLEST_COSINE:
-        return f"its vector has turned to a cosine of {cosine:.3f}"
-    return ""
+    size = max(float(np.linalg.norm(expected)), SMALLEST_SIZE)
+    if (results.lengths == len(expected)).all():
+        vectors = results.matrix
+        sizes = np.maximum(np.linalg.norm(vectors, axis=1), SMALLEST_SIZE)
+        cosine = float((vectors @ expected / (sizes * size)).min())
+        return f"its vector has turned to a cosine of {cosine:.3f}" if cosine < SMALLEST_COSINE else ""
+    sizes = np.array([np.linalg.norm(results.row(index)) for index in range(len(results))])
+    change = float(np.abs(sizes / size - 1).max())
+    return f"its answer has changed by {change:.0%}" if change > 1 - SMALLEST_COSINE else ""
+
+
+def find_misfit(results: Ragged, dimension: int | None) -> str:
+    """Why rows that were said to be vectors of so many values are none; empty if they are, or nothing was said."""
+    if dimension is None:
+        return ""
+    if results.values.dtype != np.float32:
+        return f"its results are of {results.values.dtype}, not vectors of float32"
+    lengths = results.lengths
+    if (lengths == dimension).all():
+        return ""
+    other = int(lengths[lengths != dimension][0])
+    return (
+        f"its results have {other} values, and vectors of this model have {dimension}; an encoder of other results "
+        "says so in its report (gives_vectors)"
+    )

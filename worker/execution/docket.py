@@ -11,7 +11,7 @@ from typing import Final
 from vectormill.domain.jobs.item import ENCODING_FAILED, OUT_OF_MEMORY
 from worker.batching.batch import Batch
 from worker.encoder.encoder import EncoderReport
-from worker.execution.canary import Accused, Trial
+from worker.execution.canary import Accused, Trial, find_misfit
 from worker.execution.work import Work, WorkObserver, WorkSource
 from worker.runner.memory import MemoryReport
 from worker.runner.messages import BATCHES_AHEAD, URGENT_BATCHES_AHEAD, Encoded, EncodeFailed, Started
@@ -26,12 +26,16 @@ NEARLY_ALL_MEMORY: Final = 0.95
 
 
 class Docket:
-    """Used by the executor's thread. `canary` is one text that the model encodes without trouble."""
+    """Used by the executor's thread. `canary` is one text that the model encodes without trouble, into a vector of so
+    many dimensions if it gives vectors.
+    """
 
-    def __init__(self, source: WorkSource, observer: WorkObserver, canary: Batch) -> None:
+    def __init__(self, source: WorkSource, observer: WorkObserver, canary: Batch, dimension: int) -> None:
         self._source = source
         self._observer = observer
         self.trial = Trial(canary)
+        self._model_dimension = dimension
+        self._dimension: int | None = None  # of the results, if they are vectors
         self.outstanding: dict[int, Work] = {}  # with the runner, by number
         self.started: dict[int, float] = {}  # the numbers of those that are being encoded, and since when
         # To be sent again before anything new: suspects, then halves and innocent batches. Urgent ones first.
@@ -47,6 +51,7 @@ class Docket:
     def begin(self, report: EncoderReport, memory: MemoryReport | None, *, is_another: bool) -> None:
         """A runner has loaded the model. What was made for another encoder is made anew."""
         self._num_streams, self._num_started, self.memory = report.num_streams, report.num_started, memory
+        self._dimension = self._model_dimension if report.gives_vectors else None
         if is_another:
             self._source.take_back([work for work in self._returned if not work.is_tried_alone])
             self._returned = [work for work in self._returned if work.is_tried_alone]
@@ -91,6 +96,8 @@ class Docket:
     def hear(self, message: object) -> None:
         """Takes note of what the runner says of a batch. Outcomes are matched by number: urgent ones overtake."""
         self.heard_at = time.monotonic()
+        if isinstance(message, Encoded) and (misfit := find_misfit(message.results, self._dimension)):
+            message = EncodeFailed(message.number, misfit)
         if isinstance(message, Started):
             self.started[message.number] = self.heard_at
         elif isinstance(message, Encoded | EncodeFailed) and message.number in self.trial.numbers:

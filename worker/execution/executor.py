@@ -78,7 +78,7 @@ class Executor:
         self._name = starter.order.card.name
         self._timeouts = timeouts
         self._source = source
-        self._docket = Docket(source, observer, canary)
+        self._docket = Docket(source, observer, canary, starter.order.card.dimension)
         self._on_loaded = on_loaded
         self._display = display or LoadingDisplay(self._name)
         self._thread = threading.Thread(target=self._run, name="executor", daemon=True)

@@ -6,30 +6,22 @@
 import logging
 import math
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from vectormill.domain.errors import ModelError
 from vectormill.models.model_card import ModelCard
-from worker.batching.budget import SMALLEST_TOKENS, BudgetRules, EncodedBatch, TokenBudget
+from worker.batching.budget import SMALLEST_TOKENS, EncodedBatch, TokenBudget
 from worker.batching.budget_file import BudgetFile
 from worker.batching.cost import BatchCost, PaddedCost
-from worker.devices.device import CPU, Device
+from worker.devices.device import Device
 from worker.encoder.encoder import EncoderReport
+from worker.execution.batch_bounds import bound_batches, count_batch_parts, foresee_footprint, make_rules
+from worker.execution.replica_memory import ReplicaMemory
 from worker.execution.work import Work
-from worker.placement.placement import Replica
-from worker.placement.sizes.footprint import VALUE_BYTES, Footprint, make_footprint
-from worker.placement.sizes.model_shape import read_model_shape
-from worker.placement.strategies import FULLY_SHARDED
 from worker.runner.memory import MemoryReport
 from worker.runner.starter import Sharing
 from worker.settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
-
-# Where tuning starts: a GPU needs far more to do at once than a CPU, which keeps the memory of the largest batch it was
-# tried with for a while, a batch for each of its streams.
-CPU_BATCH_TOKENS: Final = 1024
-ACCELERATOR_BATCH_TOKENS: Final = 32768
 
 
 class Tuner:
@@ -45,21 +37,12 @@ class Tuner:
     ) -> None:
         self._card = card
         self._device = device
-        self._sharing = sharing
+        self._replica = None if sharing is None else sharing.replica
         self._cache_dir = cache_dir
-        start_tokens = CPU_BATCH_TOKENS if device.kind == CPU else ACCELERATOR_BATCH_TOKENS
-        self._budget = TokenBudget(
-            BudgetRules(
-                settings.max_batch_tokens or start_tokens,
-                is_tuned=settings.max_batch_tokens is None,
-                high_watermark=settings.memory_high_watermark,
-                low_watermark=settings.memory_low_watermark,
-            )
-        )
-        self._high_watermark = settings.memory_high_watermark
+        self._memory = ReplicaMemory(device, sharing)
+        self._budget = TokenBudget(make_rules(settings, device))
         self._file: BudgetFile | None = None
         self._cost: BatchCost = PaddedCost()
-        self._memory: MemoryReport | None = None
         self.num_out_of_memory = 0
 
     def begin(self, report: EncoderReport, memory: MemoryReport | None, cost: BatchCost) -> None:
@@ -67,28 +50,47 @@ class Tuner:
         that is as the former goes on with what was learned since.
         """
         self._cost = cost
-        file = BudgetFile(
-            self._cache_dir,
-            {
-                "model": self._card.name,
-                "revision": self._card.revision,
-                "device": f"{self._device.kind} {self._device.description}",
-                "backend": report.backend.value,
-                "precision": report.precision.value,
-                "attention": report.attention,
-                "threads": report.num_threads,
-                "streams": report.num_streams,
-                **({"shared": describe_sharing(self._sharing.replica)} if self._sharing else {}),
-            },
-        )
+        file = BudgetFile(self._cache_dir, self._name_encoder(report))
         if self._file is None or file.path != self._file.path:
             self._file = file
             self._budget.recall(file.load())
-        self._memory = memory
-        footprint = foresee_footprint(self._card, report)
+        self._memory.report = memory
+        self._bound(report)
+
+    def _name_encoder(self, report: EncoderReport) -> dict[str, str | int]:
+        """Everything that decides how fast a batch is and how many fit."""
+        key: dict[str, str | int] = {
+            "model": self._card.name,
+            "revision": self._card.revision,
+            "device": f"{self._device.kind} {self._device.description}",
+            "backend": report.backend.value,
+            "precision": report.precision.value,
+            "attention": report.attention,
+            "threads": report.num_threads,
+            "streams": report.num_streams,
+        }
+        if self._replica is not None:
+            key["shared"] = f"{self._replica.strategy} over {len(self._replica.devices)}"
+        return key
+
+    def _bound(self, report: EncoderReport) -> None:
+        """No batch is larger than what was free below the high watermark when the weights were loaded."""
         self._budget.forget_bound()
-        if footprint is not None and memory is not None:
-            self._bound(footprint, memory)
+        footprint = foresee_footprint(self._card, report)
+        if footprint is None or self._memory.report is None:
+            return
+        high_watermark = self._budget.rules.high_watermark
+        free_bytes = self._memory.count_free_bytes(high_watermark)
+        self._budget.largest_batch_tokens = bound_batches(
+            footprint, free_bytes, count_batch_parts(self._replica)
+        )
+        if free_bytes <= 0:
+            logger.warning(
+                "%s is in use before the first batch, above the high watermark of %.0f %%; batches have %d tokens.",
+                self._memory.fullest,
+                100 * high_watermark,
+                SMALLEST_TOKENS,
+            )
 
     def max_batch_tokens(self, max_length: int) -> int:
         """The most that a batch may cost whose longest sequence is that long. A BudgetSource."""
@@ -102,13 +104,12 @@ class Tuner:
 
     def observe_encoded(self, work: Work, seconds: float, memory: MemoryReport | None) -> None:
         if memory is not None:
-            self._memory = memory
+            self._memory.report = memory
             if self._budget.observe_memory(memory.used_share):
                 logger.warning(
-                    "%.0f %% of the memory of %s is in use, more than the high watermark of %.0f %%: batches shrink.",
-                    100 * memory.used_share,
-                    self._fullest(memory).name,
-                    100 * self._high_watermark,
+                    "%s is in use, more than the high watermark of %.0f %%: batches shrink.",
+                    self._memory.fullest,
+                    100 * self._budget.rules.high_watermark,
                 )
         if not work.is_urgent:  # an urgent batch is short on purpose
             longest_alone = self._cost.of_sequence(work.length)
@@ -152,13 +153,10 @@ class Tuner:
 
     def describe(self) -> dict[str, Any]:
         """For the worker's report."""
-        memory = self._memory or MemoryReport(0, 0, 0, 0.0)
-        budgets = self._budget.describe()
         return {
             "max_batch_tokens": self.largest_batch_tokens,
-            "budgets": budgets,
-            **_describe_memory(memory),
-            **self._describe_ranks(memory),
+            "budgets": self._budget.describe(),
+            **self._memory.describe(),
             "num_out_of_memory": self.num_out_of_memory,
             "num_budget_shrinks": self._budget.num_shrunk,
         }
@@ -167,79 +165,6 @@ class Tuner:
         """What the batch cost in the pool's eyes, so that a full one is known as such."""
         return math.floor(self._cost.of_batch(len(work.batch), work.length, work.sequences.cost_alone))
 
-    def _bound(self, footprint: Footprint, memory: MemoryReport) -> None:
-        """No batch is larger than what was free below the high watermark when the weights were loaded.
-
-        Where several devices share the model, on the one with the least; each has its part of a batch at a time.
-        """
-        free_bytes = min(
-            int((self._high_watermark - used_share) * device.memory_bytes)
-            for device, used_share in self._used_shares(memory)
-        )
-        num_parts = 1 if self._sharing is None else count_batch_parts(self._sharing.replica)
-
-        def largest_batch_tokens(length: int) -> int:
-            return max(SMALLEST_TOKENS, num_parts * footprint.largest_batch_tokens(free_bytes, length))
-
-        self._budget.largest_batch_tokens = largest_batch_tokens
-        if free_bytes <= 0:
-            logger.warning(
-                "%.0f %% of the memory of %s is in use before the first batch, above the high watermark of %.0f %%; "
-                "batches have %d tokens.",
-                100 * memory.used_share,
-                self._fullest(memory).name,
-                100 * self._high_watermark,
-                SMALLEST_TOKENS,
-            )
-
-    def _used_shares(self, memory: MemoryReport) -> list[tuple[Device, float]]:
-        """Of every device of the replica."""
-        if self._sharing is None or not memory.ranks:
-            return [(self._device, memory.used_share)]
-        shares = [rank.used_share for rank in memory.ranks]
-        return list(zip(self._sharing.devices, shares, strict=True))
-
-    def _fullest(self, memory: MemoryReport) -> Device:
-        return max(self._used_shares(memory), key=lambda used: used[1])[0]
-
-    def _describe_ranks(self, memory: MemoryReport) -> dict[str, Any]:
-        """For the worker's report, where several devices share the model."""
-        if self._sharing is None:
-            return {}
-        ranks = zip(self._sharing.devices, memory.ranks, strict=False)  # none before the model is loaded
-        return {
-            "memory_of_ranks": [{"device": device.name, **_describe_memory(rank)} for device, rank in ranks]
-        }
-
     def _keep(self) -> None:
         if self._budget.is_changed and self._file is not None:
             self._file.save(self._budget.learn())
-
-
-def foresee_footprint(card: ModelCard, report: EncoderReport) -> Footprint | None:
-    """None for a model whose files do not tell its sizes: then only out-of-memory and watermarks bound its batches."""
-    precision = report.precision.value if report.precision.value in VALUE_BYTES else "fp32"
-    try:
-        return make_footprint(read_model_shape(card), precision, report.attention)
-    except ModelError as error:
-        logger.warning("The size of batches is found by trying: %s", error)
-        return None
-
-
-def count_batch_parts(replica: Replica) -> int:
-    """In how many parts the devices of a replica have its batches: one after another, or each device one."""
-    return len(replica.devices) if replica.strategy == FULLY_SHARDED else replica.micro_batches
-
-
-def describe_sharing(replica: Replica) -> str:
-    """What batches cost depends on it, and how many fit."""
-    return f"{replica.strategy} over {len(replica.devices)}"
-
-
-def _describe_memory(memory: MemoryReport) -> dict[str, Any]:
-    return {
-        "memory_bytes": memory.process_bytes,
-        "peak_memory_bytes": memory.peak_process_bytes,
-        "device_memory_bytes": memory.device_bytes,
-        "memory_used_share": memory.used_share,
-    }

@@ -69,11 +69,12 @@ SMALLEST_CAPABILITY: Final = 80  # Ampere; the kernel is FlashAttention
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """What a transformer's configuration says that matters to a kernel. Grouped heads are the kernel's own business."""
+    """What a transformer's configuration says that matters to kernels. Grouped heads are their own business."""
 
     model_type: str
     head_dim: int
     padding_id: int
+    hidden_size: int = 0
 
     @property
     def positions(self) -> str:
@@ -85,7 +86,8 @@ def read_attention_shape(config: Any) -> AttentionShape:
     num_heads = getattr(config, "num_attention_heads", None) or 1
     head_dim = getattr(config, "head_dim", None) or getattr(config, "hidden_size", 0) // num_heads
     padding_id = getattr(config, "pad_token_id", None)
-    return AttentionShape(config.model_type, head_dim, 0 if padding_id is None else padding_id)
+    hidden_size = int(getattr(config, "hidden_size", 0))
+    return AttentionShape(config.model_type, head_dim, 0 if padding_id is None else padding_id, hidden_size)
 
 
 def choose_attention(wanted: str, shape: AttentionShape, device: Device, precision: str) -> Choice:
@@ -119,15 +121,9 @@ def find_obstacle(shape: AttentionShape, device: Device, precision: str) -> str:
         return "the packed kernel computes in 16 bit only, and the precision is fp32"
     if shape.head_dim % HEAD_DIM_STEP or shape.head_dim > LARGEST_HEAD_DIM:
         return f"the packed kernel takes heads of 8, 16, … 256 dimensions, and these have {shape.head_dim}"
-    capability = _compute_capability(device)
+    capability = device.compute_capability
     if capability is not None and capability < SMALLEST_CAPABILITY:
         return (
             f"the packed kernel needs compute capability 8.0, and {device.description} has {capability / 10}"
         )
     return ""
-
-
-def _compute_capability(device: Device) -> int | None:
-    """80 for 8.0; None when the device does not say."""
-    found = [int(feature[3:]) for feature in device.features if feature.startswith("sm_")]
-    return found[0] if found else None

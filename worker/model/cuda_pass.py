@@ -5,7 +5,7 @@ that used them have ended: only the first batches of a size pay for pinning.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import numpy as np
 import torch
@@ -29,10 +29,14 @@ class CudaPass:
         compute: Compute,
         device: torch.device,
         stream: torch.cuda.Stream,
+        without_gradients: Callable[[], AbstractContextManager[object]] = torch.inference_mode,
     ) -> None:
+        """`stream` is for the copies to the device. Where inference mode is too much for a network, `without_gradients`
+        is another."""
         self._compute = compute
+        self._without_gradients = without_gradients
         self._vectors: Tensor | None = None
-        with losing_device(), torch.inference_mode(), torch.cuda.stream(stream):
+        with losing_device(), without_gradients(), torch.cuda.stream(stream):
             host = join_inputs(inputs, pin_memory=True)
             self._inputs = host.to(device, non_blocking=True)  # one copy for all inputs
             self._arrived = stream.record_event()
@@ -40,7 +44,7 @@ class CudaPass:
 
     def start(self) -> None:
         stream = torch.cuda.current_stream()
-        with losing_device(), torch.inference_mode():
+        with losing_device(), self._without_gradients():
             stream.wait_event(self._arrived)
             self._inputs.record_stream(
                 stream

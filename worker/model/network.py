@@ -10,13 +10,15 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel
+from transformers import AutoModel
 from transformers.utils import logging as transformers_logging
 
 from vectormill.domain.errors import ModelError
 from vectormill.models.model_card import ModelCard, find_weights
 from worker.batching.batch import TOKEN_INPUTS
 from worker.encoder.encoder import OnRead
+from worker.model.classifiers.heads import load_head
+from worker.model.classifiers.published import is_published, load_config, load_published
 from worker.model.masks import tell_masks
 from worker.model.pooling import pool_hidden_states
 
@@ -45,7 +47,7 @@ class Dense(nn.Module):
 
 
 class EncoderNetwork(nn.Module):
-    """Token ids and masks [n, length] -> vectors [n, card.dimension] in fp32.
+    """Token ids and masks [n, length] -> vectors [n, card.dimension] in fp32, or a number for each label.
 
     No attention mask says that there is no padding; whether one hides any is never read here.
     """
@@ -54,7 +56,7 @@ class EncoderNetwork(nn.Module):
         super().__init__()
         self.transformer = load_transformer(card, dtype, on_read)
         # Dense modules work on one vector a sequence: their cost in fp32 is nothing, their error in bf16 is not.
-        self.dense = nn.Sequential(*(Dense(card.path / folder) for folder in card.dense))
+        self.dense = load_dense(card)
         self.modes = card.pooling
         self.eval()
 
@@ -76,6 +78,13 @@ class EncoderNetwork(nn.Module):
     @property
     def attention(self) -> str:
         return str(self.transformer.config._attn_implementation)
+
+
+def load_dense(card: ModelCard) -> nn.Module:
+    """What is done with the one vector of a sequence: the Dense modules, or a classifier's head."""
+    if card.classifier is not None:
+        return load_head(card)
+    return nn.Sequential(*(Dense(card.path / folder) for folder in card.dense))
 
 
 def list_token_inputs(transformer: nn.Module) -> tuple[str, ...]:
@@ -101,12 +110,14 @@ def load_transformer(card: ModelCard, dtype: torch.dtype, on_read: OnRead | None
     transformers_logging.disable_progress_bar()  # a worker's log is read later, not watched
     options = {"local_files_only": True, "trust_remote_code": False}
     try:
-        config = AutoConfig.from_pretrained(card.path, **options)
+        config = load_config(card)
         if config.is_encoder_decoder:
             raise ModelError(
                 f"The model {card.name!r} is an encoder with a decoder; only one stack is supported."
             )
         with _counting(on_read, num_bytes):
+            if is_published(card):
+                return prepare_transformer(load_published(card, config, dtype))
             model, loading = AutoModel.from_pretrained(
                 card.path,
                 config=config,
@@ -123,6 +134,11 @@ def load_transformer(card: ModelCard, dtype: torch.dtype, on_read: OnRead | None
             f"The weights in {card.path} do not fill the model {card.name!r}: {len(missing)} tensors are missing "
             f"(such as {', '.join(missing[:3]) or 'none'}) and {len(loading['mismatched_keys'])} have another shape."
         )
+    return prepare_transformer(model)
+
+
+def prepare_transformer(model: nn.Module) -> nn.Module:
+    """The same, without what no vector passes through."""
     tell_masks(model)
     if getattr(model, "pooler", None) is not None:
         model.pooler = None  # a head for next-sentence prediction, computed by every forward pass for nothing

@@ -1,8 +1,9 @@
-"""Packed attention: two kernels for sequences one after another, registered with transformers under two names.
+"""Packed attention: kernels for sequences one after another, each registered with transformers under a name.
 
-VARLEN is torch's varlen_attn on CUDA; EXACT runs torch's scaled_dot_product_attention sequence by sequence, anywhere
-and in any precision. Both read what transformers hands to every attention function: `cu_seq_lens_q` and
-`max_length_q`, given to the model's forward and passed down by it, and the layer's own scaling, direction and window.
+VARLEN is torch's varlen_attn on CUDA, and DIRECT what that wraps; EXACT runs torch's scaled_dot_product_attention
+sequence by sequence, anywhere and in any precision, and OPAQUE hides that from a compiler. All read what transformers
+hands to every attention function: `cu_seq_lens_q` and `max_length_q`, given to the model's forward and passed down by
+it, and the layer's own scaling, direction and window.
 
 No mask function is registered with AttentionMaskInterface, on purpose: for a name without one, transformers builds no
 mask at all, and a mask over all tokens of a batch would be quadratic in them.
@@ -20,9 +21,14 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 VARLEN: Final = "vectormill_varlen"
+DIRECT: Final = "vectormill_direct"
 EXACT: Final = "vectormill_exact"
+OPAQUE: Final = "vectormill_opaque"
 
 NO_WINDOW: Final = (-1, -1)
+CAUSAL_WINDOW: Final = (-1, 0)
+
+flash_operator = torch.ops.aten._flash_attention_forward.default
 
 # (query, key, value, cu_seqlens, max_seqlen, scale, window) -> [tokens, heads, head_dim]
 Kernel = Callable[[Tensor, Tensor, Tensor, Tensor, int, float | None, tuple[int, int]], Tensor]
@@ -54,9 +60,6 @@ def varlen_kernel(
     window: tuple[int, int],
 ) -> Tensor:
     """Query [tokens, heads, head_dim], key and value [tokens, key heads, head_dim], in 16 bit on CUDA."""
-    # One split makes a sequence's result independent of its company. FlashAttention 2, which torch carries, does not
-    # split without a paged cache, and refuses to be told so.
-    num_splits = None if current_flash_attention_impl() is None else 1
     output: Tensor = varlen_attn(
         query,
         key,
@@ -68,9 +71,51 @@ def varlen_kernel(
         scale=scale,
         window_size=window,
         enable_gqa=key.shape[1] != query.shape[1],
-        num_splits=num_splits,
+        num_splits=_choose_num_splits(),
     )
     return output
+
+
+def direct_kernel(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    scale: float | None,
+    window: tuple[int, int],
+) -> Tensor:
+    """The same without the Python of a custom operator, and without the zeros on the device that it makes of each layer
+    for a state of random numbers. Source: torch/nn/attention/varlen.py, `_varlen_attn`.
+
+    Where no flash kernel is, on a processor, it is the exact one.
+    """
+    if not query.is_cuda:
+        return exact_kernel(query, key, value, cu_seqlens, max_seqlen, scale, window)
+    output: Tensor = flash_operator(
+        query,
+        key,
+        value,
+        cu_seqlens,
+        cu_seqlens,
+        max_seqlen,
+        max_seqlen,
+        0.0,  # no dropout
+        window == CAUSAL_WINDOW,
+        False,  # no debug mask
+        scale=scale,
+        window_size_left=window[0],
+        window_size_right=window[1],
+        num_splits=_choose_num_splits(),
+    )[0]
+    return output
+
+
+def _choose_num_splits() -> int | None:
+    """One split makes a sequence's result independent of its company. FlashAttention 2, which torch carries, does not
+    split without a paged cache, and refuses to be told so.
+    """
+    return None if current_flash_attention_impl() is None else 1
 
 
 def exact_kernel(
@@ -96,6 +141,47 @@ def exact_kernel(
         for start, end in pairwise(cu_seqlens.tolist())
     ]
     return torch.cat(outputs, dim=2)[0].transpose(0, 1)
+
+
+@torch.library.custom_op("vectormill::exact_attention", mutates_args=())
+def exact_operator(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    scale: float | None,
+    left: int,
+    right: int,
+) -> Tensor:
+    """The exact kernel as one call in a compiled graph, which cannot follow a loop over bounds."""
+    return exact_kernel(query, key, value, cu_seqlens, max_seqlen, scale, (left, right)).contiguous()
+
+
+@exact_operator.register_fake
+def _(query: Tensor, *_: Any) -> Tensor:
+    return query.new_empty(query.shape)
+
+
+def opaque_kernel(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    scale: float | None,
+    window: tuple[int, int],
+) -> Tensor:
+    output: Tensor = exact_operator(query, key, value, cu_seqlens, max_seqlen, scale, *window)
+    return output
+
+
+KERNELS: Final[dict[str, Kernel]] = {
+    VARLEN: varlen_kernel,
+    DIRECT: direct_kernel,
+    EXACT: exact_kernel,
+    OPAQUE: opaque_kernel,
+}
 
 
 def make_window_mask(max_seqlen: int, window: tuple[int, int], device: torch.device) -> Tensor | None:
@@ -134,6 +220,6 @@ def make_attention(kernel: Kernel) -> Callable[..., tuple[Tensor, None]]:
 
 
 def register_packed_attention() -> None:
-    """Makes both names known to transformers. Doing it again changes nothing."""
-    AttentionInterface.register(VARLEN, make_attention(varlen_kernel))
-    AttentionInterface.register(EXACT, make_attention(exact_kernel))
+    """Makes the names known to transformers. Doing it again changes nothing."""
+    for name, kernel in KERNELS.items():
+        AttentionInterface.register(name, make_attention(kernel))

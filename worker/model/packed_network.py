@@ -66,6 +66,10 @@ class PackedNetwork(nn.Module):
         )
         return vectors
 
+    @property
+    def attention(self) -> str:
+        return str(self.transformer.config._attn_implementation)
+
     def hidden_states(
         self,
         input_ids: Tensor,
@@ -96,22 +100,24 @@ def pack_network(
             expected = [_padded_states(network, probe, device) for probe in probes]
             packed = PackedNetwork(network, kernel)
             for probe, states in zip(probes, expected, strict=True):
-                _compare(states, _packed_states(packed, pack_batch(probe, shape), device))
+                _compare(states, packed_states(packed, pack_batch(probe, shape), device))
     except Exception as error:
         if device.type == "cuda" and is_device_lost():
             raise ModelError(
-                f"Packed attention broke {device} for this process ({_first_line(error)}); ask for padded attention."
+                f"Packed attention broke {device} for this process ({first_line(error)}); ask for padded attention."
             ) from error
         network.transformer.set_attn_implementation(padded_attention)
         if isinstance(error, PackingFailed):
             raise
         # A kernel that is missing or refuses a shape raises anything; the padded one still runs.
-        raise PackingFailed(f"packed attention failed: {_first_line(error)}") from error
+        raise PackingFailed(f"packed attention failed: {first_line(error)}") from error
     return packed
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+def first_line(error: Exception) -> str:
+    """With the second where the first only announces it, as that of a compiler does."""
+    first, *others = (str(error).strip() or type(error).__name__).splitlines()
+    return f"{first} {others[0].strip()}" if first.endswith(":") and others else first
 
 
 def _compare(expected: Tensor, found: Tensor) -> None:
@@ -155,7 +161,16 @@ def _padded_states(network: EncoderNetwork, probe: Batch, device: torch.device) 
     return states[attention_mask.bool()]
 
 
-def _packed_states(network: PackedNetwork, probe: PackedBatch, device: torch.device) -> Tensor:
+@torch.inference_mode()
+def compute_probes(
+    network: PackedNetwork, shape: AttentionShape, max_tokens: int, device: torch.device
+) -> list[Tensor]:
+    """Of each probe the hidden states [tokens, dim], packed."""
+    probes = make_probes(network.transformer.config, max_tokens)
+    return [packed_states(network, pack_batch(probe, shape), device) for probe in probes]
+
+
+def packed_states(network: PackedNetwork, probe: PackedBatch, device: torch.device) -> Tensor:
     return network.hidden_states(
         torch.from_numpy(probe.input_ids).to(device),
         torch.from_numpy(probe.position_ids).to(device),

@@ -27,13 +27,15 @@ from worker.encoder.encoder import (
 )
 from worker.encoder.forward_pass import Deferred, ForwardPass
 from worker.encoder.padding import pad_batch
+from worker.encoder.switches import Place, SwitchChoice, choose_switches, is_package_installed
 from worker.model.architectures import PACKED, PADDED, WAITLESS, choose_attention, read_attention_shape
 from worker.model.cuda_pass import Compute, CudaPass
 from worker.model.masks import find_attention_mask
 from worker.model.network import EncoderNetwork, count_weight_bytes, list_token_inputs
 from worker.model.packed_attention import EXACT, VARLEN
-from worker.model.packed_network import PackedNetwork, PackingFailed, pack_network
+from worker.model.packed_network import PackedNetwork, PackingFailed, compute_probes, pack_network
 from worker.model.packing import pack_batch
+from worker.model.switched.switching import NotUndone, apply_switches
 from worker.model.weights.quantization import apply_quantization
 
 logger = logging.getLogger(__name__)
@@ -52,19 +54,14 @@ class TorchEncoder(Encoder):
             torch.set_num_threads(order.num_threads)
         # The environment shows a process only its own GPU, which is therefore always the first.
         self._device = torch.device("cuda:0" if order.device.kind == CUDA else order.device.kind)
-        arithmetic = find_arithmetic(precision.value, order.device)
-        self._network = EncoderNetwork(order.card, DTYPES[arithmetic], order.on_read)
-        if precision.value in COMPRESSED:
-            apply_quantization(self._network.transformer)
-        self._network = self._network.to(self._device)
+        self._network, attention, self._packed, switches = self._load(order, precision)
         self._token_inputs = list_token_inputs(self._network.transformer)
-        self._shape = read_attention_shape(self._network.transformer.config)
         # Copies to the device have a stream of their own, so that they do not queue behind the current forward pass.
         self._stream = torch.cuda.Stream() if order.device.kind == CUDA else None
-        attention, self._packed = self._load_attention(order, precision)
         logger.info("%s attends %s: %s", order.card.name, attention.value, attention.reason)
         if order.device.kind == CUDA and self._packed is None and order.attention == AUTO:
             notes = (*notes, f"Batches are padded, because {attention.reason}.")
+        notes = (*notes, *(switch.note for switch in switches if not switch.is_on))
         seconds = time.perf_counter() - start
         self._report = EncoderReport(
             device=device_choice(order),
@@ -77,6 +74,7 @@ class TorchEncoder(Encoder):
             notes=notes,
             is_packed=self._packed is not None,
             is_queued=self._stream is not None and self._shape.model_type in WAITLESS,
+            switches=tuple(switch.name for switch in switches if switch.is_on),
         )
 
     def prepare(self, batch: Batch) -> ForwardPass:
@@ -89,22 +87,56 @@ class TorchEncoder(Encoder):
     def describe(self) -> EncoderReport:
         return self._report
 
-    def _load_attention(self, order: EncoderOrder, precision: Choice) -> tuple[Choice, PackedNetwork | None]:
+    def _load(
+        self, order: EncoderOrder, precision: Choice
+    ) -> tuple[EncoderNetwork, Choice, PackedNetwork | None, tuple[SwitchChoice, ...]]:
+        """With the switches that are wanted, on or off. One that fails and cannot be undone costs another load."""
+        refused: dict[str, SwitchChoice] = {}
+        while True:
+            network = load_network(order, precision.value, self._device)
+            self._shape = read_attention_shape(network.transformer.config)
+            attention, packed = self._load_attention(network, order, precision)
+            try:
+                return network, attention, packed, self._switch(order, attention, packed, refused)
+            except NotUndone as error:
+                refused[error.choice.name] = error.choice
+                del network, packed  # before the next one is loaded
+
+    def _load_attention(
+        self, network: EncoderNetwork, order: EncoderOrder, precision: Choice
+    ) -> tuple[Choice, PackedNetwork | None]:
         """The packed network, compared with padding. Raises ModelError when it was asked for in vain."""
         attention = choose_attention(order.attention, self._shape, order.device, precision.value)
         if attention.value == PADDED:
             return attention, None
         kernel = VARLEN if order.device.kind == CUDA else EXACT
         try:
-            return attention, pack_network(
-                self._network, kernel, self._shape, order.card.max_tokens, self._device
-            )
+            return attention, pack_network(network, kernel, self._shape, order.card.max_tokens, self._device)
         except PackingFailed as error:
             if order.attention == PACKED:
                 raise ModelError(
                     f"Packed attention cannot be used, because {error}; use padded or auto."
                 ) from error
             return Choice(PADDED, str(error)), None
+
+    def _switch(
+        self,
+        order: EncoderOrder,
+        attention: Choice,
+        packed: PackedNetwork | None,
+        refused: Mapping[str, SwitchChoice],
+    ) -> tuple[SwitchChoice, ...]:
+        """The switches that are wanted, on or off. Raises ModelError for one that was asked for in vain; NotUndone."""
+        padded_because = "" if packed is not None else attention.reason
+        place = Place(order.device, self._shape.hidden_size, padded_because)
+        choices = choose_switches(order.switches, place, is_package_installed)
+        if packed is None:
+            return choices
+        return apply_switches(
+            packed,
+            [refused.get(choice.name, choice) for choice in choices],
+            partial(compute_probes, packed, self._shape, order.card.max_tokens, self._device),
+        )
 
     def _pad(self, batch: Batch) -> tuple[dict[str, NDArray[np.int64]], Compute]:
         padded, network = pad_batch(batch, self._network.pad_token_id), self._network
@@ -127,6 +159,15 @@ class TorchEncoder(Encoder):
 
     def _choose_tokens(self, tokens: Mapping[str, NDArray[np.int64]]) -> dict[str, NDArray[np.int64]]:
         return {name: tokens[name] for name in self._token_inputs if name in tokens}
+
+
+def load_network(order: EncoderOrder, precision: str, device: torch.device) -> EncoderNetwork:
+    """On the device, with weights in the precision."""
+    network = EncoderNetwork(order.card, DTYPES[find_arithmetic(precision, order.device)], order.on_read)
+    if precision in COMPRESSED:
+        apply_quantization(network.transformer)
+    moved: EncoderNetwork = network.to(device)
+    return moved
 
 
 def _run_padded(network: EncoderNetwork, names: tuple[str, ...], *tensors: Tensor) -> Tensor:

@@ -27,10 +27,12 @@ from worker.encoder.choice import COMPRESSED, INT8
 from worker.encoder.encoder import EncoderOrder
 from worker.openvino.compression import apply_compression
 from worker.openvino.runtime import openvino as ov
+from worker.tokens.tokenized import INPUT_IDS, TOKEN_TYPE_IDS
 
-INPUTS: Final = ("input_ids", "attention_mask", "pool_mask", "word_embeddings")
+WORD_EMBEDDINGS: Final = "word_embeddings"
+INPUTS: Final = (INPUT_IDS, "attention_mask", "pool_mask", WORD_EMBEDDINGS)
 # Grows when the network or its inputs change, so that a conversion made by older code is not used.
-CONVERSION_VERSION: Final = 2
+CONVERSION_VERSION: Final = 3
 COMPRESSION_VERSION: Final = 1
 LARGEST_DEVIATION: Final = 1e-3
 # What compressed weights must keep of the direction of a vector. Far below what real models keep (0.999 and 0.95): it
@@ -109,12 +111,18 @@ def convert_network(order: EncoderOrder, precision: str, folder: Path) -> None:
         with torch.inference_mode(), warnings.catch_warnings():
             # Each branch on a shape that tracing would freeze is reported. What matters is checked below.
             warnings.simplefilter("ignore")
-            expected = whole(*probe).numpy()
+            reads_types = _tells_types_apart(whole.transformer)
+            names = (*INPUTS, TOKEN_TYPE_IDS) if reads_types else INPUTS
+            types = _make_types(probe[1]) if reads_types else None
+            expected = whole(*probe, **({} if types is None else {TOKEN_TYPE_IDS: types})).numpy()
             network = WordlessNetwork(whole)
-            converted = convert_model(network, example_input=(*example, network.embed(example[0])))
-            for port, name in zip(converted.inputs, INPUTS, strict=True):
+            examples = [*example, network.embed(example[0])]
+            examples += [] if types is None else [_make_types(example[1])]
+            converted = convert_model(network, example_input=tuple(examples))
+            for port, name in zip(converted.inputs, names, strict=True):
                 port.get_tensor().set_names({name})  # the tracer has numbers for some
             inputs = [tensor.numpy() for tensor in (*probe, network.embed(probe[0]))]
+            inputs += [] if types is None else [types.numpy()]
             _check_exact(_run(converted, inputs), expected)
             if precision in COMPRESSED:
                 if not apply_compression(converted):
@@ -129,8 +137,16 @@ def convert_network(order: EncoderOrder, precision: str, folder: Path) -> None:
     ) as error:  # torch's tracer and openvino raise anything; torch itself still runs the model
         reason = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
         raise ConversionFailed(reason) from error
-    facts = {"pad_token_id": whole.pad_token_id, "word_embedding_dim": dim}
+    facts = {"pad_token_id": whole.pad_token_id, "word_embedding_dim": dim, "inputs": names}
     (folder / "network.json").write_text(json.dumps(facts))
+
+
+def _tells_types_apart(transformer: Any) -> bool:
+    """Whether token_type_ids make a difference; RoBERTa takes them and has one type."""
+    from worker.model.network import list_token_inputs
+
+    has_types = int(getattr(transformer.config, "type_vocab_size", 0) or 0) > 1
+    return has_types and TOKEN_TYPE_IDS in list_token_inputs(transformer)
 
 
 def _run(converted: Any, inputs: list[NDArray[Any]]) -> NDArray[np.float32]:
@@ -158,3 +174,9 @@ def _make_input(torch: Any, num_sequences: int, length: int) -> tuple[Any, Any, 
     lengths = torch.arange(length, length - num_sequences, -1).unsqueeze(1)
     mask = (torch.arange(length) < lengths).long()
     return torch.arange(5, 5 + length) * mask, mask, mask.clone()
+
+
+def _make_types(mask: Any) -> Any:
+    """Of pairs: the second half of each row is a second text."""
+    is_second = mask.cumsum(dim=1) > mask.sum(dim=1, keepdim=True) // 2
+    return is_second.long() * mask

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from worker.encoder.choice import COMPRESSED
 from worker.model.network import EncoderNetwork
 from worker.model.weights.quantization import RoundedEmbedding, is_compressible_table
+from worker.tokens.tokenized import TOKEN_TYPE_IDS
 
 ROWS_AT_ONCE: Final = 4096
 
@@ -29,10 +30,16 @@ class WordlessNetwork(nn.Module):
         self.network = network
 
     def forward(
-        self, input_ids: Tensor, attention_mask: Tensor, pool_mask: Tensor, word_embeddings: Tensor
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        pool_mask: Tensor,
+        word_embeddings: Tensor,
+        token_type_ids: Tensor | None = None,
     ) -> Tensor:
         self._given.embeddings = word_embeddings
-        vectors: Tensor = self.network(input_ids, attention_mask, pool_mask)
+        tokens = {} if token_type_ids is None else {TOKEN_TYPE_IDS: token_type_ids}
+        vectors: Tensor = self.network(input_ids, attention_mask, pool_mask, **tokens)
         return vectors
 
     def embed(self, input_ids: Tensor) -> Tensor:

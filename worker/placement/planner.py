@@ -33,7 +33,8 @@ from worker.placement.strategies import STRATEGIES
 FULL_BATCH_TOKENS: Final[Mapping[str, int]] = {CPU: 2048, CUDA: 32768, MPS: 8192}
 # What the encoders take when nothing is asked of them, for weights that are compressed.
 ARITHMETIC: Final[Mapping[str, str]] = {CPU: "fp32", CUDA: "bf16", MPS: "fp16"}
-# With padding on CUDA too: a shard pads, and a whole replica does where the model cannot be packed; else it needs less.
+# Where it is not said that batches are packed. With padding on CUDA too: a shard pads unless it is asked to pack, and a
+# whole replica does where the model cannot be packed; else it needs less.
 ATTENTION: Final[Mapping[str, str]] = {CPU: "openvino", CUDA: "sdpa", MPS: "sdpa"}
 # Predictions are no better than this, so a simpler plan that is nearly as fast is the better plan.
 ABOUT_AS_FAST: Final = 0.95
@@ -43,7 +44,8 @@ ABOUT_AS_FAST: Final = 0.95
 class PlanSettings:
     """What is asked of a plan. `memory_share` is the share of a device's memory that may be filled, by anyone.
 
-    A replica has to hold one text of `max_tokens`. `sharing_obstacle` is a sentence when the model cannot be divided at
+    A replica has to hold one text of `max_tokens`. `attention` is the kernel, as an EncoderReport names it; without a
+    name it is what the devices take at the worst. `sharing_obstacle` is a sentence when the model cannot be divided at
     all, `tensor_obstacle` when its layers cannot be cut.
     """
 
@@ -54,6 +56,7 @@ class PlanSettings:
     memory_share: float = MEMORY_SHARE
     sharing_obstacle: str = ""
     tensor_obstacle: str = ""
+    attention: str = ""
 
 
 def plan_placement(inventory: Inventory, shape: ModelShape, settings: PlanSettings) -> Placement:
@@ -114,7 +117,7 @@ def make_needs(rooms: Sequence[Room], settings: PlanSettings) -> Needs:
     return Needs(
         precision=settings.precision,
         arithmetic=settings.precision if is_whole else ARITHMETIC[kind],
-        attention=ATTENTION[kind],
+        attention=settings.attention or ATTENTION[kind],
         max_tokens=settings.max_tokens,
         full_batch_tokens=max(FULL_BATCH_TOKENS[kind], settings.max_tokens),
         sharing_obstacle=settings.sharing_obstacle,

@@ -13,13 +13,15 @@ FULLY_SHARDED: Final = "fully_sharded"
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """`how_shared` is said of the devices that share a replica, with {stages} and {micro_batches}; empty where none do.
+    """`title` is what people call it. `how_shared` is said of the devices that share a replica, with {stages} and
+    {micro_batches}; empty where none do.
 
     `why_slower` is said of a plan that was not taken. Where `has_stages`, each rank holds whole layers of its own, and
     else a part of every layer.
     """
 
     name: str
+    title: str
     why_slower: str
     how_shared: str = ""
     has_stages: bool = False
@@ -29,17 +31,21 @@ class Strategy:
 STRATEGIES: Final[Mapping[str, Strategy]] = {
     strategy.name: strategy
     for strategy in (
-        Strategy(REPLICATE, "the other devices cannot hold a whole replica"),
-        Strategy(HYBRID, "devices that share a replica get less done than all of them otherwise"),
+        Strategy(REPLICATE, "replicas", "the other devices cannot hold a whole replica"),
+        Strategy(HYBRID, "a mix", "devices that share a replica get less done than all of them otherwise"),
         Strategy(
             PIPELINE,
+            "pipeline",
             "stages stand still at both ends of every batch",
             "as a pipeline of {stages} stages, {micro_batches} micro-batches in flight",
             has_stages=True,
         ),
-        Strategy(TENSOR, "every layer waits for two all-reduces", "by splitting every layer"),
+        Strategy(
+            TENSOR, "tensor parallel", "every layer waits for two all-reduces", "by splitting every layer"
+        ),
         Strategy(
             FULLY_SHARDED,
+            "fully sharded",
             "every layer's weights are gathered for every batch",
             "fully sharded: each encodes texts of its own and gathers the weights layer by layer",
         ),

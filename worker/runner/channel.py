@@ -23,8 +23,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-# More than batches are with a process at a time; a further one's arrays go through the pipe.
-NUM_BLOCKS: Final = 32
+# More than batches are with a process at a time, one a core of a large processor; a further one's arrays go through the
+# pipe.
+NUM_BLOCKS: Final = 96
 # Of address space: pages of a block that nobody has written to do not exist. Arrays that are larger, as no batch's are
 # that fits a device of today, go through the pipe.
 HALF_BYTES: Final = 64 << 20

@@ -3,21 +3,41 @@
 All are given every batch, in one order, and all answer it: their results one behind the other, in the order of the
 ranks, are the batch's. One that dies or fails ends the group: its neighbours wait for it in the middle of a layer, or
 have sent what the next batch would take for its own.
+
+The order is that in which the group sends, and it is decided here alone. Every pipe gets the same batches one behind
+the other, a rank's reader hands them on as they come (worker.runner.runner_process), and its one stream starts them
+so. No rank lets one overtake, not even a canary, since it cannot know what the others have started. An urgent batch
+overtakes what the group still holds: beside the batch that they compute, ranks have the next one, which is prepared,
+and where they queue short batches, one more that is started.
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from heapq import heappop, heappush
 from multiprocessing.connection import Connection
 from selectors import EVENT_READ, DefaultSelector
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from vectormill.ragged import Ragged
+from worker.encoder.encoder import EncoderReport
 from worker.runner.memory import MemoryReport, join_reports
-from worker.runner.messages import Encode, Encoded, EncodeFailed, Load, Loaded, LoadFailed, Reading, Started
+from worker.runner.messages import (
+    BATCHES_AHEAD,
+    Encode,
+    Encoded,
+    EncodeFailed,
+    Load,
+    Loaded,
+    LoadFailed,
+    Reading,
+    Started,
+)
 from worker.runner.runner import Runner, RunnerLost
+from worker.runner.stream import LONGEST_QUEUED_SECONDS
 
 # A rank whose neighbour dies may hear of that before we do, as an error of its own: the cause is waited for.
 CAUSE_SECONDS: Final = 5.0
@@ -44,7 +64,10 @@ class RunnerGroup:
         self._parts: dict[int, dict[int, Encoded]] = {}  # what ranks have answered, by batch and rank
         self._failures: list[tuple[int, EncodeFailed]] = []  # with the rank
         self._memories: dict[int, MemoryReport] = {}  # of ranks, since all of them were last reported
-        self._begun: deque[int] = deque()  # by the first rank, and not yet ended by all
+        self._held: list[tuple[bool, int, Encode]] = []  # a heap: urgent ones first, then as they came
+        self._num_sent = 0  # to the ranks, and not yet ended by all
+        self._last_seconds = math.inf  # of a batch
+        self._begun: deque[int] = deque()  # by any rank, and not yet ended by all
         self._said: list[Any] = []  # by the group, and not yet returned
 
     @property
@@ -57,11 +80,27 @@ class RunnerGroup:
         return self._runners[0].pid
 
     def send(self, message: object) -> None:
-        """Raises RunnerLost. Nothing overtakes: ranks that encode in different orders wait for each other for ever."""
+        """To all ranks, a batch when its turn has come. Raises RunnerLost."""
         if isinstance(message, Encode):
-            message = replace(message, is_urgent=False)
+            heappush(self._held, (not message.is_urgent, message.number, message))
+            self._send_held()
+            return
         for runner in self._runners:
             runner.send(message)
+
+    def _send_held(self) -> None:
+        """Raises RunnerLost."""
+        while self._held and self._num_sent < self._num_with_ranks:
+            *_, message = heappop(self._held)
+            self._num_sent += 1
+            for runner in self._runners:
+                runner.send(replace(message, is_urgent=False))
+
+    @property
+    def _num_with_ranks(self) -> int:
+        """Those that they have started, and the next. As long as they queue none, one more would only be in the way."""
+        is_queued = bool(self._loaded) and self._loaded[0].report.is_queued
+        return 1 + (is_queued and self._last_seconds < LONGEST_QUEUED_SECONDS) + BATCHES_AHEAD
 
     def receive(self) -> list[Any]:
         """What the group as a whole has to say now; perhaps nothing yet. Raises RunnerLost."""
@@ -76,6 +115,7 @@ class RunnerGroup:
                     failed=failed,
                 )
             self._listen(deadline - time.monotonic())
+        self._send_held()
         said, self._said = self._said, []
         return said
 
@@ -124,7 +164,7 @@ class RunnerGroup:
             self._loaded[number] = message
             return [self._describe()] if len(self._loaded) == len(self._runners) else []
         if isinstance(message, Started):
-            return self._begin(message) if number == 0 else []
+            return self._begin(message)
         if isinstance(message, EncodeFailed):
             self._failures.append((number, message))
             return []
@@ -134,14 +174,18 @@ class RunnerGroup:
         if len(parts) < len(self._runners):
             return []
         del self._parts[message.number]
+        self._num_sent -= 1
         self._begun.remove(message.number)
+        # Said again, of what has waited for this one: the time that a pass may take begins when it is computed.
         following = [Started(self._begun[0])] if self._begun else []
         return [self._join(message.number, parts), *following]
 
     def _begin(self, message: Started) -> list[Any]:
-        """The first stage of a pipeline begins a batch while the last one still has the one before: that is suspect."""
+        """Two may be at work at once, queued on the ranks or in different stages: if one dies, both are suspect."""
+        if message.number in self._begun:
+            return []
         self._begun.append(message.number)
-        return [message] if len(self._begun) == 1 else []
+        return [message]
 
     def _sum_readings(self) -> Reading:
         readings = self._readings.values()
@@ -149,10 +193,16 @@ class RunnerGroup:
             sum(each.num_bytes_read for each in readings), sum(each.num_bytes for each in readings)
         )
 
-    def _describe(self) -> Loaded:
-        """The first rank's report, of all devices."""
+    def _describe(self) -> Loaded | LoadFailed:
+        """The first rank's report, of all devices. Ranks that would pack beside ones that pad never get a batch."""
         first = self._loaded[0]
         reports = [self._loaded[number].report for number in range(len(self._runners))]
+        for number, report in enumerate(reports):
+            if differing := find_differing(reports[0], report):
+                return LoadFailed(
+                    f"Rank {number} was loaded with {differing} than rank 0, and they cannot share a model; set the "
+                    "worker's precision, attention and switches by name."
+                )
         names = "+".join(report.device.value for report in reports)
         device = replace(first.report.device, value=names)
         loadings = tuple(loading for report in reports for loading in report.loadings)
@@ -161,8 +211,9 @@ class RunnerGroup:
     def _join(self, number: int, parts: Mapping[int, Encoded]) -> Encoded:
         """What all ranks have answered, as one; it took as long as the slowest of them."""
         results = Ragged.join([parts[rank].results for rank in sorted(parts)])
-        seconds = max(part.seconds for part in parts.values())
-        return Encoded(number, results, seconds, self._take_memory())
+        seconds = self._last_seconds = max(part.seconds for part in parts.values())
+        collate_seconds = max(part.collate_seconds for part in parts.values())
+        return Encoded(number, results, seconds, self._take_memory(), collate_seconds)
 
     def _note_memory(self, number: int, memory: MemoryReport | None) -> None:
         if memory is not None:
@@ -174,3 +225,13 @@ class RunnerGroup:
             return None
         ranks, self._memories = [self._memories[rank] for rank in sorted(self._memories)], {}
         return join_reports(ranks)
+
+
+def find_differing(report: EncoderReport, other: EncoderReport) -> str:
+    """What two ranks have to have alike and have not, in words; empty if there is nothing."""
+    differing = {
+        "another attention": report.attention != other.attention or report.is_packed != other.is_packed,
+        "another queue": report.is_queued != other.is_queued,
+        "another precision": report.precision.value != other.precision.value,
+    }
+    return " and ".join(name for name, is_so in differing.items() if is_so)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from multiprocessing.connection import Connection
 from queue import PriorityQueue
 from typing import Final, NoReturn
@@ -140,8 +141,12 @@ def _read(
     encoder: Encoder,
     shares: DeviceShares | None,
 ) -> None:
-    """Prepares batches. When the parent closes the pipe, the process ends at once, even in a forward pass."""
-    while True:
+    """Prepares batches. When the parent closes the pipe, the process ends at once, even in a forward pass.
+
+    Those that are equally urgent are encoded as they come, not by number: ranks that share a model are sent the same
+    ones in the same order, in which urgent ones have overtaken already.
+    """
+    for place in count():
         message, _ = channel.receive()
         run = Run(message, encoder, shares)
-        batches.put((not run.is_urgent, run.number, run))
+        batches.put((not run.is_urgent, place, run))

@@ -27,6 +27,7 @@ SILENT: Final = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": 
 # Batches of many shapes leave holes in fixed segments: a GPU would be out of memory with gigabytes free.
 ALLOCATOR: Final = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 ALLOCATOR_NAMES: Final = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+COMPILED_DIR: Final = "TORCHINDUCTOR_CACHE_DIR"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,9 @@ class RunnerStarter:
     ) -> None:
         self.order = order
         self._factory = factory
-        self._environment = {**drop_secrets(environment), **OFFLINE, **SILENT}
+        # What torch.compile makes is kept with what else is made of models, unless a user has said where.
+        compiled = {COMPILED_DIR: str(order.cache_dir / "compiled")}
+        self._environment = {**compiled, **drop_secrets(environment), **OFFLINE, **SILENT}
         self._sharing = sharing
         self._shard_factory = shard_factory
         self._timeout_seconds = collective_timeout_seconds

@@ -23,7 +23,7 @@ LONGEST_REASON: Final = 500
 # Between two batches a device waits for some milliseconds, until we have launched its kernels.
 LONGEST_QUEUED_SECONDS: Final = 0.2
 
-# Not urgent, number, run: the least is encoded next. Numbers differ, so that runs are never compared.
+# Not urgent, place in which it came, run: the least is encoded next. Places differ, so that runs are never compared.
 Waiting = tuple[bool, int, "Run"]
 # What came of a batch, and the block for it.
 Outcome = tuple[Encoded | EncodeFailed, int | None]
@@ -130,6 +130,7 @@ class Run:
         self.is_urgent = message.is_urgent
         self._num_sequences = len(message.batch)
         self._started_at = 0.0
+        self._begun = 0.0  # by the shares' clock
         self._forward_pass: ForwardPass | None = None
         self._failed: EncodeFailed | None = None
         self._lost: DeviceLost | None = None
@@ -143,9 +144,13 @@ class Run:
     def start(self) -> None:
         self._started_at = time.perf_counter()
         if self._forward_pass is not None:
+            # From here on and not from `finish` on: what computes by itself does so while others are written to.
+            self._begun = self._shares.enter() if self._shares is not None else 0.0
             try:
                 self._forward_pass.start()
             except Exception as error:  # noqa: BLE001 - as above
+                if self._shares is not None:
+                    self._shares.leave()
                 self._note(error)
 
     def finish(self, gauge: MemoryGauge, device_free_at: float) -> Encoded | EncodeFailed:
@@ -167,12 +172,12 @@ class Run:
         if self._shares is None:
             results = forward_pass.results()
             return results, time.perf_counter() - max(self._started_at, device_free_at)
-        begun, ended = self._shares.enter(), 0.0
+        ended = 0.0
         try:
             results = forward_pass.results()
         finally:
             ended = self._shares.leave()
-        return results, ended - begun
+        return results, ended - self._begun
 
     def _note(self, error: Exception) -> None:
         """Keeps what is to be said of the error, and not the error: its traceback holds the frames of the forward pass,

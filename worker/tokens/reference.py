@@ -16,6 +16,7 @@ from tokenizers.normalizers import Sequence as NormalizerSequence
 
 from vectormill.domain.errors import ModelError
 from vectormill.ragged import Ragged
+from worker.tokens.vocabulary import read_vocabulary
 
 # Texts tokenized at once. Enough for all threads of the library; a whole chunk of books would be hundreds of MB.
 GROUP_CHARS: Final = 1 << 16
@@ -28,21 +29,17 @@ FEW_CHARS: Final = 1 << 12
 class Reference:
     """The `tokenizer.json` of a model's directory. May be called by many threads at once; never cuts a text.
 
-    `description` is what the file says. Raises ModelError when the library cannot read it.
+    `description` is what the file says, `favors_longer` how pairs are cut (`PairFrame`). Raises ModelError when the
+    library cannot read it.
     """
 
     def __init__(self, directory: Path, *, lowercase: bool = False) -> None:
-        path = directory / "tokenizer.json"
-        try:
-            self.description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            self._rust = RustTokenizer.from_file(str(path))
-        except Exception as error:  # the Rust library raises bare Exception
-            raise ModelError(f"The tokenizer {path} cannot be read: {error}.") from error
-        self._rust.no_padding()
-        self._rust.no_truncation()
+        self.rust, self.description, self.favors_longer = _read(directory)
+        self.rust.no_padding()
+        self.rust.no_truncation()
         if lowercase and not _lowers_case(self.description.get("normalizer")):
-            inner = [] if self._rust.normalizer is None else [self._rust.normalizer]
-            self._rust.normalizer = NormalizerSequence([Lowercase(), *inner])
+            inner = [] if self.rust.normalizer is None else [self.rust.normalizer]
+            self.rust.normalizer = NormalizerSequence([Lowercase(), *inner])
         self.prefix, self.suffix = self._find_special()
         added = self.description.get("added_tokens", [])
         self._find_raw = _pattern(token["content"] for token in added if not token.get("normalized"))
@@ -65,7 +62,7 @@ class Reference:
                     _lay_out(
                         [
                             encoding.ids
-                            for encoding in self._rust.encode_batch_fast(
+                            for encoding in self.rust.encode_batch_fast(
                                 group, add_special_tokens=add_special_tokens
                             )
                         ]
@@ -74,7 +71,7 @@ class Reference:
         return Ragged.join(parts)
 
     def encode_one(self, text: str) -> list[int]:
-        ids: list[int] = self._rust.encode(text).ids
+        ids: list[int] = self.rust.encode(text).ids
         return ids
 
     def has_added_token(self, text: str) -> bool:
@@ -84,18 +81,30 @@ class Reference:
         return self._find_normalized is not None and bool(self._find_normalized.search(self._normalize(text)))
 
     def _normalize(self, text: str) -> str:
-        return text if self._rust.normalizer is None else str(self._rust.normalizer.normalize_str(text))
+        return text if self.rust.normalizer is None else str(self.rust.normalizer.normalize_str(text))
 
     def _find_special(self) -> tuple[list[int], list[int]]:
         """The ids that come before and behind a text, seen on a text without any of its own. Raises ModelError."""
-        bare = self._rust.encode("a", add_special_tokens=False).ids
-        whole = self._rust.encode("a").ids
+        bare = self.rust.encode("a", add_special_tokens=False).ids
+        whole = self.rust.encode("a").ids
         for start in range(len(whole) - len(bare) + 1):
             if whole[start : start + len(bare)] == bare:
                 return whole[:start], whole[start + len(bare) :]
         raise ModelError(
             "The tokenizer changes a text's own tokens when it adds special ones; that is not supported."
         )
+
+
+def _read(directory: Path) -> tuple[RustTokenizer, dict[str, Any], bool]:
+    """The tokenizer, what it says of itself, and whether its pairs are cut as the library cuts them (`PairFrame`)."""
+    path = directory / "tokenizer.json"
+    if not path.is_file() and (directory / "vocab.txt").is_file():
+        rust = read_vocabulary(directory)
+        return rust, json.loads(rust.to_str()), False
+    try:
+        return RustTokenizer.from_file(str(path)), json.loads(path.read_text(encoding="utf-8")), True
+    except Exception as error:  # the Rust library raises bare Exception
+        raise ModelError(f"The tokenizer {path} cannot be read: {error}.") from error
 
 
 def group_texts(texts: Sequence[str]) -> Iterator[list[str]]:

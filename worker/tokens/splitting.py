@@ -1,12 +1,14 @@
 """Splitting: how a text comes apart into words whose tokens do not depend on their neighbours. Pure.
 
-A tokenizer that is described by its parts (normalizer, pre-tokenizer, model) allows it when each part acts within what
-lies between two spaces. Of such parts there is a table here, with the reason for each; any other combination has none.
-Texts with characters for which it does not hold are not split.
+A tokenizer that is described by its parts (normalizer, pre-tokenizer, model) allows it in one of two ways. Either each
+part acts within what lies between two spaces, which itself is dropped (BERT). Or a space is the beginning of the word
+behind it (RoBERTa, Qwen, T5): then a text is cut before each single space between two characters that are none, where
+no part begins before the space and ends behind it. Of such parts there are tables here, with the reason for each; any
+other combination has none. Texts with characters for which it does not hold are not split.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,6 +18,24 @@ CONTROL_SPACE: Final = re.compile("[\x0b\x0c\x1c-\x1f\x85]")
 # Each acts on a character and the marks that follow it, or on each word; what is whitespace stays it.
 NORMALIZERS: Final = frozenset({"BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "StripAccents"})
 SPLITS_AT_WHITESPACE: Final = frozenset({"BertPreTokenizer", "Whitespace", "WhitespaceSplit"})
+
+# Before a single space. What is whitespace to Python is so to every tokenizer's pattern, and more.
+BEFORE_A_SPACE: Final = re.compile(r"(?<=\S)(?= \S)")
+NEVER: Final = re.compile(r"(?!)")
+# Each acts on a character and the marks behind it and makes no whitespace, or none where none was.
+SPACE_KEEPING_NORMALIZERS: Final = frozenset({"Lowercase", "NFC", "NFD"})
+# A piece begins at every space, so that it does not matter if a normalizer makes one.
+METASPACE_NORMALIZERS: Final = SPACE_KEEPING_NORMALIZERS | {"NFKC", "NFKD", "StripAccents"}
+
+
+def _write_pattern(numbers: str) -> str:
+    """Llama 3's, which is that of Qwen 2 and 3 but for how many digits are one piece."""
+    letters = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
+    return f"{letters}|{numbers}" + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+# Of none a match has a space behind its first character, unless whitespace follows it or went before.
+SPLITS_BEFORE_A_SPACE: Final = frozenset({_write_pattern(r"\p{N}{1,3}"), _write_pattern(r"\p{N}")})
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +58,29 @@ def find_splitting(description: dict[str, Any]) -> Splitting | None:
     if (description.get("model") or {}).get("dropout") or not _are_plain(description.get("added_tokens", [])):
         return None
     normalizers = {part["type"] for part in _parts(description.get("normalizer"), "normalizers")}
+    if _begins_pieces_at_spaces(_parts(description.get("pre_tokenizer"), "pretokenizers"), normalizers):
+        return Splitting(BEFORE_A_SPACE.split, NEVER)
     first = next(iter(_parts(description.get("pre_tokenizer"), "pretokenizers")), {"type": None})
     if first["type"] not in SPLITS_AT_WHITESPACE or not _keeps_position_out(description["pre_tokenizer"]):
         return None
     return Splitting(str.split, CONTROL_SPACE) if normalizers <= NORMALIZERS else None
+
+
+def _begins_pieces_at_spaces(parts: Sequence[dict[str, Any]], normalizers: Set[str]) -> bool:
+    """Whether a single space between two characters that are none is always the beginning of a piece."""
+    match [part["type"] for part in parts]:
+        case ["Metaspace"]:
+            return bool(parts[0].get("split", True)) and normalizers <= METASPACE_NORMALIZERS
+        case ["ByteLevel"]:
+            return bool(parts[0].get("use_regex", True)) and normalizers <= SPACE_KEEPING_NORMALIZERS
+        case ["Split", "ByteLevel"]:
+            split, byte_level = parts
+            is_known = (
+                split["pattern"].get("Regex") in SPLITS_BEFORE_A_SPACE and split["behavior"] == "Isolated"
+            )
+            is_plain = not (split.get("invert") or byte_level["use_regex"] or byte_level["add_prefix_space"])
+            return is_known and is_plain and normalizers <= SPACE_KEEPING_NORMALIZERS
+    return False
 
 
 def _parts(part: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from vectormill.domain.jobs.item import ItemFailure
 from vectormill.ragged import Ragged
 
 INPUT_IDS: Final = "input_ids"
+TOKEN_TYPE_IDS: Final = "token_type_ids"  # noqa: S105 - no password
 
 
 @dataclass(frozen=True, slots=True)

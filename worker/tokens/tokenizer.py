@@ -5,7 +5,8 @@ shared by all callers. The library cuts the text's own tokens before it adds the
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
@@ -13,12 +14,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from vectormill.domain.errors import ModelError
 from vectormill.domain.jobs.item import TOO_MANY_TOKENS, ItemFailure
 from vectormill.ragged import Ragged
+from worker.tokens.pairs import PairFrame, find_frame
 from worker.tokens.passages import PassageFrame
 from worker.tokens.reference import Reference
 from worker.tokens.splitting import find_splitting
-from worker.tokens.tokenized import INPUT_IDS, TokenizedTexts
+from worker.tokens.tokenized import INPUT_IDS, TOKEN_TYPE_IDS, TokenizedTexts
 from worker.tokens.word_cache import WordCache
 
 logger = logging.getLogger(__name__)
@@ -28,6 +31,9 @@ logger = logging.getLogger(__name__)
 SPLITS_AT_SPACES: Final = frozenset({"BertPreTokenizer", "Whitespace", "WhitespaceSplit"})
 # Where a long text is cut at first. A guess that is too small costs a second look at the text, never a wrong token.
 CHARS_PER_TOKEN: Final = 14
+# On which joining is tried, and longer than any two of these.
+PAIRS_TRIED: Final = 20
+LARGEST_PAIR: Final = 1 << 20
 # The texts of many kinds and languages that calibration uses too.
 SAMPLE: Final = files("worker").joinpath("calibration_texts.txt")
 
@@ -66,20 +72,51 @@ class Tokenizer:
         if truncate:
             return _tokenized(_truncate(rows, max_tokens, self._num_suffix), is_long, {})
         failures = {
-            index: ItemFailure(
-                TOO_MANY_TOKENS,
-                f"the text has {length} tokens, {max_tokens} are allowed with long_texts=fail",
-            )
+            index: _too_long(length, max_tokens)
             for index, length in enumerate(rows.lengths.tolist())
             if length > max_tokens
         }
-        kept = rows.take(np.flatnonzero(~is_long))
-        lengths = np.where(is_long, 0, rows.lengths)
-        return _tokenized(Ragged.from_lengths(kept.values, lengths), np.zeros_like(is_long), failures)
+        return TokenizedTexts(_drop({INPUT_IDS: rows}, is_long), np.zeros_like(is_long), failures)
 
     def tokenize_whole(self, texts: Sequence[str]) -> TokenizedTexts:
         """The ids of all texts, whatever their length."""
         return _tokenized(self._encoding.encode(texts), np.zeros(len(texts), dtype=np.bool_), {})
+
+    def tokenize_pairs(
+        self, first: Sequence[str], second: Sequence[str], max_tokens: int, truncate: bool
+    ) -> TokenizedTexts:
+        """The ids and types of n pairs; the longer text of one of more than `max_tokens` is cut, or the pair fails when
+        `truncate` is not set. Raises ModelError where the tokenizer knows no pairs.
+        """
+        frame = self._pair_frame
+        rows = self._encoding.encode([*first, *second])
+        own = _strip(rows, len(self._reference.prefix), self._num_suffix)
+        texts, others = own.part(0, len(first)), own.part(len(first), len(own))
+        inputs, is_long = frame.join(texts, others, max_tokens)
+        if truncate or not is_long.any():
+            return TokenizedTexts(inputs, is_long, {})
+        lengths = texts.lengths + others.lengths + frame.num_special
+        failures = {
+            index: _too_long(int(lengths[index]), max_tokens) for index in np.flatnonzero(is_long).tolist()
+        }
+        return TokenizedTexts(_drop(inputs, is_long), np.zeros_like(is_long), failures)
+
+    @cached_property
+    def _pair_frame(self) -> PairFrame:
+        """Tried on a few pairs: what a tokenizer gives for two texts should be what it gives for each."""
+        frame = find_frame(self._reference.rust, favors_longer=self._reference.favors_longer)
+        sample = [line for line in SAMPLE.read_text(encoding="utf-8").splitlines() if line][:PAIRS_TRIED]
+        own = _strip(self._encoding.encode(sample), len(self._reference.prefix), self._num_suffix)
+        others = sample[::-1]
+        inputs, _ = frame.join(own, own.take(np.arange(len(sample))[::-1]), LARGEST_PAIR)
+        for index, pair in enumerate(zip(sample, others, strict=True)):
+            whole = self._reference.rust.encode(*pair)
+            found = [inputs[name].row(index).tolist() for name in (INPUT_IDS, TOKEN_TYPE_IDS)]
+            if found != [whole.ids, whole.type_ids]:
+                raise ModelError(
+                    "The tokenizer gives other tokens to two texts together than to each; pairs are not supported."
+                )
+        return frame
 
     def frame(self, prompt: str, max_tokens: int, overlap: int) -> PassageFrame:
         """How texts with this prompt before them are cut into passages."""
@@ -148,6 +185,28 @@ def _truncate(rows: Ragged, max_tokens: int, num_suffix: int) -> Ragged:
     from_end = np.repeat(rows.offsets[1:], rows.lengths) - np.arange(len(rows.values))
     is_kept = (places < max_tokens - num_suffix) | (from_end <= num_suffix)
     return Ragged.from_lengths(rows.values[is_kept], np.minimum(rows.lengths, max_tokens))
+
+
+def _too_long(length: int, max_tokens: int) -> ItemFailure:
+    return ItemFailure(
+        TOO_MANY_TOKENS, f"the text has {length} tokens, {max_tokens} are allowed with long_texts=fail"
+    )
+
+
+def _drop(inputs: Mapping[str, Ragged], is_dropped: NDArray[np.bool_]) -> dict[str, Ragged]:
+    """The same rows; those that are dropped have no values."""
+    kept = np.flatnonzero(~is_dropped)
+    return {
+        name: Ragged.from_lengths(rows.take(kept).values, np.where(is_dropped, 0, rows.lengths))
+        for name, rows in inputs.items()
+    }
+
+
+def _strip(rows: Ragged, num_prefix: int, num_suffix: int) -> Ragged:
+    """The rows without their first and last values."""
+    places = np.arange(len(rows.values)) - np.repeat(rows.offsets[:-1], rows.lengths)
+    is_own = (places >= num_prefix) & (places < np.repeat(rows.lengths - num_suffix, rows.lengths))
+    return Ragged.from_lengths(rows.values[is_own], rows.lengths - num_prefix - num_suffix)
 
 
 def _splits_at_spaces(description: dict[str, Any]) -> bool:

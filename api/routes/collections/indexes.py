@@ -3,7 +3,7 @@
 from fastapi import APIRouter, Response
 
 from api.bodies.indexes import IndexBody, IndexRequest
-from api.bodies.runs import RunBody
+from api.bodies.sources.runs import RunBody
 from api.dependencies import CollectionName, ResourcesDependency
 from vectormill.db.collections.collections import find_generation
 from vectormill.db.indexes.index_builds import find_progress

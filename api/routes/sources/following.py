@@ -6,7 +6,7 @@ from typing import Final
 from fastapi import APIRouter
 from sqlalchemy import Connection
 
-from api.bodies.following import FollowingBody, FollowRequest
+from api.bodies.sources.following import FollowingBody, FollowRequest
 from api.dependencies import CollectionName, Resources, ResourcesDependency
 from vectormill.db.runs.followed_tables import find_following, follow_table, unfollow_table
 from vectormill.db.short_locks import act_in_short_locks

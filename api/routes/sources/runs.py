@@ -7,7 +7,7 @@ from fastapi import APIRouter, Depends, Path, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
-from api.bodies.runs import RunBody, RunPage, RunRequest
+from api.bodies.sources.runs import RunBody, RunPage, RunRequest
 from api.cursors import After, decode_cursor, encode_cursor
 from api.dependencies import CollectionName, Resources, ResourcesDependency
 from vectormill.db.collections.collections import find_generation

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Depends, Path, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from api.bodies.schedules import (
+from api.bodies.sources.schedules import (
     ScheduleBody,
     ScheduleChange,
     ScheduledRunBody,

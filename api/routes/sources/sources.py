@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, ConfigDict, Field
 
-from api.bodies.sources import PushBody, SourceBody, SourceCheckBody, SourceRequest
+from api.bodies.sources.sources import PushBody, SourceBody, SourceCheckBody, SourceRequest
 from api.dependencies import CollectionName, Resources, ResourcesDependency
 from api.door.media_types import require_json
 from api.intake.pushes import receive_push

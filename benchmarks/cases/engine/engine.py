@@ -7,7 +7,7 @@ from typing import Final
 from benchmarks.cases.comparing import compare, list_reasons
 from benchmarks.cases.engine import shapes
 from benchmarks.cases.engine.engine_targets import judge_engine
-from benchmarks.cases.engine.pass_length import lengthen
+from benchmarks.cases.engine.pass_length import estimate_seconds, lengthen
 from benchmarks.mixes import CHINESE, LENGTHENED, NUM_TEXTS, Mix, make_mix, plan_sizes
 from benchmarks.models.same_limit import copy_with_limit
 from benchmarks.order import CPU, BenchmarkFailed, Order
@@ -18,13 +18,13 @@ from benchmarks.probes.matrix_rate import measure_matrix_rates
 from benchmarks.results.comparison import Comparison
 from benchmarks.results.report import Report
 from benchmarks.results.writing import write_number
-from benchmarks.systems.line_up import OURS, LineUp
+from benchmarks.systems.line_up import BOUNDS, OURS, LineUp
 from benchmarks.systems.turns import Record, Turns
 from vectormill.cli.workplace import workplace
 from vectormill.models.model_card import ModelCard, read_model_card
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 
-SYSTEMS: Final = (*OURS, *(peer.name for peer in PEERS))
+SYSTEMS: Final = (*OURS, *BOUNDS, *(peer.name for peer in PEERS))
 
 
 def measure(order: Order) -> Report:
@@ -46,8 +46,13 @@ def measure(order: Order) -> Report:
                 lengthen(mix, card, order.machine.matrix_rates) if mix.name in LENGTHENED else mix
                 for mix in mixes
             ]
-        order.steps.step("installing what is missing of the peers")
-        systems = LineUp(directory, model, mixes, benchmark_device()).make(order.systems, PEERS)
+        seconds = estimate_seconds(
+            mixes, card, order.systems or SYSTEMS, order.repeat, order.machine.matrix_rates
+        )
+        order.steps.step(
+            f"installing what is missing of the peers; the passes take about {seconds / 60:.0f} minutes"
+        )
+        systems = LineUp(directory, model, mixes, benchmark_device()).make(order.systems, PEERS, BOUNDS)
         results: dict[str, dict[str, Record]] = {}
         with Turns(systems, order.steps.step) as turns:
             for mix in mixes:
@@ -107,6 +112,8 @@ def make_report(
             "defaults: fp32, batches of 32. Ratios are taken repetition by repetition.",
             "Tokens are real ones, counted once for all systems; padding is the share of the computed tokens beyond "
             f"them. The share of the limit is by the rate of a matrix product in the system's precision: {rates}.",
+            "The bare loop is openvino alone with the batches that our engine had just formed, in as many streams: "
+            "nothing is tokenized, padded, looked up or sent while its clock runs, and results are thrown away.",
             "infinity's torch engine is given padded batches, which is what is counted, and leaves most of the padding "
             "out inside.",
             "Memory is resident, at its peak: of the encoding process, and for ours with the worker that tokenizes and "

@@ -27,12 +27,12 @@ from worker.placement.replicas import Needs, ReplicaBuilder
 from worker.placement.sizes.footprint import SCRATCH_BYTES
 from worker.placement.sizes.model_shape import read_model_shape
 from worker.placement.sizes.room import GIB, Room
-from worker.placement.strategies import FULLY_SHARDED, PIPELINE, REPLICATE, TENSOR
+from worker.placement.strategies import REPLICATE, SHARED, TENSOR
 from worker.runner.starter import Sharing
 
 # Random weights in the shapes of all-MiniLM-L6-v2, BERT-base and BERT-large: 22, 110 and 335 million parameters.
 MODELS: Final = ("minilm", "bert-base", "bert-large")
-STRATEGIES: Final = (REPLICATE, PIPELINE, TENSOR, FULLY_SHARDED)
+STRATEGIES: Final = (REPLICATE, *SHARED)
 TEXTS: Final = "texts"
 LENGTH: Final = 128
 # What a device computes at a time.

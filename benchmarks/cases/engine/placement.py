@@ -35,9 +35,11 @@ from vectormill.models.registry import DEFAULT_MODEL, Registry
 from worker.devices.detect import detect_inventory
 from worker.devices.device import Device, parse_devices, split_processor
 from worker.encoder.choice import BF16, FP32
+from worker.encoder.switches import PACKED_RANKS, QUEUED_RANKS
+from worker.model.architectures import PACKABLE
 from worker.parallel.layouts import find_layout
 from worker.placement.sizes.model_shape import read_model_shape
-from worker.placement.strategies import FULLY_SHARDED, PIPELINE, REPLICATE, TENSOR
+from worker.placement.strategies import PIPELINE, REPLICATE, SHARED, STRATEGIES, TENSOR
 from worker.plan import plan_worker
 from worker.runner.starter import Sharing
 from worker.settings import load_worker_settings
@@ -60,17 +62,20 @@ SINGLE: Final = "single"
 DATA_PARALLEL: Final = "data parallel"
 WHOLE: Final = "one over all"
 MODEL_PARALLEL: Final = "model parallel"
-PIPELINED: Final = "pipeline"
-TENSOR_PARALLEL: Final = "tensor parallel"
-SHARDED: Final = "fully sharded"
-# In the order of the table.
-WAYS: Final = (SINGLE, DATA_PARALLEL, WHOLE, MODEL_PARALLEL, PIPELINED, TENSOR_PARALLEL, SHARDED)
-STRATEGIES: Final[Mapping[str, str]] = {
+PIPELINED: Final = STRATEGIES[PIPELINE].title
+TENSOR_PARALLEL: Final = STRATEGIES[TENSOR].title
+STRATEGY_OF_WAY: Final[Mapping[str, str]] = {
     MODEL_PARALLEL: PIPELINE,
-    PIPELINED: PIPELINE,
-    TENSOR_PARALLEL: TENSOR,
-    SHARDED: FULLY_SHARDED,
+    **{STRATEGIES[name].title: name for name in SHARED},
 }
+# The same once more with the switches of ranks, on GPUs: a processor has neither a packed kernel nor a queue.
+SWITCHED: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    f"{STRATEGIES[name].title}, {' and '.join(switches)}": (STRATEGIES[name].title, switches)
+    for name in SHARED
+    for switches in ((QUEUED_RANKS,), (PACKED_RANKS, QUEUED_RANKS))
+}
+# In the order of the table.
+WAYS: Final = (SINGLE, DATA_PARALLEL, WHOLE, *STRATEGY_OF_WAY, *SWITCHED)
 
 REPLICAS_TARGET: Final = 0.9
 BUBBLE_TOLERANCE: Final = 0.15
@@ -108,7 +113,7 @@ def measure(order: Order) -> Report:
 
 def list_ways(kind: str) -> tuple[str, ...]:
     """One replica over two GPUs would be one of the shared ones."""
-    return tuple(way for way in WAYS if kind == CPU or way != WHOLE)
+    return tuple(way for way in WAYS if (way not in SWITCHED if kind == CPU else way != WHOLE))
 
 
 def measure_model(order: Order, name: str, kind: str) -> Placing:
@@ -162,13 +167,18 @@ class WayPlanner:
     def make(self, way: str, mixes: Mapping[str, Ids]) -> System:
         """A MissingSystem where the model cannot be held in that way."""
         title = self._title(way)
+        plain, switches = SWITCHED.get(way, (way, ()))
         obstacle = find_layout(self._model_type).tensor_obstacle
-        if way == TENSOR_PARALLEL and obstacle:
+        if plain == TENSOR_PARALLEL and obstacle:
             return MissingSystem(title, f"{obstacle}.")
+        if PACKED_RANKS in switches and self._model_type not in PACKABLE:
+            return MissingSystem(title, f"a {self._model_type} cannot be packed.")
         try:
-            planned = self._plan(way)
+            planned = self._plan(plain)
         except VectormillError as error:
             return MissingSystem(title, str(error))
+        if QUEUED_RANKS in switches:
+            planned = replace(planned, switches=switches, batches_ahead=planned.batches_ahead + 1)
         return PlacedModel(replace(planned, name=title), self._card, self._precision, mixes)
 
     def _plan(self, way: str) -> Way:
@@ -179,7 +189,7 @@ class WayPlanner:
             return Way(way, self._share(REPLICATE, self._names), tokens)
         if way == WHOLE:
             return Way(way, self._share(REPLICATE, CPU), tokens)
-        sharing = self._share(STRATEGIES[way], self._names)
+        sharing = self._share(STRATEGY_OF_WAY[way], self._names)
         if way == MODEL_PARALLEL:
             # Layer by layer: one micro-batch, and nothing in flight but one batch. With two, their halves would be a
             # pipeline of two micro-batches.
@@ -233,8 +243,9 @@ def make_report(order: Order, placings: Sequence[Placing]) -> Report:
             f"{use} Devices are in their order; ratios are taken repetition by repetition.",
             "Batch: padded tokens at most, and the texts that they hold in the mean. Rows that divide a batch "
             "(pipeline, fully sharded) get one twice as large, so that each device computes as much at a time.",
-            "Batches are ready before the time starts, and all rows compute them with torch, padded. Model parallel "
-            "has one batch on its way at a time, as a device map has; all others two.",
+            "Batches are ready before the time starts, and all rows compute them with torch, padded unless they are "
+            "packed. Model parallel has one batch on its way at a time, as a device map has; those that queue "
+            "three, all others two.",
             "The bubble is that of batches that wait for one another; in a pass the next batch fills it. Ideal: "
             "(p-1)/(m+p-1) for p stages and the m micro-batches that a batch could be cut into.",
             f"Published for RexUniNLU, a DeBERTa base, on two GPUs, in texts/s: {published} (at batch 16, the pipeline "

@@ -1,12 +1,11 @@
 """StubWorker: commits vectors that no model has made, as fast as Postgres takes them. For what is not encoding."""
 
-import threading
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 import numpy as np
 from sqlalchemy import Engine, text
 
+from benchmarks.probes.alongside import Alongside
 from benchmarks.systems.own.stored_job import complete_with_random_vectors
 
 IDLE_SECONDS: Final = 0.005
@@ -17,31 +16,20 @@ FIND_PENDING: Final = text("""
 """)
 
 
-class StubWorker:
+class StubWorker(Alongside):
     """On a thread of its own from the beginning of the block to its end. `num_items` counts what it has committed."""
 
     def __init__(self, engine: Engine) -> None:
+        super().__init__("stub worker")
         self.num_items = 0
         self._engine = engine
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="stub worker", daemon=True)
         self._random = np.random.default_rng(0)
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._stopping.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stopping.is_set():
+    def run(self) -> None:
+        while not self.is_over.is_set():
             with self._engine.connect() as connection:
                 pending = connection.execute(FIND_PENDING).all()
             for chunk_id, model in pending:
                 self.num_items += complete_with_random_vectors(self._engine, chunk_id, model, self._random)
             if not pending:
-                self._stopping.wait(IDLE_SECONDS)
+                self.is_over.wait(IDLE_SECONDS)

@@ -8,11 +8,12 @@ import httpx
 from sqlalchemy import Engine, event, text
 
 from api.app import POOL_OVERFLOW, POOL_SIZE
-from api.limits.search_pool import MOST_ROWS, SEARCH_CONNECTIONS, SearchPool
+from api.limits.search_pool import SEARCH_CONNECTIONS, SearchPool
 from tests.api_server import ITEMS, api_client, assert_problem, encode_waiting, many, submit
 from tests.protocol import vector_of
 from tests.waiting import wait_for
 from vectormill.db.collections.collections import find_generation
+from vectormill.db.search.rounds import MOST_ROWS
 from vectormill.domain.search import Search
 
 SEARCH = "/v1/collections/docs/search"
@@ -79,7 +80,7 @@ def test_a_search_that_waits_too_long_for_others_is_told_so(engine: Engine) -> N
     assert any("for those before it" in answer.json()["detail"] for answer in answers)
 
 
-def test_searches_that_come_together_and_cost_alike_share_a_transaction(engine: Engine) -> None:
+def test_searches_that_come_together_and_cost_alike_share_a_statement(engine: Engine) -> None:
     with api_client(engine) as client:
         submit(client, many(30), collection="docs")
         encode_waiting(engine)
@@ -87,6 +88,7 @@ def test_searches_that_come_together_and_cost_alike_share_a_transaction(engine: 
         generation = find_generation(connection, "docs")
     texts = [f"text {number}" for number in range(30)]
     wanted = [(Search(limit=1 if number % 2 else 200), text) for number, text in enumerate(texts)]
+    statements: list[str] = []
     num_begun = 0
 
     def count(connection: object) -> None:
@@ -103,9 +105,44 @@ def test_searches_that_come_together_and_cost_alike_share_a_transaction(engine: 
 
     pool = SearchPool(engine, 30)
     event.listen(engine, "begin", count)
+    event.listen(engine, "before_cursor_execute", lambda *given: statements.append(given[2]))
     assert asyncio.run(find_all(pool)) == [f"k{number}" for number in range(30)]
     assert 15 < num_begun < 15 + 10  # the 15 with long pages each by itself, the others together
+    assert len(statements) <= 3 * num_begun  # settings, plan and rows, of however many searches
     pool.close()
+
+
+def test_what_cheap_searches_take_is_learned_and_more_of_them_are_run_together(engine: Engine) -> None:
+    with api_client(engine) as client:
+        submit(client, many(10), collection="docs")
+        encode_waiting(engine)
+    with engine.connect() as connection:
+        generation = find_generation(connection, "docs")
+    num_begun = 0
+
+    def count(connection: object) -> None:
+        nonlocal num_begun
+        num_begun += 1
+
+    async def ask(pool: SearchPool, num_searches: int, seconds_each: float) -> int:
+        nonlocal num_begun
+        num_begun = 0
+        pool.seconds_each[generation.id] = seconds_each
+        asked = [pool.find(generation, [(Search(), vector_of(b"text 4"))]) for _ in range(num_searches)]
+        found = await asyncio.gather(*asked)
+        assert all(nearest.matches[0].key == "k4" for (nearest,) in found)
+        return num_begun
+
+    async def ask_twice(pool: SearchPool) -> tuple[int, int]:
+        return await ask(pool, 30, 10.0), await ask(pool, 30, 0.0001)
+
+    pool = SearchPool(engine, 30)
+    event.listen(engine, "begin", count)
+    num_slow, num_fast = asyncio.run(ask_twice(pool))
+    pool.close()
+    assert num_slow >= SEARCH_CONNECTIONS  # a share for each connection
+    assert num_fast == 1
+    assert pool.seconds_each[generation.id] < 10
 
 
 def test_an_api_process_has_ten_connections_at_the_most() -> None:

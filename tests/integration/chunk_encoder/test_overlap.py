@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 import pytest
@@ -18,6 +18,7 @@ from tests.faulty_engine import HANG_WHILE_FILE_EXISTS, SPEC, making_engines
 from tests.protocol import dispatch_all, make_items, submit
 from tests.waiting import wait_for
 from vectormill.db.jobs.jobs import find_job
+from vectormill.domain.tasks.task import EMBED
 from vectormill.settings import Settings
 from worker.chunk.chunk_encoder import ChunkEncoder, Result
 from worker.chunk.commit import PostgresSink
@@ -25,6 +26,7 @@ from worker.chunk.leases import LeaseKeeper
 from worker.chunk.timesheet import Timesheet
 from worker.engine.engine import Engine as EncodingEngine
 from worker.identity import WorkerIdentity
+from worker.tasks.embed import Embed
 
 PATIENCE_SECONDS = 30
 
@@ -85,13 +87,14 @@ def test_one_chunk_is_tokenized_and_another_written_while_the_device_encodes_a_t
         encoded = threads.submit(encoder.encode_chunk, second)
         wait_for(lambda: len(encoding._executor._docket.outstanding) == 1)
 
-        tokenize = encoding._tokenizer.tokenize
+        tokenizer = cast(Embed, encoding._tasks[EMBED])._tokenizer
+        tokenize = tokenizer.tokenize
 
         def tokenize_behind_the_gate(*arguments: Any) -> Any:
             tokenizing.pass_through()
             return tokenize(*arguments)
 
-        monkeypatch.setattr(encoding._tokenizer, "tokenize", tokenize_behind_the_gate)
+        monkeypatch.setattr(tokenizer, "tokenize", tokenize_behind_the_gate)
         tokenized = threads.submit(encoder.encode_chunk, third)
         assert tokenizing.is_reached.wait(PATIENCE_SECONDS)
 

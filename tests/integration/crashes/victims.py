@@ -20,6 +20,7 @@ from sqlalchemy import Engine
 from api.app import ApiServer, create_app
 from scheduler.dispatcher import Dispatcher
 from scheduler.main import run as run_scheduler
+from tests.forking import FORKS
 from tests.integration.crashes.points import CrashPoints
 from tests.obedient_engine import ObedientEngine, encoding_chunks
 from tests.protocol import SPEC
@@ -37,10 +38,6 @@ from worker.identity import WorkerIdentity
 PATIENCE_SECONDS: Final = 60.0
 # A dead worker's chunks are back soon.
 LEASE_SECONDS: Final = 3.0
-
-# Children are forked from a process that has imported all this and has no threads: milliseconds each, and safe.
-_FORKSERVER = multiprocessing.get_context("forkserver")
-_FORKSERVER.set_forkserver_preload([__name__])
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +125,7 @@ class Child:
         self, role: Role, servers: Servers, *, last: int | None = None, is_watched: bool = True
     ) -> None:
         self._pipe, theirs = multiprocessing.Pipe(duplex=False)
-        self.process = _FORKSERVER.Process(target=_begin, args=(role, servers, last, is_watched, theirs))
+        self.process = FORKS.Process(target=_begin, args=(role, servers, last, is_watched, theirs))
         self.process.start()
         theirs.close()
 

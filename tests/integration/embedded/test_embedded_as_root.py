@@ -7,13 +7,12 @@ import stat
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.clusters import START_AND_WAIT, new_directory, servers_of, value
+from tests.clusters import START_AND_WAIT, servers_of, value
 from vectormill.embedded import account, binaries
 from vectormill.embedded.postgres import EmbeddedPostgres
 
@@ -21,21 +20,6 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 NOBODY = 65534
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root runs the server as another user")
-
-
-@pytest.fixture
-def home() -> Iterator[Path]:
-    """A directory that any user can reach, unlike pytest's own; removed with its cluster."""
-    with new_directory() as directory:
-        yield directory
-        EmbeddedPostgres(directory).destroy()
-
-
-@pytest.fixture
-def server(home: Path) -> Iterator[EmbeddedPostgres]:
-    server = EmbeddedPostgres(home)
-    yield server
-    server.stop()
 
 
 def modes_on_the_way(*paths: Path) -> dict[Path, tuple[int, int]]:

@@ -20,21 +20,6 @@ from vectormill.processes import lifetimes as processes
 on_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has PR_SET_PDEATHSIG")
 
 
-@pytest.fixture
-def home() -> Iterator[Path]:
-    """A directory that any user can reach, unlike pytest's own; removed with its cluster."""
-    with new_directory() as directory:
-        yield directory
-        EmbeddedPostgres(directory).destroy()
-
-
-@pytest.fixture
-def server(home: Path) -> Iterator[EmbeddedPostgres]:
-    server = EmbeddedPostgres(home)
-    yield server
-    server.stop()
-
-
 @pytest.fixture(scope="module")
 def shared() -> Iterator[tuple[Path, str]]:
     """A running server for tests that only look."""

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.faulty_engine import CARD, SPEC, encode, making_engines
-from tests.two_inputs import TypedTokenizer, answer, type_of
+from tests.two_inputs import TypedTokenizer, answer, type_of, weigh
 from vectormill.domain.encoding import PASSAGES
 from vectormill.domain.errors import ModelError
-from vectormill.domain.jobs.item import EMPTY_TEXT, ENCODING_FAILED
+from vectormill.domain.jobs.item import EMPTY_TEXT, ENCODING_FAILED, NON_FINITE_VECTOR
 from worker.engine.engine import EncodeResult, Engine
 from worker.tokens.tokenizer import Tokenizer
 
@@ -20,7 +20,7 @@ TOKENIZER = Tokenizer(CARD.path, lowercase=CARD.lowercase)
 
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-    monkeypatch.setattr("worker.engine.engine.Tokenizer", TypedTokenizer)
+    monkeypatch.setattr("worker.tasks.table.Tokenizer", TypedTokenizer)
     with making_engines(tmp_path) as make:
         started = make("tests.two_inputs:load_answering_encoder", reuse_bytes=1 << 20)
         started.start()
@@ -67,3 +67,30 @@ def test_answers_of_passages_cannot_be_joined_which_is_said(engine: Engine) -> N
     assert answers(encode(engine, ["short enough"], spec=spec)) == [expected("short enough")]
     with pytest.raises(ModelError, match="long_texts"):
         encode(engine, ["one two three four five six seven eight nine"], spec=spec)
+
+
+def test_numbers_of_any_length_are_handed_on_as_they_are(tmp_path: Path) -> None:
+    texts = ["one", "a longer one", " ", "an error here", "two", "one", "a much longer one of many words"]
+    with making_engines(tmp_path) as make:
+        engine = make("tests.two_inputs:load_weighing_encoder", reuse_bytes=1 << 20)
+        engine.start()
+        normalized = replace(SPEC, normalize=True)  # vectors would be
+        result = encode(engine, texts, spec=normalized)
+        assert encode(engine, ["one"]).results.row(0).tolist() == result.results.row(0).tolist()
+    codes = {index: failure.code for index, failure in result.failures.items()}
+    assert codes == {2: EMPTY_TEXT, 3: NON_FINITE_VECTOR}
+    for index, text in enumerate(texts):
+        ids = TOKENIZER.tokenize([text], SPEC.max_tokens, truncate=True).ids(0)
+        expected = [] if index in codes else weigh(ids).tolist()
+        assert result.results.row(index).tolist() == expected, text
+    with pytest.raises(ValueError, match="different lengths"):
+        _ = result.vectors
+
+
+def test_an_encoder_whose_vectors_are_none_is_refused_when_it_is_loaded(tmp_path: Path) -> None:
+    with making_engines(tmp_path) as make:
+        engine = make("tests.two_inputs:load_boastful_encoder")
+        with pytest.raises(
+            ModelError, match=rf"have \d+ values, and vectors of this model have {CARD.dimension}"
+        ):
+            engine.start()

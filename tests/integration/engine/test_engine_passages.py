@@ -1,7 +1,6 @@
 """Long texts in passages with the real model, against sentence-transformers' own modules on windows cut by hand."""
 
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.processors import with_bf16
+from tests.reference import packaged_reference
 from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingSpec
 from vectormill.domain.jobs.item import TOO_MANY_TOKENS
 from vectormill.models.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
@@ -61,11 +61,8 @@ def cosine(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
 def reference(text: str, prompt: str, max_tokens: int, overlap: int) -> NDArray[np.float32]:
     """The weighted mean by hand: windows of ids, through the model's own transformer and pooling, not normalized."""
     import torch
-    from sentence_transformers import SentenceTransformer
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = SentenceTransformer(str(CARD.path), device="cpu", local_files_only=True)
+    model = packaged_reference()
     tokenizer = model.tokenizer
     own = tokenizer(text, add_special_tokens=False)["input_ids"]
     leading = tokenizer(prompt, add_special_tokens=False)["input_ids"] if prompt else []

@@ -10,12 +10,13 @@ import pytest
 
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from vectormill.ragged import Ragged
-from worker.batching.batch import TOKEN_TYPE_IDS, Batch
+from worker.batching.batch import Batch
 from worker.devices.detect import detect_inventory
 from worker.devices.device import split_processor
 from worker.encoder.encoder import Choice, DirectEncoder, EncoderOrder, EncoderReport
 from worker.runner.messages import Encode, Encoded, Load, Loaded
 from worker.runner.runner import Runner
+from worker.tokens.tokenized import TOKEN_TYPE_IDS
 
 
 class PairEncoder(DirectEncoder):
@@ -31,7 +32,7 @@ class PairEncoder(DirectEncoder):
 
     def describe(self) -> EncoderReport:
         choice = Choice("fake", "for tests")
-        return EncoderReport(choice, choice, choice, "none", 1, 0.0)
+        return EncoderReport(choice, choice, choice, "none", 1, 0.0, gives_vectors=False)
 
 
 def load_pair_encoder(order: EncoderOrder) -> PairEncoder:

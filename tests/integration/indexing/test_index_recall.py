@@ -4,7 +4,6 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from sentence_transformers import SentenceTransformer
 from sqlalchemy import Engine, text
 
 from indexer.phases.indexing import build_indexes
@@ -20,6 +19,8 @@ NUM_QUERIES = 200
 @pytest.mark.slow  # encodes 3,200 texts: a minute of one core
 @pytest.mark.timeout(900)
 def test_the_default_index_finds_98_of_100_of_the_ten_nearest_of_real_texts(engine: Engine) -> None:
+    from sentence_transformers import SentenceTransformer  # only here: whoever collects would import it
+
     model = SentenceTransformer(str(find_packaged_model()), device="cpu")
     model.max_seq_length = 48  # of the beginnings of texts, which are texts too
     texts = [docstring.text[:200] for docstring in islice(read_docstrings(), 0, None, 2)]

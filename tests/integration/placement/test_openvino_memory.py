@@ -3,6 +3,7 @@
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,8 @@ import pytest
 from tests.models import DEVICE, packaged_model
 from vectormill.models.model_card import read_model_card
 from worker.encoder.encoder import EncoderOrder
+from worker.openvino.buffers import BufferWatch
 from worker.openvino.conversion import find_or_convert
-from worker.openvino.encoder import BufferWatch
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux tells")
 
@@ -49,6 +50,7 @@ import pickle, sys, threading
 import numpy as np
 import psutil
 from worker.batching.batch import Batch
+from worker.openvino import buffers as openvino_buffers
 from worker.openvino import encoder as openvino_encoder
 from worker.backends.factory import load_encoder
 
@@ -56,7 +58,7 @@ def make_batch(count, length):
     return Batch.from_ids([np.arange(1000, 1000 + length, dtype=np.int32)] * count)
 
 openvino_encoder.FORGET_SECONDS = 0.0
-openvino_encoder.RELEASE_SECONDS = float(sys.argv[1])
+openvino_buffers.RELEASE_SECONDS = float(sys.argv[1])
 encoder = load_encoder(pickle.loads(sys.stdin.buffer.read()))
 small, large = make_batch(2, 64), make_batch(32, 256)
 before = encoder.encode(small).matrix
@@ -77,9 +79,11 @@ print(taken, psutil.Process().memory_info().rss)
 """
 
 
-def test_of_a_loaded_model_nothing_is_resident_beside_its_packed_weights(tmp_path: Path) -> None:
+def test_of_a_loaded_model_nothing_is_resident_beside_its_packed_weights(
+    new_cache_dir: Callable[[], Path],
+) -> None:
     card = read_model_card("packaged", packaged_model())
-    order = EncoderOrder(card, DEVICE, "openvino", "fp32", DEVICE.num_threads, tmp_path)
+    order = EncoderOrder(card, DEVICE, "openvino", "fp32", DEVICE.num_threads, new_cache_dir())
     folder = find_or_convert(order, "fp32")
     # Words are read by row (tests/unit/openvino/test_word_table.py), and are half of this model.
     assert (folder / "words.bin").stat().st_size == 30522 * 384 * 4
@@ -93,9 +97,11 @@ def test_of_a_loaded_model_nothing_is_resident_beside_its_packed_weights(tmp_pat
     assert loaded_kilobytes["keep"] > 32 * 1024, "openvino keeps resident what it has read"
 
 
-def test_the_buffers_of_batches_that_have_become_small_are_given_back(tmp_path: Path) -> None:
+def test_the_buffers_of_batches_that_have_become_small_are_given_back(
+    new_cache_dir: Callable[[], Path],
+) -> None:
     order = EncoderOrder(
-        read_model_card("packaged", packaged_model()), DEVICE, "openvino", "fp32", 2, tmp_path
+        read_model_card("packaged", packaged_model()), DEVICE, "openvino", "fp32", 2, new_cache_dir()
     )
     given_back = {}
     for release_seconds in ("0", "1000"):

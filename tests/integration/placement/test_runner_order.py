@@ -147,6 +147,21 @@ def test_the_next_batch_is_started_before_the_last_outcome_is_sent(conversation:
     assert conversation.hear() == (Encoded, 2)
 
 
+def test_batches_that_are_equally_urgent_are_encoded_as_they_come_and_not_by_number(
+    conversation: Conversation,
+) -> None:
+    """Of ranks that share a model some had started 5 before 4 came, where an urgent batch has overtaken."""
+    conversation.send(1)
+    assert conversation.hear() == (Started, 1)
+    conversation.send(5)
+    conversation.send(4)
+    conversation.wait_until_queued()
+    for number in (1, 5):
+        conversation.compute(number)
+    started = [number for kind, number in (conversation.hear() for _ in range(4)) if kind is Started]
+    assert started == [5, 4]
+
+
 def test_an_outcome_waits_for_no_batch_that_is_not_there(conversation: Conversation) -> None:
     conversation.send(1)
     conversation.compute(1)

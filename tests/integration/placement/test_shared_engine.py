@@ -5,13 +5,15 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
+from tests.rank_processes import rank_pids
+from tests.reference import packaged_reference
 from tests.waiting import wait_for
 from vectormill.models.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
 from worker.devices.detect import detect_inventory
@@ -26,6 +28,9 @@ from worker.settings import WorkerSettings
 CARD = Registry({}).card(DEFAULT_MODEL, weights=True)
 SPEC = make_spec(CARD, EncodingOptions())
 TEXTS = [f"text number {number} of a few more, " + "and longer " * (number % 12) for number in range(60)]
+
+# So many batches are a good part of a second, in which a rank is killed.
+NUM_ROUNDS = 12
 
 WEIGHT_BYTES = sum(path.stat().st_size for path in CARD.path.glob("*.safetensors"))
 
@@ -56,27 +61,23 @@ def make_engine(tmp_path: Path) -> Iterator[MakeEngine]:
     assert rank_pids() == []
 
 
-def rank_pids() -> list[int]:
-    return [
-        child.pid for child in psutil.Process().children() if "runner_process" in " ".join(child.cmdline())
-    ]
-
-
 def encode(engine: Engine, texts: list[str]) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
     request = EncodeRequest("r", SPEC, [text.encode() for text in texts], False, 10_000)
     return engine.encode(request, threading.Event()).vectors
+
+
+@cache
+def encode_by_reference() -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    return np.asarray(packaged_reference().encode(TEXTS, normalize_embeddings=True))
 
 
 @pytest.mark.parametrize("strategy", [TENSOR, PIPELINE, FULLY_SHARDED])
 def test_a_shared_engine_gives_the_vectors_of_the_reference_library(
     make_engine: MakeEngine, strategy: str
 ) -> None:
-    from sentence_transformers import SentenceTransformer
-
     engine = make_engine(strategy)
     vectors = encode(engine, TEXTS)
-    reference = SentenceTransformer(str(CARD.path), device="cpu").encode(TEXTS, normalize_embeddings=True)
-    assert (vectors * reference).sum(axis=1).min() >= 0.9999
+    assert (vectors * encode_by_reference()).sum(axis=1).min() >= 0.9999
     alone = encode(engine, TEXTS[7:8])
     assert (alone[0] * vectors[7]).sum() >= 0.99999
     report = engine.report()
@@ -92,11 +93,11 @@ def test_a_rank_that_is_killed_ends_its_replica_which_is_built_anew(make_engine:
     assert len(first) == 2
     with ThreadPoolExecutor(1) as threads:
         running = threads.submit(
-            encode, engine, [f"{text} {number}" for number in range(40) for text in TEXTS]
+            encode, engine, [f"{text} {number}" for number in range(NUM_ROUNDS) for text in TEXTS]
         )
         wait_for(lambda: engine.report()["num_batches"] >= 2)
         os.kill(first[1], signal.SIGKILL)
-        assert len(running.result()) == 40 * len(TEXTS), "nobody but the killer is to blame"
+        assert len(running.result()) == NUM_ROUNDS * len(TEXTS), "nobody but the killer is to blame"
     wait_for(lambda: engine.report()["state"] == "running", seconds=60)
     assert set(first).isdisjoint(rank_pids()), "the rank that waited for the dead one has ended too"
     assert encode(engine, TEXTS[:3]).shape == (3, CARD.dimension)

@@ -79,7 +79,7 @@ def test_a_generation_that_is_removed_while_it_is_searched_is_said_so(engine: En
         find_matches(connection, generation, [(Search(), query)])
 
 
-def test_a_search_takes_three_statements_and_a_second_of_the_same_kind_one(engine: Engine) -> None:
+def test_a_search_takes_three_statements_and_two_of_the_same_kind_no_more(engine: Engine) -> None:
     fill(engine)
     statements: list[str] = []
     query = vector_of(ITEMS[0].text)
@@ -89,4 +89,4 @@ def test_a_search_takes_three_statements_and_a_second_of_the_same_kind_one(engin
         find_matches(connection, generation, [(Search(), query)])
         assert len(statements) == 3  # settings, plan, rows
         find_matches(connection, generation, [(Search(), query), (Search(), -query)])
-        assert len(statements) == 3 + 4
+        assert len(statements) == 3 + 3

@@ -4,13 +4,14 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from sentence_transformers import SentenceTransformer
 from sqlalchemy import Engine
 
 from tests.protocol import SPEC
+from tests.reference import packaged_reference
 from vectormill.corpus import read_docstrings
 from vectormill.db.collections.collections import open_collection
 from vectormill.db.rows.calibrations import find_ranges
@@ -18,12 +19,14 @@ from vectormill.db.rows.vectors import upsert_vectors
 from vectormill.db.search.matches import search_collection
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.jobs.item import Item
-from vectormill.models.registry import find_packaged_model
 from vectormill.ragged import Ragged
 from vectormill.vectors.quantization import quantize, restore
 from vectormill.vectors.vector_types import choose_vector_type, make_rows
 from worker.chunk.calibrator import Calibrator
 from worker.engine.request import EncodeRequest, EncodeResult
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
 
 NUM_TEXTS = 400
 NUM_QUERIES = 60
@@ -33,7 +36,7 @@ DIMENSIONS = 384
 class RealEngine:
     """sentence-transformers in the place of the worker's engine. The same texts it encodes once."""
 
-    def __init__(self, model: SentenceTransformer) -> None:
+    def __init__(self, model: "SentenceTransformer") -> None:
         self._model = model
         self._known: dict[tuple[bytes, ...], np.ndarray] = {}
 
@@ -48,22 +51,22 @@ class RealEngine:
         )
 
 
-def encode(model: SentenceTransformer, texts: Sequence[str]) -> np.ndarray:
+def encode(model: "SentenceTransformer", texts: Sequence[str]) -> np.ndarray:
     return np.asarray(model.encode(list(texts), convert_to_numpy=True, normalize_embeddings=True))
 
 
 @pytest.fixture(scope="module")
-def model() -> SentenceTransformer:
-    return SentenceTransformer(str(find_packaged_model()), device="cpu")
+def model() -> "SentenceTransformer":
+    return packaged_reference()
 
 
 @pytest.fixture(scope="module")
-def encoding(model: SentenceTransformer) -> RealEngine:
+def encoding(model: "SentenceTransformer") -> RealEngine:
     return RealEngine(model)
 
 
 @pytest.fixture(scope="module")
-def vectors(model: SentenceTransformer) -> np.ndarray:
+def vectors(model: "SentenceTransformer") -> np.ndarray:
     """float32 [NUM_TEXTS, 384]; every twelfth docstring, its beginning, so that no module has them all.
 
     Not fewer: some distributions of Python have 7,000 docstrings, others 8,700.

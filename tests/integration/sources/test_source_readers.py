@@ -15,7 +15,6 @@ from vectormill.domain.jobs.item import Item
 from vectormill.domain.source import OWN_TEXTS, PUSH, SQL, Source
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
-from vectormill.sources.kinds.own_texts import READ_PAGE
 from vectormill.sources.opening import open_source
 from vectormill.sources.reader import MOST_ROWS, Reader, SourcePlace
 
@@ -291,23 +290,33 @@ def test_a_collection_that_keeps_its_texts_gives_its_rows_as_they_are(
     assert read_all(reader) == [Item("k0", b"again"), *items]
 
 
-def test_pages_of_a_collections_own_texts_are_found_by_its_primary_key(engine: Engine) -> None:
+def test_a_collection_that_is_removed_while_its_texts_are_read_ends_the_reading(
+    place: SourcePlace, engine: Engine
+) -> None:
     make_collection(engine)
-    fill = """
-        INSERT INTO vectormill.{} (key, {}, job_seq) SELECT 'k' || n, {}, 1 FROM generate_series(1, 20000) AS n
-    """
     with engine.begin() as connection:
+        connection.execute(text("UPDATE vectormill.collections SET keep_text = true"))
         generation = connection.execute(text("SELECT id FROM vectormill.generations")).scalar_one()
+        table = f"vectormill.generation_{generation}"
+        numbers = "generate_series(1, 7000) AS n"
         vector = "array_fill(0.5, ARRAY[8])::halfvec"
-        columns = "content_hash, embedding"
-        connection.execute(text(fill.format(f"generation_{generation}", columns, f"''::bytea, {vector}")))
-        connection.execute(text(fill.format(f"generation_{generation}_attributes", "text", "'a text'")))
-        for name in ("", "_attributes"):
-            connection.execute(text(f"ANALYZE vectormill.generation_{generation}{name}"))
-        page = text("EXPLAIN " + READ_PAGE.format(id=generation))
-        plan = "\n".join(connection.execute(page, {"after": "k5", "limit": 100}).scalars())
-    assert "Seq Scan" not in plan
-    assert "Sort" not in plan
+        connection.execute(
+            text(
+                f"INSERT INTO {table} (key, content_hash, embedding, job_seq) "
+                f"SELECT 'k' || n, ''::bytea, {vector}, 1 FROM {numbers}"
+            )
+        )
+        connection.execute(
+            text(
+                f"INSERT INTO {table}_attributes (key, text, job_seq) SELECT 'k' || n, 'a text', 1 FROM {numbers}"
+            )
+        )
+    batches = open_source(Source(OWN_TEXTS, {}), place).read()
+    assert next(batches)[0] == Item("k1", b"a text")
+    with engine.begin() as connection:
+        connection.execute(text(f"DROP TABLE {table} CASCADE"))
+    with pytest.raises(SourceFailed, match="'docs' was removed, or got another generation"):
+        list(batches)
 
 
 def test_a_push_whose_process_was_killed_fails_and_parts_that_were_read_are_removed(engine: Engine) -> None:

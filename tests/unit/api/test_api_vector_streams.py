@@ -5,8 +5,6 @@ import io
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
-from uuid import uuid4
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -15,7 +13,7 @@ from starlette.requests import ClientDisconnect
 
 from api.streams.vector_streams import (
     VECTOR_FORMATS,
-    VectorResponse,
+    ResultResponse,
     choose_group_bytes,
     gather_rows,
     measure_npy,
@@ -24,43 +22,11 @@ from api.streams.vector_streams import (
     write_npy,
     write_parquet,
 )
+from tests.jobs import JOB, make_completed_job
 from vectormill.db.jobs.export import VectorBlock
-from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import JobNotFound
-from vectormill.domain.jobs.job import COMPLETED, Job
 
-DIMENSIONS = 3
-NOW = datetime(2026, 11, 21, tzinfo=UTC)
-
-
-def make_job(num_items: int) -> Job:
-    return Job(
-        id=uuid4(),
-        seq=1,
-        state=COMPLETED,
-        spec=EncodingSpec("m", "1", "mean", True, DIMENSIONS, "", 64),
-        collection=None,
-        priority=5,
-        metadata={},
-        num_items=num_items,
-        num_done=num_items,
-        num_failed=0,
-        num_chunks=1,
-        num_open_chunks=0,
-        num_retried_chunks=0,
-        num_tokens=0,
-        num_computed_tokens=0,
-        num_truncated=0,
-        num_passages=0,
-        num_reused=0,
-        stage_seconds={},
-        created_at=NOW,
-        started_at=NOW,
-        finished_at=NOW,
-        paused_at=None,
-        idle_seconds=0.0,
-        now=NOW,
-    )
+DIMENSIONS = JOB.spec.dimensions
 
 
 def make_block(start: int, count: int, missing: tuple[int, ...] = ()) -> VectorBlock:
@@ -80,7 +46,7 @@ VECTORS = np.concatenate([block.vectors[block.present] for block in BLOCKS])
 
 
 def test_ndjson_has_a_line_for_every_item_with_a_vector() -> None:
-    content = b"".join(write_ndjson(make_job(7), start_reading(iter(BLOCKS))))
+    content = b"".join(write_ndjson(make_completed_job(7), start_reading(iter(BLOCKS))))
     rows = [json.loads(line) for line in content.splitlines()]
     assert [row["key"] for row in rows] == KEYS
     assert np.array_equal(np.array([row["embedding"] for row in rows], dtype=np.float32), VECTORS)
@@ -88,7 +54,7 @@ def test_ndjson_has_a_line_for_every_item_with_a_vector() -> None:
 
 def test_ndjson_of_float16_has_the_digits_that_tell_it_from_its_neighbours() -> None:
     halves = [replace(block, vectors=block.vectors.astype(np.float16)) for block in BLOCKS]
-    content = b"".join(write_ndjson(make_job(7), start_reading(iter(halves))))
+    content = b"".join(write_ndjson(make_completed_job(7), start_reading(iter(halves))))
     rows = [json.loads(line) for line in content.splitlines()]
     assert [row["key"] for row in rows] == KEYS
     assert np.array_equal(
@@ -97,7 +63,7 @@ def test_ndjson_of_float16_has_the_digits_that_tell_it_from_its_neighbours() -> 
 
 
 def test_parquet_has_a_row_for_every_item_with_a_vector() -> None:
-    content = b"".join(write_parquet(make_job(7), start_reading(iter(BLOCKS))))
+    content = b"".join(write_parquet(make_completed_job(7), start_reading(iter(BLOCKS))))
     table = pq.read_table(io.BytesIO(content))
     assert str(table.schema.field("embedding").type) == f"fixed_size_list<element: float>[{DIMENSIONS}]"
     assert table["key"].to_pylist() == KEYS
@@ -105,7 +71,7 @@ def test_parquet_has_a_row_for_every_item_with_a_vector() -> None:
 
 
 def test_npy_has_a_row_for_every_item_in_order_and_says_its_length_before() -> None:
-    job = make_job(7)
+    job = make_completed_job(7)
     content = b"".join(write_npy(job, start_reading(iter(BLOCKS))))
     array = np.load(io.BytesIO(content))
     assert array.dtype == np.float32
@@ -115,7 +81,7 @@ def test_npy_has_a_row_for_every_item_in_order_and_says_its_length_before() -> N
 
 @pytest.mark.parametrize("name", VECTOR_FORMATS)
 def test_a_job_without_any_vector_is_a_whole_file_all_the_same(name: str) -> None:
-    job = make_job(2)
+    job = make_completed_job(2)
     blocks = start_reading(iter([make_block(0, 2, missing=(0, 1))]))
     content = b"".join(VECTOR_FORMATS[name].write(job, blocks))
     if name == "ndjson":
@@ -134,7 +100,7 @@ def test_a_stream_whose_job_is_removed_ends_with_the_error_and_without_a_footer(
 
     pieces: list[bytes] = []
     with pytest.raises(JobNotFound):
-        pieces.extend(VECTOR_FORMATS[name].write(make_job(8), start_reading(removed())))
+        pieces.extend(VECTOR_FORMATS[name].write(make_completed_job(8), start_reading(removed())))
     assert not b"".join(pieces).endswith(b"PAR1")
 
 
@@ -164,7 +130,7 @@ def test_large_blocks_are_cut_evenly_and_nothing_is_lost_between() -> None:
     ],
 )
 def test_row_groups_grow_with_the_root_of_the_job(num_items: int, group_bytes: int) -> None:
-    job = make_job(num_items)
+    job = make_completed_job(num_items)
     job = replace(job, spec=replace(job.spec, dimensions=384))
     assert choose_group_bytes(job) == pytest.approx(group_bytes, rel=0.01)
 
@@ -196,7 +162,9 @@ def test_what_fails_before_the_first_block_fails_before_the_answer_starts() -> N
 
 def test_a_client_that_leaves_ends_the_reading() -> None:
     source = Source()
-    response = VectorResponse(make_job(1 << 40), VECTOR_FORMATS["ndjson"], start_reading(iter(source)))
+    response = ResultResponse(
+        make_completed_job(1 << 40), VECTOR_FORMATS["ndjson"], start_reading(iter(source))
+    )
     num_sent = 0
 
     async def send(message: object) -> None:

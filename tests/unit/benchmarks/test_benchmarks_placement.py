@@ -1,6 +1,7 @@
 """`placement` and `footprint`: batches, plans and judgements, without a process of theirs."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from benchmarks.cases.engine.placement import (
     DEBERTA,
     PIPELINED,
     SINGLE,
+    SWITCHED,
     TENSOR_PARALLEL,
     TEXTS,
     WHOLE,
@@ -114,6 +116,28 @@ def test_a_deberta_is_placed_in_every_way_but_one(
         "one replica of 2 cores",
         "pipeline, micro-batches",
     ]
+
+
+def test_gpus_have_rows_for_ranks_that_queue_and_pack_where_the_model_can_be_packed(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus = tuple(
+        Device(f"cuda:{number}", CUDA, number, (), 1, 16 << 30, features=frozenset({"sm_90"}))
+        for number in range(2)
+    )
+    inventory = Inventory(gpus, ((0,),), 16 << 30, frozenset(), "two cards")
+    monkeypatch.setattr("benchmarks.cases.engine.placement.detect_inventory", lambda: inventory)
+    assert not SWITCHED.keys() & set(list_ways(CPU))
+    assert SWITCHED.keys() <= set(list_ways(CUDA))
+    packaged = WayPlanner(make_card("packaged", Path()), CUDA)
+    made = {way: packaged.make(way, {}) for way in SWITCHED}
+    assert all(isinstance(system, PlacedModel) for system in made.values())
+    packed = made["pipeline, packed_ranks and queued_ranks"]
+    assert packed._way.switches == ("packed_ranks", "queued_ranks")  # type: ignore[attr-defined]
+    assert packed._way.batches_ahead == 3  # type: ignore[attr-defined]
+    deberta = WayPlanner(make_card("tiny-deberta", tmp_path_factory.mktemp("models")), CUDA)
+    missing = {way for way in SWITCHED if isinstance(deberta.make(way, {}), MissingSystem)}
+    assert missing == {way for way in SWITCHED if "packed" in way or way.startswith(TENSOR_PARALLEL)}
 
 
 def test_two_gpus_are_asked_for_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:

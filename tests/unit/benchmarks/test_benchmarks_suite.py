@@ -136,7 +136,7 @@ def test_a_quick_look_is_never_written_into_the_readme() -> None:
     ("arguments", "words"),
     [
         (["engine", "--mix", "poems"], "there are paragraphs, queries"),
-        (["engine", "--system", "tei"], "there are service, engine, sentence-transformers"),
+        (["engine", "--system", "tei"], "there are service, engine, bare-openvino, sentence-transformers"),
         (["engine", "--system", "infinity", "--device", "cuda"], "sentence-transformers-32"),  # not on a GPU
         (["engine", "--model-shape", "large"], "there are bert-base"),
         (["engine", "--write", "--mix", "queries"], "leave --mix away"),

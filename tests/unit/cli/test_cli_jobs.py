@@ -311,7 +311,7 @@ def test_models_and_workers_are_listed_with_what_they_chose_and_why(
     api: FakeApi, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("models") == 0
-    assert capsys.readouterr().out.startswith("mini\t2\t256\t")
+    assert capsys.readouterr().out.startswith("mini\tembed\t2\t256\t")
     assert run("workers") == 0
     assert "\topenvino (the faster backend on CPUs)\t" in capsys.readouterr().out
     assert run("workers", "--json") == 0

@@ -33,6 +33,18 @@ def test_a_plan_in_json_has_bytes_as_numbers(capsys: pytest.CaptureFixture[str])
     )
 
 
+def test_a_plan_tells_which_switches_its_devices_will_try(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("--devices", "1x8GiB") == 0
+    assert "Switches" not in capsys.readouterr().out, (
+        "nothing was asked for, nor measured on a described device"
+    )
+    monkeypatch.setenv("VECTORMILL_WORKER_SWITCHES", "direct_flash")
+    assert run("--devices", "1x8GiB") == 0
+    assert "Switches that cuda:0 tries: direct_flash (asked for)." in capsys.readouterr().out.splitlines()
+
+
 def test_models_that_share_a_machine_are_planned_together(capsys: pytest.CaptureFixture[str]) -> None:
     both = ["--model", "all-MiniLM-L6-v2", "--model", "docs/plans/mistral-7b"]
     assert run("--devices", "2x80GiB", *both) == 0

@@ -4,8 +4,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from vectormill.cli.views.index_progress import look_at_indexing
+from vectormill.cli.views.job_progress import describe_counts, describe_seconds, look_at_job
 from vectormill.cli.views.listing import print_table
-from vectormill.cli.views.progress import JobProgress, describe_counts, describe_seconds
+from vectormill.cli.views.progress import Look, Progress
+from vectormill.cli.views.run_progress import look_at_run
 from vectormill.cli.views.summary import Line, describe_choice, describe_long_texts, summarize_job
 
 JOB: dict[str, Any] = {
@@ -49,7 +52,7 @@ def test_seconds_are_told_as_people_do(seconds: float, words: str) -> None:
 def test_without_a_terminal_a_line_is_written_when_something_changes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with JobProgress(Console(file=io.StringIO(), force_terminal=False)) as progress:
+    with Progress(look_at_job, Console(file=io.StringIO(), force_terminal=False)) as progress:
         for state in ("queued", "queued", "running", "running", "completed"):
             progress(JOB | {"state": state})
     states = [line.partition(":")[0] for line in capsys.readouterr().err.splitlines()]
@@ -64,7 +67,7 @@ def test_what_a_job_waits_for_is_told_once_until_it_is_something_else(
         Console(file=io.StringIO(), force_terminal=False),
         Console(file=screen, force_terminal=True, width=120),
     ):
-        with JobProgress(console) as progress:
+        with Progress(look_at_job, console) as progress:
             for reason in (None, "busy [1]", None, "busy [1]", "gone", None):
                 progress(JOB | {"waiting_because": reason})
     lines = capsys.readouterr().err.splitlines()
@@ -81,9 +84,52 @@ def test_a_paused_job_shows_no_rate() -> None:
 
 def test_on_a_terminal_a_bar_is_drawn() -> None:
     screen = io.StringIO()
-    with JobProgress(Console(file=screen, force_terminal=True, width=120)) as progress:
+    with Progress(look_at_job, Console(file=screen, force_terminal=True, width=120)) as progress:
         progress(JOB)
     assert "2,000 of 8,000 items" in screen.getvalue()
+
+
+RUN: dict[str, Any] = {"state": "running", "phase": "reading", "counts": {"num_read": 1200, "num_new": 0}}
+BUILD = {"indexing": {"progress": {"index": "hnsw", "phase": "loading tuples", "share": 0.25}}}
+
+
+@pytest.mark.parametrize(
+    ("run", "look"),
+    [
+        (RUN, Look("reading", "1,200 read")),
+        (RUN | {"counts": {}}, Look("reading", "nothing read yet")),
+        (RUN | {"state": "completed"}, Look("completed", "1,200 read")),
+        (
+            RUN | {"phase": "encoding", "encoding": {"num_items": 40, "num_done": 9, "num_failed": 1}},
+            Look("encoding", "10 of 40 items · 1 failed", 0.25),
+        ),
+        (
+            RUN | {"phase": "encoding", "encoding": {"num_items": 0, "num_done": 0, "num_failed": 0}},
+            Look("encoding", "0 of 0 items"),
+        ),
+    ],
+)
+def test_a_run_is_shown_by_its_phase_and_while_it_encodes_by_its_job(run: dict[str, Any], look: Look) -> None:
+    assert look_at_run(run) == look
+
+
+@pytest.mark.parametrize(
+    ("run", "look"),
+    [
+        ({"state": "running", "report": BUILD}, Look("hnsw: loading tuples", "25%", 0.25)),
+        ({"state": "running", "report": {"indexing": {"progress": None}}}, Look("running")),
+        ({"state": "queued", "report": {}}, Look("queued")),
+    ],
+)
+def test_a_build_of_an_index_is_shown_by_its_phase_and_share(run: dict[str, Any], look: Look) -> None:
+    assert look_at_indexing(run) == look
+
+
+def test_where_nothing_is_counted_the_line_is_the_stage_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress(look_at_indexing, Console(file=io.StringIO(), force_terminal=False)) as progress:
+        for state in ("queued", "queued", "completed"):
+            progress({"state": state, "report": {}})
+    assert capsys.readouterr().err == "queued\ncompleted\n"
 
 
 def test_a_summary_measures_from_submission_to_the_last_commit() -> None:
@@ -116,6 +162,17 @@ def test_a_summary_tells_each_different_choice_of_the_workers_of_this_model() ->
     ]
     devices = [line for line in summarize_job(JOB, workers) if line.name == "device"]
     assert devices == [Line("device", "cuda:0", "free"), Line("device", "cuda:1", "free")]
+
+
+def test_a_summary_tells_of_switches_where_a_worker_uses_any() -> None:
+    def switches(*used: list[str]) -> list[str]:
+        workers = [{"model": "mini", "report": {"switches": names}} for names in used]
+        return [line.value for line in summarize_job(JOB, workers) if line.name == "switches"]
+
+    assert switches([], []) == []
+    assert switches(["direct_flash", "compile"], []) == ["direct_flash, compile", "none"]
+    assert describe_choice({"switches": []}, "switches") == ("none", "")
+    assert describe_choice({}, "switches") == ("not known yet", ""), "an older release, or a model that loads"
 
 
 @pytest.mark.parametrize(

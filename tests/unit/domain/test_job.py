@@ -1,41 +1,10 @@
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
-from uuid import uuid4
 
 import pytest
 
-from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.jobs.job import Job
-
-START = datetime(2026, 11, 21, 12, tzinfo=UTC)
-JOB = Job(
-    id=uuid4(),
-    seq=1,
-    state="running",
-    spec=EncodingSpec("m", "1", "mean", True, 3, "", 64),
-    collection=None,
-    priority=5,
-    metadata={},
-    num_items=1000,
-    num_done=200,
-    num_failed=0,
-    num_chunks=10,
-    num_open_chunks=8,
-    num_retried_chunks=0,
-    num_tokens=0,
-    num_computed_tokens=0,
-    num_truncated=0,
-    num_passages=0,
-    num_reused=0,
-    stage_seconds={},
-    created_at=START,
-    started_at=START,
-    finished_at=None,
-    paused_at=None,
-    idle_seconds=0.0,
-    now=START + timedelta(seconds=100),
-)
+from tests.jobs import JOB, START
 
 
 def after(seconds: float) -> datetime:

@@ -1,5 +1,6 @@
 """An option of encoding is defined once; a new one is there wherever options are taken."""
 
+import inspect
 from dataclasses import asdict, dataclass, fields
 from typing import Annotated, Any, Final, get_type_hints
 
@@ -8,13 +9,16 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from api.bodies.sources.runs import RunOptionsBody
 from api.intake.options import model_of, parameters_of, struct_of
 from vectormill.cli.arguments.encoding_flags import take_encoding_flags
+from vectormill.client.nouns.runs import RunCalls
 from vectormill.domain.encoding import (
     EncodingOptions,
     EncodingSpec,
     Help,
     OptionArguments,
+    RequestedArguments,
     RequestedOptions,
     list_options,
 )
@@ -32,7 +36,36 @@ NEW: Final = ("rounding", "rounds")
 
 
 def test_the_arguments_that_type_checkers_see_are_the_options() -> None:
-    assert get_type_hints(OptionArguments) == get_type_hints(RequestedOptions)
+    assert get_type_hints(OptionArguments) == get_type_hints(EncodingOptions)
+    assert get_type_hints(RequestedArguments) == get_type_hints(RequestedOptions)
+
+
+def test_a_client_starts_a_run_with_whatever_the_api_takes_for_one() -> None:
+    named = set(inspect.signature(RunCalls.reindex, eval_str=True).parameters) - {
+        "self",
+        "collection",
+        "options",
+    }
+    taken = named | set(get_type_hints(OptionArguments))
+    assert taken == set(RunOptionsBody.model_fields) - {"sample"}  # of a check
+
+
+def test_a_client_sends_what_was_said_of_a_run_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[Any] = []
+    monkeypatch.setattr(RunCalls, "call", lambda *_, json, **__: sent.append(json))
+    with RunCalls("http://127.0.0.1:9") as client:
+        client.reindex("docs")
+        client.reindex(
+            "docs", model="mini", max_change_share=1.0, least_recall=0.0, dimensions=64, normalize=False
+        )
+    said = {
+        "model": "mini",
+        "max_change_share": 1.0,
+        "least_recall": 0.0,
+        "dimensions": 64,
+        "normalize": False,
+    }
+    assert sent == [{"kind": "reindex", "options": {}}, {"kind": "reindex", "options": said}]
 
 
 def test_every_option_decides_a_field_of_the_spec() -> None:

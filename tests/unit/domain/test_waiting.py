@@ -4,7 +4,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from tests.unit.domain.test_job import JOB
+from tests.jobs import JOB
 from vectormill.domain.jobs.job import JOB_STATES
 from vectormill.domain.jobs.waiting import InHand, ServingWorker, Surroundings, explain_wait
 

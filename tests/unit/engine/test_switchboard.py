@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
+from worker.batching.cost import PaddedCost
 from worker.batching.limits import BatchLimits
 from worker.engine.switchboard import Switchboard, Ticket
 from worker.execution.work import Work
@@ -67,6 +68,19 @@ def test_every_text_gets_its_own_vector(
     assert switchboard.tally.num_tokens == num_tokens
 
 
+def test_the_last_sequences_are_shared_out_among_the_streams_of_the_encoder_that_was_adopted() -> None:
+    switchboard = Switchboard(BatchLimits(64), clock=lambda: 0.0)
+    switchboard.adopt(PaddedCost(), 4, 4)
+    switchboard.add(ticket_of([[1] * 8] * 16))
+    batches = [work for _ in range(4) if (work := next_work(switchboard))]
+    assert [len(work.sequences) for work in batches[:2]] == [4, 3], "quarters of what waits"
+    switchboard.adopt(PaddedCost(), 1)
+    switchboard.add(ticket_of([[1] * 8] * 16))
+    work = next_work(switchboard)
+    assert work is not None
+    assert len(work.sequences) == 8
+
+
 def test_what_is_being_encoded_of_a_withdrawn_request_is_dropped_and_its_company_is_not() -> None:
     switchboard = Switchboard(BatchLimits(64), clock=lambda: 0.0)
     gone, stays = ticket_of([[1, 2, 3]]), ticket_of([[4, 5, 6]])
@@ -108,7 +122,7 @@ def test_results_of_any_length_and_named_inputs_go_with_their_text(
     def answer(ids: list[int], kinds: list[int]) -> list[int]:
         return [one * kind % 256 for one, kind in zip(ids, kinds, strict=True)][: ids[-1] % 7]
 
-    ticket = Ticket.for_texts(texts, 4, 0, is_interactive=False)
+    ticket = Ticket.for_texts(texts, None, 0, is_interactive=False)
     switchboard = Switchboard(BatchLimits(64), clock=lambda: 0.0)
     switchboard.add(ticket)
     while work := next_work(switchboard):

@@ -1,12 +1,11 @@
 """Which errors of a GPU end the process that holds it, told without one."""
 
-import numpy as np
 import pytest
 import torch
 
-from worker.batching.batch import Batch
 from worker.encoder.forward_pass import DeviceLost
 from worker.model.cuda_pass import losing_device
+from worker.parallel import shard_encoder
 from worker.parallel.shard_encoder import ShardEncoder
 
 ILLEGAL_ACCESS = torch.AcceleratorError(
@@ -58,7 +57,7 @@ def test_a_shard_whose_gpu_is_lost_says_so_instead_of_failing_every_text(
 
     shard = ShardEncoder.__new__(ShardEncoder)
     shard._device = torch.device("cuda:0")
-    monkeypatch.setattr(shard, "_compute", fail, raising=False)
+    monkeypatch.setattr(shard_encoder, "copy_inputs", fail)
     monkeypatch.setattr(torch.cuda, "synchronize", fail)
     with pytest.raises(DeviceLost):
-        shard.encode(Batch.from_ids([np.array([1], np.int32)]))
+        shard._compute_here([], fail)

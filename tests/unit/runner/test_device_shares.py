@@ -1,6 +1,20 @@
 """How long a batch took, where several are computed side by side."""
 
-from worker.runner.stream import DeviceShares
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from tests.models import DEVICE
+from vectormill.ragged import Ragged
+from worker.batching.batch import Batch
+from worker.encoder.encoder import Encoder, EncoderReport
+from worker.encoder.forward_pass import ForwardPass
+from worker.runner.memory import MemoryGauge
+from worker.runner.messages import Encode, Encoded, EncodeFailed
+from worker.runner.stream import DeviceShares, Run
+
+BATCH = Batch.from_ids([np.array([1, 2], dtype=np.int32)])
 
 
 def test_a_stream_that_computes_alone_has_the_whole_device_whatever_others_could_do() -> None:
@@ -26,3 +40,57 @@ def test_streams_side_by_side_share_the_time_and_together_have_all_of_it() -> No
     third = shares.enter()
     now = 9.5
     assert shares.leave() - third == 0.5
+
+
+@dataclass
+class Pass:
+    """Computes by itself from its start on; the clock is the device's."""
+
+    device: "SelfRunning"
+
+    def start(self) -> None:
+        if self.device.is_broken:
+            raise RuntimeError("no request is left")
+
+    def results(self) -> Ragged:
+        self.device.now += 2.0
+        return Ragged.from_matrix(np.zeros((1, 1), dtype=np.float32))
+
+
+class SelfRunning(Encoder):
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.is_broken = False
+
+    def prepare(self, batch: Batch) -> ForwardPass:
+        return Pass(self)
+
+    def describe(self) -> EncoderReport:
+        raise NotImplementedError  # a stream asks its encoder for forward passes alone
+
+
+def test_a_batch_takes_from_its_start_on_whatever_its_stream_does_before_it_waits() -> None:
+    encoder = SelfRunning()
+    shares = DeviceShares(lambda: encoder.now)
+    run = Run(Encode(1, BATCH, is_urgent=False), encoder, shares)
+    encoder.now = 5.0  # it waits for its turn
+    run.start()
+    encoder.now += 1.0  # the outcome of the batch before is sent
+    outcome = run.finish(MemoryGauge(DEVICE), device_free_at=0.0)
+    assert isinstance(outcome, Encoded)
+    assert outcome.seconds == 3.0
+
+
+def test_a_batch_that_could_not_be_started_takes_no_share_from_others() -> None:
+    encoder = SelfRunning()
+    shares = DeviceShares(lambda: encoder.now)
+    encoder.is_broken = True
+    failed = Run(Encode(1, BATCH, is_urgent=False), encoder, shares)
+    failed.start()
+    assert isinstance(failed.finish(MemoryGauge(DEVICE), device_free_at=0.0), EncodeFailed)
+    encoder.is_broken = False
+    run = Run(Encode(2, BATCH, is_urgent=False), encoder, shares)
+    run.start()
+    outcome = run.finish(MemoryGauge(DEVICE), device_free_at=0.0)
+    assert isinstance(outcome, Encoded)
+    assert outcome.seconds == pytest.approx(2.0), "and not half of it"

@@ -1,6 +1,7 @@
 """What a group makes of what its ranks say: real pipes, and ranks that say what a test puts into their mouths."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,11 +12,12 @@ import pytest
 
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from vectormill.ragged import Ragged
+from worker.batching.batch import Batch
 from worker.devices.device import CPU, Device
 from worker.encoder.encoder import Choice, EncoderOrder, EncoderReport, Loading
 from worker.runner import runner_group
 from worker.runner.memory import MemoryReport
-from worker.runner.messages import Encoded, EncodeFailed, Load, Loaded, Reading, Started
+from worker.runner.messages import Encode, Encoded, EncodeFailed, Load, Loaded, Reading, Started
 from worker.runner.runner import RunnerLost
 from worker.runner.runner_group import RunnerGroup
 
@@ -29,6 +31,10 @@ class ScriptedRunner:
 
     def __init__(self, load: Load, environment: Mapping[str, str]) -> None:
         self.connection, self._theirs = Pipe(duplex=False)
+        self.sent: list[Any] = []
+
+    def send(self, message: object) -> None:
+        self.sent.append(message)
 
     def say(self, *messages: object) -> None:
         for message in messages:
@@ -69,6 +75,10 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
 def encoded(number: int, used_share: float | None = None) -> Encoded:
     memory = None if used_share is None else MemoryReport(1 << 20, 2 << 20, 3 << 20, used_share)
     return Encoded(number, Ragged.from_matrix(np.zeros((1, 4), np.float32)), 0.1, memory)
+
+
+def encode(number: int, *, is_urgent: bool = False) -> Encode:
+    return Encode(number, Batch.from_ids([np.array([1, number], np.int32)]), is_urgent)
 
 
 def hear(group: RunnerGroup) -> list[Any]:
@@ -165,8 +175,80 @@ def test_what_ranks_read_is_told_as_one_sum_and_kept_by_rank(ranks: Ranks) -> No
     second.say(Reading(5, 50), Reading(50, 50))
     assert hear(group) == [Reading(15, 150), Reading(60, 150)]
     for number, rank in enumerate((first, second)):
-        choice = Choice(f"cpu:{number}", "")
+        choice, precision = Choice(f"cpu:{number}", ""), Choice("fp32", "")
         loading = Loading(choice.value, 100 // (number + 1), 1.5)
-        rank.say(Loaded(EncoderReport(choice, choice, choice, "", 1, 1.5, loadings=(loading,))))
+        rank.say(Loaded(EncoderReport(choice, choice, precision, "", 1, 1.5, loadings=(loading,))))
     (loaded,) = hear(group)
     assert loaded.report.loadings == (Loading("cpu:0", 100, 1.5), Loading("cpu:1", 50, 1.5))
+
+
+def test_every_rank_gets_the_batches_in_one_order_in_which_urgent_ones_overtake_what_is_not_sent(
+    ranks: Ranks,
+) -> None:
+    group, runners = ranks
+    for number in (1, 2, 3, 4):
+        group.send(encode(number))
+    group.send(encode(5, is_urgent=True))
+    assert [[each.number for each in rank.sent] for rank in runners] == [[1, 2]] * 2
+    runners[0].say(Started(1), encoded(1))
+    hear(group)
+    assert [each.number for each in runners[0].sent] == [1, 2], "the other rank is not done with it"
+    runners[1].say(Started(1), encoded(1))
+    hear(group)
+    for rank in runners:
+        rank.say(Started(2), encoded(2), Started(5), encoded(5))
+    hear(group)
+    assert [[each.number for each in rank.sent] for rank in runners] == [[1, 2, 5, 3, 4]] * 2
+    assert not any(each.is_urgent for rank in runners for each in rank.sent), "none overtakes on a rank"
+
+
+@pytest.mark.parametrize(("seconds", "num_sent"), [(0.1, 3), (0.5, 2)])
+def test_ranks_that_queue_have_one_batch_more_where_batches_are_short(
+    ranks: Ranks, seconds: float, num_sent: int
+) -> None:
+    group, runners = ranks
+    choice = Choice("cuda:0", "asked for")
+    for rank in runners:
+        rank.say(Loaded(EncoderReport(choice, choice, choice, "padded", 1, 0.0, is_queued=True)))
+        rank.say(Started(1), replace(encoded(1), seconds=seconds))
+    group.send(encode(1))
+    hear(group)
+    for number in (2, 3, 4, 5):
+        group.send(encode(number))
+    assert [len(rank.sent) for rank in runners] == [1 + num_sent] * 2
+
+
+def test_two_batches_that_ranks_have_begun_are_both_said_and_the_second_again_when_its_turn_comes(
+    ranks: Ranks,
+) -> None:
+    group, (first, second) = ranks
+    second.say(Started(1), Started(2))
+    first.say(Started(1), encoded(1))
+    assert hear(group) == [Started(1), Started(2)]
+    second.say(encoded(1))
+    ended, again = hear(group)
+    assert (ended.number, again) == (1, Started(2))
+
+
+@pytest.mark.parametrize(
+    ("other", "flaw"),
+    [
+        ({"attention": "packed", "is_packed": True}, "another attention"),
+        ({"is_queued": True}, "another queue"),
+        ({"precision": Choice("fp16", "no bf16")}, "another precision"),
+        ({"load_seconds": 9.0, "notes": ("slow",), "device": Choice("cpu:1", "")}, ""),
+    ],
+)
+def test_ranks_that_were_loaded_differently_get_no_batch(
+    ranks: Ranks, other: dict[str, Any], flaw: str
+) -> None:
+    group, (first, second) = ranks
+    choice = Choice("cpu:0", "asked for")
+    report = EncoderReport(choice, choice, choice, "padded", 1, 0.0)
+    first.say(Loaded(report))
+    second.say(Loaded(replace(report, **other)))
+    (said,) = hear(group)
+    if flaw:
+        assert f"Rank 1 was loaded with {flaw} than rank 0" in said.reason
+    else:
+        assert isinstance(said, Loaded)

@@ -138,8 +138,8 @@ def test_two_threads_tokenize_much_at_a_time_and_who_has_little_never_waits(
 ) -> None:
     assert MODEL is not None
     reference = Reference(MODEL)
-    slow = SlowRust(reference._rust)
-    monkeypatch.setattr(reference, "_rust", slow)
+    slow = SlowRust(reference.rust)
+    monkeypatch.setattr(reference, "rust", slow)
     books = ["word " * 5000]
     threads = [threading.Thread(target=reference.encode, args=(books,), daemon=True) for _ in range(4)]
     for thread in threads:

@@ -1,11 +1,12 @@
 """int8 codes and packed signs are those of sentence-transformers, and come back as near as a step allows."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from sentence_transformers.util.quantization import quantize_embeddings
 
 from vectormill.vectors.quantization import (
     Ranges,
@@ -20,6 +21,13 @@ SAMPLE = np.random.default_rng(1).standard_normal((300, 40), dtype=np.float32) /
 # A tenth of these lie outside the ranges of the sample.
 VECTORS = np.random.default_rng(2).standard_normal((500, 40), dtype=np.float32) / np.float32(4)
 RANGES = measure_ranges(SAMPLE)
+
+
+def quantize_embeddings(*arguments: Any, **options: Any) -> np.ndarray[Any, Any]:
+    """That of sentence-transformers, whose import takes 4 s: whoever collects this file only does without."""
+    from sentence_transformers.util.quantization import quantize_embeddings as theirs
+
+    return np.asarray(theirs(*arguments, **options))
 
 
 def test_codes_are_those_of_sentence_transformers_for_the_same_ranges() -> None:

@@ -27,6 +27,9 @@ DataDir = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines on stdout.")]
+NewestFirst = Annotated[
+    int, typer.Option("--limit", metavar="N", min=1, help="At most so many, newest first.")
+]
 
 Model = Annotated[
     str | None,

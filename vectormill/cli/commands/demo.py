@@ -116,7 +116,8 @@ def _keep_searchable(
     from sqlalchemy import make_url
 
     from vectormill.cli import reindexing
-    from vectormill.cli.views.run_progress import RunProgress
+    from vectormill.cli.views.progress import Progress
+    from vectormill.cli.views.run_progress import look_at_run
     from vectormill.client import Client
     from vectormill.corpus import read_docstrings
     from vectormill.domain.errors import InvalidOption
@@ -137,7 +138,7 @@ def _keep_searchable(
         reindexing.follow_table(client, model)
 
         def run(title: str) -> reindexing.Round:
-            with RunProgress() as progress:
+            with Progress(look_at_run) as progress:
                 return reindexing.reindex(client, connection, title, progress)
 
         rounds = [run("first run")]
@@ -158,12 +159,13 @@ def _keep_searchable(
 
 def _encode(client: "Client", texts: Mapping[str, str], model: str | None) -> dict[str, Any]:
     """Submits the texts over HTTP and shows how the job goes, until it ends."""
-    from vectormill.cli.views.progress import JobProgress
+    from vectormill.cli.views.job_progress import look_at_job
+    from vectormill.cli.views.progress import Progress
 
     items: list[ItemJson] = [{"key": key, "text": text} for key, text in texts.items()]
     job = client.submit(items, model=model, collection=COLLECTION)
     _say(f"Submitted {job['num_items']:,} docstrings of {describe_python()} as job {job['id']}.")
-    with JobProgress() as progress:
+    with Progress(look_at_job) as progress:
         return client.wait(job["id"], progress, poll_seconds=POLL_SECONDS)
 
 

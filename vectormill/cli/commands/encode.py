@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -23,14 +23,24 @@ from vectormill.cli.arguments.options import (
 )
 from vectormill.cli.exits import EXIT_CODES_HELP, JOB_NOT_COMPLETED, CommandFailed, exit_code_of_job
 from vectormill.domain.encoding import RequestedOptions
-from vectormill.files.formats import INPUT_HELP, OUTPUT_HELP, OutputName
+from vectormill.domain.errors import InvalidOption
+from vectormill.domain.tasks.task import EMBED, JUDGE, TASKS, VECTOR
+from vectormill.files.formats import (
+    INPUT_HELP,
+    OUTPUT_FORMATS,
+    OUTPUT_HELP,
+    OutputName,
+    describe_outputs,
+)
 
 if TYPE_CHECKING:
     from vectormill.client import Client
+    from vectormill.files.rows import Fields, UnicodeErrors
 
 app = typer.Typer()
 
 SHOWN_ERRORS: Final = 10
+PAIR_FIELD: Final = "text_pair"
 
 
 @app.command(
@@ -72,32 +82,73 @@ def encode(
     Uses the API that is given, or the stack that runs on the data directory; where there is none, starts one for
     the time of this command.
     """
+    from vectormill.files.rows import Fields
+
+    pair_field = PAIR_FIELD if options.task == JUDGE else None
+    job = carry_out(
+        input,
+        Fields(key_field, text_field, pair_field, errors=choose_unicode_errors(strict=strict)),
+        out,
+        format,
+        errors,
+        Service(api_url, data_dir, model),
+        {"collection": collection, "priority": priority, **asdict(options)},
+        is_strict=strict,
+    )
+    report(job, out, is_json=json)
+    raise typer.Exit(exit_code_of_job(job["state"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """Whose service is asked, and for which model."""
+
+    api_url: str | None
+    data_dir: Path | None
+    model: str | None
+
+
+def choose_unicode_errors(*, strict: bool) -> "UnicodeErrors":
+    from vectormill.files.rows import FAIL_ALONE, REFUSE
+
+    return REFUSE if strict else FAIL_ALONE
+
+
+def carry_out(
+    input: str,
+    fields: "Fields",
+    out: Path,
+    format: str | None,
+    errors: Path | None,
+    service: Service,
+    wanted: dict[str, Any],
+    *,
+    is_strict: bool,
+) -> dict[str, Any]:
+    """The job, which has ended and whose results are in `out`. Raises CommandFailed when there are none."""
     from vectormill.files.outputs import check_output, choose_format, write_vectors
-    from vectormill.files.rows import FAIL_ALONE, REFUSE, Fields
     from vectormill.files.texts import look_at_texts, read_texts
 
     # All that can be wrong with the call is found before anything is started.
-    fields = Fields(key=key_field, text=text_field, errors=REFUSE if strict else FAIL_ALONE)
-    items = look_at_texts(read_texts(input, fields), whole=strict)
+    items = look_at_texts(read_texts(input, fields), whole=is_strict)
     kind = choose_format(out, format)
+    task = TASKS[wanted.get("task") or EMBED]
+    if task.result != VECTOR and not OUTPUT_FORMATS[kind].has_keys:
+        raise InvalidOption(
+            f"{task.result.capitalize()}s are no matrix: let {out.name} end in {describe_outputs(of_rows=True)}."
+        )
     for path in (out, errors):
         if path is not None:
             check_output(path)
-    with _client(api_url, data_dir, model) as client:
-        job = client.submit(
-            items,
-            model=model,
-            collection=collection,
-            priority=priority,
-            **asdict(options),
-        )
+    with _client(service.api_url, service.data_dir, service.model) as client:
+        job = client.submit(items, model=service.model, **wanted)
         job = _watch(client, job)
         if exit_code_of_job(job["state"]) == JOB_NOT_COMPLETED:
+            _report_failures(client, job, errors)
             raise CommandFailed(f"Job {job['id']} {job['state']}; {out} was not written.", JOB_NOT_COMPLETED)
         write_vectors(lambda file, kind: client.export(job["id"], file, kind), out, kind)
         _report_failures(client, job, errors)
-    _report(job, out, is_json=json)
-    raise typer.Exit(exit_code_of_job(job["state"]))
+    return job
 
 
 @contextmanager
@@ -123,11 +174,12 @@ def _client(api_url: str | None, data_dir: Path | None, model: str | None) -> "I
 
 def _watch(client: "Client", job: dict[str, Any]) -> dict[str, Any]:
     """Follows the job to its end. Interrupted, it cancels it: nobody would fetch what it goes on making."""
-    from vectormill.cli.views.progress import JobProgress
+    from vectormill.cli.views.job_progress import look_at_job
+    from vectormill.cli.views.progress import Progress
     from vectormill.domain.errors import VectormillError
 
     try:
-        with JobProgress() as progress:
+        with Progress(look_at_job) as progress:
             return client.wait(job["id"], progress)
     except (KeyboardInterrupt, SystemExit):
         with contextlib.suppress(VectormillError):
@@ -157,7 +209,7 @@ def _report_failures(client: "Client", job: dict[str, Any], errors: Path | None)
                 file.write(encode_line(error))
 
 
-def _report(job: dict[str, Any], out: Path, *, is_json: bool) -> None:
+def report(job: dict[str, Any], out: Path, *, is_json: bool) -> None:
     from vectormill.cli.views.listing import print_json
     from vectormill.cli.views.summary import describe_long_texts, job_seconds
 
@@ -166,8 +218,12 @@ def _report(job: dict[str, Any], out: Path, *, is_json: bool) -> None:
         return
     seconds = job_seconds(job)
     typer.echo(
-        f"{job['num_done']:,} vectors in {out}, {job['num_failed']:,} items failed; "
-        f"{seconds:,.1f} s, {job['num_done'] / seconds:,.0f} texts/s."
+        f"{job['num_done']:,} {_result(job)}s in {out}, {job['num_failed']:,} items failed; "
+        f"{seconds:,.1f} s, {job['num_done'] / seconds:,.0f} items/s."
     )
     for sentence in describe_long_texts(job):
         typer.echo(sentence, err=True)
+
+
+def _result(job: dict[str, Any]) -> str:
+    return TASKS[job["options"].get("task", EMBED)].result

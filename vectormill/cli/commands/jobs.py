@@ -17,6 +17,7 @@ from vectormill.cli.arguments.options import (
     KeyField,
     Metadata,
     Model,
+    NewestFirst,
     Priority,
     Strict,
     TextField,
@@ -104,17 +105,15 @@ def jobs(
     state: Annotated[
         str | None, typer.Option("--state", metavar="STATE", help="Only jobs in this state.")
     ] = None,
-    limit: Annotated[
-        int, typer.Option("--limit", metavar="N", min=1, help="At most so many, newest first.")
-    ] = 50,
+    limit: NewestFirst = 50,
     api_url: ApiUrl = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
     """List jobs, newest first."""
     from vectormill.cli.endpoint import connected
+    from vectormill.cli.views.job_progress import count_ended
     from vectormill.cli.views.listing import print_listing
-    from vectormill.cli.views.progress import count_ended
 
     with connected(api_url, data_dir) as client:
         found = list(itertools.islice(client.jobs(state), limit))
@@ -149,7 +148,8 @@ def status(
 ) -> None:
     """Show how a job stands, or what the workers do, with rates, memory and bottleneck, and how schedules stand."""
     from vectormill.cli.endpoint import connected
-    from vectormill.cli.views.progress import JobProgress
+    from vectormill.cli.views.job_progress import look_at_job
+    from vectormill.cli.views.progress import Progress
 
     if job_id is None:
         if watch:
@@ -158,7 +158,7 @@ def status(
         return
     with connected(api_url, data_dir) as client:
         if watch:
-            with JobProgress() as progress:
+            with Progress(look_at_job) as progress:
                 job = client.wait(job_id, progress)
         else:
             job = client.job(job_id)

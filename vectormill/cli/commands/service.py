@@ -17,7 +17,7 @@ def models(api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False)
     with connected(api_url, data_dir) as client:
         found = client.models()
     _print_records(
-        found, ("name", "dimension", "max_tokens", "pooling", "normalize", "workers", "problem"), json
+        found, ("name", "task", "dimension", "max_tokens", "pooling", "normalize", "workers", "problem"), json
     )
 
 

@@ -1,54 +1,14 @@
-"""IndexProgress: a run of indexes that is watched, as a bar on a terminal and as plain lines elsewhere, on stderr."""
+"""What is shown of a run of indexes that is watched, and what it came to. Knows the API's run object alone."""
 
-import sys
-import time
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
-
-from vectormill.cli.views.progress import PLAIN_PAUSE_SECONDS
+from vectormill.cli.views.progress import Look
 
 
-class IndexProgress:
-    """Shows one run; call it with each answer of the API."""
-
-    def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console(stderr=True)
-        self._bar: Progress | None = None
-        self._task: TaskID | None = None
-        self._said: str | None = None
-        self._said_at = -PLAIN_PAUSE_SECONDS
-
-    def __enter__(self) -> Self:
-        if self._console.is_terminal:
-            self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=None),
-                TaskProgressColumn(),
-                console=self._console,
-                refresh_per_second=4,
-            )
-            self._bar.start()
-            self._task = self._bar.add_task("starting", total=None)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def __call__(self, run: dict[str, Any]) -> None:
-        share, stage = find_share(run), describe_stage(run)
-        if self._bar is not None and self._task is not None:
-            total = None if share is None else 1.0
-            self._bar.update(self._task, description=stage, total=total, completed=share or 0.0)
-        elif stage != self._said or time.monotonic() - self._said_at >= PLAIN_PAUSE_SECONDS:
-            self._said, self._said_at = stage, time.monotonic()
-            sys.stderr.write(stage + ("" if share is None else f": {share:.0%}") + "\n")
-            sys.stderr.flush()
+def look_at_indexing(run: dict[str, Any]) -> Look:
+    """The build that goes on, its phase and the share of it that is done."""
+    share = find_share(run)
+    return Look(describe_stage(run), "" if share is None else f"{share:.0%}", share)
 
 
 def find_share(run: dict[str, Any]) -> float | None:

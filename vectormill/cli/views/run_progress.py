@@ -1,61 +1,19 @@
-"""RunProgress: a run that is watched, as a live line on a terminal and as plain lines elsewhere. Writes to stderr."""
+"""What is shown of a run that is watched, and how it came out. Knows the API's run object alone."""
 
-import sys
-import time
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn
-
-from vectormill.cli.views.progress import PLAIN_PAUSE_SECONDS, describe_counts
+from vectormill.cli.views.job_progress import count_ended, describe_counts
+from vectormill.cli.views.progress import Look
 from vectormill.domain.jobs.job import RUNNING
 
 
-class RunProgress:
-    """Shows one run; call it with each answer of the API."""
-
-    def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console(stderr=True)
-        self._bar: Progress | None = None
-        self._task: TaskID | None = None
-        self._stage: tuple[str, str | None] | None = None
-        self._said_at = -PLAIN_PAUSE_SECONDS
-
-    def __enter__(self) -> Self:
-        if self._console.is_terminal:
-            self._bar = Progress(
-                SpinnerColumn(),
-                TextColumn("{task.description}"),
-                TextColumn("{task.fields[counts]}"),
-                console=self._console,
-                refresh_per_second=4,
-            )
-            self._bar.start()
-            self._task = self._bar.add_task("starting", counts="", total=None)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def __call__(self, run: dict[str, Any]) -> None:
-        stage = (run["state"], run["phase"])
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, description=describe_stage(run), counts=describe_progress(run))
-        elif stage != self._stage or time.monotonic() - self._said_at >= PLAIN_PAUSE_SECONDS:
-            self._said_at = time.monotonic()
-            sys.stderr.write(f"{describe_stage(run)}: {describe_progress(run)}\n")
-            sys.stderr.flush()
-        self._stage = stage
-
-
-def describe_progress(run: dict[str, Any]) -> str:
-    """How far the job is while one encodes for it, else what was seen."""
+def look_at_run(run: dict[str, Any]) -> Look:
+    """Its phase, and how far the job is while one encodes for it, else what was seen."""
     encoding = run.get("encoding")
-    return describe_run_counts(run) if encoding is None else describe_counts(encoding | {"state": RUNNING})
+    if encoding is None:
+        return Look(describe_stage(run), describe_run_counts(run))
+    share = count_ended(encoding) / encoding["num_items"] if encoding["num_items"] else None
+    return Look(describe_stage(run), describe_counts(encoding | {"state": RUNNING}), share)
 
 
 def describe_stage(run: dict[str, Any]) -> str:

@@ -6,8 +6,10 @@ from datetime import datetime
 from typing import Any, Final
 
 from vectormill.domain.jobs.bottleneck import WAIT
+from vectormill.domain.tasks.task import EMBED, TASKS, VECTOR
 
-CHOICES: Final = ("device", "backend", "precision")
+SWITCHES: Final = "switches"
+CHOICES: Final = ("device", "backend", "precision", SWITCHES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,8 @@ def summarize_job(
         Line("model", job["model"], model_reason),
     ]
     reports = [worker["report"] for worker in workers if worker["model"] == job["model"]]
-    return lines + [line for name in CHOICES for line in _choices(name, reports)]
+    told = [name for name in CHOICES if name != SWITCHES or any(report.get(SWITCHES) for report in reports)]
+    return lines + [line for name in told for line in _choices(name, reports)]
 
 
 def _long_text_lines(job: Mapping[str, Any]) -> list[Line]:
@@ -72,13 +75,19 @@ def describe_long_texts(job: Mapping[str, Any]) -> list[str]:
     num_cut, num_passages = job["truncated_items"], job.get("num_passages", 0)
     if num_cut:
         subject = "1 text was" if num_cut == 1 else f"{num_cut:,} texts were"
+        # Vectors of passages can be joined, scores and records cannot.
+        other = ", or submit with --long-texts passages" if _has_vectors(job) else ""
         sentences.append(
-            f"{subject} longer than {_limit(job)} and cut there; list them with `vectormill truncated {job['id']}`, "
-            "or submit with --long-texts passages."
+            f"{subject} longer than {_limit(job)} and cut there; list them with `vectormill truncated {job['id']}`"
+            f"{other}."
         )
     if num_passages:
         sentences.append(f"Texts longer than {_limit(job)} were read in {num_passages:,} passages.")
     return sentences
+
+
+def _has_vectors(job: Mapping[str, Any]) -> bool:
+    return TASKS[job["options"].get("task", EMBED)].result == VECTOR
 
 
 def _limit(job: Mapping[str, Any]) -> str:
@@ -180,6 +189,8 @@ def _choices(name: str, reports: Sequence[Mapping[str, Any]]) -> list[Line]:
 def describe_choice(report: Mapping[str, Any], name: str) -> tuple[str, str]:
     """A choice of a worker's report and its reason. While its model loads, a worker has not chosen yet."""
     choice = report.get(name) or {}
+    if name == SWITCHES and name in report:
+        return ", ".join(report[name]) or "none", ""
     if not isinstance(choice, Mapping):
         return str(choice), ""
     return str(choice.get("value", "not known yet")), str(choice.get("reason", ""))

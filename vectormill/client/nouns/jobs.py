@@ -10,8 +10,9 @@ from typing import Any, BinaryIO, Final, Unpack
 import msgspec
 
 from vectormill.client.transport import Json, Transport, given, make_path
-from vectormill.domain.encoding import OptionArguments
+from vectormill.domain.encoding import RequestedArguments
 from vectormill.domain.jobs.job import TERMINAL_JOB_STATES
+from vectormill.domain.tasks.task import EMBED, RECORD, RESULT_ROUTES, SCORE, TASKS, VECTOR
 from vectormill.files.formats import OUTPUT_FORMATS
 from vectormill.files.ndjson import ItemJson, compress_parts, encode_parts, split_lines
 from vectormill.files.replacement import open_replacement
@@ -33,7 +34,7 @@ class JobCalls(Transport):
         metadata: Mapping[str, Any] | None = None,
         gzip: bool = False,
         idempotency_key: str | None = None,
-        **options: Unpack[OptionArguments],
+        **options: Unpack[RequestedArguments],
     ) -> Json:
         """Streams the items as NDJSON and returns the new job. What `options` are and do: docs/CONFIGURATION.md.
 
@@ -134,7 +135,7 @@ class JobCalls(Transport):
     def export(
         self, job_id: str, target: str | Path | BinaryIO, format: str = "ndjson", *, partial: bool = False
     ) -> int:
-        """Streams the job's vectors into a file and returns the number of bytes.
+        """Streams the job's vectors into a file, or its other results, and returns the number of bytes.
 
         A path gets the whole export or is left as it was; a file object gets what came until an error.
         """
@@ -142,19 +143,35 @@ class JobCalls(Transport):
             with open_replacement(Path(target)) as file:
                 return self.export(job_id, file, format, partial=partial)
         num_bytes = 0
-        for part in self._export_parts(job_id, format, partial):
+        for part in self._export_parts(job_id, self._find_route(job_id), format, partial):
             target.write(part)
             num_bytes += len(part)
         return num_bytes
 
     def vectors(self, job_id: str, *, partial: bool = False) -> Iterator[Json]:
         """Every vector as `{"key", "embedding"}`, in constant memory."""
-        for line in split_lines(self._export_parts(job_id, "ndjson", partial)):
+        yield from self._lines(job_id, RESULT_ROUTES[VECTOR], partial)
+
+    def scores(self, job_id: str, *, partial: bool = False) -> Iterator[Json]:
+        """Every score as `{"key", "score", "label", "probabilities"}`, in constant memory."""
+        yield from self._lines(job_id, RESULT_ROUTES[SCORE], partial)
+
+    def records(self, job_id: str, *, partial: bool = False) -> Iterator[Json]:
+        """Every record as `{"key", "output"}`, in constant memory."""
+        yield from self._lines(job_id, RESULT_ROUTES[RECORD], partial)
+
+    def _lines(self, job_id: str, route: str, partial: bool) -> Iterator[Json]:
+        for line in split_lines(self._export_parts(job_id, route, "ndjson", partial)):
             yield msgspec.json.decode(line)
 
-    def _export_parts(self, job_id: str, format: str, partial: bool) -> Iterator[bytes]:
+    def _find_route(self, job_id: str) -> str:
+        """Where the job's results are: an API of a release without tasks has vectors alone."""
+        task = self.job(job_id)["options"].get("task", EMBED)
+        return RESULT_ROUTES[TASKS[task].result]
+
+    def _export_parts(self, job_id: str, route: str, format: str, partial: bool) -> Iterator[bytes]:
         parameters = {"format": format, "partial": True if partial else None}
-        path = make_path("/v1/jobs", job_id, "vectors")
+        path = make_path("/v1/jobs", job_id, route)
         has_begun = False
         try:
             with self.answered("GET", path, params=given(parameters), timeout=self.long_timeout) as response:

@@ -2,9 +2,10 @@
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Unpack
 
 from vectormill.client.transport import Json, Transport, given, make_path
+from vectormill.domain.encoding import OptionArguments
 from vectormill.domain.run import HELD, TERMINAL_RUN_STATES
 from vectormill.problems import WaitTimeout
 
@@ -16,20 +17,34 @@ class RunCalls(Transport):
         self,
         collection: str,
         *,
+        model: str | None = None,
+        priority: int | None = None,
         confirm: bool = False,
         max_change_share: float | None = None,
-        priority: int | None = None,
-        **spec: Any,
+        most_failed_share: float | None = None,
+        least_recall: float | None = None,
+        least_cosine: float | None = None,
+        canary_sample: int | None = None,
+        **options: Unpack[OptionArguments],
     ) -> Json:
         """Starts a run that makes the collection what its source is; only what differs is encoded.
 
-        `spec` are options of a job (`model`, `dimensions`, `prompt`, …): where they mean another vector space, a new
-        generation is built beside the live one, and takes its place when it is whole.
+        Where `model` and `options` mean another vector space, a new generation is built beside the live one, and takes
+        its place when it is whole and has passed its canary. What they are and do: docs/CONFIGURATION.md; the limits:
+        docs/OPERATIONS.md.
         """
-        options = given(
-            {"confirm": confirm or None, "max_change_share": max_change_share, "priority": priority, **spec}
-        )
-        return self.start_run(collection, "reindex", options)
+        wishes = {
+            "model": model,
+            "priority": priority,
+            "confirm": confirm or None,
+            "max_change_share": max_change_share,
+            "most_failed_share": most_failed_share,
+            "least_recall": least_recall,
+            "least_cosine": least_cosine,
+            "canary_sample": canary_sample,
+            **options,
+        }
+        return self.start_run(collection, "reindex", given(wishes))
 
     def start_run(self, collection: str, kind: str, options: Json | None = None) -> Json:
         """A run of any kind: reindex, index or check."""

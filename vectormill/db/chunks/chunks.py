@@ -15,6 +15,8 @@ from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import LeaseLost
 from vectormill.domain.jobs.chunk import Claim
 from vectormill.domain.jobs.chunk_size import UNESTIMATED_ITEM_TOKENS, TokenEstimate
+from vectormill.domain.tasks.task import RECORD, TASKS
+from vectormill.vectors.records import pack_records, read_records
 from vectormill.vectors.vector_types import choose_vector_type, measure_item
 
 # A chunk may be claimed from `pending` too: a late message of an earlier dispatch is as good as a new one. One that is
@@ -210,6 +212,13 @@ INSERT_CHILD = text("""
 # No block is larger: Postgres keeps at most 1 GiB in a value.
 _MAX_BYTES = 1 << 30
 
+SELECT_OWN = text("SELECT vectors FROM vectormill.chunk_vectors WHERE chunk_id = :chunk_id")
+REPLACE_OWN = text("""
+    UPDATE vectormill.chunk_vectors SET vectors = :vectors
+      FROM vectormill.chunks
+     WHERE chunks.job_id = :job_id AND chunks.seq = :seq AND chunk_vectors.chunk_id = chunks.id
+""")
+
 DELETE_CONTENT = text("""
     WITH vectors AS (DELETE FROM vectormill.chunk_vectors WHERE chunk_id = :chunk_id)
     DELETE FROM vectormill.chunk_payloads WHERE chunk_id = :chunk_id
@@ -236,6 +245,8 @@ def split_chunk(connection: Connection, claim: Claim, reason: str) -> None:
     estimate = TokenEstimate(claim.spec)
     # Only of a job without a collection; in one, there is nothing to cut.
     row_bytes = measure_item(choose_vector_type(claim.spec, in_collection=False), claim.spec.dimensions)
+    has_records = TASKS[claim.spec.task].result == RECORD
+    records = read_records(_read_own(connection, claim.chunk_id), len(items)) if has_records else []
     for child, (start, stop) in enumerate(((0, middle), (middle, len(items)))):
         connection.execute(
             INSERT_CHILD,
@@ -255,8 +266,20 @@ def split_chunk(connection: Connection, claim: Claim, reason: str) -> None:
                 "num_bytes": min((stop - start) * row_bytes, _MAX_BYTES),
             },
         )
+        if has_records:  # of any length, so that they cannot be cut where they lie
+            values = {
+                "vectors": pack_records(records[start:stop]),
+                "job_id": claim.job_id,
+                "seq": next_seq + child,
+            }
+            connection.execute(REPLACE_OWN, values)
     move_truncations(connection, claim.chunk_id)
     connection.execute(DELETE_CONTENT, {"chunk_id": claim.chunk_id})
+
+
+def _read_own(connection: Connection, chunk_id: int) -> bytes | None:
+    own: bytes | None = connection.execute(SELECT_OWN, {"chunk_id": chunk_id}).scalar_one_or_none()
+    return own
 
 
 @dataclass(frozen=True, slots=True)

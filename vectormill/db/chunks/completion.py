@@ -16,7 +16,9 @@ from vectormill.domain.errors import LeaseLost
 from vectormill.domain.jobs.bottleneck import PERSIST
 from vectormill.domain.jobs.chunk import CANCELLED, DONE, FAILED, ChunkOutcome, Claim
 from vectormill.domain.jobs.item import ITEM_ERROR_CODES, NON_FINITE_VECTOR, Item, ItemFailure, Items
+from vectormill.domain.tasks.task import RECORD, TASKS
 from vectormill.ragged import Ragged
+from vectormill.vectors.records import Records, pack_records, read_records
 from vectormill.vectors.vector_types import (
     MAX_HALF,
     Rows,
@@ -72,6 +74,8 @@ COUNT_CHUNK = text("""
     RETURNING num_open_chunks = 0 AS is_finished
 """)
 
+SELECT_CHUNK_VECTORS = text("SELECT vectors FROM vectormill.chunk_vectors WHERE chunk_id = :id")
+
 UPSERT_CHUNK_VECTORS = text("""
     INSERT INTO vectormill.chunk_vectors (chunk_id, vectors) VALUES (:chunk_id, :vectors)
     ON CONFLICT (chunk_id) DO UPDATE SET vectors = excluded.vectors
@@ -96,6 +100,8 @@ def complete_chunk(
     Raises LeaseLost, after which the caller must roll back and forget its work, and SpecMismatch.
     """
     claim.check_space()
+    if TASKS[claim.spec.task].result == RECORD:
+        return _complete_records(connection, claim, items, encoded, results, outcome, read_persist_seconds)
     spec = claim.spec
     kind = choose_vector_type(spec, in_collection=claim.generation_id is not None)
     failures = dict(outcome.failures)
@@ -121,6 +127,49 @@ def complete_chunk(
         )
     else:
         _store_with_chunk(connection, claim, stored, rows, kind)
+    return _end(connection, claim, items, failures, outcome, num_done, num_failed, read_persist_seconds)
+
+
+def _complete_records(
+    connection: Connection,
+    claim: Claim,
+    items: Sequence[Item],
+    encoded: npt.NDArray[np.int64],
+    results: Ragged,
+    outcome: ChunkOutcome,
+    read_persist_seconds: Callable[[], float] | None,
+) -> bool:
+    """As complete_chunk, of rows of bytes, which are kept beside the chunk."""
+    failures = dict(outcome.failures)
+    _end_under_fence(connection, claim, DONE)
+    records = read_own_records(connection, claim)
+    stored = [place for place, item in enumerate(encoded.tolist()) if item not in failures]
+    for place in stored:
+        records[int(encoded[place])] = results.row(place).tobytes()
+    values = {"chunk_id": claim.chunk_id, "vectors": pack_records(records)}
+    connection.execute(UPSERT_CHUNK_VECTORS, values)
+    return _end(connection, claim, items, failures, outcome, len(stored), len(failures), read_persist_seconds)
+
+
+def read_own_records(connection: Connection, claim: Claim) -> Records:
+    """What earlier attempts have kept of a chunk's items."""
+    if claim.only_items is None:
+        return [None] * claim.num_items
+    earlier = connection.execute(SELECT_CHUNK_VECTORS, {"id": claim.chunk_id}).scalar_one_or_none()
+    return read_records(earlier, claim.num_items)
+
+
+def _end(
+    connection: Connection,
+    claim: Claim,
+    items: Sequence[Item],
+    failures: dict[int, ItemFailure],
+    outcome: ChunkOutcome,
+    num_done: int,
+    num_failed: int,
+    read_persist_seconds: Callable[[], float] | None,
+) -> bool:
+    """What is said of a chunk once its results are stored; the job's counter last."""
     _insert_errors(connection, claim, items, failures)
     outcome = replace(outcome, truncated=[item for item in outcome.truncated if item not in failures])
     add_truncations(connection, claim.chunk_id, outcome.truncated)
@@ -167,9 +216,7 @@ def _store_with_chunk(
     num_items, dimensions = claim.num_items, claim.spec.dimensions
     block, present = missing_rows(num_items, kind, dimensions), np.zeros(num_items, dtype=np.bool_)
     if claim.only_items is not None:
-        earlier = connection.execute(
-            text("SELECT vectors FROM vectormill.chunk_vectors WHERE chunk_id = :id"), {"id": claim.chunk_id}
-        ).scalar_one_or_none()
+        earlier = connection.execute(SELECT_CHUNK_VECTORS, {"id": claim.chunk_id}).scalar_one_or_none()
         if earlier is not None:
             block[:], present[:] = read_block(earlier, kind, num_items, dimensions)
     block[stored], present[stored] = rows, True

@@ -37,6 +37,9 @@ LIST_GENERATIONS = text(f"""
      ORDER BY generations.id
 """)
 
+# Of any generation that is kept, retired ones too: so that a client can be told what tells it from its own.
+FIND_SPEC = text("SELECT spec FROM vectormill.generations WHERE fingerprint = :fingerprint LIMIT 1")
+
 
 def read_generation(row: Row[Any]) -> Generation:
     """Of GENERATION_COLUMNS."""
@@ -69,6 +72,12 @@ def find_generation_by_id(connection: Connection, generation_id: int) -> Generat
     """Whatever its state."""
     row = connection.execute(FIND_GENERATION, {"generation_id": generation_id}).one_or_none()
     return None if row is None else read_generation(row)
+
+
+def find_spec(connection: Connection, fingerprint: str) -> EncodingSpec | None:
+    """The spec that a fingerprint names, where any generation has it."""
+    spec = connection.execute(FIND_SPEC, {"fingerprint": fingerprint}).scalar_one_or_none()
+    return None if spec is None else EncodingSpec.from_json(spec)
 
 
 def find_written(connection: Connection, generation_id: int) -> Generation:

@@ -1,9 +1,9 @@
 """A job's vectors in item order, one chunk at a time, wherever they are kept."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import numpy as np
@@ -18,8 +18,9 @@ from vectormill.db.rows.vectors import table_name
 from vectormill.domain.collection import PRUNED
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import CollectionNotFound, GenerationNotFound, JobNotFound
-from vectormill.domain.jobs.item import Item
+from vectormill.domain.jobs.item import Item, Items
 from vectormill.domain.jobs.job import Job
+from vectormill.vectors.records import Records, read_records
 from vectormill.vectors.vector_types import Rows, choose_vector_type, missing_rows, read_block, read_columns
 
 
@@ -38,6 +39,20 @@ class VectorBlock:
         return self.first_item + len(self.keys)
 
 
+@dataclass(frozen=True, slots=True)
+class RecordBlock:
+    """Items from position `first_item` on: keys [n], and the record of each as JSON, None where it has none."""
+
+    first_item: int
+    keys: list[str]
+    records: Records
+
+    @property
+    def end(self) -> int:
+        """The position behind the last item."""
+        return self.first_item + len(self.keys)
+
+
 LIST_CHUNKS = """
     SELECT chunks.first_item, payload.items, own.vectors
       FROM vectormill.chunks
@@ -47,6 +62,10 @@ LIST_CHUNKS = """
      ORDER BY chunks.first_item
      LIMIT %(limit)s
 """
+
+B = TypeVar("B", VectorBlock, RecordBlock)
+# Of a connection, the position of a chunk's first item, its items, and what is kept beside it.
+MakeBlock = Callable[[Connection, int, Items, bytes | None], B]
 
 # Two pages are in memory, the one given out and the next: 4 chunks of 512 items and 1024 components are 8 MiB.
 _CHUNKS_PER_PAGE = 2
@@ -76,22 +95,41 @@ def read_vectors(engine: Engine, job_id: UUID) -> Iterator[VectorBlock]:
                 f"The vectors of job {job_id} were in generation {written.id} of collection {job.collection!r}. "
                 "Another has replaced it, and its time is over; the collection itself has the vectors of today."
             )
-    return _read_blocks(engine, job, generation_id)
+
+    def make_block(connection: Connection, first_item: int, items: Items, own: bytes | None) -> VectorBlock:
+        if generation_id is None:
+            rows, present = _read_own(own, len(items), job.spec)
+        else:
+            rows, present = _read_collection(connection, generation_id, items, job.spec)
+        return VectorBlock(first_item, list(items.keys), rows, present)
+
+    return _read_blocks(engine, job, make_block)
 
 
-def _read_blocks(engine: Engine, job: Job, generation_id: int | None) -> Iterator[VectorBlock]:
+def read_job_records(engine: Engine, job_id: UUID) -> Iterator[RecordBlock]:
+    """As read_vectors, of a job whose results are records. Raises JobNotFound as that does."""
+    with engine.connect() as connection:
+        job = find_job(connection, job_id)
+
+    def make_block(connection: Connection, first_item: int, items: Items, own: bytes | None) -> RecordBlock:
+        return RecordBlock(first_item, list(items.keys), read_records(own, len(items)))
+
+    return _read_blocks(engine, job, make_block)
+
+
+def _read_blocks(engine: Engine, job: Job, make_block: MakeBlock[B]) -> Iterator[B]:
     # One page ahead, on a thread of its own: Postgres and the socket work while the caller formats.
     with ThreadPoolExecutor(1, thread_name_prefix="export") as reader:
-        upcoming, position = reader.submit(_read_page, engine, job, generation_id, 0), 0
+        upcoming, position = reader.submit(_read_page, engine, job, make_block, 0), 0
         while position < job.num_items:
             page = upcoming.result()
             position = page[-1].end
             if position < job.num_items:
-                upcoming = reader.submit(_read_page, engine, job, generation_id, position)
+                upcoming = reader.submit(_read_page, engine, job, make_block, position)
             yield from page
 
 
-def _read_page(engine: Engine, job: Job, generation_id: int | None, start: int) -> list[VectorBlock]:
+def _read_page(engine: Engine, job: Job, make_block: MakeBlock[B], start: int) -> list[B]:
     """The next few chunks. A transaction per page: a slow reader must not hold back vacuum for hours.
 
     By the items' positions and not the chunks': a chunk that was read may have been split since. Raises JobNotFound
@@ -101,14 +139,9 @@ def _read_page(engine: Engine, job: Job, generation_id: int | None, start: int) 
     with engine.connect() as connection:
         values = {"job_id": job.id, "start": start, "limit": _CHUNKS_PER_PAGE}
         for first_item, payload, own in _fetch_binary(connection, LIST_CHUNKS, values):
-            items = decode_payload(payload)
-            if generation_id is None:
-                rows, present = _read_own(own, len(items), job.spec)
-            else:
-                rows, present = _read_collection(connection, generation_id, items, job.spec)
             if first_item != start:
                 break
-            blocks.append(VectorBlock(first_item, [item.key for item in items], rows, present))
+            blocks.append(make_block(connection, first_item, decode_payload(payload), own))
             start = blocks[-1].end
     if not blocks:
         raise JobNotFound(

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from psycopg import Cursor
+from psycopg import Connection, Cursor
 from psycopg.adapt import Buffer, Dumper
 from psycopg.pq import Format
 
@@ -40,9 +40,9 @@ class WireArrayDumper(Dumper):
         return obj.content
 
 
-def accept_arrays(cursor: Cursor[Any]) -> None:
-    """Lets statements of this cursor have arrays as parameters."""
-    cursor.adapters.register_dumper(WireArray, WireArrayDumper)
+def accept_arrays(context: Cursor[Any] | Connection[Any]) -> None:
+    """Lets statements of this cursor, or of all cursors of this connection, have arrays as parameters."""
+    context.adapters.register_dumper(WireArray, WireArrayDumper)
 
 
 def find_type(cursor: Cursor[Any], name: str) -> int:

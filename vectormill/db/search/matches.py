@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -15,8 +15,14 @@ import psycopg
 from sqlalchemy import Connection, Row, TextClause, text
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
-from vectormill.db.search.query_vectors import make_query_vector, read_vector
-from vectormill.db.search.rankings import write_search
+from vectormill.db.search.query_vectors import make_query_vector, make_query_vectors, read_vector
+from vectormill.db.search.rankings import write_round, write_search
+from vectormill.db.search.rounds import (
+    MOST_ROWS_READ,
+    SearchWithVector,
+    cut_pages,
+    divide_into_rounds,
+)
 from vectormill.db.search.search_plans import Plans, Reading
 from vectormill.db.search.search_plans import walk_plan as walk_plan
 from vectormill.domain.collection import Generation
@@ -102,7 +108,7 @@ def search_collection(
 def find_matches(
     connection: Connection,
     generation: Generation,
-    searches: Sequence[tuple[Search, npt.NDArray[np.float32] | None]],
+    searches: Sequence[SearchWithVector],
     *,
     timeout_seconds: float = 30.0,
 ) -> list[Nearest]:
@@ -115,19 +121,35 @@ def find_matches(
     """
     deadline = time.monotonic() + timeout_seconds
     plans = Plans(connection, generation)
+    prepared = None
+
+    def prepare_for(search: Search) -> None:
+        nonlocal prepared
+        seconds = max(deadline - time.monotonic(), 0.001)
+        # What is set holds until the transaction ends: searches that are alike set it once a second.
+        wanted = (search.num_wanted, search.ef_search, math.ceil(seconds))
+        if wanted != prepared:
+            prepare(connection, search, seconds)
+            prepared = wanted
+
+    for search, _ in searches:
+        check_search(search)
+    found: list[Nearest | None] = [None] * len(searches)
     with explaining(generation, timeout_seconds):
-        found = []
-        prepared = None
-        for search, embedding in searches:
-            check_search(search)
-            seconds = max(deadline - time.monotonic(), 0.001)
-            # What is set holds until the transaction ends: searches that are alike set it once a second.
-            wanted = (search.num_wanted, search.ef_search, math.ceil(seconds))
-            if wanted != prepared:
-                prepare(connection, search, seconds)
-                prepared = wanted
-            found.append(find_one(connection, generation, search, embedding, plans))
-        return found
+        for places in divide_into_rounds([search for search, _ in searches]):
+            if len(places) > 1:
+                prepare_for(searches[places[0]][0])
+                together = [searches[place] for place in places]
+                for place, nearest in zip(
+                    places, find_round(connection, generation, together, plans), strict=True
+                ):
+                    found[place] = nearest
+            for place in places:
+                if found[place] is None:
+                    search, embedding = searches[place]
+                    prepare_for(search)
+                    found[place] = find_one(connection, generation, search, embedding, plans)
+    return [nearest for nearest in found if nearest is not None]
 
 
 def prepare(connection: Connection, search: Search, timeout_seconds: float) -> None:
@@ -136,6 +158,30 @@ def prepare(connection: Connection, search: Search, timeout_seconds: float) -> N
     connection.execute(PREPARE_SEARCH, {"timeout": timeout, "num_candidates": num_candidates}).all()
     if search.ef_search is not None:
         connection.execute(SET_CANDIDATES, {"num_candidates": search.ef_search}).all()
+
+
+def find_round(
+    connection: Connection, generation: Generation, searches: Sequence[SearchWithVector], plans: Plans
+) -> list[Nearest | None]:
+    """What answers searches of one company, by one statement; None for each that is to be asked by itself."""
+    first, _ = searches[0]
+    whole = replace(first, limit=first.num_wanted, offset=0)
+    embeddings = [embedding for _, embedding in searches if embedding is not None]
+    queries = make_query_vectors(connection, generation, embeddings)
+    if queries is None:
+        return [Nearest([], 0) for _ in searches]
+    write = partial(write_round, generation, whole, queries)
+    statement, reading = plans.choose(write, is_exact=False, is_filtered=whole.condition is not None)
+    if (reading.num_rows_read or 0) > MOST_ROWS_READ:
+        return [None for _ in searches]
+    rows = connection.execute(read_statement(statement.sql), statement.values).all()
+    pages = cut_pages([search for search, _ in searches], rows)
+    return [
+        make_nearest(page, search, generation, reading)
+        if find_shortage(search, reading, page, whole.limit) is None
+        else None
+        for (search, _), page in zip(searches, pages, strict=True)
+    ]
 
 
 def find_one(
@@ -164,10 +210,7 @@ def find_one(
         shortage = find_shortage(search, reading, rows, num_ranked)
         if shortage is None:
             break
-    matches = [make_match(row, search, generation) for row in rows]
-    if search.min_score is not None:
-        matches = [match for match in matches if match.score >= search.min_score]
-    return Nearest(matches, reading.num_rows_read, repeated_because)
+    return make_nearest(rows, search, generation, reading, repeated_because)
 
 
 def plan_attempts(search: Search) -> list[tuple[int | None, bool]]:
@@ -194,6 +237,19 @@ def find_shortage(
     if reading.is_by_index and num_wanted is not None and num_nearest < num_wanted:
         return f"the index gave {num_nearest:,} rows of {num_wanted:,} before it ended its search"
     return None
+
+
+def make_nearest(
+    rows: Sequence[Row[Any]],
+    search: Search,
+    generation: Generation,
+    reading: Reading,
+    repeated_because: str | None = None,
+) -> Nearest:
+    matches = [make_match(row, search, generation) for row in rows]
+    if search.min_score is not None:
+        matches = [match for match in matches if match.score >= search.min_score]
+    return Nearest(matches, reading.num_rows_read, repeated_because)
 
 
 def make_match(row: Row[Any], search: Search, generation: Generation) -> Match:
@@ -249,5 +305,5 @@ def read_statement(sql: str) -> TextClause:
     return text(sql)
 
 
-def choose_num_candidates(limit: int) -> int:
-    return min(MOST_CANDIDATES, max(LEAST_CANDIDATES, CANDIDATES_PER_ROW * limit))
+def choose_num_candidates(num_wanted: int) -> int:
+    return min(MOST_CANDIDATES, max(LEAST_CANDIDATES, CANDIDATES_PER_ROW * num_wanted))

@@ -1,8 +1,8 @@
 """Query vectors: what a collection's rows are compared with, in the terms of its vector type; and rows read back."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import msgspec
@@ -10,35 +10,56 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import Connection, text
 
+from vectormill.db.rows.arrays import WireArray, accept_arrays, find_type, open_array
 from vectormill.db.rows.attributes import attributes_name
 from vectormill.db.rows.calibrations import find_ranges
 from vectormill.domain.collection import Generation
 from vectormill.domain.encoding import BINARY, FLOAT16, FLOAT32, INT8
 from vectormill.domain.errors import ItemNotFound
-from vectormill.vectors.vector_types import choose_vector_type
+from vectormill.vectors.vector_types import (
+    VECTOR_TYPE_BY_NAME,
+    VectorType,
+    choose_vector_type,
+    make_rows,
+    write_columns,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Distance:
+    """How far a row's vector is from a query's: `column operator query`, the query being of `query_type`."""
+
+    column: str
+    operator: str
+    query_type: str
+
 
 # The distance is of the column as it is, so that an index on it can serve: cosine for floats, differing bits for
 # binary. int8 codes are restored first, since every dimension has a scale and an offset of its own.
 RESTORED: Final = "(CAST({column} AS vector) * CAST(:steps AS vector) + CAST(:offsets AS vector))"
-DISTANCES: Final[Mapping[str, str]] = {
-    FLOAT32: "vectors.embedding <=> CAST(:query AS vector)",
-    FLOAT16: "vectors.embedding <=> CAST(:query AS halfvec)",
-    INT8: f"{RESTORED.format(column='vectors.embedding')} <=> CAST(:query AS vector)",
-    BINARY: "vectors.embedding <~> CAST(:query AS bit({dimensions}))",
+DISTANCES: Final[Mapping[str, Distance]] = {
+    FLOAT32: Distance("vectors.embedding", "<=>", "vector"),
+    FLOAT16: Distance("vectors.embedding", "<=>", "halfvec"),
+    INT8: Distance(RESTORED.format(column="vectors.embedding"), "<=>", "vector"),
+    BINARY: Distance("vectors.embedding", "<~>", "bit({dimensions})"),
 }
+# What a statement for many searches calls the query of one of them.
+ASKED: Final = "asked.query"
 
 
 @dataclass(frozen=True, slots=True)
 class QueryVector:
     """A distance to `vectors.embedding` as SQL, what it binds, and what a distance of 1 takes from the score.
 
-    `document` is that of the row the vector was taken from, if it is a passage of one.
+    `document` is that of the row the vector was taken from, if it is a passage of one. Of many searches at once,
+    `array` is the SQL of all their vectors, and the distance that to ASKED, an element of it.
     """
 
     distance: str
     values: dict[str, object]
     unit: float
     document: str | None = None
+    array: str = ""
 
 
 # One row. A passage knows its document.
@@ -60,22 +81,86 @@ def make_query_vector(
 
     Raises ItemNotFound.
     """
-    spec = generation.spec
-    kind = choose_vector_type(spec, in_collection=True).name
-    values: dict[str, object] = {}
-    if kind == INT8:
-        ranges = find_ranges(connection, spec)
-        if ranges is None:
-            return None  # measured before the first row is written
-        values |= {"steps": write_vector(ranges.steps), "offsets": write_vector(ranges.offsets)}
+    kind, distance = choose_distance(generation)
+    values = load_ranges(connection, generation, kind)
+    if values is None:
+        return None
     document = None
     if like is not None:
         values["query"], document = find_like(connection, generation, kind, like, values)
     else:
         assert embedding is not None, "a search without a row that it is like has a vector"
-        values["query"] = write_signs(embedding) if kind == BINARY else write_vector(embedding)
-    distance = DISTANCES[kind].format(dimensions=spec.dimensions)
-    return QueryVector(distance, values, 2 / spec.dimensions if kind == BINARY else 1.0, document)
+        values["query"] = write_query(embedding, kind)
+    compared = f"{distance.column} {distance.operator} CAST(:query AS {distance.query_type})"
+    return QueryVector(compared, values, find_unit(generation, kind), document)
+
+
+def make_query_vectors(
+    connection: Connection, generation: Generation, embeddings: Sequence[npt.NDArray[np.float32]]
+) -> QueryVector | None:
+    """Of several finite float32 [dimensions] at once. None while an int8 collection has no ranges."""
+    kind, distance = choose_distance(generation)
+    values = load_ranges(connection, generation, kind)
+    if values is None:
+        return None
+    wire = VECTOR_TYPE_BY_NAME[kind if kind != INT8 else FLOAT32]  # whose codes are compared as floats
+    values["queries"] = write_queries(connection, np.stack(embeddings), wire)
+    return QueryVector(
+        f"{distance.column} {distance.operator} {ASKED}",
+        values,
+        find_unit(generation, kind),
+        array=f"CAST(:queries AS {distance.query_type}[])",
+    )
+
+
+def write_queries(connection: Connection, embeddings: npt.NDArray[np.float32], kind: VectorType) -> WireArray:
+    """float32 [queries, dimensions] in binary form: as digits they would be ten times as long, and read twice."""
+    dimensions = embeddings.shape[1]
+    array, columns = open_array(
+        find_oid(connection, kind.column), len(embeddings), kind.column_bytes(dimensions)
+    )
+    with np.errstate(over="ignore"):  # Postgres refuses what is infinite
+        write_columns(columns, make_rows(embeddings, kind, None), kind, dimensions)
+    return array
+
+
+def find_oid(connection: Connection, type_name: str) -> int:
+    """Of a type of which statements are to have arrays. Asked once a connection."""
+    known: dict[str, int] = connection.info.setdefault("array_types", {})
+    if type_name not in known:
+        driver = connection.connection.driver_connection
+        assert driver is not None
+        accept_arrays(driver)
+        with driver.cursor() as cursor:
+            known[type_name] = find_type(cursor, type_name)
+    return known[type_name]
+
+
+def choose_distance(generation: Generation) -> tuple[str, Distance]:
+    """The vector type of a collection's rows, and how they are compared."""
+    kind = choose_vector_type(generation.spec, in_collection=True).name
+    distance = DISTANCES[kind]
+    return kind, replace(
+        distance, query_type=distance.query_type.format(dimensions=generation.spec.dimensions)
+    )
+
+
+def load_ranges(connection: Connection, generation: Generation, kind: str) -> dict[str, object] | None:
+    """What the distance binds beside the query. None while an int8 collection has no ranges."""
+    if kind != INT8:
+        return {}
+    ranges = find_ranges(connection, generation.spec)
+    if ranges is None:
+        return None  # measured before the first row is written
+    return {"steps": write_vector(ranges.steps), "offsets": write_vector(ranges.offsets)}
+
+
+def find_unit(generation: Generation, kind: str) -> float:
+    return 2 / generation.spec.dimensions if kind == BINARY else 1.0
+
+
+def write_query(embedding: npt.NDArray[np.float32], kind: str) -> str:
+    return write_signs(embedding) if kind == BINARY else write_vector(embedding)
 
 
 def find_like(

@@ -4,11 +4,12 @@ A ranking is a query for rows (key, score, num_nearest, …) of which the best a
 fused. A page of it, with what is shown of each row, is cut out by PAGE.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from vectormill.db.rows.attributes import attributes_name
-from vectormill.db.search.filters import compile_filter
+from vectormill.db.search.filters import Condition, compile_filter
 from vectormill.db.search.query_vectors import QueryVector
 from vectormill.domain.collection import Generation
 from vectormill.domain.search import BY_TEXT, FUSION_CONSTANT, HYBRID, METADATA, TEXT, VECTOR, Search
@@ -72,6 +73,14 @@ PAGE: Final = """
       LEFT JOIN vectormill.{attributes} AS attributes ON attributes.key = best.key {join}
      ORDER BY best.score DESC, best.key
 """
+# Of every one of `asked`, the best rows, as alone: each is planned and read as a search of its own.
+ROUND: Final = """
+    SELECT asked.place, best.*, attributes.metadata -> '_passage' AS passage {columns}
+      FROM unnest({array}) WITH ORDINALITY AS asked (query, place)
+     CROSS JOIN LATERAL ({best}) AS best
+      LEFT JOIN vectormill.{attributes} AS attributes ON attributes.key = best.key
+     ORDER BY asked.place, best.score DESC, best.key
+"""
 COLUMNS: Final = {
     METADATA: ", attributes.metadata",
     TEXT: ", attributes.text",
@@ -102,35 +111,26 @@ def write_search(
 
     Exact: no index serves an expression, so every row that the filter lets through is compared.
     """
-    names = {"table": generation.table_name, "attributes": attributes_name(generation.id)}
+    names = name_tables(generation)
     values: dict[str, object] = {
         "limit": search.limit,
         "offset": search.offset,
         "num_ranked": num_ranked,
     }
-    conditions, is_described = ["true"], False
+    condition = None
     if search.condition is not None:
-        compiled = compile_filter(search.condition, "attributes.metadata")
-        conditions.append(compiled.sql)
-        values |= compiled.values
-        is_described = not compiled.fits_nothing
+        condition = compile_filter(search.condition, "attributes.metadata")
+        values |= condition.values
     parts = {}
     if query is not None:
-        values |= query.values
         own, own_values = leave_out_own(search, query)
-        values |= own_values
-        needs_attributes = len(conditions) > 1 or query.document is not None
-        join = f"{'' if is_described else 'LEFT '}JOIN vectormill.{names['attributes']} AS attributes USING (key)"
-        distance = f"({query.distance}) + 0" if is_exact else query.distance
-        parts["nearest"] = NEAREST.format(
-            **names,
-            distance=distance,
-            join=join if needs_attributes else "",
-            condition=" AND ".join(conditions + own),
-        )
+        values |= query.values | own_values
+        parts["nearest"] = write_nearest(generation, query, condition, own, is_exact=is_exact)
     if search.reads_words:
         values |= {"words": search.words, "language": language}
-        parts["worded"] = WORDED.format(**names, words=WORDS, condition=" AND ".join(conditions))
+        parts["worded"] = WORDED.format(
+            **names, words=WORDS, condition="true" if condition is None else condition.sql
+        )
     if search.mode == HYBRID:
         ranking = BY_BOTH.format(**parts)
         values |= {
@@ -153,6 +153,53 @@ def write_search(
         join=f"JOIN vectormill.{names['table']} AS vectors ON vectors.key = best.key" if has_vectors else "",
     )
     return Statement(page, values)
+
+
+def write_round(generation: Generation, search: Search, queries: QueryVector, *, is_exact: bool) -> Statement:
+    """`search`, which is by vector, for each of many queries: its rows have the `place` of their query, from 1 on."""
+    values: dict[str, object] = {
+        "limit": search.limit,
+        "offset": search.offset,
+        "num_ranked": search.num_wanted,
+        "unit": queries.unit,
+        **queries.values,
+    }
+    condition = None
+    if search.condition is not None:
+        condition = compile_filter(search.condition, "attributes.metadata")
+        values |= condition.values
+    nearest = write_nearest(generation, queries, condition, [], is_exact=is_exact)
+    statement = ROUND.format(
+        array=queries.array,
+        best=BEST_ROWS.format(ranking=BY_DISTANCE.format(nearest=nearest)),
+        columns=" ".join(COLUMNS[part] for part in search.include),
+        **name_tables(generation),
+    )
+    return Statement(statement, values)
+
+
+def name_tables(generation: Generation) -> dict[str, str]:
+    return {"table": generation.table_name, "attributes": attributes_name(generation.id)}
+
+
+def write_nearest(
+    generation: Generation,
+    query: QueryVector,
+    condition: Condition | None,
+    own: Sequence[str],
+    *,
+    is_exact: bool,
+) -> str:
+    """`own` are further conditions."""
+    needs_attributes = condition is not None or query.document is not None
+    join = "JOIN" if condition is not None and not condition.fits_nothing else "LEFT JOIN"
+    names = name_tables(generation)
+    return NEAREST.format(
+        **names,
+        distance=f"({query.distance}) + 0" if is_exact else query.distance,
+        join=f"{join} vectormill.{names['attributes']} AS attributes USING (key)" if needs_attributes else "",
+        condition=" AND ".join(["true" if condition is None else condition.sql, *own]),
+    )
 
 
 def leave_out_own(search: Search, query: QueryVector) -> tuple[list[str], dict[str, object]]:

@@ -7,15 +7,15 @@ from typing import Any, Final
 from sqlalchemy import Connection, text
 
 from vectormill.db.rows.attributes import attributes_name
+from vectormill.db.rows.estimates import estimate_num_rows
 from vectormill.db.search.rankings import Statement
 from vectormill.domain.collection import Generation
 
 # As the last ANALYZE or VACUUM counted.
-COUNT_ROWS: Final = text("SELECT reltuples FROM pg_class WHERE oid = to_regclass(:table)")
 # So many rows are found by an index on their metadata and compared in a few milliseconds.
 FEW_ROWS: Final = 2000
 # What tells the searches of one request apart, and not their plans.
-UNPLANNED: Final = ("query", "words", "own")
+UNPLANNED: Final = ("query", "queries", "words", "own")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +81,7 @@ class Plans:
         return Reading(False, None, num_filtered)
 
     def _count_attributes(self, attributes: str) -> int:
-        count = self._connection.execute(COUNT_ROWS, {"table": f"vectormill.{attributes}"}).scalar_one()
-        return max(int(count), 0)
+        return estimate_num_rows(self._connection, attributes) or 0
 
 
 def is_scan(node: Mapping[str, Any]) -> bool:

@@ -15,6 +15,7 @@ NON_FINITE_VECTOR: Final = "non_finite_vector"
 OUT_OF_MEMORY: Final = "out_of_memory"
 CRASHED_WORKER: Final = "crashed_worker"
 NOT_STORED: Final = "not_stored"
+NO_PAIR: Final = "no_pair"
 
 ITEM_ERROR_CODES: Final = {
     EMPTY_TEXT: "the text is empty or only white space",
@@ -26,6 +27,7 @@ ITEM_ERROR_CODES: Final = {
     NON_FINITE_VECTOR: "the model answered NaN or infinity, or a value too large for the collection's vector type",
     OUT_OF_MEMORY: "the device has too little memory to encode this text, even alone",
     CRASHED_WORKER: "encoding this text alone ended the worker's model process",
+    NO_PAIR: "the model compares two texts, and there is no text_pair",
     NOT_STORED: "the database refused the text's chunk for a reason that does not pass",
 }
 

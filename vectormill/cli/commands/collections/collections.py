@@ -238,12 +238,13 @@ def check(
     from vectormill.cli.endpoint import connected
     from vectormill.cli.exits import ITEMS_FAILED, JOB_NOT_COMPLETED
     from vectormill.cli.views.listing import print_json
-    from vectormill.cli.views.run_progress import RunProgress
+    from vectormill.cli.views.progress import Progress
+    from vectormill.cli.views.run_progress import look_at_run
     from vectormill.domain.run import COMPLETED
 
     with connected(api_url, data_dir) as client:
         run = client.check_collection(name, sample=sample)
-        with RunProgress() as progress:
+        with Progress(look_at_run) as progress:
             run = client.wait_run(run["id"], progress)
     if json:
         print_json(run)

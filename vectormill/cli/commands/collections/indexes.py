@@ -60,8 +60,9 @@ def index(
     """Show the indexes of a collection; with options, have them built, rebuilt or dropped, while searches go on."""
     from vectormill.cli.endpoint import connected
     from vectormill.cli.exits import exit_code_of_job
-    from vectormill.cli.views.index_progress import IndexProgress, describe_outcome
+    from vectormill.cli.views.index_progress import describe_outcome, look_at_indexing
     from vectormill.cli.views.listing import print_json
+    from vectormill.cli.views.progress import Progress
 
     wishes = (policy, m, ef_construction, workers, memory_mib, on)
     with connected(api_url, data_dir) as client:
@@ -80,7 +81,7 @@ def index(
             drop=drop,
         )
         if wait:
-            with IndexProgress() as progress:
+            with Progress(look_at_indexing) as progress:
                 run = client.wait_run(run["id"], progress)
     if json:
         print_json(run)

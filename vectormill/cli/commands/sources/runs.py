@@ -12,6 +12,7 @@ from vectormill.cli.arguments.options import (
     DataDir,
     Json,
     Model,
+    NewestFirst,
 )
 from vectormill.cli.exits import EXIT_CODES_HELP, exit_code_of_job
 from vectormill.domain.encoding import EncodingOptions
@@ -70,7 +71,8 @@ def reindex(
     searched until the new one is whole.
     """
     from vectormill.cli.endpoint import connected
-    from vectormill.cli.views.run_progress import RunProgress
+    from vectormill.cli.views.progress import Progress
+    from vectormill.cli.views.run_progress import look_at_run
 
     with connected(api_url, data_dir) as client:
         run = client.reindex(
@@ -82,7 +84,7 @@ def reindex(
             **asdict(options),
         )
         if wait:
-            with RunProgress() as progress:
+            with Progress(look_at_run) as progress:
                 run = client.wait_run(run["id"], progress)
     _print_run(run, json)
     if wait:
@@ -94,9 +96,7 @@ def list_all(
     collection: Annotated[
         str | None, typer.Option("--collection", metavar="NAME", help="Only runs of this one.")
     ] = None,
-    limit: Annotated[
-        int, typer.Option("--limit", metavar="N", min=1, help="At most so many, newest first.")
-    ] = 50,
+    limit: NewestFirst = 50,
     api_url: ApiUrl = None,
     data_dir: DataDir = None,
     json: Json = False,
@@ -134,11 +134,12 @@ def show(
 ) -> None:
     """Show how a run stands: its phase, its counts, and what each phase found."""
     from vectormill.cli.endpoint import connected
-    from vectormill.cli.views.run_progress import RunProgress
+    from vectormill.cli.views.progress import Progress
+    from vectormill.cli.views.run_progress import look_at_run
 
     with connected(api_url, data_dir) as client:
         if watch:
-            with RunProgress() as progress:
+            with Progress(look_at_run) as progress:
                 run = client.wait_run(run_id, progress)
         else:
             run = client.run(run_id)

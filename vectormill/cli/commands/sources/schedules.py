@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from vectormill.cli.arguments.options import ApiUrl, DataDir, Json
+from vectormill.cli.arguments.options import ApiUrl, DataDir, Json, NewestFirst
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -194,9 +194,7 @@ def delete(name: Name, api_url: ApiUrl = None, data_dir: DataDir = None) -> None
 @app.command(epilog="Example: vectormill schedules history docs --limit 14")
 def history(
     name: Name,
-    limit: Annotated[
-        int, typer.Option("--limit", metavar="N", min=1, help="At most so many, newest first.")
-    ] = 20,
+    limit: NewestFirst = 20,
     api_url: ApiUrl = None,
     data_dir: DataDir = None,
     json: Json = False,

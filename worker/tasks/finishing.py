@@ -7,7 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.jobs.item import ItemFailure, find_text_failure
+from vectormill.domain.jobs.item import (
+    ITEM_ERROR_CODES,
+    NON_FINITE_VECTOR,
+    ItemFailure,
+    find_text_failure,
+)
+from vectormill.ragged import Ragged
 
 SMALLEST_NORM: Final = 1e-12
 # Of all texts together, that are read at once: a book would be in memory four times.
@@ -56,6 +62,31 @@ def find_finite(vectors: NDArray[np.float32]) -> NDArray[np.bool_]:
     doubtful = np.flatnonzero(~is_finite)  # not finite, or so large that the sum is not
     is_finite[doubtful] = np.isfinite(vectors[doubtful]).all(axis=1)
     return is_finite
+
+
+def find_finite_rows(results: Ragged) -> NDArray[np.bool_]:
+    """Of rows of any length; those that are no floating-point numbers are always finite."""
+    is_finite = np.ones(len(results), dtype=np.bool_)
+    if np.issubdtype(results.values.dtype, np.floating):
+        places = np.flatnonzero(~np.isfinite(results.covered)) + results.offsets[0]
+        is_finite[np.searchsorted(results.offsets, places, side="right") - 1] = False
+    return is_finite
+
+
+def fail_unless(is_finite: NDArray[np.bool_], failures: dict[int, ItemFailure]) -> None:
+    """Adds the rows that are not finite and have not failed by themselves."""
+    for index in np.flatnonzero(~is_finite).tolist():
+        failures.setdefault(index, ItemFailure(NON_FINITE_VECTOR, ITEM_ERROR_CODES[NON_FINITE_VECTOR]))
+
+
+def empty_rows(results: Ragged, rows: Sequence[int]) -> Ragged:
+    """The same with these rows empty; a copy if there are any."""
+    if not rows:
+        return results
+    is_kept = np.ones(len(results), dtype=np.bool_)
+    is_kept[list(rows)] = False
+    lengths = results.lengths
+    return Ragged.from_lengths(results.covered[np.repeat(is_kept, lengths)], np.where(is_kept, lengths, 0))
 
 
 def finish_vectors(vectors: NDArray[np.float32], spec: EncodingSpec) -> NDArray[np.float32]:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.jobs.item import find_text_failure
-from worker.engine import finishing
-from worker.engine.finishing import find_finite, find_unique, finish_vectors, read_texts
+from worker.tasks import finishing
+from worker.tasks.finishing import find_finite, find_unique, finish_vectors, read_texts
 
 SPEC = EncodingSpec("m", "r", "mean", True, 2, "", 16)
 TEXTS = st.lists(

@@ -1,0 +1,85 @@
+"""Reranking over HTTP: documents in the order in which they answer a query, while somebody waits."""
+
+from typing import Any, Final
+
+import numpy as np
+from fastapi import APIRouter, Request
+from fastapi.concurrency import run_in_threadpool
+
+from api.bodies.reranking import RERANK_DECODER, RankedDocument, RerankAnswer, RerankRequest
+from api.dependencies import Resources, ResourcesDependency
+from api.door.media_types import require_json
+from api.intake.requests import decode_body
+from api.intake.submissions import read_body
+from api.queries.encoding import check_query, encode_texts
+from vectormill.domain.encoding import EncodingOptions, EncodingSpec
+from vectormill.domain.tasks.pair import join_pair
+from vectormill.domain.tasks.task import JUDGE
+from vectormill.models.registry import make_spec
+from vectormill.vectors.scores import choose_scores
+
+router = APIRouter(tags=["results"])
+
+RERANK_DOCS: Final[dict[str, Any]] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {"$ref": "#/components/schemas/RerankRequest"},
+                "example": {
+                    "query": "how to parse a date",
+                    "documents": ["datetime.strptime reads a date.", "zlib compresses bytes."],
+                    "top_n": 1,
+                },
+            }
+        },
+    }
+}
+
+
+@router.post("/v1/rerank", openapi_extra=RERANK_DOCS)
+async def post_rerank(request: Request, resources: ResourcesDependency) -> RerankAnswer:
+    """The documents that answer a query best, best first: by a classifier of pairs, or by the cosine of two vectors.
+
+    The score of two labels is the second one's probability. A document that is too long is cut.
+    """
+    require_json(request)
+    with resources.gates.searches.enter():
+        with resources.gates.json_bytes.hold() as hold:
+            body = await read_body(request, resources.settings, hold)
+            wanted, spec, pairs = await run_in_threadpool(read_pairs, body, resources)
+        numbers = await encode_texts(resources, spec, pairs)
+        return rank(wanted, spec, numbers)
+
+
+def read_pairs(body: bytes, resources: Resources) -> tuple[RerankRequest, EncodingSpec, list[bytes]]:
+    """What is asked for, and the pairs that are to be judged. Raises Problem, InvalidOption and InvalidItem."""
+    wanted = decode_body(body, RERANK_DECODER)
+    texts = wanted.texts()
+    check_query(wanted.query, "", resources.settings)
+    for index, text in enumerate(texts):
+        check_query(text, f"documents[{index}]: ", resources.settings)
+    options = EncodingOptions(task=JUDGE, max_tokens=wanted.max_tokens)
+    spec = make_spec(resources.registry.card(wanted.model), options)
+    query = wanted.query.encode()
+    return wanted, spec, [join_pair(query, text.encode()) for text in texts]
+
+
+def rank(
+    wanted: RerankRequest, spec: EncodingSpec, numbers: "np.ndarray[Any, np.dtype[np.float32]]"
+) -> RerankAnswer:
+    """Equal scores in the order in which they were sent."""
+    scores, _ = choose_scores(numbers, spec.labels)
+    order = np.argsort(-scores, kind="stable")[: wanted.top_n]
+    texts = wanted.texts()
+    return RerankAnswer(
+        model=wanted.model,
+        results=[
+            RankedDocument(
+                index=index,
+                relevance_score=float(f"{scores[index]:.9g}"),
+                document={"text": texts[index]} if wanted.return_documents else None,
+            )
+            for index in order.tolist()
+        ],
+    )

@@ -1,0 +1,88 @@
+"""Score streams: a job's scores as NDJSON or Parquet, a block at a time, in constant memory."""
+
+from collections.abc import Generator
+from contextlib import closing
+from typing import Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from api.streams.vector_streams import PieceSink, ResultFormat
+from vectormill.db.jobs.export import VectorBlock
+from vectormill.domain.jobs.job import Job
+from vectormill.files.formats import OUTPUT_FORMATS, RowsName
+from vectormill.vectors.scores import Numbers, choose_scores, describe_scores
+
+Blocks = Generator[VectorBlock, None, None]
+Pieces = Generator[bytes, None, None]
+
+ROWS_PER_GROUP: Final = 1 << 16
+
+
+def write_ndjson(job: Job, blocks: Blocks) -> Pieces:
+    """One object a line; items without a score are left out."""
+    with closing(blocks):
+        for block in blocks:
+            keys, numbers = _present(block)
+            if keys:
+                lines = describe_scores(keys, numbers, job.spec.labels)
+                yield b"\n".join([*map(msgspec.json.encode, lines), b""])
+
+
+def write_parquet(job: Job, blocks: Blocks) -> Pieces:
+    """Columns key, score, label and probabilities (a field a label); items without a score are left out."""
+    labels = job.spec.labels
+    probability = pa.struct([pa.field(label, pa.float32(), nullable=False) for label in labels])
+    schema = pa.schema(
+        [
+            pa.field("key", pa.string(), nullable=False),
+            pa.field("score", pa.float32(), nullable=False),
+            *(
+                [pa.field("label", pa.string()), pa.field("probabilities", probability)]
+                if len(labels) > 1
+                else []
+            ),
+        ]
+    )
+    sink = PieceSink()
+    writer = pq.ParquetWriter(pa.PythonFile(sink, mode="w"), schema, compression="zstd")
+    with closing(blocks), writer:
+        for keys, numbers in _gather(blocks):
+            scores, best = choose_scores(numbers, labels)
+            columns = [pa.array(keys, pa.string()), pa.array(scores)]
+            if len(labels) > 1:
+                columns.append(pa.array([labels[place] for place in best.tolist()], pa.string()))
+                parts = [pa.array(np.ascontiguousarray(column)) for column in numbers.T]
+                columns.append(pa.StructArray.from_arrays(parts, fields=list(probability)))
+            writer.write_table(pa.table(columns, schema=schema))
+            yield sink.take()
+        writer.close()
+        yield sink.take()
+
+
+def _gather(blocks: Blocks) -> Generator[tuple[list[str], Numbers], None, None]:
+    """Some blocks at a time: a row group for each would be many small ones."""
+    keys: list[str] = []
+    parts: list[Numbers] = []
+    for block in blocks:
+        own, numbers = _present(block)
+        keys += own
+        parts.append(numbers)
+        if len(keys) >= ROWS_PER_GROUP:
+            yield keys, np.concatenate(parts)
+            keys, parts = [], []
+    if keys:
+        yield keys, np.concatenate(parts)
+
+
+def _present(block: VectorBlock) -> tuple[list[str], Numbers]:
+    keys = [key for key, is_present in zip(block.keys, block.present, strict=True) if is_present]
+    return keys, block.vectors[block.present].astype(np.float32, copy=False)
+
+
+SCORE_FORMATS: Final[dict[RowsName, ResultFormat]] = {
+    "ndjson": ResultFormat(OUTPUT_FORMATS["ndjson"], write_ndjson),
+    "parquet": ResultFormat(OUTPUT_FORMATS["parquet"], write_parquet),
+}

@@ -1,0 +1,218 @@
+"""What is made from tables of the code, in docs and in code itself: `python -m tests.architecture.derived` writes it.
+
+Between <!-- name --> and <!-- end --> (in code # <name> and # <end>) all is made, a table or a few words. Of other
+tables a person writes the last columns: a row is made for what is new, with these columns empty, which a test refuses;
+a row of what is gone is removed, and the columns that the code knows are written anew.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
+
+from tests.architecture.facts import (
+    SERVING_LIBRARIES,
+    describe_default,
+    describe_wishes,
+    find_dependencies,
+    find_metrics,
+    find_settings,
+)
+from tests.architecture.sources import ROOT
+from vectormill.domain import collection, run
+from vectormill.domain.encoding import EncodingOptions, RequestedOptions, list_options
+from vectormill.domain.jobs import chunk, job
+from vectormill.domain.jobs.item import ITEM_ERROR_CODES
+from vectormill.files.formats import INPUT_FORMATS, OUTPUT_FORMATS, describe_inputs
+from vectormill.models.model_card import POOLING_NAMES
+from worker.encoder.backends import BACKENDS
+from worker.placement.strategies import STRATEGIES
+
+# What a page is when it has been written anew.
+Rewrite = Callable[[str], str]
+
+# That a person is to fill: the last one of a row.
+EMPTY_CELL: Final = re.compile(r"^\|.*\|  \|$", re.MULTILINE)
+
+
+def fill(name: str, content: str) -> Rewrite:
+    """What stands between the marks of that name."""
+    marks = re.compile(
+        rf"(?<=<!-- {name} -->)(.*?)(?=<!-- end -->)|(?<=# <{name}>\n)(.*?)(?= *# <end>)", re.DOTALL
+    )
+
+    def rewrite(text: str) -> str:
+        assert marks.search(text), f"there is no mark {name}"
+        return marks.sub(lambda _: content, text)
+
+    return rewrite
+
+
+def keep_rows(
+    rows: Mapping[str, Sequence[str]], *, like: str = "`{}`", begins: str = "", section: str = ""
+) -> Rewrite:
+    """Of Markdown tables the rows whose first cell is a key, written as in `like`: one for each key of `rows`. The
+    cells behind the first that these give are written, all others stay. A new row goes behind that of the key before.
+
+    Keys begin as the pattern `begins` says; only the first table of that section is meant, or all of the page.
+    """
+    opening, closing = (re.escape(part) for part in like.split("{}"))
+    pattern = re.compile(rf"^\| {opening}((?={begins})[\w-]+){closing} \|.*\|$")
+    num_made = len(next(iter(rows.values())))
+
+    def rewrite_lines(lines: list[str]) -> list[str]:
+        places = {match[1]: place for place, line in enumerate(lines) if (match := pattern.match(line))}
+        assert places, f"no row of a table is like {pattern.pattern}"
+        kept = {name: split_row(lines[place])[1 + num_made :] for name, place in places.items()}
+        written: dict[int, list[str]] = {place: [] for place in places.values()}
+        place = min(written)
+        for name, cells in rows.items():
+            place = places.get(name, place)
+            rest = kept.get(name) or [""] * len(next(iter(kept.values())))
+            written[place].append(join_row([like.format(name), *cells, *rest]))
+        return [each for place, line in enumerate(lines) for each in written.get(place, [line])]
+
+    def rewrite(text: str) -> str:
+        lines = text.split("\n")
+        start = lines.index(section) if section else 0
+        first = next(place for place in range(start, len(lines)) if lines[place].startswith("|"))
+        end = lines.index("", first) if section else len(lines)
+        return "\n".join([*lines[:first], *rewrite_lines(lines[first:end]), *lines[end:]])
+
+    return rewrite
+
+
+def split_row(line: str) -> list[str]:
+    return [cell.strip() for cell in line[1:-1].split(" | ")]
+
+
+def join_row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def table(rows: Iterable[Sequence[str]]) -> str:
+    head, *others = rows
+    return "".join(f"\n{join_row(line)}" for line in (head, ("---",) * len(head), *others)) + "\n"
+
+
+def quote(names: Iterable[str], last: str = "") -> str:
+    """`a`, `b`, or with a word before the last one: `a`, `b` or `c`."""
+    *others, final = (f"`{name}`" for name in names)
+    return f"{', '.join(others)}{f' {last} ' if last else ', '}{final}" if others else final
+
+
+def join_strings(values: Iterable[str]) -> str:
+    return ", ".join(f'"{value}"' for value in values)
+
+
+def literal(name: str, values: Iterable[str]) -> str:
+    return f"{name} = Literal[{join_strings(values)}]\n"
+
+
+def forbid(*more: str) -> str:
+    return f"forbidden_modules = [{join_strings([*SERVING_LIBRARIES, *more])}]\n"
+
+
+def make_options() -> str:
+    options = list_options(RequestedOptions)
+    rows = [(f"`{option.name}`", option.help.default, option.help.description) for option in options]
+    return table([("option", "default", "meaning"), *rows])
+
+
+def make_backends() -> str:
+    rows = [
+        (
+            f"`{backend.name}`",
+            "all" if backend.only_kind is None else f"`{backend.only_kind}`",
+            "yes" if backend.has_packed_attention else "no",
+        )
+        for backend in BACKENDS.values()
+    ]
+    return table([("backend", "devices", "packed attention"), *rows])
+
+
+DERIVED: Final[tuple[tuple[str, Rewrite], ...]] = (
+    ("docs/CONFIGURATION.md", fill("options", make_options())),
+    ("docs/CONFIGURATION.md", fill("backends", make_backends())),
+    ("docs/CONFIGURATION.md", fill("poolings", quote(POOLING_NAMES))),
+    ("docs/CONFIGURATION.md", fill("strategies", quote(STRATEGIES, "or"))),
+    (
+        "docs/CONFIGURATION.md",
+        keep_rows(
+            {name: [describe_default(field)] for name, field in find_settings().items()}, begins="VECTORMILL_"
+        ),
+    ),
+    (
+        "docs/DEPENDENCIES.md",
+        keep_rows({name: [] for name in find_dependencies()}, like="{}", begins=r"(?!package )[A-Za-z]"),
+    ),
+    (
+        "docs/ERRORS.md",
+        keep_rows({code: [why] for code, why in ITEM_ERROR_CODES.items()}, section="## Items"),
+    ),
+    (
+        "docs/OPERATIONS.md",
+        fill(
+            "metrics",
+            table(
+                [
+                    ("metric", "labels", "meaning"),
+                    *((f"`{name}`", *told) for name, told in find_metrics().items()),
+                ]
+            ),
+        ),
+    ),
+    ("docs/SOURCES.md", fill("formats", describe_inputs(".gz or .zst"))),
+    *(
+        ("docs/STATES.md", keep_rows({state: [] for state in states}, section=heading))
+        for heading, states in (
+            ("## Job", job.ALL_JOB_STATES),
+            ("## Chunk", chunk.CHUNK_STATES),
+            ("## Generation", collection.GENERATION_STATES),
+            ("## Run", run.RUN_STATES),
+        )
+    ),
+    ("docs/STATES.md", fill("wishes", table(describe_wishes()))),
+    ("pyproject.toml", fill("model libraries", forbid())),
+    ("pyproject.toml", fill("model libraries and safetensors", forbid("safetensors"))),
+    (
+        "vectormill/domain/encoding.py",
+        fill(
+            "options",
+            "".join(
+                f"    {option.name}: {option.kind.__name__} | None\n"
+                for option in list_options(EncodingOptions)
+            ),
+        ),
+    ),
+    (
+        "vectormill/files/formats.py",
+        fill(
+            "names",
+            literal("InputName", (row.name for row in INPUT_FORMATS))
+            + literal("OutputName", OUTPUT_FORMATS)
+            + literal("RowsName", (name for name, row in OUTPUT_FORMATS.items() if row.has_keys)),
+        ),
+    ),
+)
+PAGES: Final = tuple(dict.fromkeys(page for page, _ in DERIVED))
+
+
+def read(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def rewrite(page: str, text: str) -> str:
+    """All that is made in a page."""
+    for name, make in DERIVED:
+        if name == page:
+            text = make(text)
+    return text
+
+
+def main() -> None:
+    for page in PAGES:
+        (ROOT / page).write_text(rewrite(page, read(page)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""A model that tells the texts of a pair apart does so in openvino as in torch; texts alone are as before."""
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.models import DEVICE, TinyModels, read_card
+from vectormill.ragged import Ragged
+from worker.batching.batch import Batch
+from worker.encoder.choice import FP32
+from worker.encoder.encoder import Choice, Encoder, EncoderOrder
+from worker.model.torch_encoder import TorchEncoder
+from worker.openvino.encoder import OpenVINOEncoder
+from worker.tokens.tokenized import TOKEN_TYPE_IDS
+
+CLOSE = 1e-4
+LENGTHS = (13, 7, 2)
+
+
+def load(models: TinyModels, cache_dir: Path, architecture: str, backend: type) -> Encoder:
+    card = read_card(models.transformer(architecture))
+    order = EncoderOrder(card, DEVICE, "auto", FP32, DEVICE.num_threads, cache_dir)
+    encoder: Encoder = backend(order, Choice("", ""), Choice(FP32, ""))
+    return encoder
+
+
+def make_batch(lengths: tuple[int, ...] = LENGTHS, *, is_pair: bool) -> Batch:
+    ids = Batch.from_ids([np.arange(5, 5 + length, dtype=np.int32) for length in lengths])
+    if not is_pair:
+        return ids
+    types = [(np.arange(length) > length // 2).astype(np.int32) for length in lengths]
+    return Batch({**ids.inputs, TOKEN_TYPE_IDS: Ragged.from_rows(types, np.int32)})
+
+
+def encode(encoder: Encoder, batch: Batch) -> NDArray[np.float32]:
+    vectors: NDArray[np.float32] = encoder.encode(batch).matrix
+    return vectors
+
+
+@pytest.mark.parametrize("architecture", ["Bert", "Electra"])
+def test_pairs_agree_with_torch_and_texts_alone_do_before_and_behind_them(
+    architecture: str, models: TinyModels, cache_dir: Path
+) -> None:
+    ours, theirs = (load(models, cache_dir, architecture, each) for each in (OpenVINOEncoder, TorchEncoder))
+    assert isinstance(ours, OpenVINOEncoder)
+    alone, pair = (make_batch(is_pair=is_pair) for is_pair in (False, True))
+    expected_alone, expected_pair = encode(theirs, alone), encode(theirs, pair)
+    assert np.abs(expected_alone - expected_pair).max() > 100 * CLOSE, "the types make a difference"
+    before = encode(ours, alone)
+    assert TOKEN_TYPE_IDS not in ours.network.input_names, "no input that the batch does not have"
+    for batch, expected in ((pair, expected_pair), (alone, expected_alone), (pair, expected_pair)):
+        assert np.abs(encode(ours, batch) - expected).max() < CLOSE
+    assert np.array_equal(encode(ours, alone), before)
+
+
+def test_a_network_with_one_type_of_token_refuses_pairs(models: TinyModels, cache_dir: Path) -> None:
+    encoder = load(models, cache_dir, "MPNet", OpenVINOEncoder)
+    with pytest.raises(ValueError, match="reads no token_type_ids"):
+        encoder.encode(make_batch(is_pair=True))
+    assert len(encode(encoder, make_batch(is_pair=False))) == len(LENGTHS)
+
+
+def test_streams_that_encode_side_by_side_lend_their_memory_to_one_batch_at_a_time(
+    models: TinyModels, cache_dir: Path
+) -> None:
+    """Pairs come while single texts are at work, so that the network is compiled anew among them."""
+    encoder = load(models, cache_dir, "Bert", OpenVINOEncoder)
+    batches = [
+        make_batch(lengths, is_pair=number > 20 and is_pair)
+        for number, lengths in enumerate([(30, 20), (5,), (17, 16, 15), (64,)] * 10)
+        for is_pair in (False, True)
+    ]
+    reference = load(models, cache_dir, "Bert", OpenVINOEncoder)
+    expected = [encode(reference, batch) for batch in batches]
+    found: dict[int, NDArray[np.float32]] = {}
+    numbers = iter(range(len(batches)))
+    lock = threading.Lock()
+
+    def serve() -> None:
+        while True:
+            with lock:
+                number = next(numbers, None)
+            if number is None:
+                return
+            found[number] = encode(encoder, batches[number])
+
+    threads = [threading.Thread(target=serve) for _ in range(encoder.describe().num_streams)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number, vectors in found.items():
+        assert np.abs(vectors - expected[number]).max() < CLOSE, number
+    assert len(found) == len(batches)

@@ -1,0 +1,228 @@
+"""Each switch, for every architecture in the table of packed attention: the vectors are those without it."""
+
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity
+
+from tests.contract.packed_models import MODELS, make_sequences, make_transformer
+from tests.models import DEVICE
+from vectormill.domain.errors import ModelError
+from vectormill.models.registry import DEFAULT_MODEL, Registry
+from worker.backends.factory import load_encoder
+from worker.batching.batch import Batch
+from worker.encoder.encoder import Encoder, EncoderOrder
+from worker.encoder.switches import SwitchChoice
+from worker.model import packed_attention, torch_encoder
+from worker.model.architectures import read_attention_shape
+from worker.model.packed_attention import DIRECT, EXACT, direct_kernel, exact_kernel
+from worker.model.packed_network import PackedNetwork, compute_probes, packed_states
+from worker.model.packing import pack_batch
+from worker.model.switched.fused_projections import FusedProjections, split_projections
+from worker.model.switched.switching import STEPS, Step, apply_switches
+
+CPU = torch.device("cpu")
+CARD = Registry({}).card(DEFAULT_MODEL)
+
+
+def pack(transformer: Any) -> PackedNetwork:
+    network: Any = SimpleNamespace(transformer=transformer, dense=nn.Sequential(), modes=("mean",))
+    return PackedNetwork(network, EXACT)
+
+
+def switch_on(packed: PackedNetwork, *names: str) -> tuple[SwitchChoice, ...]:
+    shape = read_attention_shape(packed.transformer.config)
+    choices = [SwitchChoice(name, True, "asked for", True) for name in names]
+    return apply_switches(packed, choices, lambda: compute_probes(packed, shape, 64, CPU))
+
+
+@torch.inference_mode()
+def compute_states(packed: PackedNetwork) -> Tensor:
+    """[tokens, dim]"""
+    batch = pack_batch(Batch.from_ids(make_sequences()), read_attention_shape(packed.transformer.config))
+    return packed_states(packed, batch, CPU)
+
+
+def smallest_cosine(a: Tensor, b: Tensor) -> float:
+    assert a.shape == b.shape
+    return float(cosine_similarity(a.float(), b.float(), dim=-1).min())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_direct_call_is_reached_by_every_architecture(name: str) -> None:
+    packed = pack(make_transformer(name))
+    expected = compute_states(packed)
+    (choice,) = switch_on(packed, "direct_flash")
+    assert choice.is_on
+    assert packed.transformer.config._attn_implementation == DIRECT
+    assert torch.equal(compute_states(packed), expected)
+
+
+NOT_FUSED = {"modernbert"}  # its layers have one product already
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in NOT_FUSED])
+def test_one_product_gives_the_parts_that_three_gave(name: str) -> None:
+    packed = pack(make_transformer(name))
+    expected = compute_states(packed)
+    num_before = count_parameters(packed)
+    (choice,) = switch_on(packed, "fused_qkv")
+    assert choice.is_on
+    found = compute_states(packed)
+    assert any(isinstance(module, FusedProjections) for module in packed.modules())
+    assert count_parameters(packed) == num_before, "joined, and not held twice"
+    scale = float(expected.abs().max())
+    assert float((found - expected).abs().max()) <= 1e-6 * max(1.0, scale)
+    split_projections(packed)
+    assert count_parameters(packed) == num_before
+    assert not any(isinstance(module, FusedProjections) for module in packed.modules())
+    assert smallest_cosine(compute_states(packed), expected) >= 0.999999
+
+
+def test_an_architecture_with_one_product_says_that_there_is_nothing_to_fuse() -> None:
+    packed = pack(make_transformer("modernbert"))
+    with pytest.raises(ModelError, match="no layer has separate projections"):
+        switch_on(packed, "fused_qkv")
+
+
+def count_parameters(packed: PackedNetwork) -> int:
+    """Numbers in different places of memory."""
+    places = {parameter.data_ptr(): parameter.numel() for parameter in packed.parameters()}
+    return sum(places.values())
+
+
+class OnCuda:
+    """A tensor's stand-in for what the kernel asks before it calls the operator."""
+
+    is_cuda = True
+
+
+@pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (64, 64), (15, 0)])
+@pytest.mark.parametrize("is_replaced", [False, True], ids=["own flash", "activated"])
+def test_the_direct_call_says_to_the_operator_what_torch_says(
+    window: tuple[int, int], is_replaced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Word for word, as torch's own custom operator calls it in the version that is installed."""
+    import torch.nn.attention.varlen as varlen
+
+    query: Any = torch.randn(10, 4, 8)
+    key = value = torch.randn(10, 2, 8)
+    bounds = torch.tensor([0, 3, 10], dtype=torch.int32)
+    said: list[dict[str, Any]] = []
+    schema = torch.ops.aten._flash_attention_forward.default._schema
+
+    def operator(*args: Any, **options: Any) -> tuple[Any, ...]:
+        names = [argument.name for argument in schema.arguments]
+        defaults = {argument.name: argument.default_value for argument in schema.arguments}
+        said.append(defaults | dict(zip(names, args, strict=False)) | options)
+        return tuple(torch.zeros(2) for _ in range(5))
+
+    monkeypatch.setattr(
+        packed_attention, "current_flash_attention_impl", lambda: "FA3" if is_replaced else None
+    )
+    monkeypatch.setattr(packed_attention, "flash_operator", operator)
+    fake: Any = OnCuda()
+    direct_kernel(fake, key, value, bounds, 7, 0.5, window)
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.ops.aten, "_flash_attention_forward", operator)
+        num_splits = 1 if is_replaced else None
+        varlen._varlen_attn._init_fn(
+            query,
+            key,
+            value,
+            bounds,
+            bounds,
+            7,
+            7,
+            window == (-1, 0),
+            0.5,
+            list(window),
+            True,
+            None,
+            None,
+            num_splits,
+        )
+    ours, theirs = said
+    for name, value_said in theirs.items():
+        if name != "query":
+            assert ours[name] is value_said or ours[name] == value_said, name
+
+
+def test_where_no_flash_kernel_is_the_direct_call_is_the_exact_one() -> None:
+    query, key = torch.randn(10, 4, 8), torch.randn(10, 2, 8)
+    bounds = torch.tensor([0, 3, 10], dtype=torch.int32)
+    expected = exact_kernel(query, key, key, bounds, 7, None, (2, 2))
+    assert torch.equal(direct_kernel(query, key, key, bounds, 7, None, (2, 2)), expected)
+
+
+def load(directory: Path, switches: str, precision: str = "fp32") -> Encoder:
+    order = EncoderOrder(CARD, DEVICE, "torch", precision, 1, directory, "packed", switches=switches)
+    return load_encoder(order)
+
+
+def test_a_model_that_is_loaded_with_a_switch_reports_it(tmp_path: Path) -> None:
+    report = load(tmp_path, "direct_flash").describe()
+    assert (report.switches, report.notes) == (("direct_flash",), ())
+    assert report.attention == f"packed ({DIRECT})"
+    assert load(tmp_path, "auto").describe().switches == ()
+
+
+def test_a_switch_that_fails_and_cannot_be_undone_costs_another_load_and_no_vectors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by auto, on a card where it was measured to pay: the model is loaded again, as it was."""
+
+    def spoil(network: PackedNetwork, _: object) -> None:
+        for parameter in network.transformer.parameters():
+            parameter.data.neg_()
+
+    loads: list[str] = []
+    load_network = torch_encoder.load_network
+
+    def count(*args: Any) -> Any:
+        loads.append("")
+        return load_network(*args)
+
+    expected = encode(load(tmp_path, "none"))
+    choices = tuple(SwitchChoice(name, True, "measured", False) for name in ("fused_qkv", "fp8"))
+    monkeypatch.setattr(torch_encoder, "choose_switches", lambda *_: choices)
+    monkeypatch.setattr(torch_encoder, "load_network", count)
+    steps = {**STEPS, "fp8": Step(spoil, 0.99, is_final=True)}
+    monkeypatch.setattr(torch_encoder, "apply_switches", partial(apply_switches, steps=steps))
+    encoder = load(tmp_path, "auto")
+    report = encoder.describe()
+    assert len(loads) == 2
+    assert report.switches == ("fused_qkv",)
+    assert [note for note in report.notes if note.startswith("The switch fp8 is off, because")]
+    np.testing.assert_allclose(encode(encoder), expected, atol=1e-5)
+
+
+def encode(encoder: Encoder) -> NDArray[np.float32]:
+    ids = [
+        np.random.default_rng(length).integers(999, 9999, length).astype(np.int32) for length in (3, 40, 9)
+    ]
+    vectors: NDArray[np.float32] = encoder.encode(Batch.from_ids(ids)).matrix
+    return vectors
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_the_packaged_model_gives_its_vectors_with_joined_products(precision: str, tmp_path: Path) -> None:
+    expected = encode(load(tmp_path, "none", precision))
+    encoder = load(tmp_path, "fused_qkv,direct_flash", precision)
+    assert encoder.describe().switches == ("direct_flash", "fused_qkv")
+    # A product of other sizes may add in another order; in bf16, which int8 is restored to where there is bf16, more.
+    assert cosines(encode(encoder), expected).min() >= (0.999999 if precision == "fp32" else 0.9999)
+
+
+def cosines(a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.float32]:
+    products: NDArray[np.float32] = (
+        (a * b).sum(axis=1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
+    )
+    return products

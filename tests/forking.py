@@ -1,0 +1,10 @@
+"""FORKS starts processes as `multiprocessing` does, in milliseconds and safely.
+
+They are forked from a server that has imported what tests.forked lists, and has no threads.
+"""
+
+import multiprocessing
+from typing import Final
+
+FORKS: Final = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["tests.forked"])

@@ -1,0 +1,119 @@
+"""Texts and a schema through the whole engine give the records of RexUniNLU's reference, alone and together."""
+
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.models import DEVICE, read_card
+from tests.rexuninlu import GOLDEN, MODELS, Case, describe, is_certain, list_cases, summarize
+from vectormill.domain.encoding import EncodingOptions, EncodingSpec
+from vectormill.domain.errors import InvalidOption, ModelError
+from vectormill.domain.tasks.schema import check_schema
+from vectormill.models.model_card import ModelCard
+from vectormill.models.registry import make_spec
+from worker.engine.engine import EncodeRequest, EncodeResult, Engine
+from worker.settings import WorkerSettings
+
+CARDS = {model: read_card(GOLDEN / model) for model in MODELS}
+
+
+def is_taken(case: Case) -> bool:
+    """Whether a job may ask this: what the reference would leave out in silence is refused."""
+    try:
+        check_schema(case["schema"])
+    except InvalidOption:
+        return False
+    return bool(case["text"].strip()) and not case.get("raises")
+
+
+CERTAIN = [case for case in list_cases("natural") if is_certain(case) and is_taken(case)]
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Engine]]:
+    settings = WorkerSettings(threads=1)
+    started = {
+        model: Engine(card, DEVICE, settings, tmp_path_factory.mktemp("cache"))
+        for model, card in CARDS.items()
+    }
+    for engine in started.values():
+        engine.start()
+    yield started
+    for engine in started.values():
+        engine.stop()
+
+
+def make(card: ModelCard, schema: Any, **options: Any) -> EncodingSpec:
+    return make_spec(card, EncodingOptions(extract_schema=json.dumps(schema), **options))
+
+
+def extract(engine: Engine, spec: EncodingSpec, texts: list[str]) -> EncodeResult:
+    request = EncodeRequest("r", spec, [text.encode() for text in texts], False, 1_000_000)
+    return engine.encode(request, threading.Event())
+
+
+def read(result: EncodeResult, index: int) -> Any:
+    return json.loads(result.results.row(index).tobytes())
+
+
+@pytest.mark.parametrize("case", CERTAIN, ids=lambda case: str(case["id"]))
+def test_a_text_has_the_records_of_the_reference(engines: dict[str, Engine], case: Case) -> None:
+    result = extract(engines[case["model"]], make(CARDS[case["model"]], case["schema"]), [case["text"]])
+    assert not result.failures
+    assert describe(read(result, 0)) == summarize(case["output"])
+    assert result.num_tokens[0] > 0
+
+
+def test_there_are_cases_that_ask_again_below_what_they_found() -> None:
+    assert len(CERTAIN) > 10
+    assert any(len(case["levels"]) > 1 and case["output"]["count"] for case in CERTAIN)
+
+
+def test_texts_together_have_the_records_that_each_has_alone(engines: dict[str, Engine]) -> None:
+    schema = {"人物": {"职务": None}, "地点": None, "机构": {"创办人(人物)": None}}
+    texts = [case["text"] for case in list_cases("natural", "model") if case["text"].strip()][:12]
+    engine, spec = engines["model"], make(CARDS["model"], schema)
+    together = extract(engine, spec, [*texts, " ", texts[0]])
+    assert {index: failure.code for index, failure in together.failures.items()} == {len(texts): "empty_text"}
+    assert together.results.row(len(texts)).size == 0
+    for index, text in enumerate(texts):
+        assert read(together, index) == read(extract(engine, spec, [text]), 0)
+    assert read(together, len(texts) + 1) == read(together, 0)
+
+
+def test_what_is_found_nowhere_is_an_empty_list(engines: dict[str, Engine]) -> None:
+    case = next(case for case in CERTAIN if case["output"]["count"] == 0)
+    result = extract(engines[case["model"]], make(CARDS[case["model"]], case["schema"]), [case["text"]])
+    assert read(result, 0) == []
+
+
+def test_the_report_says_what_decides(engines: dict[str, Engine]) -> None:
+    report = engines["model"].report()
+    assert (report["backend"]["value"], report["precision"]["value"]) == ("torch", "fp32")
+    assert report["gives_vectors"] is False
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (EncodingOptions(), "needs a schema"),
+        (EncodingOptions(extract_schema="{"), "schema: is not JSON"),
+        (EncodingOptions(extract_schema='{"a": {"[TYPE]b": null}}'), r"schema\.a\.\[TYPE\]b"),
+        (EncodingOptions(extract_schema='{"a": null}', max_tokens=100), "max_tokens decides nothing"),
+        (EncodingOptions(extract_schema='{"a": null}', task="embed"), "is for the task extract"),
+    ],
+)
+def test_what_cannot_be_extracted_is_refused(options: EncodingOptions, message: str) -> None:
+    with pytest.raises(InvalidOption, match=message):
+        make_spec(CARDS["model"], options)
+
+
+def test_a_wish_that_this_model_cannot_fulfil_is_an_error(tmp_path_factory: pytest.TempPathFactory) -> None:
+    settings = WorkerSettings(threads=1, precision="int8")
+    engine = Engine(CARDS["model"], DEVICE, settings, tmp_path_factory.mktemp("cache"))
+    with pytest.raises(ModelError, match="fp32 or bf16"):
+        engine.start()
+    engine.stop()

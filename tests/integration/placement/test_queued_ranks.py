@@ -1,0 +1,198 @@
+"""Ranks that have a batch queued behind the current one: the order of all, and what becomes of two when one is lost."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.integration.placement.queued_shards import CRASH, EXHAUST, FACTORY, HOLD
+from tests.rank_processes import rank_pids
+from tests.waiting import wait_for
+from vectormill.models.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
+from worker.devices.detect import detect_inventory
+from worker.devices.device import Inventory, parse_devices
+from worker.engine import engine as engine_module
+from worker.engine.engine import EncodeRequest, Engine
+from worker.placement.planner import PlanSettings, plan_placement
+from worker.placement.sizes.model_shape import read_model_shape
+from worker.placement.strategies import FULLY_SHARDED, PIPELINE, TENSOR
+from worker.runner.messages import Encode
+from worker.runner.runner_group import RunnerGroup
+from worker.runner.starter import RunnerStarter, Sharing
+from worker.settings import WorkerSettings
+
+CARD = Registry({}).card(DEFAULT_MODEL, weights=True)
+SPEC = make_spec(CARD, EncodingOptions())
+TEXTS = [f"text number {number} of a few more, " + "and longer " * (number % 12) for number in range(60)]
+QUESTIONS = [f"question {number}?" for number in range(8)]
+BATCH_TOKENS = 128
+
+Vectors = NDArray[np.float32]
+
+
+@pytest.fixture(scope="module")
+def expected() -> tuple[Vectors, Vectors]:
+    """Of TEXTS and of QUESTIONS."""
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(str(CARD.path), device="cpu")
+    return tuple(model.encode(texts, normalize_embeddings=True) for texts in (TEXTS, QUESTIONS))
+
+
+@pytest.fixture
+def make_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Engine]]:
+    monkeypatch.setattr(engine_module, "RunnerStarter", partial(RunnerStarter, shard_factory=FACTORY))
+    engines: list[Engine] = []
+
+    def make(strategy: str) -> Engine:
+        found = detect_inventory()
+        cores = found.physical_cores if len(found.physical_cores) > 1 else found.physical_cores * 2
+        inventory = Inventory((), cores, found.memory_bytes, found.features, found.description)
+        asked = PlanSettings("fp32", CARD.max_tokens, "cpu:0,cpu:1", strategy)
+        placement = plan_placement(inventory, read_model_shape(CARD), asked)
+        sharing = Sharing(placement.replicas[0], tuple(parse_devices(asked.devices, inventory)))
+        settings = WorkerSettings(
+            precision="fp32", max_batch_tokens=BATCH_TOKENS, reuse_bytes=0, attention="packed"
+        )
+        engine = Engine(CARD, sharing.devices[0], settings, tmp_path, sharing=sharing)
+        engines.append(engine)
+        engine.start()
+        return engine
+
+    yield make
+    for engine in engines:
+        engine.stop()
+    assert rank_pids() == []
+
+
+def encode(engine: Engine, texts: list[str], *, interactive: bool = False) -> Vectors:
+    request = EncodeRequest("r", SPEC, [text.encode() for text in texts], interactive, 10_000)
+    return engine.encode(request, threading.Event()).vectors
+
+
+class Bulk:
+    """All texts on their way through an engine, two batches of them started on every rank and held there."""
+
+    def __init__(self, engine: Engine, threads: ThreadPoolExecutor, directory: Path) -> None:
+        self.engine, self.threads = engine, threads
+        self._hold = directory / HOLD
+        self._hold.touch()
+        self.vectors = threads.submit(encode, engine, TEXTS)
+        started = engine._executor._docket.started
+        wait_for(lambda: len(started) == 2)
+        self.started = sorted(started)
+
+    def let_go(self) -> None:
+        self._hold.unlink()
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(2) as running:
+        yield running
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[Encode]:
+    """Every batch that a group was given."""
+    batches: list[Encode] = []
+    send = RunnerGroup.send
+
+    def note(group: RunnerGroup, message: object) -> None:
+        if isinstance(message, Encode):
+            batches.append(message)
+        send(group, message)
+
+    monkeypatch.setattr(RunnerGroup, "send", note)
+    return batches
+
+
+def assert_alike(vectors: Vectors, expected: Vectors) -> None:
+    assert vectors.shape == expected.shape
+    assert (vectors * expected).sum(axis=1).min() >= 0.9999
+
+
+def test_urgent_batches_overtake_alike_on_all_ranks(
+    make_engine: Callable[[str], Engine],
+    threads: ThreadPoolExecutor,
+    expected: tuple[Vectors, Vectors],
+    tmp_path: Path,
+) -> None:
+    engine = make_engine(PIPELINE)
+    report = engine.report()
+    assert (report["is_packed"], report["is_queued"]) == (True, True)
+    bulk = Bulk(engine, threads, tmp_path)
+    urgent = threads.submit(encode, engine, QUESTIONS, interactive=True)
+    outstanding = engine._executor._docket.outstanding
+    wait_for(lambda: any(work.is_urgent for work in list(outstanding.values())))
+    assert sorted(engine._executor._docket.started) == bulk.started, "what is started is not overtaken"
+    bulk.let_go()
+    assert_alike(urgent.result(), expected[1])
+    assert_alike(bulk.vectors.result(), expected[0])
+    assert engine.report()["num_restarts"] == 0
+
+
+def test_a_rank_that_is_killed_takes_both_batches_along_and_neither_is_to_blame(
+    make_engine: Callable[[str], Engine],
+    threads: ThreadPoolExecutor,
+    expected: tuple[Vectors, Vectors],
+    tmp_path: Path,
+) -> None:
+    engine = make_engine(PIPELINE)
+    first = rank_pids()
+    bulk = Bulk(engine, threads, tmp_path)
+    os.kill(first[1], signal.SIGKILL)
+    bulk.let_go()
+    assert_alike(bulk.vectors.result(), expected[0])
+    assert set(first).isdisjoint(rank_pids()), "the rank that waited for the dead one has ended too"
+    assert engine.report()["num_restarts"] == 1
+
+
+def test_a_rank_that_ends_itself_behind_a_first_batch_has_each_of_both_tried_alone(
+    make_engine: Callable[[str], Engine],
+    threads: ThreadPoolExecutor,
+    expected: tuple[Vectors, Vectors],
+    sent: list[Encode],
+    tmp_path: Path,
+) -> None:
+    engine = make_engine(FULLY_SHARDED)
+    hold, crash, num_before = tmp_path / HOLD, tmp_path / CRASH, len(sent)
+    hold.touch()
+    crash.touch()
+    vectors = threads.submit(encode, engine, TEXTS)
+    wait_for(lambda: not crash.exists())
+    hold.unlink()
+    assert_alike(vectors.result(), expected[0])
+    assert engine.report()["num_restarts"] == 1
+    suspects = [each.batch.input_ids.tolist() for each in sent[num_before : num_before + 2]]
+    again = [each.batch.input_ids.tolist() for each in sent[num_before + 2 :]]
+    assert all(suspect in again for suspect in suspects), "whole, and neither in halves"
+
+
+def test_the_second_of_two_batches_that_runs_out_of_memory_is_halved_and_not_the_first(
+    make_engine: Callable[[str], Engine],
+    threads: ThreadPoolExecutor,
+    expected: tuple[Vectors, Vectors],
+    sent: list[Encode],
+    tmp_path: Path,
+) -> None:
+    engine = make_engine(TENSOR)
+    (tmp_path / EXHAUST).touch()
+    bulk = Bulk(engine, threads, tmp_path)
+    first, second = ({each.number: each.batch for each in sent}[number] for number in bulk.started)
+    bulk.let_go()
+    assert_alike(bulk.vectors.result(), expected[0])
+    report: dict[str, Any] = engine.report()
+    assert (report["num_out_of_memory"], report["num_restarts"]) == (1, 1)
+    later = [each.batch.input_ids.tolist() for each in sent if each.number > bulk.started[1]]
+    for half in (second.part(0, len(second) // 2), second.part(len(second) // 2, len(second))):
+        assert half.input_ids.tolist() in later
+    assert first.part(0, len(first) // 2).input_ids.tolist() not in later

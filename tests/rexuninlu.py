@@ -1,0 +1,170 @@
+"""RexUniNLU's golden data, and what drives an extraction over it: by a network, or by the logits that a case has."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vectormill.ragged import Ragged
+from worker.batching.batch import Batch
+from worker.encoder.padding import pad_batch
+from worker.tasks.extract.extraction import Extraction, Prompts
+from worker.tasks.extract.layout import IS_BLANK
+from worker.tasks.extract.model.head import MAX_CELLS, compute_cells, find_places, find_wanted, gather_cells
+from worker.tasks.extract.model.network import RexNetwork, load_network
+from worker.tasks.extract.prompt_tokenizer import PromptTokenizer
+
+GOLDEN: Final = Path(__file__).parent / "data" / "rexuninlu"
+CPU: Final = torch.device("cpu")
+MODELS: Final = ("model", "model_b")
+# A logit closer to 0 may have another sign on another machine.
+CERTAIN: Final = 1e-3
+
+Case = dict[str, Any]
+Compute = Callable[[Prompts], Ragged]
+
+
+@cache
+def read_golden() -> dict[str, Any]:
+    golden: dict[str, Any] = json.loads((GOLDEN / "cases.json").read_text(encoding="utf-8"))
+    return golden
+
+
+@cache
+def read_arrays() -> Mapping[str, NDArray[Any]]:
+    with np.load(GOLDEN / "arrays.npz") as arrays:
+        return dict(arrays)
+
+
+def list_cases(kind: str | None = None, model: str | None = None) -> list[Case]:
+    return [
+        case
+        for case in read_golden()["cases"]
+        if kind in (None, case["kind"]) and model in (None, case["model"])
+    ]
+
+
+def find_case(name: str) -> Case:
+    return next(case for case in list_cases() if case["id"] == name)
+
+
+@cache
+def load_tokenizer(model: str) -> PromptTokenizer:
+    return PromptTokenizer(GOLDEN / model)
+
+
+@cache
+def load(model: str) -> RexNetwork:
+    return load_network(GOLDEN / model, torch.float32, CPU)
+
+
+def extract_of(case: Case, *, with_confidences: bool = False) -> Extraction:
+    return Extraction(
+        load_tokenizer(case["model"]), case["schema"], [case["text"]], with_confidences=with_confidences
+    )
+
+
+def drive(extraction: Extraction, compute: Compute) -> list[Prompts]:
+    """Takes the extraction to its end; the prompts of its levels."""
+    levels = []
+    prompts = extraction.start()
+    while prompts is not None:
+        levels.append(prompts)
+        prompts = extraction.take(compute(prompts))
+    return levels
+
+
+def by_network(network: RexNetwork) -> Compute:
+    return lambda prompts: compute_cells(network, Batch(prompts.inputs), CPU)
+
+
+def read_logits(call: dict[str, Any]) -> NDArray[np.float32] | None:
+    """[L, L] of a call that has all of them."""
+    if "cells" in call:
+        logits = np.full((call["length"], call["length"]), -9, np.float32)
+        for row, column, logit in call["cells"]:
+            logits[row, column] = logit
+        return logits
+    if call["logits_step"] > 1:
+        return None
+    stored: NDArray[np.float32] = read_arrays()[f"{call['key']}/logits"]
+    return stored
+
+
+class FromCase:
+    """Computes nothing: the head reads the logits that the case has, call by call."""
+
+    def __init__(self, case: Case) -> None:
+        self._calls: Iterator[dict[str, Any]] = iter(case["calls"])
+
+    def __call__(self, prompts: Prompts) -> Ragged:
+        return Ragged.join([self._read(prompts, number) for number in range(len(prompts))])
+
+    def _read(self, prompts: Prompts, number: int) -> Ragged:
+        logits = read_logits(next(self._calls))
+        assert logits is not None
+        return read_head(Batch(prompts.inputs).part(number, number + 1), logits[None])
+
+
+def read_head(batch: Batch, logits: NDArray[np.float32], max_cells: int = MAX_CELLS) -> Ragged:
+    """What the head makes of these logits [n, length, length]."""
+    padded = pad_batch(batch, 0)
+    is_token = torch.from_numpy(padded.attention_mask).bool()
+    is_blank = torch.zeros(len(batch), dtype=torch.bool)
+    if IS_BLANK in batch.inputs:
+        is_blank = torch.from_numpy(batch.inputs[IS_BLANK].covered).bool()
+    is_text, is_type = find_places(
+        torch.from_numpy(padded.tokens["token_type_ids"]),
+        torch.from_numpy(padded.tokens["type_segments"]),
+        is_token,
+    )
+    tensor = torch.from_numpy(logits.copy())
+    return gather_cells(tensor, find_wanted(tensor, is_text, is_type, is_blank), is_token, max_cells)
+
+
+def join_inputs(levels: Sequence[Prompts]) -> Batch:
+    """The sequences of several extractions as one batch."""
+    names = dict.fromkeys(name for prompts in levels for name in prompts.inputs)
+    return Batch(
+        {
+            name: Ragged.join(
+                [
+                    prompts.inputs.get(name) or Ragged.from_scalars(np.zeros(len(prompts), np.int32))
+                    for prompts in levels
+                ]
+            )
+            for name in names
+        }
+    )
+
+
+def is_certain(case: Case) -> bool:
+    """Whether no logit that is read is so close to 0 that arithmetic decides its sign."""
+    smallest = [call.get("logits_stats", {}).get("min_abs_decode") for call in case["calls"]]
+    return case["num_calls"] == len(case["calls"]) and all(
+        value is None or value > CERTAIN for value in smallest
+    )
+
+
+def has_all_logits(case: Case) -> bool:
+    return case["num_calls"] == len(case["calls"]) and all(
+        "cells" in call or call["logits_step"] == 1 for call in case["calls"]
+    )
+
+
+def describe(records: object) -> dict[str, Any]:
+    """As the golden data describes an output, without its items."""
+    assert isinstance(records, list), records
+    text = json.dumps(records, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    return {"count": len(records), "sha256": hashlib.sha256(text.encode()).hexdigest()}
+
+
+def summarize(output: dict[str, Any]) -> dict[str, Any]:
+    """What `describe` gives, of a case's output."""
+    return {name: output[name] for name in ("count", "sha256")}

@@ -1,0 +1,232 @@
+"""Which switches an encoder takes, and why; what their table, their defaults and an older release's order come to."""
+
+import json
+import pickle
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from tests.architecture.sources import ROOT
+from vectormill.domain.errors import ConfigurationError, ModelError
+from vectormill.models.registry import DEFAULT_MODEL, Registry
+from worker.backends.factory import load_encoder
+from worker.devices.device import Device
+from worker.encoder import switches
+from worker.encoder.encoder import Choice, EncoderOrder, EncoderReport, find_changes
+from worker.encoder.switches import (
+    DEFAULTS_PATH,
+    SWITCHES,
+    Place,
+    Switch,
+    SwitchChoice,
+    SwitchDefaults,
+    choose_switches,
+    load_defaults,
+    parse_switches,
+)
+from worker.model.switched.switching import STEPS
+from worker.settings import load_worker_settings
+
+PROCESSOR = Device("cpu:0", "cpu", 0, (), 1, 1 << 30, frozenset({"avx512f"}))
+HOPPER = Device("cuda:0", "cuda", 0, (), 1, 80 << 30, frozenset({"sm_90"}), "an H100")
+ADA = replace(HOPPER, features=frozenset({"sm_89"}), description="an L40")
+TURING = replace(HOPPER, features=frozenset({"sm_75"}), description="a T4")
+BLACKWELL = replace(HOPPER, features=frozenset({"sm_100"}), description="a B200")
+PADDED = "the precision is fp32"
+
+TABLE = {
+    switch.name: switch
+    for switch in (
+        Switch("plain", "Anywhere."),
+        Switch("new", "On new cards.", smallest_capability=89, pays_from_hidden_size=2048),
+        Switch("hopper", "On one card.", smallest_capability=90, largest_capability=90, package="flash3"),
+        Switch("ranks", "Of ranks.", needs_packed=False, is_of_ranks=True),
+    )
+}
+DEFAULTS = {"sm_90": SwitchDefaults(("plain", "new", "hopper", "ranks"), "2026-11-22, H100, torch 2.13")}
+
+
+@pytest.fixture
+def small_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every kind of need, instead of the real one."""
+    monkeypatch.setattr(switches, "SWITCHES", TABLE)
+
+
+WITH_SMALL_TABLE = pytest.mark.usefixtures("small_table")
+
+
+def choose(
+    wanted: str,
+    device: Device = HOPPER,
+    *,
+    installed: bool = True,
+    hidden_size: int = 4096,
+    padded_because: str = "",
+    is_shared: bool = False,
+) -> Mapping[str, SwitchChoice]:
+    place = Place(device, hidden_size, padded_because, is_shared)
+    return {choice.name: choice for choice in choose_switches(wanted, place, lambda _: installed, DEFAULTS)}
+
+
+@WITH_SMALL_TABLE
+def test_none_takes_none_and_auto_what_was_measured_on_the_card() -> None:
+    assert choose("none") == {}
+    chosen = choose("auto")
+    assert list(chosen) == ["plain", "new", "hopper"]
+    assert all(choice.is_on and choice.reason.endswith("H100, torch 2.13") for choice in chosen.values())
+    assert choose("auto", ADA) == choose("auto", PROCESSOR) == {}, "nothing was measured there"
+    assert list(choose("auto", is_shared=True)) == ["ranks"]
+
+
+@WITH_SMALL_TABLE
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ("hopper", ["hopper"]),
+        (" hopper , plain", ["plain", "hopper"]),  # in the table's order, whatever the user's
+        ("plain,plain", ["plain"]),
+    ],
+)
+def test_named_switches_are_taken_where_they_can_be(names: str, expected: list[str]) -> None:
+    chosen = choose(names)
+    assert [name for name, choice in chosen.items() if choice.is_on] == expected == list(chosen)
+    assert {choice.reason for choice in chosen.values()} == {"asked for"}
+
+
+@WITH_SMALL_TABLE
+@pytest.mark.parametrize(
+    ("name", "device", "options", "reason"),
+    [
+        ("new", TURING, {}, "it needs compute capability 8.9 or more, and a T4 has 7.5"),
+        ("new", PROCESSOR, {}, "it needs a GPU of compute capability 8.9 or more, and cpu:0 is none"),
+        ("hopper", BLACKWELL, {}, "it needs compute capability 9.0, and a B200 has 10.0"),
+        ("hopper", HOPPER, {"installed": False}, "the package flash3 is not installed"),
+        (
+            "plain",
+            HOPPER,
+            {"padded_because": PADDED},
+            f"it is of packed attention, and batches are padded: {PADDED}",
+        ),
+    ],
+)
+def test_what_cannot_be_is_an_error_where_it_was_asked_for_and_off_with_its_reason_by_auto(
+    name: str, device: Device, options: dict[str, object], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(
+        ModelError, match="leave it out of VECTORMILL_WORKER_SWITCHES, or say auto or none"
+    ) as error:
+        choose(name, device, **options)  # type: ignore[arg-type]
+    assert f"The switch {name} cannot be used, because {reason};" in str(error.value)
+    everywhere = dict.fromkeys(device.features, SwitchDefaults((name,), "2026-11-22"))
+    monkeypatch.setattr(f"{__name__}.DEFAULTS", everywhere)
+    (choice,) = choose("auto", device, **options).values()  # type: ignore[arg-type]
+    assert (choice.is_on, choice.note) == (False, f"The switch {name} is off, because {reason}.")
+
+
+@WITH_SMALL_TABLE
+def test_a_switch_for_large_models_is_taken_by_auto_for_these_alone_and_by_name_for_all() -> None:
+    small = choose("auto", hidden_size=768)["new"]
+    assert small.note.endswith("it pays from a hidden size of 2,048, and the model has 768.")
+    assert choose("auto", hidden_size=2048)["new"].is_on
+    assert choose("new", hidden_size=768)["new"].is_on
+
+
+@WITH_SMALL_TABLE
+@pytest.mark.parametrize(
+    ("name", "is_shared", "reason"),
+    [
+        ("ranks", False, "this model is on one device"),
+        ("plain", True, "several devices share this model"),
+    ],
+)
+def test_a_switch_that_is_not_of_this_model_is_off_and_no_error(
+    name: str, is_shared: bool, reason: str
+) -> None:
+    """The setting is for all models of a worker, of which some are shared."""
+    (choice,) = choose(name, is_shared=is_shared).values()
+    assert (choice.is_on, choice.reason) == (False, reason)
+
+
+@WITH_SMALL_TABLE
+def test_what_a_switch_needs_is_told_in_words() -> None:
+    assert [switch.needs for switch in TABLE.values()] == [
+        "packed attention",
+        "compute capability 8.9 or more, packed attention, meant for hidden sizes of 2,048 and more",
+        "compute capability 9.0, the package flash3, packed attention",
+        "a model that several devices share",
+    ]
+
+
+def test_an_unknown_switch_is_refused_at_the_start_with_the_nearest_right_one() -> None:
+    for name in SWITCHES:
+        assert load_worker_settings(switches=name).switches == name
+        assert parse_switches(name) == (name,)
+    assert load_worker_settings().switches == "auto"
+    for wrong, right in (("direct_flsh", "direct_flash"), ("nine", "none"), ("direct_flash,", "auto")):
+        with pytest.raises(
+            ConfigurationError, match=r"VECTORMILL_WORKER_SWITCHES: .* is no switch; did you mean"
+        ) as error:
+            load_worker_settings(switches=wrong)
+        assert right in str(error.value)
+
+
+def test_the_defaults_name_known_switches_and_travel_with_the_package() -> None:
+    for found in load_defaults().values():
+        assert set(found.switches) <= set(SWITCHES)
+        assert found.measured
+    packaged = (ROOT / "pyproject.toml").read_text()
+    assert str(DEFAULTS_PATH.relative_to(ROOT / "worker")) in packaged
+
+
+@WITH_SMALL_TABLE
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"switches": ["plain", "plane"], "measured": "today"}, "names unknown switches: plane"),
+        ({"switches": ["plain"], "measured": " "}, "does not say how"),
+    ],
+)
+def test_defaults_that_nobody_wrote_by_measuring_are_refused(
+    entry: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "switch_defaults.json"
+    path.write_text(json.dumps({"sm_90": entry}))
+    with pytest.raises(ConfigurationError, match=message):
+        load_defaults(path)
+    path.write_text(json.dumps({"sm_90": {"switches": ["hopper", "plain"], "measured": "today"}}))
+    assert load_defaults(path) == {"sm_90": SwitchDefaults(("plain", "hopper"), "today")}
+
+
+def test_every_switch_of_the_network_can_be_turned_on() -> None:
+    assert set(STEPS) == {name for name, switch in SWITCHES.items() if not switch.is_of_ranks}
+
+
+def test_an_order_and_a_report_of_another_release_are_understood(tmp_path: Path) -> None:
+    """During an upgrade a worker of the release before starts a process of this one, and is told what that loaded."""
+    order = EncoderOrder(
+        Registry({}).card(DEFAULT_MODEL), PROCESSOR, "torch", "fp32", 1, tmp_path, switches="none"
+    )
+    assert pickle.loads(pickle.dumps(order)) == order
+    known = [getattr(order, field.name) for field in fields(order)][:-1]
+    older = object.__new__(EncoderOrder)
+    cast(Any, older).__setstate__(known)
+    assert older == replace(order, switches="auto")
+    # What the last release knew comes first: a worker of it drops what stands behind.
+    assert [field.name for field in fields(EncoderReport)][-2:] == ["switches", "gives_vectors"]
+
+
+def test_a_model_process_that_lost_a_switch_says_so() -> None:
+    choice = Choice("x", "y")
+    before = EncoderReport(choice, choice, choice, "packed", 1, 0.0, switches=("direct_flash",))
+    assert find_changes(before, replace(before, switches=())) == ("switches was ('direct_flash',) and is ()",)
+
+
+def test_a_backend_that_has_no_switches_refuses_them_by_name(tmp_path: Path) -> None:
+    order = EncoderOrder(
+        Registry({}).card(DEFAULT_MODEL), PROCESSOR, "openvino", "fp32", 1, tmp_path, switches="direct_flash"
+    )
+    with pytest.raises(ModelError, match="openvino has no packed attention"):
+        load_encoder(order)

@@ -1,0 +1,75 @@
+"""Tasks: what specs say of them and to whom, and how two texts are one item."""
+
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.errors import InvalidOption
+from vectormill.domain.tasks.pair import join_pair, split_pair
+from vectormill.domain.tasks.task import (
+    ACTIVATIONS,
+    EMBED,
+    EXTRACT,
+    JUDGE,
+    RESULT_ROUTES,
+    TASKS,
+    ActivationName,
+    require_vectors,
+)
+
+VECTORS = EncodingSpec("m", "1", "mean", normalize=True, dimensions=8, prompt="", max_tokens=64)
+SCORES = replace(VECTORS, task=JUDGE, labels=("no", "yes"), activation="softmax", dimensions=2)
+RECORDS = replace(VECTORS, task=EXTRACT, extract_schema='{"a":null}', dimensions=0)
+TEXTS = st.text().map(lambda text: text.encode("utf-8", "surrogatepass"))
+
+
+@given(TEXTS, TEXTS)
+def test_a_pair_comes_apart_as_it_was_joined(first: bytes, second: bytes) -> None:
+    assert split_pair(join_pair(first, second)) == (first, second)
+    assert split_pair(first) == (first, None)
+
+
+def test_every_task_has_a_route_for_what_comes_of_it() -> None:
+    assert {task.result for task in TASKS.values()} == RESULT_ROUTES.keys()
+    assert get_args(ActivationName) == ACTIVATIONS
+
+
+@pytest.mark.parametrize("spec", [VECTORS, SCORES, RECORDS], ids=lambda spec: spec.task)
+def test_a_spec_is_read_as_it_was_written(spec: EncodingSpec) -> None:
+    assert EncodingSpec.from_json(spec.to_json()) == spec
+
+
+def test_a_spec_of_vectors_is_told_as_by_a_release_without_tasks() -> None:
+    assert not {"task", "labels", "activation", "extract_schema", "confidences"} & VECTORS.to_json().keys()
+
+
+@pytest.mark.parametrize("spec", [SCORES, RECORDS], ids=lambda spec: spec.task)
+def test_a_worker_of_a_release_without_tasks_finds_a_pooling_that_its_model_does_not_have(
+    spec: EncodingSpec,
+) -> None:
+    told = spec.to_json()["pooling"]
+    assert told.partition("/")[0] != spec.pooling  # which is how it reads a pooling
+
+
+def test_whatever_decides_a_result_is_in_the_fingerprint() -> None:
+    changed = [
+        VECTORS,
+        SCORES,
+        replace(SCORES, labels=("yes", "no")),
+        replace(SCORES, activation="raw"),
+        RECORDS,
+        replace(RECORDS, extract_schema='{"b":null}'),
+        replace(RECORDS, confidences=True),
+    ]
+    assert len({spec.fingerprint() for spec in changed}) == len(changed)
+
+
+def test_only_vectors_go_into_collections() -> None:
+    require_vectors(EMBED)
+    for task in (JUDGE, EXTRACT):
+        with pytest.raises(InvalidOption, match="Collections keep vectors"):
+            require_vectors(task)

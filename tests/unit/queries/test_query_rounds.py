@@ -1,0 +1,57 @@
+"""Which searches share a statement, and which page of its rows is whose."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from vectormill.db.search.rounds import MOST_ROWS, MOST_TOGETHER, cut_pages, divide_into_rounds
+from vectormill.domain.filter import parse_filter
+from vectormill.domain.search import VECTOR, Search
+
+FILTER = parse_filter({"a": 1})
+
+
+@pytest.mark.parametrize(
+    ("options", "others", "reason"),
+    [
+        ({"limit": 20}, {"offset": 10}, "pages are cut afterwards"),
+        ({}, {"min_score": 0.5}, "scores are compared afterwards"),
+        ({"condition": FILTER}, {"condition": parse_filter({"a": 1})}, "the same filter"),
+    ],
+)
+def test_searches_that_share_a_statement(options: Any, others: Any, reason: str) -> None:
+    assert divide_into_rounds([Search(**options), Search(**others)]) == [[0, 1]], reason
+
+
+@pytest.mark.parametrize(
+    ("options", "others", "reason"),
+    [
+        ({}, {"limit": 11}, "an index may find nearer ones for more"),
+        ({}, {"ef_search": 100}, "said by the client"),
+        ({}, {"include": ()}, "other columns"),
+        ({}, {"condition": FILTER}, "a filter"),
+        ({"condition": FILTER}, {"condition": parse_filter({"a": True})}, "another filter"),
+        ({"like": "k"}, {"like": "k"}, "the row's vector is looked up"),
+        ({"mode": "hybrid", "words": "a"}, {"mode": "hybrid", "words": "a"}, "words"),
+        ({"by_document": True}, {"by_document": True}, "asked again until there are enough"),
+        ({"include": (VECTOR,)}, {"include": (VECTOR,)}, "long answers"),
+        ({"limit": MOST_ROWS + 1}, {"limit": MOST_ROWS + 1}, "long answers"),
+    ],
+)
+def test_searches_that_do_not(options: Any, others: Any, reason: str) -> None:
+    assert divide_into_rounds([Search(**options), Search(**others)]) == [[0], [1]], reason
+
+
+def test_rounds_have_a_bound_and_keep_the_order_of_what_is_alike() -> None:
+    searches = [Search(), Search(limit=200)] * (MOST_TOGETHER + 1)
+    rounds = divide_into_rounds(searches)
+    assert sorted(place for places in rounds for place in places) == list(range(len(searches)))
+    assert sorted(map(len, rounds), reverse=True)[:2] == [MOST_TOGETHER, 1]
+    assert rounds[0] == list(range(0, 2 * MOST_TOGETHER, 2))
+
+
+def test_each_search_gets_its_own_page() -> None:
+    rows = [SimpleNamespace(place=place, key=key) for place, key in [(1, "a"), (1, "b"), (3, "c"), (3, "d")]]
+    searches = [Search(limit=1), Search(), Search(limit=1, offset=1)]
+    assert [[row.key for row in page] for page in cut_pages(searches, rows)] == [["a"], [], ["d"]]

@@ -1,0 +1,293 @@
+"""Records of the golden data, alone and among others; and texts that fail without harm to others."""
+
+import random
+from collections.abc import Sequence
+from itertools import groupby
+
+import numpy as np
+import pytest
+import torch
+
+from tests.rexuninlu import (
+    CPU,
+    MODELS,
+    Case,
+    FromCase,
+    by_network,
+    describe,
+    drive,
+    extract_of,
+    find_case,
+    has_all_logits,
+    is_certain,
+    join_inputs,
+    list_cases,
+    load,
+    load_tokenizer,
+    summarize,
+)
+from vectormill.domain.jobs.item import ENCODING_FAILED, NON_FINITE_VECTOR, OUT_OF_MEMORY, ItemFailure
+from vectormill.domain.tasks.schema import Schema
+from vectormill.ragged import Ragged
+from worker.tasks.extract.decode import NON_FINITE_ROW
+from worker.tasks.extract.extraction import Extraction, Prompts
+from worker.tasks.extract.hints import EMPTY_HINT_COST, MAX_HINT_COST, HintWriter
+from worker.tasks.extract.model.head import compute_cells
+from worker.tasks.extract.model.network import RexNetwork
+from worker.tasks.extract.text_state import Limits
+
+# Where arithmetic decides a sign, long texts have so many records more or less.
+UNCERTAIN_SHARE = 0.02
+
+
+def check_records(case: Case, answer: object, *, is_exact: bool) -> None:
+    output = case["output"]
+    if output is None:
+        assert isinstance(answer, ItemFailure)
+        assert case["raises"]
+    elif is_exact:
+        assert describe(answer) == summarize(output)
+    else:
+        assert isinstance(answer, list)
+        assert abs(len(answer) - output["count"]) <= max(1, UNCERTAIN_SHARE * output["count"])
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in list_cases() if has_all_logits(case)], ids=lambda case: case["id"]
+)
+def test_records_of_the_references_logits_are_the_references(case: Case) -> None:
+    extraction = extract_of(case)
+    drive(extraction, FromCase(case))
+    check_records(case, extraction.finish()[0], is_exact=True)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case for case in list_cases() if has_all_logits(case) and "output_with_confidence" in case],
+    ids=lambda case: case["id"],
+)
+def test_labels_with_confidences_are_the_references_before_it_chooses(case: Case) -> None:
+    extraction = extract_of(case, with_confidences=True)
+    drive(extraction, FromCase(case))
+    assert describe(extraction.finish()[0]) == summarize(case["output_with_confidence"])
+
+
+@pytest.mark.parametrize("case", list_cases("natural"), ids=lambda case: case["id"])
+def test_records_of_the_networks_own_logits_are_the_references(case: Case) -> None:
+    extraction = extract_of(case)
+    drive(extraction, by_network(load(case["model"])))
+    check_records(case, extraction.finish()[0], is_exact=is_certain(case))
+
+
+@pytest.mark.parametrize("size", [1, 3, 8])
+@pytest.mark.parametrize("model", MODELS)
+def test_records_do_not_depend_on_the_batches(model: str, size: int) -> None:
+    """All natural cases at once: those of a schema in one extraction, and the sequences of all mixed."""
+    cases = sorted(list_cases("natural", model), key=lambda case: str(case["schema"]))
+    groups = [list(group) for _, group in groupby(cases, key=lambda case: str(case["schema"]))]
+    assert any(len(group) > 2 for group in groups)
+    extractions = [
+        Extraction(load_tokenizer(model), group[0]["schema"], [case["text"] for case in group])
+        for group in groups
+    ]
+    advance_together(extractions, load(model), size)
+    for group, extraction in zip(groups, extractions, strict=True):
+        for case, answer in zip(group, extraction.finish(), strict=True):
+            check_records(case, answer, is_exact=is_certain(case))
+
+
+def advance_together(extractions: Sequence[Extraction], net: RexNetwork, size: int) -> None:
+    """Takes all to their ends, the sequences of all in batches of so many, in any order."""
+    asking = {number: extraction.start() for number, extraction in enumerate(extractions)}
+    while live := {number: prompts for number, prompts in asking.items() if prompts is not None}:
+        batch = join_inputs(list(live.values()))
+        order = random.Random(size).sample(range(len(batch)), len(batch))
+        parts = [np.array(order[start : start + size]) for start in range(0, len(batch), size)]
+        rows = Ragged.join([compute_cells(net, batch.take(part), CPU) for part in parts])
+        rows = rows.take(np.argsort(order))
+        start = 0
+        asking = {}
+        for number, prompts in live.items():
+            asking[number] = extractions[number].take(rows.part(start, start + len(prompts)))
+            start += len(prompts)
+
+
+def test_what_the_first_pass_of_a_chunk_asks_is_one_level_of_all_texts() -> None:
+    """22 texts, as many sequences at least, and not one forward pass for each."""
+    cases = [
+        case for case in list_cases("natural", "model") if case["schema"] == find_case("ner_short")["schema"]
+    ]
+    extraction = Extraction(load_tokenizer("model"), cases[0]["schema"], [case["text"] for case in cases])
+    levels = drive(extraction, by_network(load("model")))
+    assert len(levels) == 1
+    assert levels[0].texts.tolist() == list(range(len(cases)))
+
+
+def test_a_text_of_a_schema_that_asks_nothing_costs_no_forward_pass() -> None:
+    extraction = extract_of(find_case("all_types_too_long"))
+    assert extraction.start() is None
+    assert extraction.finish() == [[]]
+    assert extraction.num_left_out == 1
+
+
+def test_without_texts_there_is_nothing_to_do() -> None:
+    extraction = Extraction(load_tokenizer("model"), {"人物": None}, [])
+    assert extraction.start() is None
+    assert extraction.finish() == []
+
+
+# Failures of one text among others.
+
+SCHEMA: Schema = {"人物": {"职务": None}, "地点": None}
+TEXTS = ["林晓峰上周在苏州。", "郭明远任教授。", "周海棠在杭州。"]
+
+
+def say_yes(prompts: Prompts, yes: int) -> Ragged:
+    """Every cell of the text with this index is positive, and no other's."""
+    logits = [
+        np.full((length, length), 1.0 if text == yes else -1.0, np.float32)
+        for length, text in zip(prompts.inputs["input_ids"].lengths, prompts.texts, strict=True)
+    ]
+    rows = []
+    for matrix in logits:
+        cells = np.argwhere(matrix > 0).astype(np.float32)
+        rows.append(np.concatenate([[len(cells)], np.c_[cells, np.ones((len(cells), 2))].reshape(-1)]))
+    return Ragged.from_rows(rows, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        (Limits(max_spans=20), "more than 20 spans"),
+        (Limits(max_prefixes=5), "at most 5 are followed"),
+    ],
+)
+def test_a_text_in_which_everything_is_found_fails_alone(limits: Limits, words: str) -> None:
+    extraction = Extraction(load_tokenizer("model"), SCHEMA, TEXTS, limits=limits)
+    prompts = extraction.start()
+    while prompts is not None:
+        prompts = extraction.take(say_yes(prompts, yes=1))
+    first, failed, last = extraction.finish()
+    assert first == last == []
+    assert isinstance(failed, ItemFailure)
+    assert failed.code == ENCODING_FAILED
+    assert words in failed.detail
+
+
+def test_a_text_that_takes_too_many_prompts_fails_before_they_are_computed() -> None:
+    texts = [TEXTS[0], TEXTS[0] * 1000, TEXTS[2]]
+    extraction = Extraction(load_tokenizer("model"), SCHEMA, texts, limits=Limits(max_windows=10))
+    prompts = extraction.start()
+    assert prompts is not None
+    assert prompts.texts.tolist() == [0, 2]
+    failed = extraction.finish()[1]
+    assert isinstance(failed, ItemFailure)
+    assert "more than 10 prompts" in failed.detail
+
+
+@pytest.mark.parametrize(
+    ("row", "code"),
+    [
+        ([NON_FINITE_ROW], NON_FINITE_VECTOR),
+        ([100_000.0], ENCODING_FAILED),  # more cells than come back
+    ],
+)
+def test_a_text_whose_logits_cannot_be_read_fails_alone(row: list[float], code: str) -> None:
+    extraction = Extraction(load_tokenizer("model"), SCHEMA, TEXTS)
+    assert extraction.start() is not None
+    assert extraction.take(Ragged.from_rows([np.zeros(1), np.array(row), np.zeros(1)], np.float32)) is None
+    first, failed, last = extraction.finish()
+    assert first == last == []
+    assert isinstance(failed, ItemFailure)
+    assert failed.code == code
+
+
+def test_a_sequence_that_failed_elsewhere_fails_its_text_and_no_other() -> None:
+    extraction = Extraction(load_tokenizer("model"), SCHEMA, TEXTS)
+    assert extraction.start() is not None
+    failure = ItemFailure(OUT_OF_MEMORY, "too little memory")
+    prompts = extraction.take(Ragged.from_rows([np.zeros(1)] * 3, np.float32), {0: failure})
+    assert prompts is None
+    assert extraction.finish() == [failure, [], []]
+
+
+def test_results_of_other_sequences_are_refused() -> None:
+    extraction = Extraction(load_tokenizer("model"), SCHEMA, TEXTS)
+    assert extraction.start() is not None
+    with pytest.raises(ValueError, match="2 rows of results"):
+        extraction.take(Ragged.from_rows([np.zeros(1)] * 2, np.float32))
+
+
+def test_a_prompt_typed_into_a_text_fails_that_text_alone() -> None:
+    """The reference raises IndexError on [PREFIX] without [TYPE], and takes all other texts with it."""
+    extraction = Extraction(load_tokenizer("model"), SCHEMA, ["林晓峰[PREFIX]在苏州。", TEXTS[0]])
+    drive(extraction, by_network(load("model")))
+    failed, other = extraction.finish()
+    assert isinstance(failed, ItemFailure)
+    assert "[PREFIX]" in failed.detail
+    alone = Extraction(load_tokenizer("model"), SCHEMA, [TEXTS[0]])
+    drive(alone, by_network(load("model")))
+    assert other == alone.finish()[0]
+
+
+def test_special_tokens_in_a_span_that_becomes_a_prompt_fail_that_text_alone() -> None:
+    """With a tokenizer whose type ids are rebuilt, [SEP] in a hint ends it before its types."""
+    extraction = Extraction(load_tokenizer("model_b"), SCHEMA, ["林晓峰[SEP]在苏州。", TEXTS[0]])
+    prompts = extraction.start()
+    while prompts is not None:
+        prompts = extraction.take(say_yes(prompts, yes=0))
+    failed, other = extraction.finish()
+    assert isinstance(failed, ItemFailure)
+    assert "[SEP]" in failed.detail
+    assert other == []
+
+
+def test_confidences_of_spans_are_those_of_the_cells_that_decide() -> None:
+    """The reference has none there. The mean of sigmoids of the positive cells, rounded as the others are."""
+    case = find_case("s_ner_basic")
+    extraction = extract_of(case, with_confidences=True)
+    drive(extraction, FromCase(case))
+    answer = extraction.finish()[0]
+    assert isinstance(answer, list)
+    assert [{**step, "confidence": 0} for record in answer for step in record] == [
+        {**step, "confidence": 0} for record in case["output"]["items"] for step in record
+    ]
+    logits = {(row, column): logit for row, column, logit in case["calls"][0]["cells"]}
+    lows, highs = (float(torch.sigmoid(torch.tensor(end(logits.values())))) for end in (min, max))
+    for record in answer:
+        assert lows - 1e-4 <= record[-1]["confidence"] <= highs + 1e-4
+
+
+def test_types_are_tokenized_once_for_a_schema(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many texts and levels ask for them; and a text once for all its levels."""
+    tokenizer = load_tokenizer("model")
+    seen: list[str] = []
+
+    class Counting:
+        def __getattr__(self, name: str) -> object:
+            return getattr(tokenizer, name)
+
+        def encode(self, texts: Sequence[str]) -> object:
+            seen.extend(texts)
+            return tokenizer.encode(texts)
+
+    extraction = Extraction(Counting(), SCHEMA, TEXTS)  # type: ignore[arg-type]
+    prompts = extraction.start()
+    num_levels = 0
+    while prompts is not None:
+        num_levels += 1
+        prompts = extraction.take(say_yes(prompts, yes=1))
+    assert num_levels == 2
+    assert len(seen) == len(set(seen))
+    assert set(TEXTS) < set(seen)
+
+
+def test_no_hint_is_longer_than_its_budget_and_every_type_is_asked_once() -> None:
+    """Costs are of strings for themselves; what the window has is the whole hint."""
+    schema: Schema = {f"类别{number:02}：{'事' * (number % 40)}": None for number in range(200)}
+    writer = HintWriter(load_tokenizer("model"), schema)
+    hints = writer.write([{(("人", "林", (0, 1)),): schema}])[0].hints
+    asked = [question for hint in hints for question in hint.questions]
+    assert len(hints) > 10
+    assert [name for _, name in asked] == sorted(schema)
+    assert all(len(hint.tokens) + EMPTY_HINT_COST <= MAX_HINT_COST for hint in hints)

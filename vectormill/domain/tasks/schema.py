@@ -1,0 +1,106 @@
+"""The schema of an extract job: which types are looked for, and below which of them others. Knows no model.
+
+As RexUniNLU's: an object whose names are types, each with null (a leaf) or with an object of the types that are asked
+below every span found of it, as `{"机构": {"创办人(人物)": null}, "时间": null}`.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from vectormill.domain.errors import InvalidOption
+
+# Children by type; None for a leaf.
+Schema = dict[str, "Schema | None"]
+
+MAX_DEPTH: Final = 8  # a level is a forward pass of its own, and multiplies what the one before has found
+MAX_TYPES: Final = 512  # in the whole schema
+# A type is read with its special token within 125 tokens, and one that is longer would be left out in silence. Of
+# Chinese a character is a token; of letters fewer.
+MAX_TYPE_CHARS: Final = 120
+# What prompts are built of. A type that holds one would be read as structure; the last joins types to a path.
+RESERVED_TOKENS: Final = (
+    "[CLS]",
+    "[SEP]",
+    "[PAD]",
+    "[UNK]",
+    "[MASK]",
+    "[PREFIX]",
+    "[TYPE]",
+    "[CLASSIFY]",
+    "[MULTICLASSIFY]",
+    "[INFOKEY]",
+)
+
+
+def check_schema(schema: object) -> Schema:
+    """The same schema, its types in the order of their code points and `{}` as None.
+
+    Raises InvalidOption, which names the place: "schema.人物.出生地: …".
+    """
+    checked = _check_types(schema, "schema", 1)
+    if checked is None:
+        raise InvalidOption('schema: names no type; give an object such as {"人物": null, "地点": null}.')
+    num_types = sum(1 for _ in list_types(checked))
+    if num_types > MAX_TYPES:
+        raise InvalidOption(
+            f"schema: has {num_types} types, and at most {MAX_TYPES} are allowed; use several jobs."
+        )
+    return checked
+
+
+def list_types(schema: Schema, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Each type as its path from the root, parents before their children."""
+    for name, children in schema.items():
+        yield (*above, name)
+        yield from list_types(children or {}, (*above, name))
+
+
+def list_leaves(schema: Schema | None, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The paths of the types that have no children, from the root."""
+    if not schema:
+        yield above
+        return
+    for name, children in schema.items():
+        yield from list_leaves(children, (*above, name))
+
+
+def _check_types(types: object, place: str, depth: int) -> Schema | None:
+    if types is None:
+        return None
+    if not isinstance(types, Mapping):
+        raise InvalidOption(
+            f"{place}: is {_describe(types)}; give null, or an object whose names are the types below it."
+        )
+    if types and depth > MAX_DEPTH:
+        raise InvalidOption(
+            f"{place}: has types below it at depth {depth}, and at most {MAX_DEPTH} are allowed."
+        )
+    for name in types:
+        _check_name(name, place)
+    return {name: _check_types(types[name], f"{place}.{name}", depth + 1) for name in sorted(types)} or None
+
+
+def _check_name(name: object, place: str) -> None:
+    if not isinstance(name, str):
+        raise InvalidOption(f"{place}: has a type that is {_describe(name)}; types are strings.")
+    here = f"{place}.{name}"
+    if not name.strip():
+        raise InvalidOption(f"{place}: has a type {name!r}, which is empty; leave it out or name it.")
+    if name != name.strip():
+        # The reference strips parents before it looks for a path in the schema, and then finds none.
+        raise InvalidOption(f"{here}: begins or ends with white space; name it {name.strip()!r}.")
+    if len(name) > MAX_TYPE_CHARS:
+        raise InvalidOption(
+            f"{place}.{name[:20]}…: is a type of {len(name)} characters, and at most {MAX_TYPE_CHARS} are allowed."
+        )
+    for token in RESERVED_TOKENS:
+        if token in name:
+            raise InvalidOption(f"{here}: contains {token}, which prompts are built of; use another name.")
+    if "\0" in name or any("\ud800" <= character <= "\udfff" for character in name):
+        raise InvalidOption(
+            f"{place}.{name!r}: contains a NUL character or half of a surrogate pair, which cannot be stored."
+        )
+
+
+def _describe(value: object) -> str:
+    return f"{type(value).__name__} {value!r}"[:60]

@@ -1,0 +1,60 @@
+"""Task: what a job wants of its texts. A row each, from which requests, commands and docs derive."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from vectormill.domain.errors import InvalidOption
+
+# What comes of an item.
+VECTOR: Final = "vector"
+SCORE: Final = "score"
+RECORD: Final = "record"
+
+# The last part of the path under which a job's results are.
+RESULT_ROUTES: Final[Mapping[str, str]] = {
+    VECTOR: "vectors",
+    SCORE: "results",
+    RECORD: "results",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """`result` is what comes of an item; `reads_pairs` says that an item is two texts, and not one."""
+
+    name: str
+    does: str
+    result: str
+    reads_pairs: bool = False
+
+
+EMBED: Final = "embed"
+JUDGE: Final = "score"
+EXTRACT: Final = "extract"
+
+TASKS: Final[Mapping[str, Task]] = {
+    task.name: task
+    for task in (
+        Task(EMBED, "a vector for each text", VECTOR),
+        Task(JUDGE, "how two texts belong together: a probability for each label", SCORE, reads_pairs=True),
+        Task(EXTRACT, "what a schema asks for, where it stands in each text", RECORD),
+    )
+}
+
+# What turns a classifier's numbers into what is answered.
+SOFTMAX: Final = "softmax"
+SIGMOID: Final = "sigmoid"
+RAW: Final = "raw"
+ACTIVATIONS: Final = (SOFTMAX, SIGMOID, RAW)
+# The same as type checkers see them; a test compares them.
+ActivationName = Literal["softmax", "sigmoid", "raw"]
+
+
+def require_vectors(task: str) -> None:
+    """Of what goes into a collection. Raises InvalidOption."""
+    if TASKS[task].result != VECTOR:
+        raise InvalidOption(
+            f"Collections keep vectors, and the task {task} gives none: leave out the collection, and read the job's "
+            "results."
+        )

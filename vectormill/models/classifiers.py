@@ -1,0 +1,108 @@
+"""Classifiers: what a model's files say of the head that judges a text or a pair. Knows nothing of torch.
+
+Two layouts are read: transformers' `…ForSequenceClassification`, and StructBERT's as it is published, whose config.json
+names no architecture (golden data and the reference's code: tests/data/structbert).
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from vectormill.domain.errors import ModelError
+from vectormill.domain.tasks.task import RAW, SIGMOID, SOFTMAX
+
+SUFFIX: Final = "ForSequenceClassification"
+STRUCTBERT: Final = "SbertForSequenceClassification"
+
+# model_type of a transformers configuration -> which token's state the head reads, by a name of POOLING_NAMES.
+HEAD_POOLING: Final[Mapping[str, str]] = {
+    "albert": "cls",
+    "bert": "cls",
+    "camembert": "cls",
+    "deberta": "cls",
+    "deberta-v2": "cls",
+    "distilbert": "cls",
+    "electra": "cls",
+    "modernbert": "cls",  # unless its configuration says mean
+    "roberta": "cls",
+    "xlm-roberta": "cls",
+    # Read from left to right, so that the last token has seen all.
+    "llama": "last_token",
+    "mistral": "last_token",
+    "qwen2": "last_token",
+    "qwen3": "last_token",
+}
+# By sentence-transformers, of versions 4 and of those before, in the configuration of a CrossEncoder.
+_ACTIVATION_NAMES: Final = {"Sigmoid": SIGMOID, "Identity": RAW, "Softmax": SOFTMAX}
+
+
+@dataclass(frozen=True, slots=True)
+class Classifier:
+    """The labels in the order of the head's numbers, and what is done to these."""
+
+    architecture: str
+    pooling: str
+    labels: tuple[str, ...]
+    activation: str
+
+
+def read_classifier(name: str, directory: Path, config: Mapping[str, Any]) -> Classifier | None:
+    """None where the model has no such head. Raises ModelError for one that is not known."""
+    architecture = (config.get("architectures") or [""])[0]
+    if is_structbert(config):
+        return Classifier(STRUCTBERT, "cls", _read_structbert_labels(name, directory, config), SOFTMAX)
+    if not architecture.endswith(SUFFIX):
+        return None
+    model_type = str(config.get("model_type"))
+    if model_type not in HEAD_POOLING:
+        raise ModelError(
+            f"The model {name!r} is a {architecture}; pairs are judged by heads of {', '.join(HEAD_POOLING)}, and "
+            f"{model_type!r} is none of them."
+        )
+    pooling = HEAD_POOLING[model_type]
+    if model_type == "modernbert":
+        pooling = str(config.get("classifier_pooling", pooling))
+    labels = _read_labels(config)
+    return Classifier(architecture, pooling, labels, _read_activation(config, len(labels)))
+
+
+def is_structbert(config: Mapping[str, Any]) -> bool:
+    """Its configuration says neither what it is nor of which class: `base_model_prefix` alone tells."""
+    return "model_type" not in config and config.get("base_model_prefix") == "encoder"
+
+
+def _read_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """As transformers has them: two, unless the configuration says otherwise."""
+    by_number = {int(number): str(label) for number, label in (config.get("id2label") or {}).items()}
+    num_labels = len(by_number) or int(config.get("num_labels") or 2)
+    return tuple(by_number.get(number, f"LABEL_{number}") for number in range(num_labels))
+
+
+def _read_activation(config: Mapping[str, Any], num_labels: int) -> str:
+    own = config.get("sentence_transformers") or {}
+    path = own.get("activation_fn") or config.get("sbert_ce_default_activation_function") or ""
+    told = _ACTIVATION_NAMES.get(str(path).rsplit(".", 1)[-1])
+    if told is not None:
+        return told
+    return SIGMOID if num_labels == 1 else SOFTMAX
+
+
+def _read_structbert_labels(name: str, directory: Path, config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Of label_mapping.json, else configuration.json, else config.json, as the reference looks for them."""
+    found: Mapping[str, Any] = {}
+    own = directory / "label_mapping.json"
+    if own.is_file():
+        found = json.loads(own.read_text(encoding="utf-8"))
+    elif (directory / "configuration.json").is_file():
+        model = json.loads((directory / "configuration.json").read_text(encoding="utf-8")).get("model") or {}
+        found = model.get("label2id") or {}
+    found = found or config.get("label2id") or {}
+    numbers = {int(number): str(label) for label, number in found.items()}
+    if sorted(numbers) != list(range(len(numbers))) or not numbers:
+        raise ModelError(
+            f"The labels of model {name!r} are not numbered from 0 on, or there are none; label_mapping.json in "
+            f'{directory} should say {{"label": number}} for each.'
+        )
+    return tuple(numbers[number] for number in range(len(numbers)))

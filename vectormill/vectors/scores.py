@@ -1,0 +1,51 @@
+"""Scores: what is answered of an item for which there is a number for each label."""
+
+from typing import Any, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+Numbers = NDArray[np.float32]
+
+
+class Score(TypedDict):
+    """As it is written. `label` and `probabilities` are None of a model that has one number and no labels to tell."""
+
+    key: str
+    score: float
+    label: str | None
+    probabilities: dict[str, float] | None
+
+
+def choose_scores(numbers: Numbers, labels: tuple[str, ...]) -> tuple[Numbers, "NDArray[np.int64]"]:
+    """The score of each row [n] of `numbers` [n, labels], and the place of its best label [n].
+
+    Of one number that is the score. Of two labels the second one says that something holds, and its number is the score
+    (https://huggingface.co/docs/transformers/tasks/sequence_classification: 0 negative, 1 positive); of more the best
+    label's.
+    """
+    best = numbers.argmax(axis=1) if len(numbers) else np.zeros(0, dtype=np.int64)
+    if len(labels) == 2:
+        return numbers[:, 1], best
+    return np.take_along_axis(numbers, best[:, np.newaxis], axis=1)[:, 0], best
+
+
+def describe_scores(keys: list[str], numbers: Numbers, labels: tuple[str, ...]) -> list[Score]:
+    """One for each row; numbers with as many digits as float32 has."""
+    scores, best = choose_scores(numbers, labels)
+    rows: list[list[Any]] = [[_shorten(number) for number in row] for row in numbers.tolist()]
+    has_labels = len(labels) > 1
+    return [
+        {
+            "key": key,
+            "score": _shorten(score),
+            "label": labels[place] if has_labels else None,
+            "probabilities": dict(zip(labels, row, strict=True)) if has_labels else None,
+        }
+        for key, score, place, row in zip(keys, scores.tolist(), best.tolist(), rows, strict=True)
+    ]
+
+
+def _shorten(number: float) -> float:
+    """Nine digits tell any two float32 apart."""
+    return float(f"{number:.9g}")

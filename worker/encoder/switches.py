@@ -1,0 +1,265 @@
+"""Switches: faster ways through a network, a row each, and which of them an encoder takes. Imports no framework.
+
+Whether one pays depends on the card, so none is on unless a measurement says so (switch_defaults.json, written by
+`python -m benchmarks gpu --write`) or somebody asks for it by name. What is on is compared with the network without it
+when a model is loaded, and what differs is off again (worker/model/switched).
+"""
+
+import difflib
+import importlib.util
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from vectormill.domain.errors import ConfigurationError, ModelError
+from worker.devices.device import CUDA, Device
+from worker.encoder.backends import AUTO
+
+NONE: Final = "none"
+PACKED_RANKS: Final = "packed_ranks"
+QUEUED_RANKS: Final = "queued_ranks"
+DEFAULTS_PATH: Final = Path(__file__).with_name("switch_defaults.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """`does` is a sentence; the rest is what it needs.
+
+    `smallest_capability` and `largest_capability` are a card's, 90 for 9.0; one without either runs on a processor too.
+    `package` is what it imports beside torch. `needs_packed` says that it is of the packed network, `is_of_ranks` that
+    it is of models that several devices share, and of no others. It is meant to pay from `pays_from_hidden_size`.
+    One that `changes_vectors`, by more than 16 bits round, is never among a card's defaults: it is asked for by name.
+    """
+
+    name: str
+    does: str
+    smallest_capability: int | None = None
+    largest_capability: int | None = None
+    package: str | None = None
+    needs_packed: bool = True
+    is_of_ranks: bool = False
+    pays_from_hidden_size: int = 0
+    changes_vectors: bool = False
+
+    @property
+    def needs(self) -> str:
+        """In words, for people; empty where it needs nothing."""
+        parts = []
+        if self.smallest_capability is not None:
+            more = "" if self.largest_capability == self.smallest_capability else " or more"
+            parts.append(f"compute capability {self.smallest_capability / 10}{more}")
+        if self.package is not None:
+            parts.append(f"the package {self.package}")
+        if self.needs_packed:
+            parts.append("packed attention")
+        if self.is_of_ranks:
+            parts.append("a model that several devices share")
+        if self.pays_from_hidden_size:
+            parts.append(f"meant for hidden sizes of {self.pays_from_hidden_size:,} and more")
+        return ", ".join(parts)
+
+
+# In the order in which they are tried, and in which benchmarks list them.
+SWITCHES: Final[Mapping[str, Switch]] = {
+    switch.name: switch
+    for switch in (
+        Switch(
+            "direct_flash",
+            "The flash kernel is called directly, without the custom operator that torch wraps around it.",
+        ),
+        Switch(
+            "flash3",
+            "FlashAttention 3 instead of the FlashAttention 2 that torch carries.",
+            smallest_capability=90,
+            largest_capability=90,
+            package="flash_attn_interface",
+        ),
+        Switch(
+            "fused_qkv",
+            "Query, key and value are one product instead of three, where a layer has them apart.",
+        ),
+        Switch(
+            "compile",
+            "The layers are compiled at load (torch.compile), which joins what is computed number by number.",
+        ),
+        Switch(
+            "fp8",
+            "Large products in numbers of 8 bits with a scale a row; vectors keep a cosine of 0.99 to those without.",
+            smallest_capability=89,
+            pays_from_hidden_size=2048,
+            changes_vectors=True,
+        ),
+        Switch(
+            PACKED_RANKS,
+            "Devices that share a model compute no padding, and pass none on.",
+            is_of_ranks=True,
+        ),
+        Switch(
+            QUEUED_RANKS,
+            "Devices that share a model have its next batch queued behind the current one.",
+            smallest_capability=70,
+            needs_packed=False,
+            is_of_ranks=True,
+        ),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchDefaults:
+    """What was measured to pay on a card. `measured` says when, on what, and with which torch."""
+
+    switches: tuple[str, ...]
+    measured: str
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What is known of a model where it is loaded. `padded_because` is empty where it is packed."""
+
+    device: Device
+    hidden_size: int
+    padded_because: str = ""
+    is_shared: bool = False  # between devices
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchChoice:
+    """A switch that was wanted. `reason` says why it is on, or is the rest of a sentence behind "because"."""
+
+    name: str
+    is_on: bool
+    reason: str
+    is_asked: bool  # by name
+
+    def refuse(self, reason: str) -> "SwitchChoice":
+        """The same, off. Raises ModelError when it was asked for by name."""
+        if self.is_asked:
+            raise ModelError(
+                f"The switch {self.name} cannot be used, because {reason}; "
+                "leave it out of VECTORMILL_WORKER_SWITCHES, or say auto or none."
+            )
+        return SwitchChoice(self.name, False, reason, False)
+
+    @property
+    def note(self) -> str:
+        """For the worker's report, of one that is off."""
+        return f"The switch {self.name} is off, because {self.reason}."
+
+
+def choose_switches(
+    wanted: str,
+    place: Place,
+    is_installed: Callable[[str], bool],
+    defaults: Mapping[str, SwitchDefaults] | None = None,
+) -> tuple[SwitchChoice, ...]:
+    """Each switch that is wanted, on or off, in the table's order. `wanted` is auto, none, or names with commas.
+
+    Raises ModelError for one that was asked for by name and cannot be used. A switch of ranks in a model that is on one
+    device, and the other way round, is off and no error: the setting is for all models of a worker.
+    """
+    names = parse_switches(wanted)
+    if names is not None:
+        asked = [SwitchChoice(name, True, "asked for", True) for name in names]
+    else:
+        found = find_defaults(place.device, load_defaults() if defaults is None else defaults)
+        asked = [SwitchChoice(name, True, f"measured: {found.measured}", False) for name in found.switches]
+    return tuple(
+        _settle(choice, place, is_installed)
+        for choice in asked
+        if choice.is_asked or SWITCHES[choice.name].is_of_ranks == place.is_shared
+    )
+
+
+def describe_switches(wanted: str, device: Device) -> str:
+    """A sentence on what a device will be asked to turn on; empty where that is nothing."""
+    names = parse_switches(wanted)
+    found = find_defaults(device, load_defaults())
+    listed, why = (
+        (names, "asked for") if names is not None else (found.switches, f"measured: {found.measured}")
+    )
+    return f"Switches that {device.name} tries: {', '.join(listed)} ({why})." if listed else ""
+
+
+def list_wanted(wanted: str, device: Device) -> tuple[str, ...]:
+    """The names that are asked for or measured to pay, whether they can be used or not."""
+    names = parse_switches(wanted)
+    return find_defaults(device, load_defaults()).switches if names is None else names
+
+
+def parse_switches(wanted: str) -> tuple[str, ...] | None:
+    """Names, each once, in the table's order; None for auto. Raises ConfigurationError for one that is unknown."""
+    if wanted.strip() == AUTO:
+        return None
+    if wanted.strip() == NONE:
+        return ()
+    names = [name.strip() for name in wanted.split(",")]
+    for name in names:
+        if name not in SWITCHES:
+            nearest = difflib.get_close_matches(name, [*SWITCHES, AUTO, NONE], n=1, cutoff=0)
+            raise ConfigurationError(
+                f"{name!r} is no switch; did you mean {nearest[0]}? There are {', '.join(SWITCHES)}; "
+                "auto takes those that pay on the card, none takes none."
+            )
+    return tuple(name for name in SWITCHES if name in names)
+
+
+def find_defaults(device: Device, defaults: Mapping[str, SwitchDefaults]) -> SwitchDefaults:
+    """Those of the card; none where nothing was measured."""
+    measured = (defaults[feature] for feature in sorted(device.features) if feature in defaults)
+    return next(measured, SwitchDefaults((), "nothing"))
+
+
+def load_defaults(path: Path = DEFAULTS_PATH) -> dict[str, SwitchDefaults]:
+    """By feature of a device, such as sm_90. Raises ConfigurationError for a switch or a form that is unknown."""
+    written: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    found = {}
+    for feature, entry in written.items():
+        unknown = sorted(set(entry["switches"]) - set(SWITCHES))
+        if unknown or not str(entry["measured"]).strip():
+            flaw = f"names unknown switches: {', '.join(unknown)}" if unknown else "does not say how"
+            raise ConfigurationError(
+                f"{path.name} {flaw} ({feature}); write it anew with `python -m benchmarks gpu --write`."
+            )
+        ordered = tuple(name for name in SWITCHES if name in entry["switches"])
+        found[feature] = SwitchDefaults(ordered, str(entry["measured"]))
+    return found
+
+
+def is_package_installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def _settle(choice: SwitchChoice, place: Place, is_installed: Callable[[str], bool]) -> SwitchChoice:
+    switch = SWITCHES[choice.name]
+    if switch.is_of_ranks != place.is_shared:
+        where = "several devices share this model" if place.is_shared else "this model is on one device"
+        return SwitchChoice(choice.name, False, where, choice.is_asked)
+    obstacle = _find_obstacle(switch, place, is_installed)
+    if obstacle is not None:
+        return choice.refuse(obstacle)
+    if not choice.is_asked and place.hidden_size < switch.pays_from_hidden_size:
+        return choice.refuse(
+            f"it pays from a hidden size of {switch.pays_from_hidden_size:,}, and the model has {place.hidden_size:,}"
+        )
+    return choice
+
+
+def _find_obstacle(switch: Switch, place: Place, is_installed: Callable[[str], bool]) -> str | None:
+    device = place.device
+    smallest, largest = switch.smallest_capability, switch.largest_capability
+    if smallest is not None:
+        needed = f"{smallest / 10}{'' if largest == smallest else ' or more'}"
+        capability = device.compute_capability
+        if device.kind != CUDA or capability is None:
+            return f"it needs a GPU of compute capability {needed}, and {device.name} is none"
+        if capability < smallest or (largest is not None and capability > largest):
+            description = device.description or device.name
+            return f"it needs compute capability {needed}, and {description} has {capability / 10}"
+    if switch.package is not None and not is_installed(switch.package):
+        return f"the package {switch.package} is not installed"
+    if switch.needs_packed and place.padded_because:
+        return f"it is of packed attention, and batches are padded: {place.padded_because}"
+    return None

@@ -1,0 +1,113 @@
+"""Heads: from the state that a classifier reads to a number for each label. Knows no pooling.
+
+A classifier is a transformer, a pooling that gives one vector a sequence, and a head on that vector: so it is packed,
+padded, converted and shared like any encoder. tests/contract/test_classifiers_agree.py compares each row with the whole
+model of transformers.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import AutoModelForSequenceClassification
+from transformers.activations import get_activation
+
+from vectormill.domain.errors import ModelError
+from vectormill.models.model_card import ModelCard, find_weights
+from worker.model.classifiers.published import list_published_names, load_config
+
+
+def _with_bert_pooler(model: Any) -> nn.Module:
+    pooler = model.base_model.pooler
+    return nn.Sequential(pooler.dense, pooler.activation, model.classifier)
+
+
+def _with_albert_pooler(model: Any) -> nn.Module:
+    return nn.Sequential(model.base_model.pooler, model.base_model.pooler_activation, model.classifier)
+
+
+def _with_context_pooler(model: Any) -> nn.Module:
+    act = get_activation(model.config.pooler_hidden_act)
+    return nn.Sequential(model.pooler.dense, act, model.classifier)
+
+
+def _with_tanh(model: Any) -> nn.Module:
+    return nn.Sequential(model.classifier.dense, nn.Tanh(), model.classifier.out_proj)
+
+
+def _with_gelu(model: Any) -> nn.Module:
+    return nn.Sequential(model.classifier.dense, get_activation("gelu"), model.classifier.out_proj)
+
+
+def _with_relu(model: Any) -> nn.Module:
+    return nn.Sequential(model.pre_classifier, nn.ReLU(), model.classifier)
+
+
+def _with_norm(model: Any) -> nn.Module:
+    return nn.Sequential(model.head, model.classifier)
+
+
+def _alone(model: Any) -> nn.Module:
+    return nn.Sequential(model.score)
+
+
+# The same architectures as vectormill.models.classifiers.HEAD_POOLING, which says which state each reads.
+HEADS: Final[Mapping[str, Callable[[Any], nn.Module]]] = {
+    "albert": _with_albert_pooler,
+    "bert": _with_bert_pooler,
+    "camembert": _with_tanh,
+    "deberta": _with_context_pooler,
+    "deberta-v2": _with_context_pooler,
+    "distilbert": _with_relu,
+    "electra": _with_gelu,
+    "llama": _alone,
+    "mistral": _alone,
+    "modernbert": _with_norm,
+    "qwen2": _alone,
+    "qwen3": _alone,
+    "roberta": _with_tanh,
+    "xlm-roberta": _with_tanh,
+}
+
+
+def load_head(card: ModelCard) -> nn.Module:
+    """[n, hidden] -> [n, labels], in fp32. Reads no other weights. Raises ModelError when one of them is missing.
+
+    The work is one product a sequence: fp32 costs nothing here, and a score's error would be seen.
+    """
+    config = load_config(card, num_labels=card.dimension)
+    with torch.device("meta"):
+        model = AutoModelForSequenceClassification.from_config(config)
+        head = HEADS[config.model_type](model)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    wanted = {own: names[id(parameter)] for own, parameter in head.named_parameters()}
+    values = read_tensors(card, wanted.values())
+    head.to_empty(device="cpu").float()
+    try:
+        head.load_state_dict({own: values[name].float() for own, name in wanted.items()})
+    except RuntimeError as error:
+        raise ModelError(
+            f"The weights in {card.path} do not fit the head of model {card.name!r}: {error}"
+        ) from error
+    return head.eval().requires_grad_(False)
+
+
+def read_tensors(card: ModelCard, names: Iterable[str]) -> dict[str, Tensor]:
+    """These tensors of the model, by their names in transformers. Raises ModelError for one that is not there."""
+    published = list_published_names(card)
+    found: dict[str, Tensor] = {}
+    missing = set(names)
+    for path in find_weights(card.path, card.name):
+        with safe_open(path, framework="pt") as file:
+            for stored in file.keys():  # noqa: SIM118 - not a mapping
+                if (name := published(stored)) in missing:
+                    found[name] = file.get_tensor(stored)
+                    missing.discard(name)
+    if missing:
+        raise ModelError(
+            f"The weights in {card.path} do not fill the head of model {card.name!r}: {', '.join(sorted(missing))} "
+            "are missing, and would be random."
+        )
+    return found

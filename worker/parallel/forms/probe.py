@@ -1,0 +1,112 @@
+"""The probe: packed attention compared with padded, on all ranks at once, before any rank takes it.
+
+Ranks that share a model run every forward pass together. One that packs beside one that pads would wait for hidden
+states of another shape, or add up what belongs to other tokens; and one that leaves a pass in its middle, because its
+kernel raised, leaves the others waiting. So a kernel that raises here answers zeros, each rank goes through the whole
+probe, and only then do all say what they found.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity
+from transformers import AttentionInterface
+
+from vectormill.domain.errors import ModelError
+from worker.batching.batch import Batch
+from worker.model.packed_attention import Kernel, make_attention
+from worker.model.packed_network import SMALLEST_COSINE_16_BIT, SMALLEST_COSINES
+from worker.parallel.forms.form import Form
+
+PROBED: Final = "vectormill_probed"
+
+# The hidden states [tokens, hidden size] that this rank ends up with, of a probe in a form; a stage's are its own.
+Compute = Callable[[Form, Batch], Tensor]
+
+
+class LastingKernel:
+    """A kernel that never raises. `error` is what it would have raised first."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self.error: Exception | None = None
+
+    def __call__(self, query: Tensor, *arguments: Any) -> Tensor:
+        try:
+            return self._kernel(query, *arguments)
+        except Exception as error:  # noqa: BLE001 - a kernel that is missing or refuses a shape raises anything
+            self.error = self.error or error
+            return torch.zeros_like(query)
+
+
+def find_flaw(
+    transformer: nn.Module,
+    padded: Form,
+    packed: Form,
+    kernel: Kernel,
+    probes: Sequence[Batch],
+    compute: Compute,
+    ask_all: Callable[[str], str],
+    *,
+    has_last_states: bool,
+) -> str:
+    """What is wrong with packing, as the rest of a sentence behind "because"; empty if nothing is. The same on all
+    ranks, which `ask_all` asks: first for kernels that failed, since what these leave out is missing on others too.
+
+    `has_last_states` where this rank ends up with the model's own hidden states: those of an earlier stage are in them.
+    Raises ModelError when the pass ended in its middle, by anything but the kernel: the other ranks wait then.
+    """
+    lasting = LastingKernel(kernel)
+    AttentionInterface.register(PROBED, make_attention(lasting))
+    try:
+        expected = [compute(padded, probe) for probe in probes]
+        with attending(transformer, PROBED):
+            found = [compute(packed, probe) for probe in probes]
+        if found[0].is_cuda:
+            torch.cuda.synchronize()  # an error of a kernel is only said by what asks the device next
+    except Exception as error:
+        raise ModelError(
+            f"Packed attention ended a forward pass of this rank ({_first_line(lasting.error or error)}), and the "
+            "others wait for it; leave packed_ranks out of VECTORMILL_WORKER_SWITCHES, or ask for padded attention."
+        ) from error
+    failed = "" if lasting.error is None else f"packed attention failed: {_first_line(lasting.error)}"
+    return ask_all(failed) or ask_all(find_deviation(expected, found) if has_last_states else "")
+
+
+def find_deviation(expected: Sequence[Tensor], found: Sequence[Tensor]) -> str:
+    """What is wrong with these states [tokens, hidden size] of each probe, as of find_flaw."""
+    cosines = [
+        cosine_similarity(padded.float(), packed.float(), dim=-1).min()
+        for padded, packed in zip(expected, found, strict=True)
+    ]
+    cosine = float(torch.stack(cosines).min())
+    # Written so that NaN fails too.
+    if not cosine >= SMALLEST_COSINES.get(expected[0].dtype, SMALLEST_COSINE_16_BIT):
+        return f"packed attention deviates from padding: the smallest cosine is {cosine:.4f}"
+    return ""
+
+
+@contextmanager
+def attending(transformer: nn.Module, kernel: str) -> Iterator[None]:
+    """Within it the transformer attends by that kernel."""
+    before = str(transformer.config._attn_implementation)
+    set_attention(transformer, kernel)
+    try:
+        yield
+    finally:
+        set_attention(transformer, before)
+
+
+def set_attention(transformer: nn.Module, kernel: str) -> None:
+    """As of transformers, whose own function reaches no layer of a stage: these keep the configuration of the whole."""
+    for module in transformer.modules():
+        config: Any = getattr(module, "config", None)
+        if config is not None:
+            config._attn_implementation = kernel
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

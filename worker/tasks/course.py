@@ -1,0 +1,59 @@
+"""Course: one request's way through a task. What every task gives the engine; knows neither batches nor a model."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.jobs.item import ItemFailure
+from vectormill.ragged import Ragged
+from worker.tokens.tokenized import TokenizedTexts
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A row for each item, in order: the results, and what is told of them. A failed item's row may be anything.
+
+    `num_tokens`, `truncated` and `num_passages` are 0 or false where an item failed.
+    """
+
+    results: Ragged
+    failures: Mapping[int, ItemFailure]
+    num_tokens: NDArray[np.int32]  # [n]
+    truncated: NDArray[np.bool_]  # [n]
+    num_passages: NDArray[np.int32]  # [n]
+
+
+class Course(Protocol):
+    """Sequences go to the model, its answers come back, perhaps again and again; then it is finished.
+
+    Called by the thread of one request, which may take its time: no device waits for it.
+    """
+
+    @property
+    def prompt_length(self) -> int:
+        """So many leading tokens of each sequence are not pooled."""
+
+    def start(self) -> TokenizedTexts:
+        """The first sequences. Those of no tokens are not encoded; `failures` say why."""
+
+    def take(self, results: Ragged, failures: Mapping[int, ItemFailure]) -> TokenizedTexts | None:
+        """The answers to the sequences that were given last, a row each, and which of these failed. The sequences that
+        are to be encoded next; None when nothing is.
+        """
+
+    def finish(self) -> Finished:
+        """Once nothing is to be encoded any more."""
+
+
+class WorkerTask(Protocol):
+    """A task for one model. Shared by threads."""
+
+    def begin(self, spec: EncodingSpec, texts: Sequence[bytes], max_chars: int) -> Course:
+        """`texts` are n different items as they are stored (UTF-8, lone surrogates kept; pairs are joined)."""
+
+    def canary(self, text: str) -> Mapping[str, Ragged]:
+        """The inputs of one sequence of this text, by which a model process shows that it still computes."""

@@ -1,0 +1,106 @@
+"""Embed: a vector for each text. A long one may be read in passages, whose vectors become one."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from vectormill.domain.encoding import PASSAGES, TRUNCATE, EncodingSpec
+from vectormill.domain.errors import ModelError
+from vectormill.domain.jobs.item import ItemFailure
+from vectormill.models.model_card import ModelCard
+from vectormill.ragged import Ragged
+from worker.tasks.course import Finished
+from worker.tasks.finishing import (
+    empty_rows,
+    fail_unless,
+    find_finite,
+    find_finite_rows,
+    finish_vectors,
+    read_texts,
+)
+from worker.tokens.passages import PassagedTexts, cut_passages
+from worker.tokens.tokenized import TokenizedTexts
+from worker.tokens.tokenizer import Tokenizer
+
+
+class Embed:
+    """Implements WorkerTask. `gives_vectors` is asked once the model is loaded: rows that are none are handed on."""
+
+    def __init__(
+        self, card: ModelCard, tokenizer: Tokenizer, gives_vectors: Callable[[], bool] = lambda: True
+    ) -> None:
+        self._card = card
+        self._tokenizer = tokenizer
+        self._gives_vectors = gives_vectors
+
+    @property
+    def dimension(self) -> int:
+        """Of the model's own vectors."""
+        return self._card.dimension
+
+    def canary(self, text: str) -> Mapping[str, Ragged]:
+        return self._tokenizer.tokenize([text], self._card.max_tokens, truncate=True).inputs
+
+    def begin(self, spec: EncodingSpec, texts: Sequence[bytes], max_chars: int) -> "Embedding":
+        decoded, failures = read_texts(texts, max_chars)
+        if spec.prompt:
+            decoded = [spec.prompt + text for text in decoded]
+        sound = (
+            [index for index in range(len(texts)) if index not in failures] if failures else range(len(texts))
+        )
+        if spec.long_texts == PASSAGES:
+            frame = self._tokenizer.frame(spec.prompt, spec.max_tokens, spec.passage_overlap)
+            whole = self._tokenizer.tokenize_whole(decoded).spread(sound, len(texts))
+            passaged = cut_passages(whole, frame)
+        else:
+            tokenized = self._tokenizer.tokenize(decoded, spec.max_tokens, spec.long_texts == TRUNCATE)
+            passaged = PassagedTexts.whole(tokenized.spread(sound, len(texts)))
+        prompt_length = 0 if self._card.include_prompt else self._tokenizer.count_prompt_tokens(spec.prompt)
+        return Embedding(spec, passaged, failures, prompt_length, gives_vectors=self._gives_vectors())
+
+
+class Embedding:
+    """Implements Course."""
+
+    def __init__(
+        self,
+        spec: EncodingSpec,
+        texts: PassagedTexts,
+        failures: Mapping[int, ItemFailure],
+        prompt_length: int,
+        *,
+        gives_vectors: bool = True,
+    ) -> None:
+        """`failures` are those of whole texts, by their number."""
+        self._gives_vectors = gives_vectors
+        self.prompt_length = prompt_length
+        self._spec = spec
+        self._texts = texts
+        self._failures: dict[int, ItemFailure] = dict(texts.sequences.failures)
+        self._failures |= {int(texts.offsets[text]): failure for text, failure in failures.items()}
+        self._results: Ragged | None = None
+
+    def start(self) -> TokenizedTexts:
+        return self._texts.sequences
+
+    def take(self, results: Ragged, failures: Mapping[int, ItemFailure]) -> None:
+        self._results = results
+        self._failures |= failures
+
+    def finish(self) -> Finished:
+        assert self._results is not None
+        texts = self._texts
+        failures = texts.join_failures(self._failures)
+        lengths, truncated, num_passages = texts.num_tokens, texts.truncated, texts.num_passages
+        results = self._results
+        if self._gives_vectors:
+            vectors = finish_vectors(texts.join_vectors(results.matrix), self._spec)
+            fail_unless(find_finite(vectors), failures)
+            vectors[list(failures)] = 0
+            results = Ragged.from_matrix(vectors)
+        elif texts.is_whole:
+            fail_unless(find_finite_rows(results), failures)
+            results = empty_rows(results, list(failures))
+        else:
+            raise ModelError("Only vectors of passages can be joined; submit the job with other long_texts.")
+        failed = list(failures)
+        lengths[failed], truncated[failed], num_passages[failed] = 0, False, 0
+        return Finished(results, failures, lengths, truncated, num_passages)

@@ -1,0 +1,199 @@
+"""Extraction: many texts and one schema, level by level, to records. Does no I/O and knows no model.
+
+    extraction = Extraction(tokenizer, schema, texts)
+    prompts = extraction.start()
+    while prompts is not None:
+        prompts = extraction.take(results of prompts)
+    records = extraction.finish()
+
+All (text, hint, window) of a level are sequences of one Prompts. A text without anything more to ask has no sequences
+in the next; one that fails has none either, and harms no other.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vectormill.domain.jobs.item import ENCODING_FAILED, NON_FINITE_VECTOR, TOO_MANY_TOKENS, ItemFailure
+from vectormill.domain.tasks.schema import Schema, list_types
+from vectormill.ragged import Ragged
+from worker.tasks.extract.classification import find_token
+from worker.tasks.extract.decode import NonFiniteLogits, TooManyCells, UnreadablePrompt
+from worker.tasks.extract.hints import Hint, HintWriter
+from worker.tasks.extract.layout import find_inputs, join_ids, lay_out
+from worker.tasks.extract.prompt_tokenizer import PromptTokenizer, Tokens
+from worker.tasks.extract.text_state import LimitExceeded, Limits, Record, TextState
+from worker.tasks.extract.windows import STRIDE, HintTooLong, Window, cut_windows, put_token_in
+
+FAILURE_CODES: Final[Mapping[type[Exception], str]] = {
+    HintTooLong: TOO_MANY_TOKENS,
+    LimitExceeded: ENCODING_FAILED,
+    NonFiniteLogits: NON_FINITE_VECTOR,
+    TooManyCells: ENCODING_FAILED,
+    UnreadablePrompt: ENCODING_FAILED,
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prompts:
+    """The sequences of one level of all texts. `texts[i]` is the text of sequence i; all inputs have a row for each.
+
+    `costs` are the squares of the lengths: attention, its biases and the scores of cells grow with them.
+    """
+
+    inputs: Mapping[str, Ragged]
+    texts: NDArray[np.int32]  # [n]
+    costs: NDArray[np.float64]  # [n]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+
+class Extraction:
+    """See above. The schema has to have been checked; with confidences, every step has one, and a classified text has
+    all labels instead of the chosen ones, as the reference's `do_predict`.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PromptTokenizer,
+        schema: Schema,
+        texts: Sequence[str],
+        *,
+        limits: Limits | None = None,
+        with_confidences: bool = False,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._writer = HintWriter(tokenizer, (path[-1] for path in list_types(schema)))
+        self._states = [
+            TextState(text, schema, limits or Limits(), find_token(text), with_confidences=with_confidences)
+            for text in texts
+        ]
+        self._asked: list[tuple[int, Window]] = []
+        self._tokens: dict[str, Tokens] = {}
+
+    @property
+    def num_left_out(self) -> int:
+        """How many types were not asked for in some text, since they or the path above them are too long."""
+        return sum(state.num_left_out for state in self._states)
+
+    def start(self) -> Prompts | None:
+        """The sequences of the first level; None when there is nothing to ask."""
+        return self._ask()
+
+    def take(self, results: Ragged, failures: Mapping[int, ItemFailure] | None = None) -> Prompts | None:
+        """The next level's sequences, after a row of results for each one of the last; None when all is done.
+
+        The text of a sequence in `failures`, by its number in the last Prompts, fails with it.
+        """
+        if len(results) != len(self._asked):
+            raise ValueError(f"{len(results)} rows of results are not those of {len(self._asked)} sequences")
+        for number, failure in (failures or {}).items():
+            self._fail(self._states[self._asked[number][0]], failure)
+        for index, numbers in self._numbers_by_text():
+            state = self._states[index]
+            if state.failure is None:
+                windows = [self._asked[number][1] for number in numbers]
+                try:
+                    state.read_level(windows, [results.row(number) for number in numbers])
+                except tuple(FAILURE_CODES) as error:
+                    self._fail(state, ItemFailure(FAILURE_CODES[type(error)], f"{error}."))
+        return self._ask()
+
+    def finish(self) -> list[list[Record] | ItemFailure]:
+        """The records of each text, in the reference's order, or why it has none."""
+        return [state.answer() for state in self._states]
+
+    def _ask(self) -> Prompts | None:
+        """The sequences of all texts whose level has any; levels without are over at once."""
+        while True:
+            live = [index for index, state in enumerate(self._states) if state.is_asking]
+            if not live:
+                self._asked, self._tokens = [], {}
+                return None
+            self._asked = self._cut(live)
+            asking = {index for index, _ in self._asked}
+            for index in live:
+                if index not in asking and self._states[index].failure is None:
+                    self._states[index].read_level([], [])
+            if self._asked and (prompts := self._lay_out()) is not None:
+                return prompts
+
+    def _cut(self, live: Sequence[int]) -> list[tuple[int, Window]]:
+        """The windows of the level's hints, in order, each with its text's index.
+
+        A hint is cut for all texts before the next, since a classified text grows by its windows.
+        """
+        states = [self._states[index] for index in live]
+        written = self._writer.write([state.asked for state in states])
+        cut: dict[int, list[Window]] = {index: [] for index in live}
+        for state, hints in zip(states, written, strict=True):
+            state.begin_level(hints.num_left_out)
+        for number in range(max(len(hints.hints) for hints in written)):
+            part = [
+                (index, hints.hints[number])
+                for index, hints in zip(live, written, strict=True)
+                if number < len(hints.hints) and self._states[index].failure is None
+            ]
+            self._tokenize([self._states[index].text for index, _ in part])
+            for index, hint in part:
+                state = self._states[index]
+                try:
+                    for window in self._cut_hint(state, hint):
+                        cut[index].append(window)
+                        state.check_windows(len(cut[index]))
+                except (HintTooLong, LimitExceeded) as error:
+                    cut[index] = []
+                    self._fail(state, ItemFailure(FAILURE_CODES[type(error)], f"{error}."))
+        return [
+            (index, window) for index in live for window in cut[index] if self._states[index].failure is None
+        ]
+
+    def _cut_hint(self, state: TextState, hint: Hint) -> Iterator[Window]:
+        text, tokens = state.text, self._tokens[state.text]
+        if state.token is None:
+            yield from cut_windows(hint, text, tokens, self._tokenizer, STRIDE)
+            return
+        for number, window in enumerate(cut_windows(hint, text, tokens, self._tokenizer, 0)):
+            if number:
+                window = put_token_in(window, number, state.token, self._tokenizer)
+                state.grow(window)
+            yield window
+
+    def _tokenize(self, texts: Sequence[str]) -> None:
+        """Each text once, for as long as any level asks for it; one that has grown is another text."""
+        new = sorted(set(texts) - self._tokens.keys())
+        self._tokens |= dict(zip(new, self._tokenizer.encode(new), strict=True))
+
+    def _lay_out(self) -> Prompts | None:
+        """The sequences as inputs; None when none is left, since every one that there was cannot be laid out."""
+        windows = [window for _, window in self._asked]
+        layout = lay_out(join_ids(windows), self._tokenizer)
+        for number in np.flatnonzero(~layout.is_whole).tolist():
+            self._fail(
+                self._states[self._asked[number][0]],
+                ItemFailure(
+                    ENCODING_FAILED,
+                    "the text has the special token [PREFIX] in it, which is read as a prompt.",
+                ),
+            )
+        if not layout.is_whole.all():
+            self._asked = [pair for pair in self._asked if self._states[pair[0]].failure is None]
+            return self._lay_out() if self._asked else None
+        lengths = np.array([len(window) for window in windows])
+        texts = np.array([index for index, _ in self._asked], dtype=np.int32)
+        is_blank = np.array([self._states[index].is_blank for index in texts.tolist()], dtype=np.int32)
+        return Prompts(find_inputs(windows, layout, is_blank), texts, lengths.astype(np.float64) ** 2)
+
+    def _numbers_by_text(self) -> Iterator[tuple[int, list[int]]]:
+        numbers: dict[int, list[int]] = {}
+        for number, (index, _) in enumerate(self._asked):
+            numbers.setdefault(index, []).append(number)
+        return iter(numbers.items())
+
+    @staticmethod
+    def _fail(state: TextState, failure: ItemFailure) -> None:
+        state.failure = state.failure or failure

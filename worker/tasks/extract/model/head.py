@@ -1,0 +1,101 @@
+"""Head: of the logits of a batch, the cells that spans are made of. The matrices of L² logits stay on the device.
+
+What comes back is a row a sequence of `1 + CELL_WIDTH * cells` numbers of 4 bytes, as `decode.read_cells` reads them:
+16 bytes a cell. Cells (head, type) and (type, tail) come back where they are positive, cells (head, tail) where besides
+both ends are positive for one type: without that nothing is made of them. Of a sequence with more than `max_cells` only
+their number comes back, and its text fails; of one with a logit that is not finite a sign of that.
+"""
+
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vectormill.ragged import Ragged
+from worker.batching.batch import TYPE_SEGMENTS, Batch
+from worker.encoder.padding import pad_batch
+from worker.tasks.extract.decode import CELL_WIDTH, NON_FINITE_ROW
+from worker.tasks.extract.layout import IS_BLANK
+from worker.tasks.extract.model.network import RexNetwork
+from worker.tokens.tokenized import TOKEN_TYPE_IDS
+
+# A row of 1 MiB. Two tokens of three positive for every type would have fewer in a window of 512.
+MAX_CELLS: Final = 1 << 16
+
+
+def compute_cells(
+    network: RexNetwork, batch: Batch, device: torch.device, *, max_cells: int = MAX_CELLS
+) -> Ragged:
+    """One forward pass and its rows of float32. Padded, with no number of one sequence depending on another."""
+    padded = pad_batch(batch, pad_token_id=0)
+    tokens = {name: torch.from_numpy(values).to(device) for name, values in padded.tokens.items()}
+    is_token = torch.from_numpy(padded.attention_mask).to(device).bool()
+    is_blank = torch.zeros(len(batch), dtype=torch.bool, device=device)
+    if IS_BLANK in batch.inputs:
+        is_blank = torch.from_numpy(batch.inputs[IS_BLANK].covered).to(device).bool()
+    with torch.inference_mode():
+        logits = network(**tokens, is_token=is_token)
+        is_text, is_type = find_places(tokens[TOKEN_TYPE_IDS], tokens[TYPE_SEGMENTS], is_token)
+        wanted = find_wanted(logits, is_text, is_type, is_blank)
+        return gather_cells(logits, wanted, is_token, max_cells)
+
+
+def find_places(token_type_ids: Tensor, type_segments: Tensor, is_token: Tensor) -> tuple[Tensor, Tensor]:
+    """Which tokens are the text's, and which are a [TYPE] of the hint. bool [n, length] each, from [n, length].
+
+    A hint has as many tokens as there are type ids 0, wherever these stand.
+    """
+    num_hint_tokens = ((token_type_ids == 0) & is_token).sum(dim=1, keepdim=True)
+    is_hint = torch.arange(is_token.shape[1], device=is_token.device) < num_hint_tokens
+    before = torch.nn.functional.pad(type_segments[:, :-1], (1, 0))
+    is_type = (type_segments > 0) & (type_segments != before) & is_token
+    return is_token & ~is_hint, is_type & is_hint
+
+
+def find_wanted(logits: Tensor, is_text: Tensor, is_type: Tensor, is_blank: Tensor) -> Tensor:
+    """Which cells come back, bool [n, length, length].
+
+    In a sequence that is_blank [n], those of the text's first token with itself and with each type, whatever the signs.
+    """
+    is_first = is_text & (is_text.cumsum(dim=1) == 1)
+    positive = logits > 0
+    blank = is_blank[:, None, None]
+    # [n, length]: the tokens that may be head or tail.
+    ends = torch.where(is_blank[:, None], is_first, is_text)
+    positive |= blank
+    heads = positive & ends[:, :, None] & is_type[:, None, :]
+    tails = positive & is_type[:, :, None] & ends[:, None, :]
+    spans = (positive & ends[:, :, None] & ends[:, None, :]).triu()
+    # How many types both ends are positive for: at most the 256 tokens of a hint, which all floats count exactly.
+    spans &= (heads.to(logits.dtype) @ tails.to(logits.dtype)) > 0
+    return spans | heads | tails
+
+
+def gather_cells(logits: Tensor, wanted: Tensor, is_token: Tensor, max_cells: int) -> Ragged:
+    """The wanted cells of each sequence, by row and then by column, on the host."""
+    counts = wanted.flatten(1).sum(dim=1)
+    is_inside = is_token[:, :, None] & is_token[:, None, :]
+    is_finite = (torch.isfinite(logits) | ~is_inside).flatten(1).all(dim=1)
+    is_sent = (counts <= max_cells) & is_finite
+    sequences, rows, columns = (wanted & is_sent[:, None, None]).nonzero(as_tuple=True)
+    cells = torch.stack(
+        (rows.float(), columns.float(), logits[sequences, rows, columns], logits[sequences, columns, rows]),
+        dim=1,
+    )
+    signs = torch.where(is_finite, counts.float(), NON_FINITE_ROW)
+    return _lay_rows(signs.cpu().numpy(), torch.where(is_sent, counts, 0).cpu().numpy(), cells.cpu().numpy())
+
+
+def _lay_rows(signs: NDArray[Any], counts: NDArray[Any], cells: NDArray[Any]) -> Ragged:
+    """Rows of a sign and its cells. [n], [n] and [all cells, CELL_WIDTH]"""
+    lengths = 1 + CELL_WIDTH * counts
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    values = np.empty(offsets[-1], dtype=np.float32)
+    is_sign = np.zeros(len(values), dtype=np.bool_)
+    is_sign[offsets[:-1]] = True
+    values[is_sign] = signs
+    values[~is_sign] = cells.reshape(-1)
+    return Ragged(values, offsets)

@@ -1,0 +1,184 @@
+"""Switches: what a RexUniNLU's `config.json` says of its DeBERTa, each read or refused by name. Knows no framework.
+
+The published configuration could not be read when this was written, so nothing in it is passed over in silence: a name
+that is not listed here, or a value that would need other arithmetic, is an error before any weight is read.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vectormill.domain.errors import ModelError
+
+MODEL_TYPE: Final = "deberta-v2"
+NUM_ADDED_TOKENS: Final = 4
+ACTIVATIONS: Final = ("gelu", "gelu_new", "gelu_python", "relu", "silu", "swish", "tanh", "linear")
+POSITION_TERMS: Final = frozenset({"c2p", "p2c"})
+# Names that say nothing about the forward pass: of training, other heads, files, and how transformers answers.
+WITHOUT_EFFECT: Final = frozenset({
+    "_name_or_path", "add_cross_attention", "architectures", "attention_probs_dropout_prob", "bos_token_id",
+    "chunk_size_feed_forward", "classifier_dropout", "cls_dropout", "dtype", "eos_token_id",
+    "finetuning_task", "hidden_dropout_prob", "id2label", "initializer_range", "is_decoder",
+    "is_encoder_decoder", "label2id", "legacy", "model_type", "output_attentions", "output_hidden_states",
+    "pad_token_id", "pooler_dropout", "pooler_hidden_act", "pooler_hidden_size", "problem_type",
+    "return_dict", "sep_token_id", "summary_type", "task_specific_params", "tie_word_embeddings",
+    "tokenizer_class", "torch_dtype", "torchscript", "transformers_version", "use_cache",
+})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Switches:
+    """Those that the arithmetic depends on. A kernel of 0 is no convolution."""
+
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    attention_head_size: int
+    intermediate_size: int
+    embedding_size: int
+    vocab_size: int  # with the four added tokens
+    type_vocab_size: int
+    max_position_embeddings: int
+    max_relative_positions: int  # as it is written; -1 means no logarithm of distances
+    position_buckets: int
+    position_terms: frozenset[str]  # of "c2p" and "p2c"
+    position_biased_input: bool
+    share_att_key: bool
+    norm_rel_ebd: bool
+    layer_norm_eps: float
+    hidden_act: str
+    conv_kernel_size: int
+    conv_groups: int
+    conv_act: str
+
+    @property
+    def span(self) -> int:
+        """Half the number of relative embeddings: distances from -span up to span - 1 have one."""
+        if self.position_buckets > 0:
+            return self.position_buckets
+        return (
+            self.max_relative_positions if self.max_relative_positions > 0 else self.max_position_embeddings
+        )
+
+    @property
+    def score_scale(self) -> float:
+        """What scores are multiplied by: one over the root of the head's size, for each term of them."""
+        return float((self.attention_head_size * (1 + len(self.position_terms))) ** -0.5)
+
+
+def read_switches(directory: Path) -> Switches:
+    """Raises ModelError, which names the switch that is missing, unknown or set to what is not supported."""
+    path = directory / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"The configuration {path} cannot be read: {error}.") from error
+    return parse_switches(config, str(path))
+
+
+def parse_switches(config: Mapping[str, Any], place: str) -> Switches:
+    """As read_switches, of a configuration that was read."""
+    given = _Given(config, place)
+    given.require("model_type", MODEL_TYPE)
+    given.require("relative_attention", True)
+    given.require("z_steps", 0, default=0)
+    hidden_size, num_heads = given.number("hidden_size"), given.number("num_attention_heads")
+    terms = given.value("pos_att_type")
+    norms = str(given.value("norm_rel_ebd", "none")).lower()
+    switches = Switches(
+        hidden_size=hidden_size,
+        num_hidden_layers=given.number("num_hidden_layers"),
+        num_attention_heads=num_heads,
+        attention_head_size=given.number("attention_head_size", hidden_size // max(1, num_heads)),
+        intermediate_size=given.number("intermediate_size"),
+        embedding_size=given.number("embedding_size", hidden_size),
+        vocab_size=given.number("vocab_size") + NUM_ADDED_TOKENS,
+        type_vocab_size=given.number("type_vocab_size", 0),
+        max_position_embeddings=given.number("max_position_embeddings", 512),
+        max_relative_positions=given.number("max_relative_positions", -1),
+        position_buckets=given.number("position_buckets", -1),
+        position_terms=frozenset(terms.split("|") if isinstance(terms, str) else terms or ()),
+        position_biased_input=bool(given.value("position_biased_input", True)),
+        share_att_key=bool(given.value("share_att_key", False)),
+        norm_rel_ebd=norms == "layer_norm",
+        layer_norm_eps=float(given.value("layer_norm_eps", 1e-7)),
+        hidden_act=str(given.value("hidden_act", "gelu")),
+        conv_kernel_size=given.number("conv_kernel_size", 0),
+        conv_groups=given.number("conv_groups", 1),
+        conv_act=str(given.value("conv_act", "tanh")),
+    )
+    given.refuse("norm_rel_ebd", norms not in ("none", "layer_norm"))
+    given.refuse("pos_att_type", not switches.position_terms <= POSITION_TERMS)
+    given.refuse("attention_head_size", num_heads * switches.attention_head_size != hidden_size)
+    given.refuse("conv_kernel_size", switches.conv_kernel_size > 0 and switches.conv_kernel_size % 2 == 0)
+    for name in ("hidden_act", "conv_act"):
+        given.refuse(name, getattr(switches, name) not in ACTIVATIONS)
+    given.refuse_unknown()
+    return switches
+
+
+def tabulate_distances(switches: Switches, longest: int) -> NDArray[np.int64]:
+    """Which relative embedding stands for the distances -longest … longest, [2 * longest + 1].
+
+    Distances from half the buckets on share them by their logarithm, but only where `max_relative_positions` is
+    positive as it is written: the reference does not replace -1 by the number of positions, as transformers does.
+    """
+    distances = np.arange(-longest, longest + 1)
+    rounded = distances
+    if switches.position_buckets > 0 and switches.max_relative_positions > 0:
+        rounded = _round_logarithmically(
+            distances, switches.position_buckets // 2, switches.max_relative_positions
+        )
+    return np.clip(rounded + switches.span, 0, 2 * switches.span - 1)
+
+
+def _round_logarithmically(distances: NDArray[np.int64], middle: int, longest: int) -> NDArray[np.int64]:
+    """In float32, as the reference: a value next to a whole number must be rounded up as there."""
+    magnitude = np.maximum(np.abs(distances), max(1, middle - 1))
+    share = np.log((magnitude / np.float32(middle)).astype(np.float32)) / np.log(
+        np.float32((longest - 1) / middle)
+    )
+    rounded = np.ceil(share * np.float32(middle - 1)) + middle
+    near = np.abs(distances) <= middle
+    return np.where(near, distances, rounded * np.sign(distances)).astype(np.int64)
+
+
+class _Given:
+    """A configuration, and which of its names were read."""
+
+    def __init__(self, config: Mapping[str, Any], place: str) -> None:
+        self._config, self._place = config, place
+        self._read: set[str] = set()
+
+    def value(self, name: str, default: Any = None) -> Any:
+        self._read.add(name)
+        value = self._config.get(name)
+        return default if value is None else value
+
+    def number(self, name: str, default: int | None = None) -> int:
+        value = self.value(name, default)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ModelError(f"{self._place}: {name} is {value!r}, and has to be a whole number.")
+        return value
+
+    def require(self, name: str, only: Any, default: Any = None) -> None:
+        self.refuse(name, self.value(name, default) != only)
+
+    def refuse(self, name: str, is_refused: bool) -> None:
+        if is_refused:
+            raise ModelError(
+                f"{self._place}: {name} is {self._config.get(name)!r}, which this model's arithmetic does not know."
+            )
+
+    def refuse_unknown(self) -> None:
+        unknown = sorted(self._config.keys() - self._read - WITHOUT_EFFECT)
+        if unknown:
+            raise ModelError(
+                f"{self._place}: {', '.join(unknown)} is not known, and may change what the model computes. Find out "
+                "what it does; if it has no effect on a forward pass, it can be left out of the file."
+            )

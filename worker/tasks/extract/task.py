@@ -1,0 +1,99 @@
+"""Extract: records of a schema from each text. Joins an Extraction to the engine; knows neither a model nor batches."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.jobs.item import ItemFailure
+from vectormill.domain.tasks.schema import Schema
+from vectormill.ragged import Ragged
+from worker.tasks.course import Finished
+from worker.tasks.extract.extraction import Extraction, Prompts
+from worker.tasks.extract.layout import IS_BLANK
+from worker.tasks.extract.prompt_tokenizer import PromptTokenizer
+from worker.tasks.finishing import read_texts
+from worker.tokens.tokenized import INPUT_IDS, TokenizedTexts
+
+# Of the canary, which has to be read like any text.
+SMALL_SCHEMA: Final[Schema] = {"a": None}
+
+
+class Extract:
+    """Implements WorkerTask."""
+
+    def __init__(self, directory: Path) -> None:
+        self._tokenizer = PromptTokenizer(directory)
+
+    def begin(self, spec: EncodingSpec, texts: Sequence[bytes], max_chars: int) -> "ExtractCourse":
+        decoded, failures = read_texts(texts, max_chars)
+        sound = [index for index in range(len(texts)) if index not in failures]
+        schema, confidences = json.loads(spec.extract_schema), spec.confidences
+        extraction = Extraction(self._tokenizer, schema, decoded, with_confidences=confidences)
+        return ExtractCourse(extraction, sound, failures, len(texts))
+
+    def canary(self, text: str) -> Mapping[str, Ragged]:
+        prompts = Extraction(self._tokenizer, SMALL_SCHEMA, [text]).start()
+        assert prompts is not None
+        return lay_out(prompts).inputs
+
+
+class ExtractCourse:
+    """Implements Course. `sound` are the places, among all texts, of those that are read."""
+
+    prompt_length = 0
+
+    def __init__(
+        self,
+        extraction: Extraction,
+        sound: Sequence[int],
+        failures: Mapping[int, ItemFailure],
+        num_texts: int,
+    ) -> None:
+        self._extraction = extraction
+        self._sound = np.array(sound, dtype=np.int64)
+        self._failures = dict(failures)
+        self._num_tokens = np.zeros(num_texts, dtype=np.int32)
+
+    def start(self) -> TokenizedTexts:
+        prompts = self._extraction.start()
+        return EMPTY if prompts is None else self._give(prompts)
+
+    def take(self, results: Ragged, failures: Mapping[int, ItemFailure]) -> TokenizedTexts | None:
+        prompts = self._extraction.take(results, failures)
+        return None if prompts is None else self._give(prompts)
+
+    def finish(self) -> Finished:
+        num_texts = len(self._num_tokens)
+        rows = [b""] * num_texts
+        for place, answer in zip(self._sound.tolist(), self._extraction.finish(), strict=True):
+            if isinstance(answer, ItemFailure):
+                self._failures[place] = answer
+            else:
+                rows[place] = json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
+        self._num_tokens[list(self._failures)] = 0
+        return Finished(
+            Ragged.from_rows([np.frombuffer(row, dtype=np.uint8) for row in rows], np.uint8),
+            self._failures,
+            self._num_tokens,
+            np.zeros(num_texts, dtype=np.bool_),
+            np.zeros(num_texts, dtype=np.int32),
+        )
+
+    def _give(self, prompts: Prompts) -> TokenizedTexts:
+        sequences = lay_out(prompts)
+        np.add.at(self._num_tokens, self._sound[prompts.texts], sequences.lengths.astype(np.int32))
+        return sequences
+
+
+def lay_out(prompts: Prompts) -> TokenizedTexts:
+    """The sequences, all of whose inputs are named: those of many requests go into one batch."""
+    blank = Ragged.from_scalars(np.zeros(len(prompts), dtype=np.int32))
+    inputs = {IS_BLANK: blank, **prompts.inputs}
+    return TokenizedTexts(inputs, np.zeros(len(prompts), dtype=np.bool_), {})
+
+
+EMPTY: Final = TokenizedTexts({INPUT_IDS: Ragged.from_rows([], np.int32)}, np.zeros(0, dtype=np.bool_), {})

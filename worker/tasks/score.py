@@ -1,0 +1,218 @@
+"""Score: how two texts belong together, or what one is: a number for each label.
+
+A classifier reads both at once. A model that embeds reads each text by itself, and once however often it occurs; its
+score is the cosine of the two vectors.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vectormill.domain.encoding import TRUNCATE, EncodingSpec
+from vectormill.domain.jobs.item import (
+    ITEM_ERROR_CODES,
+    NO_PAIR,
+    ItemFailure,
+    find_text_failure,
+)
+from vectormill.domain.tasks.pair import split_pair
+from vectormill.domain.tasks.task import SIGMOID, SOFTMAX
+from vectormill.ragged import Ragged
+from worker.tasks.course import Course, Finished
+from worker.tasks.embed import Embed, Embedding
+from worker.tasks.finishing import fail_unless, find_finite
+from worker.tokens.tokenized import INPUT_IDS, TOKEN_TYPE_IDS, TokenizedTexts
+from worker.tokens.tokenizer import Tokenizer
+
+
+class Classify:
+    """Pairs and texts by a classifier. Implements WorkerTask."""
+
+    def __init__(self, tokenizer: Tokenizer, max_tokens: int) -> None:
+        self._tokenizer = tokenizer
+        self._max_tokens = max_tokens
+
+    def canary(self, text: str) -> Mapping[str, Ragged]:
+        return with_types(self._tokenizer.tokenize([text], self._max_tokens, truncate=True)).inputs
+
+    def begin(self, spec: EncodingSpec, texts: Sequence[bytes], max_chars: int) -> "Classification":
+        sides, failures = read_sides(texts, max_chars)
+        sound = [index for index in range(len(texts)) if index not in failures]
+        pairs = [index for index in sound if sides[index][1] is not None]
+        alone = [index for index in sound if sides[index][1] is None]
+        truncate = spec.long_texts == TRUNCATE
+        joined = self._tokenizer.tokenize_pairs(
+            [sides[index][0] for index in pairs],
+            [sides[index][1] or "" for index in pairs],
+            spec.max_tokens,
+            truncate,
+        )
+        single = self._tokenizer.tokenize([sides[index][0] for index in alone], spec.max_tokens, truncate)
+        read = merge([(pairs, joined), (alone, with_types(single))], len(texts))
+        return Classification(spec, read, failures)
+
+
+class Classification:
+    """Implements Course."""
+
+    prompt_length = 0
+
+    def __init__(self, spec: EncodingSpec, read: TokenizedTexts, failures: Mapping[int, ItemFailure]) -> None:
+        self._spec = spec
+        self._read = read
+        self._failures = {**read.failures, **failures}
+        self._logits: NDArray[np.float32] = np.zeros((len(read), spec.dimensions), dtype=np.float32)
+
+    def start(self) -> TokenizedTexts:
+        return self._read
+
+    def take(self, results: Ragged, failures: Mapping[int, ItemFailure]) -> None:
+        self._logits = results.matrix
+        self._failures |= failures
+
+    def finish(self) -> Finished:
+        fail_unless(find_finite(self._logits), self._failures)
+        scores = activate(self._logits, self._spec.activation)
+        return finish_scores(scores, self._failures, self._read.lengths, self._read.truncated)
+
+
+class Compare:
+    """Pairs by a model that embeds: the cosine of their vectors. Implements WorkerTask."""
+
+    def __init__(self, embed: Embed) -> None:
+        self._embed = embed
+
+    def canary(self, text: str) -> Mapping[str, Ragged]:
+        return self._embed.canary(text)
+
+    def begin(self, spec: EncodingSpec, texts: Sequence[bytes], max_chars: int) -> Course:
+        sides: list[tuple[bytes, bytes]] = []
+        failures: dict[int, ItemFailure] = {}
+        for index, text in enumerate(texts):
+            first, second = split_pair(text)
+            if second is None:
+                failures[index] = ItemFailure(NO_PAIR, ITEM_ERROR_CODES[NO_PAIR])
+            sides.append((first, first if second is None else second))
+        unique = {
+            text: number for number, text in enumerate(dict.fromkeys(side for pair in sides for side in pair))
+        }
+        places = np.array(
+            [[unique[first], unique[second]] for first, second in sides], dtype=np.int64
+        ).reshape(-1, 2)
+        vectors = replace(spec, dimensions=self._embed.dimension, normalize=True)
+        return Comparison(self._embed.begin(vectors, list(unique), max_chars), places, failures)
+
+
+class Comparison:
+    """Implements Course: that of the texts, each once; `places` [n, 2] are a pair's among them."""
+
+    def __init__(
+        self, texts: Embedding, places: NDArray[np.int64], failures: Mapping[int, ItemFailure]
+    ) -> None:
+        self.prompt_length = texts.prompt_length
+        self._texts = texts
+        self._places = places
+        self._failures = dict(failures)
+
+    def start(self) -> TokenizedTexts:
+        return self._texts.start()
+
+    def take(self, results: Ragged, failures: Mapping[int, ItemFailure]) -> None:
+        self._texts.take(results, failures)
+
+    def finish(self) -> Finished:
+        texts, places = self._texts.finish(), self._places
+        for index, (first, second) in enumerate(places.tolist()):
+            failure = texts.failures.get(first)
+            other = texts.failures.get(second)
+            if failure is not None:
+                self._failures.setdefault(index, failure)
+            elif other is not None:
+                self._failures.setdefault(index, _of_second(other))
+        vectors = texts.results.matrix
+        cosines = np.einsum("ij,ij->i", vectors[places[:, 0]], vectors[places[:, 1]])
+        scores = np.clip(cosines, -1.0, 1.0)[:, np.newaxis]
+        lengths = texts.num_tokens[places].sum(axis=1, dtype=np.int32)
+        return finish_scores(scores, self._failures, lengths, np.any(texts.truncated[places], axis=1))
+
+
+def read_sides(
+    texts: Sequence[bytes], max_chars: int
+) -> tuple[list[tuple[str, str | None]], dict[int, ItemFailure]]:
+    """Both texts of each item, and why some cannot be judged; of a pair `max_chars` are allowed to each."""
+    sides: list[tuple[str, str | None]] = []
+    failures: dict[int, ItemFailure] = {}
+    for index, text in enumerate(texts):
+        first, second = split_pair(text)
+        failure = find_text_failure(first, max_chars)
+        if failure is None and second is not None:
+            other = find_text_failure(second, max_chars)
+            failure = None if other is None else _of_second(other)
+        if failure is not None:
+            failures[index] = failure
+            sides.append(("", None))
+        else:
+            sides.append((first.decode(), None if second is None else second.decode()))
+    return sides, failures
+
+
+def with_types(read: TokenizedTexts) -> TokenizedTexts:
+    """Of texts alone, whose tokens are all of the first type."""
+    ids = read.inputs[INPUT_IDS]
+    types = Ragged(np.zeros(len(ids.values), dtype=np.int32), ids.offsets)
+    return TokenizedTexts({**read.inputs, TOKEN_TYPE_IDS: types}, read.truncated, read.failures)
+
+
+def merge(parts: Sequence[tuple[Sequence[int], TokenizedTexts]], num_texts: int) -> TokenizedTexts:
+    """Texts of one longer list, of which each part has those at its places; others have no tokens."""
+    places = np.concatenate([np.array(some, dtype=np.int64) for some, _ in parts])
+    order = np.argsort(places, kind="stable")
+    names = parts[0][1].inputs.keys()
+    inputs = {name: Ragged.join([read.inputs[name] for _, read in parts]).take(order) for name in names}
+    truncated = np.concatenate([read.truncated for _, read in parts])[order]
+    starts = np.cumsum([0, *(len(some) for some, _ in parts)])
+    failures = {
+        int(starts[number]) + index: failure
+        for number, (_, read) in enumerate(parts)
+        for index, failure in read.failures.items()
+    }
+    rank = np.empty(len(order), dtype=np.int64)
+    rank[order] = np.arange(len(order))
+    joined = TokenizedTexts(
+        inputs, truncated, {int(rank[index]): failure for index, failure in failures.items()}
+    )
+    return joined.spread(places[order].tolist(), num_texts)
+
+
+def activate(logits: NDArray[np.float32], activation: str) -> NDArray[np.float32]:
+    """[n, labels]: probabilities, or the numbers as they are."""
+    if activation == SOFTMAX:
+        powers = np.exp(logits - logits.max(axis=1, keepdims=True, initial=-np.inf))
+        probabilities: NDArray[np.float32] = powers / powers.sum(axis=1, keepdims=True)
+        return probabilities
+    if activation == SIGMOID:
+        # Of a large negative number exp would overflow; 1 / (1 + exp(-x)) is (1 + tanh(x / 2)) / 2.
+        return ((1 + np.tanh(logits / 2)) / 2).astype(np.float32)
+    return logits
+
+
+def finish_scores(
+    scores: NDArray[np.float32],
+    failures: Mapping[int, ItemFailure],
+    lengths: "NDArray[Any]",
+    truncated: NDArray[np.bool_],
+) -> Finished:
+    """`scores` [n, labels] of n items, `lengths` [n] their tokens."""
+    failed = list(failures)
+    scores, lengths, truncated = scores.astype(np.float32), lengths.astype(np.int32), truncated.copy()
+    scores[failed], lengths[failed], truncated[failed] = 0, 0, False
+    return Finished(
+        Ragged.from_matrix(scores), failures, lengths, truncated, np.zeros(len(lengths), dtype=np.int32)
+    )
+
+
+def _of_second(failure: ItemFailure) -> ItemFailure:
+    return ItemFailure(failure.code, f"text_pair: {failure.detail}")
