@@ -141,7 +141,17 @@ def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
     app.add_middleware(RequestLimits, settings=settings, gate=resources.gates.requests)
     app.add_middleware(RequestMetrics, metrics=resources.metrics)
     app.openapi = lambda: describe(app)  # type: ignore[method-assign]  # FastAPI's documented way to extend it
+    build_routes(app)
     return app
+
+
+def build_routes(app: FastAPI) -> None:
+    """Now, and not when the first request is matched, which would wait for it.
+
+    Where two applications of one process do it at the same time, as in tests, pydantic fails: they share our routers.
+    """
+    for route in app.routes:
+        route.matches({"type": "http", "method": "GET", "path": "", "root_path": "", "headers": []})
 
 
 def add_door(app: FastAPI, settings: Settings, engine: Engine) -> None:

@@ -11,6 +11,7 @@ from tests.api_server import api_client, encoding_meanwhile
 from tests.building import BITS, NEXT, ask, build, encode_all, put, swap
 from tests.indexers import ListedSource, await_run, indexing, row
 from tests.protocol import vector_of
+from tests.waiting import wait_for
 from vectormill.client import Client
 from vectormill.db.collections.collections import find_generation
 from vectormill.db.collections.swaps import roll_back
@@ -91,6 +92,9 @@ def test_searches_and_queries_see_one_generation_whole_during_build_swap_and_rol
                 run = create_run(connection, "docs", REINDEX, spec=spec)
             assert run is not None
             assert await_run(engine, run.id).state == COMPLETED
+            wait_for(
+                lambda: "new" in by_api.found and "new" in by_view.found, because="both found the new one"
+            )
             for _ in range(4):
                 act_in_short_locks(engine, lambda connection: roll_back(connection, "docs"))
     for searcher in (by_api, by_view):
