@@ -188,7 +188,7 @@ def _apply(
 ) -> bool:
     with engine.connect() as connection:
         spec = find_generation(connection, collection.name).spec
-    place = SourcePlace(engine, settings, registry, collection=collection.name, model=spec.model)
+    place = SourcePlace(engine, settings, registry, collection=collection.name, spec=spec)
     items = read_keys(source, place, changes.keys)
     is_split = parse_split(source).by != NONE
 

@@ -21,7 +21,7 @@ def open_run_source(context: RunContext) -> Source:
         context.settings,
         context.registry,
         collection=run.collection,
-        model=None if run.spec is None else run.spec.model,
+        spec=run.spec,
         run_id=run.id,
     )
     return open_source(source, place)

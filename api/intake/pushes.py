@@ -14,8 +14,11 @@ from api.door.media_types import read_media_type, unsupported_media_type
 from api.intake.intake import Intake, load_pending
 from api.intake.submissions import NDJSON_TYPES, make_inflater, read_blocks
 from api.streams.ndjson import ItemReader
+from vectormill.db.collections.collections import find_generation
 from vectormill.db.runs.pushes import PushWriter
+from vectormill.db.runs.sources import find_source
 from vectormill.domain.jobs.item import Item
+from vectormill.sources.fitting import takes_pairs
 from vectormill.sources.rows import encode_metadata
 
 
@@ -25,7 +28,11 @@ async def receive_push(request: Request, name: str, resources: Resources, *, is_
     if media_type not in NDJSON_TYPES:
         raise unsupported_media_type(media_type, NDJSON_TYPES[0])
     settings = resources.settings
-    reader = ItemReader(max_line_bytes=settings.max_line_bytes, max_key_bytes=settings.max_key_bytes)
+    reader = ItemReader(
+        max_line_bytes=settings.max_line_bytes,
+        max_key_bytes=settings.max_key_bytes,
+        reads_pairs=await run_in_threadpool(find_whether_pairs, name, resources),
+    )
     inflater = make_inflater(request, settings)
 
     def store(block: bytes, writer: PushWriter, intake: Intake) -> None:
@@ -47,6 +54,13 @@ async def receive_push(request: Request, name: str, resources: Resources, *, is_
             await run_in_threadpool(store_rest, writer, intake)
             run = await run_in_threadpool(writer.finish)
     return PushBody(run=run, collection=name, num_items=writer.num_items, is_complete=is_complete)
+
+
+def find_whether_pairs(name: str, resources: Resources) -> bool:
+    """Whether rows may have a second text. Raises CollectionNotFound and SourceNotFound."""
+    with resources.engine.connect() as connection:
+        source = find_source(connection, name).source
+        return takes_pairs(source, find_generation(connection, name).spec)
 
 
 def write(writer: PushWriter, items: Sequence[Item], intake: Intake) -> None:

@@ -193,7 +193,7 @@ def _encode_text(body: ItemBody, *, reads_pairs: bool) -> bytes:
     if body.text_pair is None:
         return text
     if not reads_pairs:
-        raise UnreadableItem("text_pair", f"text_pair is for jobs of the task {JUDGE}, and this is none")
+        raise UnreadableItem("text_pair", f"text_pair is for items of the task {JUDGE}, and for no passages")
     return join_pair(text, body.text_pair.encode("utf-8", "surrogatepass"))
 
 

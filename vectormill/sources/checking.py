@@ -8,6 +8,7 @@ from typing import Any, Final, cast
 from vectormill.domain.errors import SourceFailed
 from vectormill.domain.jobs.item import Item
 from vectormill.domain.source import PUSH, Source
+from vectormill.domain.tasks.pair import split_pair
 from vectormill.sources.opening import open_source
 from vectormill.sources.reader import SourcePlace
 
@@ -20,11 +21,12 @@ PATIENCE_SECONDS: Final = 20.0
 
 @dataclass(frozen=True, slots=True)
 class ShownRow:
-    """A row as it would be encoded; `text` is cut after SHOWN_CHARS characters."""
+    """A row as it would be encoded; `text`, and `text_pair` of a pair, are cut after SHOWN_CHARS characters."""
 
     key: str
     text: str
     metadata: str
+    text_pair: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,10 @@ def check_source(source: Source, place: SourcePlace) -> SourceReport:
 
 
 def show(item: Item) -> ShownRow:
-    text = item.text.decode("utf-8", "replace")
-    cut = text if len(text) <= SHOWN_CHARS else text[: SHOWN_CHARS - 1] + "…"
-    return ShownRow(item.key, cut, item.metadata.decode())
+    text, pair = split_pair(item.text)
+    return ShownRow(item.key, _cut(text), item.metadata.decode(), None if pair is None else _cut(pair))
+
+
+def _cut(encoded: bytes) -> str:
+    text = encoded.decode("utf-8", "replace")
+    return text if len(text) <= SHOWN_CHARS else text[: SHOWN_CHARS - 1] + "…"

@@ -1,6 +1,7 @@
 """Opening: which reader a source has. The one place that knows every kind."""
 
 from vectormill.domain.source import OWN_TEXTS, PUSH, Source
+from vectormill.sources.fitting import refuse_unfit
 from vectormill.sources.kinds.files import FileReader
 from vectormill.sources.kinds.own_texts import OwnTextReader
 from vectormill.sources.kinds.push import PushReader
@@ -14,8 +15,10 @@ from vectormill.sources.reader import Reader, SourcePlace
 def open_source(source: Source, place: SourcePlace, *, patience_seconds: float = 0) -> Reader:
     """A reader of the source's rows: its documents, or their passages where it is split.
 
-    Nothing is read yet. `patience_seconds` bounds statements of a source that is only looked at. Raises InvalidOption.
+    Nothing is read yet. `patience_seconds` bounds statements of a source that is only looked at. Raises InvalidOption,
+    also for rows that the collection's task cannot read.
     """
+    refuse_unfit(source, place.find_spec())
     reader = _open_documents(source, place, patience_seconds)
     split = parse_split(source)
     # What a collection keeps are passages already.

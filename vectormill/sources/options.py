@@ -23,12 +23,14 @@ SPLITS: Final = (NONE, PARAGRAPHS, TOKENS)
 class SqlOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A query and its columns. Without `url_env` and `url_file` it is asked of our own Postgres.
 
-    `metadata` names columns; one alone that holds JSON objects is named by `metadata_json` instead.
+    `text_pair` is the column of a second text, where items are pairs. `metadata` names columns; one alone that holds
+    JSON objects is named by `metadata_json` instead.
     """
 
     query: Annotated[str, Meta(min_length=1, max_length=100_000)]
     key: Named = "key"
     text: Named = "text"
+    text_pair: Named | None = None
     metadata: Names = ()
     metadata_json: Named | None = None
     url_env: Annotated[str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)] | None = None
@@ -41,6 +43,7 @@ class FileOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     files: Annotated[Names, Meta(min_length=1)]
     key: Named = "key"
     text: Named = "text"
+    text_pair: Named | None = None
     metadata: Names = ()
     metadata_json: Named | None = None
     format: InputName | None = None
@@ -106,6 +109,8 @@ def parse_options(source: Source) -> Options:
 def parse_split(source: Source) -> Split:
     """How the source's documents become rows. Raises InvalidOption."""
     split: Split = _convert(source.split, Split, "The split")
+    if split.by != NONE and source.options.get("text_pair") is not None:
+        raise InvalidOption("A pair is judged whole: leave out the split, or text_pair.")
     if split.by == TOKENS and split.overlap * 2 >= split.tokens:
         raise InvalidOption(
             f"The overlap of passages must be less than half of their tokens, from 0 to {(split.tokens - 1) // 2}, "

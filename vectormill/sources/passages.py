@@ -119,14 +119,14 @@ def make_cuts(split: Split, place: SourcePlace) -> tuple[Cut, Cut]:
 
 def load_tokenizer(split: Split, place: SourcePlace) -> str:
     """The model's tokenizer as JSON, counting all of a text. Raises InvalidOption for passages that it would cut."""
-    found = place.find_model()
-    if found is None:
+    spec = place.find_spec()
+    if spec is None:
         raise InvalidOption(
             "Passages of so many tokens need a collection whose model is known; split by paragraphs."
         )
-    model, asked = found
+    model = spec.model
     card = place.registry.card(model)
-    max_tokens = card.max_tokens if asked is None else min(asked, card.max_tokens)
+    max_tokens = min(spec.max_tokens, card.max_tokens)
     path = card.path / "tokenizer.json"
     try:
         tokenizer = json.loads(path.read_text(encoding="utf-8"))

@@ -8,7 +8,9 @@ from uuid import UUID
 
 from sqlalchemy import Engine
 
-from vectormill.db.collections.collections import find_model
+from vectormill.db.collections.generations import find_in_state
+from vectormill.domain.collection import LIVE
+from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.jobs.item import Item
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
@@ -26,10 +28,10 @@ METADATA: Final = attrgetter("metadata")
 
 
 class SourcePlace:
-    """Where a source is read: for which collection, beside which database, with which model's tokenizer.
+    """Where a source is read: for which collection, beside which database, for which task and model.
 
-    `run_id` is the run that reads, which a push was made to; None for a check. `model` is that of the vectors to be
-    made; None means that of the live generation.
+    `run_id` is the run that reads, which a push was made to; None for a check. `spec` is that of what is to be made;
+    None means that of the live generation.
     """
 
     def __init__(
@@ -39,25 +41,23 @@ class SourcePlace:
         registry: Registry,
         *,
         collection: str,
-        model: str | None = None,
+        spec: EncodingSpec | None = None,
         run_id: UUID | None = None,
     ) -> None:
         self.engine = engine
         self.settings = settings
         self.registry = registry
         self.collection = collection
-        self.model = model
+        self.spec = spec
         self.run_id = run_id
 
-    def find_model(self) -> tuple[str, int | None] | None:
-        """That of the place, else that of the collection's vectors, and how many tokens of a text these read at once.
-
-        None when there is no collection yet.
-        """
-        if self.model is not None:
-            return self.model, None
+    def find_spec(self) -> EncodingSpec | None:
+        """That of the place, else that of the collection; None when there is no collection yet."""
+        if self.spec is not None:
+            return self.spec
         with self.engine.connect() as connection:
-            return find_model(connection, self.collection)
+            generation = find_in_state(connection, self.collection, LIVE)
+        return None if generation is None else generation.spec
 
 
 @dataclass(slots=True)

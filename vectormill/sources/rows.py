@@ -1,4 +1,4 @@
-"""Rows: columns of keys, texts and metadata, as a driver gives them, become items. Knows no source."""
+"""Rows: columns of keys, texts, second texts and metadata, as a driver gives them, become items. Knows no source."""
 
 import re
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ import msgspec
 
 from vectormill.domain.errors import SourceFailed
 from vectormill.domain.jobs.item import Item
+from vectormill.domain.tasks.pair import PAIR_MARK, join_pair
 from vectormill.sources.reader import Complaints
 
 # Keys in order, numbers as numbers, and what JSON has no word for as text: equal values are equal bytes.
@@ -19,6 +20,8 @@ OBJECT_DECODER: Final = msgspec.json.Decoder(dict[str, Any])
 MAX_METADATA_DEPTH: Final = 100
 # What is nested deeper has more brackets than that.
 SHALLOW_BYTES: Final = 2 * MAX_METADATA_DEPTH
+# A byte that no UTF-8 has, and no mark.
+NO_TEXT: Final = b"\xfe"
 # An even number of backslashes before it: "\\u0000" spells a backslash, not a NUL.
 NUL_ESCAPE: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
@@ -64,25 +67,35 @@ class Assembler:
         self._num_rows = 0
 
     def assemble(
-        self, keys: Sequence[Any], texts: Sequence[Any], metadata: Sequence[Any] | None = None
+        self,
+        keys: Sequence[Any],
+        texts: Sequence[Any],
+        metadata: Sequence[Any] | None = None,
+        pairs: Sequence[Any] | None = None,
     ) -> list[Item]:
-        """One item a row; `metadata` holds objects, JSON text, or None. Raises SourceFailed for a key that is missing
-        or there twice."""
+        """One item a row; `metadata` holds objects, JSON text, or None; `pairs`, where items are pairs, their second
+        texts, of which a missing one is empty. Raises SourceFailed for a key that is missing or there twice.
+        """
         names: Sequence[Any] = keys
         if set(map(type, keys)) != {str}:
             names = [self._read_key(key, row) for row, key in enumerate(keys, start=self._num_rows + 1)]
         distinct = set(names)
         if len(distinct) != len(names):
             self._refuse_duplicate(names)
-        try:
-            encoded = [text.encode() for text in texts]
-        except (AttributeError, UnicodeEncodeError):
-            encoded = [self._encode_text(text, name) for text, name in zip(texts, names, strict=True)]
+        encoded = self._encode_texts(texts, names)
+        if pairs is not None:
+            encoded = list(map(join_pair, encoded, self._encode_texts(pairs, names)))
         items = list(map(Item, names, encoded, self._encode_all(metadata, names)))
         if not self._are_sound(names, distinct):
             items = [item for item in items if self._is_sound(item.key)]
         self._num_rows += len(keys)
         return items
+
+    def _encode_texts(self, texts: Sequence[Any], names: Sequence[str]) -> list[bytes]:
+        try:
+            return [text.encode() for text in texts]
+        except (AttributeError, UnicodeEncodeError):
+            return [self._encode_text(text, name) for text, name in zip(texts, names, strict=True)]
 
     def _encode_all(self, metadata: Sequence[Any] | None, names: Sequence[str]) -> Any:
         if metadata is None:
@@ -145,7 +158,10 @@ class Assembler:
             seen.add(name)
 
     def _encode_text(self, text: Any, name: str) -> bytes:
-        """Half of a surrogate pair is kept, and bytes are taken as they are, so that a broken text fails alone."""
+        """Half of a surrogate pair is kept, and bytes are taken as they are, so that a broken text fails alone.
+
+        But for the mark of a pair: a byte that is no text either stands for it.
+        """
         if text is None:
             self._complaints.num_without_text += 1
             self._complaints.say(f"{self._name}: the row with key {_cut(name)} has no text.")
@@ -153,7 +169,7 @@ class Assembler:
         if isinstance(text, str):
             return text.encode("utf-8", "surrogatepass")
         if isinstance(text, bytes | bytearray | memoryview):
-            return bytes(text)
+            return bytes(text).replace(PAIR_MARK, NO_TEXT)
         return str(text).encode("utf-8", "surrogatepass")
 
     def _encode_metadata(self, metadata: Any, name: str) -> bytes:

@@ -12,8 +12,8 @@ from vectormill.domain.source import SOURCE_KINDS, SavedSource
 from vectormill.sources.checking import SourceReport
 
 OPTIONS_DESCRIPTION = (
-    "Of its kind, as docs/SOURCES.md has them. sql: query, key, text, metadata or metadata_json, url_env or url_file; "
-    "files: files, key, text, metadata or metadata_json, format; tree: folder, include, exclude."
+    "Of its kind, as docs/SOURCES.md has them. sql: query, key, text, text_pair, metadata or metadata_json, url_env or "
+    "url_file; files: files, key, text, text_pair, metadata or metadata_json, format; tree: folder, include, exclude."
 )
 SPLIT_DESCRIPTION = (
     "How documents become passages: by (none, paragraphs or tokens), min_chars, max_chars, tokens, overlap, "
@@ -36,6 +36,7 @@ class SourceRequest(msgspec.Struct, forbid_unknown_fields=True):
 class SourceRowBody(BaseModel):
     key: str
     text: str = Field(description="Its first 200 characters.")
+    text_pair: str | None = Field(default=None, description="Likewise, where rows are pairs.")
     metadata: dict[str, Any] | None
 
 
@@ -60,6 +61,7 @@ class SourceCheckBody(BaseModel):
                 SourceRowBody(
                     key=row.key,
                     text=row.text,
+                    text_pair=row.text_pair,
                     metadata=msgspec.json.decode(row.metadata) if row.metadata else None,
                 )
                 for row in report.rows

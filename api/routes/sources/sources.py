@@ -14,10 +14,12 @@ from api.intake.pushes import receive_push
 from api.intake.requests import UnreadableItem, decode_body, encode_metadata
 from api.intake.submissions import read_body
 from api.problems import Place, Problem
+from vectormill.db.collections.collections import find_generation
 from vectormill.db.runs.sources import delete_source, find_source, save_source
 from vectormill.domain.errors import InvalidOption, SourceFailed
 from vectormill.domain.source import Source
 from vectormill.sources.checking import SourceReport, check_source
+from vectormill.sources.fitting import refuse_unfit
 from vectormill.sources.options import parse_options, parse_split
 from vectormill.sources.reader import SourcePlace
 
@@ -84,6 +86,7 @@ async def put_source(
     def save() -> SourceBody:
         report = look(source, name, resources) if wanted.check else None
         with resources.engine.begin() as connection:
+            refuse_unfit(source, find_generation(connection, name).spec)
             return SourceBody.from_saved(save_source(connection, name, source), report)
 
     with resources.gates.uploads.enter():

@@ -6,7 +6,7 @@ from uuid import uuid4
 
 from sqlalchemy import Connection, Engine, TextClause, text
 
-from vectormill.db.collections.collections import FIND_MODEL
+from vectormill.db.collections.generations import LIST_GENERATIONS
 from vectormill.db.runs import pushes, sources
 from vectormill.db.search.matches import walk_plan
 
@@ -36,7 +36,7 @@ STATEMENTS: Final[Mapping[str, tuple[TextClause, dict[str, Any]]]] = {
     "save": (sources.SAVE_SOURCE, KEPT),
     "find": (sources.FIND_SOURCE, KEPT),
     "delete": (sources.DELETE_SOURCE, KEPT),
-    "find the model": (FIND_MODEL, KEPT),
+    "find the spec": (LIST_GENERATIONS, KEPT | {"states": ["live"]}),
     "begin a push": (pushes.BEGIN_RUN, RUN | KEPT),
     "give a sign of life": (pushes.GIVE_SIGN_OF_LIFE, RUN),
     "queue": (pushes.QUEUE_RUN, RUN),

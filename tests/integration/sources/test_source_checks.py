@@ -11,8 +11,11 @@ import pytest
 from sqlalchemy import Engine
 
 from tests.protocol import SPEC, make_items, submit
+from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import InvalidOption, SourceFailed
 from vectormill.domain.source import FILES, PUSH, SQL, TREE, Source
+from vectormill.domain.tasks.pair import split_pair
+from vectormill.domain.tasks.task import EXTRACT, JUDGE
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from vectormill.settings import Settings
 from vectormill.sources.checking import check_source
@@ -199,3 +202,49 @@ def test_passages_fit_what_the_collections_own_vectors_read_at_once(engine: Engi
     assert look(62) == 1
     with pytest.raises(InvalidOption, match="reads 64 at once, its special tokens included, which leaves 62"):
         look(63)
+
+
+PAIRS = {"query": "SELECT 1 AS key, 'x' AS text, 'y' AS other", "text_pair": "other"}
+# Of a model that embeds, whose score is the cosine of two vectors, and of a classifier.
+COMPARES = replace(SPEC, task=JUDGE, dimensions=1)
+CLASSIFIES = replace(COMPARES, labels=("no", "yes"), activation="softmax")
+
+
+def of_task(engine: Engine, spec: EncodingSpec) -> SourcePlace:
+    return SourcePlace(engine, Settings(), Registry({}), collection="docs", spec=spec)
+
+
+@pytest.mark.parametrize(
+    ("source", "spec", "said"),
+    [
+        (Source(SQL, PAIRS), SPEC, "names 'other' for second texts .* leave out text_pair"),
+        (Source(SQL, PAIRS), replace(SPEC, task=EXTRACT), "task, extract, reads one text a row"),
+        (Source(SQL, {"query": PAIRS["query"]}), COMPARES, "name the column of the second ones"),
+        (Source(FILES, {"files": ["/a.csv"]}), COMPARES, "name the column of the second ones"),
+        (Source(TREE, {"folder": "/"}), COMPARES, "a tree has one a file"),
+        (Source(PUSH, {}, {"by": "paragraphs"}), COMPARES, "leave out the split"),
+        (Source(SQL, PAIRS, {"by": "paragraphs"}), CLASSIFIES, "leave out the split, or text_pair"),
+    ],
+)
+def test_rows_that_the_collections_task_cannot_read_are_refused(
+    engine: Engine, source: Source, spec: EncodingSpec, said: str
+) -> None:
+    with pytest.raises(InvalidOption, match=said):
+        check_source(source, of_task(engine, spec))
+
+
+@pytest.mark.parametrize("split", [{}, {"by": "paragraphs"}])
+def test_a_classifier_reads_pairs_and_texts(engine: Engine, split: dict[str, Any]) -> None:
+    (alone,) = check_source(Source(SQL, {"query": PAIRS["query"]}, split), of_task(engine, CLASSIFIES)).rows
+    assert (alone.text, alone.text_pair) == ("x", None)
+    (pair,) = check_source(Source(SQL, PAIRS), of_task(engine, CLASSIFIES)).rows
+    assert (pair.text, pair.text_pair) == ("x", "y")
+
+
+def test_a_missing_half_of_a_pair_is_empty_and_bytes_make_no_pair(engine: Engine) -> None:
+    rows = "VALUES (1, '\\x61ff62'::bytea, '\\x63'::bytea), (2, '\\x61', NULL)"
+    query = f"SELECT * FROM ({rows}) AS row (key, text, other)"
+    reader = open_source(Source(SQL, {"query": query, "text_pair": "other"}), of_task(engine, CLASSIFIES))
+    items = [item for batch in reader.read() for item in batch]
+    assert [split_pair(item.text) for item in items] == [(b"a\xfeb", b"c"), (b"a", b"")]
+    assert reader.complaints.num_without_text == 1

@@ -6,7 +6,7 @@ import gzip
 import json
 import tracemalloc
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from vectormill.db.runs.sources import save_source
 from vectormill.domain.errors import SourceFailed
 from vectormill.domain.jobs.item import Item
 from vectormill.domain.source import FILES, OWN_TEXTS, PUSH, SQL, TREE, Source
+from vectormill.domain.tasks.pair import split_pair
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
 from vectormill.sources.opening import open_source
@@ -59,11 +60,20 @@ def world(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Wo
 COLUMNS = {"key": "id", "text": "body", "metadata": ["lang"]}
 
 
+def name_other(key: str) -> str:
+    """The text of a row that a pair has beside it."""
+    return f"Zu „{key}“"
+
+
+def as_object(key: str, body: str) -> str:
+    return json.dumps({"id": key, "body": body, "lang": "de", "other": name_other(key)})
+
+
 def fill_table(engine: Engine, rows: Rows) -> None:
     with engine.begin() as connection:
-        connection.execute(text("CREATE TABLE articles (id varchar(99), body text, lang text)"))
-        values = [{"id": key, "body": body} for key, body in rows]
-        connection.execute(text("INSERT INTO articles VALUES (:id, :body, 'de')"), values)
+        connection.execute(text("CREATE TABLE articles (id varchar(99), body text, lang text, other text)"))
+        values = [{"id": key, "body": body, "other": name_other(key)} for key, body in rows]
+        connection.execute(text("INSERT INTO articles VALUES (:id, :body, 'de', :other)"), values)
 
 
 def lay_postgres(world: World, rows: Rows) -> Laid:
@@ -100,7 +110,7 @@ def lay_jsonl(
     """In two files, so that their order counts."""
     half = len(rows) // 2
     for name, part in (("b", rows[half:]), ("a", rows[:half])):
-        lines = [json.dumps({"id": key, "body": body, "lang": "de"}) for key, body in part]
+        lines = [as_object(*row) for row in part]
         (world.folder / f"{name}{suffix}").write_bytes(pack("\n".join(lines).encode()))
     options = {"files": [f"{world.folder}/*{suffix}"], **COLUMNS}
     return Laid(Source(FILES, options), world.place(), lambda: truncate(world.folder / f"b{suffix}"))
@@ -116,7 +126,7 @@ def lay_zstd(world: World, rows: Rows) -> Laid:
 
 def lay_store(world: World, rows: Rows) -> Laid:
     """Through fsspec, in a store of no disk."""
-    lines = [json.dumps({"id": key, "body": body, "lang": "de"}) for key, body in rows]
+    lines = [as_object(*row) for row in rows]
     store = fsspec.filesystem("memory")
     store.pipe("/bucket/rows.jsonl", "\n".join(lines).encode())
     options = {"files": ["memory://bucket/*.jsonl"], **COLUMNS}
@@ -128,7 +138,8 @@ def lay_store(world: World, rows: Rows) -> Laid:
 def lay_csv(world: World, rows: Rows) -> Laid:
     path = world.folder / "rows.csv"
     with path.open("w", newline="") as file:
-        csv.writer(file).writerows([("lang", "id", "body"), *(("de", key, body) for key, body in rows)])
+        table = [("de", name_other(key), key, body) for key, body in rows]
+        csv.writer(file).writerows([("lang", "other", "id", "body"), *table])
     return Laid(
         Source(FILES, {"files": [str(path)], **COLUMNS}),
         world.place(),
@@ -139,8 +150,9 @@ def lay_csv(world: World, rows: Rows) -> Laid:
 def lay_parquet(world: World, rows: Rows) -> Laid:
     path = world.folder / "rows.parquet"
     keys, bodies = zip(*rows, strict=True)
-    table = pyarrow.table({"body": bodies, "id": keys, "lang": ["de"] * len(rows), "more": [1.5] * len(rows)})
-    pyarrow.parquet.write_table(table, path)
+    others = list(map(name_other, keys))
+    columns = {"body": bodies, "other": others, "id": keys, "lang": ["de"] * len(rows)}
+    pyarrow.parquet.write_table(pyarrow.table(columns | {"more": [1.5] * len(rows)}), path)
     return Laid(Source(FILES, {"files": [str(path)], **COLUMNS}), world.place(), lambda: truncate(path))
 
 
@@ -228,6 +240,24 @@ def test_every_kind_gives_the_same_rows_in_the_same_order_every_time(
     assert first == wanted
     assert again == first
     assert not reader.complaints
+
+
+WITH_COLUMNS = (lay_postgres, lay_sqlite, lay_jsonl, lay_csv, lay_parquet)
+
+
+@pytest.mark.parametrize("lay", WITH_COLUMNS, ids=lambda lay: lay.__name__)
+def test_a_column_of_second_texts_makes_every_row_a_pair(
+    lay: Callable[[World, Rows], Laid], world: World
+) -> None:
+    laid = lay(world, LONG)
+    source = replace(laid.source, options={**laid.source.options, "text_pair": "other"})
+    items = [item for batch in open_source(source, laid.place).read() for item in batch]
+    assert [(item.key, split_pair(item.text), item.metadata) for item in items] == [
+        (key, (body.encode(), name_other(key).encode()), b'{"lang":"de"}') for key, body in LONG
+    ]
+    missing = replace(laid.source, options={**laid.source.options, "text_pair": "nothing"})
+    with pytest.raises(SourceFailed, match="has no column 'nothing'"):
+        list(open_source(missing, laid.place).read())
 
 
 @pytest.mark.parametrize("lay", KINDS, ids=lambda lay: lay.__name__)

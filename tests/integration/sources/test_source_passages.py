@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import create_engine
 
+from tests.protocol import SPEC
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.jobs.item import Item
 from vectormill.domain.source import TREE, Source
@@ -21,7 +23,13 @@ from vectormill.sources.passages import load_tokenizer, make_cuts, name_passages
 from vectormill.sources.reader import SourcePlace
 
 ENGINE = create_engine("sqlite://")
-PLACE = SourcePlace(ENGINE, Settings(), Registry({}), collection="docs", model=DEFAULT_MODEL)
+PLACE = SourcePlace(
+    ENGINE,
+    Settings(),
+    Registry({}),
+    collection="docs",
+    spec=replace(SPEC, model=DEFAULT_MODEL, max_tokens=256),
+)
 WORDS = ("vector", "index", "Schlüssel", "日本語", "😀", "a", "nightly", "the", "document", "passage.")
 
 

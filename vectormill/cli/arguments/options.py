@@ -55,6 +55,16 @@ KeyField = Annotated[
     ),
 ]
 TextField = Annotated[str, typer.Option("--text-field", metavar="FIELD", help="The field with the text.")]
+PairField = Annotated[
+    str | None,
+    typer.Option(
+        "--pair-field", metavar="FIELD", help="The field with the second text, where rows are pairs."
+    ),
+]
+TextPair = Annotated[
+    str | None,
+    typer.Option("--text-pair", metavar="COLUMN", help="With the second text, where rows are pairs."),
+]
 Strict = Annotated[
     bool,
     typer.Option("--strict", help="Input that is not UTF-8 ends the command; else that item alone fails."),

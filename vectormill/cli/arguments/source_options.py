@@ -20,16 +20,21 @@ def choose_kind(said: Mapping[str, Mapping[str, Any] | None]) -> tuple[str, dict
 
 
 def read_source(
-    where: str, *, key: str | None, text: str | None, metadata: list[str] | None
+    where: str,
+    *,
+    key: str | None,
+    text: str | None,
+    metadata: list[str] | None,
+    text_pair: str | None = None,
 ) -> tuple[str, dict[str, Any]]:
     """Kind and options of a source that is said in a word: a query by its first one, a folder by being one."""
-    columns = {"key": key, "text": text, "metadata": metadata}
+    columns = {"key": key, "text": text, "text_pair": text_pair, "metadata": metadata}
     words = where.split(None, 1)
     is_query = len(words) > 1 and words[0].upper() in QUERY_WORDS
     is_tree = not is_query and (where.endswith("/") or Path(where).expanduser().is_dir())
     return choose_kind(
         {
-            "sql": {"query": where, "key": key or "key", "text": text or "text", "metadata": metadata}
+            "sql": {"query": where, **columns, "key": key or "key", "text": text or "text"}
             if is_query
             else None,
             "tree": {"folder": absolute(where)} if is_tree else None,

@@ -37,13 +37,6 @@ FIND_LIVE_GENERATION = text(f"""
 
 KEEPS_TEXTS = text("SELECT keep_text FROM vectormill.collections WHERE id = :collection_id")
 
-FIND_MODEL = text("""
-    SELECT generations.spec ->> 'model' AS model, CAST(generations.spec ->> 'max_tokens' AS integer) AS max_tokens
-      FROM vectormill.collections
-      JOIN vectormill.generations ON generations.collection_id = collections.id AND generations.state = 'live'
-     WHERE collections.name = :name
-""")
-
 IS_COLLECTION = text("SELECT EXISTS (SELECT 1 FROM vectormill.collections WHERE name = :name)")
 
 COUNT_COLLECTIONS = text("SELECT count(*) FROM vectormill.collections")
@@ -75,12 +68,6 @@ def find_generation(connection: Connection, name: str) -> Generation:
 
 def keeps_texts(connection: Connection, collection_id: int) -> bool:
     return bool(connection.execute(KEEPS_TEXTS, {"collection_id": collection_id}).scalar_one())
-
-
-def find_model(connection: Connection, name: str) -> tuple[str, int] | None:
-    """The model of a collection's live vectors, and how many tokens of a text it reads; None without a collection."""
-    row = connection.execute(FIND_MODEL, {"name": name}).one_or_none()
-    return None if row is None else (row.model, row.max_tokens)
 
 
 def list_collections(connection: Connection, *, after: int | None, limit: int) -> list[Generation]:

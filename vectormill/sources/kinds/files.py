@@ -32,8 +32,8 @@ STORES: Final = (
 
 PARQUET_ROWS: Final = 4096
 
-# Columns of one batch: keys, texts, and what makes the metadata.
-Columns = tuple[Sequence[Any], Sequence[Any], Sequence[Any] | None]
+# Columns of one batch: keys, texts, what makes the metadata, and second texts.
+Columns = tuple[Sequence[Any], Sequence[Any], Sequence[Any] | None, Sequence[Any] | None]
 
 
 class FileReader:
@@ -48,8 +48,8 @@ class FileReader:
         for store, path in self._find_files():
             assembler = Assembler(path, self._place.settings.max_key_bytes, self.complaints)
             try:
-                for keys, texts, metadata in self._read_columns(store, path):
-                    yield assembler.assemble(keys, texts, metadata)
+                for columns in self._read_columns(store, path):
+                    yield assembler.assemble(*columns)
             except SourceFailed:
                 raise
             except Exception as error:
@@ -172,7 +172,8 @@ def read_csv(file: BinaryIO, path: str, delimiter: str, options: FileOptions) ->
                         f"{path}, up to line {rows.line_num}: a row has {len(row)} cells, and the header {len(header)}."
                     )
             values = list(zip(*batch, strict=True))
-            size.learn_bytes(len(batch), sum(map(len, values[positions[1]])))
+            texts = positions[1 : len(list_texts(options)) + 1]
+            size.learn_bytes(len(batch), sum(sum(map(len, values[position])) for position in texts))
             yield pick(values, positions, options)
 
 
@@ -193,33 +194,38 @@ def read_parquet(file: Any, path: str, options: FileOptions) -> Iterator[Columns
 
 
 def choose_columns(rows: list[dict[str, Any]], options: FileOptions) -> Columns:
-    keys, texts = [row.get(options.key) for row in rows], [row.get(options.text) for row in rows]
-    if options.metadata_json:
-        return keys, texts, [row.get(options.metadata_json) for row in rows]
+    def column(name: str | None) -> list[Any] | None:
+        return [row.get(name) for row in rows] if name else None
+
+    metadata = column(options.metadata_json)
     if options.metadata:
-        return keys, texts, [{name: row.get(name) for name in options.metadata} for row in rows]
-    return keys, texts, None
+        metadata = [{name: row.get(name) for name in options.metadata} for row in rows]
+    return column(options.key) or [], column(options.text) or [], metadata, column(options.text_pair)
 
 
 def pick(values: Sequence[Sequence[Any]], positions: Sequence[int], options: FileOptions) -> Columns:
-    """`positions` are those of key, text and what makes the metadata, among the columns of a batch."""
+    """`positions` are those of `find_positions`, among the columns of a batch."""
     key, content, *rest = positions
+    pairs = values[rest.pop(0)] if options.text_pair else None
+    metadata: Sequence[Any] | None = None
     if options.metadata_json:
-        return values[key], values[content], values[rest[0]]
-    if options.metadata:
+        metadata = values[rest[0]]
+    elif options.metadata:
         described = zip(*(values[position] for position in rest), strict=True)
-        return (
-            values[key],
-            values[content],
-            [dict(zip(options.metadata, row, strict=True)) for row in described],
-        )
-    return values[key], values[content], None
+        metadata = [dict(zip(options.metadata, row, strict=True)) for row in described]
+    return values[key], values[content], metadata, pairs
+
+
+def list_texts(options: FileOptions) -> tuple[str, ...]:
+    """The columns that hold texts."""
+    return (options.text, options.text_pair) if options.text_pair else (options.text,)
 
 
 def find_positions(names: Sequence[str], options: FileOptions, path: str) -> list[int]:
+    """Of key, texts and what makes the metadata. Raises SourceFailed."""
     check_fields(names, options, path)
     json_column = (options.metadata_json,) if options.metadata_json else ()
-    wanted = (options.key, options.text, *options.metadata, *json_column)
+    wanted = (options.key, *list_texts(options), *options.metadata, *json_column)
     for name in wanted:
         if name not in names:
             raise SourceFailed(f"{path} has no column {name!r}; its columns are {show(names)}.")
@@ -227,8 +233,8 @@ def find_positions(names: Sequence[str], options: FileOptions, path: str) -> lis
 
 
 def check_fields(names: Sequence[str], options: FileOptions, path: str) -> None:
-    """Raises SourceFailed unless key and text are among the names."""
-    for name in (options.key, options.text):
+    """Raises SourceFailed unless key and texts are among the names."""
+    for name in (options.key, *list_texts(options)):
         if name not in names:
             raise SourceFailed(f"{path} has no column {name!r}; its columns are {show(names)}.")
 

@@ -125,9 +125,10 @@ def streaming(connection: Connection, query: str) -> Iterator[tuple[list[str], F
 def read_batches(
     fetch: Fetch, columns: list[int], options: SqlOptions, assembler: Assembler
 ) -> Iterator[list[Item]]:
-    """`columns` are the positions of key, text and what makes the metadata."""
+    """`columns` are the positions of key, text, a second text where there is one, and what makes the metadata."""
     size = BatchSize()
     key, content, *rest = columns
+    pair = rest.pop(0) if options.text_pair else None
     names = options.metadata
     while rows := fetch(size.rows):
         values = list(zip(*rows, strict=True))
@@ -137,15 +138,17 @@ def read_batches(
         elif names:
             described = zip(*(values[column] for column in rest), strict=True)
             metadata = [dict(zip(names, row, strict=True)) for row in described]
-        items = assembler.assemble(values[key], values[content], metadata)
+        pairs = None if pair is None else values[pair]
+        items = assembler.assemble(values[key], values[content], metadata, pairs)
         size.learn(items)
         yield items
 
 
 def find_columns(there: list[str], options: SqlOptions) -> list[int]:
-    """Where key, text and metadata stand. Raises SourceFailed naming the columns that there are."""
+    """Where key, texts and metadata stand. Raises SourceFailed naming the columns that there are."""
     json_column = (options.metadata_json,) if options.metadata_json else ()
-    wanted = (options.key, options.text, *options.metadata, *json_column)
+    pair_column = (options.text_pair,) if options.text_pair else ()
+    wanted = (options.key, options.text, *pair_column, *options.metadata, *json_column)
     for name in wanted:
         if name not in there:
             raise SourceFailed(

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from vectormill.cli.arguments.options import ApiUrl, DataDir, Json, NewestFirst
+from vectormill.cli.arguments.options import ApiUrl, DataDir, Json, NewestFirst, TextPair
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -66,9 +66,10 @@ def create(
     text: Annotated[
         str | None, typer.Option("--text", metavar="COLUMN", help="Its texts.", show_default="text")
     ] = None,
+    text_pair: TextPair = None,
     metadata: Annotated[
         list[str] | None,
-        typer.Option("--metadata", metavar="COLUMN", help="Kept beside the vector; again for more."),
+        typer.Option("--metadata", metavar="COLUMN", help="Kept beside the result; again for more."),
     ] = None,
     split: Annotated[
         str | None, typer.Option("--split", metavar="HOW", help="Into passages, as for `sources set`.")
@@ -83,7 +84,7 @@ def create(
 
     with connected(api_url, data_dir) as client:
         if source is not None:
-            kind, options = read_source(source, key=key, text=text, metadata=metadata)
+            kind, options = read_source(source, key=key, text=text, metadata=metadata, text_pair=text_pair)
             client.set_source(collection, kind, options, split=parse_split(split))
         made = client.create_schedule(collection, cron, timezone=timezone, overlap=overlap, name=name)
     _print_schedule(made, json)

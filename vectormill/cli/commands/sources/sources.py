@@ -4,7 +4,16 @@ from typing import Annotated, Any
 
 import typer
 
-from vectormill.cli.arguments.options import ApiUrl, DataDir, Json, KeyField, Strict, TextField
+from vectormill.cli.arguments.options import (
+    ApiUrl,
+    DataDir,
+    Json,
+    KeyField,
+    PairField,
+    Strict,
+    TextField,
+    TextPair,
+)
 from vectormill.cli.commands.sources import following
 
 app = typer.Typer(
@@ -50,8 +59,9 @@ def set_source(
     text: Annotated[
         str | None, typer.Option("--text", metavar="COLUMN", help="With the text.", show_default="text")
     ] = None,
+    text_pair: TextPair = None,
     metadata: Annotated[
-        Texts, typer.Option("--metadata", metavar="COLUMN", help="Kept beside the vector; again for more.")
+        Texts, typer.Option("--metadata", metavar="COLUMN", help="Kept beside the result; again for more.")
     ] = None,
     metadata_json: Annotated[
         str | None,
@@ -92,7 +102,13 @@ def set_source(
     from vectormill.cli.arguments.source_options import absolute, choose_kind, parse_split
     from vectormill.cli.endpoint import connected
 
-    columns: dict[str, Any] = {"key": key, "text": text, "metadata": metadata, "metadata_json": metadata_json}
+    columns: dict[str, Any] = {
+        "key": key,
+        "text": text,
+        "text_pair": text_pair,
+        "metadata": metadata,
+        "metadata_json": metadata_json,
+    }
     kind, options = choose_kind(
         {
             "sql": None
@@ -163,6 +179,7 @@ def push(
     ] = False,
     key_field: KeyField = None,
     text_field: TextField = "text",
+    pair_field: PairField = None,
     strict: Strict = False,
     api_url: ApiUrl = None,
     data_dir: DataDir = None,
@@ -174,7 +191,7 @@ def push(
     from vectormill.files.rows import FAIL_ALONE, REFUSE, Fields
     from vectormill.files.texts import look_at_texts, read_texts
 
-    fields = Fields(key_field, text_field, REFUSE if strict else FAIL_ALONE)
+    fields = Fields(key_field, text_field, pair_field, REFUSE if strict else FAIL_ALONE)
     items = look_at_texts(read_texts(input, fields), whole=strict)
     with connected(api_url, data_dir) as client:
         pushed = client.push(collection, items, complete=complete)
@@ -206,9 +223,9 @@ def _describe(value: Any) -> Any:
 def _print_check(found: dict[str, Any]) -> None:
     from vectormill.cli.views.listing import print_table
 
-    print_table(
-        ("key", "text", "metadata"), [(row["key"], row["text"], row["metadata"]) for row in found["rows"]]
-    )
+    has_pairs = any(row["text_pair"] is not None for row in found["rows"])
+    names = ("key", "text", "text_pair", "metadata") if has_pairs else ("key", "text", "metadata")
+    print_table(names, [tuple(row[name] for name in names) for row in found["rows"]])
     all_rows = "" if found["num_rows"] is None else f" of about {found['num_rows']:,}"
     read = (
         f"all {found['num_sampled']:,}"
