@@ -11,8 +11,8 @@ from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Final
 
-from benchmarks.texts import list_docstrings, take_evenly
-from vectormill.corpus import read_docstrings
+from benchmarks.texts import list_docstrings
+from vectormill.corpus import read_docstrings, split_first_sentence, take_evenly
 
 PARAGRAPHS: Final = "paragraphs"
 QUERIES: Final = "queries"
@@ -82,7 +82,7 @@ def list_paragraphs(num_texts: int) -> list[str]:
 def list_queries(num_texts: int) -> list[str]:
     """First sentences of docstrings: short, and each says what somebody might look for."""
     low, high = QUERY_WORDS
-    sentences = unique(find_first_sentence(text) for text in _docstrings())
+    sentences = unique(split_first_sentence(text)[0] for text in _docstrings())
     return take_evenly([text for text in sentences if low <= len(text.split()) <= high], num_texts)
 
 
@@ -133,12 +133,6 @@ def cut_words(text: str, num_words: int) -> str:
     """The text's beginning up to so many words, its spaces and line ends unchanged."""
     found = list(itertools.islice(re.finditer(r"\S+", text), num_words))
     return text[: found[-1].end()] if found else text
-
-
-def find_first_sentence(text: str) -> str:
-    """One line, without the full stop."""
-    paragraph = " ".join(text.strip().split("\n\n")[0].split())
-    return paragraph.split(". ")[0].removesuffix(".")
 
 
 def number_copies(texts: Sequence[str], num_copies: int) -> list[str]:

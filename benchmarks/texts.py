@@ -2,13 +2,11 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
-from vectormill.corpus import Docstring, read_docstrings
+from vectormill.corpus import Docstring, read_docstrings, take_evenly
 from vectormill.domain.jobs.chunk_size import choose_chunk_tokens
 from vectormill.files.ndjson import ItemJson
 
-T = TypeVar("T")
 # About as many as there are, those that occur again included.
 NUM_LINES = 36_000
 
@@ -42,13 +40,6 @@ def list_distinct_lines(num_items: int) -> list[ItemJson]:
         text = lines[place] if not rounds else f"{rounds} {lines[place]}"
         items.append({"key": f"line-{number}", "text": text})
     return items
-
-
-def take_evenly(values: Sequence[T], count: int) -> list[T]:
-    """`count` values in their order, equally far apart; all of them when there are no more."""
-    if count >= len(values):
-        return list(values)
-    return [values[number * len(values) // count] for number in range(count)]
 
 
 def cut_chunks(texts: Sequence[bytes], count: Callable[[bytes], int], max_items: int) -> list[list[bytes]]:

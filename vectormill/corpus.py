@@ -9,13 +9,16 @@ import os
 import sysconfig
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 # Python's own tests and what was installed besides; `lib2to3` is gone since 3.13.
 LEFT_OUT: Final = ("test", "idlelib/idle_test", "lib2to3/tests", "site-packages", "dist-packages")
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,20 @@ def read_docstrings(directory: Path | None = None) -> Iterator[Docstring]:
     root = standard_library() if directory is None else directory
     for path in _source_files(root):
         yield from _read_module(path, _module_name(path.relative_to(root)))
+
+
+def split_first_sentence(text: str) -> tuple[str, str]:
+    """The first sentence in one line, without its full stop, and what follows it, which may be empty."""
+    paragraph, _, paragraphs = text.strip().partition("\n\n")
+    sentence, _, sentences = " ".join(paragraph.split()).partition(". ")
+    return sentence.removesuffix("."), f"{sentences}\n\n{paragraphs}".strip()
+
+
+def take_evenly(values: Sequence[T], count: int) -> list[T]:
+    """`count` values in their order, equally far apart; all of them when there are no more."""
+    if count >= len(values):
+        return list(values)
+    return [values[number * len(values) // count] for number in range(count)]
 
 
 def _source_files(root: Path) -> Iterator[Path]:

@@ -1,4 +1,4 @@
-"""What the README shows of a table that stays searchable, by the command that it names."""
+"""What the README shows of other jobs than the main one, by the commands that it names."""
 
 import json
 import subprocess
@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.acceptance.stack import Stack
 
 
 @pytest.mark.slow  # the whole standard library is encoded once: a minute on two idle cores
@@ -24,3 +26,13 @@ def test_the_demo_of_a_re_index_ends_with_the_rows_of_its_table(tmp_path: Path) 
     assert unchanged["num_unchanged"] == unchanged["num_seen"] == changed["num_seen"]
     assert {match["metadata"]["module"] for match in report["search"]} <= {"datetime", "time", "calendar"}
     assert len(report["search"]) == 5
+
+
+def test_the_demo_of_pairs_scores_a_sentence_higher_with_what_follows_it(stack: Stack) -> None:
+    command = [sys.executable, "-m", "vectormill.cli", "demo", "--task", "score", "--items", "60", "--json"]
+    done = subprocess.run([*command, "--api-url", stack.api_url], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["num_results"] == report["job"]["num_items"] == 60
+    assert report["findings"]["own_scored_higher"] > 0.8
+    assert report["findings"]["median_scores"]["own"] > report["findings"]["median_scores"]["other"]

@@ -1,6 +1,7 @@
 """A small Vectormill API over real HTTP for the client's and the command line's tests; keeps jobs in memory.
 
-Its vectors are `[characters, 1.0]`; an empty text fails. A job is seen running once and ended from then on.
+Its vectors are `[characters, 1.0]`, and a pair's score falls with its second text's length; an empty text fails. A job
+is seen running once and ended from then on.
 """
 
 import gzip
@@ -127,6 +128,13 @@ class FakeApi:
             if item["text"].strip() and item["key"] not in self.missing_vectors
         ]
 
+    def scores(self, job_id: str) -> list[dict[str, Any]]:
+        return [
+            {"key": item["key"], "score": 1 / len(item["text_pair"]), "label": None, "probabilities": None}
+            for item in self.items[job_id]
+            if item["key"] not in self.missing_vectors
+        ]
+
     def errors(self, job_id: str) -> list[dict[str, Any]]:
         return [
             {"key": item["key"], "code": "empty_text", "detail": "the text is empty or only white space"}
@@ -243,6 +251,8 @@ class FakeHandler(BaseHTTPRequestHandler):
             case ["v1", "jobs", job_id, "truncated"]:
                 cut = [{"key": item["key"]} for item in self.fake.items[job_id] if is_long(item)]
                 self._page(cut, parameters)
+            case ["v1", "jobs", job_id, "results"]:
+                self._export(self.fake.scores(job_id), parameters["format"])
             case ["v1", "jobs", job_id, "vectors"]:
                 self._export(self.fake.vectors(job_id), parameters["format"])
             case ["v1", "models"]:

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Final, NoReturn, Self
@@ -34,10 +34,17 @@ class Stack:
     """Every process of Vectormill on free ports, from the beginning of a `with` block to its end.
 
     What they say goes to `up.log` in the data directory. The block begins at once; `wait_until_ready` gives the
-    API's URL. SIGTERM and SIGHUP end the block as Ctrl-C does, so that nothing is left running.
+    API's URL. `variables` are set besides those of our environment. SIGTERM and SIGHUP end the block as Ctrl-C does,
+    so that nothing is left running.
     """
 
-    def __init__(self, data_dir: Path, model: str | None = None, command: Sequence[str] = COMMAND) -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        model: str | None = None,
+        command: Sequence[str] = COMMAND,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         data_dir = make_data_dir(data_dir)
         self._log = data_dir / LOG_NAME
         api_port, flower_port = free_port(), free_port()
@@ -45,6 +52,7 @@ class Stack:
         self._command = [*command, "up", "--data-dir", str(data_dir)]
         self._command += ["--api-port", str(api_port), "--flower-port", str(flower_port)]
         self._command += [] if model is None else ["--model", model]
+        self._environment = read_environment() | dict(variables or {})
         self._child: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -81,7 +89,7 @@ class Stack:
         with open_log(self._log) as output:
             output.truncate(0)  # the line `ready` of an earlier run must not be taken for this one's
             # In a session of its own: Ctrl-C is for us, who cancel jobs before the stack stops.
-            return spawn(self._command, env=read_environment(), output=output)
+            return spawn(self._command, env=self._environment, output=output)
 
 
 def has_said_ready(log: Path) -> bool:

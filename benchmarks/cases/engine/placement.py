@@ -27,8 +27,9 @@ from benchmarks.systems.missing import MissingSystem
 from benchmarks.systems.placed import Ids, PlacedModel, Way
 from benchmarks.systems.system import System
 from benchmarks.systems.turns import Record, Turns
-from benchmarks.texts import list_docstrings, take_evenly
+from benchmarks.texts import list_docstrings
 from vectormill.cli.workplace import workplace
+from vectormill.corpus import take_evenly
 from vectormill.domain.errors import VectormillError
 from vectormill.models.model_card import ModelCard, read_model_card
 from vectormill.models.registry import DEFAULT_MODEL, Registry

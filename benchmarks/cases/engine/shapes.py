@@ -26,8 +26,8 @@ from benchmarks.results.table import Measure, tabulate
 from benchmarks.results.writing import write_number, write_ratio, write_seconds, write_share
 from benchmarks.systems.line_up import ENGINE, OURS, LineUp
 from benchmarks.systems.turns import Record, Turns
-from benchmarks.texts import take_evenly
 from vectormill.cli.workplace import workplace
+from vectormill.corpus import take_evenly
 from vectormill.models.model_card import ModelCard, read_model_card
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from worker.devices.detect import DeviceSampler, detect_inventory

@@ -20,7 +20,8 @@ from benchmarks.steps import Steps
 from benchmarks.systems.own.own_stack import stack_command
 from benchmarks.systems.protocol import Pass
 from benchmarks.systems.turns import Record
-from benchmarks.texts import cut_chunks, list_docstrings, list_lines, take_evenly
+from benchmarks.texts import cut_chunks, list_docstrings, list_lines
+from vectormill.corpus import take_evenly
 from vectormill.domain.jobs.chunk_size import SMALLEST_CHUNK_TOKENS
 
 

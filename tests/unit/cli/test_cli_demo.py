@@ -1,13 +1,22 @@
 import json
 from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from tests.unit.fake_api import FakeApi, serving_fake_api
 from vectormill import corpus
 from vectormill.cli.app import main
+from vectormill.cli.demos import weights
+from vectormill.cli.demos.table import TASK_DEMOS, DemoTask
 from vectormill.corpus import Docstring
+from vectormill.domain.errors import InvalidOption, UnknownModel
+from vectormill.domain.tasks.task import EMBED
+from vectormill.models.registry import DEFAULT_MODEL
+from vectormill.settings import ModelEntry, Settings
 
+STRUCTBERT = Path(__file__).parents[2] / "data" / "structbert"
 TEXTS = [Docstring("json.loads", "Parse JSON.\n\nMore."), Docstring("os.fork", "Fork.")]
 
 
@@ -66,3 +75,90 @@ def test_a_demo_whose_job_fails_says_so_without_searching(
     assert run("demo", "--api-url", api.url) == 4
     assert "job job-1 failed" in capsys.readouterr().err
     assert not [path for _, path, _ in api.requests if "search" in path]
+
+
+PAIRS = [
+    Docstring("json.loads", "Parse JSON. Of a string."),
+    Docstring("os.fork", "Fork. The child gets 0, and the parent the child's number."),
+]
+
+
+def test_the_demo_of_pairs_shows_what_their_scores_tell_apart(
+    api: FakeApi, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        corpus, "read_docstrings", lambda: iter([*PAIRS, Docstring("alone", "One sentence.")])
+    )
+    assert run("demo", "--task", "score", "--api-url", api.url) == 0
+    shown = capsys.readouterr()
+    lines = [" ".join(line.split()) for line in shown.out.splitlines()]
+    assert "The weights are those of the service's default model." in shown.err.splitlines()
+    assert [item["key"] for item in api.items["job-1"]] == [
+        "json.loads/own",
+        "json.loads/other",
+        "os.fork/own",
+        "os.fork/other",
+    ]
+    assert api.items["job-1"][1] == {
+        "key": "json.loads/other",
+        "text": "Parse JSON",
+        "text_pair": "The child gets 0, and the parent the child's number.",
+    }
+    assert "own rest scored higher 50.0%" in lines
+    assert "0.083 Parse JSON Of a string." in lines
+    assert lines[-1] == "4 of 4 pairs have their result."
+    assert [path for method, path, parameters in api.requests if parameters.get("task") == "score"]
+
+
+def test_the_demo_of_pairs_counts_scores_and_prints_json_for_machines(
+    api: FakeApi, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(corpus, "read_docstrings", lambda: iter(PAIRS))
+    api.missing_vectors = {"os.fork/own"}
+    assert run("demo", "--task", "score", "--api-url", api.url, "--json") == 1
+    shown = capsys.readouterr()
+    assert "1 of 4 pairs have no result" in shown.err
+    report = json.loads(shown.out)
+    assert report["num_results"] == 3
+    assert report["findings"]["own_scored_higher"] == 1.0
+
+
+def test_the_flag_of_the_demo_names_the_tasks_that_have_one() -> None:
+    assert set(get_args(DemoTask)) == {EMBED, *TASK_DEMOS}
+
+
+def test_a_re_index_is_of_vectors_in_a_postgres_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    for more in (("--task", "score"), ("--items", "5"), ("--api-url", "http://localhost:1")):
+        assert run("demo", "--reindex", *more) == 2
+        assert "leave --task, --items and --api-url out" in capsys.readouterr().err
+
+
+def test_a_service_that_runs_is_given_no_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("demo", "--task", "score", "--api-url", "http://localhost:1", "--model", str(tmp_path)) == 2
+    assert "has models of its own" in capsys.readouterr().err
+
+
+def test_a_directory_of_weights_is_registered_for_the_processes_of_the_demo(tmp_path: Path) -> None:
+    demo, settings = TASK_DEMOS["score"], Settings(models={"mini": ModelEntry(path="somewhere")})
+    model = STRUCTBERT / "model"
+    chosen = weights.choose_weights(demo, str(model), settings, tmp_path)
+    assert (chosen.model, chosen.path) == ("model", model)
+    assert str(model) in chosen.told
+    models = json.loads(weights.register(settings, chosen)["VECTORMILL_MODELS"])
+    assert models == {"mini": {"path": "somewhere"}, "model": {"path": str(model)}}
+
+
+def test_without_a_model_pairs_are_scored_by_real_weights_that_are_at_hand(tmp_path: Path) -> None:
+    chosen = weights.choose_weights(TASK_DEMOS["score"], None, Settings(), tmp_path)
+    assert (chosen.model, chosen.path) == (DEFAULT_MODEL, None)
+    assert all(word in chosen.told for word in ("real", "cosine", "--model"))
+    assert weights.register(Settings(), chosen) == {}
+
+
+def test_a_model_of_another_task_is_refused_before_anything_is_started(tmp_path: Path) -> None:
+    with pytest.raises(InvalidOption, match="no vectors"):
+        weights.choose_weights(None, str(STRUCTBERT / "model"), Settings(), tmp_path)
+    with pytest.raises(UnknownModel):
+        weights.choose_weights(None, str(tmp_path / "nothing"), Settings(), tmp_path)

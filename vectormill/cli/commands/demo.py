@@ -4,15 +4,19 @@ import math
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from vectormill.cli.arguments.options import Json, Model
+from vectormill.cli.arguments.options import Json
+from vectormill.cli.demos.table import TASK_DEMOS, DemoTask
 from vectormill.cli.exits import EXIT_CODES_HELP, ITEMS_FAILED, CommandFailed, exit_code_of_job
+from vectormill.domain.tasks.task import EMBED
 
 if TYPE_CHECKING:
+    from vectormill.cli.demos.task_demo import TaskDemo, Weights
     from vectormill.cli.views.summary import Line
     from vectormill.client import Client
     from vectormill.files.ndjson import ItemJson
@@ -25,8 +29,16 @@ NEAREST: Final = 5
 POLL_SECONDS: Final = 0.25
 
 
-@app.command(epilog=f"Examples: vectormill demo --keep\n\nvectormill demo --reindex\n\n{EXIT_CODES_HELP}")
+@app.command(
+    epilog="Examples: vectormill demo --keep\n\nvectormill demo --reindex\n\n"
+    "vectormill demo --task score --model ./bge-reranker-base\n\n"
+    f"{EXIT_CODES_HELP}"
+)
 def demo(
+    task: Annotated[
+        DemoTask,
+        typer.Option("--task", help="What is made of the texts: vectors, or the scores of pairs of them."),
+    ] = EMBED,
     data_dir: Annotated[
         Path | None,
         typer.Option("--data-dir", metavar="DIR", help="Use and keep this directory; else a temporary one."),
@@ -38,7 +50,25 @@ def demo(
         str | None,
         typer.Option("--api-url", metavar="URL", help="Use this running service instead of starting one."),
     ] = None,
-    model: Model = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="NAME|DIR",
+            help="A registered model, see `vectormill models`, or the directory of one; else one that is at hand.",
+            show_default=False,
+        ),
+    ] = None,
+    items: Annotated[
+        int | None,
+        typer.Option(
+            "--items",
+            metavar="N",
+            min=2,
+            help="Submit so many, instead of the demo's own number.",
+            show_default=False,
+        ),
+    ] = None,
     reindex: Annotated[
         bool,
         typer.Option(
@@ -50,24 +80,52 @@ def demo(
     """Encode every docstring of the standard library, search them, leave nothing running.
 
     Starts Postgres, Valkey, API, scheduler, a worker, an indexer and Flower, submits some 8,700 texts over HTTP and
-    counts the vectors that come back: it succeeds only if every text has one.
+    counts the vectors that come back: it succeeds only if every text has one. Of other tasks it does the same with
+    what these read.
     """
+    from vectormill.domain.errors import InvalidOption
+
+    if reindex and (task != EMBED or items is not None or api_url is not None):
+        raise InvalidOption(
+            "demo --reindex makes vectors of a whole table in a Postgres of its own: leave --task, --items and "
+            "--api-url out."
+        )
+    place = _Place(data_dir, keep, api_url, model)
     if reindex:
-        _keep_searchable(data_dir, keep, api_url, model, is_json=json)
-        return
+        _keep_searchable(place, is_json=json)
+    elif task == EMBED:
+        _encode_docstrings(place, items, is_json=json)
+    else:
+        _run_task(place, TASK_DEMOS[task], items, is_json=json)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a demo runs, and of which model."""
+
+    data_dir: Path | None
+    keep: bool
+    api_url: str | None
+    model: str | None
+
+
+def _encode_docstrings(place: _Place, num_items: int | None, *, is_json: bool) -> None:
+    """The main job. Raises CommandFailed unless every text has its vector."""
     from vectormill.cli.views.summary import summarize_job
     from vectormill.client import Client
-    from vectormill.corpus import read_docstrings
+    from vectormill.corpus import read_docstrings, take_evenly
 
-    with _service(data_dir, keep, api_url, model) as wait_until_ready:
-        texts = {docstring.key: docstring.text for docstring in read_docstrings()}
+    with _service(place) as (weights, wait_until_ready):
+        docstrings = list(read_docstrings())
+        chosen = take_evenly(docstrings, num_items or len(docstrings))
+        texts = {docstring.key: docstring.text for docstring in chosen}
         with Client(wait_until_ready()) as client:
-            job = _encode(client, texts, model)
+            job = _encode(client, texts, weights.model)
             num_vectors = _count_vectors(client, job["id"], texts)
             queries = QUERIES if num_vectors else ()
             matches = {query: client.search(COLLECTION, query, limit=NEAREST) for query in queries}
-            summary = summarize_job(job, client.workers(), "the default" if model is None else "asked for")
-            _report(job, summary, matches, texts, num_vectors=num_vectors, is_json=json)
+            summary = summarize_job(job, client.workers(), weights.reason)
+            _report(job, summary, matches, texts, num_vectors=num_vectors, is_json=is_json)
     if num_vectors < len(texts):
         raise CommandFailed(
             f"{len(texts) - num_vectors:,} of {len(texts):,} texts have no vector; job {job['id']} {job['state']}.",
@@ -75,42 +133,55 @@ def demo(
         )
 
 
+def _run_task(place: _Place, demo: "TaskDemo", num_items: int | None, *, is_json: bool) -> None:
+    """Another task's job, on the service that is named or on a stack of its own."""
+    from vectormill.cli.demos.running import run_task
+    from vectormill.client import Client
+
+    with _service(place, demo) as (weights, wait_until_ready):
+        items = demo.list_items(num_items or demo.num_items)
+        _say(weights.told)
+        with Client(wait_until_ready()) as client:
+            run_task(client, demo, items, weights, is_json=is_json)
+
+
 @contextmanager
-def _service(
-    data_dir: Path | None, keep: bool, api_url: str | None, model: str | None
-) -> Iterator[Callable[[], str]]:
-    """Something to call for the API's URL, which waits until it is there: a stack of our own starts meanwhile."""
-    if api_url is not None:
-        yield lambda: api_url
+def _service(place: _Place, demo: "TaskDemo | None" = None) -> "Iterator[tuple[Weights, Callable[[], str]]]":
+    """The model, and something to call for the API's URL, which waits until it is there: a stack of our own starts
+    meanwhile.
+    """
+    from vectormill.cli.demos.weights import find_remote
+
+    if place.api_url is not None:
+        url = place.api_url
+        yield find_remote(place.model), lambda: url
         return
-    with _workplace(data_dir, keep, model) as (_, wait_until_ready):
-        yield wait_until_ready
+    with _workplace(place, demo) as (_, weights, wait_until_ready):
+        yield weights, wait_until_ready
 
 
 @contextmanager
 def _workplace(
-    data_dir: Path | None, keep: bool, model: str | None
-) -> Iterator[tuple[Path, Callable[[], str]]]:
-    """The data directory of a stack of our own, and what waits for its API's URL."""
+    place: _Place, demo: "TaskDemo | None" = None
+) -> "Iterator[tuple[Path, Weights, Callable[[], str]]]":
+    """The data directory of a stack of our own, its model, and what waits for its API's URL."""
+    from vectormill.cli.demos.weights import choose_weights, register
     from vectormill.cli.stack import Stack
     from vectormill.cli.workplace import workplace
-    from vectormill.models.registry import Registry
     from vectormill.settings import load_settings
 
     settings = load_settings()  # a misspelt variable is told here too
-    if model is not None:
-        Registry(settings.models).entry(model)  # a wrong name is told before a minute of starting
-
-    with workplace(data_dir, keep) as directory, Stack(directory, model) as stack:
-        _say(f"Starting Postgres, Valkey, API, scheduler, worker, indexer and Flower in {directory} …")
-        yield directory, stack.wait_until_ready
-    if keep and data_dir is None:
+    with workplace(place.data_dir, place.keep) as directory:
+        # A model that is wrong is told before a minute of starting.
+        weights = choose_weights(demo, place.model, settings, directory)
+        with Stack(directory, weights.model, variables=register(settings, weights)) as stack:
+            _say(f"Starting Postgres, Valkey, API, scheduler, worker, indexer and Flower in {directory} …")
+            yield directory, weights, stack.wait_until_ready
+    if place.keep and place.data_dir is None:
         _say(f"Everything is kept: vectormill up --data-dir {directory}")
 
 
-def _keep_searchable(
-    data_dir: Path | None, keep: bool, api_url: str | None, model: str | None, *, is_json: bool
-) -> None:
+def _keep_searchable(place: _Place, *, is_json: bool) -> None:
     """The demo of a table that is followed: it succeeds only if the collection has the table's rows at the end."""
     import psycopg
     from sqlalchemy import make_url
@@ -120,12 +191,9 @@ def _keep_searchable(
     from vectormill.cli.views.run_progress import look_at_run
     from vectormill.client import Client
     from vectormill.corpus import read_docstrings
-    from vectormill.domain.errors import InvalidOption
     from vectormill.embedded.running import find_running
 
-    if api_url is not None:
-        raise InvalidOption("demo --reindex makes a table in a Postgres of its own; leave --api-url out.")
-    with _workplace(data_dir, keep, model) as (directory, wait_until_ready), ExitStack() as exits:
+    with _workplace(place) as (directory, weights, wait_until_ready), ExitStack() as exits:
         client = exits.enter_context(Client(wait_until_ready()))
         running = find_running(directory)
         assert running is not None, "it has just said that it is ready"
@@ -135,7 +203,7 @@ def _keep_searchable(
         )
         num_rows = reindexing.make_table(connection, read_docstrings())
         _say(f"Made the table {reindexing.TABLE} with {num_rows:,} docstrings of {describe_python()}.")
-        reindexing.follow_table(client, model)
+        reindexing.follow_table(client, weights.model)
 
         def run(title: str) -> reindexing.Round:
             with Progress(look_at_run) as progress:

@@ -1,0 +1,70 @@
+"""Which model a demo uses: the task's own, a registered one, or the directory of one that is not registered."""
+
+import json
+import re
+from pathlib import Path
+from typing import Final
+
+from vectormill.cli.demos.task_demo import TaskDemo, Weights
+from vectormill.domain.errors import InvalidOption
+from vectormill.domain.tasks.task import EMBED
+from vectormill.models.registry import EncodingOptions, Registry, make_spec
+from vectormill.settings import PREFIX, ModelEntry, Settings
+
+MODELS_VARIABLE: Final = f"{PREFIX}MODELS"
+DEFAULT: Final = Weights(None, "the default", "The weights are those of the service's default model.")
+
+
+def choose_weights(demo: TaskDemo | None, model: str | None, settings: Settings, directory: Path) -> Weights:
+    """`model` is a name or a directory. None leaves it to the demo, which may write one into `directory`; without a
+    demo the service has its default.
+
+    Raises UnknownModel, ModelError and InvalidOption, before anything is started, for one that is not for the task.
+    """
+    if model is not None:
+        weights = find_weights(model, settings)
+    elif demo is not None:
+        weights = demo.choose_weights(directory)
+    else:
+        return DEFAULT
+    card = Registry(list_models(settings, weights)).card(str(weights.model))
+    make_spec(card, EncodingOptions(task=demo.task, **demo.options) if demo else EncodingOptions(task=EMBED))
+    return weights
+
+
+def find_weights(model: str, settings: Settings) -> Weights:
+    """Of a registered model, or of a directory, under its own name."""
+    path = Path(model).expanduser()
+    if model in settings.models or not path.is_dir():
+        return Weights(model, "asked for", f"The weights are those of {model}.")
+    name = re.sub(r"[^\w.-]+", "-", path.resolve().name)
+    return Weights(name, "asked for", f"The weights are those in {path.resolve()}.", path.resolve())
+
+
+def find_remote(model: str | None) -> Weights:
+    """Of a service that runs already, which has models of its own. Raises InvalidOption for a directory."""
+    if model is None:
+        return DEFAULT
+    if Path(model).is_dir():
+        raise InvalidOption(
+            "The service that --api-url names has models of its own: let --model name one of them."
+        )
+    return Weights(model, "asked for", f"The weights are those of {model}.")
+
+
+def list_models(settings: Settings, weights: Weights) -> dict[str, ModelEntry]:
+    """The models that are registered, and this one."""
+    own = {} if weights.path is None else {str(weights.model): ModelEntry(path=str(weights.path))}
+    return settings.models | own
+
+
+def register(settings: Settings, weights: Weights) -> dict[str, str]:
+    """The variables with which a process knows the model; none where it is registered."""
+    if weights.path is None:
+        return {}
+    models = list_models(settings, weights)
+    return {
+        MODELS_VARIABLE: json.dumps(
+            {name: entry.model_dump(exclude_none=True) for name, entry in models.items()}
+        )
+    }
