@@ -30,6 +30,7 @@ from worker.engine.reuse import Digests, VectorReuse
 from worker.engine.slot import QUERY_PLACES, Places, Slot, choose_tokens_in_flight, wait_unless_cancelled
 from worker.engine.switchboard import Switchboard, Ticket
 from worker.execution.batch_bounds import find_batch_cost
+from worker.execution.canary import Canary
 from worker.execution.executor import Executor, ExecutorTimeouts
 from worker.execution.tuner import Tuner
 from worker.loading import LoadingDisplay
@@ -74,6 +75,7 @@ class Engine:
         self._tuner = Tuner(card, device, settings, cache_dir, sharing)
         self._limits = BatchLimits(self._tuner.max_batch_tokens(1))
         self._tasks = make_tasks(card, lambda: self._gives_vectors)
+        own = next(iter(self._tasks.values()))
         self._switchboard = Switchboard(self._limits)
         self._reuse = VectorReuse(settings.reuse_bytes)
         self._num_reused = 0
@@ -108,7 +110,7 @@ class Engine:
             ),
             self._switchboard,
             self._tuner,
-            Batch(next(iter(self._tasks.values())).canary(CANARY)),
+            Canary(Batch(own.canary(CANARY)), own.find_flaw),
             self._adopt,
             display,
         )

@@ -1,10 +1,11 @@
-"""Canary: a text whose vector is known since its process was loaded, and by which the process shows that it is sound.
+"""Canary: a text whose answer is known since its process was loaded, and by which the process shows that it is sound.
 
 After a batch failed, nobody knows whether a text was to blame or the process is sick: after an exhaustion openvino
 fails with every batch or takes one's shapes for another's, and oneDNN makes no kernel any more. So nothing is believed,
 of the failure and of what comes behind it, before every stream has encoded the canary again. Knows no runner.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -16,15 +17,21 @@ from worker.batching.batch import Batch
 from worker.execution.work import Work
 from worker.runner.messages import Encoded
 
-# Two batches of one process, in whatever precision, are nearer; what a sick one answers is far off.
-SMALLEST_COSINE: Final = 0.99
-SMALLEST_SIZE: Final = float(np.finfo(np.float32).tiny)  # of what is divided by
 # A process that can make no new kernel still has those for shapes that it has seen, so that each batch is of another
 # shape: one row more. By then there are too many shapes for a library to keep them all.
 MOST_ROWS: Final = 64
-
-
+# Canaries beyond those of the streams, from a process behind a sick one.
 NUM_MORE: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Canary:
+    """A batch of one row, and what says of the rows of n canaries what is wrong with them, if anything is, where one
+    was answered with these values before. What is alike hangs on what the numbers are, which the task knows.
+    """
+
+    batch: Batch
+    find_flaw: Callable[[Ragged, NDArray[Any]], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +50,7 @@ class Trial:
     `flaw` says what was wrong with an answer, and nothing of this process is to be believed any more then.
     """
 
-    canary: Batch  # of one row
+    canary: Canary
     num_due: int = 0  # batches that are still to be sent
     numbers: set[int] = field(default_factory=set)  # of those that are with the process
     flaw: str = ""
@@ -72,13 +79,13 @@ class Trial:
         self.num_due -= 1
         self.numbers.add(number)
         self._num_rows = self._num_rows % MOST_ROWS + 1
-        return self.canary.take(np.zeros(self._num_rows, dtype=np.int64))
+        return self.canary.batch.take(np.zeros(self._num_rows, dtype=np.int64))
 
     def hear(self, number: int, results: Ragged) -> None:
         self.numbers.discard(number)  # of one text, as often as the batch has it
         if self._expected is None:
             self._expected = results.row(0).copy()
-        self.flaw = self.flaw or find_flaw(results, self._expected)
+        self.flaw = self.flaw or self.canary.find_flaw(results, self._expected)
 
     def hear_failure(self, number: int, reason: str) -> None:
         self.numbers.discard(number)
@@ -88,28 +95,6 @@ class Trial:
         """Without a verdict, because the process is gone."""
         self.num_due, self.flaw = 0, ""
         self.numbers.clear()
-
-
-def find_flaw(results: Ragged, expected: NDArray[Any]) -> str:
-    """What is wrong with the rows of n canaries, of which one was `expected` before; empty if nothing is.
-
-    Vectors are compared by their direction. Where rows of float32 have not all as many values as before, rounding may
-    have made one of them zero, as of weights that are kept where they are not: these are compared by their size alone.
-    """
-    if expected.dtype != np.float32:
-        is_same = all(np.array_equal(results.row(index), expected) for index in range(len(results)))
-        return "" if is_same else "its answer has turned to another"
-    if not np.isfinite(results.covered).all() or not np.isfinite(expected).all():
-        return "its vector is not finite"
-    size = max(float(np.linalg.norm(expected)), SMALLEST_SIZE)
-    if (results.lengths == len(expected)).all():
-        vectors = results.matrix
-        sizes = np.maximum(np.linalg.norm(vectors, axis=1), SMALLEST_SIZE)
-        cosine = float((vectors @ expected / (sizes * size)).min())
-        return f"its vector has turned to a cosine of {cosine:.3f}" if cosine < SMALLEST_COSINE else ""
-    sizes = np.array([np.linalg.norm(results.row(index)) for index in range(len(results))])
-    change = float(np.abs(sizes / size - 1).max())
-    return f"its answer has changed by {change:.0%}" if change > 1 - SMALLEST_COSINE else ""
 
 
 def find_misfit(results: Ragged, dimension: int | None) -> str:

@@ -9,9 +9,8 @@ from dataclasses import replace
 from typing import Final
 
 from vectormill.domain.jobs.item import ENCODING_FAILED, OUT_OF_MEMORY
-from worker.batching.batch import Batch
 from worker.encoder.encoder import EncoderReport
-from worker.execution.canary import Accused, Trial, find_misfit
+from worker.execution.canary import Accused, Canary, Trial, find_misfit
 from worker.execution.work import Work, WorkObserver, WorkSource
 from worker.runner.memory import MemoryReport
 from worker.runner.messages import BATCHES_AHEAD, URGENT_BATCHES_AHEAD, Encoded, EncodeFailed, Started
@@ -26,11 +25,11 @@ NEARLY_ALL_MEMORY: Final = 0.95
 
 
 class Docket:
-    """Used by the executor's thread. `canary` is one text that the model encodes without trouble, into a vector of so
-    many dimensions if it gives vectors.
+    """Used by the executor's thread. The model encodes `canary` without trouble, into a vector of so many dimensions if
+    it gives vectors.
     """
 
-    def __init__(self, source: WorkSource, observer: WorkObserver, canary: Batch, dimension: int) -> None:
+    def __init__(self, source: WorkSource, observer: WorkObserver, canary: Canary, dimension: int) -> None:
         self._source = source
         self._observer = observer
         self.trial = Trial(canary)

@@ -17,8 +17,8 @@ from selectors import EVENT_READ, DefaultSelector
 from typing import Final
 
 from vectormill.domain.errors import ModelError
-from worker.batching.batch import Batch
 from worker.encoder.encoder import EncoderReport
+from worker.execution.canary import Canary
 from worker.execution.docket import Docket
 from worker.execution.work import WorkObserver, WorkSource
 from worker.loading import LoadingDisplay
@@ -62,7 +62,7 @@ OnLoaded = Callable[[EncoderReport, MemoryReport | None], bool]
 
 
 class Executor:
-    """Runs one replica of the model. `canary` is one text that the model encodes without trouble."""
+    """Runs one replica of the model, which encodes `canary` without trouble."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Executor:
         timeouts: ExecutorTimeouts,
         source: WorkSource,
         observer: WorkObserver,
-        canary: Batch,
+        canary: Canary,
         on_loaded: OnLoaded,
         display: LoadingDisplay | None = None,
     ) -> None:

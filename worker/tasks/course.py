@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,3 +57,8 @@ class WorkerTask(Protocol):
 
     def canary(self, text: str) -> Mapping[str, Ragged]:
         """The inputs of one sequence of this text, by which a model process shows that it still computes."""
+
+    def find_flaw(self, results: Ragged, expected: "NDArray[Any]") -> str:
+        """What is wrong with the model's answers to canaries, of which one was answered with `expected` before; empty
+        if nothing is. Asked of a task whose model answers the same for all of its tasks.
+        """

@@ -1,6 +1,9 @@
 """Embed: a vector for each text. A long one may be read in passages, whose vectors become one."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from numpy.typing import NDArray
 
 from vectormill.domain.encoding import PASSAGES, TRUNCATE, EncodingSpec
 from vectormill.domain.errors import ModelError
@@ -16,6 +19,7 @@ from worker.tasks.finishing import (
     finish_vectors,
     read_texts,
 )
+from worker.tasks.likeness import find_turned
 from worker.tokens.passages import PassagedTexts, cut_passages
 from worker.tokens.tokenized import TokenizedTexts
 from worker.tokens.tokenizer import Tokenizer
@@ -38,6 +42,9 @@ class Embed:
 
     def canary(self, text: str) -> Mapping[str, Ragged]:
         return self._tokenizer.tokenize([text], self._card.max_tokens, truncate=True).inputs
+
+    def find_flaw(self, results: Ragged, expected: "NDArray[Any]") -> str:
+        return find_turned(results, expected)
 
     def begin(self, spec: EncodingSpec, texts: Sequence[bytes], max_chars: int) -> "Embedding":
         decoded, failures = read_texts(texts, max_chars)

@@ -24,6 +24,7 @@ from vectormill.ragged import Ragged
 from worker.tasks.course import Course, Finished
 from worker.tasks.embed import Embed, Embedding
 from worker.tasks.finishing import fail_unless, find_finite
+from worker.tasks.likeness import find_changed
 from worker.tokens.tokenized import INPUT_IDS, TOKEN_TYPE_IDS, TokenizedTexts
 from worker.tokens.tokenizer import Tokenizer
 
@@ -37,6 +38,9 @@ class Classify:
 
     def canary(self, text: str) -> Mapping[str, Ragged]:
         return with_types(self._tokenizer.tokenize([text], self._max_tokens, truncate=True)).inputs
+
+    def find_flaw(self, results: Ragged, expected: "NDArray[Any]") -> str:
+        return find_changed(results, expected)
 
     def begin(self, spec: EncodingSpec, texts: Sequence[bytes], max_chars: int) -> "Classification":
         sides, failures = read_sides(texts, max_chars)
@@ -87,6 +91,9 @@ class Compare:
 
     def canary(self, text: str) -> Mapping[str, Ragged]:
         return self._embed.canary(text)
+
+    def find_flaw(self, results: Ragged, expected: "NDArray[Any]") -> str:
+        return self._embed.find_flaw(results, expected)
 
     def begin(self, spec: EncodingSpec, texts: Sequence[bytes], max_chars: int) -> Course:
         sides: list[tuple[bytes, bytes]] = []

@@ -3,22 +3,23 @@
 from collections.abc import Iterable
 
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 
 from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
 from worker.batching.sequences import Sequences
 from worker.encoder.encoder import Choice, EncoderReport
-from worker.execution.canary import find_flaw
+from worker.execution.canary import Canary
 from worker.execution.docket import FAILURES_OF_ONE, Docket
 from worker.execution.work import Work
 from worker.runner.memory import MemoryReport
 from worker.runner.messages import Encoded, EncodeFailed, Started
 from worker.runner.runner import RunnerLost
+from worker.tasks.likeness import find_turned
 
 VECTOR = np.arange(1, 5, dtype=np.float32)
 CHOICE = Choice("fake", "for tests")
+CANARY = Canary(Batch.from_ids([np.arange(5, dtype=np.int32)]), find_turned)
 REPORT = EncoderReport(CHOICE, CHOICE, CHOICE, "none", 1, 0.0)
 
 
@@ -68,7 +69,7 @@ class Desk:
     def __init__(self, *sizes: int) -> None:
         self.around = Surroundings()
         self.around.works = [make_work(request, size) for request, size in enumerate(sizes)]
-        self.docket = Docket(self.around, self.around, Batch.from_ids([np.arange(5, dtype=np.int32)]), 4)
+        self.docket = Docket(self.around, self.around, CANARY, 4)
         self.number = 0
         self.load()
 
@@ -209,29 +210,3 @@ def test_a_process_whose_known_text_gets_no_vector_is_not_believed() -> None:
     desk.docket.begin(REPORT, None, is_another=False)
     desk.sing(VECTOR[:3])
     assert "have 3 values, and vectors of this model have 4" in desk.docket.trial.flaw
-
-
-@pytest.mark.parametrize(
-    ("rows", "known", "flaw"),
-    [
-        ([[3, 4], [3, 4.01]], [3, 4], ""),
-        ([[3, 4], [4, -3]], [3, 4], "cosine of 0.000"),
-        ([[3, 4, 0.01], [3, 4]], [3, 4], ""),  # rounding made one of them zero
-        ([[3, 4, 5], [3, 4]], [3, 4], "changed by 41%"),
-        ([[3, np.inf, 5], [3, 4]], [3, 4], "not finite"),
-        ([[], []], [3, 4], "changed by 100%"),
-    ],
-)
-def test_the_known_text_is_compared_by_direction_or_where_lengths_differ_by_size(
-    rows: list[list[float]], known: list[float], flaw: str
-) -> None:
-    results = Ragged.from_rows([np.array(row, np.float32) for row in rows], np.float32)
-    found = find_flaw(results, np.array(known, np.float32))
-    assert flaw in found
-    assert bool(flaw) == bool(found)
-
-
-def test_answers_of_bytes_are_to_be_the_same() -> None:
-    known = np.frombuffer(b"known", np.uint8)
-    assert not find_flaw(Ragged.from_rows([known, known], np.uint8), known)
-    assert find_flaw(Ragged.from_rows([known, known[:3]], np.uint8), known)

@@ -3,19 +3,22 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.jobs.item import ItemFailure
 from vectormill.domain.tasks.schema import Schema
 from vectormill.ragged import Ragged
 from worker.tasks.course import Finished
+from worker.tasks.extract.decode import CELL_WIDTH
 from worker.tasks.extract.extraction import Extraction, Prompts
 from worker.tasks.extract.layout import IS_BLANK
 from worker.tasks.extract.prompt_tokenizer import PromptTokenizer
 from worker.tasks.finishing import read_texts
+from worker.tasks.likeness import find_changed
 from worker.tokens.tokenized import INPUT_IDS, TokenizedTexts
 
 # Of the canary, which has to be read like any text.
@@ -38,7 +41,21 @@ class Extract:
     def canary(self, text: str) -> Mapping[str, Ragged]:
         prompts = Extraction(self._tokenizer, SMALL_SCHEMA, [text]).start()
         assert prompts is not None
-        return lay_out(prompts).inputs
+        inputs = lay_out(prompts).inputs
+        # Of a blank sequence the same cells come back whatever their signs: how many there are else hangs on logits
+        # near 0, and where a model finds nothing in this text there would be none to compare.
+        return {**inputs, IS_BLANK: Ragged.from_scalars(np.ones(len(prompts), dtype=np.int32))}
+
+    def find_flaw(self, results: Ragged, expected: "NDArray[Any]") -> str:
+        """The same cells, and their logits nearly the same."""
+        if (results.lengths != len(expected)).any() or len(expected) < 1 + CELL_WIDTH:
+            return "its answer has another number of cells"
+        known = expected[1:].reshape(-1, CELL_WIDTH)
+        cells = results.matrix[:, 1:].reshape(len(results), -1, CELL_WIDTH)
+        if (results.matrix[:, 0] != expected[0]).any() or (cells[:, :, :2] != known[:, :2]).any():
+            return "its answer is of other cells"
+        logits = np.ascontiguousarray(cells[:, :, 2:]).reshape(len(results), -1)
+        return find_changed(Ragged.from_matrix(logits), known[:, 2:].ravel())
 
 
 class ExtractCourse:
