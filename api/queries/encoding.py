@@ -24,11 +24,11 @@ from vectormill.settings import Settings
 ABSENCE_SECONDS: Final = 0.25
 
 
-def check_query(text: str, place: str, settings: Settings) -> None:
-    """Raises InvalidItem when the text can have no vector; the message opens with the place of the query."""
+def check_query(text: str, place: str, settings: Settings, *, what: str = "query") -> None:
+    """Raises InvalidItem when the text can have no result; the message opens with the place of the query."""
     failure = find_text_failure(text.encode("utf-8", "surrogatepass"), settings.max_text_chars)
     if failure is not None:
-        raise InvalidItem(f"{place}The query cannot be encoded: {failure.detail}.")
+        raise InvalidItem(f"{place}The {what} cannot be encoded: {failure.detail}.")
 
 
 async def encode_queries(

@@ -13,6 +13,7 @@ from api.intake.requests import decode_body
 from api.intake.submissions import read_body
 from api.queries.encoding import check_query, encode_texts
 from vectormill.domain.encoding import EncodingOptions, EncodingSpec
+from vectormill.domain.errors import InvalidOption
 from vectormill.domain.tasks.pair import join_pair
 from vectormill.domain.tasks.task import JUDGE
 from vectormill.models.registry import make_spec
@@ -58,9 +59,14 @@ def read_pairs(body: bytes, resources: Resources) -> tuple[RerankRequest, Encodi
     texts = wanted.texts()
     check_query(wanted.query, "", resources.settings)
     for index, text in enumerate(texts):
-        check_query(text, f"documents[{index}]: ", resources.settings)
+        check_query(text, f"documents[{index}]: ", resources.settings, what="document")
     options = EncodingOptions(task=JUDGE, max_tokens=wanted.max_tokens)
     spec = make_spec(resources.registry.card(wanted.model), options)
+    if len(spec.labels) > 2:
+        raise InvalidOption(
+            f"The model {wanted.model!r} tells {len(spec.labels)} labels apart ({', '.join(spec.labels[:3])}, …), and "
+            "which of them ranks documents is not said; use a model of one label or of two."
+        )
     query = wanted.query.encode()
     return wanted, spec, [join_pair(query, text.encode()) for text in texts]
 

@@ -64,7 +64,7 @@ def read_classifier(name: str, directory: Path, config: Mapping[str, Any]) -> Cl
     pooling = HEAD_POOLING[model_type]
     if model_type == "modernbert":
         pooling = str(config.get("classifier_pooling", pooling))
-    labels = _read_labels(config)
+    labels = _read_labels(name, config)
     return Classifier(architecture, pooling, labels, _read_activation(config, len(labels)))
 
 
@@ -73,11 +73,35 @@ def is_structbert(config: Mapping[str, Any]) -> bool:
     return "model_type" not in config and config.get("base_model_prefix") == "encoder"
 
 
-def _read_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
+def _read_labels(name: str, config: Mapping[str, Any]) -> tuple[str, ...]:
     """As transformers has them: two, unless the configuration says otherwise."""
-    by_number = {int(number): str(label) for number, label in (config.get("id2label") or {}).items()}
+    by_number = _number_labels(name, config.get("id2label") or {}, "id2label in config.json")
     num_labels = len(by_number) or int(config.get("num_labels") or 2)
-    return tuple(by_number.get(number, f"LABEL_{number}") for number in range(num_labels))
+    labels = tuple(by_number.get(number, f"LABEL_{number}") for number in range(num_labels))
+    _check_labels(name, labels, "id2label in config.json")
+    return labels
+
+
+def _number_labels(name: str, labels: Mapping[Any, Any], place: str) -> dict[int, str]:
+    """Raises ModelError where a number is none."""
+    try:
+        return {int(number): str(label) for number, label in labels.items()}
+    except (TypeError, ValueError) as error:
+        raise ModelError(f"The labels of model {name!r} are not numbered: {place}: {error}.") from error
+
+
+def _check_labels(name: str, labels: tuple[str, ...], place: str) -> None:
+    """A result names a probability by its label. Raises ModelError for labels that are alike or cannot be stored."""
+    for label in labels:
+        flaw = ""
+        if labels.count(label) > 1:
+            flaw = "is there twice, so that results would not tell them apart"
+        elif "\0" in label or any("\ud800" <= character <= "\udfff" for character in label):
+            flaw = "has a NUL character or half of a surrogate pair, which cannot be stored"
+        if flaw:
+            raise ModelError(
+                f"The label {label!r} of model {name!r} {flaw}; give it another name in {place}."
+            )
 
 
 def _read_activation(config: Mapping[str, Any], num_labels: int) -> str:
@@ -86,7 +110,9 @@ def _read_activation(config: Mapping[str, Any], num_labels: int) -> str:
     told = _ACTIVATION_NAMES.get(str(path).rsplit(".", 1)[-1])
     if told is not None:
         return told
-    return SIGMOID if num_labels == 1 else SOFTMAX
+    # As transformers' pipeline: of several labels that hold at once each has a probability for itself.
+    holds_several = config.get("problem_type") == "multi_label_classification"
+    return SIGMOID if num_labels == 1 or holds_several else SOFTMAX
 
 
 def _read_structbert_labels(name: str, directory: Path, config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -99,7 +125,7 @@ def _read_structbert_labels(name: str, directory: Path, config: Mapping[str, Any
         model = json.loads((directory / "configuration.json").read_text(encoding="utf-8")).get("model") or {}
         found = model.get("label2id") or {}
     found = found or config.get("label2id") or {}
-    numbers = {int(number): str(label) for label, number in found.items()}
+    numbers = _number_labels(name, {number: label for label, number in found.items()}, "label_mapping.json")
     if sorted(numbers) != list(range(len(numbers))) or not numbers:
         raise ModelError(
             f"The labels of model {name!r} are not numbered from 0 on, or there are none; label_mapping.json in "

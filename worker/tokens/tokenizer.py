@@ -89,6 +89,17 @@ class Tokenizer:
         `truncate` is not set. Raises ModelError where the tokenizer knows no pairs.
         """
         frame = self._pair_frame
+        if max_tokens < frame.num_special + 2:
+            failure = ItemFailure(
+                TOO_MANY_TOKENS,
+                f"of two texts at least {frame.num_special + 2} tokens are read, and {max_tokens} are allowed",
+            )
+            nothing = Ragged.from_lengths(np.zeros(0, np.int32), np.zeros(len(first), np.int64))
+            return TokenizedTexts(
+                {INPUT_IDS: nothing, TOKEN_TYPE_IDS: nothing},
+                np.zeros(len(first), dtype=np.bool_),
+                dict.fromkeys(range(len(first)), failure),
+            )
         rows = self._encoding.encode([*first, *second])
         own = _strip(rows, len(self._reference.prefix), self._num_suffix)
         texts, others = own.part(0, len(first)), own.part(len(first), len(own))

@@ -21,7 +21,8 @@ SPECIAL: Final = {
 def read_vocabulary(directory: Path) -> Tokenizer:
     """What transformers makes of `vocab.txt` and the switches of `tokenizer_config.json`. Raises ModelError."""
     path = directory / "vocab.txt"
-    words = path.read_text(encoding="utf-8").splitlines()
+    # Not splitlines: pieces of multilingual vocabularies are characters at which that would end a line.
+    words = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     vocabulary = {word: number for number, word in enumerate(words)}
     missing = [
         token

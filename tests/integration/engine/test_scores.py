@@ -126,6 +126,7 @@ def test_a_job_of_another_task_waits_for_a_worker_that_does_it(structbert: Engin
         (CARD, EncodingOptions(dimensions=1), "dimensions decides nothing"),
         (CARD, EncodingOptions(prompt="query: "), "prompt decides nothing"),
         (CARD, EncodingOptions(long_texts="passages"), "of whole texts"),
+        (CARD, EncodingOptions(max_tokens=5), "from 6 for a score"),
         (MINILM, EncodingOptions(task="score", activation="sigmoid"), "activation decides nothing"),
         (MINILM, EncodingOptions(activation="sigmoid"), "leave it out"),
         (MINILM, EncodingOptions(task="classify"), "task must be one of embed, score"),

@@ -127,7 +127,7 @@ def test_a_text_of_a_schema_that_asks_nothing_costs_no_forward_pass() -> None:
     extraction = extract_of(find_case("all_types_too_long"))
     assert extraction.start() is None
     assert extraction.finish() == [[]]
-    assert extraction.num_left_out == 1
+    assert extraction.num_left_out == [1]
 
 
 def test_without_texts_there_is_nothing_to_do() -> None:

@@ -7,12 +7,14 @@ from tests.rexuninlu import list_cases
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.tasks.schema import (
     MAX_DEPTH,
+    MAX_SCHEMA_CHARS,
     MAX_TYPE_CHARS,
     MAX_TYPES,
     RESERVED_TOKENS,
     check_schema,
     list_leaves,
     list_types,
+    parse_schema,
 )
 
 
@@ -48,6 +50,9 @@ def test_types_are_put_in_the_order_of_their_code_points_at_every_depth() -> Non
         ({"a": {f"类{number}": None for number in range(MAX_TYPES)}}, [f"has {MAX_TYPES + 1} types"]),
         ({"人物": {"a\0b": None}}, ["schema.人物.", "NUL"]),
         ({"人物": {"a\ud800b": None}}, ["schema.人物.", "surrogate"]),
+        ({"人物": {"\ud800 ": None}}, ["schema.人物.", "surrogate"]),
+        ({"人物": {"\ud800" * (MAX_TYPE_CHARS + 1): None}}, ["schema.人物.", "surrogate"]),
+        ({"人物": {"[TYPE]\ud800": None}}, ["schema.人物.", "surrogate"]),
         *(({"人物": {f"的{token}x": None}}, [f"schema.人物.的{token}x", token]) for token in RESERVED_TOKENS),
     ],
 )
@@ -57,6 +62,29 @@ def test_what_a_schema_must_not_be_is_refused_with_its_place(schema: object, wor
     message = str(refused.value)
     assert all(word in message for word in words), message
     message.encode()  # without half a surrogate pair, which no answer could carry
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("{", ["schema: is not JSON", "line 1"]),
+        ('{"a":' * 100_000 + "null" + "}" * 100_000, ["schema: ", f"at most {MAX_DEPTH}"]),
+        ("[" * 100_000, ["schema: ", f"at most {MAX_DEPTH}"]),
+        ('{"人物": {"职务": null, "a": null, "职务": {"b": null}}}', ["schema.人物.职务: is there twice"]),
+        ('{"a": null, "a": null}', ["schema.a: is there twice"]),
+        (" " * (MAX_SCHEMA_CHARS + 1), ["schema: has", "characters"]),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_json_that_is_no_schema_is_refused_with_its_place(content: str, words: list[str]) -> None:
+    with pytest.raises(InvalidOption) as refused:
+        parse_schema(content)
+    message = str(refused.value)
+    assert all(word in message for word in words), message
+
+
+def test_a_schema_is_read_from_json() -> None:
+    assert parse_schema('{"b": {}, "a": {"c": null}}') == {"a": {"c": None}, "b": None}
 
 
 @pytest.mark.parametrize(

@@ -173,3 +173,13 @@ def test_an_unreadable_tokenizer_is_a_model_error(tmp_path: Path) -> None:
     shutil.copy(MODEL / "config.json", tmp_path / "tokenizer.json")
     with pytest.raises(ModelError, match="cannot be read"):
         Tokenizer(tmp_path)
+
+
+def test_pairs_for_which_there_is_no_room_beside_their_special_tokens_fail_one_by_one() -> None:
+    none = TOKENIZER.tokenize_pairs(["a cat", "b"], ["a dog", "c"], 4, truncate=True)
+    assert {index: failure.code for index, failure in none.failures.items()} == dict.fromkeys(
+        (0, 1), TOO_MANY_TOKENS
+    )
+    assert none.lengths.tolist() == [0, 0]
+    least = TOKENIZER.tokenize_pairs(["a cat", "b"], ["a dog", "c"], 5, truncate=True)
+    assert (least.lengths.tolist(), least.truncated.tolist()) == ([5, 5], [True, False])

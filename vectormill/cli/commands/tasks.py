@@ -19,7 +19,7 @@ from vectormill.cli.commands.encode import PAIR_FIELD, Service, carry_out, choos
 from vectormill.cli.exits import EXIT_CODES_HELP, exit_code_of_job
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.tasks.task import EXTRACT, JUDGE, ActivationName
-from vectormill.files.formats import INPUT_HELP, OUTPUT_FORMATS, RowsName, describe_outputs
+from vectormill.files.formats import INPUT_HELP, RowsName, describe_outputs
 
 if TYPE_CHECKING:
     from vectormill.files.rows import Fields
@@ -126,10 +126,11 @@ def extract(
     What is written has a key and an output: a list of records, each a list of types with the span that was found and
     where it stands in the text.
     """
+    from vectormill.files.outputs import choose_format
     from vectormill.files.rows import Fields
 
     fields = Fields(key_field, text_field, errors=choose_unicode_errors(strict=strict))
-    if show and (input == "-" or out.suffix not in OUTPUT_FORMATS["ndjson"].suffixes):
+    if show and (input == "-" or choose_format(out, format) != "ndjson"):
         raise InvalidOption("--show reads the texts and the records again: from a file, into a .jsonl.")
     job = carry_out(
         input,
@@ -167,13 +168,11 @@ def _show(input: str, fields: "Fields", out: Path, most: int) -> None:
 
 def _read_schema(path: Path) -> str:
     """The file's JSON, if it is a schema. Raises InvalidOption, before anything is started."""
-    import json
-
-    from vectormill.domain.tasks.schema import check_schema
+    from vectormill.domain.tasks.schema import parse_schema
 
     try:
-        content = path.read_text(encoding="utf-8")
-        check_schema(json.loads(content))
+        content = path.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         raise InvalidOption(f"--schema {path} cannot be read: {error}.") from error
+    parse_schema(content)
     return content

@@ -4,6 +4,8 @@ As RexUniNLU's: an object whose names are types, each with null (a leaf) or with
 below every span found of it, as `{"机构": {"创办人(人物)": null}, "时间": null}`.
 """
 
+import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Final
 
@@ -17,6 +19,8 @@ MAX_TYPES: Final = 512  # in the whole schema
 # A type is read with its special token within 125 tokens, and one that is longer would be left out in silence. Of
 # Chinese a character is a token; of letters fewer.
 MAX_TYPE_CHARS: Final = 120
+# As JSON: twice what as many of the longest types take, each character of them escaped.
+MAX_SCHEMA_CHARS: Final = 1 << 20
 # What prompts are built of. A type that holds one would be read as structure; the last joins types to a path.
 RESERVED_TOKENS: Final = (
     "[CLS]",
@@ -30,6 +34,32 @@ RESERVED_TOKENS: Final = (
     "[MULTICLASSIFY]",
     "[INFOKEY]",
 )
+
+
+def parse_schema(content: str) -> Schema:
+    """The schema of this JSON, as check_schema gives it. Raises InvalidOption."""
+    if len(content) > MAX_SCHEMA_CHARS:
+        raise InvalidOption(
+            f"schema: has {len(content)} characters of JSON, and at most {MAX_SCHEMA_CHARS} are allowed."
+        )
+    try:
+        return check_schema(json.loads(content, object_pairs_hook=_Object))
+    except RecursionError:
+        raise InvalidOption(
+            f"schema: has values in one another to a depth at which JSON is not read; at most {MAX_DEPTH} levels of "
+            "types are allowed."
+        ) from None
+    except ValueError as error:
+        raise InvalidOption(f"schema: is not JSON: {error}.") from error
+
+
+class _Object(dict[str, object]):
+    """An object of JSON, and which of its names is there twice: of two the last one would win in silence."""
+
+    def __init__(self, pairs: list[tuple[str, object]]) -> None:
+        super().__init__(pairs)
+        names = Counter(name for name, _ in pairs) if len(self) < len(pairs) else Counter[str]()
+        self.repeated = next((name for name, count in names.items() if count > 1), None)
 
 
 def check_schema(schema: object) -> Schema:
@@ -77,12 +107,18 @@ def _check_types(types: object, place: str, depth: int) -> Schema | None:
         )
     for name in types:
         _check_name(name, place)
+    if isinstance(types, _Object) and types.repeated is not None:
+        raise InvalidOption(f"{place}.{types.repeated}: is there twice; name each type once at a place.")
     return {name: _check_types(types[name], f"{place}.{name}", depth + 1) for name in sorted(types)} or None
 
 
 def _check_name(name: object, place: str) -> None:
     if not isinstance(name, str):
         raise InvalidOption(f"{place}: has a type that is {_describe(name)}; types are strings.")
+    if "\0" in name or any("\ud800" <= character <= "\udfff" for character in name):
+        raise InvalidOption(
+            f"{place}.{name[:20]!r}: contains a NUL character or half of a surrogate pair, which cannot be stored."
+        )
     here = f"{place}.{name}"
     if not name.strip():
         raise InvalidOption(f"{place}: has a type {name!r}, which is empty; leave it out or name it.")
@@ -96,10 +132,6 @@ def _check_name(name: object, place: str) -> None:
     for token in RESERVED_TOKENS:
         if token in name:
             raise InvalidOption(f"{here}: contains {token}, which prompts are built of; use another name.")
-    if "\0" in name or any("\ud800" <= character <= "\udfff" for character in name):
-        raise InvalidOption(
-            f"{place}.{name!r}: contains a NUL character or half of a surrogate pair, which cannot be stored."
-        )
 
 
 def _describe(value: object) -> str:

@@ -76,9 +76,9 @@ class Extraction:
         self._tokens: dict[str, Tokens] = {}
 
     @property
-    def num_left_out(self) -> int:
-        """How many types were not asked for in some text, since they or the path above them are too long."""
-        return sum(state.num_left_out for state in self._states)
+    def num_left_out(self) -> list[int]:
+        """Of each text how many types were not asked for, since they or the path above them are too long."""
+        return [state.num_left_out for state in self._states]
 
     def start(self) -> Prompts | None:
         """The sequences of the first level; None when there is nothing to ask."""

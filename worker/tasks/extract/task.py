@@ -91,12 +91,16 @@ class ExtractCourse:
                 self._failures[place] = answer
             else:
                 rows[place] = json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
-        self._num_tokens[list(self._failures)] = 0
+        failed = list(self._failures)
+        # A text of which something was not asked is told as one that was cut: nothing is left out in silence.
+        truncated = np.zeros(num_texts, dtype=np.bool_)
+        truncated[self._sound] = np.array(self._extraction.num_left_out, dtype=np.int64) > 0
+        self._num_tokens[failed], truncated[failed] = 0, False
         return Finished(
             Ragged.from_rows([np.frombuffer(row, dtype=np.uint8) for row in rows], np.uint8),
             self._failures,
             self._num_tokens,
-            np.zeros(num_texts, dtype=np.bool_),
+            truncated,
             np.zeros(num_texts, dtype=np.int32),
         )
 

@@ -1,0 +1,76 @@
+"""What a model's files say of its labels and of what is made of its numbers, and what they must not say."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.classifiers import STRUCTBERT
+from vectormill.domain.errors import ModelError
+from vectormill.models.classifiers import Classifier, read_classifier
+
+
+def read(config: dict[str, Any], directory: Path = Path()) -> Classifier:
+    whole = {"architectures": ["BertForSequenceClassification"], "model_type": "bert", **config}
+    found = read_classifier("m", directory, whole)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("config", "labels", "activation"),
+    [
+        ({}, ("LABEL_0", "LABEL_1"), "softmax"),
+        ({"id2label": {"1": "yes", "0": "no"}}, ("no", "yes"), "softmax"),
+        ({"id2label": {"0": "LABEL_0"}}, ("LABEL_0",), "sigmoid"),
+        # Labels of which several hold at once, each for itself, as transformers' own pipeline reads them.
+        (
+            {"id2label": {"0": "toxic", "1": "rude"}, "problem_type": "multi_label_classification"},
+            ("toxic", "rude"),
+            "sigmoid",
+        ),
+        ({"problem_type": "single_label_classification"}, ("LABEL_0", "LABEL_1"), "softmax"),
+        (
+            {
+                "problem_type": "multi_label_classification",
+                "sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"},
+            },
+            ("LABEL_0", "LABEL_1"),
+            "raw",
+        ),
+        (
+            {"id2label": {"0": "", "1": "a.b", "2": "日本 \U0001f600"}},
+            ("", "a.b", "日本 \U0001f600"),
+            "softmax",
+        ),
+    ],
+)
+def test_labels_and_activation_are_the_models_own(
+    config: dict[str, Any], labels: tuple[str, ...], activation: str
+) -> None:
+    found = read(config)
+    assert (found.labels, found.activation) == (labels, activation)
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        ({"0": "same", "1": "other", "2": "same"}, "'same' of model 'm' is there twice"),
+        ({"0": "a\0b", "1": "c"}, "NUL"),
+        ({"0": "a\ud800", "1": "c"}, "surrogate"),
+        ({"zero": "a"}, "'zero'"),
+    ],
+)
+def test_labels_that_cannot_be_told_apart_or_stored_are_refused(labels: dict[str, str], said: str) -> None:
+    with pytest.raises(ModelError, match="id2label") as refused:
+        read({"id2label": labels})
+    assert said in str(refused.value)
+    str(refused.value).encode()
+
+
+def test_labels_of_structbert_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "label_mapping.json").write_text('{"same": "yes", "other": "no"}')
+    config = json.loads((STRUCTBERT / "model" / "config.json").read_text())
+    with pytest.raises(ModelError, match="label_mapping"):
+        read_classifier("m", tmp_path, config)
