@@ -104,16 +104,19 @@ class SelfAttention(nn.Module):
 
     def _find_bias(self, query: Tensor, key: Tensor, index: Tensor, columns: slice, heads: slice) -> Tensor:
         """[n, heads, length, length]: Q_i · PK[c_ij] + K_j · PQ[c_ij], scaled."""
-        shape = (-1, query.shape[1], -1, -1)
-        bias = query.new_zeros(*query.shape[:3], query.shape[2])
+        shape = (query.shape[1], -1, -1, -1)
+        bias: Tensor | None = None
         if self.position_keys is not None:
-            scores = query @ self.position_keys[heads, columns].transpose(-1, -2)
-            bias = scores.gather(-1, index[:, None].expand(shape))
+            scores = _score_positions(query, self.position_keys[heads, columns])
+            bias = scores.gather(-1, index[None].expand(shape))
         if self.position_queries is not None:
-            scores = key @ self.position_queries[heads, columns].transpose(-1, -2)
+            scores = _score_positions(key, self.position_queries[heads, columns])
             # Row j of what is gathered is the key's, so that the index is turned on its side, and so is the result.
-            bias += scores.gather(-1, index.transpose(-1, -2)[:, None].expand(shape)).transpose(-1, -2)
-        return bias
+            found = scores.gather(-1, index.transpose(-1, -2)[None].expand(shape)).transpose(-1, -2)
+            bias = found if bias is None else bias.add_(found)
+        if bias is None:
+            return query.new_zeros(*query.shape[:3], query.shape[2])
+        return bias.transpose(0, 1)
 
     def _projections(self) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
         return self.query_proj, self.key_proj, self.value_proj
@@ -121,6 +124,16 @@ class SelfAttention(nn.Module):
     def _split(self, states: Tensor) -> Tensor:
         """[n, length, hidden] -> [n, heads, length, head size]"""
         return states.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
+
+def _score_positions(states: Tensor, positions: Tensor) -> Tensor:
+    """[n, heads, length, size] and [heads, columns, size] -> [heads, n, length, columns].
+
+    One product a head, of all sequences: the positions are the same for each, and are not copied for it.
+    """
+    heads, columns, size = positions.shape
+    rows = states.transpose(0, 1).reshape(heads, -1, size)
+    return (rows @ positions.transpose(-1, -2)).view(heads, *states.shape[0:1], -1, columns)
 
 
 class Residual(nn.Module):

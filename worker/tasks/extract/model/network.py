@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from vectormill.domain.errors import ModelError
+from vectormill.domain.tasks.prompt_size import MAX_WINDOW_TOKENS
 from worker.tasks.extract.model.deberta import Embeddings, Encoder
 from worker.tasks.extract.model.switches import Switches, read_switches, tabulate_distances
-from worker.tasks.extract.windows import MAX_TOKENS
 
 # Written by older versions of transformers: the numbers 0, 1, 2, …, which nothing reads.
 IGNORED_KEYS: Final = frozenset({"plm.embeddings.position_ids"})
@@ -40,7 +40,7 @@ class RexNetwork(nn.Module):
         self.plm = nn.ModuleDict({"embeddings": Embeddings(switches), "encoder": Encoder(switches)})
         self.ffnq, self.ffnk = nn.Linear(size, size), nn.Linear(size, size)
         self.rotary_emb = RotaryFrequencies(size)
-        self._numbers = tabulate_distances(switches, MAX_TOKENS)
+        self._numbers = tabulate_distances(switches, MAX_WINDOW_TOKENS)
         self._table: Tensor | None = None  # the same, on the device
         self.eval()
 
@@ -86,8 +86,8 @@ class RexNetwork(nn.Module):
         """The number of each distance's relative embedding among those that a sequence of this length can have."""
         assert self._table is not None, "prepare() comes first"
         middle = len(self._numbers) // 2
-        farthest = min(position_ids.shape[1], middle)
-        # Known without asking the device: the numbers ascend, and no position is beyond the number of tokens.
+        farthest = min(_find_farthest(position_ids), middle)
+        # The numbers ascend, so that those of the farthest distances are the first and the last.
         first, last = (int(self._numbers[middle + side * farthest]) for side in (-1, 1))
         distances = position_ids[:, :, None] - position_ids[:, None, :]
         distances = distances.clamp_(-farthest, farthest).add_(
@@ -123,6 +123,14 @@ def load_network(directory: Path, dtype: torch.dtype, device: torch.device) -> R
     network.requires_grad_(False)
     network.prepare()
     return network
+
+
+def _find_farthest(position_ids: Tensor) -> int:
+    """No distance is greater. A GPU is not waited for: no position is beyond the number of tokens. On a processor it
+    is looked up, since positions restart in every type and a prompt of many types has a few dozen.
+    """
+    length: int = position_ids.shape[1]
+    return length if position_ids.device.type != "cpu" else int(position_ids.max())
 
 
 def _see(groups: Tensor) -> Tensor:
