@@ -64,3 +64,13 @@ def test_the_quadratic_length_is_where_attention_takes_as_much_as_the_linear_lay
     sizes: tuple[int, int, int, int], is_gated: bool, expected: float
 ) -> None:
     assert find_quadratic_length(*sizes, is_gated=is_gated) == expected
+
+
+def test_scores_of_positions_are_twice_as_much_arithmetic_as_attention_without_them() -> None:
+    of_deberta_base = find_quadratic_length(768, 768, 768, 3072, is_gated=False, has_relative_scores=True)
+    assert of_deberta_base == 4608 / 3
+
+
+def test_padding_is_counted_in_squares_where_these_are_held() -> None:
+    assert [PaddedCost().weigh(12), PackedCost().weigh(12)] == [12, 12]
+    assert PaddedCost(holds_squares=True).weigh(12) == 144

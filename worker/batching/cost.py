@@ -50,6 +50,10 @@ class BatchCost(Protocol):
         """What is padding on the mean when sequences of about that length are computed alone."""
         ...
 
+    def weigh(self, length: int) -> int:
+        """What padding is counted in: what is computed of a sequence that is computed as this long."""
+        ...
+
     def find_length(self, num_tokens: int) -> int:
         """As how long a sequence of so many tokens is computed when it is alone; all else here is of such lengths."""
         ...
@@ -69,11 +73,19 @@ class BatchCost(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PaddedCost:
-    """For kernels that compute a rectangle: every sequence costs as much as the longest, or as that one's bucket."""
+    """For kernels that compute a rectangle: every sequence costs as much as the longest, or as that one's bucket.
+
+    `holds_squares` says that a sequence takes matrices of its length squared, as those whose attention adds a bias for
+    each two tokens: of these padding is counted, and not of tokens.
+    """
 
     quadratic_length: float = math.inf
     buckets: LengthBuckets | None = None
+    holds_squares: bool = False
     pads: ClassVar[bool] = True
+
+    def weigh(self, length: int) -> int:
+        return length * length if self.holds_squares else length
 
     def padding_share(self, length: int) -> float:
         return 0.0 if self.buckets is None else self.buckets.padding_share(length)
@@ -98,6 +110,9 @@ class PackedCost:
     quadratic_length: float = math.inf
     pads: ClassVar[bool] = False
 
+    def weigh(self, length: int) -> int:
+        return length
+
     def padding_share(self, length: int) -> float:
         return 0.0
 
@@ -115,15 +130,22 @@ class PackedCost:
 
 
 def find_quadratic_length(
-    hidden_size: int, attention_size: int, key_value_size: int, intermediate_size: int, *, is_gated: bool
+    hidden_size: int,
+    attention_size: int,
+    key_value_size: int,
+    intermediate_size: int,
+    *,
+    is_gated: bool,
+    has_relative_scores: bool = False,
 ) -> float:
     """The length at which attention takes as much arithmetic as the linear layers: 2304 for MiniLM-L6, 4608 for BERT.
 
     `attention_size` is heads times head size, `key_value_size` the same of the heads that queries share (equal where
     they share none). Per layer and token, two flop a weight: queries and output, keys and values, and the feed-forward
     block's two matrices, or three when it is gated; then 2 * attention_size * L for the scores and as much for their
-    sum. Source: Kaplan et al., Scaling Laws for Neural Language Models, table 1. Attention over a window costs less.
+    sum. Source: Kaplan et al., Scaling Laws for Neural Language Models, table 1. Attention over a window costs less. A
+    DeBERTa multiplies queries and keys with 2 L relative positions besides, which is twice as much again.
     """
     num_matrices = 3 if is_gated else 2
     num_weights = hidden_size * (2 * attention_size + 2 * key_value_size + num_matrices * intermediate_size)
-    return 2 * num_weights / (4 * attention_size)
+    return 2 * num_weights / ((12 if has_relative_scores else 4) * attention_size)

@@ -28,7 +28,9 @@ class BatchLimits:
     A batch pads at most `max_padding_share` of what is computed or `min_padding_tokens`, whichever is more: below that,
     one batch more would cost the device more than the padding does. All batches together pad at most
     `mean_padding_share`, with what sequences are padded when they are alone: what batches of good neighbours did not
-    use, up to `max_saved_tokens`, is left to worse ones.
+    use, up to `max_saved_tokens`, is left to worse ones. Where padding is counted in squares of lengths, a share of
+    tokens is about twice as large a share of them: both shares are `square_factor` times as large, and tokens are those
+    of the longest sequence.
 
     An interactive batch is short, because someone waits, and others may come meanwhile: `urgent_share` of the budget.
     Bulk fills it up to `top_up_share`: a GPU needs as long for 2,000 tokens as for ten, a CPU 10 ms for 128. While
@@ -40,6 +42,7 @@ class BatchLimits:
     min_padding_tokens: int = 64
     mean_padding_share: float = 0.025
     max_saved_tokens: int = 256
+    square_factor: float = 1.6
     urgent_share: float = 1 / 4
     top_up_share: float = 1 / 16
     shortest_bulk_share: float = 1 / 8
@@ -56,16 +59,17 @@ class OpenBatch:
         self.num_sequences = 0
         self.max_length = 0
         self._sum_of_costs = 0.0  # of its sequences, each alone
-        self._num_tokens = 0
+        self._sum_of_weights = 0  # as padding is counted
 
     @property
     def saved_padding(self) -> float:
         """What this batch leaves of the padding that earlier ones saved, and adds to it. Never negative."""
         if not self._cost.pads:
             return self._saved_padding
-        num_computed = self.max_length * self.num_sequences
+        num_computed = self._cost.weigh(self.max_length) * self.num_sequences
         allowed = self._mean_padding_share(self.max_length) * num_computed
-        return self._saved_padding + allowed - (num_computed - self._num_tokens)
+        saved = self._saved_padding + allowed - (num_computed - self._sum_of_weights)
+        return min(saved, self._limits.max_saved_tokens * self._weight_of_token(self.max_length))
 
     def count_fitting(self, length: int, num_waiting: int, budget: float) -> int:
         """How many of the waiting sequences of this length can join, within the budget and without much padding."""
@@ -85,27 +89,28 @@ class OpenBatch:
 
     def _count_padded(self, length: int, max_length: int, num_waiting: int) -> int:
         """How many can join before the first one that would pad too much."""
-        limits, mean_share = self._limits, self._mean_padding_share(max_length)
+        mean_share, share = (
+            self._mean_padding_share(max_length),
+            self._factor * self._limits.max_padding_share,
+        )
+        least = self._limits.min_padding_tokens * self._weight_of_token(max_length)
+        weight, weight_alone = self._cost.weigh(max_length), self._cost.weigh(length)
 
         def is_too_much(count: int) -> bool:
-            num_computed = max_length * (self.num_sequences + count)
-            padding = num_computed - self._num_tokens - count * length
+            num_computed = weight * (self.num_sequences + count)
+            padding = num_computed - self._sum_of_weights - count * weight_alone
             return padding > min(
-                max(limits.min_padding_tokens, limits.max_padding_share * num_computed),
-                self._saved_padding + mean_share * num_computed,
+                max(least, share * num_computed), self._saved_padding + mean_share * num_computed
             )
 
         # All are linear in the count: padding, what is allowed always, of this batch and on the mean of all batches.
-        slope, at_0 = max_length - length, max_length * self.num_sequences - self._num_tokens
-        computed_at_0 = max_length * self.num_sequences
-        saved, share = self._saved_padding, limits.max_padding_share
+        computed_at_0 = weight * self.num_sequences
+        slope, at_0 = weight - weight_alone, computed_at_0 - self._sum_of_weights
         above_mean = find_first_positive(
-            at_0 - saved - mean_share * computed_at_0, slope - mean_share * max_length, 1
+            at_0 - self._saved_padding - mean_share * computed_at_0, slope - mean_share * weight, 1
         )
-        above_least = find_first_positive(at_0 - limits.min_padding_tokens, slope, 1)
-        above_both = find_first_positive(
-            at_0 - share * computed_at_0, slope - share * max_length, above_least
-        )
+        above_least = find_first_positive(at_0 - least, slope, 1)
+        above_both = find_first_positive(at_0 - share * computed_at_0, slope - share * weight, above_least)
         fitting = int(min(above_mean - 1, above_both - 1, num_waiting))
         # What is computed in another order is rounded in another way.
         while fitting and is_too_much(fitting):
@@ -116,7 +121,16 @@ class OpenBatch:
 
     def _mean_padding_share(self, max_length: int) -> float:
         """Of what is computed, beyond what each sequence is padded when it is alone."""
-        return max(0.0, self._limits.mean_padding_share - self._cost.padding_share(max_length))
+        return max(0.0, self._factor * self._limits.mean_padding_share - self._cost.padding_share(max_length))
+
+    @property
+    def _factor(self) -> float:
+        """Of shares of padding; 1 where it is counted in tokens."""
+        return self._limits.square_factor if self._cost.weigh(2) > 2 else 1.0
+
+    def _weight_of_token(self, max_length: int) -> float:
+        """What a token counts of a sequence of that length; nothing is padded where there is none."""
+        return self._cost.weigh(max_length) / max_length if max_length else 1.0
 
     def append(self, taken: list[tuple[int, NDArray[np.int32]]], length: int) -> None:
         """Sequences of one length join: positions of requests."""
@@ -125,7 +139,7 @@ class OpenBatch:
         self.num_sequences += count
         self.max_length = max(self.max_length, length)
         self._sum_of_costs += count * self._cost.of_sequence(length)
-        self._num_tokens += count * length
+        self._sum_of_weights += count * self._cost.weigh(length)
 
     def close(self) -> Sequences:
         """Its sequences in the order in which they joined."""

@@ -285,5 +285,5 @@ class SequencePool:
         return min(budget, max(max_bulk_cost, self._limits.shortest_bulk_share * budget))
 
     def _finish(self, batch: OpenBatch) -> Sequences:
-        self._saved_padding = min(batch.saved_padding, self._limits.max_saved_tokens)
+        self._saved_padding = batch.saved_padding
         return batch.close()

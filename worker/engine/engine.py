@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import ModelError
 from vectormill.domain.jobs.bottleneck import COLLATE, COLLECT, RUN, TOKENIZE, WAIT
+from vectormill.domain.jobs.chunk_size import TokenEstimate
 from vectormill.models.model_card import ModelCard
 from vectormill.settings import process_environment
 from worker.batching.batch import Batch
@@ -160,8 +161,7 @@ class Engine:
         """
         task = self._find_task(request.spec)
         asked_at = time.perf_counter()
-        # Bytes by four: a bound of memory needs no more, and what is cut off later is read like the rest.
-        num_tokens = sum(map(len, request.texts)) // 4
+        num_tokens = TokenEstimate(request.spec).of_all(request.texts)
         with Slot(self._slots[request.interactive], num_tokens, cancelled, self.is_healthy):
             slot_seconds = time.perf_counter() - asked_at
             unique, places = find_unique(request.texts)

@@ -68,16 +68,19 @@ def find_batch_cost(card: ModelCard, report: EncoderReport) -> BatchCost:
         shape = read_model_shape(card)
     except ModelError as error:
         logger.warning("Long sequences are counted like short ones: %s", error)
-        quadratic_length = math.inf
+        quadratic_length, holds_squares = math.inf, False
     else:
+        holds_squares = shape.num_relative_positions > 0
         quadratic_length = find_quadratic_length(
             shape.hidden_size,
             shape.num_heads * shape.head_size,
             shape.num_key_value_heads * shape.head_size,
             shape.intermediate_size,
             is_gated=shape.is_gated,
+            has_relative_scores=holds_squares,
         )
     if report.is_packed:
         return PackedCost(quadratic_length)
     longest = report.longest_bucket
-    return PaddedCost(quadratic_length, None if longest is None else LengthBuckets(longest))
+    buckets = None if longest is None else LengthBuckets(longest)
+    return PaddedCost(quadratic_length, buckets, holds_squares=holds_squares)

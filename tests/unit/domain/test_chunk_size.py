@@ -1,5 +1,6 @@
 """How many tokens a text has, about, and how large the chunks of a job become."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from vectormill.domain.jobs.chunk_size import (
     choose_chunk_tokens,
     estimate_tokens,
 )
+from vectormill.domain.tasks.task import EXTRACT
 
 
 @pytest.mark.parametrize(
@@ -41,6 +43,42 @@ def test_what_is_cut_off_is_not_counted_and_what_is_read_in_passages_is() -> Non
 
 def test_the_prompt_is_counted_with_every_text() -> None:
     assert TokenEstimate(replace(SPEC, prompt="search: ")).of(b"four") == 2 + 1 + 2
+
+
+SCHEMA = '{"city": null, "person": {"born in": null, "job": null}}'
+
+
+@pytest.mark.parametrize(
+    ("schema", "num_chars", "num_tokens"),
+    [
+        # [CLS] hint [SEP] text [SEP], the hint [PREFIX][TYPE] and a token.
+        ('{"city": null}', 40, 3 + 3 + 10),
+        # A second level: what is found of a person, and two types below it.
+        (SCHEMA, 40, (3 + 1 + 2 + 2 + 10) + (3 + 1 + 1 + 6 + 2 + 1 + 10)),
+        # Windows of 512 tokens: of a text of 1,000, two and what is left, with 32 of the one before.
+        ('{"city": null}', 4000, 1000 + 3 * (3 + 3) + 2 * 32),
+    ],
+)
+def test_an_extraction_reads_a_text_with_every_prompt(schema: str, num_chars: int, num_tokens: int) -> None:
+    estimate = TokenEstimate(replace(SPEC, task=EXTRACT, extract_schema=schema))
+    assert estimate.of(b"x" * num_chars) == num_tokens
+    assert estimate.of_all([b"x" * num_chars] * 3) == 3 * num_tokens
+    assert estimate.of_all([]) == 0
+
+
+def test_a_schema_of_many_types_takes_several_prompts_and_multiplies_tokens() -> None:
+    few, many = (
+        TokenEstimate(replace(SPEC, task=EXTRACT, extract_schema=json.dumps(dict.fromkeys(names))))
+        for names in (["city"], [f"type number {number}" for number in range(200)])
+    )
+    text = b"x" * 400
+    assert many.of(text) > 8 * few.of(text)
+    # Four hints of at most 256 tokens, each with the text and its frame.
+    assert many.of(text) <= 4 * (256 + 3 + 100)
+
+
+def test_without_a_schema_many_texts_are_their_bytes_by_four() -> None:
+    assert TokenEstimate(SPEC).of_all([b"x" * 400, b"y" * 4000]) == 1100
 
 
 def cut(num_tokens: int) -> list[int]:

@@ -22,6 +22,7 @@ from tests.rexuninlu import (
     load,
     read_arrays,
 )
+from vectormill.domain.tasks.prompt_size import MAX_WINDOW_TOKENS
 from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
 from worker.encoder.padding import pad_batch
@@ -30,7 +31,6 @@ from worker.tasks.extract.model import deberta, network
 from worker.tasks.extract.model.deberta import Convolution
 from worker.tasks.extract.model.network import RexNetwork, load_network
 from worker.tasks.extract.model.switches import Switches, read_switches
-from worker.tasks.extract.windows import MAX_TOKENS
 
 MAX_LOGIT_ERROR = 1e-4
 MAX_HIDDEN_ERROR = 1e-5
@@ -64,7 +64,9 @@ def compute(net: RexNetwork, batch: Batch) -> tuple[Tensor, Tensor]:
         return net(**tokens, is_token=is_token), net.encode(**tokens, is_token=is_token)
 
 
-def find_errors(net: RexNetwork, model: str, size: int, *, longest: int = MAX_TOKENS) -> tuple[float, float]:
+def find_errors(
+    net: RexNetwork, model: str, size: int, *, longest: int = MAX_WINDOW_TOKENS
+) -> tuple[float, float]:
     """The greatest errors of logits and hidden states over all calls of the first level, in batches of this size."""
     batch, names = list_calls(model)
     errors = [(0.0, 0.0)]
@@ -203,7 +205,7 @@ def test_prompts_of_several_extractions_are_one_batch() -> None:
         prompts = extract_of(case).start()
         assert prompts is not None
         levels.append(prompts)
-    together = by_network(net)(Prompts(join_inputs(levels).inputs, np.zeros(0, np.int32), np.zeros(0)))
+    together = by_network(net)(Prompts(join_inputs(levels).inputs, np.zeros(0, np.int32)))
     alone = Ragged.join([by_network(net)(prompts) for prompts in levels])
     np.testing.assert_array_equal(together.lengths, alone.lengths)
     np.testing.assert_allclose(together.covered, alone.covered, atol=MAX_LOGIT_ERROR)

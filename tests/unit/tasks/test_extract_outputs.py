@@ -27,11 +27,12 @@ from tests.rexuninlu import (
     summarize,
 )
 from vectormill.domain.jobs.item import ENCODING_FAILED, NON_FINITE_VECTOR, OUT_OF_MEMORY, ItemFailure
+from vectormill.domain.tasks.prompt_size import EMPTY_HINT_COST, MAX_HINT_COST
 from vectormill.domain.tasks.schema import Schema
 from vectormill.ragged import Ragged
 from worker.tasks.extract.decode import NON_FINITE_ROW
 from worker.tasks.extract.extraction import Extraction, Prompts
-from worker.tasks.extract.hints import EMPTY_HINT_COST, MAX_HINT_COST, HintWriter
+from worker.tasks.extract.hints import HintWriter
 from worker.tasks.extract.model.head import compute_cells
 from worker.tasks.extract.model.network import RexNetwork
 from worker.tasks.extract.text_state import Limits

@@ -4,9 +4,12 @@ Nobody who submits has the tokenizer: an estimate decides where a chunk ends and
 never what is encoded.
 """
 
+import json
+from collections.abc import Sequence
 from typing import Final
 
 from vectormill.domain.encoding import PASSAGES, EncodingSpec
+from vectormill.domain.tasks.prompt_size import PromptEstimate
 
 # Where a job begins. Half a second of a small model on two cores, and what a job of some hundred texts is spread by.
 SMALLEST_CHUNK_TOKENS: Final = 4096
@@ -41,11 +44,23 @@ class TokenEstimate:
         self._extra = estimate_tokens(spec.prompt.encode()) + _SPECIAL_TOKENS
         self._is_cut = spec.long_texts != PASSAGES
         self._max_tokens = spec.max_tokens
+        self._prompts: PromptEstimate | None = None
+        if spec.extract_schema:
+            self._prompts = PromptEstimate(json.loads(spec.extract_schema), estimate_tokens)
 
     def of(self, text: bytes) -> int:
-        """What is read of a text, prompt and special tokens included."""
+        """What is read of a text, prompts and special tokens included, as often as it is read."""
+        if self._prompts is not None:
+            return self._prompts.of(estimate_tokens(text))
         tokens = estimate_tokens(text) + self._extra
         return min(tokens, self._max_tokens) if self._is_cut else tokens
+
+    def of_all(self, texts: Sequence[bytes]) -> int:
+        """Of many, by their bytes alone, nothing cut off: for a bound of memory, at once."""
+        num_tokens = sum(map(len, texts)) // 4
+        if self._prompts is None or not texts:
+            return num_tokens
+        return len(texts) * self._prompts.of(num_tokens // len(texts))
 
 
 def choose_chunk_tokens(num_tokens_before: int) -> int:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vectormill.domain.jobs.item import ENCODING_FAILED, NON_FINITE_VECTOR, TOO_MANY_TOKENS, ItemFailure
+from vectormill.domain.tasks.prompt_size import WINDOW_STRIDE
 from vectormill.domain.tasks.schema import Schema, list_types
 from vectormill.ragged import Ragged
 from worker.tasks.extract.classification import find_token
@@ -26,7 +27,7 @@ from worker.tasks.extract.hints import Hint, HintWriter
 from worker.tasks.extract.layout import find_inputs, join_ids, lay_out
 from worker.tasks.extract.prompt_tokenizer import PromptTokenizer, Tokens
 from worker.tasks.extract.text_state import LimitExceeded, Limits, Record, TextState
-from worker.tasks.extract.windows import STRIDE, HintTooLong, Window, cut_windows, put_token_in
+from worker.tasks.extract.windows import HintTooLong, Window, cut_windows, put_token_in
 
 FAILURE_CODES: Final[Mapping[type[Exception], str]] = {
     HintTooLong: TOO_MANY_TOKENS,
@@ -39,14 +40,10 @@ FAILURE_CODES: Final[Mapping[type[Exception], str]] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompts:
-    """The sequences of one level of all texts. `texts[i]` is the text of sequence i; all inputs have a row for each.
-
-    `costs` are the squares of the lengths: attention, its biases and the scores of cells grow with them.
-    """
+    """The sequences of one level of all texts. `texts[i]` is the text of sequence i; all inputs have a row for each."""
 
     inputs: Mapping[str, Ragged]
     texts: NDArray[np.int32]  # [n]
-    costs: NDArray[np.float64]  # [n]
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -155,7 +152,7 @@ class Extraction:
     def _cut_hint(self, state: TextState, hint: Hint) -> Iterator[Window]:
         text, tokens = state.text, self._tokens[state.text]
         if state.token is None:
-            yield from cut_windows(hint, text, tokens, self._tokenizer, STRIDE)
+            yield from cut_windows(hint, text, tokens, self._tokenizer, WINDOW_STRIDE)
             return
         for number, window in enumerate(cut_windows(hint, text, tokens, self._tokenizer, 0)):
             if number:
@@ -183,10 +180,9 @@ class Extraction:
         if not layout.is_whole.all():
             self._asked = [pair for pair in self._asked if self._states[pair[0]].failure is None]
             return self._lay_out() if self._asked else None
-        lengths = np.array([len(window) for window in windows])
         texts = np.array([index for index, _ in self._asked], dtype=np.int32)
         is_blank = np.array([self._states[index].is_blank for index in texts.tolist()], dtype=np.int32)
-        return Prompts(find_inputs(windows, layout, is_blank), texts, lengths.astype(np.float64) ** 2)
+        return Prompts(find_inputs(windows, layout, is_blank), texts)
 
     def _numbers_by_text(self) -> Iterator[tuple[int, list[int]]]:
         numbers: dict[int, list[int]] = {}

@@ -12,13 +12,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from vectormill.domain.tasks.prompt_size import EMPTY_HINT_COST, MAX_HINT_COST
 from vectormill.domain.tasks.schema import Schema
 from worker.tasks.extract.prompt_tokenizer import PREFIX, TYPE, PromptTokenizer, Tokens
 
-MAX_HINT_COST: Final = 256
 MAX_STRING_COST: Final = 125
-# [CLS] and [SEP].
-EMPTY_HINT_COST: Final = 2
 
 # (type, span, (start, end)), and behind these the confidence where a text is classified.
 Step = tuple[Any, ...]

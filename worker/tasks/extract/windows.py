@@ -2,17 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vectormill.domain.tasks.prompt_size import FRAME_TOKENS, MAX_WINDOW_TOKENS
 from worker.tasks.extract.hints import Hint
 from worker.tasks.extract.prompt_tokenizer import PromptTokenizer, Tokens
-
-MAX_TOKENS: Final = 512
-# Tokens that a window has in common with the one before it; none where a text is classified.
-STRIDE: Final = 32
 
 
 class HintTooLong(Exception):
@@ -40,8 +36,10 @@ class Window:
 def cut_windows(
     hint: Hint, text: str, tokens: Tokens, tokenizer: PromptTokenizer, stride: int
 ) -> Iterator[Window]:
-    """All windows of the text with this hint. An empty text has no second [SEP]. Raises HintTooLong."""
-    room = MAX_TOKENS - len(hint.tokens) - 3
+    """All windows of the text with this hint; those of classified texts have nothing in common. An empty text has no
+    second [SEP]. Raises HintTooLong.
+    """
+    room = MAX_WINDOW_TOKENS - len(hint.tokens) - FRAME_TOKENS
     if room <= stride:
         raise HintTooLong(f"a prompt of {len(hint.tokens)} tokens leaves no room for the text")
     if not text:
