@@ -181,8 +181,11 @@ def check_embedding(values: list[float], generation: Generation) -> npt.NDArray[
         raise InvalidOption(
             f"The embedding has {len(values)} dimensions, but collection {generation.collection!r} has {dimensions}."
         )
-    with np.errstate(over="ignore"):  # an overflow is infinite, and refused below
-        embedding = np.array(values, dtype=np.float64).astype(np.float32)
-    if not np.isfinite(embedding).all() or not embedding.any():
+    embedding = np.array(values, dtype=np.float64)
+    largest = np.abs(embedding).max(initial=0)
+    if not np.isfinite(largest) or largest == 0:
         raise InvalidOption("The embedding has no direction: its numbers must be finite and not all zero.")
-    return embedding
+    # Rows are compared by angle or by sign. At length 1 no number leaves the range of a float16, and no square that of
+    # a float32, in which pgvector adds them up.
+    embedding /= largest
+    return (embedding / np.linalg.norm(embedding)).astype(np.float32)

@@ -28,7 +28,7 @@ SEARCH = "/v1/collections/docs/search"
 
 @pytest.fixture
 def client(engine: Engine) -> Iterator[httpx.Client]:
-    with api_client(engine, search_timeout_seconds=0.3) as client:
+    with api_client(engine, search_timeout_seconds=60) as client:
         items = [*many(20), {"key": "page", "text": "a page", "metadata": {"page": 7}}]
         submit(client, items, collection="docs")
         encode_waiting(engine)
@@ -54,6 +54,24 @@ def test_a_vector_finds_its_own_row(client: httpx.Client) -> None:
     assert len(answer.json()["data"]) == 10
 
 
+@pytest.mark.parametrize("vector_type", ["float32", "float16", "binary"])
+def test_a_vector_of_any_length_finds_what_lies_in_its_direction(engine: Engine, vector_type: str) -> None:
+    query = vector_of(b"text 4").astype(float)
+    with api_client(engine) as client:
+        options = {"dimensions": 8, "vector_type": vector_type}
+        submit(client, many(20), collection="docs", options=options)
+        encode_waiting(engine)
+        near, *far = [
+            client.post(SEARCH, json={"embedding": (query * length).tolist(), "limit": 3}).json()["data"]
+            for length in (1, 1e-300, 1e-20, 7e4, 1e30, 1e300)
+        ]
+    assert near[0]["key"] == "k4"
+    for found in far:
+        assert [match["key"] for match in found] == [match["key"] for match in near]
+        scores = [match["score"] for match in near]
+        assert [match["score"] for match in found] == pytest.approx(scores, abs=1e-3)
+
+
 @pytest.mark.parametrize(
     "name", ["nothing", "No-Name", "a%00b", "%ff"]
 )  # the last two are no text for Postgres
@@ -66,7 +84,6 @@ def test_searches_that_cannot_be_are_refused_with_the_reason(client: httpx.Clien
     cases = [
         ({"embedding": [1.0, 2.0]}, "invalid-option", "2 dimensions", "has 8"),
         ({"embedding": [0] * 8}, "invalid-option", "no direction"),
-        ({"embedding": [1e39] * 8}, "invalid-option", "no direction"),
         ({"embedding": [1] * 8, "text": "both"}, "invalid-option", "exactly one"),
         ({}, "invalid-option", "exactly one"),
         ({"text": ""}, "invalid-item", "empty"),
@@ -83,10 +100,10 @@ def test_searches_that_cannot_be_are_refused_with_the_reason(client: httpx.Clien
     )
 
 
-def test_without_a_worker_a_search_gives_up_in_time_and_leaves_no_job(
-    client: httpx.Client, engine: Engine
-) -> None:
-    answer = client.post(SEARCH, json={"text": "a page"})
+@pytest.mark.usefixtures("client")
+def test_without_a_worker_a_search_gives_up_in_time_and_leaves_no_job(engine: Engine) -> None:
+    with api_client(engine, search_timeout_seconds=0.3) as client:
+        answer = client.post(SEARCH, json={"text": "a page"})
     assert_problem(answer, 503, "encoding-timeout", "0.3 s", "No live worker serves all-MiniLM-L6-v2")
     assert answer.headers["retry-after"]
     assert count_jobs(engine) == 1
@@ -100,7 +117,7 @@ def test_a_query_gets_the_prompt_that_its_model_has_for_queries(engine: Engine, 
     config = tmp_path / "config_sentence_transformers.json"
     config.unlink(missing_ok=True)
     config.write_text(json.dumps({"prompts": {"query": "query: ", "passage": "passage: "}}))
-    with api_client(engine, models={"e5": {"path": str(tmp_path)}}, search_timeout_seconds=1) as client:
+    with api_client(engine, models={"e5": {"path": str(tmp_path)}}, search_timeout_seconds=60) as client:
         submit(client, many(2), model="e5", collection="docs", options={"dimensions": 8, "prompt": "passage"})
         encode_waiting(engine)
         seen: list[str | None] = []
@@ -114,9 +131,10 @@ def test_a_search_that_takes_too_long_is_ended_and_says_what_helps(
 ) -> None:
     with engine.connect() as connection:
         table = find_generation(connection, "docs").table_name
-    with engine.begin() as connection:  # whoever reads the table waits for us
+    # Whoever reads the table waits for us.
+    with engine.begin() as connection, api_client(engine, search_timeout_seconds=0.3) as impatient:
         connection.execute(text(f"LOCK TABLE vectormill.{table} IN ACCESS EXCLUSIVE MODE"))
-        answer = client.post(SEARCH, json={"embedding": vector_of(b"text 4").tolist()})
+        answer = impatient.post(SEARCH, json={"embedding": vector_of(b"text 4").tolist()})
     assert_problem(answer, 503, "search-timeout", "more than 0.3 s", table)
     answer = client.post(SEARCH, json={"embedding": vector_of(b"text 4").tolist()})
     assert answer.json()["data"][0]["key"] == "k4"
