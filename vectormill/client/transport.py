@@ -1,5 +1,6 @@
 """Transport: requests to one API, repeated where that does no harm; errors of httpx become errors of this package."""
 
+import json
 import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -11,7 +12,7 @@ from urllib.parse import quote
 import httpx
 
 from vectormill.addresses import is_loopback_host
-from vectormill.domain.errors import VectormillError
+from vectormill.domain.errors import InvalidOption, VectormillError
 from vectormill.problems import ApiError, ApiUnreachable, read_problem
 from vectormill.settings import read_api_key
 
@@ -21,6 +22,7 @@ LONG_SILENCE_SECONDS: Final = 600.0
 # Waits before each new attempt: 6 s together, which is longer than `vectormill up` needs to restart its API.
 RETRY_PAUSES: Final = (0.2, 0.4, 0.8, 1.6, 3.0)
 RETRIED_STATUS: Final = (429, 502, 503, 504)
+JSON_HEADERS: Final = {"Content-Type": "application/json"}
 
 Json = dict[str, Any]
 
@@ -69,11 +71,15 @@ class Transport:
         self._http.close()
 
     def call(self, method: str, path: str, *, is_repeatable: bool = True, **request: Any) -> Json:
+        """The answer's object. `json` is sent as the body. Raises InvalidOption for what JSON cannot say."""
         make_body = request.pop("content", None)
+        if "json" in request:
+            body, make_body = write_json(request.pop("json")), lambda: body
+            request["headers"] = JSON_HEADERS | request.get("headers", {})
         for pause in (*RETRY_PAUSES, None):
-            body = {} if make_body is None else {"content": make_body()}
+            content = {} if make_body is None else {"content": make_body()}
             try:
-                with self.answered(method, path, **request, **body) as response:
+                with self.answered(method, path, **request, **content) as response:
                     response.read()
                     answer: Json = {} if response.status_code == 204 else response.json()
                     return answer
@@ -132,6 +138,23 @@ def _authorization(api_key: str | None) -> dict[str, str]:
     if not api_key.isascii() or not api_key.isprintable():
         raise VectormillError("The API key has characters that no key has; was it copied whole?")
     return {"Authorization": f"Bearer {api_key.strip()}"}
+
+
+def write_json(value: Any) -> bytes:
+    """Half of a surrogate pair travels escaped, so that the server can say where it is. Raises InvalidOption."""
+    try:
+        written = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return written.encode() if is_unicode(written) else json.dumps(value).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidOption(f"What is to be sent cannot be said in JSON: {error}.") from error
+
+
+def is_unicode(written: str) -> bool:
+    try:
+        written.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def is_loopback(url: str) -> bool:

@@ -36,7 +36,7 @@ def test_a_filter_is_read_as_it_is_typed(written: list[str], expected: dict[str,
         parse_filter(found)
 
 
-@pytest.mark.parametrize("written", ["lang", "{", "=de", '{"a": 1'])
+@pytest.mark.parametrize("written", ["lang", "{", "=de", '{"a": 1', '{"a": NaN}', '{"a": {"gt": -Infinity}}'])
 def test_what_is_no_filter_is_refused(written: str) -> None:
     with pytest.raises(InvalidOption, match="--filter"):
         read_filters([written])

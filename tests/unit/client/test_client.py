@@ -8,7 +8,8 @@ import pytest
 
 from tests.unit.fake_api import FakeApi, serving_fake_api
 from vectormill.client import Client, is_loopback
-from vectormill.domain.errors import VectormillError
+from vectormill.client.transport import write_json
+from vectormill.domain.errors import InvalidOption, VectormillError
 from vectormill.files.ndjson import ItemJson
 from vectormill.problems import ApiError, ApiFailure, ApiUnreachable, WaitTimeout
 from vectormill.processes.lifetimes import free_port
@@ -68,6 +69,18 @@ def test_a_lone_surrogate_travels_escaped_so_that_the_server_can_report_the_item
 ) -> None:
     job = client.submit([{"key": "half", "text": "\ud800"}])
     assert api.items[job["id"]][0]["text"] == "\ud800"
+
+
+def test_what_json_cannot_say_is_refused_before_it_is_sent(client: Client, api: FakeApi) -> None:
+    for metadata in ({"score": float("nan")}, {"score": float("inf")}, {"at": object()}):
+        with pytest.raises(InvalidOption, match="cannot be said in JSON"):
+            client.put_item("docs", "a", "A text.", metadata=metadata)
+    assert not api.requests
+
+
+def test_a_query_with_a_lone_surrogate_is_left_to_the_server_to_judge(client: Client) -> None:
+    assert write_json({"text": "cut \ud83d"}) == rb'{"text": "cut \ud83d"}'
+    assert client.search("docs", "cut \ud83d").num_rows_read == 12_345
 
 
 def test_an_answer_that_was_lost_makes_no_second_job(client: Client, api: FakeApi) -> None:
@@ -204,7 +217,7 @@ def test_a_search_sends_a_text_or_a_vector(client: Client) -> None:
     client.submit(ITEMS)
     assert [match["key"] for match in client.search("docs", "one", limit=1)] == ["a"]
     assert len(client.search("docs", embedding=(1.0, 0.0))) == 5
-    assert client.search("docs", "one").num_rows_read == 1234
+    assert client.search("docs", "one").num_rows_read == 12_345
     assert client.search("indexed", "one").num_rows_read is None
     with pytest.raises(ApiError, match="no collection nowhere"):
         client.search("nowhere", "one")

@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
+from vectormill.cli.arguments.options import refuse_constant
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.filter import EQ, GT, GTE, LT, LTE, NE
 
@@ -22,7 +23,7 @@ def read_filter(written: str) -> dict[str, Any]:
     """The filter of `{"lang": "de"}`, `lang=de` or `year>=2020`; a value that reads as JSON is what JSON says."""
     if written.lstrip().startswith("{"):
         try:
-            parsed = json.loads(written)
+            parsed = json.loads(written, parse_constant=refuse_constant)
         except ValueError as error:
             raise InvalidOption(f"--filter {written} is not JSON: {error}.") from error
         return dict(parsed)

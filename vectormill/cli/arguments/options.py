@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -75,12 +75,17 @@ Metadata = Annotated[
 ]
 
 
+def refuse_constant(name: str) -> NoReturn:
+    """NaN and Infinity, which Python's reader takes and JSON does not know."""
+    raise ValueError(f"{name} is no number of JSON")
+
+
 def parse_metadata(text: str | None) -> dict[str, Any] | None:
     """The object that --metadata gives. Raises InvalidOption."""
     if text is None:
         return None
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_constant=refuse_constant)
     except ValueError as error:
         raise InvalidOption(f"--metadata is not JSON: {error}.") from error
     if not isinstance(value, dict):
