@@ -241,7 +241,7 @@ def read_keys(source: Source, place: SourcePlace, keys: Sequence[str]) -> list[I
     options = source.options
     query = ROWS_OF_KEYS.format(
         query=options["query"].strip().rstrip("; \n\t"),
-        key=sql.Identifier(options["key"]).as_string(None),
+        key=sql.Identifier(source.key_column).as_string(None),
         keys=sql.Literal(write_array(keys)).as_string(None),
     )
     some = Source(source.kind, {**options, "query": query}, source.split)

@@ -13,6 +13,9 @@ OWN_TEXTS: Final = "own_texts"  # those that the collection itself keeps
 
 SOURCE_KINDS: Final = (SQL, FILES, TREE, PUSH, OWN_TEXTS)
 
+# The column of a source's keys where it names none.
+KEY_COLUMN: Final = "key"
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -24,6 +27,11 @@ class Source:
     kind: str
     options: Mapping[str, Any]
     split: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def key_column(self) -> str:
+        """Of a source of rows: what it was told, which need not be all that it means."""
+        return str(self.options.get("key", KEY_COLUMN))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from vectormill.domain.errors import InvalidOption
-from vectormill.domain.source import FILES, OWN_TEXTS, PUSH, SQL, TREE, Source
+from vectormill.domain.source import FILES, KEY_COLUMN, OWN_TEXTS, PUSH, SQL, TREE, Source
 from vectormill.files.formats import InputName
 
 Named = Annotated[str, Meta(min_length=1, max_length=1024)]
@@ -28,7 +28,7 @@ class SqlOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     query: Annotated[str, Meta(min_length=1, max_length=100_000)]
-    key: Named = "key"
+    key: Named = KEY_COLUMN
     text: Named = "text"
     text_pair: Named | None = None
     metadata: Names = ()
@@ -41,7 +41,7 @@ class FileOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Files by path, URL or glob; `format` is told by their names unless it is given."""
 
     files: Annotated[Names, Meta(min_length=1)]
-    key: Named = "key"
+    key: Named = KEY_COLUMN
     text: Named = "text"
     text_pair: Named | None = None
     metadata: Names = ()

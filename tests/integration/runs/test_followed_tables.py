@@ -170,6 +170,20 @@ def test_a_computed_key_and_a_join_are_followed_by_name(engine: Engine, papers: 
     assert set(content(engine)) == {"1"}
 
 
+def test_a_query_whose_columns_have_the_names_that_are_meant_without_any_is_followed(
+    engine: Engine, papers: str
+) -> None:
+    run(
+        engine,
+        "UPDATE vectormill.sources SET options = jsonb_build_object('query', "
+        "'SELECT papers.id AS key, body AS text FROM papers')",
+    )
+    assert follow(engine) == FollowedTable("public", "papers", "id")
+    run(engine, "INSERT INTO papers VALUES (1, 'one', 'de'), (2, 'two', 'de')")
+    settle(engine)
+    assert set(content(engine)) == {"1", "2"}
+
+
 def test_a_source_elsewhere_and_none_are_refused(engine: Engine, papers: str) -> None:
     set_source(engine, url_env="PAPERS_URL")
     for name, error in (("docs", InvalidOption), ("nothing", CollectionNotFound)):

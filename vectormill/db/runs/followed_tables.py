@@ -60,8 +60,7 @@ def follow_table(
     """
     collection_id, source = _load_source(connection, collection)
     options = source.options
-    is_query = source.kind == SQL and {"query", "key"} <= options.keys()
-    if not is_query or options.get("url_env") or options.get("url_file"):
+    if source.kind != SQL or options.get("url_env") or options.get("url_file"):
         raise InvalidOption(
             f"The source of collection {collection!r} is no query in Vectormill's own Postgres, and triggers reach no "
             "other place; a schedule does."
@@ -205,7 +204,7 @@ def find_key_table(
 ) -> FollowedTable:
     """The table and column that the query takes its keys from: named, or told by Postgres. Raises InvalidOption."""
     origin, number, relations = _read_query(connection, source)
-    key = source.options["key"]
+    key = source.key_column
     if table is not None:
         oid = _find_table(connection, table)
         number = number if origin == oid else 0
@@ -261,7 +260,7 @@ def _read_query(connection: Connection, source: Source) -> tuple[int, int, set[s
         result = _ask(connection, query)
         plan = _ask(connection, f"EXPLAIN (VERBOSE, FORMAT JSON) {query}").get_value(0, 0)
     names = [(result.fname(position) or b"").decode() for position in range(result.nfields)]
-    key = source.options["key"]
+    key = source.key_column
     if key not in names:
         raise InvalidOption(
             f"The query has no column {key!r}; its columns are {', '.join(map(repr, names))}."
