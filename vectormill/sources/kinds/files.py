@@ -3,6 +3,7 @@
 import csv
 import gzip
 import io
+import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path, PurePosixPath
@@ -31,6 +32,8 @@ STORES: Final = (
 )  # fmt: skip
 
 PARQUET_ROWS: Final = 4096
+# Where a file that is read without translation has its lines end.
+LINE_BREAK: Final = re.compile(r"\r\n|\r|\n")
 
 # Columns of one batch: keys, texts, what makes the metadata, and second texts.
 Columns = tuple[Sequence[Any], Sequence[Any], Sequence[Any] | None, Sequence[Any] | None]
@@ -165,16 +168,38 @@ def read_csv(file: BinaryIO, path: str, delimiter: str, options: FileOptions) ->
             raise SourceFailed(f"{path} is empty; its first line should name the columns.")
         positions = find_positions(header, options, path)
         size = BatchSize()
-        while batch := list(islice(rows, size.rows)):
-            for row in batch:
-                if len(row) != len(header):
-                    raise SourceFailed(
-                        f"{path}, up to line {rows.line_num}: a row has {len(row)} cells, and the header {len(header)}."
-                    )
+        while True:
+            num_lines = rows.line_num
+            batch: list[list[str]] = []
+            try:
+                batch.extend(islice(rows, size.rows))
+            except csv.Error as error:  # what was read before it is in the batch
+                line = num_lines + count_lines(batch) + 1
+                raise SourceFailed(f"{path}, in the row that begins at line {line}: {error}.") from error
+            if not batch:
+                return
+            if {len(row) for row in batch} != {len(header)}:
+                check_widths(batch, len(header), path, num_lines + 1)
+                batch = [row for row in batch if row]  # an empty line is no row
+                if not batch:
+                    continue
             values = list(zip(*batch, strict=True))
             texts = positions[1 : len(list_texts(options)) + 1]
             size.learn_bytes(len(batch), sum(sum(map(len, values[position])) for position in texts))
             yield pick(values, positions, options)
+
+
+def check_widths(batch: Sequence[Sequence[str]], width: int, path: str, line: int) -> None:
+    """Of rows of which the first begins at `line`. Raises SourceFailed."""
+    for number, row in enumerate(batch):
+        if row and len(row) != width:
+            at = line + count_lines(batch[:number])
+            raise SourceFailed(f"{path}, line {at}: the row has {len(row)} cells, and the header {width}.")
+
+
+def count_lines(rows: Sequence[Sequence[str]]) -> int:
+    """How many lines they have in their file: one each, and one for every break in a cell."""
+    return len(rows) + sum(len(LINE_BREAK.findall(cell)) for row in rows for cell in row)
 
 
 def read_parquet(file: Any, path: str, options: FileOptions) -> Iterator[Columns]:
