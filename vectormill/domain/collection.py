@@ -77,7 +77,12 @@ def check_collection_name(name: str) -> str:
 
 
 def check_new_name(name: str) -> None:
-    """Raises InvalidOption for a name that SQL keeps for itself. Older collections may have one."""
+    """Raises InvalidOption for a name that SQL or Postgres keeps for itself. Older collections may have one."""
+    if name.startswith("pg_"):
+        raise InvalidOption(
+            f"The collection name {name!r} cannot be used: names that begin with pg_ are the system's, which Postgres "
+            "looks for before the collection's view. Take another."
+        )
     if name in RESERVED_WORDS:
         raise InvalidOption(
             f"The collection name {name!r} cannot be used: it is a reserved word of SQL, so that the collection's view "

@@ -210,6 +210,12 @@ def test_a_reserved_word_names_no_collection(engine: Engine, name: str) -> None:
         assert count_jobs(engine) == 0
 
 
+def test_a_name_that_postgres_would_take_for_a_table_of_its_own_names_no_collection(engine: Engine) -> None:
+    with api_client(engine) as client:
+        answer = client.post("/v1/collections", json={"name": "pg_class"})
+        assert_problem(answer, 422, "invalid-option", "pg_class", "the system's")
+
+
 def test_a_collection_that_an_older_release_named_with_a_reserved_word_goes_on(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

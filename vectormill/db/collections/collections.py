@@ -61,7 +61,8 @@ def find_generation(connection: Connection, name: str) -> Generation:
     row = connection.execute(FIND_LIVE_GENERATION, {"name": name}).one_or_none()
     if row is None:
         raise CollectionNotFound(
-            f"There is no collection {name!r}; submit a job with this collection name to make it."
+            f"There is no collection {name!r}; `vectormill collections create {name}` makes it, or the first job that "
+            "names it."
         )
     return read_generation(row)
 
