@@ -41,6 +41,8 @@ REPORT = {
 }
 
 
+# Of collections by name, when they are searched: with an index, and so small that none is needed; others have many.
+ROWS_READ = {"indexed": None, "small": 300}
 # The fake model cuts texts of more characters.
 LONG_CHARS = 100
 
@@ -212,7 +214,7 @@ class FakeHandler(BaseHTTPRequestHandler):
                 limit = json.loads(body)["limit"]
                 keys = [item["key"] for items in self.fake.items.values() for item in items][:limit]
                 matches = [{"key": key, "score": 0.5, "metadata": None} for key in keys]
-                self._json({"data": matches, "num_rows_read": None if name == "indexed" else 1234})
+                self._json({"data": matches, "num_rows_read": ROWS_READ.get(name, 12_345)})
             case _:
                 self._problem(404, "Not found; see /docs for what there is.")
 

@@ -246,7 +246,7 @@ def test_a_search_prints_the_nearest_keys(
     assert run("search", "docs", "how to", "--limit", "1") == 0
     printed = capsys.readouterr()
     assert printed.out == "0.5000\ta\t\n"
-    assert "all of about 1,234 rows of docs were read" in printed.err
+    assert "all of about 12,345 rows of docs were read" in printed.err
     assert run("search", "indexed", "how to", "--json") == 0
     assert "index" not in capsys.readouterr().err
     assert run("search", "nowhere", "how to", "--json") == 2

@@ -8,7 +8,7 @@ from vectormill.cli.views.index_progress import look_at_indexing
 from vectormill.cli.views.job_progress import describe_counts, describe_seconds, look_at_job
 from vectormill.cli.views.listing import print_table
 from vectormill.cli.views.progress import Look, Progress
-from vectormill.cli.views.run_progress import look_at_run
+from vectormill.cli.views.run_progress import describe_report, look_at_run
 from vectormill.cli.views.summary import Line, describe_choice, describe_long_texts, summarize_job
 
 JOB: dict[str, Any] = {
@@ -100,6 +100,10 @@ BUILD = {"indexing": {"progress": {"index": "hnsw", "phase": "loading tuples", "
         (RUN | {"counts": {}}, Look("reading", "nothing read yet")),
         (RUN | {"state": "completed"}, Look("completed", "1,200 read")),
         (
+            RUN | {"state": "completed", "counts": {}, "finished_at": "2026-01-01T00:00:00Z"},
+            Look("completed", "no rows read"),
+        ),
+        (
             RUN | {"phase": "encoding", "encoding": {"num_items": 40, "num_done": 9, "num_failed": 1}},
             Look("encoding", "10 of 40 items · 1 failed", 0.25),
         ),
@@ -111,6 +115,27 @@ BUILD = {"indexing": {"progress": {"index": "hnsw", "phase": "loading tuples", "
 )
 def test_a_run_is_shown_by_its_phase_and_while_it_encodes_by_its_job(run: dict[str, Any], look: Look) -> None:
     assert look_at_run(run) == look
+
+
+def test_what_the_phases_of_a_run_found_is_told_in_words() -> None:
+    report = {
+        "reading": {"tells_what_vanished": True, "complaints": []},
+        "encoding": {"num_encoded": 1200, "num_failed": 0, "job": "6d23"},
+        "indexing": {
+            "progress": None,
+            "plan": {"m": 16, "reasons": ["1,200 rows: few.", "Named by you."]},
+            "built": [{"name": "one", "seconds": 0.5}],
+        },
+        "swapping": {},
+    }
+    assert list(describe_report(report)) == [
+        ("reading found", "tells what vanished"),
+        ("encoding found", "1,200 encoded · job 6d23"),
+        (
+            "indexing found",
+            "plan: m 16, reasons: 1,200 rows: few.; Named by you. · built: name one, seconds 0.5",
+        ),
+    ]
 
 
 @pytest.mark.parametrize(

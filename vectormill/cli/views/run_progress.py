@@ -1,10 +1,14 @@
 """What is shown of a run that is watched, and how it came out. Knows the API's run object alone."""
 
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 from vectormill.cli.views.job_progress import count_ended, describe_counts
 from vectormill.cli.views.progress import Look
 from vectormill.domain.jobs.job import RUNNING
+
+# Of a run that has ended: its source was empty, or it had none to read.
+READ_NOTHING: Final = "no rows read"
 
 
 def look_at_run(run: dict[str, Any]) -> Look:
@@ -24,4 +28,40 @@ def describe_stage(run: dict[str, Any]) -> str:
 def describe_run_counts(run: dict[str, Any]) -> str:
     """What was seen and how it differs, in one line; what is zero is left out."""
     counts = {name.removeprefix("num_").replace("_", " "): number for name, number in run["counts"].items()}
-    return " · ".join(f"{number:,} {name}" for name, number in counts.items() if number) or "nothing read yet"
+    told = " · ".join(f"{number:,} {name}" for name, number in counts.items() if number)
+    return told or (READ_NOTHING if run.get("finished_at") else "nothing read yet")
+
+
+def describe_report(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What each phase found, a line each; what is empty, unknown, false or zero is left out."""
+    for phase, found in report.items():
+        if told := describe_findings(found):
+            yield f"{phase} found", told
+
+
+def describe_findings(found: Mapping[str, Any]) -> str:
+    """Names and values in one line."""
+    return " · ".join(_findings(found))
+
+
+def _findings(found: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in found.items():
+        words = name.removeprefix("num_").replace("_", " ")
+        if value in (None, False, "", [], {}):
+            continue
+        if value is True:
+            yield words
+        elif isinstance(value, dict):
+            yield f"{words}: {', '.join(_findings(value))}"
+        elif isinstance(value, list):
+            yield f"{words}: {'; '.join(_describe_one(each) for each in value)}"
+        elif name.startswith("num_"):
+            yield f"{value:,} {words}"
+        else:
+            yield f"{words} {_describe_one(value)}"
+
+
+def _describe_one(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(_findings(value))
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -9,6 +9,8 @@ from vectormill.cli.arguments.options import ApiUrl, DataDir, Json
 app = typer.Typer()
 
 MAX_TEXT_CELL = 100
+# Fewer are read in milliseconds with an index or without, and whether one served is nothing to act upon.
+MANY_ROWS = 10_000
 
 
 @app.command(
@@ -99,7 +101,7 @@ def search(
             ef_search=ef_search,
             fingerprint=fingerprint,
         )
-    if matches.num_rows_read is not None:
+    if (matches.num_rows_read or 0) >= MANY_ROWS:
         typer.echo(
             f"No index: all of about {matches.num_rows_read:,} rows of {collection} were read. "
             'docs/OPERATIONS.md, "Search and indexes", builds one.',

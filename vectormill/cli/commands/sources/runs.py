@@ -168,14 +168,17 @@ def confirm(run_id: RunId, api_url: ApiUrl = None, data_dir: DataDir = None, jso
 
 def _print_run(run: dict[str, Any], is_json: bool) -> None:
     from vectormill.cli.views.listing import print_json, print_table
+    from vectormill.cli.views.run_progress import describe_findings, describe_report
 
     if is_json:
         print_json(run)
         return
     counts = {name: number for name, number in run["counts"].items() if number}
-    reports = {f"{phase} found": found for phase, found in run["report"].items()}
-    told = {name: value for name, value in run.items() if name not in ("counts", "report")}
-    rows = [(name, value) for name, value in (told | counts | reports).items() if value not in (None, {}, [])]
-    print_table(("", ""), rows)
+    told = {name: value for name, value in run.items() if name not in ("counts", "report", "options", "spec")}
+    asked = {name: describe_findings(run.get(name) or {}) for name in ("options", "spec")}
+    rows = [
+        (name, value) for name, value in (told | asked | counts).items() if value not in (None, "", {}, [])
+    ]
+    print_table(("", ""), [*rows, *describe_report(run["report"])])
     if run["state"] == "held":
         typer.echo(f"Confirm it with: vectormill runs confirm {run['id']}", err=True)
