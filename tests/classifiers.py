@@ -55,7 +55,7 @@ def write_classifier(directory: Path, model_type: str, *, num_labels: int = 3, *
     sizes |= {"intermediate_size": 64, "max_position_embeddings": 80, "pad_token_id": 0, "type_vocab_size": 2}
     if model_type in CAUSAL:
         more = {"num_key_value_heads": 2, "head_dim": 8} | more
-    config = getattr(transformers, f"{name}Config")(**sizes, num_labels=num_labels, **more)
+    config = getattr(transformers, f"{name}Config")(**{**sizes, "num_labels": num_labels, **more})
     torch.manual_seed(0)
     model = getattr(transformers, f"{name}ForSequenceClassification")(config)
     with torch.no_grad():

@@ -128,6 +128,33 @@ def read_head(batch: Batch, logits: NDArray[np.float32], max_cells: int = MAX_CE
     return gather_cells(tensor, find_wanted(tensor, is_text, is_type, is_blank), is_token, max_cells)
 
 
+def list_certain_cases(model: str) -> list[Case]:
+    """Those whose records are the reference's on every machine."""
+    return [case for case in list_cases("natural", model) if is_certain(case) and not case.get("raises")]
+
+
+def list_sequences(model: str) -> Batch:
+    """All that the certain cases ask, case by case and level by level."""
+    levels = [drive(extract_of(case), by_network(load(model))) for case in list_certain_cases(model)]
+    return join_inputs([prompts for case in levels for prompts in case])
+
+
+def read_records(model: str, rows: Ragged) -> Iterator[tuple[Case, object]]:
+    """What becomes of the certain cases when these are the answers to their sequences; of each the records."""
+    place = 0
+
+    def answer(prompts: Prompts) -> Ragged:
+        nonlocal place
+        place += len(prompts)
+        return rows.take(np.arange(place - len(prompts), place))
+
+    for case in list_certain_cases(model):
+        extraction = extract_of(case)
+        drive(extraction, answer)
+        yield case, extraction.finish()[0]
+    assert place == len(rows)
+
+
 def join_inputs(levels: Sequence[Prompts]) -> Batch:
     """The sequences of several extractions as one batch."""
     names = dict.fromkeys(name for prompts in levels for name in prompts.inputs)

@@ -81,6 +81,6 @@ def find_shape(card: ModelCard) -> ModelShape:
     """The model's shape from the headers of its weights, or, where there are none yet, from its configuration alone."""
     if has_weights(card):
         return read_model_shape(card)
-    from worker.parallel.skeleton import list_shapes  # torch, which takes seconds to import
+    from worker.parallel.filling.skeleton import list_shapes  # torch, which takes seconds to import
 
     return read_model_shape(card, list_shapes(card))

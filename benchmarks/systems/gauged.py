@@ -127,8 +127,8 @@ def _import_all(order: EncoderOrder) -> None:
     import torch
 
     from worker.model.torch_encoder import DTYPES
+    from worker.parallel.filling.skeleton import build_skeleton
     from worker.parallel.meeting import PROCESS_GROUPS, join_process_group
-    from worker.parallel.skeleton import build_skeleton
 
     build_skeleton(order.card, DTYPES[FP32])
     if order.device.kind == CUDA:

@@ -3,6 +3,8 @@
 Every model in the directory is divided in every way and encodes the same batches; what this rank answers is left there.
 """
 
+import json
+import pickle
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Final
@@ -13,39 +15,46 @@ from transformers import AttentionInterface
 
 from tests.contract.packed_models import make_sequences
 from tests.contract.waits import RefusesWaiting
-from vectormill.models.model_card import read_model_card
+from vectormill.models.model_card import ModelCard, read_model_card
 from worker.batching.batch import Batch
 from worker.devices.device import CPU, Device
-from worker.encoder.encoder import EncoderOrder
+from worker.encoder.encoder import Encoder, EncoderOrder
 from worker.model.architectures import PACKED, PADDED
 from worker.model.packed_attention import make_attention
 from worker.parallel.forms.probe import set_attention
-from worker.parallel.shard_encoder import ShardEncoder
+from worker.parallel.shard_encoder import ShardEncoder, load_shard
 from worker.placement.rank import Rank
 from worker.placement.strategies import FULLY_SHARDED, SHARED, TENSOR
 
 NUM_LAYERS: Final = 4
+SMALLEST_VOCABULARY: Final = 263  # StructBERT's
 STUB: Final = "vectormill_stub"
 # Those that are also computed packed: learned positions, positions behind the padding id, rotary ones in both
 # directions with windows, and causal with grouped heads, with and without windows.
-PACKED_MODELS: Final = ("bert", "xlm-roberta", "modernbert", "qwen3", "qwen3, window")
+PACKED_MODELS: Final = ("bert", "xlm-roberta", "modernbert", "qwen3", "qwen3, window", "structbert, labels")
 # Models whose weights are compressed, by the name of their folder: what they are made of, and their precision. Wide
 # enough that ranks cut no group of numbers with one scale, and that the vocabulary is compressed too.
-COMPRESSED: Final = {"bert, int8": "bert", "modernbert, int8": "modernbert"}
+COMPRESSED: Final = {"bert, int8": "bert", "modernbert, labels, int8": "modernbert"}
 WIDE: Final = {"hidden_size": 128, "intermediate_size": 256, "vocab_size": 4200}
+# Classifiers, by the name of their folder: their architecture, and StructBERT as it is published. One of each kind of
+# layout; tests/contract/test_classifiers_agree.py has every head.
+LABELED: Final = {f"{kind}, labels": kind for kind in ("structbert", "qwen3", "deberta-v2")}
+# RexUniNLU as it is published, and what it is asked lies in its folder.
+EXTRACTING: Final = {f"rexuninlu, {model}": model for model in ("model", "model_b")}
+SEQUENCES: Final = "sequences.pickle"
 DEVICE: Final = Device("cpu:0", CPU, 0, (), 1, 1 << 30)
 
 
-def stage_layers(strategy: str, world_size: int) -> tuple[int, ...]:
+def stage_layers(strategy: str, world_size: int, num_layers: int = NUM_LAYERS) -> tuple[int, ...]:
     """Stages of unequal size where that is possible."""
     if strategy in (TENSOR, FULLY_SHARDED):
-        return (NUM_LAYERS,)
-    return {2: (1, 3), 4: (1, 1, 1, 1)}[world_size]
+        return (num_layers,)
+    return (*(1,) * (world_size - 1), num_layers - world_size + 1)
 
 
 def strategies_of(name: str) -> tuple[str, ...]:
     """Those by which the model can be divided."""
-    without = {TENSOR} if name.startswith("deberta") else set()
+    without = {TENSOR} if name.startswith("deberta") or name in EXTRACTING else set()
     return tuple(each for each in SHARED if each not in without)
 
 
@@ -53,14 +62,34 @@ def precision_of(name: str) -> str:
     return name.rpartition(", ")[2] if name in COMPRESSED else "fp32"
 
 
+def read_batches(folder: Path) -> list[Batch]:
+    """What the model in the folder is given."""
+    if folder.name not in EXTRACTING:
+        return batches()
+    sequences: Batch = pickle.loads((folder / SEQUENCES).read_bytes())
+    return [sequences.part(start, min(start + 12, len(sequences))) for start in range(0, len(sequences), 12)]
+
+
 def batches() -> list[Batch]:
     """A batch of every length, one of a single text, and one with fewer texts than ranks, each behind a prompt."""
-    sequences = make_sequences()
+    sequences = [ids % SMALLEST_VOCABULARY for ids in make_sequences()]
     return [
         Batch.from_ids(sequences, [2] + [0] * (len(sequences) - 1)),
         Batch.from_ids(sequences[2:3]),
         Batch.from_ids([sequences[6], sequences[0], sequences[4]], [3, 1, 16]),
     ]
+
+
+def read_card(folder: Path) -> ModelCard:
+    """Vectors are of two poolings; a head says itself what it reads."""
+    gives_vectors = "labels" not in folder.name and folder.name not in EXTRACTING
+    pooling = "mean+last_token" if gives_vectors else None
+    return read_model_card(folder.name, folder, pooling=pooling)
+
+
+def read_num_layers(folder: Path) -> int:
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return int(config["num_hidden_layers"])
 
 
 def attentions_of(name: str) -> tuple[str, ...]:
@@ -71,25 +100,33 @@ def encode_with_all(number: int, world_size: int, directory: Path) -> None:
     """The answers of one rank, as `number.npz` in the directory."""
     answers: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32 | np.int64]]] = {}
     for folder in sorted(path for path in directory.iterdir() if path.is_dir()):
-        card = read_model_card(folder.name, folder, pooling="mean+last_token")
+        card = read_card(folder)
         for strategy in strategies_of(folder.name):
-            layers = stage_layers(strategy, world_size)
+            layers = stage_layers(strategy, world_size, read_num_layers(folder))
             rank = Rank(number, world_size, strategy, layers, 3, directory / "meeting_point", 60.0)
             for attention in attentions_of(folder.name):
                 order = EncoderOrder(
                     card, DEVICE, "torch", precision_of(folder.name), 1, directory, attention, rank
                 )
-                encoder = ShardEncoder(order, rank)
+                encoder = load_shard(order)
                 assert encoder.describe().is_packed == (attention == PACKED)
-                for place, batch in enumerate(batches()):
-                    # The kernel of a processor asks where each sequence ends; that of a GPU does not.
-                    with nullcontext() if attention == PACKED else RefusesWaiting():
-                        vectors = encoder.encode(batch).matrix
-                    answers[f"{folder.name}|{strategy}|{attention}|{place}"] = vectors
+                for place, batch in enumerate(read_batches(folder)):
+                    # The kernel of a processor asks where each sequence ends; that of a GPU does not. How many cells
+                    # there are an extraction asks on both.
+                    may_wait = attention == PACKED or card.is_extractor
+                    with nullcontext() if may_wait else RefusesWaiting():
+                        rows = encoder.encode(batch)
+                    name = f"{folder.name}|{strategy}|{attention}|{place}"
+                    answers |= {name: rows.covered, f"{name}|lengths": rows.lengths}
                 if attention == PACKED:
+                    assert isinstance(encoder, ShardEncoder)
                     check_waits(encoder)
-                answers[f"{folder.name}|{strategy}|bytes"] = np.array(encoder.num_bytes_read)
+                answers[f"{folder.name}|{strategy}|bytes"] = np.array(count_bytes_read(encoder))
     np.savez(directory / f"{number}.npz", allow_pickle=False, **answers)
+
+
+def count_bytes_read(encoder: Encoder) -> int:
+    return sum(loading.num_bytes for loading in encoder.describe().loadings)
 
 
 def check_waits(encoder: ShardEncoder) -> None:

@@ -1,11 +1,14 @@
 """A classifier's numbers are those of transformers and of StructBERT's own code, alone and in any batch."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
+from safetensors.torch import load_file as read_torch
 
 from tests.classifiers import (
     CLASSIFIERS,
@@ -21,6 +24,9 @@ from tests.models import read_card
 from vectormill.domain.errors import ModelError
 from vectormill.models.classifiers import HEAD_POOLING
 from worker.model.classifiers.heads import HEADS
+from worker.model.network import load_transformer
+from worker.parallel.filling.skeleton import build_skeleton, fill
+from worker.parallel.layouts import LAYOUTS, find_layout
 from worker.tokens.tokenizer import Tokenizer
 
 CASES = [
@@ -118,6 +124,41 @@ def test_a_tensor_that_is_missing_or_too_many_is_named(tmp_path: Path) -> None:
         save_file(tensors, directory / "model.safetensors")
         with pytest.raises(ModelError, match=message.replace(".", r"\.")):
             load_classifier(read_card(directory), "torch", tmp_path)
+
+
+def test_structbert_is_read_from_the_pickle_that_it_is_published_as(tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(STRUCTBERT / "model", tmp_path / "model"))
+    torch.save(read_torch(directory / "model.safetensors"), directory / "pytorch_model.bin")
+    (directory / "model.safetensors").unlink()
+    logits = judge(
+        load_classifier(read_card(directory), "torch", tmp_path), read_card(directory), STRUCTBERT_PAIRS
+    )
+    expected = np.array([case["max_length_512"]["logits"] for case in CASES])
+    assert np.abs(logits - expected).max() < 1e-5
+
+
+@pytest.mark.parametrize("model_type", [*sorted(CLASSIFIERS.keys() & LAYOUTS.keys()), "structbert"])
+def test_ranks_fill_a_classifier_with_what_one_device_reads(model_type: str, tmp_path: Path) -> None:
+    directory = STRUCTBERT / "model"
+    if model_type != "structbert":
+        directory = write_classifier(tmp_path / "model", model_type, vocab_size=100)
+    card = read_card(directory)
+    skeleton = build_skeleton(card, torch.float32)
+    fill(skeleton, card, find_layout(skeleton.config.model_type), torch.device("cpu"))
+    filled, whole = skeleton.state_dict(), load_transformer(card, torch.float32).state_dict()
+    assert filled.keys() == whole.keys()
+    assert all(torch.equal(filled[name], whole[name]) for name in whole)
+
+
+def test_a_tensor_that_ranks_do_not_find_is_named(tmp_path: Path) -> None:
+    directory = write_classifier(tmp_path / "model", "bert", vocab_size=100)
+    tensors = load_file(directory / "model.safetensors")
+    del tensors["bert.encoder.layer.1.output.dense.weight"]
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    card = read_card(directory)
+    skeleton = build_skeleton(card, torch.float32)
+    with pytest.raises(ModelError, match=r"encoder\.layer\.1\.output\.dense\.weight is missing"):
+        fill(skeleton, card, find_layout("bert"), torch.device("cpu"))
 
 
 def test_a_head_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -1,32 +1,46 @@
 """A model that several devices share gives the vectors that it gives on one: real processes, every way of sharing."""
 
 import json
+import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from tests.classifiers import STRUCTBERT, write_classifier
 from tests.contract.packed_models import make_transformer
 from tests.contract.rank_program import (
     COMPRESSED,
+    EXTRACTING,
+    LABELED,
     NUM_LAYERS,
+    SEQUENCES,
+    SMALLEST_VOCABULARY,
     WIDE,
     attentions_of,
     batches,
     encode_with_all,
     precision_of,
+    read_batches,
+    read_card,
     strategies_of,
 )
 from tests.contract.ranks import run_ranks
+from tests.rexuninlu import GOLDEN, describe, list_sequences, read_records, summarize
 from vectormill.domain.errors import ModelError
 from vectormill.models.model_card import read_model_card
+from vectormill.ragged import Ragged
+from worker.backends.factory import load_encoder
 from worker.devices.device import CPU, Device, device_environment
-from worker.encoder.encoder import Choice, EncoderOrder
-from worker.model.torch_encoder import TorchEncoder
+from worker.encoder.encoder import Encoder, EncoderOrder
 from worker.parallel.layouts import find_layout
 from worker.parallel.loopback import loopback_environment
+from worker.parallel.shard_encoder import load_shard
 from worker.parallel.tensor_parallel import apply_tensor_parallel
+from worker.placement.rank import Rank
 from worker.placement.strategies import FULLY_SHARDED, PIPELINE, TENSOR
 
 # One of each kind: learned positions, positions behind the padding id, rotary with windows on some layers and joined
@@ -34,6 +48,8 @@ from worker.placement.strategies import FULLY_SHARDED, PIPELINE, TENSOR
 # these with a convolution behind the first layer.
 DEBERTA = ("deberta-v2", "deberta-v2, convolution")
 MODELS = ("bert", "xlm-roberta", "modernbert", "qwen3", "qwen3, window", "mistral, window", *DEBERTA)
+# Of numbers for labels, which vary by more.
+MAX_LOGIT_ERROR = 1e-4
 TOKENIZER = '{"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "b"}}'
 DEVICE = Device("cpu:0", CPU, 0, (), 1, 1 << 30)
 
@@ -46,9 +62,26 @@ def save_models(directory: Path, world_size: int) -> None:
         grouped = {"num_key_value_heads": max(2, world_size)} if "wen" in name or "mistral" in name else {}
         make_transformer(name, num_hidden_layers=NUM_LAYERS, **grouped).save_pretrained(directory / name)
         (directory / name / "tokenizer.json").write_text(TOKENIZER)
-    for name, kind in COMPRESSED.items() if world_size == 2 else ():
-        make_transformer(kind, num_hidden_layers=NUM_LAYERS, **WIDE).save_pretrained(directory / name)
-        (directory / name / "tokenizer.json").write_text(TOKENIZER)
+    if world_size == 2:
+        save_models_of_two_ranks(directory)
+
+
+def save_models_of_two_ranks(directory: Path) -> None:
+    """Those by which more ranks would show nothing else."""
+    for name, kind in COMPRESSED.items():
+        if "labels" in name:
+            write_classifier(directory / name, kind, num_hidden_layers=NUM_LAYERS, **WIDE)
+        else:
+            make_transformer(kind, num_hidden_layers=NUM_LAYERS, **WIDE).save_pretrained(directory / name)
+            (directory / name / "tokenizer.json").write_text(TOKENIZER)
+    for name, kind in LABELED.items():
+        if kind == "structbert":
+            shutil.copytree(STRUCTBERT / "model", directory / name)
+        else:
+            write_classifier(directory / name, kind, vocab_size=SMALLEST_VOCABULARY)
+    for name, model in EXTRACTING.items():
+        shutil.copytree(GOLDEN / model, directory / name)
+        (directory / name / SEQUENCES).write_bytes(pickle.dumps(list_sequences(model)))
 
 
 @pytest.fixture(scope="module", params=[2, 4], ids=["2 ranks", "4 ranks"])
@@ -64,18 +97,23 @@ def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return world_size, directory, answers
 
 
-def whole(directory: Path, name: str) -> TorchEncoder:
-    card = read_model_card(name, directory / name, pooling="mean+last_token")
-    precision = precision_of(name)
-    order = EncoderOrder(card, DEVICE, "torch", precision, 1, directory)
-    return TorchEncoder(order, Choice("torch", "for tests"), Choice(precision, "for tests"))
+def whole(directory: Path, name: str) -> Encoder:
+    card = read_card(directory / name)
+    return load_encoder(EncoderOrder(card, DEVICE, "torch", precision_of(name), 1, directory))
+
+
+def join_answers(answers: list[Any], name: str) -> Ragged:
+    """The ranks' rows, one behind the other; a rank may have none."""
+    lengths = np.concatenate([each[f"{name}|lengths"] for each in answers])
+    values = np.concatenate([each[name] for each in answers])
+    return Ragged(values, np.concatenate(([0], np.cumsum(lengths))))
 
 
 @pytest.mark.parametrize(
     ("name", "strategy", "attention"),
     [
         (name, strategy, attention)
-        for name in (*MODELS, *COMPRESSED)
+        for name in (*MODELS, *COMPRESSED, *LABELED)
         for strategy in strategies_of(name)
         for attention in attentions_of(name)
     ],
@@ -83,19 +121,48 @@ def whole(directory: Path, name: str) -> TorchEncoder:
 def test_a_shared_model_gives_the_vectors_of_a_whole_one(
     shared: Shared, name: str, strategy: str, attention: str
 ) -> None:
-    world_size, directory, answers = shared
-    if name in COMPRESSED and world_size > 2:
-        pytest.skip(
-            "compressed weights are cut among two ranks only: four take a minute more and show nothing else"
-        )
+    _, directory, answers = shared
+    if not (directory / name).exists():
+        pytest.skip("what does not depend on the number of ranks is shared among two of them only")
     encoder = whole(directory, name)
     for place, batch in enumerate(batches()):
         expected = encoder.encode(batch).matrix
-        parts = [answers[number][f"{name}|{strategy}|{attention}|{place}"] for number in range(world_size)]
-        vectors = np.concatenate([part for part in parts if len(part)])  # a rank may have none
-        assert vectors.shape == expected.shape
-        norms = np.linalg.norm(vectors, axis=1) * np.linalg.norm(expected, axis=1)
-        assert ((vectors * expected).sum(axis=1) / norms).min() >= 0.99999
+        found = join_answers(answers, f"{name}|{strategy}|{attention}|{place}").matrix
+        assert found.shape == expected.shape
+        if "labels" in name:
+            assert np.abs(found - expected).max() < MAX_LOGIT_ERROR
+            assert len(batch) == 1 or np.ptp(expected, axis=0).min() > 100 * MAX_LOGIT_ERROR
+        else:
+            assert find_cosines(found, expected).min() >= 0.99999
+
+
+def find_cosines(found: NDArray[np.float32], expected: NDArray[np.float32]) -> NDArray[np.float32]:
+    norms = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
+    cosines: NDArray[np.float32] = (found * expected).sum(axis=1) / norms
+    return cosines
+
+
+@pytest.mark.parametrize("strategy", [FULLY_SHARDED, PIPELINE])
+@pytest.mark.parametrize("name", EXTRACTING)
+def test_a_shared_extraction_finds_the_cells_and_records_of_a_whole_one(
+    shared: Shared, name: str, strategy: str
+) -> None:
+    """Of all that the golden cases ask, level by level; their records are the reference's."""
+    _, directory, answers = shared
+    if not (directory / name).exists():
+        pytest.skip("its layers are too few for four stages")
+    encoder, rows = whole(directory, name), []
+    for place, batch in enumerate(read_batches(directory / name)):
+        expected = encoder.encode(batch)
+        found = join_answers(answers, f"{name}|{strategy}|padded|{place}")
+        np.testing.assert_array_equal(found.lengths, expected.lengths)
+        np.testing.assert_allclose(found.covered, expected.covered, atol=MAX_LOGIT_ERROR)
+        rows.append(found)
+    num_found = 0
+    for case, records in read_records(EXTRACTING[name], Ragged.join(rows)):
+        assert describe(records) == summarize(case["output"]), case["id"]
+        num_found += case["output"]["count"]
+    assert num_found > 10
 
 
 @pytest.mark.parametrize("strategy", [FULLY_SHARDED, PIPELINE])
@@ -140,6 +207,15 @@ def test_deberta_says_why_its_layers_cannot_be_cut() -> None:
     transformer = make_transformer("deberta-v2")
     with pytest.raises(ModelError, match=r"relative positions.*use pipeline or fully_sharded"):
         apply_tensor_parallel(transformer, find_layout("deberta-v2"), TwoRanks())
+
+
+def test_an_extraction_says_so_before_it_meets_other_ranks(tmp_path: Path) -> None:
+    rank = Rank(0, 2, TENSOR, (3,), 1, tmp_path / "meeting_point", 60.0)
+    order = EncoderOrder(
+        read_model_card("rexuninlu", GOLDEN / "model"), DEVICE, "torch", "fp32", 1, tmp_path, rank=rank
+    )
+    with pytest.raises(ModelError, match=r"relative positions.*use pipeline or fully_sharded"):
+        load_shard(order)
 
 
 def _grouped(directory: Path, name: str) -> dict[str, int]:

@@ -6,7 +6,6 @@ write them) and plain transformers (`config.json` alone: mean pooling, vectors o
 
 import json
 import math
-import struct
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -15,6 +14,7 @@ from typing import Any, Final
 
 from vectormill.domain.errors import ModelError
 from vectormill.models.classifiers import Classifier, is_structbert, read_classifier
+from vectormill.models.weight_headers import read_header, read_header_bytes
 
 CLS: Final = "cls"
 MEAN: Final = "mean"
@@ -40,9 +40,12 @@ TRANSFORMER_CONFIGS: Final = tuple(
 OFFSET_POSITIONS: Final = frozenset(
     {"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "mpnet", "longformer", "data2vec-text"}
 )
-# Of RexUniNLU's head.
+# Of RexUniNLU: whose configuration it has, and its head.
+REXUNINLU_TYPE: Final = "deberta-v2"
 EXTRACTOR_TENSORS: Final = frozenset({"ffnq.weight", "ffnk.weight", "rotary_emb.freqs"})
 PICKLED_WEIGHTS: Final = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5")
+# What StructBERT and RexUniNLU are published as, which transformers cannot convert.
+PUBLISHED_WEIGHTS: Final = "pytorch_model.bin"
 # A tokenizer that knows no limit says 10^30.
 LARGEST_MAX_TOKENS: Final = 1 << 20
 
@@ -156,10 +159,18 @@ def parse_pooling(text: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def find_weights(directory: Path, name: str) -> list[Path]:
-    """The safetensors files of the transformer itself, in order of name. Pickled weights are refused."""
+    """The safetensors files of the transformer itself, in order of name. Pickled weights are refused, unless they are
+    of a model that was published so and that transformers cannot convert: of those, tensors alone are read.
+    """
     files = sorted(directory.glob("*.safetensors"))
     if files:
         return files
+    published = directory / PUBLISHED_WEIGHTS
+    if published.is_file():
+        config = _read_json(directory / "config.json", name)
+        may_be_rex = config.get("model_type") == REXUNINLU_TYPE
+        if is_structbert(config) or (may_be_rex and is_rexuninlu(config, find_tensor_names([published]))):
+            return [published]
     pickles = sorted(path.name for pattern in PICKLED_WEIGHTS for path in directory.glob(pattern))
     if pickles:
         raise ModelError(
@@ -182,10 +193,9 @@ def fingerprint_directory(directory: Path, weights: Sequence[Path]) -> str:
         digest.update(path.relative_to(directory).as_posix().encode() + b"\0" + path.read_bytes())
     for path in [*weights, *sorted(directory.glob("*/*.safetensors"))]:
         size = path.stat().st_size
-        digest.update(f"{path.name}:{size}".encode())
+        header, start = read_header_bytes(path)
+        digest.update(f"{path.name}:{size}".encode() + header)
         with path.open("rb") as file:
-            start = 8 + struct.unpack("<Q", file.read(8))[0]
-            digest.update(file.read(start - 8))
             for sample in range(64):
                 file.seek(start + (size - start) * sample // 64)
                 digest.update(file.read(4096))
@@ -319,22 +329,13 @@ def _longest_input(directory: Path, config: dict[str, Any]) -> int:
 
 def find_tensor_names(weights: Sequence[Path]) -> set[str]:
     """As the headers of the files have them; reads a few kilobytes of each."""
-    names: set[str] = set()
-    for path in weights:
-        with path.open("rb") as file:
-            names |= json.loads(file.read(struct.unpack("<Q", file.read(8))[0])).keys()
-    return names
+    return {name for path in weights for name in read_header(path)}
 
 
 def is_rexuninlu(config: dict[str, Any], names: Set[str]) -> bool:
     """Its config.json is any DeBERTa's; the names of its head's tensors tell."""
-    return config.get("model_type") == "deberta-v2" and names >= EXTRACTOR_TENSORS
+    return config.get("model_type") == REXUNINLU_TYPE and names >= EXTRACTOR_TENSORS
 
 
 def _count_parameters(weights: Sequence[Path]) -> int:
-    total = 0
-    for path in weights:
-        with path.open("rb") as file:
-            header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
-        total += sum(math.prod(entry["shape"]) for key, entry in header.items() if key != "__metadata__")
-    return total
+    return sum(math.prod(tensor.shape) for path in weights for tensor in read_header(path).values())

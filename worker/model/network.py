@@ -117,7 +117,7 @@ def load_transformer(card: ModelCard, dtype: torch.dtype, on_read: OnRead | None
             )
         with _counting(on_read, num_bytes):
             if is_published(card):
-                return prepare_transformer(load_published(card, config, dtype))
+                return prepare_transformer(load_published(card, dtype))
             model, loading = AutoModel.from_pretrained(
                 card.path,
                 config=config,

@@ -17,13 +17,14 @@ class Layout:
     all-reduce at the end of each makes them whole (Shoeybi et al., Megatron-LM, 2019, section 3). `joined` are columns
     that hold several matrices one below the other, each of which is cut by itself.
 
-    `after_first_layer` is a module that may be there, and works behind the first layer of the whole model only.
+    `after_first_layer` is a module that may be there, and works behind the first layer of the whole model only;
+    `behind_layers` are those that work on what comes out of the last one.
     `tensor_obstacle` says why an architecture without columns and rows has none.
     """
 
     layers: str
     embeddings: str
-    final_norm: str | None
+    behind_layers: tuple[str, ...]
     columns: tuple[str, ...]
     rows: tuple[str, ...]
     joined: dict[str, int] = field(default_factory=dict)
@@ -34,14 +35,14 @@ class Layout:
 _BERT: Final = Layout(
     layers="encoder.layer",
     embeddings="embeddings",
-    final_norm=None,
+    behind_layers=(),
     columns=("attention.self.query", "attention.self.key", "attention.self.value", "intermediate.dense"),
     rows=("attention.output.dense", "output.dense"),
 )
 _MODERNBERT: Final = Layout(
     layers="layers",
     embeddings="embeddings",
-    final_norm="final_norm",
+    behind_layers=("final_norm",),
     columns=("attn.Wqkv", "mlp.Wi"),
     rows=("attn.Wo", "mlp.Wo"),
     joined={"attn.Wqkv": 3, "mlp.Wi": 2},
@@ -49,7 +50,7 @@ _MODERNBERT: Final = Layout(
 _DECODER: Final = Layout(
     layers="layers",
     embeddings="embed_tokens",
-    final_norm="norm",
+    behind_layers=("norm",),
     columns=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj"),
     rows=("self_attn.o_proj", "mlp.down_proj"),
 )
@@ -57,7 +58,7 @@ _DECODER: Final = Layout(
 _DEBERTA: Final = Layout(
     layers="encoder.layer",
     embeddings="embeddings",
-    final_norm=None,
+    behind_layers=(),
     columns=(),
     rows=(),
     after_first_layer="encoder.conv",

@@ -30,23 +30,35 @@ class PassedOn(nn.Module):
 
 
 def cut_stage(transformer: nn.Module, layout: Layout, rank: Rank) -> None:
-    """Leaves of the model what the rank's stage computes: its layers, embeddings at the front, a norm at the end."""
+    """Leaves of the model what the rank's stage computes: its layers, embeddings in front, norm or head behind."""
     first, count = rank.first_layer, rank.stage_layers[rank.number]
     parent_path, _, name = layout.layers.rpartition(".")
     parent = transformer.get_submodule(parent_path)
     setattr(parent, name, getattr(parent, name)[first : first + count])
+    _cut_config(transformer, first, count)
+    if not rank.is_first:
+        _replace(transformer, layout.embeddings, PassedOn())
+        if layout.after_first_layer is not None:
+            _replace(transformer, layout.after_first_layer, None)
+    if not rank.is_last:
+        for path in layout.behind_layers:
+            _replace(transformer, path, nn.Identity())
+
+
+def _cut_config(transformer: nn.Module, first: int, count: int) -> None:
+    """Where there is one of transformers, whose modules look their layers up in it."""
+    if not hasattr(transformer, "config"):
+        return
     config = copy.deepcopy(transformer.config)
     config.num_hidden_layers = count
     if getattr(config, "layer_types", None):  # which layers see a window only; looked up by position
         config.layer_types = config.layer_types[first : first + count]
     transformer.config = config
-    if not rank.is_first:
-        setattr(transformer, layout.embeddings, PassedOn())
-        if layout.after_first_layer is not None:
-            parent_path, _, name = layout.after_first_layer.rpartition(".")
-            setattr(transformer.get_submodule(parent_path), name, None)
-    if not rank.is_last and layout.final_norm is not None:
-        setattr(transformer, layout.final_norm, nn.Identity())
+
+
+def _replace(transformer: nn.Module, path: str, module: nn.Module | None) -> None:
+    parent_path, _, name = path.rpartition(".")
+    setattr(transformer.get_submodule(parent_path), name, module)
 
 
 def split_micro_batches(batch: Batch, count: int) -> list[Batch]:
@@ -80,14 +92,15 @@ class PipelineStage:
     def run(
         self,
         shapes: Sequence[tuple[int, ...]],
-        compute: Callable[[int, Tensor | None], Tensor],
-    ) -> list[Tensor]:
-        """What `compute(number, hidden states)` makes of every micro-batch; sent on, or returned by the last stage.
+        compute: Callable[[int, Tensor | None], Any],
+    ) -> list[Any]:
+        """What `compute(number, hidden states)` makes of every micro-batch, if this is the last stage; what others make
+        are hidden states, which are sent on.
 
         `shapes` are those of the hidden states [n, length, hidden size] of each micro-batch; every rank knows them.
         """
         start = time.perf_counter()
-        results: list[Tensor] = []
+        results: list[Any] = []
         arriving = self._receive(shapes[0])
         leaving: _Transfer | None = None
         for number in range(len(shapes)):

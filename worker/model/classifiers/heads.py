@@ -5,18 +5,15 @@ padded, converted and shared like any encoder. tests/contract/test_classifiers_a
 model of transformers.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-import torch
-from safetensors import safe_open
-from torch import Tensor, nn
-from transformers import AutoModelForSequenceClassification
+from torch import nn
 from transformers.activations import get_activation
 
 from vectormill.domain.errors import ModelError
-from vectormill.models.model_card import ModelCard, find_weights
-from worker.model.classifiers.published import list_published_names, load_config
+from vectormill.models.model_card import ModelCard
+from worker.model.classifiers.published import outline_classifier, read_tensors
 
 
 def _with_bert_pooler(model: Any) -> nn.Module:
@@ -77,16 +74,16 @@ def load_head(card: ModelCard) -> nn.Module:
 
     The work is one product a sequence: fp32 costs nothing here, and a score's error would be seen.
     """
-    config = load_config(card, num_labels=card.dimension)
-    with torch.device("meta"):
-        model = AutoModelForSequenceClassification.from_config(config)
-        head = HEADS[config.model_type](model)
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    wanted = {own: names[id(parameter)] for own, parameter in head.named_parameters()}
-    values = read_tensors(card, wanted.values())
+    head, names = outline_head(card)
+    values = read_tensors(card, names.values())
+    if missing := sorted(set(names.values()) - values.keys()):
+        raise ModelError(
+            f"The weights in {card.path} do not fill the head of model {card.name!r}: {', '.join(missing)} "
+            "are missing, and would be random."
+        )
     head.to_empty(device="cpu").float()
     try:
-        head.load_state_dict({own: values[name].float() for own, name in wanted.items()})
+        head.load_state_dict({own: values[name].float() for own, name in names.items()})
     except RuntimeError as error:
         raise ModelError(
             f"The weights in {card.path} do not fit the head of model {card.name!r}: {error}"
@@ -94,20 +91,9 @@ def load_head(card: ModelCard) -> nn.Module:
     return head.eval().requires_grad_(False)
 
 
-def read_tensors(card: ModelCard, names: Iterable[str]) -> dict[str, Tensor]:
-    """These tensors of the model, by their names in transformers. Raises ModelError for one that is not there."""
-    published = list_published_names(card)
-    found: dict[str, Tensor] = {}
-    missing = set(names)
-    for path in find_weights(card.path, card.name):
-        with safe_open(path, framework="pt") as file:
-            for stored in file.keys():  # noqa: SIM118 - not a mapping
-                if (name := published(stored)) in missing:
-                    found[name] = file.get_tensor(stored)
-                    missing.discard(name)
-    if missing:
-        raise ModelError(
-            f"The weights in {card.path} do not fill the head of model {card.name!r}: {', '.join(sorted(missing))} "
-            "are missing, and would be random."
-        )
-    return found
+def outline_head(card: ModelCard) -> tuple[nn.Module, dict[str, str]]:
+    """The head without weights, and what transformers calls each of its parameters in the whole model."""
+    model = outline_classifier(card)
+    head = HEADS[model.config.model_type](model)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return head, {own: names[id(parameter)] for own, parameter in head.named_parameters()}

@@ -6,17 +6,18 @@ outright, and each has to be there.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, BertConfig
 
 from vectormill.domain.errors import ModelError
 from vectormill.models.classifiers import STRUCTBERT
 from vectormill.models.model_card import ModelCard, find_weights
+from vectormill.models.weight_headers import read_header
+from worker.model.weights.stored import open_weights
 
 # Of StructBERT: how its names begin, and what a BERT calls the same.
 _STRUCTBERT_PREFIX, _BERT_PREFIX = "encoder.", "bert."
@@ -45,41 +46,55 @@ def list_published_names(card: ModelCard) -> Callable[[str], str]:
     return lambda stored: _rename(stored, _STRUCTBERT_PREFIX, _BERT_PREFIX)
 
 
-def load_published(card: ModelCard, config: Any, dtype: torch.dtype) -> nn.Module:
-    """The bare transformer of a model whose every tensor is named. Raises ModelError when they are not these."""
-    config.num_labels = card.dimension
+def outline_classifier(card: ModelCard) -> Any:
+    """The whole model of transformers with its head, without weights."""
     with torch.device("meta"):
-        outline = AutoModelForSequenceClassification.from_config(config)
-    tensors = read_published(card, outline.state_dict())
+        return AutoModelForSequenceClassification.from_config(load_config(card, num_labels=card.dimension))
+
+
+def load_published(card: ModelCard, dtype: torch.dtype) -> nn.Module:
+    """The bare transformer of a model whose every tensor is named. Raises ModelError when they are not these."""
+    check_published(card)
+    outline = outline_classifier(card)
+    tensors = read_tensors(card, outline.state_dict())
     # transformers itself would let a name that does not fit pass, with a warning.
-    whole = type(outline).from_pretrained(None, config=config, state_dict=tensors, dtype=dtype)
+    whole = type(outline).from_pretrained(None, config=outline.config, state_dict=tensors, dtype=dtype)
     transformer: nn.Module = whole.base_model
     return transformer
 
 
-def read_published(card: ModelCard, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """All tensors of a whole model, by their names in transformers, of which `wanted` has each with its shape.
-
-    Raises ModelError for one that is missing, is too many, or has another shape.
-    """
+def check_published(card: ModelCard) -> None:
+    """Reads no weights. Raises ModelError for a tensor that is missing, is too many, or has another shape."""
     rename = list_published_names(card)
-    found: dict[str, Tensor] = {}
-    for path in find_weights(card.path, card.name):
-        with safe_open(path, framework="pt") as file:
-            found |= {rename(stored): file.get_tensor(stored) for stored in file.keys()}  # noqa: SIM118 - no mapping
-    found = {name: tensor for name, tensor in found.items() if name not in _BUFFERS}
+    wanted = {name: tuple(tensor.shape) for name, tensor in outline_classifier(card).state_dict().items()}
+    found = {
+        rename(stored): header.shape
+        for path in find_weights(card.path, card.name)
+        for stored, header in read_header(path).items()
+        if rename(stored) not in _BUFFERS
+    }
     flaws = [f"{name} is missing" for name in sorted(wanted.keys() - found.keys())]
     flaws += [f"{name} is nothing that this model has" for name in sorted(found.keys() - wanted.keys())]
     flaws += [
-        f"{name} has the shape {list(found[name].shape)} instead of {list(wanted[name].shape)}"
+        f"{name} has the shape {list(found[name])} instead of {list(wanted[name])}"
         for name in sorted(found.keys() & wanted.keys())
-        if found[name].shape != wanted[name].shape
+        if found[name] != wanted[name]
     ]
     if flaws:
         more = f", and {len(flaws) - 3} more" if len(flaws) > 3 else ""
         raise ModelError(
             f"The weights in {card.path} are not those of the model {card.name!r}: {'; '.join(flaws[:3])}{more}."
         )
+
+
+def read_tensors(card: ModelCard, names: Iterable[str]) -> dict[str, Tensor]:
+    """Those of the model's tensors that there are, by their names in transformers."""
+    rename, wanted = list_published_names(card), set(names)
+    found: dict[str, Tensor] = {}
+    for path in find_weights(card.path, card.name):
+        with open_weights(path) as file:
+            named = {rename(stored): stored for stored in file.keys()}  # noqa: SIM118 - not a mapping
+            found |= {name: file.get_tensor(named[name]) for name in wanted & named.keys()}
     return found
 
 

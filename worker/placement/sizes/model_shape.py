@@ -6,7 +6,6 @@ Reads no weights, knows no precision and no device. Where no weights are, somebo
 import json
 import math
 import re
-import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, Final
 
 from vectormill.domain.errors import ModelError
 from vectormill.models.model_card import ModelCard, find_weights
+from vectormill.models.weight_headers import read_header
 
 # What the transformer of worker.model.network leaves out: heads that vectors do not pass through, and buffers.
 UNUSED_PARTS: Final = frozenset(
@@ -76,7 +76,11 @@ class ModelShape:
 
 
 def has_weights(card: ModelCard) -> bool:
-    return any(card.path.glob("*.safetensors"))
+    """Whether they are there, in a file that is read."""
+    try:
+        return bool(find_weights(card.path, card.name))
+    except ModelError:
+        return False
 
 
 def read_model_shape(card: ModelCard, shapes: Mapping[str, tuple[int, ...]] | None = None) -> ModelShape:
@@ -105,21 +109,10 @@ def read_model_shape(card: ModelCard, shapes: Mapping[str, tuple[int, ...]] | No
     )
 
 
-def read_header(path: Path) -> dict[str, tuple[int, ...]]:
-    """Name to shape of the floating-point tensors in a safetensors file. Reads a few kilobytes of it."""
-    with path.open("rb") as file:
-        header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
-    header.pop("__metadata__", None)
-    return {
-        name: tuple(entry["shape"])
-        for name, entry in header.items()
-        if entry["dtype"].startswith(("F", "BF"))
-    }
-
-
 def _read_shapes(card: ModelCard) -> dict[str, tuple[int, ...]]:
+    """Of the floating-point tensors, by name."""
     headers = [read_header(path) for path in find_weights(card.path, card.name)]
-    return {name: shape for header in headers for name, shape in header.items()}
+    return {name: tensor.shape for header in headers for name, tensor in header.items() if tensor.is_float}
 
 
 def _list_tensors(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[TensorSize]:

@@ -5,12 +5,12 @@ heads are at work as `BIAS_BYTES` holds, and at least one. For all heads and lay
 number of a relative embedding and one truth value for each token of its sequence.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, relu, scaled_dot_product_attention, silu, tanh
+from torch.nn.functional import gelu, layer_norm, linear, relu, scaled_dot_product_attention, silu, tanh
 
 from worker.tasks.extract.model.switches import Switches
 
@@ -74,14 +74,19 @@ class SelfAttention(nn.Module):
         self.position_keys: Tensor | None = None
         self.position_queries: Tensor | None = None
 
-    def project_positions(self, relative: Tensor) -> None:
-        """Projects the relative embeddings [2 * span, hidden], once for all batches."""
+    def project_positions(self, relative: Tensor, whole: Callable[[Tensor], Tensor]) -> None:
+        """Projects the relative embeddings [2 * span, hidden], once for all batches. `whole` as of Encoder."""
+
+        def project(proj: nn.Linear) -> Tensor:
+            projected = linear(relative, whole(proj.weight), whole(proj.bias))
+            return self._split(projected[None])[0] * self.scale
+
         if "c2p" in self.terms:
-            key_proj = self.key_proj if self.shares_projections else self.pos_key_proj
-            self.position_keys = self._split(key_proj(relative)[None])[0] * self.scale
+            self.position_keys = project(self.key_proj if self.shares_projections else self.pos_key_proj)
         if "p2c" in self.terms:
-            query_proj = self.query_proj if self.shares_projections else self.pos_query_proj
-            self.position_queries = self._split(query_proj(relative)[None])[0] * self.scale
+            self.position_queries = project(
+                self.query_proj if self.shares_projections else self.pos_query_proj
+            )
 
     def forward(self, states: Tensor, index: Tensor, columns: slice, is_hidden: Tensor) -> Tensor:
         """[n, length, hidden] -> the same, with `index` and `is_hidden` as of Encoder.forward."""
@@ -199,12 +204,16 @@ class Encoder(nn.Module):
             self.LayerNorm = nn.LayerNorm(switches.hidden_size, switches.layer_norm_eps)
         self.conv = Convolution(switches) if switches.conv_kernel_size > 0 else None
 
-    def project_positions(self) -> None:
-        relative = self.rel_embeddings.weight
+    def project_positions(self, whole: Callable[[Tensor], Tensor]) -> None:
+        """`whole` makes a parameter of what is here of it."""
+        relative = whole(self.rel_embeddings.weight)
         if hasattr(self, "LayerNorm"):
-            relative = self.LayerNorm(relative)
+            norm = self.LayerNorm
+            relative = layer_norm(
+                relative, norm.normalized_shape, whole(norm.weight), whole(norm.bias), norm.eps
+            )
         for layer in self.layer:
-            layer.attention["self"].project_positions(relative)
+            layer.attention["self"].project_positions(relative, whole)
 
     def forward(
         self, embedded: Tensor, index: Tensor, columns: slice, is_hidden: Tensor, is_token: Tensor

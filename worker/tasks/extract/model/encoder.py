@@ -10,15 +10,19 @@ from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
 from worker.devices.device import CPU, CUDA
 from worker.encoder.backends import AUTO
-from worker.encoder.choice import BF16, FP32, choose_precision
 from worker.encoder.encoder import Choice, DirectEncoder, EncoderOrder, EncoderReport, Loading, device_choice
+from worker.encoder.switches import SWITCHES, SwitchChoice, parse_switches
+from worker.model.architectures import PACKED, UNPACKABLE
 from worker.model.cuda_pass import losing_device
 from worker.model.network import count_weight_bytes
 from worker.model.torch_encoder import DTYPES
 from worker.tasks.extract.model.head import compute_cells
 from worker.tasks.extract.model.network import load_network
+from worker.tasks.extract.model.switches import MODEL_TYPE
+from worker.tasks.extract.precision import choose_extraction_precision
 
 BACKEND: Final = "torch"
+ATTENTION: Final = "padded (disentangled, by sequence)"
 
 
 class RexEncoder(DirectEncoder):
@@ -27,12 +31,11 @@ class RexEncoder(DirectEncoder):
     def __init__(self, order: EncoderOrder) -> None:
         """Raises ModelError for what it cannot do, and for a model that is not what it should be."""
         start = time.perf_counter()
-        if order.backend not in (AUTO, BACKEND):
-            raise ModelError(f"Extraction runs with {BACKEND} alone, not with {order.backend}; use auto.")
+        refuse_wishes(order)
         if order.device.kind == CPU:
             torch.set_num_threads(order.num_threads)
         self._device = torch.device("cuda:0" if order.device.kind == CUDA else order.device.kind)
-        precision = choose_extraction_precision(order)
+        precision = choose_extraction_precision(order.precision, order.device)
         self._network = load_network(order.card.path, DTYPES[precision.value], self._device)
         seconds = time.perf_counter() - start
         self._report = EncoderReport(
@@ -41,7 +44,7 @@ class RexEncoder(DirectEncoder):
                 BACKEND, "its attention has positions of its own, which no other backend was shown"
             ),
             precision=precision,
-            attention="padded (disentangled, by sequence)",
+            attention=ATTENTION,
             num_threads=order.num_threads,
             load_seconds=seconds,
             loadings=(Loading(order.device.name, count_weight_bytes(order.card), seconds),),
@@ -58,11 +61,14 @@ class RexEncoder(DirectEncoder):
         return self._report
 
 
-def choose_extraction_precision(order: EncoderOrder) -> Choice:
-    """fp32 unless bf16 is asked for. Raises ModelError for others."""
-    if order.precision == AUTO:
-        return Choice(FP32, "the sign of a number decides whether a span is found")
-    chosen = choose_precision(order.precision, order.device)
-    if chosen.value not in (FP32, BF16):
-        raise ModelError(f"Extraction computes in {FP32} or {BF16}, not in {chosen.value}.")
-    return chosen
+def refuse_wishes(order: EncoderOrder) -> None:
+    """Raises ModelError for a backend, attention or switch that is asked for by name and that this model has not."""
+    if order.backend not in (AUTO, BACKEND):
+        raise ModelError(f"Extraction runs with {BACKEND} alone, not with {order.backend}; use auto.")
+    if order.attention == PACKED:
+        raise ModelError(
+            f"Packed attention cannot be used, because {UNPACKABLE[MODEL_TYPE]}; use padded or auto."
+        )
+    for name in parse_switches(order.switches) or ():
+        if SWITCHES[name].is_of_ranks == (order.rank is not None):
+            SwitchChoice(name, True, "asked for", True).refuse("the network of an extraction has none")

@@ -6,6 +6,8 @@ both ends are positive for one type: without that nothing is made of them. Of a 
 their number comes back, and its text fails; of one with a logit that is not finite a sign of that.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -25,21 +27,43 @@ from worker.tokens.tokenized import TOKEN_TYPE_IDS
 MAX_CELLS: Final = 1 << 16
 
 
+@dataclass(frozen=True, slots=True)
+class PaddedInputs:
+    """On the device: `tokens` by name and `is_token` are [n, length], `is_blank` is [n]."""
+
+    tokens: Mapping[str, Tensor]
+    is_token: Tensor
+    is_blank: Tensor
+
+
 def compute_cells(
     network: RexNetwork, batch: Batch, device: torch.device, *, max_cells: int = MAX_CELLS
 ) -> Ragged:
     """One forward pass and its rows of float32. Padded, with no number of one sequence depending on another."""
+    inputs = pad_inputs(batch, device)
+    with torch.inference_mode():
+        logits = network(**inputs.tokens, is_token=inputs.is_token)
+        return find_cells(logits, inputs, max_cells)
+
+
+def pad_inputs(batch: Batch, device: torch.device) -> PaddedInputs:
     padded = pad_batch(batch, pad_token_id=0)
-    tokens = {name: torch.from_numpy(values).to(device) for name, values in padded.tokens.items()}
-    is_token = torch.from_numpy(padded.attention_mask).to(device).bool()
     is_blank = torch.zeros(len(batch), dtype=torch.bool, device=device)
     if IS_BLANK in batch.inputs:
         is_blank = torch.from_numpy(batch.inputs[IS_BLANK].covered).to(device).bool()
-    with torch.inference_mode():
-        logits = network(**tokens, is_token=is_token)
-        is_text, is_type = find_places(tokens[TOKEN_TYPE_IDS], tokens[TYPE_SEGMENTS], is_token)
-        wanted = find_wanted(logits, is_text, is_type, is_blank)
-        return gather_cells(logits, wanted, is_token, max_cells)
+    return PaddedInputs(
+        {name: torch.from_numpy(values).to(device) for name, values in padded.tokens.items()},
+        torch.from_numpy(padded.attention_mask).to(device).bool(),
+        is_blank,
+    )
+
+
+def find_cells(logits: Tensor, inputs: PaddedInputs, max_cells: int = MAX_CELLS) -> Ragged:
+    """The rows of logits [n, length, length]."""
+    tokens, is_token = inputs.tokens, inputs.is_token
+    is_text, is_type = find_places(tokens[TOKEN_TYPE_IDS], tokens[TYPE_SEGMENTS], is_token)
+    wanted = find_wanted(logits, is_text, is_type, inputs.is_blank)
+    return gather_cells(logits, wanted, is_token, max_cells)
 
 
 def find_places(token_type_ids: Tensor, type_segments: Tensor, is_token: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,23 +4,23 @@ The published model changes DeBERTa in its positions: they come with the tokens 
 of a hint, and so relative positions differ from sequence to sequence.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from vectormill.domain.errors import ModelError
 from vectormill.domain.tasks.prompt_size import MAX_WINDOW_TOKENS
+from vectormill.models.model_card import find_weights
+from vectormill.models.weight_headers import read_header
+from worker.model.weights.stored import open_weights
 from worker.tasks.extract.model.deberta import Embeddings, Encoder
 from worker.tasks.extract.model.switches import Switches, read_switches, tabulate_distances
 
 # Written by older versions of transformers: the numbers 0, 1, 2, …, which nothing reads.
 IGNORED_KEYS: Final = frozenset({"plm.embeddings.position_ids"})
-WEIGHTS: Final = "model.safetensors"
-PICKLED_WEIGHTS: Final = "pytorch_model.bin"
 
 
 class RotaryFrequencies(nn.Module):
@@ -44,11 +44,14 @@ class RexNetwork(nn.Module):
         self._table: Tensor | None = None  # the same, on the device
         self.eval()
 
-    def prepare(self) -> None:
-        """What is the same for every batch. Once, after the weights are in their place and on their device."""
-        with torch.inference_mode():
-            self.plm["encoder"].project_positions()
-        self._table = torch.from_numpy(self._numbers).to(self.ffnq.weight.device)
+    def prepare(self, device: torch.device, whole: Callable[[Tensor], Tensor] = lambda part: part) -> None:
+        """What is the same for every batch. Once, after the weights are in their place and on their device.
+
+        `whole` makes a parameter of what is here of it, where several devices share them.
+        """
+        with torch.no_grad():
+            self.plm["encoder"].project_positions(whole)
+        self._table = torch.from_numpy(self._numbers).to(device)
 
     def forward(
         self,
@@ -58,11 +61,18 @@ class RexNetwork(nn.Module):
         prefix_blocks: Tensor,
         type_segments: Tensor,
         is_token: Tensor,
+        received: Tensor | None = None,
     ) -> Tensor:
-        """Logits (head, tail), (head, type) and (type, tail); `is_token` is bool."""
+        """Logits (head, tail), (head, type) and (type, tail); `is_token` is bool.
+
+        `received` are hidden states [n, length, hidden] in place of embeddings, where the layers before these are
+        elsewhere; and hidden states are the answer where the head is.
+        """
         hidden_states = self.encode(
-            input_ids, token_type_ids, position_ids, prefix_blocks, type_segments, is_token
+            input_ids, token_type_ids, position_ids, prefix_blocks, type_segments, is_token, received
         )
+        if not isinstance(self.ffnq, nn.Linear):
+            return hidden_states
         query, key = (self._rotate(ffn(hidden_states), position_ids) for ffn in (self.ffnq, self.ffnk))
         return query @ key.transpose(-1, -2)
 
@@ -74,9 +84,12 @@ class RexNetwork(nn.Module):
         prefix_blocks: Tensor,
         type_segments: Tensor,
         is_token: Tensor,
+        received: Tensor | None = None,
     ) -> Tensor:
-        """The last hidden states [n, length, hidden]."""
-        embedded = self.plm["embeddings"](input_ids, token_type_ids, position_ids)
+        """The last hidden states [n, length, hidden]; `received` as of forward."""
+        embedded = received
+        if embedded is None:
+            embedded = self.plm["embeddings"](input_ids, token_type_ids, position_ids)
         index, columns = self._index_distances(position_ids)
         is_hidden = ~(_see(prefix_blocks) & _see(type_segments) & is_token[:, None, :])
         states: Tensor = self.plm["encoder"](embedded, index, columns, is_hidden, is_token[:, :, None])
@@ -104,24 +117,35 @@ class RexNetwork(nn.Module):
 
 
 def load_network(directory: Path, dtype: torch.dtype, device: torch.device) -> RexNetwork:
-    """From `model.safetensors`, or else from `pytorch_model.bin`, of which tensors alone are read.
+    """From a safetensors file, or else from `pytorch_model.bin`, of which tensors alone are read.
 
     Raises ModelError when the configuration has a switch that is not known, or when tensors are missing, left over or
     of another shape.
     """
-    switches = read_switches(directory)
+    network = outline_network(directory, read_switches(directory), dtype)
+    with open_weights(_find_file(directory)) as file:
+        network.load_state_dict(
+            {
+                key: file.get_tensor(key).to(device=device, dtype=outlined.dtype)
+                for key, outlined in network.state_dict().items()
+            },
+            assign=True,
+        )
+    network.requires_grad_(False)
+    network.prepare(device)
+    return network
+
+
+def outline_network(directory: Path, switches: Switches, dtype: torch.dtype) -> RexNetwork:
+    """Without weights, whose names and shapes are compared with those of the files. Raises ModelError."""
     with torch.device("meta"):
         network = RexNetwork(switches)
     network.to(dtype)
     network.rotary_emb.float()
-    tensors = _read_tensors(directory)
-    _check_keys(network.state_dict(), tensors, directory)
-    own = network.state_dict()
-    network.load_state_dict(
-        {key: tensors[key].to(device=device, dtype=own[key].dtype) for key in own}, assign=True
-    )
+    wanted = {key: tuple(tensor.shape) for key, tensor in network.state_dict().items()}
+    found = {key: header.shape for key, header in read_header(_find_file(directory)).items()}
+    _check_keys(wanted, found, directory)
     network.requires_grad_(False)
-    network.prepare()
     return network
 
 
@@ -139,23 +163,17 @@ def _see(groups: Tensor) -> Tensor:
     return (rows == columns) | (rows == 0) | (columns == 0)
 
 
-def _read_tensors(directory: Path) -> Mapping[str, Tensor]:
-    if (directory / WEIGHTS).is_file():
-        return load_file(directory / WEIGHTS)
-    path = directory / PICKLED_WEIGHTS
-    try:
-        tensors: Mapping[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever a pickle that holds more than tensors makes torch raise
-        raise ModelError(
-            f"{directory} has no {WEIGHTS}, and the tensors of {PICKLED_WEIGHTS} cannot be read: {error}"
-        ) from error
-    return tensors
+def _find_file(directory: Path) -> Path:
+    (path,) = find_weights(directory, directory.name)
+    return path
 
 
-def _check_keys(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor], directory: Path) -> None:
+def _check_keys(
+    own: Mapping[str, tuple[int, ...]], tensors: Mapping[str, tuple[int, ...]], directory: Path
+) -> None:
     missing = sorted(own.keys() - tensors.keys())
     surplus = sorted(tensors.keys() - own.keys() - IGNORED_KEYS)
-    reshaped = sorted(key for key in own.keys() & tensors.keys() if own[key].shape != tensors[key].shape)
+    reshaped = sorted(key for key in own.keys() & tensors.keys() if own[key] != tensors[key])
     found = {"are missing": missing, "belong to no part of it": surplus, "have another shape": reshaped}
     if any(found.values()):
         lists = (

@@ -14,14 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
-from transformers import AutoConfig, AutoModel
+from transformers import AutoModel
 
 from vectormill.domain.errors import ModelError
 from vectormill.models.model_card import ModelCard
 from worker.encoder.encoder import OnRead
+from worker.model.classifiers.published import load_config
 from worker.model.weights.quantization import Rounded
+from worker.parallel.filling.weight_files import WeightFiles
 from worker.parallel.layouts import Layout
-from worker.parallel.weight_files import WeightFiles
 
 Range = tuple[int, int]
 
@@ -29,7 +30,7 @@ Range = tuple[int, int]
 def build_skeleton(card: ModelCard, dtype: torch.dtype) -> nn.Module:
     """The bare transformer in evaluation mode, its parameters without storage. Raises ModelError."""
     try:
-        config = AutoConfig.from_pretrained(card.path, local_files_only=True, trust_remote_code=False)
+        config = load_config(card)
         if hasattr(config, "use_cache"):
             config.use_cache = (
                 False  # keys and values of earlier tokens, which only text generation reads again

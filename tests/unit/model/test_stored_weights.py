@@ -1,0 +1,117 @@
+"""Files of weights: their headers without torch, and their tensors; a pickle is read and never run."""
+
+import json
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from tests.classifiers import STRUCTBERT
+from tests.models import read_card
+from tests.rexuninlu import GOLDEN
+from vectormill.domain.errors import ModelError
+from vectormill.models.model_card import read_model_card
+from vectormill.models.weight_headers import TensorHeader, read_header
+from worker.model.weights.stored import open_weights
+from worker.placement.sizes.model_shape import has_weights, read_model_shape
+
+TENSORS = {
+    "a.weight": torch.arange(12, dtype=torch.float32).reshape(3, 4),
+    "b": torch.arange(6, dtype=torch.bfloat16).reshape(2, 3),
+    "positions": torch.arange(5)[None],
+}
+
+
+def write_pickle(path: Path, tensors: dict[str, Tensor], *, is_old: bool = False) -> Path:
+    torch.save(tensors, path, _use_new_zipfile_serialization=not is_old)
+    return path
+
+
+@pytest.mark.parametrize("is_old", [False, True], ids=["zip", "before torch 1.6"])
+def test_a_pickle_has_the_header_and_the_tensors_of_a_safetensors_file(tmp_path: Path, is_old: bool) -> None:
+    save_file(TENSORS, tmp_path / "model.safetensors")
+    expected = read_header(tmp_path / "model.safetensors")
+    path = write_pickle(tmp_path / "pytorch_model.bin", TENSORS, is_old=is_old)
+    assert read_header(path) == expected
+    assert expected["b"] == TensorHeader("BF16", (2, 3))
+    with open_weights(path) as file:
+        assert sorted(file.keys()) == sorted(TENSORS)
+        assert torch.equal(file.get_slice("a.weight")[:, 1:3], TENSORS["a.weight"][:, 1:3])
+        assert torch.equal(file.get_tensor("positions"), TENSORS["positions"])
+
+
+def test_the_state_of_a_module_and_its_parameters_are_read_too(tmp_path: Path) -> None:
+    module = nn.Linear(2, 3)
+    for number, state in enumerate((module.state_dict(), dict(module.named_parameters()))):
+        path = tmp_path / f"{number}.bin"
+        torch.save(state, path)
+        assert read_header(path) == {"weight": TensorHeader("F32", (3, 2)), "bias": TensorHeader("F32", (3,))}
+
+
+class Harmful:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return print, ("harm",)
+
+
+@pytest.mark.parametrize("way", ["torch", "pickle"])
+def test_a_pickle_that_would_call_anything_else_is_not_run(
+    way: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "pytorch_model.bin"
+    if way == "torch":
+        torch.save({"a": Harmful()}, path)
+    else:
+        path.write_bytes(pickle.dumps({"a": Harmful()}))
+    with pytest.raises(ModelError, match="cannot be read as a pickle of tensors alone"):
+        read_header(path)
+    with pytest.raises(ModelError, match="cannot be read"), open_weights(path):
+        pass
+    assert "harm" not in capsys.readouterr().out
+
+
+def test_what_is_no_tensor_is_said(tmp_path: Path) -> None:
+    torch.save({"a": 1}, tmp_path / "x.bin")
+    with pytest.raises(ModelError, match="something else than tensors by name"):
+        read_header(tmp_path / "x.bin")
+
+
+@pytest.mark.parametrize(
+    "directory", [STRUCTBERT / "model", GOLDEN / "model"], ids=["structbert", "rexuninlu"]
+)
+def test_a_model_that_is_published_as_a_pickle_has_the_card_and_shape_of_its_tensors(
+    directory: Path, tmp_path: Path
+) -> None:
+    """transformers, by which others are converted, can read neither."""
+    copy = Path(shutil.copytree(directory, tmp_path / directory.name))
+    write_pickle(copy / "pytorch_model.bin", load_file(copy / "model.safetensors"))
+    (copy / "model.safetensors").unlink()
+    card, expected = read_card(copy), read_card(directory)
+    assert (card.is_extractor, card.classifier) == (expected.is_extractor, expected.classifier)
+    assert card.num_parameters == expected.num_parameters
+    assert has_weights(card)
+    shape, whole = read_model_shape(card), read_model_shape(expected)
+    assert set(shape.tensors) == set(whole.tensors)
+    revision = card.revision
+    tensors = torch.load(copy / "pytorch_model.bin", weights_only=True)
+    write_pickle(copy / "pytorch_model.bin", {name: tensor * 2 for name, tensor in tensors.items()})
+    assert read_card(copy).revision != revision
+
+
+def test_other_models_are_still_refused_with_the_way_to_convert_them(tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(GOLDEN / "model", tmp_path / "model"))
+    tensors = load_file(copy / "model.safetensors")
+    write_pickle(
+        copy / "pytorch_model.bin", {name: each for name, each in tensors.items() if "ffn" not in name}
+    )
+    (copy / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"a pickle.*save_pretrained"):
+        read_model_card("a", copy)
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"model_type": "bert"}))
+    with pytest.raises(ModelError, match=r"a pickle.*save_pretrained"):
+        read_model_card("a", copy)

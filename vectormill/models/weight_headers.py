@@ -1,0 +1,127 @@
+"""Weight headers: what a file of weights says of its tensors, without their numbers. Knows nothing of torch.
+
+Safetensors files begin with such a header. Of a pickle, as torch writes it, the names and shapes are unpickled alone:
+what it may call is listed here, and is nothing but the making of tensors, for which sizes stand here.
+"""
+
+import io
+import json
+import pickle
+import re
+import struct
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from vectormill.domain.errors import ModelError
+
+SAFETENSORS: Final = ".safetensors"
+_METADATA: Final = "__metadata__"
+# As torch calls storages, and safetensors their type.
+_STORAGES: Final = {
+    "FloatStorage": "F32",
+    "HalfStorage": "F16",
+    "BFloat16Storage": "BF16",
+    "DoubleStorage": "F64",
+    "LongStorage": "I64",
+    "IntStorage": "I32",
+    "ShortStorage": "I16",
+    "CharStorage": "I8",
+    "ByteStorage": "U8",
+    "BoolStorage": "BOOL",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorHeader:
+    """`dtype` as safetensors calls it, such as F32 or BF16."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def is_float(self) -> bool:
+        return self.dtype.startswith(("F", "BF"))
+
+    @property
+    def value_bytes(self) -> int:
+        digits = re.search(r"\d+", self.dtype)
+        return max(1, int(digits[0]) // 8) if digits else 1
+
+
+def read_header(path: Path) -> dict[str, TensorHeader]:
+    """The tensors of a file by name; reads a few kilobytes of it. Raises ModelError for a pickle of anything else."""
+    if path.suffix != SAFETENSORS:
+        return _read_pickled(path)
+    header: dict[str, Any] = json.loads(read_header_bytes(path)[0])
+    return {
+        name: TensorHeader(entry["dtype"], tuple(entry["shape"]))
+        for name, entry in header.items()
+        if name != _METADATA
+    }
+
+
+def read_header_bytes(path: Path) -> tuple[bytes, int]:
+    """The header as it is written, and where the numbers begin; of a pickle the names, and 0."""
+    if path.suffix != SAFETENSORS:
+        return json.dumps({name: each.shape for name, each in read_header(path).items()}).encode(), 0
+    with path.open("rb") as file:
+        size = struct.unpack("<Q", file.read(8))[0]
+        return file.read(size), 8 + size
+
+
+def _read_pickled(path: Path) -> dict[str, TensorHeader]:
+    try:
+        tensors = _unpickle(path)
+    except Exception as error:  # whatever bytes that are no pickle of tensors make of it
+        raise ModelError(f"The file {path} cannot be read as a pickle of tensors alone: {error}") from error
+    if not isinstance(tensors, dict) or not all(isinstance(each, TensorHeader) for each in tensors.values()):
+        raise ModelError(f"The file {path} holds something else than tensors by name.")
+    return dict(tensors)
+
+
+def _unpickle(path: Path) -> Any:
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            name = next(name for name in archive.namelist() if name.endswith("/data.pkl"))
+            return _SizesUnpickler(io.BytesIO(archive.read(name))).load()
+    with path.open("rb") as file:  # as before torch 1.6: a magic number, a version and a system come first
+        for _ in range(3):
+            _SizesUnpickler(file).load()
+        return _SizesUnpickler(file).load()
+
+
+class _SizesUnpickler(pickle.Unpickler):
+    """Makes sizes where torch makes tensors, and calls nothing else."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__(file)
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in _MAKERS:
+            return _MAKERS[module, name]
+        if module == "torch" and name in _STORAGES:
+            return _STORAGES[name]
+        raise pickle.UnpicklingError(f"it would call {module}.{name}")
+
+    def persistent_load(self, pid: Any) -> str:
+        """("storage", its type, its number, its device, its length) -> its type."""
+        return str(pid[1])
+
+
+def _make_header(storage: str, offset: int, shape: tuple[int, ...], *_: Any) -> TensorHeader:
+    return TensorHeader(storage, tuple(int(size) for size in shape))
+
+
+def _keep(header: TensorHeader, *_: Any) -> TensorHeader:
+    return header
+
+
+_MAKERS: Final[dict[tuple[str, str], Callable[..., Any]]] = {
+    ("collections", "OrderedDict"): OrderedDict,
+    ("torch._utils", "_rebuild_tensor_v2"): _make_header,
+    ("torch._utils", "_rebuild_parameter"): _keep,
+}

@@ -1,0 +1,1 @@
+"""From files to the part of a network that one rank holds: an outline without weights, which is divided and filled."""

@@ -1,0 +1,148 @@
+"""Shard: one rank's part of a network that several devices share, and how the parts of a batch go through it.
+
+Knows no tasks: what a network is given, and what becomes of what comes out of its last layer, is its encoder's.
+
+What ranks do together is done in one order on all of them. They are given batches in one order
+(worker.runner.runner_group), one thread starts them in that order (worker.runner.stream), and only starting a batch, or
+computing it where nothing is queued, sends anything to another rank: the thread that prepares the next one does not. So
+all that batch 1 says to other ranks stands before all that batch 2 says, whether a rank queues the second behind the
+first or is a little later and has it still to start.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from worker.batching.batch import Batch
+from worker.devices.device import CPU, CUDA
+from worker.encoder.choice import COMPRESSED, find_arithmetic
+from worker.encoder.encoder import EncoderOrder
+from worker.model.torch_encoder import DTYPES
+from worker.parallel.filling.rounded_shards import hold_rounded
+from worker.parallel.filling.skeleton import fill
+from worker.parallel.fully_sharded import apply_fully_sharded
+from worker.parallel.layouts import Layout
+from worker.parallel.meeting import PROCESS_GROUPS, join_process_group
+from worker.parallel.pipeline import PipelineStage, StageClock, cut_stage, split_micro_batches
+from worker.parallel.tensor_parallel import apply_tensor_parallel
+from worker.placement.rank import Rank
+from worker.placement.strategies import FULLY_SHARDED, PIPELINE, STRATEGIES, TENSOR
+
+
+class Shard:
+    """Ready when every other rank is. `num_bytes_read` are those of the weights that this rank holds."""
+
+    def __init__(
+        self,
+        order: EncoderOrder,
+        rank: Rank,
+        network: nn.Module,
+        layout: Layout,
+        precision: str,
+        hidden_size: int,
+    ) -> None:
+        """Divides and fills the network, whose parameters have no storage yet. Raises ModelError."""
+        self._rank = rank
+        self._choose_parts = {
+            TENSOR: self._take_whole,
+            FULLY_SHARDED: self._take_share,
+            PIPELINE: self._take_micro_batches,
+        }[rank.strategy]
+        self._hidden_size = hidden_size
+        self.device = open_device(order)
+        join_process_group(rank, PROCESS_GROUPS[order.device.kind])
+        cuts = self._divide(network, layout, is_compressed=precision in COMPRESSED)
+        self.num_bytes_read = fill(
+            network,
+            order.card,
+            layout,
+            self.device,
+            first_layer=rank.first_layer if self._has_stages else 0,
+            joined=layout.joined if rank.strategy == TENSOR else {},
+            cuts=cuts,
+            on_read=order.on_read,
+        )
+        dtype = DTYPES[find_arithmetic(precision, order.device)]
+        self._stage = PipelineStage(rank, dtype, self.device)
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether the embeddings are here."""
+        return self._rank.is_first or not self._has_stages
+
+    @property
+    def has_last_states(self) -> bool:
+        """Whether this rank ends up with the model's own hidden states: those of an earlier stage are in them."""
+        return self._rank.is_last or not self._has_stages
+
+    @property
+    def answers(self) -> bool:
+        """Whether any batch's results come from this rank."""
+        return self._rank.is_first if self._rank.strategy == TENSOR else self.has_last_states
+
+    @property
+    def clock(self) -> StageClock:
+        """How busy the stage of a pipeline was until now; nothing else counts."""
+        return self._stage.clock
+
+    def choose_parts(self, batch: Batch) -> tuple[list[Batch], bool]:
+        """What this rank computes of a batch, and whether it is this rank that answers it. Asks no other rank."""
+        return self._choose_parts(batch)
+
+    def run_parts(
+        self, shapes: Sequence[tuple[int, ...]], run: Callable[[int, Tensor | None], Any]
+    ) -> list[Any]:
+        """What `run(number, hidden states of the stage before)` makes of each part; of stages, the last one's.
+
+        `shapes` are those of the parts' token ids; with the hidden size behind them they are those of hidden states.
+        """
+        if not self._has_stages:
+            return [run(number, None) for number in range(len(shapes))]
+        return self._stage.run([(*shape, self._hidden_size) for shape in shapes], run)
+
+    @property
+    def _has_stages(self) -> bool:
+        return STRATEGIES[self._rank.strategy].has_stages
+
+    def _divide(self, network: nn.Module, layout: Layout, *, is_compressed: bool) -> dict[str, Tensor]:
+        """Leaves of the network what is this rank's; how parameters were cut whose modules do not tell."""
+        if self._has_stages:
+            cut_stage(network, layout, self._rank)
+            return hold_rounded(network) if is_compressed else {}
+        mesh = init_device_mesh(self.device.type, (self._rank.world_size,))
+        if self._rank.strategy == TENSOR:
+            apply_tensor_parallel(network, layout, mesh)
+            return hold_rounded(network) if is_compressed else {}
+        if is_compressed:
+            hold_rounded(network)
+        apply_fully_sharded(network, layout, mesh)
+        return {}
+
+    def _take_whole(self, batch: Batch) -> tuple[list[Batch], bool]:
+        """Every rank ends up with all hidden states; the first one answers."""
+        return [batch], self._rank.is_first
+
+    def _take_share(self, batch: Batch) -> tuple[list[Batch], bool]:
+        """Every rank encodes sequences of its own. One without any runs along, since gathering takes all ranks."""
+        shares = split_micro_batches(batch, self._rank.world_size)
+        is_idle = self._rank.number >= len(shares)
+        return [batch.part(0, 1) if is_idle else shares[self._rank.number]], not is_idle
+
+    def _take_micro_batches(self, batch: Batch) -> tuple[list[Batch], bool]:
+        """Cut between sequences, so that each has bounds of its own; the last stage answers."""
+        return split_micro_batches(batch, self._rank.micro_batches), self._rank.is_last
+
+
+def open_device(order: EncoderOrder) -> torch.device:
+    """The device of this process, with the threads that it may use."""
+    if order.device.kind == CPU:
+        torch.set_num_threads(order.num_threads)
+        return torch.device("cpu")
+    assert order.device.kind == CUDA
+    device = torch.device("cuda:0")  # the environment shows a process only its own GPU
+    # Said before there is a mesh, which would take a launcher's LOCAL_RANK for the number of this GPU.
+    torch.cuda.set_device(device)
+    return device

@@ -1,0 +1,104 @@
+"""RexShardEncoder: one rank's part of a RexUniNLU that several devices share. Pads.
+
+Every rank is given the whole batch, so that none has to be told positions, masks or types: what stages pass on are
+hidden states alone, as those of any model. The last stage has the head, and sends the cells.
+"""
+
+import time
+from contextlib import nullcontext
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from vectormill.domain.errors import ModelError
+from vectormill.ragged import Ragged
+from worker.batching.batch import Batch
+from worker.devices.device import CUDA
+from worker.encoder.encoder import Choice, DirectEncoder, EncoderOrder, EncoderReport, Loading, device_choice
+from worker.model.cuda_pass import losing_device
+from worker.model.torch_encoder import DTYPES
+from worker.parallel.layouts import Layout, find_layout
+from worker.parallel.shard import Shard
+from worker.placement.rank import Rank
+from worker.placement.strategies import TENSOR
+from worker.tasks.extract.model.encoder import ATTENTION, BACKEND, refuse_wishes
+from worker.tasks.extract.model.head import find_cells, pad_inputs
+from worker.tasks.extract.model.network import outline_network
+from worker.tasks.extract.model.switches import MODEL_TYPE, read_switches
+from worker.tasks.extract.precision import choose_extraction_precision
+
+# As any DeBERTa's, below another name, and with a head behind the layers.
+LAYOUT: Final = Layout(
+    layers="plm.encoder.layer",
+    embeddings="plm.embeddings",
+    behind_layers=("ffnq", "ffnk", "rotary_emb"),
+    columns=(),
+    rows=(),
+    after_first_layer="plm.encoder.conv",
+    tensor_obstacle=find_layout(MODEL_TYPE).tensor_obstacle,
+)
+
+
+class RexShardEncoder(DirectEncoder):
+    """A shard of the network, ready when every other rank is."""
+
+    def __init__(self, order: EncoderOrder, rank: Rank) -> None:
+        """Raises ModelError for what it cannot do, and for a model that is not what it should be."""
+        start = time.perf_counter()
+        refuse_wishes(order)
+        if rank.strategy == TENSOR:
+            raise ModelError(
+                f"RexUniNLU cannot be tensor parallel: {LAYOUT.tensor_obstacle}; use pipeline or fully_sharded."
+            )
+        precision = choose_extraction_precision(order.precision, order.device)
+        switches = read_switches(order.card.path)
+        self._network = outline_network(order.card.path, switches, DTYPES[precision.value]).eval()
+        self._shard = Shard(order, rank, self._network, LAYOUT, precision.value, switches.hidden_size)
+        self._network.prepare(self._shard.device, _gather)
+        seconds = time.perf_counter() - start
+        self._report = EncoderReport(
+            device=device_choice(order),
+            backend=Choice(BACKEND, f"a model is shared by {rank.strategy} with {BACKEND} only"),
+            precision=precision,
+            attention=ATTENTION,
+            num_threads=order.num_threads,
+            load_seconds=seconds,
+            loadings=(Loading(order.device.name, self.num_bytes_read, seconds),),
+            gives_vectors=False,
+        )
+
+    @property
+    def num_bytes_read(self) -> int:
+        return self._shard.num_bytes_read
+
+    def encode(self, batch: Batch) -> Ragged:
+        # Not inference_mode: what fully_shard gathers into was made outside of it.
+        is_cuda = self._shard.device.type == CUDA
+        with losing_device() if is_cuda else nullcontext(), torch.no_grad():
+            return self._compute(batch)
+
+    def describe(self) -> EncoderReport:
+        return self._report
+
+    def _compute(self, batch: Batch) -> Ragged:
+        batches, has_cells = self._shard.choose_parts(batch)
+        parts = [pad_inputs(each, self._shard.device) for each in batches]
+
+        def run(number: int, received: Tensor | None) -> Tensor | Ragged:
+            part = parts[number]
+            made: Tensor = self._network(**part.tokens, is_token=part.is_token, received=received)
+            return find_cells(made, part) if has_cells else made
+
+        rows = self._shard.run_parts([tuple(part.is_token.shape) for part in parts], run)
+        return Ragged.join(rows) if has_cells else Ragged.from_rows([], np.float32)
+
+
+def _gather(parameter: Tensor) -> Tensor:
+    """The whole of what each rank has a slice of; all of them ask for it in one order."""
+    if isinstance(parameter, DTensor):
+        whole: Tensor = parameter.full_tensor()
+        return whole
+    return parameter
