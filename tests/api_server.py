@@ -18,7 +18,7 @@ from tests.protocol import claim, complete, dispatch_all
 from tests.services import connected_engine, migrated_database
 from vectormill.db.chunks.payloads import load_payload
 from vectormill.domain.jobs.chunk import Claim
-from vectormill.domain.jobs.item import find_text_failure
+from vectormill.domain.tasks.pair import find_side_failure
 from vectormill.settings import Settings
 
 # Clients read these: a release may tell more of a job, and none tells less.
@@ -93,7 +93,7 @@ def encode_waiting(
         with engine.connect() as connection:
             items = load_payload(connection, dispatch.chunk_id)
         reasons = {
-            position: find_text_failure(item.text, max_text_chars)
+            position: find_side_failure(item.text, max_text_chars)
             for position, item in enumerate(items)
             if claimed.only_items is None or position in claimed.only_items
         }

@@ -14,7 +14,7 @@ from indexer.context import RunContext
 from tests.protocol import SPEC
 from vectormill.db.collections.collections import open_collection
 from vectormill.db.indexes.indexes import FoundIndex, find_indexes
-from vectormill.db.rows.vectors import upsert_vectors
+from vectormill.db.rows.generation_tables import upsert_rows
 from vectormill.domain.collection import Generation
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.jobs.item import Item
@@ -45,7 +45,7 @@ def make_collection(
     with engine.begin() as connection:
         generation = open_collection(connection, name, spec)
         rows = make_rows(vectors, kind, None)
-        upsert_vectors(connection, generation.id, 1, items, rows, kind, spec.dimensions)
+        upsert_rows(connection, generation.id, 1, items, rows, spec)
     return generation
 
 

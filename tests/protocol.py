@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import Connection, Engine, text
 
+from tests.kinds import numbers_of, record_bytes
 from vectormill.db.chunks.chunks import claim_chunk
 from vectormill.db.chunks.completion import complete_chunk
 from vectormill.db.chunks.dispatch import list_demands, mark_queued
@@ -18,6 +19,7 @@ from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.jobs.chunk import ChunkOutcome, Claim, Dispatch
 from vectormill.domain.jobs.item import Item, ItemFailure
 from vectormill.domain.jobs.job import Job, NewJob
+from vectormill.domain.tasks.task import RECORD, SCORE
 from vectormill.ragged import Ragged
 from vectormill.settings import Settings
 
@@ -123,7 +125,7 @@ def complete_on(
     # Not `or`: the half of a split chunk may want none of its items, which is not all of them.
     some = claimed.only_items
     wanted = np.array(range(len(items)) if some is None else some, dtype=np.int64)
-    vectors = stack([items[position] for position in wanted])
+    results = results_of(claimed.spec, [items[position] for position in wanted])
     truncated = [position for position in wanted.tolist() if items[position].text.startswith(LONG)]
     outcome = ChunkOutcome(
         failures or {},
@@ -133,7 +135,18 @@ def complete_on(
         num_reused=1,
         stage_seconds={"run": 0.5},
     )
-    return complete_chunk(connection, claimed, items, wanted, Ragged.from_matrix(vectors), outcome)
+    return complete_chunk(connection, claimed, items, wanted, results, outcome)
+
+
+def results_of(spec: EncodingSpec, items: Sequence[Item]) -> Ragged:
+    """What the model would give for the items, a row each: vectors, scores or records that tell their text."""
+    if spec.result == RECORD:
+        rows = [np.frombuffer(record_bytes(item.text), dtype=np.uint8) for item in items]
+        return Ragged.from_rows(rows, np.uint8)
+    if spec.result == SCORE:
+        numbers = [numbers_of(item.text, spec.dimensions) for item in items]
+        return Ragged.from_matrix(np.array(numbers, dtype=np.float32).reshape(len(items), spec.dimensions))
+    return Ragged.from_matrix(stack(items))
 
 
 def stack(items: Sequence[Item]) -> npt.NDArray[np.float32]:

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine, text
 from tests.protocol import SPEC
 from tests.services import connected_engine, migrated_database
 from vectormill.db.collections.collections import find_generation, open_collection
-from vectormill.db.rows.vectors import upsert_vectors
+from vectormill.db.rows.generation_tables import upsert_rows
 from vectormill.db.search.filter_indexes import (
     define_filter_index,
     define_text_index,
@@ -122,7 +122,7 @@ def fill(connection: Connection, vectors: npt.NDArray[np.float32]) -> None:
         for number in range(NUM_ROWS)
     ]
     rows = make_rows(vectors, kind, None)
-    upsert_vectors(connection, generation.id, 1, items, rows, kind, WIDE.dimensions, keep_text=True)
+    upsert_rows(connection, generation.id, 1, items, rows, WIDE, keep_text=True)
     table = f"vectormill.{generation.table_name}"
     connection.execute(text("SET LOCAL maintenance_work_mem = '256MB'"))
     connection.execute(text(f"CREATE INDEX ON {table} USING hnsw (embedding halfvec_cosine_ops)"))

@@ -11,6 +11,8 @@ from pydantic import BaseModel, Field
 
 from vectormill.db.rows.items import KeptItem
 from vectormill.db.rows.puts import PutEnd
+from vectormill.domain.tasks.task import RECORD, SCORE
+from vectormill.vectors.scores import describe_numbers
 
 PASSAGE: Final = "_passage"
 
@@ -19,8 +21,11 @@ class PutRequest(msgspec.Struct, forbid_unknown_fields=True):
     """The JSON body of a put: what a collection is to have under the key of the path."""
 
     text: Annotated[str, Meta(examples=["A text to encode."])]
+    text_pair: Annotated[
+        str | None, Meta(description="What `text` is compared with, in a collection of scores.")
+    ] = None
     metadata: Annotated[
-        dict[str, Any] | None, Meta(description="Kept beside the vector.", examples=[{"page": 1}])
+        dict[str, Any] | None, Meta(description="Kept beside the result.", examples=[{"page": 1}])
     ] = None
 
 
@@ -71,10 +76,11 @@ def find_passage(metadata: Mapping[str, Any]) -> tuple[str | None, PassageBody |
 
 
 class ItemAnswer(BaseModel):
-    """What a collection has under a key."""
+    """What a collection has under a key. Of the fields with a result an item has those of its collection's kind."""
 
     key: str
     text: str | None = Field(description="Null unless the collection keeps texts.")
+    text_pair: str | None = Field(default=None, description="Of a pair that is kept.")
     metadata: dict[str, Any] | None
     document: str | None = Field(description="The key of the document that it is a passage of.")
     passage: PassageBody | None
@@ -85,6 +91,13 @@ class ItemAnswer(BaseModel):
     embedding: list[float] | None = Field(
         default=None,
         description="In the numbers of the collection's vector type; asked for by `include=vector`.",
+    )
+    score: float | None = Field(default=None, description="Of a collection of scores.")
+    label: str | None = Field(default=None, description="The score's; null of a model with one number.")
+    probabilities: dict[str, float] | None = Field(default=None, description="The number of each label.")
+    output: dict[str, Any] | None = Field(
+        default=None,
+        description="Of a collection of records: those found of the item, by the type that they begin with.",
     )
 
     @classmethod
@@ -98,5 +111,18 @@ class ItemAnswer(BaseModel):
             passage=passage,
             content_hash=item.content_hash.hex(),
             job_seq=item.job_seq,
-            embedding=item.embedding[0].tolist() if item.embedding is not None else None,
+            **describe_result(item),
         )
+
+
+def describe_result(item: KeptItem) -> dict[str, Any]:
+    """The fields of an item that are its kind's."""
+    results = item.results
+    if item.spec.result == SCORE:
+        assert results is not None
+        (numbered,) = describe_numbers(results, item.spec.labels)
+        return {"text_pair": item.text_pair, **numbered}
+    if item.spec.result == RECORD:
+        assert results is not None
+        return {"output": msgspec.json.decode(results[0])}
+    return {"embedding": None if results is None else results[0].tolist()}

@@ -17,15 +17,13 @@ from api.intake.options import struct_of
 from api.problems import Place, Problem
 from vectormill.domain.encoding import RequestedOptions
 from vectormill.domain.errors import InvalidItem
-from vectormill.domain.jobs.item import Item, Items
+from vectormill.domain.jobs.item import Item, Items, has_nul
 from vectormill.domain.jobs.job import DEFAULT_PRIORITY, LEAST_URGENT_PRIORITY, MOST_URGENT_PRIORITY
 from vectormill.domain.tasks.pair import join_pair
 from vectormill.domain.tasks.task import JUDGE
 from vectormill.models.registry import DEFAULT_MODEL
 
 SURROGATE_ESCAPE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
-# An even number of backslashes before it: "\\u0000" spells a backslash, not a NUL.
-NUL_ESCAPE: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 # Everything that decoding a document can raise.
 DECODING_ERRORS: Final = (msgspec.DecodeError, ValueError, RecursionError)
 
@@ -229,7 +227,7 @@ def encode_metadata(metadata: dict[str, Any]) -> bytes:
         num_brackets = encoded.count(b"{") + encoded.count(b"[")
         if num_brackets > MAX_METADATA_DEPTH and measure_depth(metadata) > MAX_METADATA_DEPTH:
             raise _too_deep()
-    if b"\\u0000" in encoded and NUL_ESCAPE.search(encoded):
+    if has_nul(encoded):
         raise UnreadableItem("metadata", "the metadata contains a NUL character (U+0000)")
     return encoded
 

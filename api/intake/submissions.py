@@ -41,7 +41,7 @@ from vectormill.domain.encoding import EncodingOptions, EncodingSpec
 from vectormill.domain.errors import InvalidItem, InvalidOption, SubmissionTooLarge
 from vectormill.domain.jobs.item import Item, Items
 from vectormill.domain.jobs.job import Job, NewJob
-from vectormill.domain.tasks.task import TASKS, require_vectors
+from vectormill.domain.tasks.task import TASKS
 from vectormill.models.registry import make_spec
 from vectormill.settings import Settings
 
@@ -215,8 +215,6 @@ def make_job(
         except UnreadableItem as error:
             raise InvalidOption(f"The job cannot be kept: {error.reason}.") from error
     spec = make_wanted_spec(request.model, options, resources)
-    if request.collection is not None:
-        require_vectors(spec.task)
     return NewJob(
         spec=spec,
         collection=request.collection,

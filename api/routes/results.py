@@ -11,7 +11,7 @@ from api.streams.record_streams import RECORD_FORMATS
 from api.streams.score_streams import SCORE_FORMATS
 from api.streams.vector_streams import ResultResponse, start_reading
 from vectormill.db.jobs.export import read_job_records, read_vectors
-from vectormill.domain.tasks.task import RECORD, SCORE, TASKS
+from vectormill.domain.tasks.task import RECORD, SCORE
 from vectormill.files.formats import RowsName
 
 router = APIRouter(tags=["results"])
@@ -42,7 +42,7 @@ def get_results(
     resources: ResourcesDependency, job_id: JobId, wanted: Annotated[ResultFilter, Query()]
 ) -> ResultResponse:
     job = find_readable_job(resources, job_id, (SCORE, RECORD), partial=wanted.partial)
-    if TASKS[job.spec.task].result == RECORD:
+    if job.spec.result == RECORD:
         return ResultResponse(
             job, RECORD_FORMATS[wanted.format], start_reading(read_job_records(resources.engine, job_id))
         )

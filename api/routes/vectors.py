@@ -12,7 +12,7 @@ from vectormill.db.jobs.export import read_vectors
 from vectormill.db.jobs.jobs import find_job
 from vectormill.domain.errors import WrongJobState
 from vectormill.domain.jobs.job import UPLOADING, Job
-from vectormill.domain.tasks.task import RESULT_ROUTES, TASKS, VECTOR
+from vectormill.domain.tasks.task import RESULT_ROUTES, VECTOR
 from vectormill.files.formats import OUTPUT_FORMATS, OutputName
 
 router = APIRouter(tags=["vectors"])
@@ -53,7 +53,7 @@ def find_readable_job(resources: Resources, job_id: UUID, results: tuple[str, ..
     """
     with resources.engine.connect() as connection:
         job = find_job(connection, job_id)
-    own = TASKS[job.spec.task].result
+    own = job.spec.result
     if own not in results:
         raise WrongJobState(
             f"The job has {own}s and no {results[0]}s: GET /v1/jobs/{job_id}/{RESULT_ROUTES[own]}."

@@ -9,11 +9,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from api.streams.result_columns import RESULT_COLUMNS
 from api.streams.vector_streams import PieceSink, ResultFormat
 from vectormill.db.jobs.export import VectorBlock
 from vectormill.domain.jobs.job import Job
+from vectormill.domain.tasks.task import SCORE
 from vectormill.files.formats import OUTPUT_FORMATS, RowsName
-from vectormill.vectors.scores import Numbers, choose_scores, describe_scores
+from vectormill.vectors.scores import Numbers, describe_scores
 
 Blocks = Generator[VectorBlock, None, None]
 Pieces = Generator[bytes, None, None]
@@ -33,30 +35,14 @@ def write_ndjson(job: Job, blocks: Blocks) -> Pieces:
 
 def write_parquet(job: Job, blocks: Blocks) -> Pieces:
     """Columns key, score, label and probabilities (a field a label); items without a score are left out."""
-    labels = job.spec.labels
-    probability = pa.struct([pa.field(label, pa.float32(), nullable=False) for label in labels])
-    schema = pa.schema(
-        [
-            pa.field("key", pa.string(), nullable=False),
-            pa.field("score", pa.float32(), nullable=False),
-            *(
-                [pa.field("label", pa.string()), pa.field("probabilities", probability)]
-                if len(labels) > 1
-                else []
-            ),
-        ]
-    )
+    columns = RESULT_COLUMNS[SCORE]
+    schema = pa.schema([pa.field("key", pa.string(), nullable=False), *columns.fields(job.spec)])
     sink = PieceSink()
     writer = pq.ParquetWriter(pa.PythonFile(sink, mode="w"), schema, compression="zstd")
     with closing(blocks), writer:
         for keys, numbers in _gather(blocks):
-            scores, best = choose_scores(numbers, labels)
-            columns = [pa.array(keys, pa.string()), pa.array(scores)]
-            if len(labels) > 1:
-                columns.append(pa.array([labels[place] for place in best.tolist()], pa.string()))
-                parts = [pa.array(np.ascontiguousarray(column)) for column in numbers.T]
-                columns.append(pa.StructArray.from_arrays(parts, fields=list(probability)))
-            writer.write_table(pa.table(columns, schema=schema))
+            arrays = [pa.array(keys, pa.string()), *columns.arrays(numbers, job.spec)]
+            writer.write_table(pa.table(arrays, schema=schema))
             yield sink.take()
         writer.close()
         yield sink.take()

@@ -71,14 +71,14 @@ MUTANTS: Final = (
     ),
     Mutant(
         "an older job overwrites a newer one",
-        "vectormill/db/rows/vectors.py",
+        "vectormill/db/rows/generation_tables.py",
         "WHERE live.job_seq <= excluded.job_seq  -- an older job never overwrites a newer one",
         "",
         (f"{PROTOCOL}::test_an_older_job_never_overwrites_a_newer_one",),
     ),
     Mutant(
         "rows are written in the order they come in",
-        "vectormill/db/rows/vectors.py",
+        "vectormill/db/rows/generation_tables.py",
         "ORDER BY item.key ",
         "",
         (
@@ -183,7 +183,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a commit looks for no tombstone",
-        "vectormill/db/rows/vectors.py",
+        "vectormill/db/rows/generation_tables.py",
         "     WHERE NOT EXISTS (SELECT 1 FROM buried WHERE buried.key = item.key)\n",
         "",
         (

@@ -1,4 +1,4 @@
-"""Collection: a named set of vectors, read through a SQL view of the same name; and its generations."""
+"""Collection: a named set of results of one kind, read through a SQL view of the same name; and its generations."""
 
 import re
 from collections.abc import Mapping
@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.errors import InvalidOption
+from vectormill.domain.errors import InvalidOption, WrongKind
+from vectormill.domain.tasks.task import RECORD, SCORE, TASKS, VECTOR
 
 BUILDING: Final = "building"
 LIVE: Final = "live"
@@ -17,6 +18,13 @@ GENERATION_STATES: Final = (BUILDING, LIVE, RETIRED, PRUNED)
 # Of those that are not searched: may be given up, and will not be searched any more unless somebody rolls back.
 UNSEARCHED_GENERATION_STATES: Final = (BUILDING, RETIRED)
 FORMER_GENERATION_STATES: Final = (RETIRED, PRUNED)
+
+VECTORS: Final = "vectors"
+SCORES: Final = "scores"
+RECORDS: Final = "records"
+
+# What a collection keeps, by what comes of an item. A collection has one kind, whatever its generations are made with.
+KINDS: Final[Mapping[str, str]] = {VECTOR: VECTORS, SCORE: SCORES, RECORD: RECORDS}
 
 # When a generation has an HNSW index: from a size on, always, never.
 AUTO: Final = "auto"
@@ -55,6 +63,10 @@ class Generation:
     table_name: str
     state: str
 
+    @property
+    def kind(self) -> str:
+        return find_kind(self.spec)
+
 
 @dataclass(frozen=True, slots=True)
 class CollectionWishes:
@@ -64,6 +76,27 @@ class CollectionWishes:
     language: str = "simple"
     index_policy: str = AUTO
     index_options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def find_kind(spec: EncodingSpec) -> str:
+    """The kind of collection that this spec's results go into."""
+    return KINDS[spec.result]
+
+
+def check_kind(collection: str, kept: str, spec: EncodingSpec) -> None:
+    """Raises WrongKind unless the results of the spec are what the collection keeps, one of KINDS."""
+    if find_kind(spec) != kept:
+        fitting = " or ".join(task.name for task in TASKS.values() if KINDS[task.result] == kept)
+        raise WrongKind(
+            f"Collection {collection!r} keeps {kept}, and the task {spec.task} gives {find_kind(spec)}; a collection "
+            f"never changes its kind. Name another collection, or take the task {fitting} with a model that has it."
+        )
+
+
+def require_vectors(collection: str, kind: str, wanted: str) -> None:
+    """Raises WrongKind for a collection of another kind; `wanted` begins the sentence, as in "A search compares"."""
+    if kind != VECTORS:
+        raise WrongKind(f"{wanted} vectors, and collection {collection!r} keeps {kind}; ask its view in SQL.")
 
 
 def check_collection_name(name: str) -> str:

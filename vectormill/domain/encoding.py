@@ -267,6 +267,11 @@ class EncodingSpec:
     extract_schema: str = ""
     confidences: bool = False
 
+    @property
+    def result(self) -> str:
+        """What comes of an item: a vector, a score or a record."""
+        return TASKS[self.task].result
+
     def vector_space(self) -> dict[str, Any]:
         """What the fingerprint is made of. Its bytes never change for a spec that an earlier release could write.
 

@@ -144,6 +144,10 @@ class SpecMismatch(Conflict):
     """The collection's vectors were made with another encoding spec; vector spaces are never mixed."""
 
 
+class WrongKind(Conflict):
+    """The collection keeps another kind of results than this is about."""
+
+
 class WrongJobState(Conflict):
     """The job's state does not allow this."""
 

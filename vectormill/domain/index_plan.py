@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from vectormill.domain.collection import AUTO, NO_INDEX
+from vectormill.domain.collection import AUTO, NO_INDEX, VECTORS
 from vectormill.domain.encoding import BINARY, FLOAT16, FLOAT32, INT8
 from vectormill.domain.errors import InvalidOption
 
@@ -161,15 +161,20 @@ def plan_index(
     wishes: IndexWishes,
     room: ServerRoom,
     *,
+    kind: str = VECTORS,
     is_live: bool,
     least_rows: int,
     memory_share: float,
 ) -> IndexPlan:
-    """The index for `num_rows` vectors, or none and why. `least_rows` is where policy `auto` begins to want one.
+    """The index for `num_rows` vectors, or none and why; of another `kind` of collection there is none.
+
+    `least_rows` is where policy `auto` begins to want one.
 
     The build may take `memory_share` of the server's free memory, or its maintenance_work_mem where that is more; on a
     live generation a quarter of the cores is left to searches.
     """
+    if kind != VECTORS:
+        return _no_index(f"The collection keeps {kind}, and an HNSW index is of vectors.")
     if wishes.policy == NO_INDEX:
         return _no_index("The collection's policy is none: every search reads all rows.")
     operator_class, reason = find_operator_class(vector_type, dimensions)

@@ -24,7 +24,7 @@ from vectormill.domain.encoding import (
 )
 from vectormill.domain.errors import InvalidOption, ModelError, UnknownModel
 from vectormill.domain.tasks.schema import parse_schema
-from vectormill.domain.tasks.task import EMBED, EXTRACT, JUDGE, require_vectors
+from vectormill.domain.tasks.task import EMBED, EXTRACT, JUDGE
 from vectormill.models.model_card import ModelCard, read_model_card
 from vectormill.settings import ModelEntry
 
@@ -299,22 +299,26 @@ def respecify(registry: Registry, live: EncodingSpec, **wanted: Any) -> Encoding
 
     The others stay as they are; of another model they are its habits. Raises UnknownModel, ModelError, InvalidOption.
     """
-    require_vectors(wanted.get("task") or live.task)
     model = wanted.pop("model", live.model)
     if model != live.model:
         return make_spec(registry.card(model), EncodingOptions(**wanted))
-    kept = {option.name: getattr(live, option.name) for option in list_options(EncodingOptions)}
-    kept |= {
-        "activation": None,
-        "extract_schema": None,
-        "confidences": None,
-    }  # of a collection, whose task is to embed
+    kept = {name: getattr(live, name) for name in list_own_options(live)}
     is_same_window = (
         "max_tokens" not in wanted and wanted.get("long_texts", live.long_texts) == live.long_texts
     )
     if live.long_texts != PASSAGES or not is_same_window:
-        del kept["passage_overlap"]
+        kept.pop("passage_overlap", None)
     return make_spec(registry.card(model), EncodingOptions(**kept | wanted))
+
+
+def list_own_options(spec: EncodingSpec) -> tuple[str, ...]:
+    """The options that decide something of a spec's task; others are refused for it, and are not to be named."""
+    if spec.task == EXTRACT:
+        return ("task", "extract_schema", "confidences")
+    if spec.task == JUDGE:
+        return ("task", "max_tokens", "long_texts", "activation" if spec.activation else "prompt")
+    foreign = ("activation", "extract_schema", "confidences")
+    return tuple(option.name for option in list_options(EncodingOptions) if option.name not in foreign)
 
 
 def _choose_overlap(long_texts: str, asked: int | None, max_tokens: int) -> int:

@@ -1,6 +1,5 @@
 """Rows: columns of keys, texts, second texts and metadata, as a driver gives them, become items. Knows no source."""
 
-import re
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import repeat
@@ -10,7 +9,7 @@ from uuid import UUID
 import msgspec
 
 from vectormill.domain.errors import SourceFailed
-from vectormill.domain.jobs.item import Item
+from vectormill.domain.jobs.item import Item, has_nul
 from vectormill.domain.tasks.pair import PAIR_MARK, join_pair
 from vectormill.sources.reader import Complaints
 
@@ -22,8 +21,6 @@ MAX_METADATA_DEPTH: Final = 100
 SHALLOW_BYTES: Final = 2 * MAX_METADATA_DEPTH
 # A byte that no UTF-8 has, and no mark.
 NO_TEXT: Final = b"\xfe"
-# An even number of backslashes before it: "\\u0000" spells a backslash, not a NUL.
-NUL_ESCAPE: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
 
 def encode_metadata(metadata: Any) -> bytes:
@@ -41,7 +38,7 @@ def encode_metadata(metadata: Any) -> bytes:
         raise ValueError(f"it has no JSON ({error})") from None
     if len(encoded) > SHALLOW_BYTES and _measure_depth(metadata) > MAX_METADATA_DEPTH:
         raise ValueError(f"it is nested more than {MAX_METADATA_DEPTH} deep")
-    if b"\\u0000" in encoded and NUL_ESCAPE.search(encoded):
+    if has_nul(encoded):
         raise ValueError("it contains a NUL character (U+0000)")
     return encoded
 

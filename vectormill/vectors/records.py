@@ -1,10 +1,17 @@
-"""Records: JSON of any length for each item of a chunk, kept as one compressed value."""
+"""Records: what an extraction finds of an item, each a path of steps from a type of the schema's root to a leaf.
+
+A job gives an item's records as a list. In a collection they lie by the type that they begin with, as JSON that
+Postgres takes as jsonb, so that `output -> 'person'` are the records of persons. Beside a chunk those of all its items
+are one compressed value.
+"""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import zstandard
+
+from vectormill.domain.jobs.item import has_nul
 
 COMPRESSION_LEVEL: Final = 3  # JSON repeats itself; a higher level takes longer than the commit
 MAX_BYTES: Final = 1 << 30  # Postgres keeps no larger value
@@ -12,7 +19,40 @@ MAX_BYTES: Final = 1 << 30  # Postgres keeps no larger value
 # JSON of each item; None for one that has none.
 Records = list[bytes | None]
 
+Step = dict[str, Any]
+Path = Annotated[list[Step], msgspec.Meta(min_length=1)]
+
+_PATHS: Final = msgspec.json.Decoder(list[Path])
+_GROUPED: Final = msgspec.json.Decoder(dict[str, list[msgspec.Raw]])
+
 _DECODER: Final = msgspec.msgpack.Decoder(Records)
+
+
+class UnstorableRecord(Exception):
+    """Why an item's records cannot be kept in a collection."""
+
+
+def group_records(output: bytes) -> bytes:
+    """The records of an item, a list, by the type that each begins with, in the order in which they come.
+
+    Raises UnstorableRecord for what jsonb would refuse: NUL, half of a surrogate pair, what is no list of paths.
+    """
+    grouped: dict[str, list[Path]] = {}
+    try:
+        for path in _PATHS.decode(output):
+            grouped.setdefault(path[0]["type"], []).append(path)
+        encoded = msgspec.json.encode(grouped)
+    except (msgspec.DecodeError, UnicodeError, RecursionError, KeyError, TypeError) as error:
+        raise UnstorableRecord(f"the records cannot be kept as JSON: {error}") from error
+    if has_nul(encoded):
+        raise UnstorableRecord("the records have a NUL character (U+0000), which Postgres cannot store")
+    return encoded
+
+
+def list_records(grouped: bytes) -> bytes:
+    """The same as a list again, type by type in the order of their code points."""
+    by_type = _GROUPED.decode(grouped)
+    return msgspec.json.encode([path for name in sorted(by_type) for path in by_type[name]])
 
 
 def pack_records(records: Sequence[bytes | None]) -> bytes:

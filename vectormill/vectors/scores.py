@@ -8,13 +8,23 @@ from numpy.typing import NDArray
 Numbers = NDArray[np.float32]
 
 
-class Score(TypedDict):
+class Numbered(TypedDict):
     """As it is written. `label` and `probabilities` are None of a model that has one number and no labels to tell."""
 
-    key: str
     score: float
     label: str | None
     probabilities: dict[str, float] | None
+
+
+class Score(Numbered):
+    """The same with its item's key."""
+
+    key: str
+
+
+def names_labels(labels: tuple[str, ...]) -> bool:
+    """Whether a score is told with its label and with the number of each."""
+    return len(labels) > 1
 
 
 def choose_scores(numbers: Numbers, labels: tuple[str, ...]) -> tuple[Numbers, "NDArray[np.int64]"]:
@@ -30,20 +40,25 @@ def choose_scores(numbers: Numbers, labels: tuple[str, ...]) -> tuple[Numbers, "
     return np.take_along_axis(numbers, best[:, np.newaxis], axis=1)[:, 0], best
 
 
-def describe_scores(keys: list[str], numbers: Numbers, labels: tuple[str, ...]) -> list[Score]:
+def describe_numbers(numbers: Numbers, labels: tuple[str, ...]) -> list[Numbered]:
     """One for each row; numbers with as many digits as float32 has."""
     scores, best = choose_scores(numbers, labels)
     rows: list[list[Any]] = [[_shorten(number) for number in row] for row in numbers.tolist()]
-    has_labels = len(labels) > 1
+    has_labels = names_labels(labels)
     return [
         {
-            "key": key,
             "score": _shorten(score),
             "label": labels[place] if has_labels else None,
             "probabilities": dict(zip(labels, row, strict=True)) if has_labels else None,
         }
-        for key, score, place, row in zip(keys, scores.tolist(), best.tolist(), rows, strict=True)
+        for score, place, row in zip(scores.tolist(), best.tolist(), rows, strict=True)
     ]
+
+
+def describe_scores(keys: list[str], numbers: Numbers, labels: tuple[str, ...]) -> list[Score]:
+    """The same with the key of each."""
+    rows = describe_numbers(numbers, labels)
+    return [{"key": key, **row} for key, row in zip(keys, rows, strict=True)]
 
 
 def _shorten(number: float) -> float:

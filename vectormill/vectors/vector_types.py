@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vectormill.domain.encoding import BINARY, FLOAT16, FLOAT32, INT8, EncodingSpec
+from vectormill.domain.tasks.task import VECTOR
 from vectormill.vectors.quantization import Ranges, pack_signs, quantize
 
 # Rows [n, width] of one of the four types.
@@ -65,8 +66,12 @@ VECTOR_TYPE_BY_NAME: Final[Mapping[str, VectorType]] = {
 
 
 def choose_vector_type(spec: EncodingSpec, *, in_collection: bool) -> VectorType:
-    """The type that a job asks for; else float16 in a collection, and float32 beside the job's chunks."""
-    return VECTOR_TYPE_BY_NAME[spec.vector_type or (FLOAT16 if in_collection else FLOAT32)]
+    """The type that a job asks for; else float16 in a collection, and float32 beside the job's chunks.
+
+    Numbers of scores are float32 wherever they are.
+    """
+    is_halved = in_collection and spec.result == VECTOR
+    return VECTOR_TYPE_BY_NAME[spec.vector_type or (FLOAT16 if is_halved else FLOAT32)]
 
 
 def make_rows(vectors: npt.NDArray[np.float32], kind: VectorType, ranges: Ranges | None) -> Rows:

@@ -16,9 +16,8 @@ from vectormill.domain.jobs.item import (
     ITEM_ERROR_CODES,
     NO_PAIR,
     ItemFailure,
-    find_text_failure,
 )
-from vectormill.domain.tasks.pair import split_pair
+from vectormill.domain.tasks.pair import find_side_failure, name_second, split_pair
 from vectormill.domain.tasks.task import SIGMOID, SOFTMAX
 from vectormill.ragged import Ragged
 from worker.tasks.course import Course, Finished
@@ -139,7 +138,7 @@ class Comparison:
             if failure is not None:
                 self._failures.setdefault(index, failure)
             elif other is not None:
-                self._failures.setdefault(index, _of_second(other))
+                self._failures.setdefault(index, name_second(other))
         vectors = texts.results.matrix
         cosines = np.einsum("ij,ij->i", vectors[places[:, 0]], vectors[places[:, 1]])
         scores = np.clip(cosines, -1.0, 1.0)[:, np.newaxis]
@@ -155,10 +154,7 @@ def read_sides(
     failures: dict[int, ItemFailure] = {}
     for index, text in enumerate(texts):
         first, second = split_pair(text)
-        failure = find_text_failure(first, max_chars)
-        if failure is None and second is not None:
-            other = find_text_failure(second, max_chars)
-            failure = None if other is None else _of_second(other)
+        failure = find_side_failure(text, max_chars)
         if failure is not None:
             failures[index] = failure
             sides.append(("", None))
@@ -220,7 +216,3 @@ def finish_scores(
     return Finished(
         Ragged.from_matrix(scores), failures, lengths, truncated, np.zeros(len(lengths), dtype=np.int32)
     )
-
-
-def _of_second(failure: ItemFailure) -> ItemFailure:
-    return ItemFailure(failure.code, f"text_pair: {failure.detail}")

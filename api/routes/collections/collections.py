@@ -22,7 +22,6 @@ from vectormill.db.collections.removals import remove_collection, stop_work
 from vectormill.domain.collection import CollectionWishes, check_collection_name
 from vectormill.domain.errors import CollectionInUse
 from vectormill.domain.index_plan import IndexWishes
-from vectormill.domain.tasks.task import require_vectors
 
 router = APIRouter(tags=["collections"])
 
@@ -106,7 +105,6 @@ async def post_collection(request: Request, resources: ResourcesDependency) -> C
     def create() -> CollectionDetail:
         check_collection_name(wanted.name)
         spec = make_wanted_spec(wanted.model, wanted.options, resources)
-        require_vectors(spec.task)
         index_options = msgspec.to_builtins(wanted.index_options)
         IndexWishes.from_options(wanted.index_policy, index_options)
         wishes = CollectionWishes(wanted.keep_text, wanted.language, wanted.index_policy, index_options)

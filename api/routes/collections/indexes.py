@@ -10,6 +10,7 @@ from vectormill.db.indexes.index_builds import find_progress
 from vectormill.db.indexes.index_plans import plan_for
 from vectormill.db.indexes.indexes import find_indexes, find_wishes, set_wishes
 from vectormill.db.runs.runs import create_run
+from vectormill.domain.collection import HNSW, require_vectors
 from vectormill.domain.index_plan import IndexWishes
 from vectormill.domain.run import INDEX
 
@@ -34,7 +35,10 @@ def put_index(
     """Keep what is wanted, and start a run that builds what is missing and drops what is not wanted."""
     policy, fields = body.choose_policy(), body.fields()
     with resources.engine.begin() as connection:
-        kept = find_wishes(connection, find_generation(connection, name).id)
+        generation = find_generation(connection, name)
+        if policy == HNSW or body.shape() or body.rebuild:
+            require_vectors(name, generation.kind, "An HNSW index is of")
+        kept = find_wishes(connection, generation.id)
         options = {**kept.options, **body.shape()}
         IndexWishes.from_options(policy or kept.policy, options)
         set_wishes(connection, name, policy=policy, options=options, filters=fields)

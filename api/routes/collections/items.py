@@ -89,7 +89,7 @@ class PutParameters(BaseModel):
     )
 
 
-@router.get("/v1/collections/{name}/items/{key:path}")
+@router.get("/v1/collections/{name}/items/{key:path}", response_model_exclude_unset=True)
 def get_item(
     name: CollectionName,
     key: ItemKey,

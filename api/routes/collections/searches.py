@@ -26,7 +26,7 @@ from api.queries.encoding import check_query, encode_queries
 from vectormill.db.collections.collections import check_spec_fits
 from vectormill.db.collections.generations import find_spec
 from vectormill.db.search.matches import Nearest
-from vectormill.domain.collection import Generation
+from vectormill.domain.collection import Generation, require_vectors
 from vectormill.domain.errors import InvalidOption, ItemNotFound, SpecMismatch
 from vectormill.domain.search import BY_TEXT, Search
 
@@ -125,8 +125,11 @@ def make_one_search(query: SearchQuery, place: str, resources: Resources) -> Sea
 
 
 async def open_generation(resources: Resources, name: str, queries: Sequence[SearchQuery]) -> Generation:
-    """The live generation. Raises CollectionNotFound, and SpecMismatch for queries of another vector space."""
+    """The live generation. Raises CollectionNotFound, WrongKind for a collection without vectors, and SpecMismatch for
+    queries of another vector space.
+    """
     generation = await resources.generations.find(name)
+    require_vectors(name, generation.kind, "A search compares")
     fingerprints = {query.fingerprint for query in queries} - {None}
     if fingerprints and fingerprints != {generation.spec.fingerprint()}:
         await run_in_threadpool(refuse_other_spaces, resources, generation, queries)

@@ -86,9 +86,6 @@ def test_a_schema_that_cannot_be_is_refused_with_its_place(client: httpx.Client)
         answer = submit(client, ITEMS, extract_schema=json.dumps(schema))
         assert_problem(answer, 422, "invalid-option", said)
     assert_problem(submit(client, ITEMS), 422, "invalid-option", "needs a schema")
-    options = {"extract_schema": '{"a":null}'}
-    collection = client.post("/v1/collections", json={"name": "docs", "model": MODEL, "options": options})
-    assert_problem(collection, 422, "invalid-option", "Collections keep vectors")
 
 
 SPEC = make_spec(Registry(MODELS).card(MODEL), EncodingOptions(extract_schema='{"a": null}'))

@@ -117,13 +117,6 @@ def test_a_pair_that_nobody_reads_is_refused(client: httpx.Client) -> None:
     assert put.status_code == 422
 
 
-def test_a_collection_keeps_no_scores(client: httpx.Client) -> None:
-    body = {"items": ITEMS, "model": MODEL, "collection": "docs"}
-    assert_problem(client.post("/v1/jobs", json=body), 422, "invalid-option", "Collections keep vectors")
-    made = client.post("/v1/collections", json={"name": "docs", "model": MODEL})
-    assert_problem(made, 422, "invalid-option", "Collections keep vectors")
-
-
 def test_results_are_asked_for_where_they_are(
     client: httpx.Client, engine: Engine, model: EncodingEngine
 ) -> None:

@@ -7,6 +7,7 @@ import pytest
 from sqlalchemy import Connection, Engine, text
 
 from scheduler.pruner import Pruner
+from tests.kinds import RECORDS, SCORES
 from tests.protocol import (
     SPEC,
     claim,
@@ -30,10 +31,11 @@ from vectormill.db.chunks.rescue import (
 from vectormill.db.collections import collections
 from vectormill.db.collections.collections import find_generation
 from vectormill.db.jobs.deletion import discard_expired_jobs
-from vectormill.db.jobs.export import read_vectors
+from vectormill.db.jobs.export import read_job_records, read_vectors
 from vectormill.db.jobs.jobs import cancel_job, delete_job, find_job, list_item_errors, list_jobs, retry_job
 from vectormill.db.search.matches import search_collection
 from vectormill.domain.collection import Generation
+from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import (
     Conflict,
     DuplicateKey,
@@ -128,9 +130,10 @@ def test_a_duplicate_message_claims_nothing(engine: Engine) -> None:
     assert claim(engine, first.chunk_id, "other") is None
 
 
-def test_an_older_job_never_overwrites_a_newer_one(engine: Engine) -> None:
-    old = submit(engine, [Item("k", b"old text")], collection="docs")
-    new = submit(engine, [Item("k", b"new text")], collection="docs")
+@pytest.mark.parametrize("spec", [SPEC, SCORES, RECORDS], ids=lambda spec: spec.task)
+def test_an_older_job_never_overwrites_a_newer_one(engine: Engine, spec: EncodingSpec) -> None:
+    old = submit(engine, [Item("k", b"old text")], collection="docs", spec=spec)
+    new = submit(engine, [Item("k", b"new text")], collection="docs", spec=spec)
     by_job = {dispatch.job_id: dispatch.chunk_id for dispatch in dispatch_all(engine)}
     for job in (new, old):
         claimed = claim(engine, by_job[job.id])
@@ -138,10 +141,13 @@ def test_an_older_job_never_overwrites_a_newer_one(engine: Engine) -> None:
         complete(engine, claimed)
     with engine.connect() as connection:
         assert connection.execute(text("SELECT job_seq FROM docs")).scalar_one() == new.seq
-    assert not next(read_vectors(engine, old.id)).present[
-        0
-    ]  # its text has no vector any more, so none is given
-    assert next(read_vectors(engine, new.id)).present[0]
+    # Of the older text nothing is kept any more, so nothing is given.
+    if spec == RECORDS:
+        assert next(read_job_records(engine, old.id)).records == [None]
+        assert next(read_job_records(engine, new.id)).records != [None]
+    else:
+        assert not next(read_vectors(engine, old.id)).present[0]
+        assert next(read_vectors(engine, new.id)).present[0]
 
 
 def test_one_bad_item_fails_alone_and_is_retried_alone(engine: Engine) -> None:

@@ -7,6 +7,7 @@ import pytest
 from sqlalchemy import Connection, Engine, text
 
 from tests.building import BITS, NEXT, ask, build, encode_all, put, rows_of, swap
+from tests.kinds import RECORDS, SCORES
 from tests.protocol import SPEC, claim, complete, dispatch_all, make_items, submit
 from vectormill.db.collections.building import (
     discard_generation,
@@ -21,7 +22,7 @@ from vectormill.db.jobs.export import read_vectors
 from vectormill.db.jobs.jobs import cancel_job, find_job, list_jobs, retry_job
 from vectormill.db.jobs.twins import cancel_unwanted_jobs, wish_for_twins
 from vectormill.db.short_locks import act_in_short_locks
-from vectormill.domain.encoding import INT8
+from vectormill.domain.encoding import INT8, EncodingSpec
 from vectormill.domain.errors import (
     Conflict,
     GenerationNotFound,
@@ -109,21 +110,25 @@ def test_a_run_in_the_live_space_gives_up_what_another_was_building(engine: Engi
     assert ask(engine, find_building, "docs") is None
 
 
-def test_a_swap_changes_states_view_and_search_and_a_rollback_changes_them_back(engine: Engine) -> None:
-    put(engine, "old", "both")
+@pytest.mark.parametrize("spec", [SPEC, SCORES, RECORDS], ids=lambda spec: spec.task)
+def test_a_swap_changes_states_view_and_search_and_a_rollback_changes_them_back(
+    engine: Engine, spec: EncodingSpec
+) -> None:
+    following = replace(spec, revision="2")
+    put(engine, "old", "both", spec=spec)
     encode_all(engine)
     live = ask(engine, find_generation, "docs")
-    building = build(engine)
-    put(engine, "both", "new")
+    building = build(engine, following)
+    put(engine, "both", "new", spec=spec)
     encode_all(engine)
     swap(engine, building)
     assert set(rows_of(engine, "docs")) == {"both", "new"}
     assert ask(engine, find_generation, "docs").id == building.id
-    put_later = submit(engine, make_items(2, "later"), collection="docs", spec=NEXT)
+    put_later = submit(engine, make_items(2, "later"), collection="docs", spec=following)
     encode_all(engine)
     assert ask(engine, count_newer_rows, "docs") == 2
     with pytest.raises(SpecMismatch, match="revision is '2', not '1'"):
-        put(engine, "z")
+        put(engine, "z", spec=spec)
     undone = act_in_short_locks(engine, lambda connection: roll_back(connection, "docs"))
     assert (undone.live.id, undone.retired.id) == (live.id, building.id)
     assert set(rows_of(engine, "docs")) == {"old", "both", "new"}
@@ -325,7 +330,7 @@ def test_a_retired_generation_is_pruned_when_its_time_is_over_and_nobody_writes_
         assert find_job(connection, waiting.id).collection == "docs"
     with pytest.raises(Conflict, match="no generation to roll back to"):
         ask(engine, roll_back, "docs")
-    with pytest.raises(GenerationNotFound, match="has the vectors of today"):
+    with pytest.raises(GenerationNotFound, match="has the results of today"):
         read_vectors(engine, waiting.id)
 
 

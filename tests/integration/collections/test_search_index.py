@@ -11,7 +11,7 @@ from sqlalchemy import Engine, text
 from tests.api_server import api_client
 from tests.protocol import SPEC
 from vectormill.db.collections.collections import open_collection
-from vectormill.db.rows.vectors import upsert_vectors
+from vectormill.db.rows.generation_tables import upsert_rows
 from vectormill.domain.jobs.item import Item
 from vectormill.vectors.vector_types import choose_vector_type, make_rows
 
@@ -34,7 +34,7 @@ def table(engine: Engine, vectors: npt.NDArray[np.float32]) -> str:
     with engine.begin() as connection:
         generation = open_collection(connection, "docs", SPEC)
         rows = make_rows(vectors, kind, None)
-        upsert_vectors(connection, generation.id, 1, items, rows, kind, SPEC.dimensions)
+        upsert_rows(connection, generation.id, 1, items, rows, SPEC)
     with engine.begin() as connection:
         connection.execute(text(f"ANALYZE vectormill.{generation.table_name}"))
     return generation.table_name

@@ -23,7 +23,7 @@ from tests.indexed import (
 from tests.protocol import SPEC, vector_of
 from tests.waiting import wait_for
 from vectormill.db.indexes.indexes import find_record
-from vectormill.db.rows.vectors import upsert_vectors
+from vectormill.db.rows.generation_tables import upsert_rows
 from vectormill.db.search.filter_indexes import name_filter_index
 from vectormill.db.search.filters import compile_filter
 from vectormill.db.search.matches import search_collection, walk_plan
@@ -42,7 +42,7 @@ def write(engine: Engine, generation: Generation, keys: list[str], seq: int = 5)
     items = [Item(key, key.encode()) for key in keys]
     rows = make_rows(draw_vectors(len(keys)), kind, None)
     with engine.begin() as connection:
-        upsert_vectors(connection, generation.id, seq, items, rows, kind, SPEC.dimensions)
+        upsert_rows(connection, generation.id, seq, items, rows, SPEC)
 
 
 def describe(number: int) -> bytes:
@@ -192,7 +192,7 @@ def test_writers_and_searches_go_on_while_a_live_index_is_built(engine: Engine) 
     def put(number: int) -> None:
         rows = make_rows(vectors[number : number + 1], kind, None)
         with engine.begin() as connection:
-            upsert_vectors(connection, generation.id, 9, [Item(f"new{number}", b"n")], rows, kind, 64)
+            upsert_rows(connection, generation.id, 9, [Item(f"new{number}", b"n")], rows, generation.spec)
 
     threads = [threading.Thread(target=go_on, args=(act,)) for act in (search, put)]
     for thread in threads:
@@ -318,7 +318,7 @@ def test_a_vector_of_a_text_that_was_put_after_the_build_is_found(engine: Engine
     kind = choose_vector_type(SPEC, in_collection=True)
     rows = make_rows(vector_of(b"late")[None], kind, None)
     with engine.begin() as connection:
-        upsert_vectors(connection, generation.id, 9, [Item("late", b"late")], rows, kind, SPEC.dimensions)
+        upsert_rows(connection, generation.id, 9, [Item("late", b"late")], rows, SPEC)
         connection.execute(text("SET LOCAL enable_seqscan = off"))
         found = search_collection(connection, generation, vector_of(b"late"), 1)
     assert (found.num_rows_read, found.matches[0].key) == (None, "late")

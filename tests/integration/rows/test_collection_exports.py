@@ -21,7 +21,7 @@ from tests.protocol import SPEC, vector_of
 from vectormill.client import Client
 from vectormill.db.collections.collections import find_generation, open_collection
 from vectormill.db.rows.collection_rows import READ_PAGE, Inclusion, compose_statement, read_pages
-from vectormill.db.rows.vectors import upsert_vectors
+from vectormill.db.rows.generation_tables import upsert_rows
 from vectormill.db.search.matches import walk_plan
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.jobs.item import Item
@@ -50,7 +50,7 @@ def fill(engine: Engine, num_rows: int, spec: EncodingSpec = SPEC) -> None:
         rows = make_rows(drawn[start : start + 5000], kind, None)
         with engine.begin() as connection:
             part = items[start : start + 5000]
-            upsert_vectors(connection, generation.id, 1, part, rows, kind, spec.dimensions)
+            upsert_rows(connection, generation.id, 1, part, rows, spec)
     with engine.begin() as connection:
         connection.execute(
             text(KEEP_TEXTS.format(attributes=f"vectormill.{generation.table_name}_attributes"))
@@ -175,8 +175,7 @@ def test_a_page_is_found_by_the_key_behind_which_it_begins(engine: Engine) -> No
         generation = find_generation(connection, "docs")
         driver = connection.connection.driver_connection
         assert driver is not None
-        kind = choose_vector_type(generation.spec, in_collection=True)
-        statement = compose_statement(generation, Inclusion(text=True), kind).as_string(driver)
+        statement = compose_statement(generation, Inclusion(text=True)).as_string(driver)
         (plan,) = driver.execute(
             "EXPLAIN (FORMAT JSON) " + statement, {"after": "k010000", "limit": 500, "most_bytes": 1 << 20}
         ).fetchone()[0]

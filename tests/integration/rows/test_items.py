@@ -10,12 +10,14 @@ import pytest
 from sqlalchemy import Connection, Engine, text
 
 from tests.integration.chunks.test_lock_order import wait_until_blocked
+from tests.kinds import RECORDS, SCORES
 from tests.protocol import SPEC, claim_next, complete, complete_on, submit, vector_of
 from vectormill.db.collections.collections import find_generation
 from vectormill.db.jobs.jobs import draw_seq
+from vectormill.db.rows.generation_tables import compose_upsert
 from vectormill.db.rows.items import DELETE_ROWS, delete_items, delete_rows, find_item
-from vectormill.db.rows.vectors import UPSERT_ROWS
 from vectormill.db.search.matches import walk_plan
+from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import CollectionNotFound, ItemNotFound
 from vectormill.domain.jobs.chunk import Claim
 from vectormill.domain.jobs.item import Item
@@ -23,16 +25,17 @@ from vectormill.domain.jobs.item import Item
 METADATA = b'{"page":7}'
 OLD, NEW = Item("k", b"an old text", METADATA), Item("k", b"a new text", METADATA)
 OTHER = Item("other", b"another text")
+KINDS = [SPEC, SCORES, RECORDS]
 
 
-def write(engine: Engine, *items: Item) -> None:
-    submit(engine, items, collection="docs")
+def write(engine: Engine, *items: Item, spec: EncodingSpec = SPEC) -> None:
+    submit(engine, items, collection="docs", spec=spec)
     complete(engine, claim_next(engine))
 
 
-def hold(engine: Engine, *items: Item) -> Claim:
+def hold(engine: Engine, *items: Item, spec: EncodingSpec = SPEC) -> Claim:
     """A job that a worker has in hand."""
-    submit(engine, items, collection="docs")
+    submit(engine, items, collection="docs", spec=spec)
     return claim_next(engine)
 
 
@@ -60,9 +63,9 @@ def test_an_item_is_read_with_all_that_is_kept_of_it(engine: Engine) -> None:
         item = find_item(connection, "docs", "k", has_vector=True)
         other = find_item(connection, "docs", "other")
     assert (item.key, item.metadata, item.content_hash) == ("k", {"page": 7}, NEW.content_hash())
-    assert item.embedding is not None
-    assert np.abs(item.embedding[0] - vector_of(NEW.text)).max() < 1e-3
-    assert (other.metadata, other.text, other.embedding) == (None, None, None)
+    assert item.results is not None
+    assert np.abs(item.results[0] - vector_of(NEW.text)).max() < 1e-3
+    assert (other.metadata, other.text, other.results) == (None, None, None)
 
 
 def test_what_is_not_there_is_not_found(engine: Engine) -> None:
@@ -97,8 +100,7 @@ def test_a_deletion_reaches_every_generation(engine: Engine) -> None:
 
 
 def write_other_generation(engine: Engine) -> None:
-    from vectormill.db.rows.vectors import create_vector_table
-    from vectormill.vectors.vector_types import choose_vector_type
+    from vectormill.db.rows.generation_tables import create_generation_tables
 
     with engine.begin() as connection:
         generation_id = connection.execute(
@@ -107,18 +109,19 @@ def write_other_generation(engine: Engine) -> None:
                 SELECT collection_id, spec, fingerprint, 'live' FROM vectormill.generations RETURNING id
             """)
         ).scalar_one()
-        create_vector_table(connection, generation_id, choose_vector_type(SPEC, in_collection=True), 8)
+        create_generation_tables(connection, generation_id, SPEC)
 
 
+@pytest.mark.parametrize("spec", KINDS, ids=lambda spec: spec.task)
 def test_a_job_submitted_before_a_deletion_does_not_bring_the_key_back_and_a_later_one_does(
-    engine: Engine,
+    engine: Engine, spec: EncodingSpec
 ) -> None:
-    write(engine, OLD)
-    earlier = hold(engine, NEW, OTHER)
+    write(engine, OLD, spec=spec)
+    earlier = hold(engine, NEW, OTHER, spec=spec)
     assert delete(engine, "k") == 1
     complete(engine, earlier)
     assert read_keys(engine) == {"row other"}
-    write(engine, NEW)
+    write(engine, NEW, spec=spec)
     assert read_keys(engine) == {"row other", "row k", "attributes k"}
 
 
@@ -183,14 +186,29 @@ def test_rows_that_a_later_job_wrote_stay_where_those_of_earlier_ones_are_remove
     assert read_keys(engine) == {"row k", "attributes k"}
 
 
-def test_deletions_and_commits_look_at_no_more_rows_than_they_have_keys(engine: Engine) -> None:
-    write(engine, OTHER)
+@pytest.mark.parametrize(
+    ("spec", "columns", "values"),
+    [
+        (SPEC, "embedding", {"embedding": ["[0]"] * 100}),
+        (
+            SCORES,
+            "score, label, numbers",
+            {"score": [0.5] * 100, "label": ["a"] * 100, "numbers": ["[0]"] * 100},
+        ),
+        (RECORDS, "output", {"output": ["{}"] * 100}),
+    ],
+    ids=["vectors", "scores", "records"],
+)
+def test_deletions_and_commits_look_at_no_more_rows_than_they_have_keys(
+    engine: Engine, spec: EncodingSpec, columns: str, values: dict[str, Any]
+) -> None:
+    write(engine, OTHER, spec=spec)
     with engine.begin() as connection:
         generation = find_generation(connection, "docs")
         connection.execute(
             text(f"""
-            INSERT INTO vectormill.{generation.table_name} (key, content_hash, embedding, job_seq)
-            SELECT 'key ' || number, content_hash, embedding, 1
+            INSERT INTO vectormill.{generation.table_name} (key, content_hash, {columns}, job_seq)
+            SELECT 'key ' || number, content_hash, {columns}, 1
               FROM vectormill.{generation.table_name}, generate_series(1, 20000) AS number
         """)
         )
@@ -214,9 +232,9 @@ def test_deletions_and_commits_look_at_no_more_rows_than_they_have_keys(engine: 
         names = {"table": generation.table_name, "attributes": f"{generation.table_name}_attributes"}
         keys = [f"key {number}" for number in range(100)]
         deletion = explain(connection, DELETE_ROWS.format(**names), keys=keys, before_seq=5)
-        upsert = UPSERT_ROWS.format(table=f"vectormill.{generation.table_name}", column="halfvec")
-        upsert = re.sub(r"%\((\w+)\)s::(\w+(\[\])?)", r"CAST(:\1 AS \2)", upsert)
-        values = {"keys": keys, "hashes": [b"hash"] * 100, "embeddings": ["[0]"] * 100}
+        upsert = compose_upsert(generation.id, spec).as_string(connection.connection.driver_connection)
+        upsert = re.sub(r"%\((\w+)\)s::(\"?\w+\"?(\[\])?)", r"CAST(:\1 AS \2)", upsert)
+        values = {"keys": keys, "hashes": [b"hash"] * 100, **values}
         commit = explain(connection, upsert, job_seq=5, collection_id=generation.collection_id, **values)
     for plan in (deletion, commit):
         assert "Seq Scan" not in [node["Node Type"] for node in plan], plan

@@ -9,9 +9,9 @@ from sqlalchemy import Connection, Engine, text
 
 from tests.protocol import SPEC
 from vectormill.db.collections.collections import open_collection
-from vectormill.db.rows import vectors as vector_rows
+from vectormill.db.rows import generation_tables
 from vectormill.db.rows.attributes import attributes_name
-from vectormill.db.rows.vectors import table_name, upsert_vectors
+from vectormill.db.rows.generation_tables import table_name, upsert_rows
 from vectormill.domain.encoding import FLOAT16, VECTOR_TYPES
 from vectormill.domain.jobs.item import Item
 from vectormill.vectors.quantization import measure_ranges
@@ -45,7 +45,7 @@ def write(
     with engine.begin() as connection:
         generation = open_collection(connection, "docs", spec)
         rows = make_rows(vectors, kind, measure_ranges(VECTORS))
-        upsert_vectors(connection, generation.id, job_seq, items, rows, kind, DIMENSIONS, keep_text=keep_text)
+        upsert_rows(connection, generation.id, job_seq, items, rows, spec, keep_text=keep_text)
     return generation.id
 
 
@@ -100,7 +100,7 @@ def test_a_chunk_that_is_written_in_parts_leaves_the_same_rows(
 ) -> None:
     write(engine, FLOAT16, ITEMS[:4], VECTORS[4:8], job_seq=9, keep_text=True)
     monkeypatch.setattr(
-        vector_rows, "MAX_ARRAY_BYTES", 3 * VECTOR_TYPE_BY_NAME[FLOAT16].column_bytes(DIMENSIONS)
+        generation_tables, "MAX_ARRAY_BYTES", 3 * VECTOR_TYPE_BY_NAME[FLOAT16].column_bytes(DIMENSIONS)
     )
     generation_id = write(engine, FLOAT16, ITEMS, VECTORS, job_seq=5, keep_text=True)
     with engine.connect() as connection:

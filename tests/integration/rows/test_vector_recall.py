@@ -15,7 +15,7 @@ from tests.reference import packaged_reference
 from vectormill.corpus import read_docstrings
 from vectormill.db.collections.collections import open_collection
 from vectormill.db.rows.calibrations import find_ranges
-from vectormill.db.rows.vectors import upsert_vectors
+from vectormill.db.rows.generation_tables import upsert_rows
 from vectormill.db.search.matches import search_collection
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.jobs.item import Item
@@ -82,7 +82,7 @@ def fill(engine: Engine, spec: EncodingSpec, vectors: np.ndarray, encoding: Real
     with engine.begin() as connection:
         generation = open_collection(connection, "docs", spec)
         rows = make_rows(vectors, kind, find_ranges(connection, spec))
-        upsert_vectors(connection, generation.id, 1, items, rows, kind, DIMENSIONS)
+        upsert_rows(connection, generation.id, 1, items, rows, spec)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from indexer.phases.samples import compare_sample, sample_texts
 from tests.api_server import encode_waiting, encoding_meanwhile
 from tests.protocol import SPEC, make_items, submit
 from vectormill.db.collections.collections import find_generation, open_collection
-from vectormill.db.rows.vectors import upsert_vectors
+from vectormill.db.rows.generation_tables import upsert_rows
 from vectormill.domain.collection import Generation
 from vectormill.domain.encoding import BINARY, FLOAT32, INT8, EncodingSpec
 from vectormill.domain.jobs.item import Item
@@ -47,7 +47,7 @@ def fill(engine: Engine, spec: EncodingSpec, num_rows: int = 3000) -> Generation
     with engine.begin() as connection:
         generation = open_collection(connection, "docs", spec)
         rows = make_rows(drawn, kind, None)
-        upsert_vectors(connection, generation.id, 1, items, rows, kind, spec.dimensions)
+        upsert_rows(connection, generation.id, 1, items, rows, spec)
     change(engine, "ANALYZE {table}")
     return generation
 

@@ -8,17 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.errors import InvalidOption
 from vectormill.domain.tasks.pair import join_pair, split_pair
 from vectormill.domain.tasks.task import (
     ACTIVATIONS,
-    EMBED,
     EXTRACT,
     JUDGE,
     RESULT_ROUTES,
     TASKS,
     ActivationName,
-    require_vectors,
 )
 
 VECTORS = EncodingSpec("m", "1", "mean", normalize=True, dimensions=8, prompt="", max_tokens=64)
@@ -66,10 +63,3 @@ def test_whatever_decides_a_result_is_in_the_fingerprint() -> None:
         replace(RECORDS, confidences=True),
     ]
     assert len({spec.fingerprint() for spec in changed}) == len(changed)
-
-
-def test_only_vectors_go_into_collections() -> None:
-    require_vectors(EMBED)
-    for task in (JUDGE, EXTRACT):
-        with pytest.raises(InvalidOption, match="Collections keep vectors"):
-            require_vectors(task)

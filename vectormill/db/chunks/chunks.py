@@ -15,7 +15,7 @@ from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import LeaseLost
 from vectormill.domain.jobs.chunk import Claim
 from vectormill.domain.jobs.chunk_size import UNESTIMATED_ITEM_TOKENS, TokenEstimate
-from vectormill.domain.tasks.task import RECORD, TASKS
+from vectormill.domain.tasks.task import RECORD
 from vectormill.vectors.records import pack_records, read_records
 from vectormill.vectors.vector_types import choose_vector_type, measure_item
 
@@ -245,7 +245,7 @@ def split_chunk(connection: Connection, claim: Claim, reason: str) -> None:
     estimate = TokenEstimate(claim.spec)
     # Only of a job without a collection; in one, there is nothing to cut.
     row_bytes = measure_item(choose_vector_type(claim.spec, in_collection=False), claim.spec.dimensions)
-    has_records = TASKS[claim.spec.task].result == RECORD
+    has_records = claim.spec.result == RECORD
     records = read_records(_read_own(connection, claim.chunk_id), len(items)) if has_records else []
     for child, (start, stop) in enumerate(((0, middle), (middle, len(items)))):
         connection.execute(

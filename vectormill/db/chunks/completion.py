@@ -1,6 +1,6 @@
-"""The commit of a chunk: its vectors, its errors, its state and its job's counters, in one fenced transaction."""
+"""The commit of a chunk: its results, its errors, its state and its job's counters, in one fenced transaction."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -9,16 +9,24 @@ from sqlalchemy import Connection, text
 
 from vectormill.db.chunks.truncations import add_truncations
 from vectormill.db.jsonb import to_jsonb
+from vectormill.db.kinds.row_kind import Results, take_objects
 from vectormill.db.rows.calibrations import find_ranges
-from vectormill.db.rows.vectors import upsert_vectors
+from vectormill.db.rows.generation_tables import upsert_rows
 from vectormill.domain.encoding import FLOAT16, INT8
 from vectormill.domain.errors import LeaseLost
 from vectormill.domain.jobs.bottleneck import PERSIST
 from vectormill.domain.jobs.chunk import CANCELLED, DONE, FAILED, ChunkOutcome, Claim
-from vectormill.domain.jobs.item import ITEM_ERROR_CODES, NON_FINITE_VECTOR, Item, ItemFailure, Items
-from vectormill.domain.tasks.task import RECORD, TASKS
+from vectormill.domain.jobs.item import (
+    ITEM_ERROR_CODES,
+    NON_FINITE_VECTOR,
+    UNSTORABLE_RECORD,
+    Item,
+    ItemFailure,
+    Items,
+)
+from vectormill.domain.tasks.task import RECORD
 from vectormill.ragged import Ragged
-from vectormill.vectors.records import Records, pack_records, read_records
+from vectormill.vectors.records import Records, UnstorableRecord, group_records, pack_records, read_records
 from vectormill.vectors.vector_types import (
     MAX_HALF,
     Rows,
@@ -100,7 +108,7 @@ def complete_chunk(
     Raises LeaseLost, after which the caller must roll back and forget its work, and SpecMismatch.
     """
     claim.check_space()
-    if TASKS[claim.spec.task].result == RECORD:
+    if claim.spec.result == RECORD:
         return _complete_records(connection, claim, items, encoded, results, outcome, read_persist_seconds)
     spec = claim.spec
     kind = choose_vector_type(spec, in_collection=claim.generation_id is not None)
@@ -115,16 +123,7 @@ def complete_chunk(
     ranges = find_ranges(connection, spec) if kind.name == INT8 else None
     rows = make_rows(vectors, kind, ranges)
     if claim.generation_id is not None:
-        upsert_vectors(
-            connection,
-            claim.generation_id,
-            claim.job_seq,
-            items if len(stored) == len(items) else Items.of(items).take(stored.tolist()),
-            rows,
-            kind,
-            spec.dimensions,
-            keep_text=claim.keep_text,
-        )
+        _upsert(connection, claim, claim.generation_id, items, stored, rows)
     else:
         _store_with_chunk(connection, claim, stored, rows, kind)
     return _end(connection, claim, items, failures, outcome, num_done, num_failed, read_persist_seconds)
@@ -139,16 +138,58 @@ def _complete_records(
     outcome: ChunkOutcome,
     read_persist_seconds: Callable[[], float] | None,
 ) -> bool:
-    """As complete_chunk, of rows of bytes, which are kept beside the chunk."""
+    """As complete_chunk, of rows of bytes, which are kept in the collection or beside the chunk."""
     failures = dict(outcome.failures)
+    found = {
+        item: results.row(place).tobytes()
+        for place, item in enumerate(encoded.tolist())
+        if item not in failures
+    }
+    if claim.generation_id is not None:
+        found, unstorable = _group(found)
+        failures |= unstorable
     _end_under_fence(connection, claim, DONE)
-    records = read_own_records(connection, claim)
-    stored = [place for place, item in enumerate(encoded.tolist()) if item not in failures]
-    for place in stored:
-        records[int(encoded[place])] = results.row(place).tobytes()
-    values = {"chunk_id": claim.chunk_id, "vectors": pack_records(records)}
-    connection.execute(UPSERT_CHUNK_VECTORS, values)
-    return _end(connection, claim, items, failures, outcome, len(stored), len(failures), read_persist_seconds)
+    if claim.generation_id is not None:
+        stored = np.fromiter(found, dtype=np.int64, count=len(found))
+        _upsert(connection, claim, claim.generation_id, items, stored, take_objects(list(found.values())))
+    else:
+        records = read_own_records(connection, claim)
+        for item, record in found.items():
+            records[item] = record
+        values = {"chunk_id": claim.chunk_id, "vectors": pack_records(records)}
+        connection.execute(UPSERT_CHUNK_VECTORS, values)
+    return _end(connection, claim, items, failures, outcome, len(found), len(failures), read_persist_seconds)
+
+
+def _group(found: Mapping[int, bytes]) -> tuple[dict[int, bytes], dict[int, ItemFailure]]:
+    """Records of items as a collection keeps them; one that jsonb refuses would make the server refuse all."""
+    grouped, failures = {}, {}
+    for item, record in found.items():
+        try:
+            grouped[item] = group_records(record)
+        except UnstorableRecord as error:
+            failures[item] = ItemFailure(UNSTORABLE_RECORD, str(error))
+    return grouped, failures
+
+
+def _upsert(
+    connection: Connection,
+    claim: Claim,
+    generation_id: int,
+    items: Sequence[Item],
+    stored: npt.NDArray[np.int64],
+    results: Results,
+) -> None:
+    """Writes the results of the items at `stored` [n] into the job's generation."""
+    upsert_rows(
+        connection,
+        generation_id,
+        claim.job_seq,
+        items if len(stored) == len(items) else Items.of(items).take(stored.tolist()),
+        results,
+        claim.spec,
+        keep_text=claim.keep_text,
+    )
 
 
 def read_own_records(connection: Connection, claim: Claim) -> Records:

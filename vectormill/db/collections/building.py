@@ -14,12 +14,11 @@ from vectormill.db.collections.generations import (
 from vectormill.db.jobs.jobs import draw_seq
 from vectormill.db.jobs.twins import add_missing_twins
 from vectormill.db.jsonb import to_jsonb
-from vectormill.db.rows.vectors import create_vector_table, table_name
+from vectormill.db.rows.generation_tables import create_generation_tables, table_name
 from vectormill.db.short_locks import act_in_short_locks
-from vectormill.domain.collection import BUILDING, LIVE, RETIRED, Generation
+from vectormill.domain.collection import BUILDING, LIVE, RETIRED, Generation, check_kind
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import CollectionNotFound, Conflict
-from vectormill.vectors.vector_types import choose_vector_type
 
 # In a generation's report: jobs behind this place came while it was being built.
 SINCE_SEQ: Final = "since_seq"
@@ -64,12 +63,13 @@ def open_building_generation(connection: Connection, collection: str, spec: Enco
     One of another vector space that an earlier run has left is given up, for two are never built at once; and so is
     one that its canary has found unfit. Jobs that are
     queued from this transaction's COMMIT on have twins; for earlier ones see `follow_live_jobs`. Raises
-    CollectionNotFound.
+    CollectionNotFound, and WrongKind for a spec of another kind than the live one's.
     """
     lock_collection(connection, collection)
     live = find_in_state(connection, collection, LIVE)
     if live is None:
         raise CollectionNotFound(f"There is no collection {collection!r}.")
+    check_kind(collection, live.kind, spec)
     building = find_building(connection, collection)
     if building is not None:
         has_failed = connection.execute(HAS_FAILED, {"generation_id": building.id}).scalar_one()
@@ -83,8 +83,7 @@ def open_building_generation(connection: Connection, collection: str, spec: Enco
         "report": to_jsonb({SINCE_SEQ: draw_seq(connection)}),
     }
     row = connection.execute(INSERT_BUILDING, values).one()
-    kind = choose_vector_type(spec, in_collection=True)
-    create_vector_table(connection, row.id, kind, spec.dimensions, row.language)
+    create_generation_tables(connection, row.id, spec, row.language)
     return Generation(row.id, live.collection_id, collection, spec, table_name(row.id), BUILDING)
 
 

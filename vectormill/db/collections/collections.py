@@ -1,4 +1,4 @@
-"""Collections and their generations: which vectors a name means now. What is nearest to a query: matches.py."""
+"""Collections and their generations: which results a name means now. What is nearest to a query: matches.py."""
 
 from typing import Final
 
@@ -13,10 +13,19 @@ from vectormill.db.collections.generations import (
 )
 from vectormill.db.jsonb import to_jsonb
 from vectormill.db.rows.attributes import attributes_name, rewrite_language
-from vectormill.db.rows.vectors import create_vector_table, point_view_at, table_name
+from vectormill.db.rows.generation_tables import create_generation_tables, point_view_at, table_name
 from vectormill.db.short_locks import act_in_short_locks
 from vectormill.db.tables import SCHEMA, metadata
-from vectormill.domain.collection import LIVE, CollectionWishes, Generation, check_new_name
+from vectormill.domain.collection import (
+    HNSW,
+    LIVE,
+    CollectionWishes,
+    Generation,
+    check_kind,
+    check_new_name,
+    find_kind,
+    require_vectors,
+)
 from vectormill.domain.encoding import FLOAT16, EncodingSpec
 from vectormill.domain.errors import (
     CollectionNotFound,
@@ -25,7 +34,6 @@ from vectormill.domain.errors import (
     SpecMismatch,
     TooManyCollections,
 )
-from vectormill.vectors.vector_types import choose_vector_type
 
 # Some 20,000 texts a second are read into lexemes, and nobody reads or writes the table meanwhile.
 MOST_REWRITTEN_TEXTS: Final = 100_000
@@ -78,13 +86,14 @@ def list_collections(connection: Connection, *, after: int | None, limit: int) -
 
 
 def check_spec_fits(generation: Generation, spec: EncodingSpec) -> None:
-    """Raises SpecMismatch, naming what differs, unless both specs mean the same vector space."""
+    """Raises WrongKind, or SpecMismatch, naming what differs, unless both specs mean the same vector space."""
+    check_kind(generation.collection, generation.kind, spec)
     if generation.spec.fingerprint() == spec.fingerprint():
         return
     raise SpecMismatch(
-        f"Collection {generation.collection!r} holds vectors of another encoding spec "
+        f"Collection {generation.collection!r} holds {generation.kind} of another encoding spec "
         f"({describe_differences(generation.spec, spec)}). "
-        "Vector spaces are never mixed: use the same options, or another collection name."
+        "They are never mixed: use the same options, or another collection name."
     )
 
 
@@ -118,8 +127,8 @@ def open_collection(connection: Connection, name: str, spec: EncodingSpec) -> Ge
     """The live generation for `name`, made now (table and view) when the collection is new.
 
     It stays live until the transaction ends, and no other is begun beside it: the collection's name is locked, shared
-    by all who write. Two first submissions to one name are serialized. Raises SpecMismatch, and Conflict when a table
-    or view of another owner already has the name.
+    by all who write. Two first submissions to one name are serialized. Raises WrongKind, SpecMismatch, and Conflict
+    when a table or view of another owner already has the name.
     """
     if connection.execute(IS_COLLECTION, {"name": name}).scalar_one():
         share_collection(connection, name)
@@ -151,7 +160,12 @@ def refuse_taken_name(connection: Connection, name: str) -> None:
 def create_collection(
     connection: Connection, name: str, spec: EncodingSpec, wishes: CollectionWishes, max_collections: int
 ) -> Generation:
-    """A collection without rows, before any job. Raises Conflict when it exists, and what `check_collection` does."""
+    """A collection without rows, before any job.
+
+    Raises Conflict when it exists, WrongKind for an HNSW index of scores or records, and what `check_collection` does.
+    """
+    if wishes.index_policy == HNSW or wishes.index_options:
+        require_vectors(name, find_kind(spec), "An HNSW index is of")
     lock_collection(connection, name)
     if connection.execute(IS_COLLECTION, {"name": name}).scalar_one():
         raise Conflict(f"There is a collection {name!r} already; see `vectormill collections show {name}`.")
@@ -256,7 +270,7 @@ def _create_collection(
         """),
         {"collection_id": collection_id, "spec": to_jsonb(spec.to_json()), "fingerprint": spec.fingerprint()},
     ).scalar_one()
-    kind = choose_vector_type(spec, in_collection=True)
-    create_vector_table(connection, generation_id, kind, spec.dimensions, wishes.language)
-    point_view_at(connection, name, generation_id)
-    return Generation(generation_id, collection_id, name, spec, table_name(generation_id), LIVE)
+    create_generation_tables(connection, generation_id, spec, wishes.language)
+    generation = Generation(generation_id, collection_id, name, spec, table_name(generation_id), LIVE)
+    point_view_at(connection, generation)
+    return generation

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from vectormill.db.rows.vectors import table_name
+from vectormill.db.rows.generation_tables import table_name
 from vectormill.domain.collection import Generation
 from vectormill.domain.jobs.item import (
     EMPTY_TEXT,

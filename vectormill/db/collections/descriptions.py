@@ -10,7 +10,7 @@ import psycopg
 from sqlalchemy import Connection, Row, TextClause, text
 from sqlalchemy.exc import OperationalError
 
-from vectormill.db.rows.vectors import table_name
+from vectormill.db.rows.generation_tables import table_name
 from vectormill.db.short_locks import limit_time
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import CollectionNotFound, SearchTimeout

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, text
 
-from vectormill.db.rows.vectors import table_name
+from vectormill.db.rows.generation_tables import table_name
 from vectormill.domain.collection import BUILDING, LIVE, RETIRED, Generation
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import Conflict

@@ -7,7 +7,7 @@ from sqlalchemy import Connection, Engine, text
 from vectormill.db.collections.generations import FROM_GENERATIONS, GENERATION_COLUMNS, lock_collection
 from vectormill.db.jobs.twins import cancel_unwanted_jobs
 from vectormill.db.rows.attributes import attributes_name
-from vectormill.db.rows.vectors import table_name
+from vectormill.db.rows.generation_tables import table_name
 from vectormill.db.short_locks import act_in_short_locks
 from vectormill.domain.errors import LocksHeld
 

@@ -23,7 +23,7 @@ from vectormill.db.collections.generations import (
 )
 from vectormill.db.collections.views import replace_view
 from vectormill.db.jobs.jobs import draw_seq
-from vectormill.db.rows.vectors import table_name
+from vectormill.db.rows.generation_tables import table_name
 from vectormill.db.short_locks import limit_time
 from vectormill.domain.collection import BUILDING, LIVE, Generation
 from vectormill.domain.errors import CollectionNotFound, Conflict
@@ -121,7 +121,7 @@ def _exchange(connection: Connection, live: Generation, next_live: Generation) -
     values = {"generation_id": next_live.id, "live_seq": draw_seq(connection)}
     connection.execute(MAKE_LIVE, values)
     # Last: from here to COMMIT users' queries wait for the view.
-    replace_view(connection, live.collection, next_live.id)
+    replace_view(connection, next_live)
     return Swap(live, next_live)
 
 

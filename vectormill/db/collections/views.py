@@ -1,7 +1,8 @@
 """Views: the SQL view of a collection, pointed at another generation with everything that its users gave it.
 
-As long as its columns keep their types the view is replaced in place. Vectors of another type or length need a new
-view: then owner, grants, comments and options are given to it, and what depends on the old one forbids it.
+As long as its columns keep their types the view is replaced in place, as that of scores and records always is. Vectors
+of another type or length need a new view: then owner, grants, comments and options are given to it, and what depends on
+the old one forbids it.
 """
 
 from typing import Any, Final
@@ -11,7 +12,9 @@ from psycopg import sql
 from psycopg.rows import namedtuple_row
 from sqlalchemy import Connection
 
-from vectormill.db.rows.vectors import point_view_at, table_name
+from vectormill.db.kinds.kinds import choose_kind
+from vectormill.db.rows.generation_tables import point_view_at
+from vectormill.domain.collection import Generation
 from vectormill.domain.errors import SwapRefused
 
 FIND_VIEW: Final = """
@@ -20,7 +23,7 @@ FIND_VIEW: Final = """
            NOT EXISTS (
                SELECT FROM pg_attribute AS old
                  JOIN pg_attribute AS new ON new.attrelid = to_regclass(%(table)s::text) AND new.attname = old.attname
-                WHERE old.attrelid = view.oid AND old.attname = 'embedding'
+                WHERE old.attrelid = view.oid AND old.attname = %(column)s::text
                   AND (old.atttypid, old.atttypmod) = (new.atttypid, new.atttypmod)) AS has_other_type
       FROM pg_class AS view
      WHERE view.oid = to_regclass(format('public.%%I', %(name)s::text)) AND view.relkind = 'v'
@@ -54,18 +57,23 @@ LIST_TRIGGERS: Final = """
 DROP_VIEW: Final = "DROP VIEW {name}"
 
 
-def replace_view(connection: Connection, collection: str, generation_id: int) -> None:
-    """Makes the collection's view read another generation, in the caller's transaction.
+def replace_view(connection: Connection, generation: Generation) -> None:
+    """Makes its collection's view read another generation, in the caller's transaction.
 
     Raises SwapRefused, naming them, when other objects depend on a view whose vectors get another type.
     """
     driver = connection.connection.driver_connection
     assert driver is not None
+    collection = generation.collection
+    values = {
+        "name": collection,
+        "table": f"vectormill.{generation.table_name}",
+        "column": choose_kind(generation.spec).columns(generation.spec)[0].name,
+    }
     with driver.cursor(row_factory=namedtuple_row) as cursor:
-        table = f"vectormill.{table_name(generation_id)}"
-        view = cursor.execute(FIND_VIEW, {"name": collection, "table": table}).fetchone()
+        view = cursor.execute(FIND_VIEW, values).fetchone()
         if view is None or not view.has_other_type:
-            point_view_at(connection, collection, generation_id)
+            point_view_at(connection, generation)
             return
         name = sql.Identifier("public", collection)
         grants = cursor.execute(LIST_GRANTS, {"oid": view.oid}).fetchall()
@@ -77,7 +85,7 @@ def replace_view(connection: Connection, collection: str, generation_id: int) ->
             cursor.execute(sql.SQL(DROP_VIEW).format(name=name))
         except psycopg.errors.DependentObjectsStillExist as error:
             raise SwapRefused(_explain(collection, error.diag.message_detail or "other objects")) from error
-        point_view_at(connection, collection, generation_id)
+        point_view_at(connection, generation)
         _give(cursor, collection, view, grants, comments)
 
 

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Engine, text
 
 from vectormill.db.indexes.indexes import hnsw_prefix
 from vectormill.db.rows.attributes import attributes_name
-from vectormill.db.rows.vectors import table_name
+from vectormill.db.rows.generation_tables import table_name
 
 logger = logging.getLogger(__name__)
 

@@ -55,6 +55,7 @@ def plan_for(
         vector_type,
         wishes,
         read_server_room(connection),
+        kind=generation.kind,
         is_live=generation.state == LIVE,
         least_rows=settings.index_rows,
         memory_share=settings.index_memory_share,

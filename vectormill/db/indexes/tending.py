@@ -7,6 +7,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, text
 
 from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.tasks.task import VECTOR
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +79,12 @@ LIST_TENDED: Final = text("""
 
 
 def list_tended(connection: Connection, *, least_rows: int, in_use_seconds: float) -> list[TendedCollection]:
-    """Collections with a policy of `hnsw`, or of `auto` and so many rows."""
+    """Collections of vectors with a policy of `hnsw`, or of `auto` and so many rows."""
     values = {
         "least_rows": least_rows,
         "in_use_seconds": in_use_seconds,
         "held_back_seconds": HELD_BACK_SECONDS,
     }
     rows = connection.execute(LIST_TENDED, values).mappings()
-    return [TendedCollection(**{**row, "spec": EncodingSpec.from_json(row["spec"])}) for row in rows]
+    found = [TendedCollection(**{**row, "spec": EncodingSpec.from_json(row["spec"])}) for row in rows]
+    return [each for each in found if each.spec.result == VECTOR]

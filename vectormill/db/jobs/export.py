@@ -1,4 +1,4 @@
-"""A job's vectors in item order, one chunk at a time, wherever they are kept."""
+"""A job's results in item order, one chunk at a time, wherever they are kept."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,14 +14,15 @@ from sqlalchemy import Connection, Engine, text
 from vectormill.db.chunks.payloads import decode_payload
 from vectormill.db.collections.generations import find_generation_by_id
 from vectormill.db.jobs.jobs import find_job, has_lost_collection
-from vectormill.db.rows.vectors import table_name
+from vectormill.db.kinds.kinds import choose_kind
+from vectormill.db.rows.generation_tables import table_name
 from vectormill.domain.collection import PRUNED
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import CollectionNotFound, GenerationNotFound, JobNotFound
 from vectormill.domain.jobs.item import Item, Items
 from vectormill.domain.jobs.job import Job
-from vectormill.vectors.records import Records, read_records
-from vectormill.vectors.vector_types import Rows, choose_vector_type, missing_rows, read_block, read_columns
+from vectormill.vectors.records import Records, list_records, read_records
+from vectormill.vectors.vector_types import Rows, choose_vector_type, missing_rows, read_block
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,21 +81,7 @@ def read_vectors(engine: Engine, job_id: UUID) -> Iterator[VectorBlock]:
     JobNotFound, before the first block or, when the job is removed meanwhile, at the first item that is no longer
     there: what came until then is not whole.
     """
-    with engine.connect() as connection:
-        job = find_job(connection, job_id)
-        generation_id = connection.execute(
-            text("SELECT generation_id FROM vectormill.jobs WHERE id = :job_id"), {"job_id": job_id}
-        ).scalar_one()
-        if generation_id is None and has_lost_collection(connection, job_id):
-            raise CollectionNotFound(
-                f"Job {job_id} wrote into a collection that was deleted since, and its vectors went with it."
-            )
-        written = None if generation_id is None else find_generation_by_id(connection, generation_id)
-        if written is not None and written.state == PRUNED:
-            raise GenerationNotFound(
-                f"The vectors of job {job_id} were in generation {written.id} of collection {job.collection!r}. "
-                "Another has replaced it, and its time is over; the collection itself has the vectors of today."
-            )
+    job, generation_id = _find_written(engine, job_id)
 
     def make_block(connection: Connection, first_item: int, items: Items, own: bytes | None) -> VectorBlock:
         if generation_id is None:
@@ -107,14 +94,37 @@ def read_vectors(engine: Engine, job_id: UUID) -> Iterator[VectorBlock]:
 
 
 def read_job_records(engine: Engine, job_id: UUID) -> Iterator[RecordBlock]:
-    """As read_vectors, of a job whose results are records. Raises JobNotFound as that does."""
-    with engine.connect() as connection:
-        job = find_job(connection, job_id)
+    """As read_vectors, of a job whose results are records; raises what that does."""
+    job, generation_id = _find_written(engine, job_id)
 
     def make_block(connection: Connection, first_item: int, items: Items, own: bytes | None) -> RecordBlock:
-        return RecordBlock(first_item, list(items.keys), read_records(own, len(items)))
+        if generation_id is None:
+            return RecordBlock(first_item, list(items.keys), read_records(own, len(items)))
+        outputs, _ = _read_collection(connection, generation_id, items, job.spec)
+        records = [None if output is None else list_records(output) for output in outputs]
+        return RecordBlock(first_item, list(items.keys), records)
 
     return _read_blocks(engine, job, make_block)
+
+
+def _find_written(engine: Engine, job_id: UUID) -> tuple[Job, int | None]:
+    """The job, and the generation that has its results, if any. Raises what `read_vectors` does at once."""
+    with engine.connect() as connection:
+        job = find_job(connection, job_id)
+        generation_id = connection.execute(
+            text("SELECT generation_id FROM vectormill.jobs WHERE id = :job_id"), {"job_id": job_id}
+        ).scalar_one()
+        if generation_id is None and has_lost_collection(connection, job_id):
+            raise CollectionNotFound(
+                f"Job {job_id} wrote into a collection that was deleted since, and its results went with it."
+            )
+        written = None if generation_id is None else find_generation_by_id(connection, generation_id)
+        if written is not None and written.state == PRUNED:
+            raise GenerationNotFound(
+                f"The results of job {job_id} were in generation {written.id} of collection {job.collection!r}. "
+                "Another has replaced it, and its time is over; the collection itself has the results of today."
+            )
+    return job, generation_id
 
 
 def _read_blocks(engine: Engine, job: Job, make_block: MakeBlock[B]) -> Iterator[B]:
@@ -162,7 +172,7 @@ def _read_own(
 # vector_send, halfvec_send and bit_send give what COPY takes. Joined in the server, a whole chunk is one value that
 # NumPy reads at once.
 READ_COLLECTION = """
-    SELECT array_agg(item.ordinal), string_agg({column}_send(live.embedding), '')
+    SELECT array_agg(item.ordinal), {results}
       FROM unnest(%(keys)b::text[], %(hashes)b::bytea[]) WITH ORDINALITY AS item (key, content_hash, ordinal)
       JOIN vectormill.{table} AS live ON live.key = item.key AND live.content_hash = item.content_hash
 """
@@ -171,9 +181,10 @@ READ_COLLECTION = """
 def _read_collection(
     connection: Connection, generation_id: int, items: Sequence[Item], spec: EncodingSpec
 ) -> tuple[Rows, npt.NDArray[np.bool_]]:
-    kind = choose_vector_type(spec, in_collection=True)
+    kind = choose_kind(spec)
     values = {"keys": [item.key for item in items], "hashes": [item.content_hash() for item in items]}
-    statement = READ_COLLECTION.format(table=table_name(generation_id), column=kind.column)
+    results = kind.gathered(kind.sent(spec, "live"))
+    statement = READ_COLLECTION.format(table=table_name(generation_id), results=results)
     try:
         ((ordinals, wire),) = _fetch_binary(connection, statement, values)
     except psycopg.errors.UndefinedTable as error:
@@ -181,10 +192,10 @@ def _read_collection(
             "What the job wrote is gone: another generation of its collection has replaced it, or it was deleted. "
             "`vectormill collections export` gives what is in a collection now."
         ) from error
-    rows, present = missing_rows(len(items), kind, spec.dimensions), np.zeros(len(items), dtype=np.bool_)
+    rows, present = kind.missing(len(items), spec), np.zeros(len(items), dtype=np.bool_)
     if ordinals is not None:
         places = np.array(ordinals) - 1
-        rows[places], present[places] = read_columns(wire, kind, spec.dimensions), True
+        rows[places], present[places] = kind.read(wire, spec), True
     return rows, present
 
 

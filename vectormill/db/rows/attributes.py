@@ -1,10 +1,11 @@
-"""Attributes: what a row of a generation has beside its vector: metadata, and its text where a collection keeps texts.
+"""Attributes: what a row of a generation has beside its result: metadata, and its text where a collection keeps texts.
 
 In a table of their own, so that a change of metadata alone never touches the table that carries the vector index: an
 update there inserts into every index (pgvector #875). Sparse: an item without metadata, whose text is not kept, has no
 row here.
 """
 
+from collections.abc import Sequence
 from itertools import compress
 from operator import not_
 from typing import Final
@@ -14,6 +15,7 @@ from sqlalchemy import Connection, text
 
 from vectormill.db.rows.arrays import BYTEA_OID, TEXT_OID, make_bytes_array
 from vectormill.domain.jobs.item import Items
+from vectormill.domain.tasks.pair import split_pair
 
 # Room for the next version of a row in its page: a change of metadata touches no index then.
 STORAGE: Final = (
@@ -25,10 +27,13 @@ def attributes_name(generation_id: int) -> str:
     return f"generation_{generation_id}_attributes"
 
 
-def create_attributes_table(connection: Connection, generation_id: int, language: str = "simple") -> None:
+def create_attributes_table(
+    connection: Connection, generation_id: int, text_columns: Sequence[str], language: str = "simple"
+) -> None:
     """Makes the table beside a generation's. `language` is a text search configuration of Postgres.
 
-    `search` is NULL where no text is kept. `document` is that of a passage: docs/GLOSSARY.md.
+    `text_columns` are `text` and, where items are pairs, the column of the second text. `search` is NULL where no text
+    is kept. `document` is that of a passage: docs/GLOSSARY.md.
     """
     name = attributes_name(generation_id)
     driver = connection.connection.driver_connection
@@ -39,7 +44,7 @@ def create_attributes_table(connection: Connection, generation_id: int, language
             content_hash  bytea,  -- that of the vector's row: one look-up tells whether a row of a source is unchanged
             metadata      jsonb,
             metadata_hash bytea,  -- NULL when a worker of the former release wrote the metadata
-            text          text,
+            {texts},
             search        tsvector GENERATED ALWAYS AS (to_tsvector({language}::regconfig, text)) STORED,
             document      text GENERATED ALWAYS AS (metadata -> '_passage' ->> 'document') STORED,
             job_seq       bigint NOT NULL
@@ -49,6 +54,9 @@ def create_attributes_table(connection: Connection, generation_id: int, language
         statement.format(
             name=sql.Identifier("vectormill", name),
             language=sql.Literal(f"pg_catalog.{language}"),
+            texts=sql.SQL(", ").join(
+                sql.SQL("{} text").format(sql.Identifier(column)) for column in text_columns
+            ),
             storage=sql.SQL(STORAGE),
         )
     )
@@ -83,15 +91,15 @@ def rewrite_language(connection: Connection, generation_id: int, language: str) 
 # Only of rows that this job has just written: their own table decides which job is the newest, and has locked them.
 # What a run has changed since, without encoding, is newer too.
 UPSERT_ATTRIBUTES: Final = """
-    INSERT INTO {attributes} AS kept (key, content_hash, metadata, metadata_hash, text, job_seq)
-    SELECT item.key, live.content_hash, item.metadata::jsonb, item.metadata_hash, item.text, %(job_seq)s::bigint
-      FROM unnest(%(keys)s::text[], %(metadata)s::text[], %(hashes)s::bytea[], %(texts)s::text[])
-               AS item (key, metadata, metadata_hash, text)
+    INSERT INTO {attributes} AS kept (key, content_hash, metadata, metadata_hash, {texts}, job_seq)
+    SELECT item.key, live.content_hash, item.metadata::jsonb, item.metadata_hash, {values}, %(job_seq)s::bigint
+      FROM unnest(%(keys)s::text[], %(metadata)s::text[], %(hashes)s::bytea[], {arrays})
+               AS item (key, metadata, metadata_hash, {texts})
       JOIN {table} AS live ON live.key = item.key AND live.job_seq = %(job_seq)s::bigint
      ORDER BY item.key
     ON CONFLICT (key) DO UPDATE
        SET content_hash = excluded.content_hash, metadata = excluded.metadata,
-           metadata_hash = excluded.metadata_hash, text = excluded.text, job_seq = excluded.job_seq
+           metadata_hash = excluded.metadata_hash, {assignments}, job_seq = excluded.job_seq
      WHERE kept.job_seq <= excluded.job_seq
 """
 
@@ -103,10 +111,39 @@ DELETE_ATTRIBUTES: Final = """
 """
 
 
+def name_texts(text_columns: Sequence[str]) -> dict[str, sql.Composable]:
+    """What UPSERT_ATTRIBUTES says of the columns of texts; the array of each is the parameter of its name."""
+    comma = sql.SQL(", ")
+    names = [sql.Identifier(column) for column in text_columns]
+    return {
+        "texts": comma.join(names),
+        "values": comma.join(sql.Identifier("item", column) for column in text_columns),
+        "arrays": comma.join(
+            sql.SQL("{}::text[]").format(sql.Placeholder(column)) for column in text_columns
+        ),
+        "assignments": comma.join(sql.SQL("{0} = excluded.{0}").format(name) for name in names),
+    }
+
+
+def split_texts(texts: Sequence[bytes], text_columns: Sequence[str]) -> dict[str, Sequence[bytes]]:
+    """The texts of each column: of a pair the first and the second one, which is empty for a text alone."""
+    if len(text_columns) == 1:
+        return {text_columns[0]: texts}
+    pairs = [split_pair(text) for text in texts]
+    first, second = text_columns
+    return {first: [text for text, _ in pairs], second: [text_pair or b"" for _, text_pair in pairs]}
+
+
 def write_attributes(
-    cursor: Cursor[object], generation_id: int, job_seq: int, items: Items, *, keep_text: bool
+    cursor: Cursor[object],
+    generation_id: int,
+    job_seq: int,
+    items: Items,
+    text_columns: Sequence[str],
+    *,
+    keep_text: bool,
 ) -> None:
-    """Those of items whose vectors the caller has just written, in the same transaction."""
+    """Those of items whose results the caller has just written, in the same transaction."""
     names = {
         "attributes": sql.Identifier("vectormill", attributes_name(generation_id)),
         "table": sql.Identifier("vectormill", f"generation_{generation_id}"),
@@ -114,15 +151,18 @@ def write_attributes(
     is_described = [keep_text or bool(metadata) for metadata in items.metadata]
     described = items if all(is_described) else items.take(compress(range(len(items)), is_described))
     if described:
-        texts = described.texts if keep_text else [b""] * len(described)
+        texts = split_texts(described.texts if keep_text else [b""] * len(described), text_columns)
         cursor.execute(
-            sql.SQL(UPSERT_ATTRIBUTES).format(**names),
+            sql.SQL(UPSERT_ATTRIBUTES).format(**names, **name_texts(text_columns)),
             {
                 "job_seq": job_seq,
                 "keys": make_bytes_array(TEXT_OID, described.encode_keys()),
                 "metadata": make_bytes_array(TEXT_OID, described.metadata, empty_is_null=True),
                 "hashes": make_bytes_array(BYTEA_OID, described.metadata_hashes(), empty_is_null=True),
-                "texts": make_bytes_array(TEXT_OID, texts, empty_is_null=True),
+                **{
+                    column: make_bytes_array(TEXT_OID, own, empty_is_null=True)
+                    for column, own in texts.items()
+                },
             },
         )
     bare = items if not described else items.take(compress(range(len(items)), map(not_, is_described)))

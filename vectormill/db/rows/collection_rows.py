@@ -1,4 +1,4 @@
-"""A collection's rows in the order of their keys, a page at a time: vectors, metadata and kept texts.
+"""A collection's rows in the order of their keys, a page at a time: results, metadata and kept texts.
 
 A page is a transaction of its own, found by the key behind which it begins: a slow reader holds back no vacuum, and one
 that lost its connection goes on behind the last key that it got. All pages are of one generation, so that two vector
@@ -16,11 +16,12 @@ from sqlalchemy import Connection, Engine
 
 from vectormill.db.collections.collections import find_generation
 from vectormill.db.collections.generations import find_generation_by_id
+from vectormill.db.kinds.kinds import choose_kind
+from vectormill.db.kinds.row_kind import Results
 from vectormill.db.rows.attributes import attributes_name
 from vectormill.domain.collection import PRUNED, Generation
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import Conflict
-from vectormill.vectors.vector_types import Rows, VectorType, choose_vector_type, missing_rows, read_columns
 
 # Of a page, which exists a few times at once: read ahead, being written, on its way. Texts and metadata count with
 # their own bytes; a page has one row at the least.
@@ -32,37 +33,36 @@ MOST_PAGE_ROWS: Final = 2000
 class Inclusion:
     """What of a row is wanted beside its key."""
 
-    vector: bool = True
+    result: bool = True
     metadata: bool = True
     text: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RowPage:
-    """Rows [n] in the order of their keys. `vectors` [n, width] as they are kept, or None when they are not wanted.
+    """Rows [n] in the order of their keys. `results` [n, …] as they are kept, or None when they are not wanted.
 
-    `metadata` is JSON as text, None for none, as a text that is not kept is None; empty lists when not wanted.
+    `metadata` is JSON as text, None for none, as a text that is not kept is None; empty lists when not wanted. `texts`
+    are by their column, of which pairs have two.
     """
 
     keys: list[str]
-    vectors: Rows | None
+    results: Results | None
     metadata: list[str | None]
-    texts: list[str | None]
+    texts: dict[str, list[str | None]]
 
 
 # Attributes are looked up by key, row by row: a join might read all of them for a page of a thousand. `running_bytes`
-# ends a page of long texts early; their length is read without the texts.
+# ends a page of long texts or records early; their length is read without them.
 READ_PAGE: Final = """
-    SELECT array_agg(key) AS keys, {vectors} AS vectors, {metadata} AS metadata, {texts} AS texts
-      FROM (SELECT page.key, page.embedding, attributes.metadata, attributes.text,
-                   sum(coalesce(octet_length(attributes.text), 0) + coalesce(pg_column_size(attributes.metadata), 0))
-                       OVER (ORDER BY page.key) AS running_bytes,
+    SELECT array_agg(key) AS keys, {results} AS results, {metadata} AS metadata, {texts}
+      FROM (SELECT page.*, attributes.*, sum({row_bytes}) OVER (ORDER BY page.key) AS running_bytes,
                    row_number() OVER (ORDER BY page.key) AS place
-              FROM (SELECT key, embedding FROM {table}
+              FROM (SELECT {columns} FROM {table}
                      WHERE key > %(after)s::text ORDER BY key LIMIT %(limit)s) AS page
               LEFT JOIN LATERAL (SELECT {attribute_columns} FROM {attributes} AS kept
                                   WHERE kept.key = page.key LIMIT 1) AS attributes ON true
-             ORDER BY page.key) AS row
+             ORDER BY page.key) AS entry
      WHERE place = 1 OR running_bytes <= %(most_bytes)s::bigint
 """
 
@@ -90,14 +90,15 @@ def read_pages(
 
     Raises Conflict when the generation is removed meanwhile: what came until then is not whole.
     """
-    kind = choose_vector_type(generation.spec, in_collection=True)
-    statement = compose_statement(generation, inclusion, kind)
-    row_bytes = 40 + (kind.width(generation.spec.dimensions) * 2 if inclusion.vector else 0)
+    statement = compose_statement(generation, inclusion)
+    row_bytes = 40 + (
+        (choose_kind(generation.spec).row_bytes(generation.spec) or 0) if inclusion.result else 0
+    )
     page_rows = max(1, min(MOST_PAGE_ROWS, PAGE_BYTES // row_bytes))
 
     def read(after: str, rest: int | None) -> RowPage:
         num_rows = page_rows if rest is None else min(page_rows, rest)
-        return read_page(engine, statement, generation.spec, kind, inclusion, after, num_rows)
+        return read_page(engine, statement, generation.spec, inclusion, after, num_rows)
 
     # One page ahead, on a thread of its own: Postgres and the socket work while the caller formats.
     with ThreadPoolExecutor(1, thread_name_prefix="export") as reader:
@@ -111,19 +112,30 @@ def read_pages(
             yield page
 
 
-def compose_statement(generation: Generation, inclusion: Inclusion, kind: VectorType) -> sql.Composed:
+def compose_statement(generation: Generation, inclusion: Inclusion) -> sql.Composed:
     """READ_PAGE for one generation; what is not wanted is not read."""
-    nothing = sql.SQL("NULL")
-    columns = [
-        sql.SQL("metadata") if inclusion.metadata else sql.SQL("NULL::jsonb AS metadata"),
-        sql.SQL("text") if inclusion.text else sql.SQL("NULL::text AS text"),
-    ]
-    send = sql.SQL("string_agg({}(embedding), '')").format(sql.Identifier(f"{kind.column}_send"))
+    nothing, comma = sql.SQL("NULL"), sql.SQL(", ")
+    kind, spec = choose_kind(generation.spec), generation.spec
+    texts = [sql.Identifier(column) for column in kind.text_columns]
+    columns = [sql.Identifier(column.name) for column in kind.columns(spec)] if inclusion.result else []
+    sizes: list[sql.Composable] = [sql.SQL("coalesce(pg_column_size(attributes.metadata), 0)")]
+    sizes += [sql.SQL("coalesce(octet_length(attributes.{}), 0)").format(name) for name in texts]
+    if kind.row_bytes(spec) is None:
+        sizes += [sql.SQL("pg_column_size(page.{})").format(name) for name in columns]
     return sql.SQL(READ_PAGE).format(
-        vectors=send if inclusion.vector else nothing,
+        results=sql.SQL(kind.gathered(kind.sent(spec, "entry"))) if inclusion.result else nothing,
         metadata=sql.SQL("array_agg(metadata::text)") if inclusion.metadata else nothing,
-        texts=sql.SQL("array_agg(text)") if inclusion.text else nothing,
-        attribute_columns=sql.SQL(", ").join(columns),
+        texts=comma.join(
+            sql.SQL("array_agg({})").format(name) if inclusion.text else nothing for name in texts
+        ),
+        row_bytes=sql.SQL(" + ").join(sizes),
+        columns=comma.join([sql.Identifier("key"), *columns]),
+        attribute_columns=comma.join(
+            [
+                sql.SQL("metadata" if inclusion.metadata else "NULL::jsonb AS metadata"),
+                *(name if inclusion.text else sql.SQL("NULL::text AS {}").format(name) for name in texts),
+            ]
+        ),
         table=sql.Identifier("vectormill", generation.table_name),
         attributes=sql.Identifier("vectormill", attributes_name(generation.id)),
     )
@@ -133,26 +145,25 @@ def read_page(
     engine: Engine,
     statement: sql.Composed,
     spec: EncodingSpec,
-    kind: VectorType,
     inclusion: Inclusion,
     after: str,
     num_rows: int,
 ) -> RowPage:
     """At most so many rows behind `after`; without keys when there are none. Raises Conflict."""
     values = {"after": after, "limit": num_rows, "most_bytes": PAGE_BYTES}
+    kind = choose_kind(spec)
     with engine.connect() as connection:
         driver = connection.connection.driver_connection
         assert driver is not None
         try:
             with driver.cursor(binary=True) as cursor:  # as text, a byte of a vector would come as two digits
-                ((keys, wire, metadata, texts),) = cursor.execute(statement, values).fetchall()
+                ((keys, wire, metadata, *texts),) = cursor.execute(statement, values).fetchall()
         except psycopg.errors.UndefinedTable as error:
             raise Conflict(
                 "The generation was removed while it was exported; begin the export anew."
             ) from error
-    vectors = None
-    if inclusion.vector:
-        vectors = (
-            read_columns(wire, kind, spec.dimensions) if keys else missing_rows(0, kind, spec.dimensions)
-        )
-    return RowPage(keys or [], vectors, metadata or [], texts or [])
+    results = None
+    if inclusion.result:
+        results = kind.read(wire, spec) if keys else kind.missing(0, spec)
+    own_texts = {column: own or [] for column, own in zip(kind.text_columns, texts, strict=True)}
+    return RowPage(keys or [], results, metadata or [], own_texts)

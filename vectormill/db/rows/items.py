@@ -8,52 +8,68 @@ from sqlalchemy import Connection, text
 
 from vectormill.db.collections.collections import find_generation
 from vectormill.db.collections.generations import list_written_generations
+from vectormill.db.kinds.kinds import choose_kind
+from vectormill.db.kinds.row_kind import Results
 from vectormill.db.rows.attributes import attributes_name
+from vectormill.db.rows.generation_tables import table_name
 from vectormill.db.rows.tombstones import bury_keys, lock_deletions
-from vectormill.db.rows.vectors import table_name
 from vectormill.domain.collection import LIVE
+from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import CollectionNotFound, ItemNotFound
-from vectormill.vectors.vector_types import Rows, choose_vector_type, read_columns
+from vectormill.domain.tasks.task import VECTOR
 
 
 @dataclass(frozen=True, slots=True)
 class KeptItem:
-    """What a collection has under a key. `embedding` is [1, width], as it is kept, where it was asked for.
+    """What a collection has under a key. `results` is its one row, as it is kept, where it was asked for.
 
-    `text` is None unless the collection keeps texts; `content_hash` is 16 bytes of it. `job_seq` is the place of its
-    job among all writers.
+    `text` is None unless the collection keeps texts, and `text_pair` of what is no pair; `content_hash` is 16 bytes of
+    both. `job_seq` is the place of its job among all writers.
     """
 
     key: str
+    spec: EncodingSpec
     content_hash: bytes
     job_seq: int
     metadata: dict[str, Any] | None
     text: str | None
-    embedding: Rows | None
+    text_pair: str | None
+    results: Results | None
 
 
 FIND_ITEM: Final = """
-    SELECT live.key, live.content_hash, live.job_seq, kept.metadata, kept.text, {embedding} AS embedding
+    SELECT live.key, live.content_hash, live.job_seq, kept.metadata, {texts}, {result} AS result
       FROM vectormill.{table} AS live LEFT JOIN vectormill.{attributes} AS kept ON kept.key = live.key
      WHERE live.key = :key
 """
 
 
 def find_item(connection: Connection, collection: str, key: str, *, has_vector: bool = False) -> KeptItem:
-    """What the live generation has under the key. Raises CollectionNotFound and ItemNotFound."""
+    """What the live generation has under the key; of a vector only where it is wanted. Raises CollectionNotFound and
+    ItemNotFound.
+    """
     generation = find_generation(connection, collection)
-    kind = choose_vector_type(generation.spec, in_collection=True)
+    kind, spec = choose_kind(generation.spec), generation.spec
+    is_read = has_vector or spec.result != VECTOR
     statement = FIND_ITEM.format(
         table=generation.table_name,
         attributes=attributes_name(generation.id),
-        embedding=f"{kind.column}_send(live.embedding)" if has_vector else "NULL",
+        texts=", ".join(f"kept.{column}" for column in kind.text_columns),
+        result=kind.sent(spec, "live") if is_read else "NULL",
     )
     row = connection.execute(text(statement), {"key": key}).one_or_none()
     if row is None:
         raise ItemNotFound(f"Collection {collection!r} has no item {key!r}.")
-    wire = row.embedding
-    embedding = None if wire is None else read_columns(bytes(wire), kind, generation.spec.dimensions)
-    return KeptItem(row.key, bytes(row.content_hash), row.job_seq, row.metadata, row.text, embedding)
+    return KeptItem(
+        row.key,
+        spec,
+        bytes(row.content_hash),
+        row.job_seq,
+        row.metadata,
+        row.text,
+        getattr(row, "text_pair", None),
+        kind.read(row.result, spec) if is_read else None,
+    )
 
 
 # Rows are locked in the order of their keys, as every commit locks them: no two wait for each other.

@@ -12,7 +12,7 @@ from typing import Final
 from sqlalchemy import Connection, text
 
 from vectormill.db.collections.generations import list_written_generations
-from vectormill.db.rows.vectors import table_name
+from vectormill.db.rows.generation_tables import table_name
 from vectormill.domain.errors import Conflict
 from vectormill.domain.source import Source
 

@@ -1,5 +1,6 @@
 """Item: one text with the client's key; and the reasons for which a single item fails."""
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -16,6 +17,7 @@ OUT_OF_MEMORY: Final = "out_of_memory"
 CRASHED_WORKER: Final = "crashed_worker"
 NOT_STORED: Final = "not_stored"
 NO_PAIR: Final = "no_pair"
+UNSTORABLE_RECORD: Final = "unstorable_record"
 
 ITEM_ERROR_CODES: Final = {
     EMPTY_TEXT: "the text is empty or only white space",
@@ -28,8 +30,18 @@ ITEM_ERROR_CODES: Final = {
     OUT_OF_MEMORY: "the device has too little memory to encode this text, even alone",
     CRASHED_WORKER: "encoding this text alone ended the worker's model process",
     NO_PAIR: "the model compares two texts, and there is no text_pair",
+    UNSTORABLE_RECORD: "what was found in the text is no JSON that Postgres keeps in a collection",
     NOT_STORED: "the database refused the text's chunk for a reason that does not pass",
 }
+
+
+# An even number of backslashes before it: "\\u0000" spells a backslash, not a NUL.
+_NUL_ESCAPE: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+
+
+def has_nul(encoded: bytes) -> bool:
+    """Whether JSON has a NUL character in it, which jsonb refuses."""
+    return b"\\u0000" in encoded and _NUL_ESCAPE.search(encoded) is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,8 @@ nor a text for a pair. What cannot read it finds a text that is no Unicode, and 
 
 from typing import Final
 
+from vectormill.domain.jobs.item import ItemFailure, find_text_failure
+
 PAIR_MARK: Final = b"\xff"
 
 
@@ -18,3 +20,18 @@ def split_pair(text: bytes) -> tuple[bytes, bytes | None]:
     """The first text and the second one; None where it is a text alone."""
     first, mark, second = text.partition(PAIR_MARK)
     return first, second if mark else None
+
+
+def find_side_failure(text: bytes, max_chars: int) -> ItemFailure | None:
+    """As find_text_failure, of what is a pair or a text alone; of a pair `max_chars` are allowed to each."""
+    first, second = split_pair(text)
+    failure = find_text_failure(first, max_chars)
+    if failure is not None or second is None:
+        return failure
+    failure = find_text_failure(second, max_chars)
+    return None if failure is None else name_second(failure)
+
+
+def name_second(failure: ItemFailure) -> ItemFailure:
+    """The same failure, of the second text."""
+    return ItemFailure(failure.code, f"text_pair: {failure.detail}")

@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from vectormill.domain.errors import InvalidOption
-
 # What comes of an item.
 VECTOR: Final = "vector"
 SCORE: Final = "score"
@@ -49,12 +47,3 @@ RAW: Final = "raw"
 ACTIVATIONS: Final = (SOFTMAX, SIGMOID, RAW)
 # The same as type checkers see them; a test compares them.
 ActivationName = Literal["softmax", "sigmoid", "raw"]
-
-
-def require_vectors(task: str) -> None:
-    """Of what goes into a collection. Raises InvalidOption."""
-    if TASKS[task].result != VECTOR:
-        raise InvalidOption(
-            f"Collections keep vectors, and the task {task} gives none: leave out the collection, and read the job's "
-            "results."
-        )

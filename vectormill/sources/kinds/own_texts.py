@@ -17,7 +17,7 @@ from vectormill.domain.jobs.item import Item
 from vectormill.sources.reader import Complaints, SourcePlace
 from vectormill.sources.rows import Assembler
 
-WITHOUT_VECTORS: Final = Inclusion(vector=False, text=True)
+WITHOUT_VECTORS: Final = Inclusion(result=False, text=True)
 
 
 class OwnTextReader:
@@ -38,13 +38,14 @@ class OwnTextReader:
             with self._place.engine.connect() as connection:
                 generation = self._find_generation(connection)
             for page in read_pages(self._place.engine, generation, WITHOUT_VECTORS):
-                if None in page.texts:
-                    key = page.keys[page.texts.index(None)]
+                texts = page.texts["text"]
+                if None in texts:
+                    key = page.keys[texts.index(None)]
                     raise SourceFailed(
                         f"{name} has no text of {key!r}, which was written before it kept texts; read them once from "
                         "their source."
                     )
-                yield assembler.assemble(page.keys, page.texts, page.metadata)
+                yield assembler.assemble(page.keys, texts, page.metadata)
         except Conflict as error:
             raise SourceFailed(
                 f"{name} was removed, or got another generation, while it was read."

@@ -1,6 +1,7 @@
-"""Vector tables: one per generation, made at run time; a chunk's rows are written by one statement.
+"""Generation tables: one per generation, made at run time; a chunk's rows are written by one statement.
 
-They travel as three arrays, laid out in the server's binary form with no Python per row.
+Which columns they have the kind of their collection says. Rows travel as an array for each column, laid out in the
+server's binary form, and numbers with no Python per row.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,18 +12,14 @@ import numpy.typing as npt
 from psycopg import Cursor, sql
 from sqlalchemy import Connection, text
 
-from vectormill.db.rows.arrays import (
-    BYTEA_OID,
-    TEXT_OID,
-    accept_arrays,
-    find_type,
-    make_bytes_array,
-    open_array,
-)
+from vectormill.db.kinds.kinds import choose_kind
+from vectormill.db.kinds.row_kind import Results
+from vectormill.db.rows.arrays import BYTEA_OID, TEXT_OID, accept_arrays, make_bytes_array
 from vectormill.db.rows.attributes import attributes_name, create_attributes_table, write_attributes
 from vectormill.db.rows.tombstones import hold_deletions
+from vectormill.domain.collection import Generation
+from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.jobs.item import Item, Items
-from vectormill.vectors.vector_types import Rows, VectorType, write_columns
 
 # Both ends hold a parameter in memory, the server a few times: chunks of more are written in parts.
 MAX_ARRAY_BYTES: Final = 32 << 20
@@ -36,41 +33,45 @@ def table_name(generation_id: int) -> str:
     return f"generation_{generation_id}"
 
 
-def create_vector_table(
-    connection: Connection, generation_id: int, kind: VectorType, dimensions: int, language: str = "simple"
+def create_generation_tables(
+    connection: Connection, generation_id: int, spec: EncodingSpec, language: str = "simple"
 ) -> None:
-    """Makes a generation's tables, of vectors and of attributes.
-
-    By default of halfvec: a 768-d row stays inline in its page, and WAL is halved.
-    """
+    """Makes a generation's tables, of results and of attributes."""
+    kind = choose_kind(spec)
+    results = "".join(f"{column.definition},\n            " for column in kind.columns(spec))
     connection.execute(
         text(f"""
         CREATE TABLE vectormill.{table_name(generation_id)} (
             key          text PRIMARY KEY,
             content_hash bytea NOT NULL,
-            embedding    {kind.column}({int(dimensions)}) NOT NULL,
-            job_seq      bigint NOT NULL,
+            {results}job_seq      bigint NOT NULL,
             metadata     jsonb  -- only workers of the former release write it: see attributes.py
         ) WITH ({VACUUM})""")
     )
-    create_attributes_table(connection, generation_id, language)
+    create_attributes_table(connection, generation_id, kind.text_columns, language)
 
 
 CREATE_VIEW: Final = """
     CREATE OR REPLACE VIEW {name} AS
-    SELECT live.key, live.embedding, attributes.metadata, live.content_hash, live.job_seq, attributes.text
+    SELECT live.key, {results}, attributes.metadata, live.content_hash, live.job_seq, {texts}
       FROM {table} AS live LEFT JOIN {attributes} AS attributes ON attributes.key = live.key
 """
 
 
-def point_view_at(connection: Connection, collection: str, generation_id: int) -> None:
+def point_view_at(connection: Connection, generation: Generation) -> None:
     """Makes the collection's view read this generation; users join it in their own SQL."""
     driver = connection.connection.driver_connection
     assert driver is not None
-    name = sql.Identifier("public", collection)
-    table = sql.Identifier("vectormill", table_name(generation_id))
-    attributes = sql.Identifier("vectormill", attributes_name(generation_id))
-    driver.execute(sql.SQL(CREATE_VIEW).format(name=name, table=table, attributes=attributes))
+    kind = choose_kind(generation.spec)
+    driver.execute(
+        sql.SQL(CREATE_VIEW).format(
+            name=sql.Identifier("public", generation.collection),
+            results=sql.SQL(", ").join(kind.shown(generation.spec)),
+            texts=sql.SQL(", ").join(sql.Identifier("attributes", name) for name in kind.text_columns),
+            table=sql.Identifier("vectormill", generation.table_name),
+            attributes=sql.Identifier("vectormill", attributes_name(generation.id)),
+        )
+    )
 
 
 # Arrays and not a staging table: each row is read once, and no table is emptied at every COMMIT. Of 2,000 rows of
@@ -81,16 +82,41 @@ UPSERT_ROWS: Final = """
          WHERE collection_id = %(collection_id)s::bigint AND key = ANY(%(keys)s::text[])
            AND seq > %(job_seq)s::bigint
     )
-    INSERT INTO {table} AS live (key, content_hash, embedding, job_seq)
-    SELECT item.key, item.content_hash, item.embedding, %(job_seq)s::bigint
-      FROM unnest(%(keys)s::text[], %(hashes)s::bytea[], %(embeddings)s::{column}[])
-               AS item (key, content_hash, embedding)
+    INSERT INTO {table} AS live (key, content_hash, {columns}, job_seq)
+    SELECT item.key, item.content_hash, {values}, %(job_seq)s::bigint
+      FROM unnest(%(keys)s::text[], %(hashes)s::bytea[], {arrays})
+               AS item (key, content_hash, {columns})
      WHERE NOT EXISTS (SELECT 1 FROM buried WHERE buried.key = item.key)
      ORDER BY item.key  -- one lock order for all chunks: no deadlocks between chunks that share keys
     ON CONFLICT (key) DO UPDATE
-       SET content_hash = excluded.content_hash, embedding = excluded.embedding, job_seq = excluded.job_seq
+       SET content_hash = excluded.content_hash, {assignments}, job_seq = excluded.job_seq
      WHERE live.job_seq <= excluded.job_seq  -- an older job never overwrites a newer one
 """
+
+
+def compose_upsert(generation_id: int, spec: EncodingSpec) -> sql.Composed:
+    """UPSERT_ROWS of one generation; the array of a column is the parameter of its name."""
+    columns = choose_kind(spec).columns(spec)
+    comma = sql.SQL(", ")
+    return sql.SQL(UPSERT_ROWS).format(
+        table=sql.Identifier("vectormill", table_name(generation_id)),
+        columns=comma.join(sql.Identifier(column.name) for column in columns),
+        values=comma.join(sql.Identifier("item", column.name) for column in columns),
+        arrays=comma.join(
+            sql.SQL("{}::{}[]").format(sql.Placeholder(column.name), sql.Identifier(column.element))
+            for column in columns
+        ),
+        assignments=assign_columns(spec),
+    )
+
+
+def assign_columns(spec: EncodingSpec) -> sql.Composable:
+    """Of an upsert: each column of results as it would have been inserted."""
+    return sql.SQL(", ").join(
+        sql.SQL("{0} = excluded.{0}").format(sql.Identifier(column.name))
+        for column in choose_kind(spec).columns(spec)
+    )
+
 
 # As the statement before does: by the collation of the database.
 ORDER_KEYS: Final = """
@@ -98,38 +124,37 @@ ORDER_KEYS: Final = """
 """
 
 
-def upsert_vectors(
+def upsert_rows(
     connection: Connection,
     generation_id: int,
     job_seq: int,
     items: Sequence[Item],
-    rows: Rows,
-    kind: VectorType,
-    dimensions: int,
+    results: Results,
+    spec: EncodingSpec,
     *,
     keep_text: bool = False,
 ) -> None:
     """Writes one row per item into the generation's table, and its attributes, inside the caller's transaction.
 
-    `rows` is [len(items), width], of floats that are finite; keys are unique within `items`. What was deleted after the
-    job was submitted is passed over, and until the transaction ends nothing is deleted from the collection.
+    `results` has a row for each item, of its kind, as it is kept: numbers that are finite, or JSON that jsonb takes.
+    Keys are unique within `items`. What was deleted after the job was submitted is passed over, and until the
+    transaction ends nothing is deleted from the collection.
     """
     columns = Items.of(items)
     if not columns:
         return
+    kind = choose_kind(spec)
     driver = connection.connection.driver_connection
     assert driver is not None
     with driver.cursor() as cursor:
         accept_arrays(cursor)
         hold = hold_deletions(cursor, generation_id)
-        statement = sql.SQL(UPSERT_ROWS).format(
-            table=sql.Identifier("vectormill", table_name(generation_id)), column=sql.Identifier(kind.column)
-        )
-        oid = find_type(cursor, kind.column)
-        for places in _split(cursor, columns, MAX_ARRAY_BYTES // kind.column_bytes(dimensions)):
-            part, part_rows = (columns, rows) if places is None else (columns.take(places), rows[places])
-            embeddings, elements = open_array(oid, len(part), kind.column_bytes(dimensions))
-            write_columns(elements, part_rows, kind, dimensions)
+        statement = compose_upsert(generation_id, spec)
+        row_bytes = kind.row_bytes(spec) or max(1, sum(map(len, results)) // len(results))
+        for places in _split(cursor, columns, MAX_ARRAY_BYTES // row_bytes):
+            part, part_results = (
+                (columns, results) if places is None else (columns.take(places), results[places])
+            )
             cursor.execute(
                 statement,
                 {
@@ -137,10 +162,10 @@ def upsert_vectors(
                     "job_seq": job_seq,
                     "keys": make_bytes_array(TEXT_OID, part.encode_keys()),
                     "hashes": make_bytes_array(BYTEA_OID, part.content_hashes()),
-                    "embeddings": embeddings,
+                    **kind.make_arrays(cursor, part_results, spec),
                 },
             )
-            write_attributes(cursor, generation_id, job_seq, part, keep_text=keep_text)
+            write_attributes(cursor, generation_id, job_seq, part, kind.text_columns, keep_text=keep_text)
 
 
 def _split(cursor: Cursor[Any], items: Items, part_items: int) -> Iterator[npt.NDArray[np.int64] | None]:

@@ -1,0 +1,223 @@
+"""Collections of scores and of records, beside those of vectors. Real Postgres, no model."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from sqlalchemy import Engine, text
+
+from tests.building import ask, build, encode_all, swap
+from tests.kinds import LABELS, RECORDS, SCORES, grouped_of, numbers_of, records_of
+from tests.protocol import SPEC, claim_next, make_items, stack, submit
+from vectormill.db.chunks.completion import complete_chunk
+from vectormill.db.collections.collections import create_collection, find_generation
+from vectormill.db.jobs.export import read_job_records, read_vectors
+from vectormill.db.jobs.jobs import find_job, list_item_errors
+from vectormill.db.rows import generation_tables
+from vectormill.db.rows.items import find_item
+from vectormill.domain.collection import HNSW, CollectionWishes
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.errors import SpecMismatch, WrongKind
+from vectormill.domain.jobs.chunk import ChunkOutcome
+from vectormill.domain.jobs.item import UNSTORABLE_RECORD, Item
+from vectormill.domain.tasks.pair import join_pair
+from vectormill.ragged import Ragged
+
+PAIR = Item("pair", join_pair("einsätze".encode(), b"second"), b'{"page": 7}')
+KEEPING = CollectionWishes(keep_text=True)
+
+
+def make(engine: Engine, spec: EncodingSpec, wishes: CollectionWishes = KEEPING) -> None:
+    with engine.begin() as connection:
+        create_collection(connection, "docs", spec, wishes, 100)
+
+
+def fill(engine: Engine, spec: EncodingSpec, *items: Item) -> Any:
+    job = submit(engine, items, collection="docs", spec=spec)
+    encode_all(engine)
+    return ask(engine, find_job, job.id)
+
+
+def select(engine: Engine, statement: str) -> list[tuple[Any, ...]]:
+    with engine.connect() as connection:
+        return [tuple(row) for row in connection.execute(text(statement))]
+
+
+def test_scores_are_columns_of_the_view(engine: Engine) -> None:
+    make(engine, SCORES)
+    alone = Item("alone", b"one text")
+    assert fill(engine, SCORES, PAIR, alone).state == "completed"
+    found = select(
+        engine,
+        "SELECT key, score, label, probabilities, metadata, text, text_pair FROM docs ORDER BY key DESC",
+    )
+    for row, item in zip(found, (PAIR, alone), strict=True):
+        numbers = numbers_of(item.text)
+        assert row[:3] == (item.key, pytest.approx(float(numbers.max())), LABELS[numbers.argmax()])
+        assert row[3] == pytest.approx(dict(zip(LABELS, numbers.tolist(), strict=True)))
+    assert found[0][4:] == ({"page": 7}, "einsätze", "second")
+    assert found[1][4:] == (None, "one text", None)
+
+
+def test_a_score_without_labels_has_none(engine: Engine) -> None:
+    spec = replace(SCORES, labels=(), dimensions=1)
+    make(engine, spec)
+    fill(engine, spec, PAIR)
+    assert select(engine, "SELECT score, label, probabilities FROM docs") == [(1.0, None, None)]
+
+
+def test_records_lie_in_the_view_by_type(engine: Engine) -> None:
+    make(engine, RECORDS)
+    assert fill(engine, RECORDS, *make_items(3), Item("quoted", b'a "b" \\u0000 \t c', b"{}")).num_done == 4
+    found = select(engine, "SELECT key, output -> '人物', output, metadata, text FROM docs ORDER BY key")
+    assert found[0] == ("k0", grouped_of(b"text k 0")["人物"], grouped_of(b"text k 0"), None, "text k 0")
+    assert found[3][2] == grouped_of(b'a "b" \\u0000 \t c')
+    spans = "SELECT jsonb_path_query(output, '$.人物[*][0].span') #>> '{}' FROM docs WHERE key = 'k1'"
+    assert select(engine, spans) == [("text k 1",), ("text k 1",)]
+
+
+def test_a_job_reads_its_scores_out_of_the_collection_in_its_own_order(engine: Engine) -> None:
+    items = make_items(10)[::-1]
+    job = fill(engine, SCORES, *items)
+    blocks = list(read_vectors(engine, job.id))
+    assert [key for block in blocks for key in block.keys] == [item.key for item in items]
+    found = np.concatenate([block.vectors for block in blocks])
+    np.testing.assert_array_equal(found, np.stack([numbers_of(item.text) for item in items]))
+
+
+def test_a_job_reads_its_records_out_of_the_collection_as_a_list(engine: Engine) -> None:
+    items = make_items(10)[::-1]
+    job = fill(engine, RECORDS, *items)
+    blocks = list(read_job_records(engine, job.id))
+    assert [key for block in blocks for key in block.keys] == [item.key for item in items]
+    found = [json.loads(record or b"") for block in blocks for record in block.records]
+    in_order = [sorted(records_of(item.text), key=lambda path: path[0]["type"]) for item in items]
+    assert found == in_order
+
+
+@pytest.mark.parametrize("spec", [SPEC, SCORES, RECORDS], ids=lambda spec: spec.task)
+def test_a_collection_never_changes_its_kind(engine: Engine, spec: EncodingSpec) -> None:
+    fill(engine, spec, *make_items(1))
+    kept = {"embed": "vectors", "score": "scores", "extract": "records"}
+    for other in (SPEC, SCORES, RECORDS):
+        if other != spec:
+            gives = f"keeps {kept[spec.task]}, and the task {other.task} gives {kept[other.task]}"
+            said = f"{gives}.* take the task {spec.task} "
+            with pytest.raises(WrongKind, match=said):
+                submit(engine, make_items(1), collection="docs", spec=other)
+            with pytest.raises(WrongKind, match=said):
+                build(engine, other)
+    with pytest.raises(SpecMismatch, match="revision is '1', not '2'"):
+        submit(engine, make_items(1), collection="docs", spec=replace(spec, revision="2"))
+    assert ask(engine, find_generation, "docs").kind == kept[spec.task]
+
+
+def test_no_index_of_vectors_is_wished_for_what_has_none(engine: Engine) -> None:
+    with pytest.raises(WrongKind, match="An HNSW index is of vectors, and collection 'docs' keeps scores"):
+        make(engine, SCORES, CollectionWishes(index_policy=HNSW))
+    make(engine, SPEC, CollectionWishes(index_policy=HNSW))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b'[[{"type":"a","span":"x\\u0000y","offset":[0,3]}]]',
+        b'[[{"type":"a\\u0000","span":"","offset":[0,0]}]]',
+        b'[[{"type":"a","span":"\\ud800","offset":[0,1]}]]',
+        b'[[{"type":"a","span":"\xff","offset":[0,1]}]]',
+        b"[[]]",
+        b'{"a": 1}',
+        b"[[" + b"[" * 100_000,
+    ],
+    ids=["NUL", "NUL in a type", "half of a pair", "no UTF-8", "an empty path", "no list", "deep"],
+)
+def test_records_that_jsonb_refuses_fail_their_item_and_no_other(engine: Engine, bad: bytes) -> None:
+    good = b'[[{"type":"a","span":"a\\\\u0000","offset":[0,8]}]]'
+    items = make_items(3)
+    job = submit(engine, items, collection="docs", spec=RECORDS)
+    claimed = claim_next(engine)
+    rows = [np.frombuffer(row, dtype=np.uint8) for row in (good, bad, b"[]")]
+    results, everything = Ragged.from_rows(rows, np.uint8), np.arange(3)
+    with engine.begin() as connection:
+        assert complete_chunk(connection, claimed, items, everything, results, ChunkOutcome({}, 3, 3))
+        (error,) = list_item_errors(connection, job.id, after=None, limit=10)
+        ended = find_job(connection, job.id)
+    assert (error.key, error.code) == ("k1", UNSTORABLE_RECORD)
+    assert (ended.state, ended.num_done, ended.num_failed) == ("completed_with_errors", 2, 1)
+    found = select(engine, "SELECT key, output FROM docs ORDER BY key")
+    assert found == [("k0", {"a": [[{"type": "a", "span": "a\\u0000", "offset": [0, 8]}]]}), ("k2", {})]
+
+
+def test_a_swap_replaces_a_view_of_scores_in_place_whatever_its_labels(engine: Engine) -> None:
+    fill(engine, SCORES, Item("k", b"text"))
+    with engine.begin() as connection:
+        connection.execute(text("CREATE VIEW mine AS SELECT key, probabilities FROM docs"))
+    others = replace(SCORES, labels=("a", "b"), dimensions=2)
+    building = build(engine, others)
+    fill(engine, SCORES, Item("k", b"text"))
+    swap(engine, building)
+    ((probabilities,),) = select(engine, "SELECT probabilities FROM mine")
+    assert probabilities == pytest.approx(dict(zip("ab", numbers_of(b"text", 2).tolist(), strict=True)))
+
+
+@pytest.mark.parametrize("spec", [SCORES, RECORDS], ids=lambda spec: spec.task)
+def test_rows_that_fill_several_arrays_are_all_written(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, spec: EncodingSpec
+) -> None:
+    monkeypatch.setattr(generation_tables, "MAX_ARRAY_BYTES", 100)
+    items = make_items(20)
+    job = submit(engine, items, collection="docs", spec=spec, chunk_max_items=20)
+    encode_all(engine)
+    assert ask(engine, find_job, job.id).num_done == 20
+    for item in items:
+        kept = ask(engine, find_item, "docs", item.key)
+        assert kept.results is not None
+        if spec == SCORES:
+            np.testing.assert_array_equal(kept.results[0], numbers_of(item.text))
+        else:
+            assert json.loads(kept.results[0]) == grouped_of(item.text)
+
+
+def test_tables_and_views_of_vectors_are_as_earlier_releases_made_them(engine: Engine) -> None:
+    fill(engine, SPEC, *make_items(1))
+    columns = """
+        SELECT attname, format_type(atttypid, atttypmod), attnotnull FROM pg_attribute
+         WHERE attrelid = CAST('{}' AS regclass) AND attnum > 0 ORDER BY attnum
+    """
+    generation = ask(engine, find_generation, "docs")
+    assert select(engine, columns.format(f"vectormill.{generation.table_name}")) == [
+        ("key", "text", True),
+        ("content_hash", "bytea", True),
+        ("embedding", "halfvec(8)", True),
+        ("job_seq", "bigint", True),
+        ("metadata", "jsonb", False),
+    ]
+    assert select(engine, columns.format("public.docs")) == [
+        ("key", "text", False),
+        ("embedding", "halfvec(8)", False),
+        ("metadata", "jsonb", False),
+        ("content_hash", "bytea", False),
+        ("job_seq", "bigint", False),
+        ("text", "text", False),
+    ]
+    attributes = select(engine, columns.format(f"vectormill.{generation.table_name}_attributes"))
+    assert [name for name, _, _ in attributes] == [
+        "key",
+        "content_hash",
+        "metadata",
+        "metadata_hash",
+        "text",
+        "search",
+        "document",
+        "job_seq",
+    ]
+    np.testing.assert_allclose(
+        next(read_vectors(engine, _first_job(engine))).vectors, stack(make_items(1)), atol=1e-3
+    )
+
+
+def _first_job(engine: Engine) -> Any:
+    ((job_id,),) = select(engine, "SELECT id FROM vectormill.jobs")
+    return job_id

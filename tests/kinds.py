@@ -1,0 +1,66 @@
+"""Scores and records for tests, as tests/protocol.py has vectors: specs, and results that tell their text."""
+
+import hashlib
+import json
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.tasks.task import EXTRACT, JUDGE
+
+# With everything in them that SQL would have to quote.
+LABELS: Final = ("it's", "no %(one)s {0}", 'may"be\\')
+
+SCORES: Final = EncodingSpec(
+    model="fake",
+    revision="1",
+    pooling="cls",
+    normalize=True,
+    dimensions=len(LABELS),
+    prompt="",
+    max_tokens=64,
+    task=JUDGE,
+    labels=LABELS,
+    activation="softmax",
+)
+RECORDS: Final = EncodingSpec(
+    model="fake",
+    revision="1",
+    pooling="cls",
+    normalize=False,
+    dimensions=0,
+    prompt="",
+    max_tokens=64,
+    task=EXTRACT,
+    extract_schema='{"人物":null,"地点":null}',
+)
+
+
+def draw(text: bytes) -> np.random.Generator:
+    return np.random.default_rng(int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()))
+
+
+def numbers_of(text: bytes, num_labels: int = len(LABELS)) -> npt.NDArray[np.float32]:
+    """A number for each label that only this text has, float32 [labels], which are 1 together."""
+    return draw(text).dirichlet(np.ones(num_labels)).astype(np.float32)
+
+
+def records_of(text: bytes) -> list[list[dict[str, Any]]]:
+    """A place, and a person with its job, which only this text has."""
+    span = text.decode("utf-8", "replace")
+    place = {"type": "地点", "span": "苏州", "offset": [0, int(draw(text).integers(1000))]}
+    person = {"type": "人物", "span": span, "offset": [0, len(span)], "confidence": 0.75}
+    return [[place], [person, {"type": '职"务', "span": "a\\b", "offset": [1, 2]}], [person]]
+
+
+def grouped_of(text: bytes) -> dict[str, Any]:
+    """The same as a collection has them."""
+    place, *persons = records_of(text)
+    return {"人物": persons, "地点": [place]}
+
+
+def record_bytes(text: bytes) -> bytes:
+    """As a worker's extraction writes them."""
+    return json.dumps(records_of(text), ensure_ascii=False, separators=(",", ":")).encode()
