@@ -21,6 +21,7 @@ VectormillError
 │   ├── SubmissionInProgress
 │   ├── UploadRemoved
 │   ├── SpecMismatch
+│   ├── WrongKind
 │   ├── WrongJobState
 │   ├── WrongRunState
 │   ├── SwapRefused           the view cannot be pointed at another generation
