@@ -1,18 +1,24 @@
-"""Measures: what can be said of a generation's vectors from Postgres alone. Shared by checks and by canaries.
+"""Measures: what can be said of a generation's rows from Postgres alone. Shared by checks and by canaries.
 
-How much of the exact answer its index finds; which rows are no vectors. Each question is short transactions. What a
-sample of its texts gives when it is encoded again: samples.py.
+How much of the exact answer its index finds; which rows are no vectors, no scores or no records. Each question is short
+transactions. What a sample of its texts gives when it is encoded again: samples.py.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 
-from vectormill.db.measures.blocks import ScannedBlocks, count_blocks, scan_blocks
+from vectormill.db.measures.blocks import (
+    ScannedBlocks,
+    ScannedResults,
+    count_blocks,
+    scan_blocks,
+    scan_results,
+)
 from vectormill.db.measures.rankings import find_nearest, find_vector_index, sample_rows
-from vectormill.domain.collection import Generation
+from vectormill.domain.collection import RECORDS, VECTORS, Generation
 from vectormill.domain.encoding import INT8
 
 # An exact search reads every row, at some million rows a second: so many rows are read for a whole measurement.
@@ -26,6 +32,9 @@ MOST_NAMED_KEYS: Final = 20
 SAME_DISTANCE: Final = 1e-5
 # Of a vector whose model promises length 1, in float16.
 NORM_TOLERANCE: Final = 0.01
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +87,38 @@ class Soundness:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Validity:
+    """Rows of scores or of records that are none: `broken_keys` are some. In `num_empty` records nothing was found.
+
+    `smallest` and `largest` are of scores that are numbers of their scale.
+    """
+
+    kind: str
+    num_rows: int
+    num_broken: int
+    num_empty: int
+    smallest: float | None
+    largest: float | None
+    broken_keys: list[str]
+
+    def to_json(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"num_rows": self.num_rows, "num_broken": self.num_broken}
+        if self.kind == RECORDS:
+            found["num_empty"] = self.num_empty
+        else:
+            found |= {"smallest": self.smallest, "largest": self.largest}
+        return found | {"broken_keys": self.broken_keys}
+
+    def list_problems(self) -> list[str]:
+        """Sentences about what is wrong."""
+        if not self.num_broken:
+            return []
+        named = ", ".join(map(repr, self.broken_keys[:3]))
+        what = "are no objects of types" if self.kind == RECORDS else "are no numbers, or not of their scale"
+        return [f"{self.num_broken:,} {self.kind} {what} ({named})."]
+
+
 def measure_recall(
     engine: Engine,
     generation: Generation,
@@ -88,10 +129,10 @@ def measure_recall(
 ) -> Recall | None:
     """How much of the exact answer the index finds, for rows of the generation itself as queries.
 
-    The row itself is left out of both answers. None when no index serves, as for int8 codes, or there are fewer rows
-    than are asked for. `check` is called between transactions.
+    The row itself is left out of both answers. None when no index serves, as for int8 codes, scores and records, or
+    there are fewer rows than are asked for. `check` is called between transactions.
     """
-    if generation.spec.vector_type == INT8:
+    if generation.kind != VECTORS or generation.spec.vector_type == INT8:
         return None
     with engine.connect() as connection:
         index = find_vector_index(connection, generation)
@@ -122,18 +163,11 @@ def scan_vectors(engine: Engine, generation: Generation, *, check: Callable[[], 
     Codes and bits have no norm: all of theirs are vectors, and only counted.
     """
     tolerance = NORM_TOLERANCE if generation.spec.normalize else float("inf")
-    with engine.connect() as connection:
-        num_blocks = count_blocks(connection, generation).num_blocks
-    scans: list[ScannedBlocks] = []
-    for first in range(0, max(num_blocks, 1), BLOCKS_PER_SCAN):
-        check()
-        blocks = range(first, first + BLOCKS_PER_SCAN)
-        with engine.connect() as connection:
-            scans.append(
-                scan_blocks(
-                    connection, generation, blocks, norm_tolerance=tolerance, max_keys=MOST_NAMED_KEYS
-                )
-            )
+
+    def scan(connection: Connection, blocks: range) -> ScannedBlocks:
+        return scan_blocks(connection, generation, blocks, norm_tolerance=tolerance, max_keys=MOST_NAMED_KEYS)
+
+    scans = _scan(engine, generation, scan, check)
     return Soundness(
         sum(scan.num_rows for scan in scans),
         sum(scan.num_not_finite for scan in scans),
@@ -143,3 +177,38 @@ def scan_vectors(engine: Engine, generation: Generation, *, check: Callable[[], 
         max((scan.largest_norm for scan in scans if scan.largest_norm is not None), default=None),
         [key for scan in scans for key in scan.broken_keys][:MOST_NAMED_KEYS],
     )
+
+
+def scan_validity(engine: Engine, generation: Generation, *, check: Callable[[], None]) -> Validity:
+    """As scan_vectors, of a generation of scores or of records."""
+
+    def scan(connection: Connection, blocks: range) -> ScannedResults:
+        return scan_results(connection, generation, blocks, max_keys=MOST_NAMED_KEYS)
+
+    scans = _scan(engine, generation, scan, check)
+    return Validity(
+        generation.kind,
+        sum(scan.num_rows for scan in scans),
+        sum(scan.num_broken for scan in scans),
+        sum(scan.num_empty for scan in scans),
+        min((scan.smallest for scan in scans if scan.smallest is not None), default=None),
+        max((scan.largest for scan in scans if scan.largest is not None), default=None),
+        [key for scan in scans for key in scan.broken_keys][:MOST_NAMED_KEYS],
+    )
+
+
+def _scan(
+    engine: Engine,
+    generation: Generation,
+    scan: Callable[[Connection, range], T],
+    check: Callable[[], None],
+) -> list[T]:
+    """What `scan` says of all blocks of a generation's table, some thousand to a transaction."""
+    with engine.connect() as connection:
+        num_blocks = count_blocks(connection, generation).num_blocks
+    scans = []
+    for first in range(0, max(num_blocks, 1), BLOCKS_PER_SCAN):
+        check()
+        with engine.connect() as connection:
+            scans.append(scan(connection, range(first, first + BLOCKS_PER_SCAN)))
+    return scans

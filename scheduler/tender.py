@@ -11,6 +11,7 @@ from vectormill.db.runs.runs import create_run
 from vectormill.domain.collection import AUTO
 from vectormill.domain.index_plan import find_operator_class
 from vectormill.domain.run import INDEX
+from vectormill.domain.tasks.task import VECTOR
 from vectormill.settings import Settings
 from vectormill.vectors.vector_types import choose_vector_type
 
@@ -45,6 +46,8 @@ class Tender:
 
 def find_need(tended: TendedCollection, settings: Settings) -> dict[str, Any] | None:
     """The options of the run that the collection needs now; None when it needs none."""
+    if tended.spec.result != VECTOR:
+        return None
     vector_type = choose_vector_type(tended.spec, in_collection=True).name
     if find_operator_class(vector_type, tended.spec.dimensions)[0] is None:
         return None

@@ -12,6 +12,7 @@ from sqlalchemy import Engine, text
 
 from indexer.context import RunContext
 from indexer.main import serve
+from indexer.opening import open_run_source
 from tests.protocol import submit
 from tests.waiting import wait_for
 from vectormill.db.runs.runs import create_run, find_run
@@ -40,6 +41,19 @@ class ListedSource:
             if self.fails_at is not None and start >= self.fails_at:
                 raise SourceFailed("The source broke.")
             yield self.items[start : start + self.batch]
+
+
+class KeptSource:
+    """The source that the collection has when a run opens it."""
+
+    complaints: Any = None
+
+    def open(self, context: RunContext) -> None:
+        self._reader = open_run_source(context)
+        self.complaints = getattr(self._reader, "complaints", None)
+
+    def read(self) -> Iterator[list[Item]]:
+        return self._reader.read()
 
 
 def row(key: str, content: str, **metadata: Any) -> Item:

@@ -6,9 +6,10 @@ from sqlalchemy import Engine, text
 
 from indexer.follower import follow_collection
 from tests.api_server import encode_waiting
-from tests.protocol import make_items, submit
+from tests.protocol import SPEC, make_items, submit
 from vectormill.db.jsonb import to_jsonb
 from vectormill.db.runs.followed_tables import FollowedTable, follow_table
+from vectormill.domain.encoding import EncodingSpec
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
 
@@ -70,14 +71,14 @@ def count_changes(engine: Engine) -> int:
         return number
 
 
-def make_papers(engine: Engine) -> None:
+def make_papers(engine: Engine, spec: EncodingSpec = SPEC) -> None:
     """A table, and a collection `docs` that its query fills; nothing of it is followed yet."""
     run(
         engine,
         "CREATE TABLE public.papers"
         " (id bigint PRIMARY KEY, body text, lang text, is_hidden boolean NOT NULL DEFAULT false)",
     )
-    submit(engine, make_items(1), collection="docs")
+    submit(engine, make_items(1), collection="docs", spec=spec)
     encode_waiting(engine)
     run(engine, "DELETE FROM vectormill.generation_1")
     set_source(engine)

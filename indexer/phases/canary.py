@@ -1,8 +1,8 @@
 """The canary: what a new generation has to show before it becomes the live one. It changes nothing but its report.
 
-Every row of the source and every put of the meantime is there; no vector is NaN or zero; the index finds what an exact
-search finds; and texts that are encoded again come out as they are kept. The first that is not so ends the run, and the
-live generation stays.
+Every row of the source and every put of the meantime is there; no vector is NaN or zero, no score off its scale; the
+index of vectors finds what an exact search finds; and texts that are encoded again come out as they are kept. The first
+that is not so ends the run, and the live generation stays.
 """
 
 import time
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from indexer.context import RunContext
-from indexer.measures import measure_recall, scan_vectors
+from indexer.measures import measure_recall, scan_validity, scan_vectors
 from indexer.phases.samples import compare_sample
 from vectormill.db.collections.building import follow_live_jobs, keep_canary_report
 from vectormill.db.collections.coverage import (
@@ -24,7 +24,7 @@ from vectormill.db.collections.coverage import (
 )
 from vectormill.db.collections.generations import find_generation_by_id, find_in_state
 from vectormill.db.collections.swaps import count_lagging_twins
-from vectormill.domain.collection import BUILDING, LIVE, Generation
+from vectormill.domain.collection import BUILDING, LIVE, VECTORS, Generation
 from vectormill.domain.encoding import FLOAT16, FLOAT32
 from vectormill.domain.errors import CanaryFailed
 from vectormill.domain.run import CHECKING
@@ -58,7 +58,7 @@ def check_generation(context: RunContext, wait: Wait = time.sleep) -> None:
     found: dict[str, Any] = {}
     reasons: list[str] = []
     await_twins(context, building, wait)
-    for look in (_look_at_coverage, _look_at_vectors, _look_at_index, _look_at_texts):
+    for look in (_look_at_coverage, _look_at_results, _look_at_index, _look_at_texts):
         context.check()
         reasons += look(context, building, live, found, wait)
         if reasons and look is _look_at_coverage:
@@ -147,9 +147,13 @@ def _name(keys: list[str]) -> str:
     return "among them " + ", ".join(repr(key) for key in keys[:3])
 
 
-def _look_at_vectors(
+def _look_at_results(
     context: RunContext, building: Generation, live: Generation, found: dict[str, Any], wait: Wait
 ) -> list[str]:
+    if building.kind != VECTORS:
+        validity = scan_validity(context.engine, building, check=context.check)
+        found[building.kind] = validity.to_json()
+        return validity.list_problems()
     soundness = scan_vectors(context.engine, building, check=context.check)
     found["vectors"] = soundness.to_json()
     reasons = []
@@ -166,6 +170,10 @@ def _look_at_vectors(
 def _look_at_index(
     context: RunContext, building: Generation, live: Generation, found: dict[str, Any], wait: Wait
 ) -> list[str]:
+    if building.kind != VECTORS:
+        found["recall"] = None
+        found["without_index"] = f"{building.kind} have no vector index, and so no recall"
+        return []
     recall = measure_recall(context.engine, building, check=context.check)
     found["recall"] = recall.to_json() if recall is not None else None
     least = _option(context, "least_recall", LEAST_RECALL)
@@ -185,8 +193,8 @@ def _look_at_texts(
         return []
     agreement = compare_sample(context.engine, context.settings, building, size, check=context.check)
     found["texts"] = agreement.to_json()
-    is_float = building.spec.vector_type in (None, FLOAT16, FLOAT32)
-    least = _option(context, "least_cosine", LEAST_COSINE)
+    is_float = building.kind == VECTORS and building.spec.vector_type in (None, FLOAT16, FLOAT32)
+    least = _option(context, "least_cosine", LEAST_COSINE) if is_float else agreement.least
     if agreement.smallest is None or (agreement.is_good and not (is_float and agreement.smallest < least)):
         return []
     differing = f" ({_name(agreement.differing_keys)})" if agreement.differing_keys else ""

@@ -1,18 +1,18 @@
 """Checking: what a collection says of itself against what is there. It changes nothing but its own report.
 
-Whether every row has a vector with a direction, whether texts that are encoded again come out as they are kept, what
-of an exact search the index finds, and whether anything lies about that belongs to nobody.
+Whether every row has a vector with a direction, a score or records, whether texts that are encoded again come out as
+they are kept, what of an exact search the index finds, and whether anything lies about that belongs to nobody.
 """
 
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from indexer.context import RunContext
-from indexer.measures import measure_recall, scan_vectors
+from indexer.measures import measure_recall, scan_validity, scan_vectors
 from indexer.phases.samples import compare_sample
 from vectormill.db.collections.collections import find_generation
 from vectormill.db.collections.strays import find_strays, sample_hashes
-from vectormill.domain.collection import Generation
+from vectormill.domain.collection import RECORDS, SCORES, VECTORS, Generation
 from vectormill.domain.errors import EncodingTimeout
 from vectormill.domain.jobs.item import Item
 from vectormill.domain.run import CHECKING
@@ -21,6 +21,7 @@ DEFAULT_SAMPLE: Final = 200
 LEAST_RECALL: Final = 0.95
 # Hashed at once: of long texts some tens of megabytes.
 HASHED_TEXTS: Final = 1000
+RESULT_WORDS: Final = {VECTORS: "another vector", SCORES: "another score", RECORDS: "other records"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ def check_collection(context: RunContext) -> None:
     with context.engine.connect() as connection:
         generation = find_generation(connection, context.run.collection)
     findings = Findings({"generation": generation.id})
-    for look in (_look_at_vectors, _look_at_strays, _look_at_hashes, _look_at_index, _look_at_texts):
+    for look in (_look_at_results, _look_at_strays, _look_at_hashes, _look_at_index, _look_at_texts):
         context.check()
         look(context, generation, findings)
     context.report(CHECKING, findings.to_json())
@@ -55,7 +56,12 @@ def _name(keys: list[str]) -> str:
     return ", ".join(repr(key) for key in keys[:3])
 
 
-def _look_at_vectors(context: RunContext, generation: Generation, findings: Findings) -> None:
+def _look_at_results(context: RunContext, generation: Generation, findings: Findings) -> None:
+    if generation.kind != VECTORS:
+        validity = scan_validity(context.engine, generation, check=context.check)
+        findings.found[generation.kind] = validity.to_json()
+        findings.problems.extend(validity.list_problems())
+        return
     soundness = scan_vectors(context.engine, generation, check=context.check)
     findings.found["vectors"] = soundness.to_json()
     if soundness.num_not_finite or soundness.num_zero:
@@ -114,13 +120,17 @@ def _look_at_hashes(context: RunContext, generation: Generation, findings: Findi
     }
     if others:
         findings.problems.append(
-            f"{len(others):,} kept texts are not those of their vectors ({_name(others)})."
+            f"{len(others):,} kept texts are not those of their {generation.kind} ({_name(others)})."
         )
     if not sample:
         findings.unchecked.append("Hashes of texts: the collection keeps none.")
 
 
 def _look_at_index(context: RunContext, generation: Generation, findings: Findings) -> None:
+    if generation.kind != VECTORS:
+        findings.found["recall"] = None
+        findings.unchecked.append(f"Recall: {generation.kind} have no vector index.")
+        return
     recall = measure_recall(context.engine, generation, check=context.check)
     findings.found["recall"] = recall.to_json() if recall is not None else None
     if recall is None:
@@ -146,7 +156,8 @@ def _look_at_texts(context: RunContext, generation: Generation, findings: Findin
     if not agreement.num_compared:
         findings.unchecked.append(f"Texts encoded again: {agreement.reason}.")
     elif not agreement.is_good:
+        what = RESULT_WORDS[generation.kind]
         findings.problems.append(
-            f"{agreement.num_differing:,} of {agreement.num_compared:,} texts encode to another vector now "
+            f"{agreement.num_differing:,} of {agreement.num_compared:,} texts encode to {what} now "
             f"({_name(agreement.differing_keys)}); the worst agrees to {agreement.smallest:.4f}."
         )

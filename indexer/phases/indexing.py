@@ -35,7 +35,7 @@ from vectormill.db.search.filter_indexes import (
     name_filter_index,
     name_text_index,
 )
-from vectormill.domain.collection import AUTO, LIVE, Generation
+from vectormill.domain.collection import AUTO, LIVE, VECTORS, Generation
 from vectormill.domain.index_plan import IndexPlan, find_operator_class
 from vectormill.domain.run import INDEX, INDEXING
 
@@ -116,6 +116,11 @@ def remove_leftovers(context: RunContext, generation: Generation) -> None:
 
 def build_vector_index(progress: Progress, generation: Generation, options: Mapping[str, Any]) -> None:
     context = progress.context
+    if generation.kind != VECTORS:
+        with context.engine.connect() as connection:
+            num_rows = count_rows(connection, generation.table_name)
+        progress.tell(num_rows=num_rows, because=f"{generation.kind.capitalize()} have no vector index.")
+        return
     with context.engine.begin() as connection:
         outlook = plan_for(connection, generation, context.settings, options)
     plan = outlook.plan
@@ -318,7 +323,7 @@ def build_attribute_indexes(progress: Progress, generation: Generation) -> None:
     with context.engine.begin() as connection:
         kept = find_wishes(connection, generation.id)
     wanted = {name_filter_index(generation.id, field): define_filter_index(field) for field in kept.filters}
-    if kept.keep_text:
+    if kept.keep_text and generation.kind == VECTORS:  # whose search alone looks for words
         wanted[name_text_index(generation.id)] = define_text_index()
     present = [index for index in load_indexes(context, generation) if index.table == table and index.is_ours]
     for index in present:

@@ -4,6 +4,8 @@ The texts are those that the collection keeps; where it keeps none, those that j
 workers, as a job of their own that is removed afterwards: an indexer loads no model.
 """
 
+import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -13,22 +15,28 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import Connection, Engine
 
-from vectormill.db.jobs.export import read_vectors
+from vectormill.db.jobs.export import read_job_records, read_vectors
 from vectormill.db.jobs.jobs import delete_job, find_job
 from vectormill.db.jobs.submission import JobWriter
+from vectormill.db.kinds.row_kind import Results, take_objects
 from vectormill.db.measures.known_texts import read_rows, sample_chunks, sample_kept_texts
 from vectormill.db.rows.calibrations import find_ranges
-from vectormill.domain.collection import Generation
+from vectormill.domain.collection import RECORDS, SCORES, VECTORS, Generation
 from vectormill.domain.encoding import BINARY, FLOAT32, INT8
 from vectormill.domain.errors import EncodingTimeout
 from vectormill.domain.jobs.item import Item
 from vectormill.domain.jobs.job import INTERACTIVE_PRIORITY, Job, NewJob
 from vectormill.settings import Settings
+from vectormill.vectors.quantization import Ranges
+from vectormill.vectors.records import group_records
 
 # The same text, model and options on another device, or in another batch, agree to above 0.999 in 16 bit. Codes are
 # coarser, and of bits some flip whose value is nearly 0.
 LEAST_AGREEMENT: Final = 0.99
 LEAST_AGREEMENT_OF_BITS: Final = 0.95
+# 1 less the largest difference of a label's number, of those above 1 in shares of it: a model in 16 bit has its numbers
+# to some thousandths, whatever the batch, and one in int8 to a hundredth.
+LEAST_AGREEMENT_OF_SCORES: Final = 0.98
 POLL_SECONDS: Final = 0.2
 # Workers that load their model first take minutes.
 PATIENCE_SECONDS: Final = 600.0
@@ -38,9 +46,10 @@ CHUNKS_PER_SAMPLE: Final = 40
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Cosines between what a generation holds and what its texts give now; of bits, the share that is equal.
+    """Cosines between what a generation holds and what its texts give now; of bits the share that is equal, of scores 1
+    less the largest difference, of records 1 where they are equal and 0 where not.
 
-    `reason` says where the texts came from, or why there are none: then `num_compared` is 0.
+    `least` is what is good. `reason` says where the texts came from, or why there are none: then `num_compared` is 0.
     """
 
     num_compared: int
@@ -49,6 +58,7 @@ class Agreement:
     num_differing: int
     differing_keys: list[str]
     reason: str
+    least: float = LEAST_AGREEMENT
 
     @property
     def is_good(self) -> bool:
@@ -94,18 +104,8 @@ def compare_sample(
         reason = "no row has the text that is known of it"
     if not held:
         return Agreement(0, None, None, 0, [], reason)
-    vectors, present = encode_again(engine, settings, generation, held, check=check)
-    if generation.spec.vector_type == BINARY:
-        bits = np.unpackbits(rows, axis=1)[:, : generation.spec.dimensions]
-        agreement = (bits == (vectors > 0)).mean(axis=1)
-        least = LEAST_AGREEMENT_OF_BITS
-    else:
-        kept = rows.astype(np.float32)
-        if ranges is not None:
-            kept = kept * ranges.steps + ranges.offsets
-        agreement = _cosines(kept, vectors)
-        least = LEAST_AGREEMENT
-    agreement = agreement[present]
+    results, present = encode_again(engine, settings, generation, held, check=check)
+    agreement, least = compare_results(generation, rows[present], results[present], ranges)
     keys = [item.key for item, is_there in zip(held, present, strict=True) if is_there]
     if not keys:
         return Agreement(0, None, None, 0, [], "none of the sampled texts could be encoded again")
@@ -118,7 +118,38 @@ def compare_sample(
         len(differing),
         differing[:MOST_NAMED_KEYS],
         reason,
+        least,
     )
+
+
+def compare_results(
+    generation: Generation, kept: Results, now: Results, ranges: Ranges | None
+) -> tuple[npt.NDArray[np.floating[Any]], float]:
+    """The agreement [n] of kept results with those that the texts give now, and the least that is good."""
+    if generation.kind == RECORDS:
+        pairs = zip(kept.tolist(), now.tolist(), strict=True)
+        return np.array([float(are_alike(*map(json.loads, pair))) for pair in pairs]), 1.0
+    if generation.kind == SCORES:
+        differences = np.abs(kept - now) / np.maximum(np.abs(now), 1.0)
+        return 1.0 - differences.max(axis=1), LEAST_AGREEMENT_OF_SCORES
+    if generation.spec.vector_type == BINARY:
+        bits = np.unpackbits(kept, axis=1)[:, : generation.spec.dimensions]
+        return (bits == (now > 0)).mean(axis=1), LEAST_AGREEMENT_OF_BITS
+    vectors = kept.astype(np.float32)
+    if ranges is not None:
+        vectors = vectors * ranges.steps + ranges.offsets
+    return _cosines(vectors, now), LEAST_AGREEMENT
+
+
+def are_alike(first: Any, second: Any) -> bool:
+    """Whether records are equal, but for how sure the model is of them, which depends a little on the batch."""
+    if isinstance(first, float) and isinstance(second, float):
+        return math.isclose(first, second, abs_tol=1 - LEAST_AGREEMENT_OF_SCORES)
+    if isinstance(first, dict) and isinstance(second, dict):
+        return first.keys() == second.keys() and all(are_alike(first[name], second[name]) for name in first)
+    if isinstance(first, list) and isinstance(second, list):
+        return len(first) == len(second) and all(map(are_alike, first, second))
+    return bool(first == second)
 
 
 def _cosines(first: npt.NDArray[np.float32], second: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
@@ -135,9 +166,13 @@ def encode_again(
     *,
     check: Callable[[], None],
     patience_seconds: float = PATIENCE_SECONDS,
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
-    """float32 [n, dimensions] in the order of the items, and whether each could be encoded. Raises EncodingTimeout."""
-    spec = replace(generation.spec, vector_type=FLOAT32)
+) -> tuple[Results, npt.NDArray[np.bool_]]:
+    """Results in the order of the items, and whether each could be encoded: float32 [n, dimensions], or the records as
+    a collection keeps them. Raises EncodingTimeout.
+    """
+    spec = generation.spec
+    if generation.kind == VECTORS:
+        spec = replace(spec, vector_type=FLOAT32)
     new_job = NewJob(spec, priority=INTERACTIVE_PRIORITY, lifetime_seconds=2 * patience_seconds)
     with JobWriter(engine, new_job, settings) as writer:
         for item in items:
@@ -145,12 +180,22 @@ def encode_again(
         job = writer.finish()
     try:
         wait_for_end(engine, job, check, patience_seconds)
-        blocks = list(read_vectors(engine, job.id))
+        return read_records(engine, job) if generation.kind == RECORDS else read_numbers(engine, job)
     finally:
         with engine.begin() as connection:
             delete_job(connection, job.id)
-    vectors = np.concatenate([block.vectors for block in blocks]).astype(np.float32)
-    return np.nan_to_num(vectors), np.concatenate([block.present for block in blocks])
+
+
+def read_numbers(engine: Engine, job: Job) -> tuple[Results, npt.NDArray[np.bool_]]:
+    blocks = list(read_vectors(engine, job.id))
+    numbers = np.concatenate([block.vectors for block in blocks]).astype(np.float32)
+    return np.nan_to_num(numbers), np.concatenate([block.present for block in blocks])
+
+
+def read_records(engine: Engine, job: Job) -> tuple[Results, npt.NDArray[np.bool_]]:
+    records = [record for block in read_job_records(engine, job.id) for record in block.records]
+    grouped = take_objects([None if record is None else group_records(record) for record in records])
+    return grouped, np.array([record is not None for record in records])
 
 
 def wait_for_end(engine: Engine, job: Job, check: Callable[[], None], patience_seconds: float) -> None:

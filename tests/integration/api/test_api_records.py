@@ -2,7 +2,10 @@
 
 import io
 import json
+import re
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,11 +15,13 @@ import pytest
 from sqlalchemy import Engine
 
 from tests.api_server import JSON, api_client, assert_problem
-from tests.chunk_work import encode_all
+from tests.chunk_work import encode_all, working
+from tests.indexers import KeptSource, indexing
 from tests.models import DEVICE
 from tests.protocol import claim_next, dispatch_all
 from tests.protocol import submit as submit_directly
 from tests.rexuninlu import GOLDEN, describe, find_case, summarize
+from vectormill.client import Client
 from vectormill.db.chunks.chunks import split_chunk
 from vectormill.db.chunks.completion import complete_chunk
 from vectormill.db.jobs.export import read_job_records
@@ -30,6 +35,7 @@ from vectormill.settings import ModelEntry
 from worker.engine.engine import Engine as EncodingEngine
 from worker.settings import WorkerSettings
 
+ROOT = Path(__file__).parents[3]
 MODEL = "rex"
 MODELS = {MODEL: ModelEntry(path=str(GOLDEN / "model"))}
 CASE = find_case("ee_sport")
@@ -118,3 +124,81 @@ def test_records_outlive_a_retry_and_a_split(engine: Engine) -> None:
     ]
     assert kept == ["0", None, "2", "3", None, "5"]
     assert len(dispatch_all(engine)) == 2
+
+
+EXAMPLE = re.findall(
+    r"```sql\n(.*?);\n```", (ROOT / "docs/RECORDS.md").read_text(encoding="utf-8"), re.DOTALL
+)
+QUERY = "SELECT id, body, section FROM news"
+SOURCE = {"query": QUERY, "key": "id", "text": "body", "metadata": ["section"]}
+
+
+def reindex(ours: Client, **options: Any) -> dict[str, Any]:
+    run = ours.wait_run(ours.reindex("entities", **options)["id"], timeout_seconds=60, poll_seconds=0.05)
+    assert (run["state"], run["error"]) == ("completed", None)
+    return run
+
+
+def test_the_documented_table_and_its_entities_are_kept_in_step(
+    client: httpx.Client, engine: Engine, model: EncodingEngine
+) -> None:
+    """As docs/RECORDS.md has it, with a schema of which this model finds something."""
+    table, joined, counted, unread = EXAMPLE
+    wide = {**CASE["schema"], "机构": None}
+    texts = [CASE["text"] + " " * number for number in range(4)]
+
+    def ask(statement: str) -> list[Any]:
+        with engine.begin() as connection:
+            result = connection.exec_driver_sql(statement, execution_options={"no_parameters": True})
+            return list(result) if result.returns_rows else []
+
+    ask(table)
+    for number, content in enumerate(texts):
+        ask(f"INSERT INTO news VALUES ('n{number}', '{content}', 'sport')")
+    made = client.post(
+        "/v1/collections",
+        json={
+            "name": "entities",
+            "model": MODEL,
+            "keep_text": True,
+            "options": {"extract_schema": json.dumps(CASE["schema"])},
+        },
+    )
+    assert made.status_code == 201, made.text
+    source = KeptSource()
+    with (
+        Client(str(client.base_url)) as ours,
+        working(engine, model, MODEL),
+        indexing(engine, source, source.open),
+    ):
+        ours.set_source("entities", "sql", SOURCE)
+        assert reindex(ours)["counts"]["num_new"] == 4
+        ((output,),) = ask("SELECT output FROM entities WHERE key = 'n0'")
+        paths = [path for name in sorted(output) for path in output[name]]
+        expected = sorted(CASE["output"]["items"], key=lambda path: path[0]["type"])
+        assert paths == expected
+        spans = Counter((path[-1]["type"], path[-1]["span"]) for path in paths)
+        found = {(row.type, row.span): row for row in ask(counted)}
+        assert {named: found[named].number for named in spans} == {
+            named: 4 * number for named, number in spans.items()
+        }
+        assert next(iter(found.values())).keys == [f"n{number}" for number in range(4)]
+        assert ask(joined) == []
+
+        ask("UPDATE news SET section = 'other' WHERE id = 'n1'")
+        ask("UPDATE news SET id = 'renamed' WHERE id = 'n2'")
+        assert ask(unread) == [("renamed",)]
+        counts = reindex(ours, confirm=True)["counts"]
+        assert (counts["num_metadata_only"], counts["num_moved"], counts["num_deleted"]) == (1, 1, 1)
+        assert ask(unread) == []
+        assert ask("SELECT key, metadata ->> 'section' FROM entities WHERE key = 'n1'") == [("n1", "other")]
+
+        run = reindex(ours, extract_schema=json.dumps(wide))
+        assert run["report"]["checking"]["texts"]["num_compared"] == 4
+        assert run["report"]["checking"]["recall"] is None
+        assert {name for row in ask("SELECT output FROM entities") for name in row.output} <= set(wide)
+        assert [row.key for row in ask(joined)] == [
+            row.key for row in ask("SELECT key FROM entities WHERE output ? '机构' ORDER BY key")
+        ]
+        checked = ours.wait_run(ours.check_collection("entities")["id"], timeout_seconds=60)
+        assert checked["report"]["checking"]["problems"] == []

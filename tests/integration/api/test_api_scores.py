@@ -9,12 +9,14 @@ import httpx
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 
 from tests.api_server import JSON, api_client, assert_problem, lines
 from tests.chunk_work import encode_all, working
 from tests.classifiers import STRUCTBERT
+from tests.indexers import KeptSource, indexing
 from tests.models import DEVICE
+from vectormill.client import Client
 from vectormill.models.registry import Registry
 from vectormill.settings import ModelEntry
 from worker.engine.engine import Engine as EncodingEngine
@@ -160,3 +162,52 @@ def test_a_reranking_that_cannot_be_is_refused(client: httpx.Client) -> None:
         ({"model": "none"}, "unknown-model", "none"),
     ):
         assert_problem(client.post("/v1/rerank", json={**body, **change}), 422, code, said)
+
+
+def test_the_scores_of_a_table_of_pairs_are_kept_in_step(
+    client: httpx.Client, engine: Engine, model: EncodingEngine
+) -> None:
+    def ask(statement: str, values: dict[str, Any] | None = None) -> list[Any]:
+        with engine.begin() as connection:
+            result = connection.execute(text(statement), values or {})
+            return list(result) if result.returns_rows else []
+
+    def reindex(ours: Client, **options: Any) -> dict[str, Any]:
+        run = ours.wait_run(ours.reindex("answers", **options)["id"], timeout_seconds=60, poll_seconds=0.05)
+        assert (run["state"], run["error"]) == ("completed", None)
+        return run
+
+    ask("CREATE TABLE tickets (id text PRIMARY KEY, question text, answer text)")
+    for item in ITEMS:
+        ask("INSERT INTO tickets VALUES (:key, :text, :text_pair)", item)
+    body = {"name": "answers", "model": MODEL, "keep_text": True}
+    assert client.post("/v1/collections", json=body).status_code == 201
+    options = {"query": "SELECT * FROM tickets", "key": "id", "text": "question", "text_pair": "answer"}
+    source = KeptSource()
+    with (
+        Client(str(client.base_url)) as ours,
+        working(engine, model, MODEL),
+        indexing(engine, source, source.open),
+    ):
+        shown = ours.set_source("answers", "sql", options)["check"]["rows"][0]
+        assert shown["text_pair"] == ITEMS[0]["text_pair"]
+        assert reindex(ours)["counts"]["num_new"] == len(ITEMS)
+        found = {row.key: row.score for row in ask("SELECT key, score FROM answers")}
+        scores = np.array([found[item["key"]] for item in ITEMS])
+        assert np.abs(scores - PROBABILITIES[:, 1]).max() < 2e-5
+        # The second text alone is another: one pair is judged again, and one that is renamed is not.
+        ask("UPDATE tickets SET answer = answer || '?' WHERE id = :key", ITEMS[0])
+        ask("UPDATE tickets SET id = 'renamed' WHERE id = :key", ITEMS[1])
+        counts = reindex(ours)["counts"]
+        assert (counts["num_changed"], counts["num_moved"], counts["num_deleted"]) == (1, 1, 1)
+        ((renamed,),) = ask("SELECT score FROM answers WHERE key = 'renamed'")
+        assert renamed == found[ITEMS[1]["key"]]
+        run = reindex(ours, activation="raw")
+        assert run["report"]["checking"]["texts"]["num_compared"] == len(ITEMS)
+        assert run["report"]["checking"]["scores"]["num_broken"] == 0
+        # What the collection keeps itself is pairs too.
+        ours.set_source("answers", "own_texts")
+        again = reindex(ours, activation="softmax")
+        assert again["counts"]["num_seen"] == len(ITEMS)
+        ((renamed,),) = ask("SELECT score FROM answers WHERE key = 'renamed'")
+        assert renamed == pytest.approx(found[ITEMS[1]["key"]], abs=1e-6)

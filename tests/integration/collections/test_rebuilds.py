@@ -10,8 +10,11 @@ from sqlalchemy import Engine, text
 from tests.api_server import encoding_meanwhile
 from tests.building import BITS, NEXT, ask, encode_all, put, rows_of
 from tests.indexers import ListedSource, await_run, contents, indexing, row, wanted
+from tests.kinds import RECORDS, SCORES
+from tests.protocol import SPEC
 from vectormill.db.collections.collections import find_generation
 from vectormill.db.collections.generations import find_building
+from vectormill.db.collections.swaps import roll_back
 from vectormill.db.runs.runs import create_run
 from vectormill.domain.collection import RETIRED
 from vectormill.domain.encoding import EncodingSpec
@@ -28,9 +31,21 @@ def start(engine: Engine, spec: EncodingSpec | None, **options: Any) -> UUID:
     return run.id
 
 
-@pytest.mark.parametrize("spec", [NEXT, BITS], ids=["same column", "another column"])
-def test_a_run_for_another_space_builds_checks_and_swaps(engine: Engine, spec: EncodingSpec) -> None:
-    put(engine, "k0", "vanished")
+@pytest.mark.parametrize(
+    ("first", "spec"),
+    [
+        (SPEC, NEXT),
+        (SPEC, BITS),
+        (SCORES, replace(SCORES, labels=("no", "yes"), dimensions=2)),
+        (RECORDS, replace(RECORDS, extract_schema='{"机构":null}')),
+        (RECORDS, replace(RECORDS, confidences=True)),
+    ],
+    ids=["same column", "another column", "other labels", "another schema", "confidences"],
+)
+def test_a_run_for_another_space_builds_checks_and_swaps(
+    engine: Engine, first: EncodingSpec, spec: EncodingSpec
+) -> None:
+    put(engine, "k0", "vanished", spec=first)
     encode_all(engine)
     before = ask(engine, find_generation, "docs")
     with indexing(engine, ListedSource(ROWS)), encoding_meanwhile(engine):
@@ -45,6 +60,9 @@ def test_a_run_for_another_space_builds_checks_and_swaps(engine: Engine, spec: E
         again = await_run(engine, start(engine, spec))
         assert (again.state, again.counts.num_unchanged) == (COMPLETED, 20)
         assert ask(engine, find_generation, "docs") == live
+    assert ask(engine, roll_back, "docs").live.id == before.id
+    assert set(contents(engine)) == {"k0", "vanished"}
+    assert ask(engine, roll_back, "docs").live.id == live.id
     with engine.connect() as connection:
         state = text("SELECT state FROM vectormill.generations WHERE id = :id")
         assert connection.execute(state, {"id": before.id}).scalar_one() == RETIRED

@@ -15,9 +15,11 @@ from tests.api_server import encode_waiting
 from tests.indexers import ListedSource, contents, look, row, start_run, wanted
 from tests.integration.crashes.points import CrashPoints
 from tests.integration.crashes.victims import Servers, running, watched_engine
-from tests.protocol import submit
+from tests.kinds import RECORDS
+from tests.protocol import SPEC, submit
 from vectormill.db.runs.run_claims import claim_run
 from vectormill.db.session import make_engine
+from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.run import RunCounts
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
@@ -68,17 +70,24 @@ def index_once(servers: Servers, points: CrashPoints, pipe: Pipe) -> None:
     carry_out_next(watched_engine(servers, points), lambda _: encode_waiting(workers))
 
 
-def prepare(engine: Engine, number: int) -> UUID:
-    submit(engine, BEFORE, collection=f"docs_{number}")
+def prepare(engine: Engine, number: int, spec: EncodingSpec) -> UUID:
+    submit(engine, BEFORE, collection=f"docs_{number}", spec=spec)
     encode_waiting(engine)
     return start_run(engine, f"docs_{number}")
 
 
 # Every step is some hundred processes that are killed, for minutes; a few of them tell most of it in seconds.
-@pytest.mark.parametrize("stride", [pytest.param(1, marks=pytest.mark.slow), 29])
+@pytest.mark.parametrize(
+    ("stride", "spec"),
+    [
+        pytest.param(1, SPEC, marks=pytest.mark.slow, id="1"),
+        pytest.param(29, SPEC, id="29"),
+        pytest.param(53, RECORDS, id="53, records"),
+    ],
+)
 @pytest.mark.timeout(900)
 def test_an_indexer_killed_at_any_step_leaves_its_run_to_another_which_encodes_nothing_twice(
-    database_url: str, engine: Engine, stride: int
+    database_url: str, engine: Engine, stride: int, spec: EncodingSpec
 ) -> None:
     servers = Servers(database_url, "")
 
@@ -86,7 +95,7 @@ def test_an_indexer_killed_at_any_step_leaves_its_run_to_another_which_encodes_n
         with running(index_once, servers, last=last) as victim:
             return victim.hear_all()
 
-    run_id = prepare(engine, 0)
+    run_id = prepare(engine, 0, spec)
     points = index(None, run_id)
     check(engine, 0, run_id, "never")
     assert {
@@ -100,7 +109,7 @@ def test_an_indexer_killed_at_any_step_leaves_its_run_to_another_which_encodes_n
     )
     for last in range(0, len(points), stride):
         number = last + 1
-        run_id = prepare(engine, number)
+        run_id = prepare(engine, number, spec)
         reached = index(last, run_id)
         assert len(reached) == number
         if not look(engine, run_id).is_terminal:

@@ -4,12 +4,13 @@ import pytest
 from sqlalchemy import Engine
 
 from tests.papers import follow, make_papers
+from tests.protocol import SPEC
 
 
 @pytest.fixture
-def papers(engine: Engine) -> str:
-    """A table, and a collection `docs` that its query fills; nothing of it is followed yet."""
-    make_papers(engine)
+def papers(request: pytest.FixtureRequest, engine: Engine) -> str:
+    """A table, and a collection `docs`, of the spec given, that its query fills; nothing of it is followed yet."""
+    make_papers(engine, getattr(request, "param", SPEC))
     return "papers"
 
 

@@ -1,6 +1,7 @@
 """The canary: a new generation that lacks something is not made live, and the reason is said."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from indexer.phases.canary import check_generation
 from indexer.phases.swapping import swap
 from tests.api_server import encoding_meanwhile
 from tests.building import BITS, NEXT, Rebuild, ask, build, encode_all, put, rows_of, table_of
-from tests.protocol import claim, complete, dispatch_all, make_items
+from tests.kinds import RECORDS, SCORES
+from tests.protocol import SPEC, claim, complete, dispatch_all, make_items
 from vectormill.db.collections.collections import find_generation
 from vectormill.db.collections.generations import find_building
 from vectormill.db.rows.items import delete_items
@@ -28,11 +30,13 @@ def change(engine: Engine, statement: str) -> None:
 
 
 @pytest.fixture
-def rebuild(engine: Engine) -> Rebuild:
-    put(engine, "old")
+def rebuild(request: pytest.FixtureRequest, engine: Engine) -> Rebuild:
+    """Its parameter is the spec of the live generation."""
+    spec: EncodingSpec = getattr(request, "param", SPEC)
+    put(engine, "old", spec=spec)
     encode_all(engine)
-    made = Rebuild(engine, ITEMS)
-    put(engine, "meanwhile", "deleted")
+    made = Rebuild(engine, ITEMS, replace(spec, revision="2"))
+    put(engine, "meanwhile", "deleted", spec=spec)
     encode_all(engine)
     with engine.begin() as connection:
         delete_items(connection, "docs", ["deleted", "k3"])
@@ -61,19 +65,24 @@ def test_a_sound_generation_passes_and_its_report_says_what_was_measured(
     check_generation(rebuild.context())
 
 
-BROKEN: list[tuple[str, str]] = [
-    ("DELETE FROM {table} WHERE key = 'k7'", "1 rows of the source are missing, among them 'k7'"),
-    ("DELETE FROM {table} WHERE key = 'meanwhile'", "1 items put meanwhile are missing, among them 'meanwhile'"),
-    ("UPDATE {table} SET embedding = '[0,0,0,0,0,0,0,0]' WHERE key = 'k5'", "1 are zero, among them 'k5'"),
-    ("UPDATE {table} SET embedding = '[3,0,0,0,0,0,0,0]' WHERE key = 'k5'", "1 vectors have not length 1"),
+BROKEN: list[tuple[EncodingSpec, str, str]] = [
+    (SPEC, "DELETE FROM {table} WHERE key = 'k7'", "1 rows of the source are missing, among them 'k7'"),
+    (SPEC, "DELETE FROM {table} WHERE key = 'meanwhile'", "1 items put meanwhile are missing, among them 'meanwhile'"),
+    (SPEC, "UPDATE {table} SET embedding = '[0,0,0,0,0,0,0,0]' WHERE key = 'k5'", "1 are zero, among them 'k5'"),
+    (SPEC, "UPDATE {table} SET embedding = '[3,0,0,0,0,0,0,0]' WHERE key = 'k5'", "1 vectors have not length 1"),
+    (SCORES, "UPDATE {table} SET score = 'NaN' WHERE key = 'k5'", r"1 scores are no numbers.*\('k5'\)"),
+    (SCORES, "UPDATE {table} SET numbers = '[1,0,0]'", r"encoded again and agree to .*, less than 0.98"),
+    (RECORDS, "DELETE FROM {table} WHERE key = 'meanwhile'", "1 items put meanwhile are missing"),
+    (RECORDS, "UPDATE {table} SET output = '{{}}'", r"encoded again and agree to 0.0.*, less than 1"),
     (
+        SPEC,
         "UPDATE {table} SET embedding = '[1,0,0,0,0,0,0,0]'",
         "texts were encoded again and agree to .* at the worst",
     ),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("statement", "reason"), BROKEN)
+@pytest.mark.parametrize(("rebuild", "statement", "reason"), BROKEN, indirect=["rebuild"])
 def test_a_generation_that_lacks_something_is_not_made_live(
     engine: Engine, rebuild: Rebuild, monkeypatch: pytest.MonkeyPatch, statement: str, reason: str
 ) -> None:
@@ -85,7 +94,9 @@ def test_a_generation_that_lacks_something_is_not_made_live(
     assert ask(engine, find_generation, "docs") == live
     assert ask(engine, find_building, "docs") == rebuild.generation
     assert rebuild.reports["checking"]["is_good"] is False
-    assert build(engine).id != rebuild.generation.id, "what its canary has found unfit is built anew"
+    assert build(engine, rebuild.generation.spec).id != rebuild.generation.id, (
+        "what its canary has found unfit is built anew"
+    )
 
 
 @pytest.mark.parametrize(("code", "is_good"), [(EMPTY_TEXT, True), (ENCODING_FAILED, False)])
@@ -128,8 +139,6 @@ def test_the_canary_waits_for_puts_that_the_new_model_has_not_encoded(
 
 
 def _with_options(rebuild: Rebuild, **options: Any) -> Any:
-    from dataclasses import replace
-
     return replace(rebuild.run, options=options)
 
 

@@ -8,10 +8,16 @@ from uuid import UUID
 import pytest
 from sqlalchemy import Engine, create_engine, text
 
-from indexer.context import RunContext
-from indexer.opening import open_run_source
 from tests.api_server import api_client, encoding_meanwhile
-from tests.indexers import await_run, contents, count_encoded, indexing, make_collection, start_run
+from tests.indexers import (
+    KeptSource,
+    await_run,
+    contents,
+    count_encoded,
+    indexing,
+    make_collection,
+    start_run,
+)
 from vectormill.client import Client
 from vectormill.db.runs.sources import save_source
 from vectormill.domain.jobs.item import Item
@@ -21,24 +27,11 @@ from vectormill.domain.source import FILES, PUSH, SQL, TREE, Source
 PARAGRAPHS = {"by": "paragraphs", "min_chars": 20, "max_chars": 200}
 
 
-class Followed:
-    """The source that the collection has when a run opens it."""
-
-    complaints: Any = None
-
-    def open(self, context: RunContext) -> None:
-        self._reader = open_run_source(context)
-        self.complaints = getattr(self._reader, "complaints", None)
-
-    def read(self) -> Iterator[list[Item]]:
-        return self._reader.read()
-
-
 @pytest.fixture
 def followed(engine: Engine) -> Iterator[Engine]:
     """A collection `docs`, an indexer and a stand-in for the workers."""
     make_collection(engine)
-    source = Followed()
+    source = KeptSource()
     with encoding_meanwhile(engine), indexing(engine, source, source.open):
         yield engine
 

@@ -8,6 +8,7 @@ from sqlalchemy import Engine, text
 
 from indexer.follower import Follower, follow_collection, write_array
 from tests.api_server import encode_waiting
+from tests.kinds import RECORDS, SCORES
 from tests.papers import (
     QUERY,
     collection_id,
@@ -18,6 +19,7 @@ from tests.papers import (
     set_source,
     settle,
 )
+from tests.protocol import SPEC
 from tests.waiting import wait_for
 from vectormill.db.runs.changes import LIST_CHANGED_COLLECTIONS, LIST_CHANGES, REMOVE_CHANGES
 from vectormill.domain.errors import SourceFailed
@@ -25,6 +27,7 @@ from vectormill.models.registry import Registry
 from vectormill.settings import Settings
 
 
+@pytest.mark.parametrize("papers", [SPEC, SCORES, RECORDS], indirect=True, ids=lambda spec: spec.task)
 def test_what_is_inserted_changed_and_deleted_is_so_in_the_collection(engine: Engine, followed: str) -> None:
     run(
         engine,

@@ -23,12 +23,7 @@ def print_check(collection: str, report: Mapping[str, Any]) -> None:
 
 
 def _describe(report: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    vectors = report["vectors"]
-    num_broken = vectors["num_not_finite"] + vectors["num_zero"] + vectors["num_odd_norms"]
-    norms = ""
-    if vectors["smallest_norm"] is not None:
-        norms = f"lengths from {vectors['smallest_norm']:.4f} to {vectors['largest_norm']:.4f}"
-    yield "vectors", f"{vectors['num_rows']:,} rows, {num_broken:,} unsound", norms
+    yield from _describe_results(report)
     recall = report["recall"]
     if recall is not None:
         yield (
@@ -46,3 +41,21 @@ def _describe(report: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     strays = report["strays"]
     num_strays = strays["num_attributes_without_row"] + strays["num_rows_of_deleted_keys"]
     yield "strays", f"{num_strays:,}", f"the view reads {strays['view_reads']}"
+
+
+def _describe_results(report: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Of whichever kind the collection is."""
+    if vectors := report.get("vectors"):
+        num_broken = vectors["num_not_finite"] + vectors["num_zero"] + vectors["num_odd_norms"]
+        norms = ""
+        if vectors["smallest_norm"] is not None:
+            norms = f"lengths from {vectors['smallest_norm']:.4f} to {vectors['largest_norm']:.4f}"
+        yield "vectors", f"{vectors['num_rows']:,} rows, {num_broken:,} unsound", norms
+    if scores := report.get("scores"):
+        scale = ""
+        if scores["smallest"] is not None:
+            scale = f"from {scores['smallest']:.4f} to {scores['largest']:.4f}"
+        yield "scores", f"{scores['num_rows']:,} rows, {scores['num_broken']:,} unsound", scale
+    if records := report.get("records"):
+        found = f"{records['num_rows']:,} rows, {records['num_broken']:,} unsound"
+        yield "records", found, f"nothing was found in {records['num_empty']:,}"

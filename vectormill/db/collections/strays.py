@@ -9,7 +9,8 @@ from typing import Final
 from sqlalchemy import Connection, text
 
 from vectormill.db.collections.removals import LIST_ORPHANS
-from vectormill.db.rows.attributes import attributes_name
+from vectormill.db.kinds.kinds import choose_kind
+from vectormill.db.rows.attributes import attributes_name, send_text
 from vectormill.domain.collection import Generation
 
 MOST_NAMED_KEYS: Final = 20
@@ -82,7 +83,7 @@ def find_strays(connection: Connection, generation: Generation) -> Strays:
 
 
 SAMPLE_HASHES: Final = """
-    SELECT kept.key, kept.text, live.content_hash
+    SELECT kept.key, {content} AS content, live.content_hash
       FROM vectormill.{attributes} AS kept TABLESAMPLE SYSTEM (:share)
       JOIN vectormill.{table} AS live ON live.key = kept.key AND live.job_seq = kept.job_seq
      WHERE kept.text IS NOT NULL
@@ -93,11 +94,15 @@ SAMPLE_HASHES: Final = """
 def sample_hashes(
     connection: Connection, generation: Generation, limit: int
 ) -> list[tuple[str, bytes, bytes]]:
-    """(key, text, content_hash of its vector) of so many kept texts at the most."""
+    """(key, text, content_hash of its result) of so many kept texts at the most."""
     statement = text(
-        SAMPLE_HASHES.format(table=generation.table_name, attributes=attributes_name(generation.id))
+        SAMPLE_HASHES.format(
+            table=generation.table_name,
+            attributes=attributes_name(generation.id),
+            content=send_text(choose_kind(generation.spec).text_columns, "kept"),
+        )
     )
     rows = connection.execute(statement, {"share": 10.0, "limit": limit}).all()
     if len(rows) < limit:
         rows = connection.execute(statement, {"share": 100.0, "limit": limit}).all()
-    return [(row.key, row.text.encode(), bytes(row.content_hash)) for row in rows]
+    return [(row.key, bytes(row.content), bytes(row.content_hash)) for row in rows]

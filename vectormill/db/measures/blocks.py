@@ -1,5 +1,6 @@
-"""A generation's table, read block by block: how large it is, and which of its rows are no vectors."""
+"""A generation's table, read block by block: how large it is, and which of its rows are no results of its kind."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -7,6 +8,7 @@ from sqlalchemy import Connection, text
 
 from vectormill.domain.collection import Generation
 from vectormill.domain.encoding import FLOAT16, FLOAT32
+from vectormill.domain.tasks.task import RAW, SCORE, SIGMOID, SOFTMAX
 from vectormill.vectors.vector_types import choose_vector_type
 
 
@@ -29,6 +31,21 @@ class ScannedBlocks:
     smallest_norm: float | None = None
     largest_norm: float | None = None
     broken_keys: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ScannedResults:
+    """Scores that are no number of their scale, or records that are no object: `broken_keys` are some of them.
+
+    `num_empty` are records in which nothing was found; `smallest` and `largest` are of scores.
+    """
+
+    num_rows: int
+    num_broken: int
+    num_empty: int
+    smallest: float | None
+    largest: float | None
+    broken_keys: tuple[str, ...]
 
 
 COUNT_BLOCKS: Final = text("""
@@ -82,4 +99,48 @@ def scan_blocks(
         row.smallest_norm,
         row.largest_norm,
         tuple(row.broken_keys or ()),
+    )
+
+
+# NaN is above every number to Postgres, and not between any two.
+SCAN_SCORES: Final = """
+    SELECT count(*) AS num_rows, count(*) FILTER (WHERE is_broken) AS num_broken, 0 AS num_empty,
+           min(score) FILTER (WHERE NOT is_broken) AS smallest, max(score) FILTER (WHERE NOT is_broken) AS largest,
+           (array_agg(key) FILTER (WHERE is_broken))[1 : CAST(:limit AS integer)] AS broken_keys
+      FROM (SELECT key, score, NOT (score BETWEEN CAST(:least AS real) AND CAST(:most AS real)) AS is_broken
+              FROM vectormill.{table}
+             WHERE ctid >= CAST(:first AS tid) AND ctid < CAST(:end AS tid)) AS scanned
+"""
+
+SCAN_RECORDS: Final = """
+    SELECT count(*) AS num_rows, count(*) FILTER (WHERE is_broken) AS num_broken,
+           count(*) FILTER (WHERE is_empty) AS num_empty, CAST(NULL AS real) AS smallest, CAST(NULL AS real) AS largest,
+           (array_agg(key) FILTER (WHERE is_broken))[1 : CAST(:limit AS integer)] AS broken_keys
+      FROM (SELECT key, jsonb_typeof(output) <> 'object' AS is_broken, output = '{{}}' AS is_empty
+              FROM vectormill.{table}
+             WHERE ctid >= CAST(:first AS tid) AND ctid < CAST(:end AS tid)) AS scanned
+"""
+
+# What a score can be, by what was made of the model's numbers; without an activation it is a cosine. Of float32.
+_LARGEST_FLOAT: Final = 3.4e38
+SCALES: Final[Mapping[str, tuple[float, float]]] = {
+    SOFTMAX: (0.0, 1.00001),
+    SIGMOID: (0.0, 1.00001),
+    RAW: (-_LARGEST_FLOAT, _LARGEST_FLOAT),
+    "": (-1.00001, 1.00001),
+}
+
+
+def scan_results(
+    connection: Connection, generation: Generation, blocks: range, *, max_keys: int
+) -> ScannedResults:
+    """Reads every row of these blocks of scores or records once."""
+    values: dict[str, Any] = {"first": f"({blocks.start},0)", "end": f"({blocks.stop},0)", "limit": max_keys}
+    statement = SCAN_RECORDS
+    if generation.spec.result == SCORE:
+        least, most = SCALES[generation.spec.activation]
+        statement, values = SCAN_SCORES, values | {"least": least, "most": most}
+    row = connection.execute(text(statement.format(table=generation.table_name)), values).one()
+    return ScannedResults(
+        row.num_rows, row.num_broken, row.num_empty, row.smallest, row.largest, tuple(row.broken_keys or ())
     )

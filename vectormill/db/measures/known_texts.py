@@ -1,20 +1,19 @@
-"""Texts by chance of which a generation has vectors: those that its collection keeps, or that jobs still have."""
+"""Texts by chance of which a generation has results: those that its collection keeps, or that jobs still have."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
-import numpy.typing as npt
 from sqlalchemy import Connection, text
 
 from vectormill.db.chunks.payloads import decode_payload
-from vectormill.db.rows.attributes import attributes_name
+from vectormill.db.kinds.kinds import choose_kind
+from vectormill.db.kinds.row_kind import Results
+from vectormill.db.rows.attributes import attributes_name, send_text
 from vectormill.domain.collection import Generation
 from vectormill.domain.jobs.item import Item, Items
-from vectormill.vectors.vector_types import choose_vector_type, read_columns
 
 SAMPLE_KEPT_TEXTS: Final = """
-    SELECT kept.key, kept.text
+    SELECT kept.key, {content} AS content
       FROM vectormill.{attributes} AS kept TABLESAMPLE SYSTEM (:share)
       JOIN vectormill.{table} AS live ON live.key = kept.key
      WHERE kept.text IS NOT NULL ORDER BY random() LIMIT :limit
@@ -24,11 +23,13 @@ SAMPLE_KEPT_TEXTS: Final = """
 def sample_kept_texts(connection: Connection, generation: Generation, size: int) -> list[Item]:
     """So many items by chance whose texts are kept, or fewer."""
     table = generation.table_name
-    statement = text(SAMPLE_KEPT_TEXTS.format(table=table, attributes=attributes_name(generation.id)))
+    content = send_text(choose_kind(generation.spec).text_columns, "kept")
+    attributes = attributes_name(generation.id)
+    statement = text(SAMPLE_KEPT_TEXTS.format(table=table, attributes=attributes, content=content))
     rows = connection.execute(statement, {"share": 10.0, "limit": size}).all()
     if len(rows) < size:  # a tenth of the blocks is enough of any large table
         rows = connection.execute(statement, {"share": 100.0, "limit": size}).all()
-    return [Item(row.key, row.text.encode()) for row in rows]
+    return [Item(row.key, bytes(row.content)) for row in rows]
 
 
 # Of jobs that wrote into the generation and are still there.
@@ -44,14 +45,14 @@ SAMPLE_PAYLOADS: Final = text("""
 
 
 def sample_chunks(connection: Connection, generation: Generation, num_chunks: int) -> Iterator[Items]:
-    """The items of chunks by chance whose vectors the generation got."""
+    """The items of chunks by chance whose results the generation got."""
     values = {"generation_id": generation.id, "limit": num_chunks}
     for payload in connection.execute(SAMPLE_PAYLOADS, values).scalars():
         yield decode_payload(payload)
 
 
 READ_ROWS: Final = """
-    SELECT array_agg(item.ordinal), string_agg({column}_send(live.embedding), '' ORDER BY item.ordinal)
+    SELECT array_agg(item.ordinal), {results}
       FROM unnest(%(keys)b::text[], %(hashes)b::bytea[]) WITH ORDINALITY AS item (key, content_hash, ordinal)
       JOIN vectormill.{table} AS live ON live.key = item.key AND live.content_hash = item.content_hash
 """
@@ -59,16 +60,17 @@ READ_ROWS: Final = """
 
 def read_rows(
     connection: Connection, generation: Generation, items: Sequence[Item]
-) -> tuple[list[Item], npt.NDArray[Any]]:
-    """Those of the items that the generation holds with this very text, and their rows [n, width] as they are kept."""
-    kind = choose_vector_type(generation.spec, in_collection=True)
+) -> tuple[list[Item], Results]:
+    """Those of the items that the generation holds with this very text, and their results as they are kept."""
+    kind, spec = choose_kind(generation.spec), generation.spec
     driver = connection.connection.driver_connection
     assert driver is not None
-    statement = READ_ROWS.format(table=generation.table_name, column=kind.column)
+    gathered = kind.gathered(kind.sent(spec, "live"))
+    statement = READ_ROWS.format(table=generation.table_name, results=gathered)
     values = {"keys": [item.key for item in items], "hashes": [item.content_hash() for item in items]}
     with driver.cursor(binary=True) as cursor:
         ((ordinals, wire),) = cursor.execute(statement, values).fetchall()
     if ordinals is None:
-        return [], np.empty((0, kind.width(generation.spec.dimensions)), dtype=kind.row)
-    held = [items[ordinal - 1] for ordinal in sorted(ordinals)]
-    return held, read_columns(wire, kind, generation.spec.dimensions)
+        return [], kind.missing(0, spec)
+    # As they came, which is as they were gathered.
+    return [items[ordinal - 1] for ordinal in ordinals], kind.read(wire, spec)

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, text
 
 from vectormill.db.rows.arrays import BYTEA_OID, TEXT_OID, make_bytes_array
 from vectormill.domain.jobs.item import Items
-from vectormill.domain.tasks.pair import split_pair
+from vectormill.domain.tasks.pair import PAIR_MARK, split_pair
 
 # Room for the next version of a row in its page: a change of metadata touches no index then.
 STORAGE: Final = (
@@ -123,6 +123,15 @@ def name_texts(text_columns: Sequence[str]) -> dict[str, sql.Composable]:
         ),
         "assignments": comma.join(sql.SQL("{0} = excluded.{0}").format(name) for name in names),
     }
+
+
+def send_text(text_columns: Sequence[str], table: str) -> str:
+    """SQL of a row's kept text as an Item has it: of a pair both, with the mark between them."""
+    first, *rest = text_columns
+    sent = f"convert_to({table}.{first}, 'UTF8')"
+    mark = PAIR_MARK.hex()
+    pairs = [f"coalesce('\\x{mark}'::bytea || convert_to({table}.{column}, 'UTF8'), '')" for column in rest]
+    return " || ".join([sent, *pairs])
 
 
 def split_texts(texts: Sequence[bytes], text_columns: Sequence[str]) -> dict[str, Sequence[bytes]]:

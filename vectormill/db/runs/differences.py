@@ -59,7 +59,7 @@ def note_vanished(
 
 
 # One row for each text that is wanted and there, found in one pass over the generation, which has no index of texts:
-# few runs have new rows and many do not. The vectors are copied out first, so that two rows may change places.
+# few runs have new rows and many do not. The results are copied out first, so that two rows may change places.
 MAKE_MOVED: Final = """
     CREATE UNLOGGED TABLE {moved} WITH (autovacuum_enabled = off) AS
     WITH wanted AS (
@@ -69,7 +69,7 @@ MAKE_MOVED: Final = """
           FROM {table} AS live JOIN wanted ON wanted.content_hash = live.content_hash
          GROUP BY live.content_hash
     )
-    SELECT change.ordinal, change.key, change.content_hash, live.embedding
+    SELECT change.ordinal, change.key, change.content_hash, {live_results}
       FROM {changes} AS change
       JOIN donor ON donor.content_hash = change.content_hash
       JOIN {table} AS live ON live.key = donor.key
@@ -78,7 +78,7 @@ MAKE_MOVED: Final = """
 
 
 def note_moved(connection: Connection, stage: Stage) -> None:
-    """Copies the vectors of texts that the generation has already, under another key, for those that want them."""
+    """Copies the results of texts that the generation has already, under another key, for those that want them."""
     if has_table(connection, stage.run_id, "moved"):
         return
     driver = driver_of(connection)
@@ -93,8 +93,8 @@ LIST_MOVED: Final = """
 
 # Deletions of the collection are held meanwhile, so that no tombstone comes between: see tombstones.py.
 WRITE_MOVED: Final = """
-    INSERT INTO {table} AS live (key, content_hash, embedding, job_seq)
-    SELECT moved.key, moved.content_hash, moved.embedding, %(seq)s::bigint
+    INSERT INTO {table} AS live (key, content_hash, {results}, job_seq)
+    SELECT moved.key, moved.content_hash, {moved_results}, %(seq)s::bigint
       FROM {moved} AS moved
      WHERE moved.ordinal = ANY(%(ordinals)s::bigint[])
        AND NOT EXISTS (SELECT 1 FROM vectormill.tombstones AS tombstone
@@ -102,7 +102,7 @@ WRITE_MOVED: Final = """
                           AND tombstone.seq > %(seq)s::bigint)
      ORDER BY moved.key
     ON CONFLICT (key) DO UPDATE
-       SET content_hash = excluded.content_hash, embedding = excluded.embedding, job_seq = excluded.job_seq
+       SET content_hash = excluded.content_hash, {result_assignments}, job_seq = excluded.job_seq
      WHERE live.job_seq <= excluded.job_seq
 """
 
@@ -118,7 +118,7 @@ MARK_MOVED: Final = """
 def write_moved(
     connection: Connection, stage: Stage, seq: int, *, after: int, limit: int, keep_text: bool
 ) -> tuple[int, int | None]:
-    """Gives the next rows behind a position the vectors of their texts; how many, and the last one's position."""
+    """Gives the next rows behind a position the results of their texts; how many, and the last one's position."""
     driver = driver_of(connection)
     with driver.cursor() as cursor:
         hold_deletions(cursor, stage.generation.id)
@@ -152,25 +152,26 @@ def write_metadata(
     return int(ordinals[-1])
 
 
-# The row with the vector is locked and not changed: a put that comes at this moment is waited for, and wins.
+# The row with the result is locked and not changed: a put that comes at this moment is waited for, and wins.
 WRITE_ATTRIBUTES: Final = """
     WITH change AS MATERIALIZED (
-        SELECT change.key, live.content_hash, change.metadata, change.metadata_hash, change.text
+        SELECT change.key, live.content_hash, change.metadata, change.metadata_hash, change.text,
+               position({mark} IN change.text) AS mark
           FROM {changes} AS change
           JOIN {table} AS live ON live.key = change.key AND live.job_seq <= %(seq)s::bigint
          WHERE change.ordinal = ANY(%(ordinals)s::bigint[])
          ORDER BY change.key
            FOR SHARE OF live
     )
-    INSERT INTO {attributes} AS kept (key, content_hash, metadata, metadata_hash, text, job_seq)
+    INSERT INTO {attributes} AS kept (key, content_hash, metadata, metadata_hash, {texts}, job_seq)
     SELECT key, content_hash, CAST(nullif(convert_from(metadata, 'UTF8'), '') AS jsonb), metadata_hash,
-           CASE WHEN %(keep_text)s::boolean THEN convert_from(text, 'UTF8') END, %(seq)s::bigint
+           {text_values}, %(seq)s::bigint
       FROM change
      WHERE metadata_hash IS NOT NULL OR %(keep_text)s::boolean
      ORDER BY key
     ON CONFLICT (key) DO UPDATE
        SET content_hash = excluded.content_hash, metadata = excluded.metadata,
-           metadata_hash = excluded.metadata_hash, text = excluded.text, job_seq = excluded.job_seq
+           metadata_hash = excluded.metadata_hash, {text_assignments}, job_seq = excluded.job_seq
      WHERE kept.job_seq <= excluded.job_seq
 """
 
@@ -220,7 +221,7 @@ LIST_FAILED_KEYS: Final = text("""
 def list_failed_keys(
     connection: Connection, job_id: object, *, after: int, limit: int
 ) -> list[tuple[int, str]]:
-    """Keys of items that have no vector, behind a position in the job, each with its own."""
+    """Keys of items that have no result, behind a position in the job, each with its own."""
     rows = connection.execute(LIST_FAILED_KEYS, {"job_id": job_id, "after": after, "limit": limit})
     return [(row.item, row.key) for row in rows]
 

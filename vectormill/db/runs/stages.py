@@ -14,10 +14,13 @@ import psycopg
 from psycopg import sql
 from sqlalchemy import Connection
 
+from vectormill.db.kinds.kinds import choose_kind
 from vectormill.db.rows.attributes import attributes_name
+from vectormill.db.rows.generation_tables import assign_columns
 from vectormill.domain.collection import Generation
 from vectormill.domain.errors import RunError
 from vectormill.domain.jobs.item import Item
+from vectormill.domain.tasks.pair import PAIR_MARK
 
 NEW: Final = "n"
 CHANGED: Final = "c"
@@ -68,10 +71,41 @@ class Stage:
             "moved": sql.Identifier("vectormill", f"{prefix}moved"),
             "table": sql.Identifier("vectormill", self.generation.table_name),
             "attributes": sql.Identifier("vectormill", attributes_name(self.generation.id)),
+            **self._name_columns(),
+        }
+
+    def _name_columns(self) -> dict[str, sql.Composable]:
+        """Those of the generation's kind: of results, in three tables, and of kept texts."""
+        kind, spec = choose_kind(self.generation.spec), self.generation.spec
+        results = [column.name for column in kind.columns(spec)]
+        comma = sql.SQL(", ")
+        return {
+            "results": comma.join(map(sql.Identifier, results)),
+            "live_results": comma.join(sql.Identifier("live", name) for name in results),
+            "moved_results": comma.join(sql.Identifier("moved", name) for name in results),
+            "result_assignments": assign_columns(spec),
+            "texts": comma.join(map(sql.Identifier, kind.text_columns)),
+            "text_values": comma.join(sql.SQL(TEXT_VALUES[name]) for name in kind.text_columns),
+            "text_assignments": comma.join(
+                sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in kind.text_columns
+            ),
+            "mark": sql.Literal(PAIR_MARK),
         }
 
     def fill_in(self, statement: str) -> sql.Composed:
         return sql.SQL(statement).format(**self.names())
+
+
+# Of a staged text, and where in it the mark of a pair stands: what is kept in each column of texts.
+TEXT_VALUES: Final = {
+    "text": """
+        CASE WHEN %(keep_text)s::boolean
+             THEN convert_from(CASE mark WHEN 0 THEN text ELSE substring(text FROM 1 FOR mark - 1) END, 'UTF8') END
+    """,
+    "text_pair": """
+        CASE WHEN %(keep_text)s::boolean AND mark > 0 THEN convert_from(substring(text FROM mark + 1), 'UTF8') END
+    """,
+}
 
 
 def stage_prefix(run_id: UUID) -> str:

@@ -9,7 +9,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from vectormill.db.collections.collections import keeps_texts
 from vectormill.db.collections.generations import find_in_state
-from vectormill.db.rows.collection_rows import Inclusion, read_pages
+from vectormill.db.rows.collection_rows import Inclusion, RowPage, read_pages
 from vectormill.db.rows.estimates import estimate_num_rows
 from vectormill.domain.collection import LIVE, Generation
 from vectormill.domain.errors import Conflict, SourceFailed
@@ -45,7 +45,7 @@ class OwnTextReader:
                         f"{name} has no text of {key!r}, which was written before it kept texts; read them once from "
                         "their source."
                     )
-                yield assembler.assemble(page.keys, texts, page.metadata)
+                yield from read_page(assembler, page)
         except Conflict as error:
             raise SourceFailed(
                 f"{name} was removed, or got another generation, while it was read."
@@ -70,3 +70,19 @@ class OwnTextReader:
                 "another source, or make the collection keep them."
             )
         return generation
+
+
+def read_page(assembler: Assembler, page: RowPage) -> Iterator[list[Item]]:
+    """The page's texts and, of a collection that keeps two, its pairs, in this order."""
+    pairs = page.texts.get("text_pair")
+    if pairs is None:
+        yield assembler.assemble(page.keys, page.texts["text"], page.metadata)
+        return
+    for has_pair in (False, True):
+        places = [place for place, pair in enumerate(pairs) if (pair is not None) is has_pair]
+        if places:
+            keys, texts, metadata, seconds = (
+                [column[place] for place in places]
+                for column in (page.keys, page.texts["text"], page.metadata, pairs)
+            )
+            yield assembler.assemble(keys, texts, metadata, seconds if has_pair else None)

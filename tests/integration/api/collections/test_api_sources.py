@@ -12,6 +12,7 @@ from sqlalchemy import Engine, text
 
 from api.door.scopes import find_scope
 from tests.api_server import NDJSON, api_client, assert_problem, lines, many
+from tests.kinds import SCORES
 from tests.protocol import make_items, submit
 from tests.waiting import wait_for
 from vectormill.cli.app import main
@@ -19,6 +20,8 @@ from vectormill.client import Client
 from vectormill.domain.errors import InvalidItem
 from vectormill.domain.jobs.item import Item
 from vectormill.domain.source import PUSH, Source
+from vectormill.domain.tasks.pair import join_pair
+from vectormill.files.ndjson import ItemJson
 from vectormill.models.registry import Registry
 from vectormill.problems import ApiError
 from vectormill.settings import Settings
@@ -124,10 +127,10 @@ def test_only_an_admin_has_the_server_read_what_it_can_reach() -> None:
     assert find_scope("POST", "/v1/collections/docs/push") == "write"
 
 
-def read_push(engine: Engine, run: str) -> list[Item]:
+def read_push(engine: Engine, run: str, collection: str = "docs") -> list[Item]:
     from uuid import UUID
 
-    place = SourcePlace(engine, Settings(), Registry({}), collection="docs", run_id=UUID(run))
+    place = SourcePlace(engine, Settings(), Registry({}), collection=collection, run_id=UUID(run))
     return [item for batch in open_source(Source(PUSH, {}), place).read() for item in batch]
 
 
@@ -178,6 +181,38 @@ def test_a_push_whose_connection_breaks_leaves_a_failed_run_and_no_parts(
     wait_for(lambda: count(engine, "run_parts") == 0)
     with engine.connect() as connection:
         assert connection.execute(text("SELECT state FROM vectormill.runs")).scalar_one() == "failed"
+
+
+def test_pairs_are_pushed_to_a_collection_of_scores_and_to_no_other(
+    client: Client, engine: Engine, api: httpx.Client
+) -> None:
+    pair: ItemJson = {"key": "a", "text": "x", "text_pair": "y"}
+    client.set_source("docs", "push")
+    refused = api.post("/v1/collections/docs/push", content=lines([dict(pair)]), headers=NDJSON)
+    assert_problem(refused, 422, InvalidItem.code, "Line 1", "text_pair is for items of the task score")
+    submit(engine, make_items(1), collection="judged", spec=SCORES)
+    client.set_source("judged", "push")
+    pushed = client.push("judged", [pair, {"key": "b", "text": "z"}])
+    found = read_push(engine, pushed["run"], "judged")
+    assert [(item.key, item.text) for item in found] == [("a", join_pair(b"x", b"y")), ("b", b"z")]
+    client.set_source("judged", "push", split={"by": "paragraphs"})
+    with pytest.raises(ApiError, match="and for no passages"):
+        client.push("judged", [pair])
+
+
+def test_a_query_of_pairs_is_for_a_collection_of_scores(
+    client: Client, engine: Engine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    submit(engine, make_items(1), collection="judged", spec=SCORES)
+    query = ("--sql", "SELECT 1 AS id, 'a text' AS question, 'an answer' AS answer", "--key", "id")
+    columns = ("--text", "question", "--text-pair", "answer")
+    server = ("--api-url", client.base_url)
+    assert run("sources", "set", "judged", *query, *columns, *server) == 0
+    assert "1\ta text\tan answer\t" in capsys.readouterr().out
+    assert run("sources", "set", "docs", *query, *columns, *server) != 0
+    assert "leave out text_pair" in capsys.readouterr().err
+    with pytest.raises(ApiError, match="leave out text_pair"):
+        client.set_source("docs", "sql", {**QUERY, "text_pair": "text"}, check=False)
 
 
 def test_nothing_is_pushed_to_a_source_that_is_read(client: Client) -> None:
