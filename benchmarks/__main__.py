@@ -19,7 +19,7 @@ from benchmarks.probes.machine import Machine, detect_machine
 from benchmarks.results.readme import write_section
 from benchmarks.results.report import Report
 from benchmarks.steps import Steps
-from benchmarks.suite import BENCHMARKS, GPU, run_benchmarks
+from benchmarks.suite import BENCHMARKS, GPU, QUICK, run_benchmarks
 from benchmarks.systems.line_up import OURS
 
 PLAIN_WIDTH: Final = 160
@@ -84,7 +84,10 @@ def benchmarks(
     ] = MINUTES,
     is_quick: Annotated[
         bool,
-        typer.Option("--quick", help="gpu: tiny models, to test the mechanics; no figure is worth anything."),
+        typer.Option(
+            "--quick",
+            help=f"{', '.join(QUICK)}: tiny models, to test the mechanics; no figure is worth anything.",
+        ),
     ] = False,
     write: Annotated[
         bool,
@@ -97,7 +100,9 @@ def benchmarks(
     """Measure speed and memory. Let nothing else run meanwhile: there is no other way to a number."""
     refuse_unknown(names or (), tuple(BENCHMARKS), "benchmark")
     names = names or [name for name in BENCHMARKS if name != GPU]
-    is_gpu = refuse_mixed(names, {"--state": state, "--again": again, "--quick": is_quick})
+    is_gpu = refuse_mixed(names, {"--state": state, "--again": again})
+    if is_quick and not set(names) <= set(QUICK):
+        raise typer.BadParameter(f"--quick is of {', '.join(QUICK)}; name them alone")
     device = device or (CUDA if is_gpu else CPU)
     chosen = {
         "--items": items, "--mix": mix, "--system": system, "--model-shape": model_shape, "--max-tokens": max_tokens,

@@ -1,7 +1,7 @@
 """How records of one mix become a comparison: the tokens they all had, what these take, and in which precision."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,14 @@ from worker.settings import load_worker_settings
 from worker.tokens.tokenizer import Tokenizer
 
 SHOWN_CHARS: Final = 300
+
+
+class WithReasons(Protocol):
+    """What several systems did."""
+
+    def reasons(self) -> Mapping[str, str]:
+        """Why some were not measured, by name."""
+        ...
 
 
 def compare(
@@ -57,7 +65,7 @@ def find_precision(name: str, record: Record) -> str:
     return next((peer.precision for peer in (*PEERS, *GPU_PEERS) if peer.name == name), FP32)
 
 
-def list_reasons(comparisons: Sequence[Comparison]) -> list[str]:
+def list_reasons(comparisons: Sequence[WithReasons]) -> list[str]:
     """A sentence for each system that was not measured, with the last line of its reason: the error's own."""
     reasons = {name: reason for each in comparisons for name, reason in each.reasons().items()}
     return [

@@ -12,6 +12,7 @@ from benchmarks.systems.peers.serving import Encoded, read_order, serve
 from benchmarks.systems.protocol import BATCHES, ChildOrder
 from benchmarks.texts import cut_chunks
 from vectormill.domain.jobs.chunk_size import TokenEstimate
+from vectormill.domain.tasks.pair import join_pair
 from vectormill.models.registry import EncodingOptions, Registry, make_spec
 from vectormill.settings import ModelEntry, Settings
 from worker.devices.detect import detect_inventory
@@ -20,6 +21,8 @@ from worker.engine.engine import DEFAULT_FACTORY, EncodeRequest, EncodeResult, E
 from worker.settings import load_worker_settings
 
 NAME = "benchmark"
+# One, or a pair of them.
+Text = str | list[str]
 
 
 class EngineAlone:
@@ -42,10 +45,10 @@ class EngineAlone:
         self._never = threading.Event()
         self._pass_stage_seconds: dict[str, float] = {}
 
-    def __call__(self, texts: list[str]) -> Encoded:
+    def __call__(self, texts: list[Text]) -> Encoded:
         before = self._engine.report()["stage_seconds"]
         count = TokenEstimate(self._spec).of
-        chunks = cut_chunks([text.encode() for text in texts], count, self._settings.chunk_max_items)
+        chunks = cut_chunks([write_item(text) for text in texts], count, self._settings.chunk_max_items)
         self._log.skip()
         results = list(self._pool.map(self._encode_chunk, chunks))
         assert not any(result.failures for result in results), "every text of the mix can be encoded"
@@ -72,6 +75,14 @@ class EngineAlone:
         max_text_chars = self._settings.max_text_chars
         request = EncodeRequest(NAME, self._spec, texts, interactive=False, max_text_chars=max_text_chars)
         return self._engine.encode(request, self._never)
+
+
+def write_item(text: Text) -> bytes:
+    """As a chunk has it."""
+    if isinstance(text, str):
+        return text.encode()
+    first, second = text
+    return join_pair(first.encode(), second.encode())
 
 
 if __name__ == "__main__":

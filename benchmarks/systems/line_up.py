@@ -79,11 +79,14 @@ class LineUp:
             mix.name: [{"key": f"{number}", "text": text} for number, text in enumerate(mix.texts)]
             for mix in self.mixes
         }
-        settings = {
+        return Service(self.directory, items, self.service_settings(), MODEL)
+
+    def service_settings(self) -> dict[str, str]:
+        """The variables of our service's processes."""
+        return {
             "VECTORMILL_MODELS": json.dumps({MODEL: {"path": str(self.model)}}),
             "VECTORMILL_WORKER_DEVICES": self._device_name(),
         }
-        return Service(self.directory, items, settings, MODEL)
 
     def _make_peer(self, peer: Peer) -> System:
         obstacle = find_obstacle(peer, self.device)

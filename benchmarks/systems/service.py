@@ -1,6 +1,6 @@
 """Our service from end to end: items go in over HTTP, and the time ends when the last vector is committed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -43,7 +43,7 @@ class Service:
         self._data_dir = data_dir
         self._mixes = mixes
         self._settings = settings or {}
-        self._model = model
+        self.model = model
         self._exits = ExitStack()
         self._num_jobs = 0
         # The last pass: its job, and what went in.
@@ -51,8 +51,8 @@ class Service:
 
     def __enter__(self) -> Self:
         with ExitStack() as exits:
-            self._stack = exits.enter_context(OwnStack(self._data_dir, self._settings, self._model))
-            self._client = exits.enter_context(Client(self._stack.wait_until_ready()))
+            self._stack = exits.enter_context(OwnStack(self._data_dir, self._settings, self.model))
+            self.client = exits.enter_context(Client(self._stack.wait_until_ready()))
             self._exits = exits.pop_all()
         return self
 
@@ -75,30 +75,36 @@ class Service:
 
     def _run(self, items: Sequence[ItemJson]) -> dict[str, Any]:
         self._num_jobs += 1
-        job = self._client.submit(items, model=self._model, collection=f"mix_{self._num_jobs}")
-        job = self._client.wait(job["id"], poll_seconds=POLL_SECONDS)
+        job = self.submit(items)
+        job = self.client.wait(job["id"], poll_seconds=POLL_SECONDS)
         if job["state"] != COMPLETED:
             raise BenchmarkFailed(
                 f"The job ended {job['state']}, with {job['num_failed']:,} of {job['num_items']:,} items failed."
             )
         return job
 
+    def submit(self, items: Sequence[ItemJson]) -> dict[str, Any]:
+        """A new job."""
+        return self.client.submit(items, model=self.model, collection=f"mix_{self._num_jobs}")
+
+    def read(self, job_id: str) -> Iterator[tuple[str, list[float]]]:
+        """Its results by key, over HTTP."""
+        for vector in self.client.vectors(job_id):
+            yield vector["key"], vector["embedding"]
+
     def vectors(self) -> NDArray[np.float32]:
-        """Read back from the database over HTTP. Raises BenchmarkFailed when a text has none."""
+        """Read back from the database. Raises BenchmarkFailed when an item has none."""
         assert self._last is not None, "there are no vectors before the first pass"
         job_id, items = self._last
-        found = {
-            vector["key"]: np.asarray(vector["embedding"], dtype=np.float32)
-            for vector in self._client.vectors(job_id)
-        }
+        found = {key: np.asarray(values, dtype=np.float32) for key, values in self.read(job_id)}
         missing = [item["key"] for item in items if item["key"] not in found]
         if missing:
-            raise BenchmarkFailed(f"{len(missing):,} texts have no vector, {missing[0]!r} among them.")
+            raise BenchmarkFailed(f"{len(missing):,} items have no result, {missing[0]!r} among them.")
         return np.stack([found[item["key"]] for item in items])
 
     def report(self) -> dict[str, Any]:
         """What its one worker says of its engine; empty before the worker's next sign of life."""
-        workers = self._client.workers()
+        workers = self.client.workers()
         report: dict[str, Any] = workers[0].get("report") or {} if workers else {}
         return report
 

@@ -34,7 +34,9 @@ class Encoded:
 class Encoder(Protocol):
     """What is measured."""
 
-    def __call__(self, texts: list[str]) -> Encoded: ...
+    def __call__(self, texts: list[Any], /) -> Encoded:
+        """Of strings, or of pairs of them."""
+        ...
 
     def report(self) -> dict[str, Any]:
         """What it says of itself, as a JSON object; empty where it has nothing to say."""
@@ -55,7 +57,7 @@ def serve(order: ChildOrder, load: Callable[[ChildOrder], Encoder]) -> None:
             output.write(json.dumps(values) + "\n")
             output.flush()
 
-        mixes: dict[str, list[str]] = json.loads(Path(order.texts).read_text(encoding="utf-8"))
+        mixes: dict[str, list[Any]] = json.loads(Path(order.texts).read_text(encoding="utf-8"))
         encode = load(order)
         answer({})
         last: NDArray[np.float32] | None = None

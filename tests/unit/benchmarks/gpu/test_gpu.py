@@ -127,7 +127,7 @@ def test_a_model_is_shared_by_cards_of_one_kind(monkeypatch: pytest.MonkeyPatch)
     ("arguments", "words"),
     [
         (["gpu", "engine"], "name it alone"),
-        (["engine", "--quick"], "--quick is of gpu alone"),
+        (["engine", "--quick"], "--quick is of gpu, score, accuracy"),
         (["engine", "--state", "here"], "--state is of gpu alone"),
         (["gpu", "--device", "cpu", "--quick", "--write"], "leave --quick away"),
     ],
