@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.systems.bound.batch_log import FACTORY, BatchLog
 from benchmarks.systems.peers.serving import Encoded, read_order, serve
-from benchmarks.systems.protocol import BATCHES, ChildOrder
+from benchmarks.systems.protocol import BATCHES, PRECISION, ChildOrder
 from benchmarks.texts import cut_chunks
 from vectormill.domain.jobs.chunk_size import TokenEstimate
 from vectormill.domain.tasks.pair import join_pair
@@ -32,7 +32,8 @@ class EngineAlone:
 
     def __init__(self, order: ChildOrder) -> None:
         self._settings = Settings()
-        worker_settings = load_worker_settings(reuse_bytes=0)  # each pass computes all
+        # Each pass computes all.
+        worker_settings = load_worker_settings(reuse_bytes=0, precision=order.options.get(PRECISION))
         card = Registry({NAME: ModelEntry(path=order.model)}).card(NAME, weights=True)
         device = parse_devices(order.device, detect_inventory())[0]  # of several NUMA nodes, the first
         self._spec = make_spec(card, EncodingOptions())

@@ -11,6 +11,8 @@ SAVE: Final = "save"
 REPORT: Final = "report"
 # An option of children: the file in which our engine leaves the batches of its last pass, and a bare loop finds them.
 BATCHES: Final = "batches"
+# Another one: that of the weights, instead of what is chosen for the device.
+PRECISION: Final = "precision"
 
 
 @dataclass(frozen=True, slots=True)

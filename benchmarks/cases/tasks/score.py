@@ -20,7 +20,13 @@ from benchmarks.peers.catalogue import Peer, find_obstacle
 from benchmarks.probes.machine import benchmark_device
 from benchmarks.results.report import Report
 from benchmarks.results.table import tabulate
-from benchmarks.systems.pairs.pair_line_up import NAIVE, PairLineUp, make_cross_encoder, make_naive
+from benchmarks.systems.pairs.pair_line_up import (
+    INT8_ENGINE,
+    NAIVE,
+    PairLineUp,
+    make_cross_encoder,
+    make_naive,
+)
 from benchmarks.systems.turns import Record, Turns
 from vectormill.cli.workplace import workplace
 from vectormill.models.model_card import ModelCard, read_model_card
@@ -48,7 +54,7 @@ class Workload:
 
 
 WORKLOADS: Final = (
-    Workload("StructBERT-large's shape, random weights", "bert-large", 36, 24, 16),
+    Workload("StructBERT-large's shape, random weights", "bert-large", 36, 16, 16),
     Workload("MiniLM's shape, random weights", "minilm", 480, 160, 48),
 )
 QUICK: Final = (Workload("a tiny shape, random weights", "tiny", 24, 12, 8),)
@@ -64,8 +70,8 @@ def measure(order: Order) -> Report:
     workloads = QUICK if order.is_quick else WORKLOADS
     repeat = 1 if order.is_quick else order.repeat
     peers = list_variants(is_quick=order.is_quick)
-    # Ours twice, the naive way and the peer at its best.
-    each = 1 + Turns.count_steps(len(peers), 1, 1) + Turns.count_steps(4, 1, repeat)
+    # Ours three times, the naive way and the peer at its best.
+    each = 1 + Turns.count_steps(len(peers), 1, 1) + Turns.count_steps(5, 1, repeat)
     order.steps.begin(NAME, len(workloads) * each)
     return make_report(order, [measure_workload(order, each, peers, repeat) for each in workloads], repeat)
 
@@ -97,7 +103,7 @@ def measure_workload(order: Order, workload: Workload, peers: Sequence[Peer], re
         say = partial(say_of, order, workload)
         best = choose_best(line_up, peers, say)
         naive = make_naive(workload.num_naive)
-        with Turns(line_up.make((), [naive, best]), say) as turns:
+        with Turns(line_up.make((), [INT8_ENGINE, naive, best]), say) as turns:
             records = turns.run(PAIRS, repeat)
         return PairComparison(workload.title, len(pairs), count_tokens(card, pairs), records, best.name)
 

@@ -9,11 +9,20 @@ from benchmarks.cases.tasks.pair_texts import Pair
 from benchmarks.peers.catalogue import Peer
 from benchmarks.systems.line_up import MODEL, LineUp
 from benchmarks.systems.pairs.pair_service import PairService
+from benchmarks.systems.protocol import PRECISION
 from vectormill.files.ndjson import ItemJson
-from worker.encoder.choice import BF16, FP32
+from worker.encoder.choice import BF16, FP32, INT8
 
 NAIVE: Final = "naive"
 NAIVE_BATCH: Final = 16
+# Weights in a quarter of the memory; what they change in decisions is told by `accuracy`.
+INT8_ENGINE: Final = Peer(
+    "engine-int8",
+    "our engine alone, int8 weights",
+    "benchmarks.systems.engine_alone",
+    options={PRECISION: INT8},
+    precision=INT8,
+)
 _CROSS_ENCODER: Final = "benchmarks.systems.pairs.cross_encoder"
 
 

@@ -150,7 +150,7 @@ def test_scores_are_compared_pair_by_pair_with_those_that_the_naive_way_has_judg
         "a shape: ours, end to end, to CrossEncoder": False,
         "a shape: our engine alone, to naive": True,
         "a shape: our engine alone, to CrossEncoder": True,
-        "a shape: peak memory of the worker, below naive": True,
+        "a shape: peak memory, ours, end to end, below naive": True,
     }
 
 
