@@ -15,8 +15,8 @@ from benchmarks.cases.tasks.pair_model import (
     find_pair_model,
     train_pair_model,
 )
-from benchmarks.cases.tasks.pair_texts import Pair, list_parts, make_pairs
 from benchmarks.order import Order
+from benchmarks.pair_texts import Pair, list_parts, make_pairs
 from benchmarks.results.report import Report
 from benchmarks.results.table import Measure, Table, tabulate
 from benchmarks.results.writing import write_share

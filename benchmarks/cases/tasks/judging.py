@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.cases.tasks.pair_texts import Pair
+from benchmarks.pair_texts import Pair
 from benchmarks.probes.machine import benchmark_device
 from vectormill.domain.tasks.pair import join_pair
 from vectormill.models.model_card import ModelCard

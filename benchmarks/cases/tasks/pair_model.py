@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.cases.tasks.pair_texts import Pair, list_parts, make_pairs
 from benchmarks.models.random_weights import TOKENIZER_FILES
+from benchmarks.pair_texts import Pair, list_parts, make_pairs
 from benchmarks.peers.environment import HOME
 from vectormill.models.model_card import ModelCard
 

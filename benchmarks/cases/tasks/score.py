@@ -12,10 +12,10 @@ from typing import Final
 
 from benchmarks.cases.comparing import list_reasons
 from benchmarks.cases.tasks.pair_comparison import PairComparison
-from benchmarks.cases.tasks.pair_texts import Pair, list_parts, make_pairs
 from benchmarks.models.random_classifier import write_random_classifier
 from benchmarks.models.shapes import SHAPES
 from benchmarks.order import Order
+from benchmarks.pair_texts import Pair, list_parts, make_pairs
 from benchmarks.peers.catalogue import Peer, find_obstacle
 from benchmarks.probes.machine import benchmark_device
 from benchmarks.results.report import Report

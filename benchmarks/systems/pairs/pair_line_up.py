@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from benchmarks.cases.tasks.pair_texts import Pair
+from benchmarks.pair_texts import Pair
 from benchmarks.peers.catalogue import Peer
 from benchmarks.systems.line_up import MODEL, LineUp
 from benchmarks.systems.pairs.pair_service import PairService

@@ -11,10 +11,10 @@ from benchmarks.cases.tasks.accuracy import Judgements, find_f1, judge, to_table
 from benchmarks.cases.tasks.judging import find_device
 from benchmarks.cases.tasks.pair_comparison import PairComparison
 from benchmarks.cases.tasks.pair_model import RECIPE, find_pair_model, find_rate, plan_batches
-from benchmarks.cases.tasks.pair_texts import list_parts, make_pairs
 from benchmarks.cases.tasks.score import choose_best
 from benchmarks.models.random_classifier import write_random_classifier
 from benchmarks.models.shapes import SHAPES
+from benchmarks.pair_texts import list_parts, make_pairs
 from benchmarks.systems.engine_alone import write_item
 from benchmarks.systems.line_up import ENGINE, SERVICE
 from benchmarks.systems.missing import MissingSystem
