@@ -30,7 +30,8 @@ NUM_ROWS: Final = 20_000
 NUM_QUERIES: Final = 200
 NEAREST: Final = 10
 SEARCH_PAUSE_SECONDS: Final = 0.005
-PUT_RATE, PUT_SECONDS, PUT_THREADS = 200, 10.0, 32
+# More are offered than are wanted: at the wanted rate itself none could be above it.
+OFFERED_RATE, PUT_SECONDS, PUT_THREADS = 220, 10.0, 32
 # Of 25 years and four languages, each row has one: a hundredth.
 RARE: Final = {"lang": "de", "year": 2001}
 OTHER_SPACE: Final = {"dimensions": 256}
@@ -38,7 +39,7 @@ OTHER_SPACE: Final = {"dimensions": 256}
 RECALL_TARGET, FILTERED_RECALL_TARGET = 0.98, 0.95
 BUILD_RATIO_TARGET: Final = 1.2
 WAIT_RATIO_TARGET: Final = 2.0
-PUT_SECONDS_TARGET: Final = 1.0
+PUT_RATE_TARGET, PUT_SECONDS_TARGET = 200, 1.0
 
 # The settings that somebody who knows pgvector would try.
 BY_HAND: Final = tuple(itertools.product((0, 1), ("256MB", "1GB")))
@@ -138,11 +139,11 @@ def measure_searches(order: Order, own: OwnUpdates) -> list[Measure]:
 def measure_puts(order: Order, client: Client) -> list[Measure]:
     order.steps.step("putting single items")
     client.put_item(COLLECTION, "warm-up", "A first text.")
-    count = int(PUT_RATE * PUT_SECONDS)
+    count = int(OFFERED_RATE * PUT_SECONDS)
     began = time.monotonic()
 
     def put(number: int) -> float:
-        time.sleep(max(0.0, began + number / PUT_RATE - time.monotonic()))
+        time.sleep(max(0.0, began + number / OFFERED_RATE - time.monotonic()))
         start = time.monotonic()
         answer = client.put_item(COLLECTION, f"put-{number}", f"Text number {number} of those that are put.")
         if not answer["is_searchable"]:
@@ -154,7 +155,7 @@ def measure_puts(order: Order, client: Client) -> list[Measure]:
     rate = count / (time.monotonic() - began)
     p99 = find_percentile(waits, 99)
     return [
-        Measure("single puts a second", write_number(rate), f"≥ {PUT_RATE}", rate >= 0.97 * PUT_RATE),
+        Measure("single puts a second", write_number(rate), f"≥ {PUT_RATE_TARGET}", rate >= PUT_RATE_TARGET),
         Measure(
             "p99 until a put is searchable",
             write_seconds(p99),

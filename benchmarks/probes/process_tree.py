@@ -43,6 +43,14 @@ def find_named(processes: Sequence[psutil.Process], name: str) -> list[psutil.Pr
     return [process for process in processes if name_process(_arguments(process)) == name]
 
 
+def group_by_name(processes: Sequence[psutil.Process]) -> dict[str, list[psutil.Process]]:
+    """All of them, by what `name_process` gives."""
+    groups: defaultdict[str, list[psutil.Process]] = defaultdict(list)
+    for process in processes:
+        groups[name_process(_arguments(process))].append(process)
+    return dict(groups)
+
+
 def count_cpu_seconds(pid: int) -> dict[str, float]:
     """User and system time of the tree so far, by name.
 

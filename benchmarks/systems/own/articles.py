@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import Final
 
 import psycopg
@@ -44,11 +45,11 @@ class Articles:
             connection.execute(CREATE)
         self.insert(num_rows)
 
-    def insert(self, num_rows: int) -> None:
-        """Real lines of text, of which no two are equal."""
+    def insert(self, num_rows: int, *, first: int = 0) -> None:
+        """Real lines of text, of which no two are equal; those before `first` are there already."""
         with self._connect() as connection:
             with connection.cursor().copy(COPY) as copy:
-                for number, item in enumerate(list_distinct_lines(num_rows)):
+                for number, item in enumerate(islice(list_distinct_lines(first + num_rows), first, None)):
                     copy.write_row((item["key"], item["text"], LANGUAGES[number % 4], 2000 + number % 25))
             connection.execute(f"ANALYZE {TABLE}")
 

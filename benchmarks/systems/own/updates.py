@@ -112,6 +112,11 @@ class OwnUpdates:
     ) -> None:
         self._stack.__exit__(kind, error, traceback)
 
+    @property
+    def pid(self) -> int:
+        """The process of `up`, above all others."""
+        return self._stack.pid
+
     def follow(self, **options: Any) -> None:
         """Makes the collection that follows the table."""
         self.client.create_collection(COLLECTION, **options)

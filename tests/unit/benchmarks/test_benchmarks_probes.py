@@ -9,12 +9,13 @@ import psutil
 import pytest
 
 from benchmarks.probes.closeness import Closeness
-from benchmarks.probes.memory import MemorySampler, resident_bytes
+from benchmarks.probes.memory import MemorySampler, private_bytes, resident_bytes
 from benchmarks.probes.model_cost import ModelCost, read_shapes
 from benchmarks.probes.process_tree import (
     MODEL_PROCESS,
     count_cpu_seconds,
     find_named,
+    group_by_name,
     list_tree,
     name_process,
     subtract_readings,
@@ -51,7 +52,15 @@ def test_a_process_that_has_ended_takes_no_memory() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as child:
         process = psutil.Process(child.pid)
         child.wait()
-    assert resident_bytes([process]) == 0
+    assert resident_bytes([process]) == private_bytes([process]) == 0
+
+
+def test_what_a_process_shares_is_not_its_own() -> None:
+    own = psutil.Process()
+    held = bytearray(b"1" * (64 * MIB))
+    assert 64 * MIB <= private_bytes([own]) < resident_bytes([own])
+    assert group_by_name([own]) == {name_process(own.cmdline()): [own]}
+    del held
 
 
 @pytest.mark.parametrize(
