@@ -1,6 +1,7 @@
 """Runs over HTTP, by the client and by the command line: started, looked at, listed, cancelled, confirmed."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -126,5 +127,11 @@ def test_the_command_line_follows_a_run_and_says_what_it_came_to(
         assert run("runs", "confirm", run_id)[0] == 0
         code, out, err = run("runs", "show", run_id, "--watch")
         assert (code, "num_deleted\t5" in out) == (0, True)
+        source.items = [*make_items(2), replace(make_items(1)[0], key="bare", text=b"")]
+        code, out, err = run("reindex", "docs")
+        assert (code, "1 failed" in err) == (1, True)
+        assert run(*err.splitlines()[-1].partition("vectormill ")[2].split())[1].startswith(
+            "bare\tempty_text"
+        )
     code, out, _ = run("runs", "list")
-    assert (code, len(out.splitlines())) == (0, 2)
+    assert (code, len(out.splitlines())) == (0, 3)

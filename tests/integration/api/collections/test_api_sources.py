@@ -251,8 +251,9 @@ def test_the_command_line_sets_shows_checks_deletes_and_pushes(
     (tmp_path / "rows.jsonl").write_bytes(lines(many(3)))
     assert run("sources", "set", "docs", "--files", "*.jsonl", "--key", "key", "--text", "text") == 0
     assert run("sources", "set", "docs", "--sql", QUERY["query"]) == 0
-    assert run("sources", "set", "docs", "--push") == 0
     capsys.readouterr()
+    assert run("sources", "set", "docs", "--push") == 0
+    assert capsys.readouterr().err == "There is no row yet.\n"
     assert run("push", "docs", "rows.jsonl", "--complete") == 0
     pushed = capsys.readouterr()
     assert "3 rows wait for an indexer" in pushed.err

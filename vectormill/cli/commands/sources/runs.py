@@ -180,5 +180,7 @@ def _print_run(run: dict[str, Any], is_json: bool) -> None:
         (name, value) for name, value in (told | asked | counts).items() if value not in (None, "", {}, [])
     ]
     print_table(("", ""), [*rows, *describe_report(run["report"])])
+    if run["counts"].get("num_failed") and run["job_id"]:
+        typer.echo(f"Which failed, and why: vectormill errors {run['job_id']}", err=True)
     if run["state"] == "held":
         typer.echo(f"Confirm it with: vectormill runs confirm {run['id']}", err=True)

@@ -224,6 +224,9 @@ def _print_check(found: dict[str, Any]) -> None:
     from vectormill.cli.views.listing import print_table
 
     has_pairs = any(row["text_pair"] is not None for row in found["rows"])
+    if not found["num_sampled"]:
+        typer.echo("There is no row yet.", err=True)
+        return
     names = ("key", "text", "text_pair", "metadata") if has_pairs else ("key", "text", "metadata")
     print_table(names, [tuple(row[name] for name in names) for row in found["rows"]])
     all_rows = "" if found["num_rows"] is None else f" of about {found['num_rows']:,}"
