@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,11 @@ def making_engines(directory: Path) -> Iterator[MakeEngine]:
     for engine in engines:
         engine.stop()
     assert runner_pids() == []
+
+
+def be_patient(engine: Engine) -> None:
+    """From now on no forward pass takes too long: what comes after a hang shall not depend on the machine's speed."""
+    engine._executor._timeouts = replace(engine._executor._timeouts, forward_seconds=300.0)
 
 
 def runner_pids() -> list[int]:

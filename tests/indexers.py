@@ -22,7 +22,7 @@ from vectormill.domain.run import HELD, REINDEX, Run
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
 
-QUICK = {"lease_seconds": 3.0, "heartbeat_seconds": 0.2}
+QUICK = {"heartbeat_seconds": 0.2}
 
 
 @dataclass

@@ -1,9 +1,9 @@
 """Items over HTTP: put, get, delete; how puts share jobs, what their clients hear, and what stays behind."""
 
 import json
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote
 
@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from api.app import create_app
+from api.intake.puts import Puts
 from tests.api_server import (
     JSON,
     api_client,
@@ -158,38 +159,64 @@ def test_a_put_that_nobody_waited_for_keeps_its_job_until_the_pruner_comes(
     assert count_jobs(engine) == 0
 
 
-def test_puts_that_come_at_once_share_jobs_and_each_hears_of_its_own(
-    client: httpx.Client, engine: Engine
-) -> None:
-    with ThreadPoolExecutor(32) as clients, encoding_meanwhile(engine):
-        answers = list(clients.map(lambda number: put(client, f"n{number}", f"number {number}"), range(64)))
-    assert {answer.status_code for answer in answers} == {200}
-    assert [answer.json()["key"] for answer in answers] == [f"n{number}" for number in range(64)]
-    assert len({answer.json()["job"] for answer in answers}) < 48
-    for number in (0, 63):
-        item = client.get(f"{ITEMS}/n{number}", params={"include": "vector"}).json()
-        expected = vector_of(f"number {number}".encode()).tolist()
-        assert item["embedding"] == pytest.approx(expected, abs=1e-3)
+@contextmanager
+def observed_puts(engine: Engine) -> Iterator[tuple[httpx.Client, Puts]]:
+    """A client of an API, and what waits there to be written."""
+    app = create_app(Settings(), engine)
+    with serving(app) as url, httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
+        yield client, app.state.resources.puts
 
 
-def test_of_two_puts_of_one_key_the_later_one_stays(client: httpx.Client, engine: Engine) -> None:
-    answers: list[httpx.Response] = []
-
-    def put_later(number: int) -> None:
-        answers.append(put(client, "a", f"text {number}", params={"wait_seconds": 0}))
-
-    with engine.begin() as connection:  # so that they meet in one process: nobody may write a job
+@contextmanager
+def nobody_writes_jobs(engine: Engine) -> Iterator[None]:
+    with engine.begin() as connection:
         connection.execute(text("LOCK TABLE vectormill.jobs IN SHARE MODE"))
-        threads = []
-        for number in range(3):
-            threads.append(threading.Thread(target=put_later, args=[number]))
-            threads[-1].start()
-            threads[-1].join(0.15)
-    for thread in threads:
-        thread.join()
-    assert len({answer.json()["job"] for answer in answers}) == 3
-    encode_waiting(engine)
-    item = client.get(f"{ITEMS}/a", params={"include": "vector"}).json()
+        yield
+
+
+def is_blocked(engine: Engine) -> bool:
+    with engine.connect() as connection:
+        query = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = CAST('vectormill.jobs' AS regclass)"
+        return bool(connection.execute(text(query)).scalar_one())
+
+
+def count_waiting(puts: Puts) -> int:
+    return sum(len(line.waiting) for line in list(puts._lines.values()))
+
+
+@pytest.mark.usefixtures("client")
+def test_puts_that_come_at_once_share_jobs_and_each_hears_of_its_own(engine: Engine) -> None:
+    with observed_puts(engine) as (client, puts), ThreadPoolExecutor(32) as clients:
+        with encoding_meanwhile(engine):
+            with nobody_writes_jobs(engine):
+                asked = [clients.submit(put, client, "n0", "number 0")]
+                wait_for(lambda: is_blocked(engine), because="the first one's job is being written")
+                asked += [clients.submit(put, client, f"n{n}", f"number {n}") for n in range(1, 32)]
+                wait_for(lambda: count_waiting(puts) == 31, because="the others wait for it")
+            answers = [each.result() for each in asked]
+        assert {answer.status_code for answer in answers} == {200}
+        assert [answer.json()["key"] for answer in answers] == [f"n{number}" for number in range(32)]
+        jobs = [answer.json()["job"] for answer in answers]
+        assert (len(set(jobs)), len(set(jobs[1:]))) == (2, 1)
+        for number in (0, 31):
+            item = client.get(f"{ITEMS}/n{number}", params={"include": "vector"}).json()
+            expected = vector_of(f"number {number}".encode()).tolist()
+            assert item["embedding"] == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.usefixtures("client")
+def test_of_two_puts_of_one_key_the_later_one_stays(engine: Engine) -> None:
+    asked: list[Future[httpx.Response]] = []
+    with observed_puts(engine) as (client, puts), ThreadPoolExecutor(3) as clients:
+        with nobody_writes_jobs(engine):  # so that they meet in one process, one after the other
+            for number in range(3):
+                wanted = {"params": {"wait_seconds": 0}}
+                asked.append(clients.submit(put, client, "a", f"text {number}", **wanted))
+                wait_for(lambda: is_blocked(engine), because="the first one's job is being written")
+                wait_for(lambda number=number: count_waiting(puts) == number, because="the others wait")  # type: ignore[misc]
+        assert len({each.result().json()["job"] for each in asked}) == 3
+        encode_waiting(engine)
+        item = client.get(f"{ITEMS}/a", params={"include": "vector"}).json()
     assert item["embedding"] == pytest.approx(vector_of(b"text 2").tolist(), abs=1e-3)
 
 

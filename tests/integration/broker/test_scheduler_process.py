@@ -55,7 +55,7 @@ def test_a_scheduler_says_that_it_was_elected_dispatches_and_stops_when_told_to(
     with running_scheduler(database_url, redis_url, log) as process:
         wait_for(lambda: count_queued(engine) == 1)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
     assert ELECTED in log.read_text()
     with engine.connect() as connection:
         assert is_scheduler_alive(connection)

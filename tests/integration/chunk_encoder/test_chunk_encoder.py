@@ -55,7 +55,7 @@ class FakeEngine:
             raise ModelError("another revision")
         if b"wait" in whole:
             self.during.set()
-            assert cancelled.wait(20), "nobody told that the chunk is to end"
+            assert cancelled.wait(80), "nobody told that the chunk is to end"
             raise EncodingCancelled
         n = len(request.texts)
         failures = {
@@ -211,10 +211,10 @@ def test_a_cancelled_job_ends_the_chunk_that_is_being_encoded(
     results: list[dict[str, Any]] = []
     thread = threading.Thread(target=lambda: results.append(encoder.encode_chunk(dispatch.chunk_id)))
     thread.start()
-    assert fake.during.wait(10)
+    assert fake.during.wait(60)
     with engine.begin() as connection:
         cancel_job(connection, job.id)
-    thread.join(timeout=20)
+    thread.join(timeout=80)
     assert results == [{"outcome": "cancelled"}]
     with engine.connect() as connection:
         assert find_job(connection, job.id).state == "cancelled"
@@ -228,10 +228,10 @@ def test_a_chunk_whose_lease_was_taken_is_given_up_and_writes_nothing(
     results: list[dict[str, Any]] = []
     thread = threading.Thread(target=lambda: results.append(encoder.encode_chunk(dispatch.chunk_id)))
     thread.start()
-    assert fake.during.wait(10)
+    assert fake.during.wait(60)
     with engine.begin() as connection:
         connection.execute(text("UPDATE vectormill.chunks SET fence = fence + 1, lease_owner = 'thief'"))
-    thread.join(timeout=20)
+    thread.join(timeout=80)
     assert results == [{"outcome": "lease lost"}]
     with engine.connect() as connection:
         assert connection.execute(text("SELECT count(*) FROM docs")).scalar_one() == 0

@@ -21,7 +21,7 @@ from vectormill.embedded.running import RunningStack, find_running
 from vectormill.embedded.stack import EmbeddedStack
 from vectormill.processes import lifetimes as processes
 
-STOP_SECONDS = 15
+STOP_SECONDS = 90
 
 # Stands for `python -m vectormill.cli`. STATE is a directory in which scheduler and worker leave their pids.
 COMMAND = """

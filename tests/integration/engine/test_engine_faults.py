@@ -12,7 +12,15 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.faulty_engine import HANG_WHILE_FILE_EXISTS, SPEC, MakeEngine, encode, request, runner_pids
+from tests.faulty_engine import (
+    HANG_WHILE_FILE_EXISTS,
+    SPEC,
+    MakeEngine,
+    be_patient,
+    encode,
+    request,
+    runner_pids,
+)
 from tests.waiting import wait_for
 from vectormill.domain.encoding import FAIL, PASSAGES
 from vectormill.domain.errors import ModelError
@@ -187,6 +195,7 @@ def test_a_forward_pass_that_hangs_is_ended_and_where_it_hung_is_logged(
     engine.start()
     with pytest.raises(RunnerDied, match=r"took more than 0\.5 s"):
         encode(engine, ["hang please"])
+    be_patient(engine)
     assert re.search(r"Current thread .*\n  File .*faulty_engine.py\", line \d+ in encode", caplog.text)
     assert not encode(engine, ["fine"]).failures
 

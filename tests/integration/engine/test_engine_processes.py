@@ -57,7 +57,7 @@ def test_the_model_process_dies_with_its_worker_however_that_happens(
             assert runners
         finally:
             os.kill(worker.pid, death)
-    _, alive = psutil.wait_procs(runners, timeout=20)
+    _, alive = psutil.wait_procs(runners, timeout=80)
     assert alive == []
 
 
@@ -83,11 +83,15 @@ def test_an_engine_that_has_nothing_to_do_uses_no_processor_time(tmp_path: Path)
         request = EncodeRequest("r", make_spec(CARD, EncodingOptions()), [b"a text"], False, 100)
         engine.encode(request, threading.Event())
         runner = max(psutil.Process().children(), key=lambda child: child.create_time())
-        before = time.process_time() + sum(runner.cpu_times()[:2])
-        runner_ended = threading.Event().wait(1.0)  # a second in which nothing happens is what is measured
-        after = time.process_time() + sum(runner.cpu_times()[:2])
-        assert not runner_ended
-        assert after - before < 0.03
+
+        def has_rested() -> bool:
+            """Nothing is used in a second. Who looks for work all the time has no such second."""
+            before = time.process_time() + sum(runner.cpu_times()[:2])
+            threading.Event().wait(1.0)
+            assert runner.is_running()
+            return time.process_time() + sum(runner.cpu_times()[:2]) - before < 0.03
+
+        assert any(has_rested() for _ in range(10))  # other threads of the tests may end in one of them
     finally:
         engine.stop()
 
@@ -100,7 +104,7 @@ def test_what_a_runner_said_before_it_died_is_heard(tmp_path: Path) -> None:
     assert isinstance(runner.receive()[0], Loaded)
     for number, word in enumerate((1, CRASH), start=1):
         runner.send(Encode(number, Batch.from_ids([np.array([word], np.int32)]), is_urgent=False))
-    psutil.Process(runner.pid).wait(20)
+    psutil.Process(runner.pid).wait(80)
     said = runner.kill()
     assert {(type(message), message.number) for message in said} == {(Started, 1), (Encoded, 1), (Started, 2)}
     assert runner.kill() == []

@@ -16,10 +16,12 @@ from worker.execution.work import Work
 
 
 def test_an_interactive_request_is_not_kept_waiting_by_bulk_that_fills_all_slots(
-    make_engine: MakeEngine,
+    make_engine: MakeEngine, tmp_path: Path
 ) -> None:
     engine = make_engine(slots=1, max_batch_tokens=16)
     engine.start()
+    (tmp_path / HANG_WHILE_FILE_EXISTS).touch()
+    outstanding = engine._executor._docket.outstanding
     done: list[str] = []
 
     def run(name: str, texts: list[str], interactive: bool) -> None:
@@ -27,10 +29,12 @@ def test_an_interactive_request_is_not_kept_waiting_by_bulk_that_fills_all_slots
         done.append(name)
 
     with ThreadPoolExecutor(3) as threads:
-        threads.submit(run, "bulk", [f"bulk text number {i} of the first" for i in range(600)], False)
-        threads.submit(run, "more bulk", [f"bulk text number {i} of the second" for i in range(600)], False)
-        wait_for(lambda: engine.report()["num_batches"] > 3)
+        threads.submit(run, "bulk", [f"bulk text number {i} of the first" for i in range(100)], False)
+        threads.submit(run, "more bulk", [f"bulk text number {i} of the second" for i in range(100)], False)
+        wait_for(lambda: engine._executor._docket.started)
         threads.submit(run, "interactive", ["a question"], True)
+        wait_for(lambda: any(work.is_urgent for work in list(outstanding.values())))
+        (tmp_path / HANG_WHILE_FILE_EXISTS).unlink()
     assert done[0] == "interactive"
 
 

@@ -2,7 +2,7 @@
 
 import json
 import threading
-import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -169,40 +169,59 @@ def removed(engine: Engine, generation: Generation) -> int:
         return int(connection.execute(counted, {"name": f"vectormill.{generation.table_name}"}).scalar_one())
 
 
-def test_writers_and_searches_go_on_while_a_live_index_is_built(engine: Engine) -> None:
+def test_writers_and_searches_go_on_while_a_live_index_is_built(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     vectors = draw_vectors(6000, 64)
     generation = make_collection(engine, vectors)
-    is_over, num_searches, failures = threading.Event(), [0], list[BaseException]()
+    is_over, num_done, failures = threading.Event(), Counter[str](), list[BaseException]()
     kind = choose_vector_type(generation.spec, in_collection=True)
 
-    def go_on(act: Callable[[int], None]) -> None:
+    def go_on(name: str, act: Callable[[int], None]) -> None:
         number = 0
         try:
             while not is_over.is_set():
                 act(number)
                 number += 1
+                num_done[name] = number
         except BaseException as error:
             failures.append(error)
 
     def search(number: int) -> None:
         with engine.connect() as connection:
             assert search_collection(connection, generation, vectors[number % 6000], 5).matches
-        num_searches[0] += 1
 
     def put(number: int) -> None:
         rows = make_rows(vectors[number : number + 1], kind, None)
         with engine.begin() as connection:
             upsert_rows(connection, generation.id, 9, [Item(f"new{number}", b"n")], rows, generation.spec)
 
-    threads = [threading.Thread(target=go_on, args=(act,)) for act in (search, put)]
+    acts = {"search": search, "put": put}
+    threads = [threading.Thread(target=go_on, args=each) for each in acts.items()]
+    older = engine.connect()  # the build waits for a transaction that was there before it
+    older.execute(text(f"LOCK TABLE vectormill.{generation.table_name} IN ROW EXCLUSIVE MODE"))
+    wanted: dict[str, int] = {}
+
+    def have_gone_on() -> bool:
+        return all(num_done[name] >= wanted[name] for name in acts)
+
+    def check() -> None:
+        """Lets the build come to its end when one more of each has begun and ended since it was first looked at."""
+        if not wanted:
+            wanted.update({name: num_done[name] + 2 for name in acts})
+        if failures or have_gone_on():
+            older.close()
+
+    monkeypatch.setattr("vectormill.db.indexes.index_builds.PAUSE_SECONDS", 0.05)
     for thread in threads:
         thread.start()
-    build_indexes(start_run(engine)[0], generation)
+    build_indexes(start_run(engine, check=check)[0], generation)
     is_over.set()
     for thread in threads:
         thread.join()
     assert not failures
-    assert num_searches[0] > 0
+    assert wanted
+    assert have_gone_on()
     with engine.connect() as connection:
         connection.execute(text("SET LOCAL enable_seqscan = off"))
         found = search_collection(connection, generation, vectors[0], 5)
@@ -212,8 +231,9 @@ def test_writers_and_searches_go_on_while_a_live_index_is_built(engine: Engine) 
 
 def test_the_progress_of_a_build_is_reported(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("indexer.phases.indexing.REPORT_SECONDS", 0.0)
-    monkeypatch.setattr("vectormill.db.indexes.index_builds.PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr("vectormill.db.indexes.index_builds.PAUSE_SECONDS", 0.01)
     generation = make_collection(engine, draw_vectors(6000, 64))
+    wish(engine, index_options="""'{"ef_construction": 200}'""")  # longer than a look, on any machine
     seen = []
     context, report = start_run(engine, check=lambda: seen.append(report.get("progress")))
     build_indexes(context, generation)
@@ -250,12 +270,10 @@ def test_changes_of_metadata_alone_leave_the_vector_index_alone(engine: Engine) 
     generation = make_collection(engine, draw_vectors(10_000), describe)
     build_indexes(start_run(engine)[0], generation)
     (index,) = indexes_of(engine, generation)
-    started_at = time.monotonic()
     execute(
         engine,
         f'UPDATE vectormill.{generation.table_name}_attributes SET metadata = metadata || \'{{"lang": "it"}}\'',
     )
-    assert time.monotonic() - started_at < 10  # half a second on a quiet machine
     query = text("""
         SELECT pg_stat_get_tuples_updated(to_regclass(:vectors)), pg_stat_get_tuples_updated(to_regclass(:attributes))
     """)
@@ -287,6 +305,7 @@ def test_fields_that_filters_name_and_kept_texts_have_indexes_of_their_own(engin
     build_indexes(context, generation)
     assert {index.method for index in indexes_of(engine, generation)} == {"btree", "gin"}
     assert len(report["built"]) == 5
+    execute(engine, f"ANALYZE {attributes}")  # or the plans depend on whether autovacuum came by
     for written, expected in (
         ({"year": 1984}, name_filter_index(generation.id, "year")),
         ({"year": {"in": [1984, 1985]}}, name_filter_index(generation.id, "year")),

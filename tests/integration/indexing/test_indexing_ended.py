@@ -102,7 +102,7 @@ def test_what_a_killed_indexer_left_is_ended_and_removed_by_whoever_takes_the_ru
         wait_for_build(engine)
         waiting = threading.Thread(target=build_indexes, args=(start_run(engine)[0], generation))
         waiting.start()
-        thread.join(timeout=20)
+        thread.join(timeout=80)
         assert not thread.is_alive(), "the former build goes on"
         slowly.end()
         waiting.join()
@@ -133,10 +133,11 @@ def test_on_a_building_generation_a_plain_build_gives_way_to_a_writer(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("indexer.phases.indexing.PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("vectormill.db.indexes.index_builds.PAUSE_SECONDS", 0.01)
     generation = replace(make_collection(engine, draw_vectors(8000, 128)), state=BUILDING)
     writing: list[threading.Thread] = []
 
-    def check() -> None:  # is called every second of the build
+    def check() -> None:  # is called at every look at the build
         if not writing:
             writing.append(threading.Thread(target=execute, args=(engine, delete)))
             writing[0].start()

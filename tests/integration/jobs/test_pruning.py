@@ -144,7 +144,7 @@ def test_a_pruner_that_finds_no_database_tries_again(engine: Engine, monkeypatch
     monkeypatch.setattr(pruner, "_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(pruning, "prune", prune)
     with pruning:
-        pruning._thread.join(20)
+        pruning._thread.join(80)
     assert attempts == []
 
 

@@ -82,7 +82,7 @@ def test_an_indexer_that_is_told_to_stop_hands_its_runs_back_at_once(engine: Eng
     slow = ListedSource(CHANGED, batch=1, before=linger)
     with indexing(engine, slow, lease_seconds=60.0) as stop:
         run_id = start_run(engine)
-        assert has_begun.wait(20)
+        assert has_begun.wait(80)
         wait_for(lambda: look(engine, run_id).phase == "encoding", 20, "it waits for a worker")
         stop.set()
     assert (look(engine, run_id).state, look(engine, run_id).attempt) == ("running", 0)

@@ -229,7 +229,7 @@ def test_runs_of_one_collection_follow_one_another_and_those_of_others_do_not_wa
             at_work += 1
             most = max(most, at_work)
         if not have_met.is_set():
-            both.wait(20)  # one of each collection is here
+            both.wait(80)  # one of each collection is here
             have_met.set()
         with lock:
             at_work -= 1

@@ -106,7 +106,14 @@ def test_a_supervisor_that_was_never_started_can_be_stopped(tmp_path: Path) -> N
 
 
 def test_a_child_that_is_not_ready_in_time_is_named_with_the_end_of_its_log(tmp_path: Path) -> None:
-    tardy = shell(tmp_path, "tardy", "echo loading; exec sleep 60")
+    log = tmp_path / "tardy.log"
+
+    def is_ready() -> bool:
+        """Never; but however slow the machine is, the child has said something before its time is over."""
+        wait_for(lambda: log.exists() and "loading" in log.read_text())
+        return False
+
+    tardy = replace(shell(tmp_path, "tardy", "echo loading; exec sleep 60"), ready=is_ready)
     with Supervisor([tardy]) as supervisor, pytest.raises(ChildNotReady) as raised:
         supervisor.start(timeout=0.5)
     assert str(raised.value) == "tardy was not ready after 0.5 s:\n    loading"

@@ -182,7 +182,7 @@ def test_results_that_a_process_wrote_and_did_not_say_are_lost_with_it_alone() -
     with channel.connection:
         for number, row in ((1, [1, 2]), (2, [3])):
             channel.send(Encode(number, make_batch(row), is_urgent=False, block=number), number)
-        process.join(20)
+        process.join(80)
         assert process.exitcode == 1
         assert channel.receive()[0].results.covered.tolist() == [1, 1, 2, 2]
         with pytest.raises(EOFError):

@@ -64,7 +64,7 @@ def test_a_wish_is_kept_and_answered_by_the_run_that_fulfils_it(
         seen: list[dict[str, Any]] = []
         run = client.set_index("docs", m=8, filters=["lang", "lang", "a.b"])
         assert (run["kind"], run["state"]) == ("index", "queued")
-        run = client.wait_run(run["id"], seen.append, poll_seconds=0.1, timeout_seconds=30)
+        run = client.wait_run(run["id"], seen.append, poll_seconds=0.1, timeout_seconds=120)
         assert run["state"] == "completed", run
         assert len(run["report"]["indexing"]["built"]) == 3
         found = client.index("docs")
@@ -72,7 +72,7 @@ def test_a_wish_is_kept_and_answered_by_the_run_that_fulfils_it(
         assert {index["method"] for index in found["indexes"]} == {"hnsw", "btree"}
         assert all(index["is_valid"] for index in found["indexes"])
         assert found["built"]["m"] == 8
-        run = client.wait_run(client.set_index("docs", drop=True, filters=[])["id"], timeout_seconds=30)
+        run = client.wait_run(client.set_index("docs", drop=True, filters=[])["id"], timeout_seconds=120)
         assert run["report"]["indexing"]["dropped"]
         assert client.index("docs")["policy"] == "none"
         assert client.index("docs")["indexes"] == []

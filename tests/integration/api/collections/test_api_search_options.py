@@ -30,7 +30,7 @@ def describe(number: int) -> dict[str, Any]:
 
 @pytest.fixture
 def client(engine: Engine) -> Iterator[httpx.Client]:
-    with api_client(engine, max_search_queries=3, search_timeout_seconds=5) as client:
+    with api_client(engine, max_search_queries=3) as client:
         items = [
             {"key": f"k{number}", "text": content, "metadata": describe(number)}
             for number, content in enumerate(TEXTS)
