@@ -16,7 +16,8 @@ PROCESSES ?= 3
 # Where the environment says that Python shall keep no bytecode, each of some hundred processes of the tests would compile all
 # of our code anew, and each of those that collect rewrite the asserts of 300 files.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest
-PARALLEL := --numprocesses=$(PROCESSES) --dist=loadfile --no-loadscope-reorder
+# At the end the 15 dearest are told.
+PARALLEL := --numprocesses=$(PROCESSES) --dist=loadfile --no-loadscope-reorder --durations=15
 SOAK_SECONDS ?= 600
 # Names and options for `make bench`, for example BENCH_FLAGS='engine --repeat 1'.
 BENCH_FLAGS ?=

@@ -46,8 +46,8 @@ REFUSED_FOR_ITS_MEANING: Final = frozenset(
     }
 )
 INT_GOT_FLOAT: Final = re.compile(rb"Expected `int( \| null)?`, got `float`")
-# No worker runs here.
-UNAVAILABLE: Final = frozenset({"encoding-timeout"})
+# No worker runs here; and on a busy machine any search may take longer than the tenth of a second.
+UNAVAILABLE: Final = frozenset({"encoding-timeout", "search-timeout"})
 NOT_THERE_OR_NOT_NOW: Final = (401, 403, 404, 409)
 
 

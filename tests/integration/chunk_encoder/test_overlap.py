@@ -28,7 +28,7 @@ from worker.engine.engine import Engine as EncodingEngine
 from worker.identity import WorkerIdentity
 from worker.tasks.embed import Embed
 
-PATIENCE_SECONDS = 30
+PATIENCE_SECONDS = 120
 
 
 class Gate:

@@ -281,4 +281,4 @@ def test_the_dispatcher_is_woken_by_a_submission_and_by_a_retry(engine: Engine, 
         complete(engine, claim_next(engine), {0: ItemFailure("encoding_failed", "so it is")})
         with engine.begin() as connection:
             retry_job(connection, job.id)
-        assert len(list(listener.notifies(timeout=10, stop_after=2))) == 2
+        assert len(list(listener.notifies(timeout=60, stop_after=2))) == 2

@@ -88,7 +88,7 @@ def fill(engine: Engine, spec: EncodingSpec, vectors: np.ndarray, encoding: Real
 @pytest.mark.parametrize(
     ("vector_type", "least"),
     [
-        ("float32", 1.0),
+        ("float32", 0.995),  # all of them, unless Postgres and NumPy round two that are equally near apart
         ("float16", 0.99),
         ("int8", 0.95),  # 0.997 of 2,500 whole docstrings
         ("binary", 0.6),  # 0.66

@@ -31,7 +31,7 @@ def api() -> Iterator[FakeApi]:
 
 @pytest.fixture
 def client(api: FakeApi) -> Iterator[Client]:
-    with Client(api.url, timeout=10, pause=lambda seconds: None) as made:
+    with Client(api.url, timeout=60, pause=lambda seconds: None) as made:
         yield made
 
 
