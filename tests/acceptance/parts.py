@@ -31,7 +31,7 @@ from vectormill.settings import process_environment
 NUM_WORKERS = 2
 # A lost message is found after this many seconds at the latest.
 QUEUED_TIMEOUT = {"VECTORMILL_QUEUED_TIMEOUT_SECONDS": "5"}
-END_SECONDS = 60.0
+END_SECONDS = 240.0
 
 
 class Parts:

@@ -87,7 +87,7 @@ class Stack:
         """Sends the signal and waits for the end."""
         assert self.process is not None
         self.process.send_signal(signal_number)
-        assert self.process.wait(timeout=60) == 0, self.log.read_text()
+        assert self.process.wait(timeout=200) == 0, self.log.read_text()
         self.process = None
 
     def kill_everything(self) -> None:
@@ -96,9 +96,9 @@ class Stack:
         for victim in victims:
             with suppress(psutil.NoSuchProcess):  # it died with a parent that was killed a moment ago
                 victim.kill()
-        psutil.wait_procs(victims, timeout=10)
+        psutil.wait_procs(victims, timeout=60)
         assert self.process is not None
-        self.process.wait(timeout=10)
+        self.process.wait(timeout=60)
         self.process = None
 
     def processes(self) -> list[psutil.Process]:
@@ -106,6 +106,15 @@ class Stack:
         assert self.process is not None
         up = psutil.Process(self.process.pid)
         return [up, *up.children(recursive=True)]
+
+    def runners(self) -> list[psutil.Process]:
+        """The processes that compute."""
+        found = []
+        for process in self.processes():
+            with suppress(psutil.Error):
+                if any("runner_process" in word for word in process.cmdline()):
+                    found.append(process)
+        return found
 
     def find_process(self, word: str) -> psutil.Process | None:
         """The first process with this name, or with this word among its arguments."""

@@ -30,14 +30,9 @@ def test_no_secret_stands_in_the_arguments_of_a_process(stack: Stack) -> None:
 
 
 def test_the_model_process_knows_no_service(stack: Stack) -> None:
-    runner = next(process for process in stack.processes() if is_runner(process))
-    known = runner.environ()
+    known = stack.runners()[0].environ()
     assert "PATH" in known
     assert not {"VECTORMILL_DATABASE_URL", "VECTORMILL_REDIS_URL"} & known.keys()
-
-
-def is_runner(process: psutil.Process) -> bool:
-    return any("runner_process" in word for word in process.cmdline())
 
 
 def test_workers_obey_nobody_who_speaks_through_redis_and_flower_still_shows_them(stack: Stack) -> None:
@@ -58,7 +53,7 @@ READ_STATUS = """
 import sys, urllib.error, urllib.request
 request = urllib.request.Request(sys.argv[1], headers=dict([sys.argv[2:]] if sys.argv[2:] else []))
 try:
-    print(urllib.request.urlopen(request, timeout=9).status)
+    print(urllib.request.urlopen(request, timeout=60).status)
 except urllib.error.HTTPError as error:
     print(error.code, error.headers["WWW-Authenticate"])
 except urllib.error.URLError as error:
@@ -83,7 +78,7 @@ def test_a_new_user_who_opens_the_api_is_told_to_make_a_key_and_other_hosts_need
             def ask(url: str, *header: str) -> str:
                 log = data_dir.parent / "stranger.log"
                 log.write_text("")
-                assert stranger.start(["-c", READ_STATUS, url, *header], os.environ, log).wait(30) == 0
+                assert stranger.start(["-c", READ_STATUS, url, *header], os.environ, log).wait(120) == 0
                 return log.read_text()
 
             assert ask(f"{api}/v1/jobs") == '401 Bearer realm="vectormill"\n'
@@ -105,4 +100,4 @@ def find_refusal(answer: str) -> str | None:
 
 def keys(data_dir: Path, *arguments: str) -> str:
     command = [sys.executable, "-m", "vectormill.cli", "keys", *arguments, "--data-dir", str(data_dir)]
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=60).stdout
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=240).stdout

@@ -5,6 +5,7 @@ from urllib.parse import unquote
 from uuid import uuid4
 
 import httpx
+import psycopg
 import pytest
 from sqlalchemy import make_url
 
@@ -127,6 +128,7 @@ def test_jobs_wait_while_postgres_is_read_only_and_go_on_when_it_is_not(
         for each in kept:
             wait_for(lambda each=each: leased(parts, each) > 0, 60, "workers hold chunks")  # type: ignore[misc]
         set_read_only(parts, "on")
+        wait_for(lambda: is_read_only(parts), because="the servers' processes have read the setting")
     try:
         wait_for(lambda: has_lapsed(parts), 60, "a lease could not be renewed")
         refused = httpx.post(
@@ -147,6 +149,11 @@ def test_jobs_wait_while_postgres_is_read_only_and_go_on_when_it_is_not(
 def set_read_only(parts: Parts, value: str) -> None:
     parts.change(f"ALTER SYSTEM SET default_transaction_read_only = {value}")
     parts.change("SELECT pg_reload_conf()")
+
+
+def is_read_only(parts: Parts) -> bool:
+    with psycopg.connect(parts.database_url.replace("postgresql+psycopg", "postgresql")) as connection:
+        return connection.execute("SHOW transaction_read_only").fetchone() == ("on",)
 
 
 def has_lapsed(parts: Parts) -> bool:

@@ -24,7 +24,7 @@ def test_what_is_committed_in_a_followed_table_is_found_and_what_is_deleted_is_n
         with parts.client() as client:
             client.wait(
                 client.submit(tiny.items([0]), model=tiny.MODEL, collection=collection)["id"],
-                timeout_seconds=60,
+                timeout_seconds=240,
             )
             client.set_source(
                 collection, "sql", {"query": f"SELECT id, body FROM {table}", "key": "id", "text": "body"}

@@ -21,7 +21,7 @@ SCRUB_SECONDS = 60.0
 def make_collection(parts: Parts, collection: str) -> None:
     with parts.client() as client:
         job = client.submit(tiny.items([0, 1]), model=tiny.MODEL, collection=collection)
-        client.wait(job["id"], timeout_seconds=60)
+        client.wait(job["id"], timeout_seconds=240)
 
 
 def count_open(parts: Parts) -> object:
@@ -83,14 +83,14 @@ def test_a_deleted_item_leaves_no_byte_of_its_text_anywhere(parts: Parts, collec
     secret = "an unmistakable confession of mine"
     with connected_engine(parts.database_url) as engine, parts.client() as client:
         job = client.submit([{"key": "k", "text": secret}], model=tiny.MODEL, collection=collection)
-        client.wait(job["id"], timeout_seconds=60)
+        client.wait(job["id"], timeout_seconds=240)
         client.put_item(collection, "k", f"{secret}, again", wait_seconds=60)
         with frozen([*parts.workers(), *parts.runners()]):
             late = client.submit(
                 [{"key": "k", "text": f"{secret}, late"}], model=tiny.MODEL, collection=collection
             )
             client.delete_item(collection, "k")
-        client.wait(late["id"], timeout_seconds=60)
+        client.wait(late["id"], timeout_seconds=240)
         with pytest.raises(ApiError, match="no item"):
             client.get_item(collection, "k")
         assert find_residue(engine, secret), "its jobs are there"

@@ -72,7 +72,7 @@ def encode_with_little_padding(
 def test_flower_shows_the_device_of_the_worker_and_what_each_chunk_did(stack: Stack) -> None:
     with stack.client() as client:
         job = client.submit([{"key": "a", "text": "Something to encode."}], model=DEFAULT_MODEL)
-        client.wait(job["id"], timeout_seconds=60)
+        client.wait(job["id"], timeout_seconds=240)
     columns = {
         "columns[0][data]": "name",
         "order[0][column]": "0",

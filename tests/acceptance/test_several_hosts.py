@@ -89,7 +89,7 @@ def end_together(processes: "list[subprocess.Popen[bytes]]") -> None:
     for process in processes:
         process.terminate()
     for process in processes:
-        process.wait(30)
+        process.wait(120)
 
 
 def docstrings() -> list[ItemJson]:
