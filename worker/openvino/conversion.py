@@ -98,6 +98,7 @@ def convert_network(order: EncoderOrder, precision: str, folder: Path) -> None:
     """
     # Only here: a kept conversion needs none of it.
     import torch
+    from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
     from openvino.tools.ovc import convert_model
 
     from worker.model.network import EncoderNetwork
@@ -118,7 +119,10 @@ def convert_network(order: EncoderOrder, precision: str, folder: Path) -> None:
             network = WordlessNetwork(whole)
             examples = [*example, network.embed(example[0])]
             examples += [] if types is None else [_make_types(example[1])]
-            converted = convert_model(network, example_input=tuple(examples))
+            # torch would trace it once more to compare, which takes a third of the time; it is compared below.
+            once = {"check_trace": False}
+            traced = TorchScriptPythonDecoder(network, example_input=tuple(examples), trace_kwargs=once)
+            converted = convert_model(traced, example_input=tuple(examples))
             for port, name in zip(converted.inputs, names, strict=True):
                 port.get_tensor().set_names({name})  # the tracer has numbers for some
             inputs = [tensor.numpy() for tensor in (*probe, network.embed(probe[0]))]
