@@ -120,9 +120,14 @@ def making_engines(directory: Path) -> Iterator[MakeEngine]:
     assert runner_pids() == []
 
 
+def allow_passes(engine: Engine, seconds: float) -> None:
+    """From now on a forward pass may take so long."""
+    engine._executor._timeouts = replace(engine._executor._timeouts, forward_seconds=seconds)
+
+
 def be_patient(engine: Engine) -> None:
     """From now on no forward pass takes too long: what comes after a hang shall not depend on the machine's speed."""
-    engine._executor._timeouts = replace(engine._executor._timeouts, forward_seconds=300.0)
+    allow_passes(engine, 300.0)
 
 
 def runner_pids() -> list[int]:

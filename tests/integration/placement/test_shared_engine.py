@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.faulty_engine import be_patient
+from tests.faulty_engine import allow_passes, be_patient
 from tests.rank_processes import rank_pids
 from tests.reference import packaged_reference
 from tests.waiting import wait_for
@@ -72,10 +72,8 @@ def encode_by_reference() -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
     return np.asarray(packaged_reference().encode(TEXTS, normalize_embeddings=True))
 
 
-@pytest.mark.parametrize("strategy", [TENSOR, PIPELINE, FULLY_SHARDED])
-def test_a_shared_engine_gives_the_vectors_of_the_reference_library(
-    make_engine: MakeEngine, strategy: str
-) -> None:
+def start_and_compare(make_engine: MakeEngine, strategy: str) -> Engine:
+    """A shared engine that has given the vectors of the reference library: a start takes two processes some seconds."""
     engine = make_engine(strategy)
     vectors = encode(engine, TEXTS)
     assert (vectors * encode_by_reference()).sum(axis=1).min() >= 0.9999
@@ -86,6 +84,11 @@ def test_a_shared_engine_gives_the_vectors_of_the_reference_library(
     assert [loading["device"] for loading in report["loadings"]] == ["cpu:0", "cpu:1"]
     num_bytes = sum(loading["num_bytes"] for loading in report["loadings"])
     assert 0.95 * WEIGHT_BYTES < num_bytes < 2 * WEIGHT_BYTES  # all but the pooler; embeddings perhaps twice
+    return engine
+
+
+def test_fully_sharded_ranks_give_the_vectors_of_the_reference_library(make_engine: MakeEngine) -> None:
+    start_and_compare(make_engine, FULLY_SHARDED)
 
 
 def has_been_rebuilt(engine: Engine) -> bool:
@@ -93,31 +96,35 @@ def has_been_rebuilt(engine: Engine) -> bool:
     return (report["num_restarts"], report["state"]) == (1, "running")
 
 
-def test_a_rank_that_is_killed_ends_its_replica_which_is_built_anew(make_engine: MakeEngine) -> None:
-    engine = make_engine(PIPELINE)
+def test_a_pipeline_gives_them_too_and_a_rank_that_is_killed_ends_its_replica_which_is_built_anew(
+    make_engine: MakeEngine,
+) -> None:
+    engine = start_and_compare(make_engine, PIPELINE)
+    num_before = engine.report()["num_batches"]
     first = rank_pids()
     assert len(first) == 2
     with ThreadPoolExecutor(1) as threads:
         running = threads.submit(
             encode, engine, [f"{text} {number}" for number in range(NUM_ROUNDS) for text in TEXTS]
         )
-        wait_for(lambda: engine.report()["num_batches"] >= 2)
+        wait_for(lambda: engine.report()["num_batches"] >= num_before + 2)
         os.kill(first[1], signal.SIGKILL)
         assert len(running.result()) == NUM_ROUNDS * len(TEXTS), "nobody but the killer is to blame"
     wait_for(lambda: has_been_rebuilt(engine), seconds=60)
     assert set(first).isdisjoint(rank_pids()), "the rank that waited for the dead one has ended too"
-    assert encode(engine, TEXTS[:3]).shape == (3, CARD.dimension)
+    assert encode(engine, ["what no rank", "has computed", "before"]).shape == (3, CARD.dimension)
 
 
-def test_a_rank_that_stops_answering_is_ended_with_its_replica(
+def test_tensor_parallel_ranks_give_them_too_and_one_that_stops_answering_is_ended_with_its_replica(
     make_engine: MakeEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A process that is stopped keeps its pipe open: only the time that a forward pass may take tells."""
-    engine = make_engine(TENSOR, forward_timeout_seconds=3.0)
+    engine = start_and_compare(make_engine, TENSOR)
     first = rank_pids()
     os.kill(first[1], signal.SIGSTOP)
+    allow_passes(engine, 3.0)
     with pytest.raises(RunnerDied, match="took more than 3 s"):
-        encode(engine, TEXTS)
+        encode(engine, [f"{text} again" for text in TEXTS])
     be_patient(engine)
     stuck, stopped = [said.getMessage() for said in caplog.records if "rank " in said.getMessage()]
     assert "took more than 3 s, rank 0, not done with the batch" in stuck
@@ -127,4 +134,4 @@ def test_a_rank_that_stops_answering_is_ended_with_its_replica(
     assert "it gave no answer" in stopped
     wait_for(lambda: has_been_rebuilt(engine), seconds=60)
     assert set(first).isdisjoint(rank_pids())
-    assert encode(engine, TEXTS[:3]).shape == (3, CARD.dimension)
+    assert encode(engine, ["what no rank", "has computed", "before"]).shape == (3, CARD.dimension)
