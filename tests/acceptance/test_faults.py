@@ -16,8 +16,8 @@ from vectormill.corpus import read_docstrings
 from vectormill.files.ndjson import ItemJson
 
 MODEL = "all-MiniLM-L6-v2"
-# Some seconds of work on two cores; twice as many where that is too little to be caught in the middle.
-NUM_ITEMS = 600
+# Two seconds of work on two cores; twice as many where that is too little to be caught in the middle.
+NUM_ITEMS = 400
 MOST_DOUBLINGS = 3
 # Of these one search costs next to nothing; nobody waits for them.
 NUM_BULK_ITEMS = 4800
@@ -46,7 +46,7 @@ class Caught:
 def docstrings(name: str, num_items: int) -> list[ItemJson]:
     """Texts that begin with a name: the worker takes over no vector that an earlier job has made it compute."""
     return [
-        {"key": text.key, "text": f"{name} {text.text[:400]}"}
+        {"key": text.key, "text": f"{name} {text.text[:200]}"}
         for text in islice(read_docstrings(), num_items)
     ]
 
