@@ -61,6 +61,21 @@ def plan_faults(seed: int, seconds: float) -> list[Fault]:
     return faults
 
 
+def find_role(stack: Stack, role: str) -> list[psutil.Process]:
+    """The role's processes in the order of their arguments, not of their pids: the same at each replay."""
+    word = ROLES[role][1]
+    found = []
+    for process in stack.processes()[1:]:
+        with suppress(psutil.Error):
+            arguments = " ".join(process.cmdline())
+            # Of Postgres the server itself: its sessions have it as their parent.
+            if (process.name() == word if role in ("valkey", "postgres") else word in arguments) and (
+                role != "postgres" or " -D " in arguments
+            ):
+                found.append((arguments, process.pid, process))
+    return [process for *_, process in sorted(found, key=lambda each: each[:2])]
+
+
 class Nemesis:
     """Carries out a plan on a stack. Whatever it stopped goes on when its time is over, or at the end."""
 
@@ -85,7 +100,7 @@ class Nemesis:
             self._continue(float("inf"))
 
     def _inflict(self, fault: Fault) -> None:
-        victims = self._find(fault.role)
+        victims = find_role(self._stack, fault.role)
         if not victims:
             self.done.append(f"{fault}  (none there)")
             return
@@ -101,20 +116,6 @@ class Nemesis:
             with suppress(psutil.Error):
                 process.send_signal(signal.SIGSTOP)
         self._stopped.append((fault.seconds + fault.stopped_seconds, frozen))
-
-    def _find(self, role: str) -> list[psutil.Process]:
-        """The role's processes in the order of their arguments, not of their pids: the same at each replay."""
-        word = ROLES[role][1]
-        found = []
-        for process in self._stack.processes()[1:]:
-            with suppress(psutil.Error):
-                arguments = " ".join(process.cmdline())
-                # Of Postgres the server itself: its sessions have it as their parent.
-                if (process.name() == word if role in ("valkey", "postgres") else word in arguments) and (
-                    role != "postgres" or " -D " in arguments
-                ):
-                    found.append((arguments, process.pid, process))
-        return [process for *_, process in sorted(found, key=lambda each: each[:2])]
 
     def _continue(self, now: float) -> None:
         for _, processes in [each for each in self._stopped if each[0] <= now]:

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -38,11 +38,11 @@ class Stack:
         data_dir: Path,
         environment: Mapping[str, str] = QUICK_LEASES,
         *,
-        model: str | None = None,
+        models: Sequence[str] = (),
         api_host: str | None = None,
     ) -> None:
         self.data_dir = data_dir
-        self._model = model
+        self._models = models
         self._api_host = api_host
         self.api_port = free_port()
         self.flower_port = free_port()
@@ -52,7 +52,7 @@ class Stack:
 
     def command(self) -> list[str]:
         ports = ["--api-port", str(self.api_port), "--flower-port", str(self.flower_port)]
-        model = ["--model", self._model] if self._model else []
+        models = [word for model in self._models for word in ("--model", model)]
         api_host = ["--host", self._api_host] if self._api_host else []
         return [
             sys.executable,
@@ -62,7 +62,7 @@ class Stack:
             "--data-dir",
             str(self.data_dir),
             *ports,
-            *model,
+            *models,
             *api_host,
         ]
 

@@ -39,7 +39,7 @@ def test_no_item_is_lost_or_blamed_whatever_is_killed_or_stopped(request: pytest
         # Chunks of the size that users have, not the small ones of other tests.
         environment = QUICK_LEASES | tiny.write_tiny(directory) | {"VECTORMILL_CHUNK_MAX_ITEMS": "512"}
         tiny.expected(directory)
-        stack = Stack(directory / "data", environment, model=tiny.MODEL)
+        stack = Stack(directory / "data", environment, models=(tiny.MODEL,))
         cleanup.callback(stack.destroy)
         stack.start()
         nemesis = Nemesis(stack, plan_faults(seed, seconds), time.monotonic)

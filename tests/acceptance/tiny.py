@@ -5,6 +5,7 @@ Loaded and run in an instant, so that a test of what goes wrong around the model
 
 import json
 import random
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
@@ -25,9 +26,13 @@ def write_tiny(directory: Path) -> dict[str, str]:
     """Writes the model; the settings with which every process knows it, and each of two workers has a thread."""
     from tests.models import write_transformer  # only here: it brings torch
 
-    model = write_transformer(directory / "tiny-model", "Bert")
+    return make_environment(directory, {MODEL: write_transformer(directory / "tiny-model", "Bert")})
+
+
+def make_environment(directory: Path, models: Mapping[str, Path]) -> dict[str, str]:
+    """The settings with which every process knows these models."""
     return {
-        "VECTORMILL_MODELS": json.dumps({MODEL: {"path": str(model)}}),
+        "VECTORMILL_MODELS": json.dumps({name: {"path": str(path)} for name, path in models.items()}),
         "VECTORMILL_CACHE_DIR": str(directory / "cache"),
         "VECTORMILL_WORKER_DEVICES": "cpu:0,cpu:1",
         # The other backend converts the model first, for which a worker that is killed at once never has the time.
