@@ -10,7 +10,8 @@ from vectormill.db.workers import Worker
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.jobs.bottleneck import Bottleneck
 from vectormill.domain.jobs.job import JOB_STATES, PAUSED, Job
-from vectormill.models.registry import ModelCard, find_own_task
+from vectormill.models.model_card import ModelCard
+from vectormill.models.specs import find_own_task
 
 Moment = Annotated[datetime, AfterValidator(lambda moment: moment.astimezone(UTC))]
 

@@ -7,11 +7,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from api.dependencies import JobId, ResourcesDependency
 from api.routes.vectors import find_readable_job
-from api.streams.record_streams import RECORD_FORMATS
+from api.streams.result_formats import RESULT_STREAMS
 from api.streams.score_streams import SCORE_FORMATS
 from api.streams.vector_streams import ResultResponse, start_reading
-from vectormill.db.jobs.export import read_job_records, read_vectors
-from vectormill.domain.tasks.task import RECORD, SCORE
 from vectormill.files.formats import RowsName
 
 router = APIRouter(tags=["results"])
@@ -41,11 +39,8 @@ class ResultFilter(BaseModel):
 def get_results(
     resources: ResourcesDependency, job_id: JobId, wanted: Annotated[ResultFilter, Query()]
 ) -> ResultResponse:
-    job = find_readable_job(resources, job_id, (SCORE, RECORD), partial=wanted.partial)
-    if job.spec.result == RECORD:
-        return ResultResponse(
-            job, RECORD_FORMATS[wanted.format], start_reading(read_job_records(resources.engine, job_id))
-        )
+    job = find_readable_job(resources, job_id, tuple(RESULT_STREAMS), partial=wanted.partial)
+    stream = RESULT_STREAMS[job.spec.result]
     return ResultResponse(
-        job, SCORE_FORMATS[wanted.format], start_reading(read_vectors(resources.engine, job_id))
+        job, stream.formats[wanted.format], start_reading(stream.read(resources.engine, job_id))
     )

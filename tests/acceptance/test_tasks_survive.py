@@ -31,6 +31,10 @@ PASSING = (409, 502, 503, 504)
 STATE = """
     SELECT count(*) FILTER (WHERE finished_at IS NULL), coalesce(sum(num_done), 0) FROM vectormill.jobs
 """
+CLAIMS = """
+    SELECT count(*), count(*) FILTER (WHERE fence > 1), sum(fence) - count(*)
+      FROM vectormill.chunks WHERE state = 'done'
+"""
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +94,7 @@ def survive(
             stack.start()
         wait_for(stack.is_ready, 300, "the stack is whole again")
         wait_for(lambda: read_state(stack)[:1] == (0,), 1500, "every job has ended")
+        print("chunks, claimed again, claims beyond the first:", list(stack.query(CLAIMS)))
         assert check(stack, directory, jobs, num_pairs, num_texts) == []
     except BaseException:
         print(stack.log_tails())

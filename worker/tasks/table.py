@@ -1,22 +1,39 @@
-"""The tasks that a model can be given: those of the domain, as this worker does them."""
+"""The tasks that a worker does, by the kind of its model, of which vectormill.models.specs has a row each."""
 
 from collections.abc import Callable, Mapping
 
 from vectormill.domain.tasks.task import EMBED, EXTRACT, JUDGE
 from vectormill.models.model_card import ModelCard
+from vectormill.models.specs import find_kind
 from worker.tasks.course import WorkerTask
 from worker.tasks.embed import Embed
 from worker.tasks.extract.task import Extract
 from worker.tasks.score import Classify, Compare
 from worker.tokens.tokenizer import Tokenizer
 
+Tasks = Mapping[str, WorkerTask]
 
-def make_tasks(card: ModelCard, gives_vectors: Callable[[], bool] = lambda: True) -> Mapping[str, WorkerTask]:
+
+def make_tasks(card: ModelCard, gives_vectors: Callable[[], bool] = lambda: True) -> Tasks:
     """By name, those that this model is for; `gives_vectors` as in Embed."""
-    if card.is_extractor:
-        return {EXTRACT: Extract(card.path)}
-    tokenizer = Tokenizer(card.path, lowercase=card.lowercase)
-    if card.classifier is not None:
-        return {JUDGE: Classify(tokenizer, card.max_tokens)}
-    embed = Embed(card, tokenizer, gives_vectors)
+    return TASKS_OF_KIND[find_kind(card).name](card, gives_vectors)
+
+
+def _of_embedder(card: ModelCard, gives_vectors: Callable[[], bool]) -> Tasks:
+    embed = Embed(card, Tokenizer(card.path, lowercase=card.lowercase), gives_vectors)
     return {EMBED: embed, JUDGE: Compare(embed)}
+
+
+def _of_classifier(card: ModelCard, gives_vectors: Callable[[], bool]) -> Tasks:
+    return {JUDGE: Classify(Tokenizer(card.path, lowercase=card.lowercase), card.max_tokens)}
+
+
+def _of_extractor(card: ModelCard, gives_vectors: Callable[[], bool]) -> Tasks:
+    return {EXTRACT: Extract(card.path)}
+
+
+TASKS_OF_KIND: dict[str, Callable[[ModelCard, Callable[[], bool]], Tasks]] = {
+    "embedder": _of_embedder,
+    "classifier": _of_classifier,
+    "extractor": _of_extractor,
+}

@@ -160,6 +160,10 @@ class JobCalls(Transport):
         """Every record as `{"key", "output"}`, in constant memory."""
         yield from self._lines(job_id, RESULT_ROUTES[RECORD], partial)
 
+    def results(self, job_id: str, *, partial: bool = False) -> Iterator[Json]:
+        """Every result of a job of whatever task, as a row of its kind, in constant memory."""
+        yield from self._lines(job_id, self._find_route(job_id), partial)
+
     def _lines(self, job_id: str, route: str, partial: bool) -> Iterator[Json]:
         for line in split_lines(self._export_parts(job_id, route, "ndjson", partial)):
             yield msgspec.json.decode(line)

@@ -1,0 +1,220 @@
+"""Specs: how the options of a job become an EncodingSpec, by the kind of its model and by the task.
+
+A kind of model has a row in MODEL_KINDS: by what a model is known to be of it, and for which tasks it is. What a worker
+does for each kind stands in worker/tasks/table.py. docs/TASKS.md adds a task.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from vectormill.domain.encoding import (
+    DEFAULT_PASSAGE_OVERLAP_SHARE,
+    FAIL,
+    PASSAGES,
+    TRUNCATE,
+    EncodingOptions,
+    EncodingSpec,
+    list_options,
+)
+from vectormill.domain.errors import InvalidOption
+from vectormill.domain.tasks.schema import parse_schema
+from vectormill.domain.tasks.task import EMBED, EXTRACT, JUDGE
+from vectormill.models.model_card import ModelCard
+
+# Two special tokens and one of the text: with less, every text has the same vector.
+SMALLEST_MAX_TOKENS: Final = 3
+# Of two texts together: RoBERTa has four special tokens. With less, every pair of long texts has the same score.
+SMALLEST_PAIR_TOKENS: Final = 6
+CHOICES: Final = {
+    option.name: option.help.choices for option in list_options(EncodingOptions) if option.help.choices
+}
+
+MakeSpec = Callable[[ModelCard, EncodingOptions], EncodingSpec]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRow:
+    """A task that a kind of model is for: the options that decide something of it, and how they do."""
+
+    options: tuple[str, ...]
+    make: MakeSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ModelKind:
+    """Of `tasks` the first is what is done of a job that names none."""
+
+    name: str
+    recognizes: Callable[[ModelCard], bool]
+    tasks: Mapping[str, TaskRow]
+
+
+def make_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
+    """Everything that decides the results of a job. Raises InvalidOption with the limits."""
+    for name, choices in CHOICES.items():
+        chosen = getattr(options, name)
+        if chosen not in (None, *choices):
+            raise InvalidOption(f"{name} must be one of {', '.join(choices)}, not {chosen!r}.")
+    tasks = find_kind(card).tasks
+    task = options.task or find_own_task(card)
+    if task not in tasks:
+        raise InvalidOption(
+            f"The model {card.name!r} is for the task {' or '.join(tasks)}, and not for {task}."
+        )
+    own = list_own_options(card, task)
+    for option in list_options(EncodingOptions):
+        if option.name not in own and getattr(options, option.name) is not None:
+            raise InvalidOption(
+                f"{option.name} decides nothing of the task {task} by the model {card.name!r}; leave it out."
+            )
+    return tasks[task].make(card, options)
+
+
+def find_kind(card: ModelCard) -> ModelKind:
+    return next(kind for kind in MODEL_KINDS if kind.recognizes(card))
+
+
+def list_own_options(card: ModelCard, task: str) -> tuple[str, ...]:
+    """The options that decide something of this task by a model; others are refused, and are not to be named."""
+    row = find_kind(card).tasks.get(task)
+    return ("task", *(() if row is None else row.options))
+
+
+def find_own_task(card: ModelCard) -> str:
+    """What a model is for."""
+    return next(iter(find_kind(card).tasks))
+
+
+def make_vector_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
+    """Of a model that embeds. Raises InvalidOption."""
+    max_tokens = choose_max_tokens(card, options, SMALLEST_MAX_TOKENS)
+    dimensions = card.dimension if options.dimensions is None else options.dimensions
+    if not 1 <= dimensions <= card.dimension:
+        raise InvalidOption(
+            f"dimensions must be from 1 to {card.dimension} for model {card.name!r}, not {dimensions}."
+        )
+    long_texts = TRUNCATE if options.long_texts is None else options.long_texts
+    return EncodingSpec(
+        model=card.name,
+        revision=card.revision,
+        pooling="+".join(card.pooling),
+        normalize=card.normalize if options.normalize is None else options.normalize,
+        dimensions=dimensions,
+        prompt=_find_prompt(card, options),
+        max_tokens=max_tokens,
+        long_texts=long_texts,
+        passage_overlap=_choose_overlap(long_texts, options.passage_overlap, max_tokens),
+        vector_type=options.vector_type,
+    )
+
+
+def make_extract_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
+    """A text is read in windows, whatever its length, so that only the schema decides. Raises InvalidOption."""
+    if options.extract_schema is None:
+        raise InvalidOption(
+            f'The task {EXTRACT} needs a schema, such as {{"person": null, "organization": {{"founder": null}}}}.'
+        )
+    schema = parse_schema(options.extract_schema)
+    return EncodingSpec(
+        model=card.name,
+        revision=card.revision,
+        pooling="+".join(card.pooling),
+        normalize=False,
+        dimensions=0,
+        prompt="",
+        max_tokens=card.max_tokens,
+        task=EXTRACT,
+        extract_schema=json.dumps(schema, ensure_ascii=False, separators=(",", ":")),
+        confidences=bool(options.confidences),
+    )
+
+
+def make_score_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
+    """Of a classifier, or of a model whose vectors are compared. Raises InvalidOption."""
+    classifier = card.classifier
+    max_tokens = choose_max_tokens(
+        card, options, SMALLEST_MAX_TOKENS if classifier is None else SMALLEST_PAIR_TOKENS
+    )
+    if options.long_texts == PASSAGES:
+        raise InvalidOption(f"A {JUDGE} is of whole texts: long_texts is {TRUNCATE!r} or {FAIL!r}.")
+    return EncodingSpec(
+        model=card.name,
+        revision=card.revision,
+        pooling="+".join(card.pooling),
+        normalize=True,
+        dimensions=1 if classifier is None else len(classifier.labels),
+        prompt=_find_prompt(card, options) if classifier is None else "",
+        max_tokens=max_tokens,
+        long_texts=options.long_texts or TRUNCATE,
+        task=JUDGE,
+        labels=() if classifier is None else classifier.labels,
+        activation="" if classifier is None else options.activation or classifier.activation,
+    )
+
+
+def choose_max_tokens(card: ModelCard, options: EncodingOptions, least: int) -> int:
+    """As many tokens as the model reads, unless fewer are asked for. Raises InvalidOption."""
+    max_tokens = card.max_tokens if options.max_tokens is None else options.max_tokens
+    if not least <= max_tokens <= card.max_tokens:
+        raise InvalidOption(
+            f"max_tokens must be from {least} to {card.max_tokens} for model {card.name!r}, not {max_tokens}."
+        )
+    return max_tokens
+
+
+def _find_prompt(card: ModelCard, options: EncodingOptions) -> str:
+    if options.prompt is None:
+        return card.default_prompt
+    return card.prompts.get(options.prompt, options.prompt)
+
+
+def _choose_overlap(long_texts: str, asked: int | None, max_tokens: int) -> int:
+    """Tokens that neighbouring passages share; 0 without passages."""
+    if long_texts != PASSAGES:
+        if asked is not None:
+            raise InvalidOption(
+                f"passage_overlap is for long_texts={PASSAGES!r}; with long_texts={long_texts!r} leave it out."
+            )
+        return 0
+    overlap = int(max_tokens * DEFAULT_PASSAGE_OVERLAP_SHARE) if asked is None else asked
+    if not 0 <= overlap < max_tokens / 2:
+        raise InvalidOption(
+            f"passage_overlap must be less than half of max_tokens, from 0 to {(max_tokens - 1) // 2}, not {overlap}."
+        )
+    return overlap
+
+
+# The first that recognizes a model has it.
+MODEL_KINDS: list[ModelKind] = [
+    ModelKind(
+        "extractor",
+        lambda card: card.is_extractor,
+        {EXTRACT: TaskRow(("extract_schema", "confidences"), make_extract_spec)},
+    ),
+    ModelKind(
+        "classifier",
+        lambda card: card.classifier is not None,
+        {JUDGE: TaskRow(("max_tokens", "long_texts", "activation"), make_score_spec)},
+    ),
+    ModelKind(
+        "embedder",
+        lambda card: True,
+        {
+            EMBED: TaskRow(
+                (
+                    "normalize",
+                    "dimensions",
+                    "prompt",
+                    "max_tokens",
+                    "long_texts",
+                    "passage_overlap",
+                    "vector_type",
+                ),
+                make_vector_spec,
+            ),
+            JUDGE: TaskRow(("prompt", "max_tokens", "long_texts"), make_score_spec),
+        },
+    ),
+]
