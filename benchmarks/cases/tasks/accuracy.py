@@ -28,8 +28,8 @@ from worker.encoder.choice import BF16, INT8
 from worker.placement.strategies import FULLY_SHARDED, PIPELINE, STRATEGIES, TENSOR
 
 NAME: Final = "accuracy"
-# Two pairs each. One decision of as many is a sixth of a point.
-NUM_DOCSTRINGS: Final = 300
+# Two pairs each. One decision of as many is a twelfth of a point.
+NUM_DOCSTRINGS: Final = 600
 QUICK_DOCSTRINGS: Final = 20
 QUICK_RECIPE: Final = replace(RECIPE, num_docstrings=16, num_epochs=1)
 

@@ -30,7 +30,7 @@ class Recipe:
     """How it is trained. The lowest layers and the embeddings stay as they are, which saves a third of the work."""
 
     num_docstrings: int = 1000
-    num_epochs: int = 2
+    num_epochs: int = 4
     batch_size: int = 8
     max_tokens: int = 64
     num_frozen_layers: int = 2
