@@ -1,4 +1,7 @@
-"""RexEncoder: runs RexUniNLU with torch on one device, and sends the cells that spans are made of. Pads."""
+"""RexEncoder: runs RexUniNLU with torch on one device, and sends the cells that spans are made of. Pads.
+
+On a processor batches are computed side by side, each by some of the cores (docs/decisions/0015).
+"""
 
 import time
 from typing import Final
@@ -16,6 +19,7 @@ from worker.model.architectures import PACKED, UNPACKABLE
 from worker.model.cuda_pass import losing_device
 from worker.model.network import count_weight_bytes
 from worker.model.torch_encoder import DTYPES
+from worker.openvino.streams import choose_streams
 from worker.tasks.extract.model.head import compute_cells
 from worker.tasks.extract.model.network import load_network
 from worker.tasks.extract.model.switches import MODEL_TYPE
@@ -26,16 +30,19 @@ ATTENTION: Final = "padded (disentangled, by sequence)"
 
 
 class RexEncoder(DirectEncoder):
-    """Padded batches on one device."""
+    """Padded batches on one device, one a stream at a time."""
 
     def __init__(self, order: EncoderOrder) -> None:
         """Raises ModelError for what it cannot do, and for a model that is not what it should be."""
         start = time.perf_counter()
         refuse_wishes(order)
-        if order.device.kind == CPU:
-            torch.set_num_threads(order.num_threads)
-        self._device = torch.device("cuda:0" if order.device.kind == CUDA else order.device.kind)
         precision = choose_extraction_precision(order.precision, order.device)
+        num_streams = 1
+        if order.device.kind == CPU:
+            num_streams = choose_streams(order, precision.value)
+            # Each thread that computes a batch takes so many, whichever has said so.
+            torch.set_num_threads(max(1, order.num_threads // num_streams))
+        self._device = torch.device("cuda:0" if order.device.kind == CUDA else order.device.kind)
         self._network = load_network(order.card.path, DTYPES[precision.value], self._device)
         seconds = time.perf_counter() - start
         self._report = EncoderReport(
@@ -46,6 +53,7 @@ class RexEncoder(DirectEncoder):
             precision=precision,
             attention=ATTENTION,
             num_threads=order.num_threads,
+            num_streams=num_streams,
             load_seconds=seconds,
             loadings=(Loading(order.device.name, count_weight_bytes(order.card), seconds),),
             gives_vectors=False,
