@@ -1,7 +1,7 @@
 """A small Vectormill API over real HTTP for the client's and the command line's tests; keeps jobs in memory.
 
-Its vectors are `[characters, 1.0]`, and a pair's score falls with its second text's length; an empty text fails. A job
-is seen running once and ended from then on.
+Its vectors are `[characters, 1.0]`, a pair's score falls with its second text's length, and the first two characters of
+a text are its one record, of the type "a"; an empty text fails. A job is seen running once and ended from then on.
 """
 
 import gzip
@@ -137,6 +137,13 @@ class FakeApi:
             if item["key"] not in self.missing_vectors
         ]
 
+    def records(self, job_id: str) -> list[dict[str, Any]]:
+        return [
+            {"key": item["key"], "output": [[{"type": "a", "span": item["text"][:2], "offset": [0, 2]}]]}
+            for item in self.items[job_id]
+            if item["key"] not in self.missing_vectors
+        ]
+
     def errors(self, job_id: str) -> list[dict[str, Any]]:
         return [
             {"key": item["key"], "code": "empty_text", "detail": "the text is empty or only white space"}
@@ -254,7 +261,9 @@ class FakeHandler(BaseHTTPRequestHandler):
                 cut = [{"key": item["key"]} for item in self.fake.items[job_id] if is_long(item)]
                 self._page(cut, parameters)
             case ["v1", "jobs", job_id, "results"]:
-                self._export(self.fake.scores(job_id), parameters["format"])
+                has_pairs = any("text_pair" in item for item in self.fake.items[job_id])
+                results = self.fake.scores if has_pairs else self.fake.records
+                self._export(results(job_id), parameters["format"])
             case ["v1", "jobs", job_id, "vectors"]:
                 self._export(self.fake.vectors(job_id), parameters["format"])
             case ["v1", "models"]:

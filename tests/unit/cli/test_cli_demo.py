@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+import torch
 
 from tests.unit.fake_api import FakeApi, serving_fake_api
 from vectormill import corpus
@@ -15,6 +16,7 @@ from vectormill.domain.errors import InvalidOption, UnknownModel
 from vectormill.domain.tasks.task import EMBED
 from vectormill.models.registry import DEFAULT_MODEL
 from vectormill.settings import ModelEntry, Settings
+from worker.tasks.extract.model.network import load_network
 
 STRUCTBERT = Path(__file__).parents[2] / "data" / "structbert"
 TEXTS = [Docstring("json.loads", "Parse JSON.\n\nMore."), Docstring("os.fork", "Fork.")]
@@ -121,6 +123,42 @@ def test_the_demo_of_pairs_counts_scores_and_prints_json_for_machines(
     report = json.loads(shown.out)
     assert report["num_results"] == 3
     assert report["findings"]["own_scored_higher"] == 1.0
+
+
+def test_the_demo_of_records_marks_what_was_found_in_the_texts(
+    api: FakeApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("demo", "--task", "extract", "--api-url", api.url, "--items", "3") == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "a 3" in lines
+    assert "text-1 [居里](a)夫人1867年出生于华沙,1903年与丈夫一起获得诺贝尔物理学奖。" in lines
+    assert lines[-1] == "3 of 3 texts have their result."
+    (parameters,) = [given for _, _, given in api.requests if given.get("task") == "extract"]
+    assert "人物" in json.loads(parameters["extract_schema"])
+
+
+def test_the_demo_of_records_counts_them_and_prints_json_for_machines(
+    api: FakeApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api.missing_vectors = {"text-2"}
+    assert run("demo", "--task", "extract", "--api-url", api.url, "--json") == 1
+    shown = capsys.readouterr()
+    assert "1 of 10 texts have no result" in shown.err
+    assert json.loads(shown.out)["findings"]["records"] == {"a": 9}
+
+
+def test_weights_that_mean_nothing_are_said_to_and_can_be_loaded(tmp_path: Path) -> None:
+    demo, settings = TASK_DEMOS["extract"], Settings()
+    chosen = weights.choose_weights(demo, None, settings, tmp_path)
+    assert "random, and the records mean nothing" in chosen.told
+    assert chosen.path is not None
+    assert load_network(chosen.path, torch.float32, torch.device("cpu")).ffnq.weight.abs().max() > 0
+    assert weights.register(settings, chosen)
+
+
+def test_a_model_that_embeds_extracts_nothing(tmp_path: Path) -> None:
+    with pytest.raises(InvalidOption):
+        weights.choose_weights(TASK_DEMOS["extract"], DEFAULT_MODEL, Settings(), tmp_path)
 
 
 def test_the_flag_of_the_demo_names_the_tasks_that_have_one() -> None:

@@ -32,12 +32,13 @@ POLL_SECONDS: Final = 0.25
 @app.command(
     epilog="Examples: vectormill demo --keep\n\nvectormill demo --reindex\n\n"
     "vectormill demo --task score --model ./bge-reranker-base\n\n"
+    "vectormill demo --task extract --model ./rex-uninlu\n\n"
     f"{EXIT_CODES_HELP}"
 )
 def demo(
     task: Annotated[
         DemoTask,
-        typer.Option("--task", help="What is made of the texts: vectors, or the scores of pairs of them."),
+        typer.Option("--task", help="What is made of texts: vectors, scores of pairs, or records."),
     ] = EMBED,
     data_dir: Annotated[
         Path | None,

@@ -1,0 +1,136 @@
+"""RandomExtractor: a RexUniNLU of random weights in its published layout, where there are none of a trained one.
+
+Its records mean nothing. Nothing in a forward pass depends on what the weights are, but records do: random logits are
+above 0 as often as below, and a model that says yes to half of everything would spend its time on spans. An offset in
+the slowest pair of the head's rotation moves all logits down until few are positive.
+"""
+
+import json
+import math
+import shutil
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+SEED: Final = 20_261_123
+WEIGHT_SCALE: Final = 0.02
+ROTARY_BASE: Final = 10_000.0
+NUM_BUCKETS: Final = 256
+KERNEL: Final = 3
+# Those of the tasks' prompts, which the published model has behind its vocabulary.
+NUM_ADDED_TOKENS: Final = 4
+VALUE_BYTES: Final = 4
+TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class ExtractorShape:
+    """`offset` is subtracted from every logit, about; it was chosen by looking at what random weights answer."""
+
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    intermediate_size: int
+    offset: float
+
+
+BASE: Final = ExtractorShape(12, 768, 12, 3072, offset=12.5)
+TINY: Final = ExtractorShape(2, 64, 2, 128, offset=0.33)
+
+
+def write_random_extractor(shape: ExtractorShape, tokenizer: Path, target: Path) -> Path:
+    """The directory `target`; `tokenizer` is that of a model to take the tokenizer's files from."""
+    target.mkdir(parents=True, exist_ok=True)
+    for name in TOKENIZER_FILES:
+        if (tokenizer / name).is_file():
+            shutil.copyfile(tokenizer / name, target / name)
+    num_ids = len(json.loads((target / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"])
+    config = make_config(shape, num_ids)
+    (target / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    write_weights(list_shapes(shape, num_ids + NUM_ADDED_TOKENS), shape.offset, target / "model.safetensors")
+    return target
+
+
+def make_config(shape: ExtractorShape, num_ids: int) -> dict[str, Any]:
+    """As a DeBERTa-v2 is published for Chinese: relative positions without a logarithm, and a convolution."""
+    return {
+        "model_type": "deberta-v2",
+        "hidden_size": shape.hidden_size,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": shape.num_heads,
+        "intermediate_size": shape.intermediate_size,
+        "vocab_size": num_ids,
+        "max_position_embeddings": 512,
+        "type_vocab_size": 0,
+        "relative_attention": True,
+        "position_buckets": NUM_BUCKETS,
+        "max_relative_positions": -1,
+        "pos_att_type": "p2c|c2p",
+        "position_biased_input": False,
+        "share_att_key": True,
+        "norm_rel_ebd": "layer_norm",
+        "conv_kernel_size": KERNEL,
+        "conv_act": "gelu",
+        "layer_norm_eps": 1e-7,
+        "hidden_act": "gelu",
+    }
+
+
+def list_shapes(shape: ExtractorShape, num_rows: int) -> Shapes:
+    """Every tensor of the published layout; `num_rows` are those of the table of words."""
+    size, wide = shape.hidden_size, shape.intermediate_size
+    shapes: Shapes = {"plm.embeddings.word_embeddings.weight": (num_rows, size)}
+    linear = {"ffnq": (size, size), "ffnk": (size, size)}
+    norms = ["plm.embeddings.LayerNorm", "plm.encoder.LayerNorm", "plm.encoder.conv.LayerNorm"]
+    for number in range(shape.num_layers):
+        layer = f"plm.encoder.layer.{number}"
+        linear |= {f"{layer}.attention.self.{name}_proj": (size, size) for name in ("query", "key", "value")}
+        linear[f"{layer}.attention.output.dense"] = (size, size)
+        linear[f"{layer}.intermediate.dense"] = (wide, size)
+        linear[f"{layer}.output.dense"] = (size, wide)
+        norms += [f"{layer}.attention.output.LayerNorm", f"{layer}.output.LayerNorm"]
+    for name, sides in linear.items():
+        shapes |= {f"{name}.weight": sides, f"{name}.bias": sides[:1]}
+    for name in norms:
+        shapes |= {f"{name}.weight": (size,), f"{name}.bias": (size,)}
+    shapes["plm.encoder.rel_embeddings.weight"] = (2 * NUM_BUCKETS, size)
+    shapes |= {"plm.encoder.conv.conv.weight": (size, size, KERNEL), "plm.encoder.conv.conv.bias": (size,)}
+    shapes["rotary_emb.freqs"] = (size // 2,)
+    return shapes
+
+
+def write_weights(shapes: Shapes, offset: float, path: Path) -> None:
+    """A safetensors file: eight bytes of size, a header of JSON, and the tensors one after the other."""
+    header: dict[str, object] = {}
+    end = 0
+    for name, shape in shapes.items():
+        start, end = end, end + VALUE_BYTES * math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [start, end]}
+    content = json.dumps(header).encode()
+    content += b" " * (-len(content) % 8)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(content)) + content)
+        for values in fill(shapes, offset):
+            file.write(values.astype("<f4").tobytes())
+
+
+def fill(shapes: Shapes, offset: float) -> Iterator[NDArray[np.float32]]:
+    """Their values, the same each time: norms 1, biases 0 but those of the head's last pair, matrices normal."""
+    random = np.random.default_rng(SEED)
+    for name, shape in shapes.items():
+        if name == "rotary_emb.freqs":
+            yield (ROTARY_BASE ** (-np.arange(shape[0]) / shape[0])).astype(np.float32)
+        elif len(shape) == 1:
+            values = np.full(shape, 0.0 if name.endswith("bias") else 1.0, np.float32)
+            if name in ("ffnq.bias", "ffnk.bias"):
+                values[-2] = math.sqrt(offset) * (1 if name == "ffnq.bias" else -1)
+            yield values
+        else:
+            yield random.standard_normal(shape, dtype=np.float32) * np.float32(WEIGHT_SCALE)
