@@ -18,7 +18,7 @@ from benchmarks.cases.engine import backends, engine, footprint, placement, shor
 from benchmarks.cases.gpu import gpu
 from benchmarks.cases.host import host
 from benchmarks.cases.queries import queries
-from benchmarks.cases.tasks import accuracy, score
+from benchmarks.cases.tasks import accuracy, extract, score
 from benchmarks.order import BenchmarkFailed, Order
 from benchmarks.results.report import Report
 from vectormill.domain.errors import VectormillError
@@ -43,12 +43,13 @@ BENCHMARKS: Final[Mapping[str, Callable[[Order], Report]]] = {
     "streams": streams.measure,
     "score": score.measure,
     "accuracy": accuracy.measure,
+    "extract": extract.measure,
     "gpu": gpu.measure,
 }
 # An hour of a card of its own: measured where it is named, and not with all others.
 GPU: Final = "gpu"
 # Those with a size that only shows that everything works.
-QUICK: Final = (GPU, "score", "accuracy")
+QUICK: Final = (GPU, "score", "accuracy", "extract")
 
 
 def run_benchmarks(names: Sequence[str], order: Order) -> Iterator[Report | BenchmarkFailed]:
