@@ -41,7 +41,7 @@ class ExtractorShape:
     offset: float
 
 
-BASE: Final = ExtractorShape(12, 768, 12, 3072, offset=12.5)
+BASE: Final = ExtractorShape(12, 768, 12, 3072, offset=10.0)
 TINY: Final = ExtractorShape(2, 64, 2, 128, offset=0.33)
 
 

@@ -80,7 +80,9 @@ def find(items: Sequence["ItemJson"], results: Results) -> Findings:
         for result in results.values()
         for record in result["output"]
     )
-    shown = [item for item in items if item["key"] in results][:NUM_SHOWN]
+    # Those with something to show come first.
+    there = [item for item in items if item["key"] in results]
+    shown = sorted(there, key=lambda item: not results[item["key"]]["output"])[:NUM_SHOWN]
     return Findings(
         (
             Listing(
