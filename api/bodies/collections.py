@@ -15,7 +15,7 @@ from vectormill.db.collections.descriptions import (
     RunSummary,
     ScheduleSummary,
 )
-from vectormill.domain.collection import GENERATION_STATES
+from vectormill.domain.collection import GENERATION_STATES, KINDS, find_kind
 
 
 def in_utc(moment: datetime | None) -> datetime | None:
@@ -26,13 +26,14 @@ class CollectionBody(BaseModel):
     """A collection in a list; its page has the same fields and more."""
 
     name: str
+    kind: str = Field(description="What its rows have.", json_schema_extra={"enum": list(KINDS.values())})
     model: str
-    dimensions: int
+    dimensions: int = Field(description="Of a vector; of scores the number of labels, of records 0.")
     options: dict[str, Any] = Field(description="The EncodingSpec of its live generation.")
     num_rows: int = Field(description="About how many rows it has, as Postgres estimates.")
     num_bytes: int = Field(description="On disk: of every generation, with its indexes and attributes.")
     num_generations: int
-    keep_text: bool = Field(description="Whether texts are kept beside their vectors.")
+    keep_text: bool = Field(description="Whether texts are kept beside their results.")
     language: str = Field(
         description="In which full text search reads kept texts; a configuration of Postgres."
     )
@@ -44,6 +45,7 @@ class CollectionBody(BaseModel):
     def fields_of(cls, row: CollectionRow) -> dict[str, Any]:
         return {
             "name": row.name,
+            "kind": find_kind(row.spec),
             "model": row.spec.model,
             "dimensions": row.spec.dimensions,
             "options": describe_spec(row.spec),

@@ -9,10 +9,10 @@ import msgspec
 from msgspec import Meta
 from pydantic import BaseModel, Field
 
+from api.streams.result_columns import RESULT_COLUMNS
 from vectormill.db.rows.items import KeptItem
 from vectormill.db.rows.puts import PutEnd
-from vectormill.domain.tasks.task import RECORD, SCORE
-from vectormill.vectors.scores import describe_numbers
+from vectormill.domain.tasks.task import TASKS
 
 PASSAGE: Final = "_passage"
 
@@ -117,12 +117,7 @@ class ItemAnswer(BaseModel):
 
 def describe_result(item: KeptItem) -> dict[str, Any]:
     """The fields of an item that are its kind's."""
-    results = item.results
-    if item.spec.result == SCORE:
-        assert results is not None
-        (numbered,) = describe_numbers(results, item.spec.labels)
-        return {"text_pair": item.text_pair, **numbered}
-    if item.spec.result == RECORD:
-        assert results is not None
-        return {"output": msgspec.json.decode(results[0])}
-    return {"embedding": None if results is None else results[0].tolist()}
+    pair = {"text_pair": item.text_pair} if TASKS[item.spec.task].reads_pairs else {}
+    if item.results is None:
+        return {"embedding": None, **pair}
+    return {**RESULT_COLUMNS[item.spec.result].describe(item.results, item.spec), **pair}

@@ -22,6 +22,11 @@ class ResultColumns(Protocol):
     """Of one kind."""
 
     @property
+    def part(self) -> str:
+        """What `include` calls it."""
+        ...
+
+    @property
     def compression(self) -> Mapping[str, str]:
         """That of columns which are not as the others, by name."""
         ...
@@ -34,6 +39,10 @@ class ResultColumns(Protocol):
         """For each row what an object has of it: a comma, a name and a value, as often as there are some."""
         ...
 
+    def describe(self, results: Results, spec: EncodingSpec) -> dict[str, Any]:
+        """The first row, as an object of its own."""
+        ...
+
     def fields(self, spec: EncodingSpec) -> list[pa.Field]: ...
 
     def arrays(self, results: Results, spec: EncodingSpec) -> list[pa.Array]:
@@ -44,6 +53,7 @@ class ResultColumns(Protocol):
 class VectorColumns:
     """Implements ResultColumns."""
 
+    part: Final = "vector"
     compression: Final = {"embedding.list.element": "none"}  # as good as random
 
     def measure(self, results: Results) -> int:
@@ -52,6 +62,9 @@ class VectorColumns:
     def write(self, results: Results, spec: EncodingSpec) -> Sequence[Parts]:
         written = NUMBER_FORMATS[results.dtype].write(results)
         return [[b',"embedding":[', row.data] for row in written]
+
+    def describe(self, results: Results, spec: EncodingSpec) -> dict[str, Any]:
+        return {"embedding": results[0].tolist()}
 
     def fields(self, spec: EncodingSpec) -> list[pa.Field]:
         return [pa.field("embedding", self._type(spec))]
@@ -72,6 +85,7 @@ class VectorColumns:
 class ScoreColumns:
     """Implements ResultColumns."""
 
+    part: Final = "score"
     compression: Final[Mapping[str, str]] = {}
 
     def measure(self, results: Results) -> int:
@@ -80,6 +94,9 @@ class ScoreColumns:
     def write(self, results: Results, spec: EncodingSpec) -> Sequence[Parts]:
         rows = describe_numbers(results, spec.labels)
         return [[b",", msgspec.json.encode(row)[1:-1]] for row in rows]
+
+    def describe(self, results: Results, spec: EncodingSpec) -> dict[str, Any]:
+        return dict(describe_numbers(results[:1], spec.labels)[0])
 
     def fields(self, spec: EncodingSpec) -> list[pa.Field]:
         score = pa.field("score", pa.float32(), nullable=False)
@@ -105,6 +122,7 @@ class ScoreColumns:
 class RecordColumns:
     """Implements ResultColumns."""
 
+    part: Final = "output"
     compression: Final[Mapping[str, str]] = {}
 
     def measure(self, results: Results) -> int:
@@ -112,6 +130,9 @@ class RecordColumns:
 
     def write(self, results: Results, spec: EncodingSpec) -> Sequence[Parts]:
         return [[b',"output":', output] for output in results]
+
+    def describe(self, results: Results, spec: EncodingSpec) -> dict[str, Any]:
+        return {"output": msgspec.json.decode(results[0])}
 
     def fields(self, spec: EncodingSpec) -> list[pa.Field]:
         return [pa.field("output", pa.string(), nullable=False)]

@@ -1,16 +1,16 @@
 """A collection's rows over HTTP, as a stream in the format asked for, which goes on behind any key."""
 
-from collections.abc import Mapping
-from typing import Annotated, Final
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.dependencies import CollectionName, ResourcesDependency
 from api.streams.collection_streams import ROW_FORMATS
+from api.streams.result_columns import RESULT_COLUMNS
 from api.streams.vector_streams import PieceResponse, start_reading
 from vectormill.db.rows.collection_rows import Inclusion, find_exported, read_pages
-from vectormill.domain.collection import RECORDS, SCORES, VECTORS, Generation
+from vectormill.domain.collection import Generation
 from vectormill.domain.errors import WrongKind
 from vectormill.files.formats import OUTPUT_FORMATS, RowsName
 
@@ -26,8 +26,6 @@ DESCRIPTION = (
 # Any key that Postgres can hold.
 NO_NUL = r"^[^\u0000]*$"
 INCLUDE = r"^(vector|score|output|metadata|text)(,(vector|score|output|metadata|text)){0,2}$"
-# What `include` calls the results of each kind.
-RESULT_PARTS: Final[Mapping[str, str]] = {VECTORS: "vector", SCORES: "score", RECORDS: "output"}
 
 
 class ExportFilter(BaseModel):
@@ -75,7 +73,7 @@ def choose_inclusion(generation: Generation, include: str | None) -> Inclusion:
     """What the rows have. Raises WrongKind for results that are of another kind than the collection's."""
     if include is None:
         return Inclusion()
-    parts, own = set(include.split(",")), RESULT_PARTS[generation.kind]
+    parts, own = set(include.split(",")), RESULT_COLUMNS[generation.spec.result].part
     foreign = parts - {own, "metadata", "text"}
     if foreign:
         raise WrongKind(

@@ -16,21 +16,26 @@ from api.intake.puts import Followed
 from api.intake.requests import ItemBody, UnreadableItem, check_key, decode_body, make_item
 from api.intake.submissions import read_body
 from api.problems import Limit, Place, Problem
+from vectormill.db.collections.collections import find_generation
 from vectormill.db.rows.items import delete_items, find_item
 from vectormill.db.rows.puts import PutEnd
 from vectormill.domain.errors import Conflict, InvalidItem, SubmissionTooLarge
-from vectormill.domain.jobs.item import Item, ItemFailure, find_text_failure
+from vectormill.domain.jobs.item import Item, ItemFailure
 from vectormill.domain.jobs.job import COMPLETED, COMPLETED_WITH_ERRORS, FAILED
+from vectormill.domain.tasks.pair import find_side_failure
+from vectormill.domain.tasks.task import TASKS
 
 router = APIRouter(tags=["items"])
 
 MAX_WAIT_SECONDS: Final = 60.0
 # Read in some ten microseconds: less than a hop to a thread costs.
 SMALL_BODY_BYTES: Final = 16 << 10
+# Of a body that may have it: whether the collection takes pairs, the database tells.
+PAIR_FIELD: Final = b"text_pair"
 # RFC 7240, 4.3: how long a client is willing to wait, in whole seconds; 4.1: not at all.
 WAIT: Final = re.compile(r'(?:^|[,;])\s*wait\s*=\s*"?(\d{1,9})"?\s*(?=$|[,;])', re.IGNORECASE)
 RESPOND_ASYNC: Final = re.compile(r"(?:^|,)\s*respond-async\s*(?=$|[,;])", re.IGNORECASE)
-# A failed item has its own reason; of any other end its key is not among the failures, and no vector was written.
+# A failed item has its own reason; of any other end its key is not among the failures, and no result was written.
 WRITTEN: Final = (COMPLETED, COMPLETED_WITH_ERRORS, FAILED)
 
 PUT_DECODER: Final = msgspec.json.Decoder(PutRequest)
@@ -75,7 +80,9 @@ ItemKey = Annotated[str, Depends(parse_item_key)]
 class ItemParameters(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    include: Literal["vector"] | None = Field(default=None, description="The embedding too.")
+    include: Literal["vector"] | None = Field(
+        default=None, description="The embedding too; scores and records come always."
+    )
 
 
 class PutParameters(BaseModel):
@@ -120,15 +127,15 @@ async def put_item(
         str | None, Header(description="`wait=N` in seconds, or `respond-async` (RFC 7240).")
     ] = None,
 ) -> PutAnswer:
-    """Encodes a text, and keeps its vector under the key, instead of what was there. Answers when it is searchable."""
+    """Encodes a text, and keeps its result under the key, instead of what was there. Answers when it is searchable."""
     require_json(request)
     seconds = choose_wait(wanted.wait_seconds, prefer, response, resources)
     with resources.gates.json_bytes.hold() as hold:
         body = await read_body(request, resources.settings, hold)
-        if len(body) <= SMALL_BODY_BYTES:
-            item = read_item(body, key, resources)
+        if len(body) <= SMALL_BODY_BYTES and PAIR_FIELD not in body:
+            item = read_item(body, key, name, resources)
         else:
-            item = await run_in_threadpool(read_item, body, key, resources)
+            item = await run_in_threadpool(read_item, body, key, name, resources)
         followed = await resources.puts.write(name, item)
     end = await wait_for_end(followed, seconds, resources)
     if end is None:
@@ -140,18 +147,28 @@ async def put_item(
     return PutAnswer.of(key, followed.job_id, end)
 
 
-def read_item(body: bytes, key: str, resources: Resources) -> Item:
-    """Raises Problem for a text that can have no vector: nothing is stored then."""
+def read_item(body: bytes, key: str, collection: str, resources: Resources) -> Item:
+    """Raises Problem for a text that can have no result, and for a pair that the collection does not take: nothing is
+    stored then. Asks the database about pairs alone.
+    """
     request = decode_body(body, PUT_DECODER)
+    given = ItemBody(key, request.text, request.metadata, request.text_pair)
+    reads_pairs = request.text_pair is not None and takes_pairs(collection, resources)
     try:
-        item = make_item(ItemBody(key, request.text, request.metadata), resources.settings.max_key_bytes)
+        item = make_item(given, resources.settings.max_key_bytes, reads_pairs=reads_pairs)
     except UnreadableItem as error:
         place = Place(error.reason, pointer=f"/{error.field}")
         raise Problem(422, InvalidItem.code, f"{error.field}: {error.reason}.", errors=[place]) from error
-    failure = find_text_failure(item.text, resources.settings.max_text_chars)
+    failure = find_side_failure(item.text, resources.settings.max_text_chars)
     if failure is not None:
         raise describe_failure(failure)
     return item
+
+
+def takes_pairs(collection: str, resources: Resources) -> bool:
+    """Whether what a collection keeps is of pairs. Raises CollectionNotFound."""
+    with resources.engine.connect() as connection:
+        return TASKS[find_generation(connection, collection).spec.task].reads_pairs
 
 
 def choose_wait(
@@ -179,19 +196,19 @@ async def wait_for_end(followed: Followed, seconds: float, resources: Resources)
 
 
 def refuse_failure(key: str, end: PutEnd) -> None:
-    """Raises Problem with the reason for which the item has no vector, if there is one, and Conflict for a lost job."""
+    """Raises Problem with the reason for which the item has no result, if there is one, and Conflict for a lost job."""
     if key in end.failures:
         raise describe_failure(end.failures[key])
     if end.state not in WRITTEN:
         how = f"was {end.state}" if end.state else "was removed"
-        raise Conflict(f"The put's job {end.job_id} {how} before it had a vector; put the item again.")
+        raise Conflict(f"The put's job {end.job_id} {how} before it had a result; put the item again.")
 
 
 def describe_failure(failure: ItemFailure) -> Problem:
     return Problem(
         422,
         InvalidItem.code,
-        f"The item has no vector ({failure.code}): {failure.detail}. What the collection had under its key stays.",
+        f"The item has no result ({failure.code}): {failure.detail}. What the collection had under its key stays.",
         errors=[Place(failure.detail, pointer="/text", code=failure.code)],
     )
 

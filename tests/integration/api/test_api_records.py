@@ -12,15 +12,16 @@ import httpx
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 
-from tests.api_server import JSON, api_client, assert_problem
+from tests.api_server import JSON, api_client, assert_problem, lines
 from tests.chunk_work import encode_all, working
 from tests.indexers import KeptSource, indexing
 from tests.models import DEVICE
 from tests.protocol import claim_next, dispatch_all
 from tests.protocol import submit as submit_directly
 from tests.rexuninlu import GOLDEN, describe, find_case, summarize
+from vectormill.cli.app import main
 from vectormill.client import Client
 from vectormill.db.chunks.chunks import split_chunk
 from vectormill.db.chunks.completion import complete_chunk
@@ -92,6 +93,64 @@ def test_a_schema_that_cannot_be_is_refused_with_its_place(client: httpx.Client)
         answer = submit(client, ITEMS, extract_schema=json.dumps(schema))
         assert_problem(answer, 422, "invalid-option", said)
     assert_problem(submit(client, ITEMS), 422, "invalid-option", "needs a schema")
+
+
+def test_records_are_kept_in_a_collection_by_type_and_told_by_sql_items_and_exports(
+    client: httpx.Client, engine: Engine, model: EncodingEngine
+) -> None:
+    body = {
+        "items": [*ITEMS, BLANK],
+        "model": MODEL,
+        "collection": "entities",
+        "options": {"extract_schema": json.dumps(CASE["schema"])},
+    }
+    job = client.post("/v1/jobs", content=json.dumps(body), headers=JSON).json()
+    assert set(encode_all(engine, model, MODEL)) == {"done"}
+    rows = [json.loads(line) for line in client.get(f"/v1/jobs/{job['id']}/results").text.splitlines()]
+    assert [row["key"] for row in rows] == [item["key"] for item in ITEMS]
+    assert sorted(describe(rows[0]["output"])) == sorted(summarize(CASE["output"]))
+
+    expected: dict[str, list[Any]] = {}
+    for path in rows[0]["output"]:
+        expected.setdefault(path[0]["type"], []).append(path)
+    assert expected.keys() <= CASE["schema"].keys()
+    name, paths = next(iter(expected.items()))
+    with engine.connect() as connection:
+        statement = text("SELECT output -> CAST(:name AS text) FROM entities WHERE key = 'k0'")
+        assert connection.execute(statement, {"name": name}).scalar_one() == paths
+    assert client.get("/v1/collections/entities/items/k0").json()["output"] == expected
+
+    export = "/v1/collections/entities/export"
+    exported = [json.loads(line) for line in client.get(export).text.splitlines()]
+    assert [row["key"] for row in exported] == [item["key"] for item in ITEMS]
+    assert exported[0] == {"key": "k0", "output": expected, "metadata": None}
+    answer = client.get(export, params={"format": "parquet", "include": "output"})
+    table = pq.read_table(io.BytesIO(answer.content)).to_pylist()
+    assert [(row["key"], json.loads(row["output"])) for row in table] == [
+        (row["key"], row["output"]) for row in exported
+    ]
+    assert client.get("/v1/collections/entities").json()["kind"] == "records"
+    like = client.post("/v1/collections/entities/search", json={"more_like": "k0"})
+    assert_problem(like, 409, "wrong-kind", "collection 'entities' keeps records")
+
+
+def test_a_command_fills_a_collection_of_records(
+    client: httpx.Client, engine: Engine, model: EncodingEngine, tmp_path: Path
+) -> None:
+    texts, schema, out = (tmp_path / name for name in ("texts.jsonl", "schema.json", "records.jsonl"))
+    texts.write_bytes(lines(ITEMS))
+    schema.write_text(json.dumps(CASE["schema"]), encoding="utf-8")
+    arguments = (str(texts), "--schema", str(schema), "-o", str(out), "--model", MODEL)
+    with working(engine, model, MODEL), pytest.raises(SystemExit) as end:
+        main(("extract", *arguments, "--collection", "entities", "--api-url", str(client.base_url)))
+    assert not end.value.code
+    rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    with engine.connect() as connection:
+        kept = connection.execute(text("SELECT key, output FROM entities ORDER BY key")).all()
+    assert [row.key for row in kept] == [row["key"] for row in rows]
+    for row, listed in zip(kept, rows, strict=True):
+        assert [path for name in sorted(row.output) for path in row.output[name]] == listed["output"]
+        assert row.output
 
 
 SPEC = make_spec(Registry(MODELS).card(MODEL), EncodingOptions(extract_schema='{"a": null}'))

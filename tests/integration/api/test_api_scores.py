@@ -3,6 +3,7 @@
 import io
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,6 +17,7 @@ from tests.chunk_work import encode_all, working
 from tests.classifiers import STRUCTBERT
 from tests.indexers import KeptSource, indexing
 from tests.models import DEVICE
+from vectormill.cli.app import main
 from vectormill.client import Client
 from vectormill.models.registry import Registry
 from vectormill.settings import ModelEntry
@@ -115,8 +117,124 @@ def test_a_pair_that_nobody_reads_is_refused(client: httpx.Client) -> None:
     body = lines([{"key": "a", "text": "b"}, ITEMS[0]])
     stream = client.post("/v1/jobs", content=body, headers={"Content-Type": "application/x-ndjson"})
     assert_problem(stream, 422, "invalid-item", "Line 2", "task score")
-    put = client.put("/v1/collections/docs/items/a", json={"text": "b", "text_pair": "c"})
-    assert put.status_code == 422
+
+
+def test_scores_are_kept_in_a_collection_and_told_by_sql_items_and_exports(
+    client: httpx.Client, engine: Engine, model: EncodingEngine
+) -> None:
+    made = client.post("/v1/collections", json={"name": "duplicates", "model": MODEL, "keep_text": True})
+    assert made.status_code == 201, made.text
+    body = {"items": [*ITEMS, BLANK], "model": MODEL, "collection": "duplicates"}
+    job = client.post("/v1/jobs", content=json.dumps(body), headers=JSON).json()
+    assert set(encode_all(engine, model, MODEL)) == {"done"}
+    rows = read_scores(client, job)
+    found = np.array([[row["probabilities"][label] for label in ("0", "1")] for row in rows])
+    assert np.abs(found - PROBABILITIES).max() < 2e-5
+
+    by_key = {row["key"]: row for row in rows}
+    with engine.connect() as connection:
+        kept = connection.execute(text("SELECT key, score, label, text, text_pair FROM duplicates")).all()
+    assert {row.key: (row.label, row.text, row.text_pair) for row in kept} == {
+        item["key"]: (by_key[item["key"]]["label"], item["text"], item["text_pair"]) for item in ITEMS
+    }
+    assert {row.key: row.score for row in kept} == pytest.approx({row["key"]: row["score"] for row in rows})
+
+    item = client.get(f"/v1/collections/duplicates/items/{rows[0]['key']}").json()
+    assert {name: item[name] for name in ("score", "label", "probabilities")} == {
+        name: rows[0][name] for name in ("score", "label", "probabilities")
+    }
+    assert (item["text"], item["text_pair"]) == (ITEMS[0]["text"], ITEMS[0]["text_pair"])
+    assert "embedding" not in item
+
+    export = "/v1/collections/duplicates/export"
+    exported = [json.loads(line) for line in client.get(export).text.splitlines()]
+    assert exported == [{**by_key[row["key"]], "metadata": None} for row in exported]
+    assert {row["key"] for row in exported} == by_key.keys()
+    answer = client.get(export, params={"format": "parquet", "include": "score,text"})
+    table = pq.read_table(io.BytesIO(answer.content))
+    assert table.column_names == ["key", "score", "label", "probabilities", "text", "text_pair"]
+    assert [row["label"] for row in table.to_pylist()] == [row["label"] for row in exported]
+    refused = client.get(export, params={"include": "vector"})
+    assert_problem(refused, 409, "wrong-kind", "include 'score' instead of 'vector'")
+
+    told = client.get("/v1/collections/duplicates").json()
+    assert (told["kind"], told["options"]["labels"]) == ("scores", ["0", "1"])
+    search = client.post("/v1/collections/duplicates/search", json={"text": "a"})
+    assert_problem(search, 409, "wrong-kind", "collection 'duplicates' keeps scores")
+    index = client.put("/v1/collections/duplicates/index", json={"policy": "hnsw"})
+    assert_problem(index, 409, "wrong-kind", "An HNSW index is of vectors")
+    assert client.put("/v1/collections/duplicates/index", json={"filters": ["page"]}).status_code == 202
+    plan = client.get("/v1/collections/duplicates/index").json()["plan"]
+    assert (plan["method"], plan["reasons"]) == (
+        None,
+        ["The collection keeps scores, and an HNSW index is of vectors."],
+    )
+
+
+def test_a_pair_is_put_where_scores_are_kept_and_nowhere_else(
+    client: httpx.Client, engine: Engine, model: EncodingEngine
+) -> None:
+    for body in ({"name": "duplicates", "model": MODEL}, {"name": "docs"}):
+        assert client.post("/v1/collections", json=body).status_code == 201
+    pair = {name: ITEMS[0][name] for name in ("text", "text_pair")}
+    with working(engine, model, MODEL):
+        put = client.put("/v1/collections/duplicates/items/a/b", json=pair, params={"wait_seconds": 60})
+        assert put.status_code == 200, put.text
+        failed = client.put("/v1/collections/duplicates/items/c", json={**pair, "text_pair": " "})
+    assert_problem(failed, 422, "invalid-item", "The item has no result (empty_text): text_pair: ")
+    item = client.get("/v1/collections/duplicates/items/a/b").json()
+    found = [item["probabilities"][label] for label in ("0", "1")]
+    assert np.abs(np.array(found) - PROBABILITIES[0]).max() < 2e-5
+    problem = assert_problem(
+        client.put("/v1/collections/docs/items/a", json=pair), 422, "invalid-item", "score"
+    )
+    assert problem["errors"][0]["pointer"] == "/text_pair"
+    assert_problem(client.put("/v1/collections/none/items/a", json=pair), 404, "collection-not-found")
+    assert client.delete("/v1/collections/duplicates/items/a/b").status_code == 204
+    assert client.get("/v1/collections/duplicates/items/a/b").status_code == 404
+
+
+def run(*arguments: str) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert not end.value.code
+
+
+def test_commands_fill_a_collection_of_scores_and_tell_of_it(
+    client: httpx.Client,
+    engine: Engine,
+    model: EncodingEngine,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    place = ("--api-url", str(client.base_url))
+    pairs, out = tmp_path / "pairs.jsonl", tmp_path / "scores.jsonl"
+    pairs.write_bytes(lines(ITEMS))
+    with working(engine, model, MODEL):
+        run("score", str(pairs), "-o", str(out), "--model", MODEL, "--collection", "duplicates", *place)
+        put = ("items", "put", "duplicates", "put", ITEMS[0]["text"], "--pair", ITEMS[0]["text_pair"])
+        run(*put, "--wait", "60", *place)
+    scored = {row["key"]: row for row in map(json.loads, out.read_text(encoding="utf-8").splitlines())}
+    assert scored.keys() == {item["key"] for item in ITEMS}
+    capsys.readouterr()
+
+    run("items", "get", "duplicates", "put", *place)
+    assert json.loads(capsys.readouterr().out)["probabilities"] == pytest.approx(
+        scored[ITEMS[0]["key"]]["probabilities"], abs=1e-6
+    )
+    run("collections", "show", "duplicates", *place)
+    assert f"{MODEL}, scores of 0, 1" in capsys.readouterr().out
+    run("collections", "list", *place)
+    assert capsys.readouterr().out.startswith(f"duplicates\tscores\t{MODEL}\t")
+    exported = tmp_path / "exported.jsonl"
+    run("collections", "export", "duplicates", "-o", str(exported), "--include", "score", *place)
+    rows = list(map(json.loads, exported.read_text(encoding="utf-8").splitlines()))
+    assert [row for row in rows if row["key"] != "put"] == [
+        scored[row["key"]] for row in rows if row["key"] != "put"
+    ]
+    with engine.connect() as connection:
+        found = connection.execute(text("SELECT key, score, label FROM duplicates")).all()
+    assert {row.key for row in found} == {*scored, "put"}
 
 
 def test_results_are_asked_for_where_they_are(

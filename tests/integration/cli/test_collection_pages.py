@@ -42,6 +42,7 @@ def test_the_numbers_of_a_collection_are_those_of_its_tables(api: httpx.Client, 
     (listed,) = api.get("/v1/collections").json()["data"]
     assert listed["num_rows"] == 300
     assert {name: value for name, value in found.items() if name in listed} == listed
+    assert listed["kind"] == "vectors"
 
 
 def test_an_estimate_is_near_before_and_after_postgres_has_counted(api: httpx.Client, engine: Engine) -> None:
@@ -92,7 +93,7 @@ def test_a_person_reads_the_page_of_a_collection(
     assert "never" in page
     assert "every row" in page
     main_exits("collections", "list", "--api-url", url)
-    assert capsys.readouterr().out.startswith("docs\tall-MiniLM-L6-v2\t")
+    assert capsys.readouterr().out.startswith("docs\tvectors\tall-MiniLM-L6-v2\t")
     with Client(url) as client:
         assert [collection["name"] for collection in client.collections()] == ["docs"]
         assert client.collection("docs")["dimensions"] == 8

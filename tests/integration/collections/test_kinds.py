@@ -15,8 +15,11 @@ from vectormill.db.chunks.completion import complete_chunk
 from vectormill.db.collections.collections import create_collection, find_generation
 from vectormill.db.jobs.export import read_job_records, read_vectors
 from vectormill.db.jobs.jobs import find_job, list_item_errors
+from vectormill.db.kinds.kinds import choose_kind
 from vectormill.db.rows import generation_tables
+from vectormill.db.rows.collection_rows import Inclusion, compose_statement
 from vectormill.db.rows.items import find_item
+from vectormill.db.search.search_plans import walk_plan
 from vectormill.domain.collection import HNSW, CollectionWishes
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import SpecMismatch, WrongKind
@@ -178,6 +181,64 @@ def test_rows_that_fill_several_arrays_are_all_written(
             np.testing.assert_array_equal(kept.results[0], numbers_of(item.text))
         else:
             assert json.loads(kept.results[0]) == grouped_of(item.text)
+
+
+MANY = """
+    INSERT INTO vectormill.{table} (key, content_hash, {columns}, job_seq)
+    SELECT 'k' || to_char(number, 'FM000000'), content_hash, {columns}, 1
+      FROM vectormill.{table}, generate_series(1, 20000) AS number
+"""
+
+
+MANY_ATTRIBUTES = """
+    INSERT INTO vectormill.{table}_attributes (key, metadata, job_seq)
+    SELECT key, '{{}}', 1 FROM vectormill.{table} WHERE key <> 'a'
+"""
+
+
+@pytest.mark.parametrize("spec", [SCORES, RECORDS], ids=lambda spec: spec.task)
+def test_what_is_asked_often_reads_no_more_rows_than_it_has_to(engine: Engine, spec: EncodingSpec) -> None:
+    fill(engine, spec, Item("a", b"text"))
+    generation = ask(engine, find_generation, "docs")
+    columns = ", ".join(column.name for column in choose_kind(spec).columns(spec))
+    with engine.begin() as connection:
+        for statement in (MANY, MANY_ATTRIBUTES):
+            connection.execute(text(statement.format(table=generation.table_name, columns=columns)))
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text("ANALYZE"))
+    page = compose_statement(generation, Inclusion(text=True))
+    with engine.connect() as connection:
+        driver = connection.connection.driver_connection
+        assert driver is not None
+        values = {"after": "k010000", "limit": 500, "most_bytes": 1 << 20}
+        plans = {
+            "page": explain(driver, page.as_string(driver), values),
+            "one row of the view": explain(driver, "SELECT * FROM docs WHERE key = 'k000007'", {}),
+            "all rows": explain(driver, f"SELECT key, {columns.partition(',')[0]} FROM docs", {}),
+        }
+    for name in ("page", "one row of the view"):
+        assert "Seq Scan" not in [node["Node Type"] for node in plans[name]], name
+    # Neither attributes nor probabilities, which nobody asked for.
+    assert [node["Node Type"] for node in plans["all rows"]] == ["Seq Scan"]
+
+
+def explain(driver: Any, statement: str, values: dict[str, Any]) -> list[Any]:
+    (plan,) = driver.execute("EXPLAIN (FORMAT JSON) " + statement, values or None).fetchone()[0]
+    return list(walk_plan(plan["Plan"]))
+
+
+@pytest.mark.parametrize("spec", [SCORES, RECORDS], ids=lambda spec: spec.task)
+def test_an_expression_of_ones_own_may_have_an_index(engine: Engine, spec: EncodingSpec) -> None:
+    fill(engine, spec, *make_items(3))
+    table = ask(engine, find_generation, "docs").table_name
+    of = "(score)" if spec == SCORES else "USING gin (output)"
+    condition = "score > 0.5" if spec == SCORES else "output ? '人物'"
+    with engine.begin() as connection:
+        connection.execute(text(f"CREATE INDEX mine ON vectormill.{table} {of}"))
+        connection.execute(text("SET LOCAL enable_seqscan = off"))
+        driver = connection.connection.driver_connection
+        plan = explain(driver, f"SELECT key FROM docs WHERE {condition}", {})
+    assert "mine" in [node.get("Index Name") for node in plan]
 
 
 def test_tables_and_views_of_vectors_are_as_earlier_releases_made_them(engine: Engine) -> None:

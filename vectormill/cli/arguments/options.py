@@ -40,7 +40,7 @@ Model = Annotated[
 Collection = Annotated[
     str | None,
     typer.Option(
-        "--collection", metavar="NAME", help="Keep the vectors under this name, for search and SQL."
+        "--collection", metavar="NAME", help="Keep the results under this name, for search and SQL."
     ),
 ]
 Priority = Annotated[

@@ -7,6 +7,7 @@ import typer
 
 from vectormill.cli.arguments.options import (
     ApiUrl,
+    Collection,
     DataDir,
     Json,
     KeyField,
@@ -44,6 +45,7 @@ def score(
         Path | None, typer.Option("--errors", metavar="FILE", help="Write every failed item here, as NDJSON.")
     ] = None,
     model: Model = None,
+    collection: Collection = None,
     priority: Priority = 5,
     max_tokens: Annotated[
         int | None,
@@ -79,7 +81,13 @@ def score(
         format,
         errors,
         Service(api_url, data_dir, model),
-        {"priority": priority, "task": JUDGE, "max_tokens": max_tokens, "activation": activation},
+        {
+            "collection": collection,
+            "priority": priority,
+            "task": JUDGE,
+            "max_tokens": max_tokens,
+            "activation": activation,
+        },
         is_strict=strict,
     )
     report(job, out, is_json=json)
@@ -113,6 +121,7 @@ def extract(
         ),
     ] = 0,
     model: Model = None,
+    collection: Collection = None,
     priority: Priority = 5,
     key_field: KeyField = None,
     text_field: TextField = "text",
@@ -140,6 +149,7 @@ def extract(
         errors,
         Service(api_url, data_dir, model),
         {
+            "collection": collection,
             "priority": priority,
             "task": EXTRACT,
             "extract_schema": _read_schema(schema),

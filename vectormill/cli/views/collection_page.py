@@ -1,5 +1,6 @@
 """CollectionPage: a collection for a person, from the API's own answer. Prints on stdout, knows no command."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
@@ -10,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vectormill.cli.views.listing import REPORT_WIDTH
+from vectormill.domain.collection import RECORDS, SCORES, VECTORS
 
 BYTE_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 # The largest unit of which there are two at the least.
@@ -99,9 +101,26 @@ def _page(collection: Mapping[str, Any]) -> Iterator[RenderableType]:
 
 
 def _headline(collection: Mapping[str, Any]) -> str:
-    options = collection["options"]
-    vector_type = options.get("vector_type") or "float16"
-    return f"{collection['model']}, {collection['dimensions']} dimensions, {vector_type}"
+    vector_type = collection["options"].get("vector_type") or "float16"
+    told = f", {vector_type}" if find_kind(collection) == VECTORS else ""
+    return describe_results(collection) + told
+
+
+def find_kind(collection: Mapping[str, Any]) -> str:
+    """An API of a release without kinds has vectors alone."""
+    kind: str = collection.get("kind", VECTORS)
+    return kind
+
+
+def describe_results(collection: Mapping[str, Any]) -> str:
+    """ "default, 384 dimensions", or "reranker, scores of no, yes"."""
+    kind, model, options = find_kind(collection), collection["model"], collection["options"]
+    if kind == SCORES:
+        labels = options.get("labels", ())
+        return f"{model}, scores" + (f" of {', '.join(labels)}" if len(labels) > 1 else "")
+    if kind == RECORDS:
+        return f"{model}, records of {', '.join(json.loads(options['extract_schema']))}"
+    return f"{model}, {collection['dimensions']} dimensions"
 
 
 def _facts(collection: Mapping[str, Any]) -> Iterator[tuple[str, RenderableType]]:

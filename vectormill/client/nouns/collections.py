@@ -79,10 +79,13 @@ class CollectionCalls(Transport):
         target: str | Path | BinaryIO,
         format: str = "ndjson",
         *,
-        include: Sequence[str] = ("vector", "metadata"),
+        include: Sequence[str] | None = None,
         after: str | None = None,
     ) -> int:
         """Streams a collection's rows, in the order of their keys, into a file; the number of bytes.
+
+        `include` names parts of a row: `vector` (`score` or `output`, as the collection's kind is), `metadata`, `text`;
+        else the first two.
 
         NDJSON that loses its connection goes on behind the last row that came whole. Parquet cannot: without its end a
         file is none, so that it begins anew, and only in a path. A path gets the whole export or is left as it was.
@@ -104,14 +107,17 @@ class CollectionCalls(Transport):
         return num_bytes
 
     def collection_rows(
-        self, name: str, *, include: Sequence[str] = ("vector", "metadata"), after: str | None = None
+        self, name: str, *, include: Sequence[str] | None = None, after: str | None = None
     ) -> Iterator[Json]:
-        """Every row as `{"key", "embedding", "metadata", "text"}` of what is included, in constant memory."""
+        """Every row as `{"key", "embedding", "metadata", "text"}` of what is included, in constant memory.
+
+        Of scores with `score`, `label` and `probabilities`, of records with `output`, instead of the embedding.
+        """
         for line in self._resumed_lines(name, include, after):
             yield msgspec.json.decode(line)
 
     def _export_whole(
-        self, name: str, path: Path, format: str, include: Sequence[str], after: str | None
+        self, name: str, path: Path, format: str, include: Sequence[str] | None, after: str | None
     ) -> int:
         for pause in (*RETRY_PAUSES, None):
             try:
@@ -123,7 +129,7 @@ class CollectionCalls(Transport):
                 self.pause_for(pause)
         raise AssertionError("the last attempt returns or raises")
 
-    def _resumed_lines(self, name: str, include: Sequence[str], after: str | None) -> Iterator[bytes]:
+    def _resumed_lines(self, name: str, include: Sequence[str] | None, after: str | None) -> Iterator[bytes]:
         """Whole lines of all rows. A lost connection is made again for as long as each brings some more."""
         answered: dict[str, str] = {}
         pauses = iter(RETRY_PAUSES)
@@ -142,12 +148,17 @@ class CollectionCalls(Transport):
                 self.pause_for(pause)
 
     def _export_parts_of(
-        self, name: str, format: str, include: Sequence[str], after: str | None, answered: dict[str, str]
+        self,
+        name: str,
+        format: str,
+        include: Sequence[str] | None,
+        after: str | None,
+        answered: dict[str, str],
     ) -> Iterator[bytes]:
         """The body as it comes. `answered` gets the generation that it is of, and names it when it has it already."""
         parameters = {
             "format": format,
-            "include": ",".join(include),
+            "include": None if include is None else ",".join(include),
             "after": after,
             "generation": answered.get("generation"),
         }

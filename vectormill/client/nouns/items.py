@@ -19,24 +19,26 @@ class ItemCalls(Transport):
         key: str,
         text: str,
         *,
+        text_pair: str | None = None,
         metadata: Mapping[str, Any] | None = None,
         wait_seconds: float | None = None,
     ) -> Json:
-        """Encodes a text and keeps its vector under the key: `{"key", "job", "is_searchable", "searchable_at"}`.
+        """Encodes a text, or scores a pair, and keeps the result under the key.
 
+        The answer is `{"key", "job", "is_searchable", "searchable_at"}`.
         Waits so long for it to be searchable, else as long as the API has it set; the job goes on all the same.
         """
         path = make_path("/v1/collections", collection, "items", key)
         return self.call(
             "PUT",
             path,
-            json=given({"text": text, "metadata": metadata}),
+            json=given({"text": text, "text_pair": text_pair, "metadata": metadata}),
             params=given({"wait_seconds": wait_seconds}),
             timeout=self.long_timeout,
         )
 
     def get_item(self, collection: str, key: str, *, has_vector: bool = False) -> Json:
-        """What the collection has under the key; its `embedding` only when asked for."""
+        """What the collection has under the key: score or output too, and its `embedding` only when asked for."""
         path = make_path("/v1/collections", collection, "items", key)
         return self.call("GET", path, params={"include": "vector"} if has_vector else {})
 

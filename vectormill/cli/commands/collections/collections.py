@@ -25,7 +25,7 @@ app = typer.Typer(
     help="Make, look at, export, check and delete collections.",
 )
 
-COLUMNS: Final = ("name", "model", "rows", "size", "generations", "last re-index")
+COLUMNS: Final = ("name", "kind", "model", "rows", "size", "generations", "last re-index")
 
 Name = Annotated[str, typer.Argument(metavar="COLLECTION", help="The collection's name.")]
 
@@ -34,7 +34,7 @@ KeepText = Annotated[
     bool | None,
     typer.Option(
         "--keep-text/--no-keep-text",
-        help="Keep texts beside their vectors, for full text search and answers that show them.",
+        help="Keep texts beside their results, for full text search and answers that show them.",
         show_default=False,
     ),
 ]
@@ -66,8 +66,9 @@ def create(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Make a collection before its first job, with all that decides its vectors."""
+    """Make a collection before its first job, with all that decides its results."""
     from vectormill.cli.endpoint import connected
+    from vectormill.cli.views.collection_page import describe_results
     from vectormill.cli.views.listing import print_json
     from vectormill.client.transport import given
 
@@ -83,14 +84,14 @@ def create(
     if json:
         print_json(made)
         return
-    typer.echo(f"Collection {name} is made: {made['model']}, {made['dimensions']} dimensions.", err=True)
+    typer.echo(f"Collection {name} is made: {describe_results(made)}.", err=True)
 
 
 @app.command("list", epilog="Example: vectormill collections list --json | jq -r .name")
 def list_all(api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
     """List collections by name, with about how many rows each has."""
     from vectormill.cli.endpoint import connected
-    from vectormill.cli.views.collection_page import describe_age, describe_bytes
+    from vectormill.cli.views.collection_page import describe_age, describe_bytes, find_kind
     from vectormill.cli.views.listing import print_json, print_table
 
     with connected(api_url, data_dir) as client:
@@ -102,6 +103,7 @@ def list_all(api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = Fals
     rows = [
         (
             collection["name"],
+            find_kind(collection),
             collection["model"],
             f"{collection['num_rows']:,}",
             describe_bytes(collection["num_bytes"]),
@@ -166,9 +168,15 @@ def export(
     ],
     format: Annotated[RowsName | None, typer.Option("--format", help="Else told by OUT's name.")] = None,
     include: Annotated[
-        str,
-        typer.Option("--include", metavar="PARTS", help="Of vector, metadata and text, with commas between."),
-    ] = "vector,metadata",
+        str | None,
+        typer.Option(
+            "--include",
+            metavar="PARTS",
+            help="Of vector (score or output, as the kind is), metadata and text, with commas between; else the first "
+            "two.",
+            show_default=False,
+        ),
+    ] = None,
     after: Annotated[
         str | None,
         typer.Option("--after", metavar="KEY", help="Only rows behind this key: to go on with an export."),
@@ -181,7 +189,7 @@ def export(
     from vectormill.domain.errors import InvalidOption
     from vectormill.files.outputs import check_output, choose_format
 
-    parts = [part.strip() for part in include.split(",")]
+    parts = None if include is None else [part.strip() for part in include.split(",")]
     with connected(api_url, data_dir) as client:
         if out == "-":
             client.export_collection(name, sys.stdout.buffer, format or "ndjson", include=parts, after=after)
@@ -208,7 +216,7 @@ def delete(
     api_url: ApiUrl = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Delete a collection with all its rows. Its jobs stay, without vectors."""
+    """Delete a collection with all its rows. Its jobs stay, without results."""
     from vectormill.cli.endpoint import connected
 
     with connected(api_url, data_dir) as client:

@@ -27,8 +27,14 @@ def put(
     collection: Collection,
     key: Key,
     text: Annotated[str, typer.Argument(metavar="TEXT", help="The text, or - to read it from stdin.")],
+    pair: Annotated[
+        str | None,
+        typer.Option(
+            "--pair", metavar="TEXT", help="What the text is compared with, in a collection of scores."
+        ),
+    ] = None,
     metadata: Annotated[
-        str | None, typer.Option("--metadata", metavar="JSON", help="An object to keep beside the vector.")
+        str | None, typer.Option("--metadata", metavar="JSON", help="An object to keep beside the result.")
     ] = None,
     wait: Annotated[
         float | None,
@@ -40,7 +46,7 @@ def put(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Encode a text, and keep its vector under the key instead of what was there."""
+    """Encode a text, or score a pair, and keep the result under the key instead of what was there."""
     from vectormill.cli.arguments.options import parse_metadata
     from vectormill.cli.endpoint import connected
     from vectormill.cli.views.listing import print_json
@@ -48,7 +54,7 @@ def put(
     found = parse_metadata(metadata)
     with connected(api_url, data_dir) as client:
         content = sys.stdin.read() if text == "-" else text
-        answer = client.put_item(collection, key, content, metadata=found, wait_seconds=wait)
+        answer = client.put_item(collection, key, content, text_pair=pair, metadata=found, wait_seconds=wait)
     if json:
         print_json(answer)
     elif answer["is_searchable"]:
