@@ -342,7 +342,7 @@ REX = ModelEntry(path=str(ROOT / "tests/data/rexuninlu/model"))
 OTHER_REX = ModelEntry(path=str(ROOT / "tests/data/rexuninlu/model_b"))
 BERT = ModelEntry(path=str(ROOT / "tests/data/structbert/model"))
 REGISTRY = Registry({"rex": REX, "other rex": OTHER_REX, "bert": BERT})
-ASKED = {"extract_schema": '{"a":{"b":null}}', "confidences": True}
+ASKED: dict[str, Any] = {"extract_schema": '{"a":{"b":null}}', "confidences": True}
 
 
 @pytest.mark.parametrize(
