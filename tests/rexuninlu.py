@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import save_file
 
 from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
@@ -18,6 +20,7 @@ from worker.tasks.extract.extraction import Extraction, Prompts
 from worker.tasks.extract.layout import IS_BLANK
 from worker.tasks.extract.model.head import MAX_CELLS, compute_cells, find_places, find_wanted, gather_cells
 from worker.tasks.extract.model.network import RexNetwork, load_network
+from worker.tasks.extract.model.switches import read_switches
 from worker.tasks.extract.prompt_tokenizer import PromptTokenizer
 
 GOLDEN: Final = Path(__file__).parent / "data" / "rexuninlu"
@@ -126,6 +129,20 @@ def read_head(batch: Batch, logits: NDArray[np.float32], max_cells: int = MAX_CE
     )
     tensor = torch.from_numpy(logits.copy())
     return gather_cells(tensor, find_wanted(tensor, is_text, is_type, is_blank), is_token, max_cells)
+
+
+def write_wide(directory: Path) -> Path:
+    """With random weights, and wide enough for its memory to be measured."""
+    shutil.copytree(GOLDEN / "model", directory)
+    sizes = {"hidden_size": 384, "num_hidden_layers": 4, "num_attention_heads": 12, "attention_head_size": 32}
+    sizes |= {"intermediate_size": 1536}
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    (directory / "config.json").write_text(json.dumps(config | sizes))
+    network = RexNetwork(read_switches(directory))
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.05)
+    save_file(network.state_dict(), directory / "model.safetensors")
+    return directory
 
 
 def list_certain_cases(model: str) -> list[Case]:

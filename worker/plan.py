@@ -10,11 +10,14 @@ from worker.encoder.choice import choose_precision
 from worker.encoder.switches import PACKED_RANKS, describe_switches, list_wanted
 from worker.model.architectures import PACKED, AttentionShape, find_obstacle
 from worker.parallel.layouts import LAYOUTS
+from worker.placement.explain.reasons import PRECISIONS
 from worker.placement.placement import Placement
 from worker.placement.planner import PlanSettings
 from worker.placement.sizes.model_shape import ModelShape, has_weights, read_model_shape
 from worker.placement.together import Planned, Tenant, plan_together
 from worker.settings import WorkerSettings
+from worker.tasks.extract.precision import PRECISIONS as EXTRACTION_PRECISIONS
+from worker.tasks.extract.precision import choose_extraction_precision
 
 
 def plan_worker(card: ModelCard, inventory: Inventory, settings: WorkerSettings) -> Placement:
@@ -39,7 +42,8 @@ def _add_reason(planned: Planned, reason: str) -> Planned:
 def _make_tenant(card: ModelCard, inventory: Inventory, settings: WorkerSettings) -> Tenant:
     shape = find_shape(card)
     devices = parse_devices(settings.devices, inventory)
-    precision = choose_precision(settings.precision, devices[0]).value
+    choose = choose_extraction_precision if card.is_extractor else choose_precision
+    precision = choose(settings.precision, devices[0]).value
     obstacle = (
         ""
         if shape.model_type in LAYOUTS
@@ -58,6 +62,7 @@ def _make_tenant(card: ModelCard, inventory: Inventory, settings: WorkerSettings
             sharing_obstacle=obstacle,
             tensor_obstacle=layout.tensor_obstacle if layout is not None else "",
             attention=PACKED if _is_packed(shape, devices, precision, settings) else "",
+            precisions=EXTRACTION_PRECISIONS if card.is_extractor else PRECISIONS,
         ),
     )
 

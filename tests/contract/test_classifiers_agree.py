@@ -23,10 +23,11 @@ from tests.classifiers import (
 from tests.models import read_card
 from vectormill.domain.errors import ModelError
 from vectormill.models.classifiers import HEAD_POOLING
-from worker.model.classifiers.heads import HEADS
+from worker.model.classifiers.heads import HEADS, load_head
 from worker.model.network import load_transformer
 from worker.parallel.filling.skeleton import build_skeleton, fill
 from worker.parallel.layouts import LAYOUTS, find_layout
+from worker.placement.sizes.model_shape import read_model_shape
 from worker.tokens.tokenizer import Tokenizer
 
 CASES = [
@@ -47,6 +48,8 @@ def test_a_classifier_agrees_with_transformers(model_type: str, tmp_path: Path) 
     card = read_card(directory)
     expected = reference_logits(directory)
     assert np.ptp(expected, axis=0).min() > 0.05  # pairs differ by more than what is allowed
+    head = load_head(card)
+    assert read_model_shape(card).dense_values == sum(each.numel() for each in head.parameters())
     encoder = load_classifier(card, "torch", tmp_path)
     together = judge(encoder, card)
     assert np.abs(together - expected).max() < 1e-4

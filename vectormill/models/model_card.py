@@ -6,7 +6,7 @@ write them) and plain transformers (`config.json` alone: mean pooling, vectors o
 
 import json
 import math
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -115,7 +115,7 @@ def read_model_card(
         dimension = _read_dense(directory / folder, dimension, name)
     if classifier is not None:
         dimension = len(classifier.labels)
-    is_extractor = classifier is None and is_rexuninlu(config, find_tensor_names(weights))
+    is_extractor = classifier is None and _is_extractor(config, weights or list_weights(directory))
     transformer = _read_transformer(directory, modules)
     longest = _longest_input(directory, text_config)
     if max_tokens is not None and max_tokens > longest:
@@ -162,15 +162,13 @@ def find_weights(directory: Path, name: str) -> list[Path]:
     """The safetensors files of the transformer itself, in order of name. Pickled weights are refused, unless they are
     of a model that was published so and that transformers cannot convert: of those, tensors alone are read.
     """
-    files = sorted(directory.glob("*.safetensors"))
-    if files:
+    files = list_weights(directory)
+    if files and files[0].name != PUBLISHED_WEIGHTS:
         return files
-    published = directory / PUBLISHED_WEIGHTS
-    if published.is_file():
+    if files:
         config = _read_json(directory / "config.json", name)
-        may_be_rex = config.get("model_type") == REXUNINLU_TYPE
-        if is_structbert(config) or (may_be_rex and is_rexuninlu(config, find_tensor_names([published]))):
-            return [published]
+        if is_structbert(config) or _is_extractor(config, files):
+            return files
     pickles = sorted(path.name for pattern in PICKLED_WEIGHTS for path in directory.glob(pattern))
     if pickles:
         raise ModelError(
@@ -179,6 +177,12 @@ def find_weights(directory: Path, name: str) -> list[Path]:
             "of transformers writes safetensors."
         )
     raise ModelError(f"The model {name!r} has no weights: there is no *.safetensors file in {directory}.")
+
+
+def list_weights(directory: Path) -> list[Path]:
+    """The safetensors files, in order of name, or else what some models are published as; perhaps none is there."""
+    published = directory / PUBLISHED_WEIGHTS
+    return sorted(directory.glob("*.safetensors")) or ([published] if published.is_file() else [])
 
 
 def fingerprint_directory(directory: Path, weights: Sequence[Path]) -> str:
@@ -332,9 +336,9 @@ def find_tensor_names(weights: Sequence[Path]) -> set[str]:
     return {name for path in weights for name in read_header(path)}
 
 
-def is_rexuninlu(config: dict[str, Any], names: Set[str]) -> bool:
-    """Its config.json is any DeBERTa's; the names of its head's tensors tell."""
-    return config.get("model_type") == REXUNINLU_TYPE and names >= EXTRACTOR_TENSORS
+def _is_extractor(config: dict[str, Any], weights: Sequence[Path]) -> bool:
+    """RexUniNLU's config.json is any DeBERTa's; the names of its head's tensors tell."""
+    return config.get("model_type") == REXUNINLU_TYPE and find_tensor_names(weights) >= EXTRACTOR_TENSORS
 
 
 def _count_parameters(weights: Sequence[Path]) -> int:

@@ -14,6 +14,7 @@ from vectormill.domain.errors import ConfigurationError, ModelDoesNotFit
 from worker.devices.device import CPU, CUDA, MPS, Inventory, parse_devices
 from worker.placement.drafts import AUTO, Draft, draft_plans
 from worker.placement.explain.reasons import (
+    PRECISIONS,
     Asked,
     explain_failure,
     explain_idle,
@@ -46,7 +47,7 @@ class PlanSettings:
 
     A replica has to hold one text of `max_tokens`. `attention` is the kernel, as an EncoderReport names it; without a
     name it is what the devices take at the worst. `sharing_obstacle` is a sentence when the model cannot be divided at
-    all, `tensor_obstacle` when its layers cannot be cut.
+    all, `tensor_obstacle` when its layers cannot be cut. `precisions` are those that may be proposed instead.
     """
 
     precision: str
@@ -57,6 +58,7 @@ class PlanSettings:
     sharing_obstacle: str = ""
     tensor_obstacle: str = ""
     attention: str = ""
+    precisions: tuple[str, ...] = PRECISIONS
 
 
 def plan_placement(inventory: Inventory, shape: ModelShape, settings: PlanSettings) -> Placement:
@@ -85,6 +87,7 @@ def plan_placement(inventory: Inventory, shape: ModelShape, settings: PlanSettin
         settings.strategy,
         settings.memory_share,
         settings.max_tokens,
+        settings.precisions,
     )
     longest = find_longest_text(
         rooms,

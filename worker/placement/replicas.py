@@ -66,6 +66,8 @@ class ReplicaBuilder:
         self._first_bytes = footprint.embedding_bytes
         self._layer_bytes = max(footprint.layer_bytes)
         self._last_bytes = footprint.other_bytes
+        self._made_bytes = footprint.num_layers * footprint.made_bytes
+        self._bias_bytes = footprint.bias_bytes
         self.weight_bytes = footprint.weight_bytes
         self.max_tokens = needs.max_tokens
         self.sharing_obstacle = needs.sharing_obstacle
@@ -74,7 +76,7 @@ class ReplicaBuilder:
         once = -(-footprint.bytes_per_sequence // needs.max_tokens)
         self._token_bytes = footprint.activation_bytes_per_token + squared + once
         # Of a whole replica with a full batch.
-        self.full_bytes = self.weight_bytes + needs.full_batch_tokens * self._token_bytes
+        self.full_bytes = self.weight_bytes + self._bias_bytes + needs.full_batch_tokens * self._token_bytes
         self._hidden_bytes = shape.hidden_size * int(VALUE_BYTES[arithmetic])
         self.cost = TokenCost(
             flop_per_token=2.0
@@ -114,13 +116,13 @@ class ReplicaBuilder:
         tokens = self._tokens_in(room.capacity_bytes - self.weight_bytes, self._token_bytes)
         if tight := self._refuse(room, self.weight_bytes, tokens, self._token_bytes):
             return tight
-        shard = Shard(room.name, room.capacity_bytes, self.weight_bytes, tokens * self._token_bytes)
+        shard = self._make_shard(room, self.weight_bytes, tokens * self._token_bytes)
         stage = Stage(0, self._shape.num_layers, (shard,))
         return Replica(REPLICATE, (stage,), 1, tokens, device_rate(room.flops, room.kind, tokens, self.cost))
 
     def _build_stages(self, rooms: Sequence[Room], link: str) -> Replica | TooTight:
         per_token = self._token_bytes + WAITING_MICRO_BATCHES * self._hidden_bytes
-        counts = self._split_layers(rooms, self._needs.max_tokens * per_token)
+        counts = self._split_layers(rooms, self._bias_bytes + self._needs.max_tokens * per_token)
         if isinstance(counts, TooTight):
             return counts
         weights = self._stage_weights(counts)
@@ -135,7 +137,7 @@ class ReplicaBuilder:
         ]
         stages, first = [], 0
         for room, count, held in zip(rooms, counts, weights, strict=True):
-            shard = Shard(room.name, room.capacity_bytes, held, tokens * per_token)
+            shard = self._make_shard(room, held, tokens * per_token)
             stages.append(Stage(first, count, (shard,)))
             first += count
         rate = pipeline_rate(rates, micro_batches, tokens, link, self.cost)
@@ -180,7 +182,8 @@ class ReplicaBuilder:
 
     def _build_fully_sharded(self, rooms: Sequence[Room], link: str) -> Replica | TooTight:
         gathered = GATHERED_UNITS * max(self._layer_bytes, self._first_bytes)
-        held = -(-self.weight_bytes // len(rooms)) + gathered
+        cut = self.weight_bytes - self._made_bytes
+        held = -(-cut // len(rooms)) + self._made_bytes + gathered
         ranks_held = self._hold_ranks(rooms, held, self._token_bytes)
         if isinstance(ranks_held, TooTight):
             return ranks_held
@@ -197,7 +200,7 @@ class ReplicaBuilder:
         tokens = self._tokens_in(smallest.capacity_bytes - held, per_token)
         if tight := self._refuse(smallest, held, tokens, per_token, num_rooms=len(rooms)):
             return tight
-        shards = tuple(Shard(room.name, room.capacity_bytes, held, tokens * per_token) for room in rooms)
+        shards = tuple(self._make_shard(room, held, tokens * per_token) for room in rooms)
         return Stage(0, self._shape.num_layers, shards), tokens
 
     def _split_layers(self, rooms: Sequence[Room], batch_bytes: int) -> list[int] | TooTight:
@@ -237,13 +240,16 @@ class ReplicaBuilder:
         weights[-1] += self._last_bytes
         return weights
 
+    def _make_shard(self, room: Room, held: int, token_bytes: int) -> Shard:
+        return Shard(room.name, room.capacity_bytes, held, self._bias_bytes + token_bytes)
+
     def _tokens_in(self, free_bytes: int, per_token: int) -> int:
-        return max(0, min(self._needs.full_batch_tokens, free_bytes // per_token))
+        return max(0, min(self._needs.full_batch_tokens, (free_bytes - self._bias_bytes) // per_token))
 
     def _refuse(
         self, room: Room, held: int, tokens: int, per_token: int, num_rooms: int = 1
     ) -> TooTight | None:
-        wanted = held + self._needs.max_tokens * per_token
+        wanted = held + self._bias_bytes + self._needs.max_tokens * per_token
         if tokens >= self._needs.max_tokens:
             return None
         missing = wanted - room.capacity_bytes

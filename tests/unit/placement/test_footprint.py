@@ -5,7 +5,13 @@ from dataclasses import replace
 import pytest
 
 from vectormill.models.registry import DEFAULT_MODEL, Registry
-from worker.placement.sizes.footprint import Footprint, count_activations, make_footprint
+from worker.placement.sizes.footprint import (
+    BIAS_BYTES,
+    SCRATCH_BYTES,
+    Footprint,
+    count_activations,
+    make_footprint,
+)
 from worker.placement.sizes.model_shape import ModelShape, TensorSize, read_model_shape
 
 CARD = Registry({}).card(DEFAULT_MODEL, weights=True)
@@ -83,6 +89,26 @@ def test_a_deberta_holds_scores_of_every_relative_position_and_all_that_came_out
     tokens = footprint.largest_batch_tokens(100_000_000, 64)
     assert footprint.predict_batch_bytes(tokens // 64, 64) <= 100_000_000
     assert footprint.predict_batch_bytes(tokens // 64 + 1, 64) > 100_000_000
+
+
+def test_an_extraction_projects_positions_once_and_has_as_many_heads_at_work_as_it_may() -> None:
+    relative = TensorSize("plm.encoder.rel_embeddings.weight", (512, 384), None)
+    shape = replace(SHAPE, tensors=(*SHAPE.tensors, relative), is_extractor=True)
+    footprint = make_footprint(shape, "fp32", "padded (disentangled, by sequence)")
+    plain = make_footprint(SHAPE, "fp32", "padded (sdpa)")
+    projected = 2 * 512 * 384 * 4
+    assert footprint.made_bytes == projected
+    assert footprint.weight_bytes == plain.weight_bytes + 6 * projected + 512 * 384 * 4
+    assert footprint.bytes_per_sequence == 0
+    assert footprint.activation_bytes_per_token == 4 * (3 * 384 + 2 * 1536)
+    assert footprint.attention_bytes_per_token_squared == 9
+    one = footprint.predict_batch_bytes(1, 64)
+    assert one == SCRATCH_BYTES + 64 * (16896 + 9 * 64) + 64 * (4 * 12 * 4 * 64 - 4 * (2 * 1536 - 3 * 384))
+    # Of a large batch some heads at a time.
+    many = footprint.predict_batch_bytes(4, 512)
+    assert many == SCRATCH_BYTES + 2048 * (16896 + 9 * 512) + BIAS_BYTES - 2048 * 7680
+    tokens = footprint.largest_batch_tokens(400_000_000, 512)
+    assert footprint.predict_batch_bytes(tokens // 512, 512) <= 400_000_000
 
 
 def test_the_largest_batch_fits_and_one_sequence_more_does_not() -> None:

@@ -19,6 +19,7 @@ from transformers import AutoModel
 from vectormill.domain.errors import ModelError
 from vectormill.models.model_card import ModelCard
 from worker.encoder.encoder import OnRead
+from worker.model.classifiers.heads import outline_head
 from worker.model.classifiers.published import load_config
 from worker.model.weights.quantization import Rounded
 from worker.parallel.filling.weight_files import WeightFiles
@@ -47,7 +48,11 @@ def build_skeleton(card: ModelCard, dtype: torch.dtype) -> nn.Module:
 def list_shapes(card: ModelCard) -> dict[str, tuple[int, ...]]:
     """The tensors that the model's weights would have, by name. Raises ModelError."""
     skeleton = build_skeleton(card, torch.float32)
-    return {name: tuple(parameter.shape) for name, parameter in skeleton.named_parameters()}
+    shapes = {name: tuple(parameter.shape) for name, parameter in skeleton.named_parameters()}
+    if card.classifier is not None:
+        head, names = outline_head(card)
+        shapes |= {names[own]: tuple(parameter.shape) for own, parameter in head.named_parameters()}
+    return shapes
 
 
 def fill(

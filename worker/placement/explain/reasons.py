@@ -33,7 +33,9 @@ LINK_WORDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a plan was asked for. `max_tokens` is the longest text that the model reads."""
+    """What a plan was asked for. `max_tokens` is the longest text that the model reads, `precisions` are those that it
+    computes in.
+    """
 
     rooms: Sequence[Room]
     links: Links
@@ -42,6 +44,7 @@ class Asked:
     strategy: str
     memory_share: float
     max_tokens: int
+    precisions: tuple[str, ...]
 
 
 def explain_plan(chosen: Draft, builder: ReplicaBuilder, asked: Asked) -> tuple[str, ...]:
@@ -138,7 +141,7 @@ def propose_precision(chosen: Draft, chosen_builder: ReplicaBuilder, asked: Aske
     if chosen.strategy == REPLICATE and not chosen.idle:
         return ()
     rooms = asked.rooms
-    for smaller in smaller_precisions(asked.precision):
+    for smaller in smaller_precisions(asked):
         builder = asked.make_builder(smaller, chosen_builder.max_tokens)
         whole = draft_replicas(rooms, builder)
         if len(whole.replicas) < len(rooms):
@@ -194,7 +197,7 @@ def _ways_out(asked: Asked, longest: int) -> Iterator[str]:
     builder = asked.make_builder(asked.precision, asked.max_tokens)
     if asked.strategy != AUTO and (fitting := _fit(asked, asked.precision, AUTO, longest)):
         yield f"--strategy auto: {fitting}"
-    for smaller in smaller_precisions(asked.precision):
+    for smaller in smaller_precisions(asked):
         if fitting := _fit(asked, smaller, asked.strategy, longest):
             weights = format_gib(asked.make_builder(smaller, asked.max_tokens).weight_bytes)
             yield f"--precision {smaller}: the weights take {weights}, and {fitting}"
@@ -228,9 +231,10 @@ def _fit(asked: Asked, precision: str, strategy: str, longest: int) -> str:
     return f"{best.name} fits{limit}"
 
 
-def smaller_precisions(precision: str) -> tuple[str, ...]:
-    known = "bf16" if precision == "fp16" else precision
-    return PRECISIONS[PRECISIONS.index(known) + 1 :]
+def smaller_precisions(asked: Asked) -> tuple[str, ...]:
+    known = "bf16" if asked.precision == "fp16" else asked.precision
+    smaller = PRECISIONS[PRECISIONS.index(known) + 1 :]
+    return tuple(each for each in smaller if each in asked.precisions)
 
 
 def _listed(names: Sequence[str]) -> str:

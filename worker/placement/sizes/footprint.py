@@ -30,10 +30,21 @@ RELATIVE_MASK_BYTES: Final = 8 + 8 + 1
 # The relative positions themselves, projected as queries and as keys, lie there once for every sequence.
 RELATIVE_PROJECTIONS: Final = 2
 
+# An extractor projects them once, when it is loaded, and has as many heads at work as fit into so many bytes, or one:
+# its bias, what is added to it, and what both are gathered from, twice as wide (worker.tasks.extract.model.deberta).
+BIAS_BYTES: Final = 64 << 20
+BIAS_MATRICES: Final = 4
+# For all heads: the number of a relative position as int64, and whether the pair is hidden.
+EXTRACTOR_MASK_BYTES: Final = 8 + 1
+
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """`layer_bytes` are the weights of each layer in order, for whoever gives layers to several devices."""
+    """`layer_bytes` are the weights of each layer in order, for whoever gives layers to several devices, with the
+    `made_bytes` that are made of each at load and that no cut makes smaller. `bias_bytes` are the most that attention
+    takes beside a batch's tokens, and `bias_bytes_per_token_squared` what a small batch takes; of which
+    `spare_bytes_per_token` are there anyway, for the feed-forward block.
+    """
 
     num_layers: int
     embedding_bytes: int
@@ -42,6 +53,10 @@ class Footprint:
     activation_bytes_per_token: int
     attention_bytes_per_token_squared: int
     bytes_per_sequence: int = 0
+    made_bytes: int = 0
+    bias_bytes: int = 0
+    bias_bytes_per_token_squared: int = 0
+    spare_bytes_per_token: int = 0
 
     @property
     def weight_bytes(self) -> int:
@@ -50,7 +65,10 @@ class Footprint:
     def predict_batch_bytes(self, num_sequences: int, length: int) -> int:
         """What one forward pass needs beside the weights, for sequences padded to `length`."""
         per_token = self.activation_bytes_per_token + self.attention_bytes_per_token_squared * length
-        return SCRATCH_BYTES + num_sequences * (length * per_token + self.bytes_per_sequence)
+        tokens = num_sequences * length
+        bias = min(self.bias_bytes, tokens * length * self.bias_bytes_per_token_squared)
+        beside = max(0, bias - tokens * self.spare_bytes_per_token)
+        return SCRATCH_BYTES + beside + tokens * per_token + num_sequences * self.bytes_per_sequence
 
     def largest_batch_tokens(self, free_bytes: int, length: int) -> int:
         """Tokens, padding included, of the largest batch of such sequences that fits beside the weights; 0 for none.
@@ -59,7 +77,7 @@ class Footprint:
         """
         per_token = self.activation_bytes_per_token + self.attention_bytes_per_token_squared * length
         per_sequence = per_token * length + self.bytes_per_sequence
-        return max(0, free_bytes - SCRATCH_BYTES) // per_sequence * length
+        return max(0, free_bytes - SCRATCH_BYTES - self.bias_bytes) // per_sequence * length
 
 
 def make_footprint(
@@ -82,17 +100,18 @@ def make_footprint(
             embedding_bytes += num_bytes
         else:
             other_bytes += num_bytes
+    positions = RELATIVE_PROJECTIONS * shape.num_relative_positions * shape.hidden_size * value_bytes
+    made_bytes = positions if shape.is_extractor else 0
     return Footprint(
         num_layers=shape.num_layers,
         embedding_bytes=embedding_bytes,
-        layer_bytes=tuple(layers[number] for number in sorted(layers)),
+        layer_bytes=tuple(layers[number] + made_bytes for number in sorted(layers)),
         other_bytes=other_bytes + shape.dense_values * int(VALUE_BYTES["fp32"]),
         activation_bytes_per_token=value_bytes * count_activations(shape),
         attention_bytes_per_token_squared=_attention_bytes(shape, attention, value_bytes),
-        bytes_per_sequence=RELATIVE_PROJECTIONS
-        * shape.num_relative_positions
-        * shape.hidden_size
-        * value_bytes,
+        bytes_per_sequence=0 if shape.is_extractor else positions,
+        made_bytes=made_bytes,
+        **(_count_bias(shape, value_bytes) if shape.is_extractor else {}),
     )
 
 
@@ -108,12 +127,24 @@ def count_activations(shape: ModelShape) -> int:
     else:
         wide = 2 * shape.intermediate_size
     attention = (2 * shape.num_heads + 2 * shape.num_key_value_heads) * shape.head_size
+    if shape.is_extractor:  # which keeps what it embedded beside the two, for the convolution
+        return 3 * shape.hidden_size + max(wide, attention)
     if shape.num_relative_positions:
         # The scores of every relative position, of which each pair of tokens then picks one. And transformers keeps
         # what came out of each layer, whoever asks.
         relative = shape.num_heads * shape.num_relative_positions + 2 * shape.hidden_size
         return shape.num_layers * shape.hidden_size + max(wide, relative)
     return 2 * shape.hidden_size + max(wide, attention)
+
+
+def _count_bias(shape: ModelShape, value_bytes: int) -> dict[str, int]:
+    """Of an extractor. While it is there, queries, keys, values and what comes out are, and no intermediate values."""
+    spare = count_activations(shape) - 3 * shape.hidden_size - 3 * shape.num_heads * shape.head_size
+    return {
+        "bias_bytes": BIAS_BYTES,
+        "bias_bytes_per_token_squared": BIAS_MATRICES * shape.num_heads * value_bytes,
+        "spare_bytes_per_token": spare * value_bytes,
+    }
 
 
 def _tensor_bytes(tensor: TensorSize, precision: str, value_bytes: int) -> int:
@@ -126,6 +157,8 @@ def _tensor_bytes(tensor: TensorSize, precision: str, value_bytes: int) -> int:
 
 
 def _attention_bytes(shape: ModelShape, attention: str, value_bytes: int) -> int:
+    if shape.is_extractor:
+        return EXTRACTOR_MASK_BYTES
     if shape.num_relative_positions:  # whatever the kernel: there is none for such scores
         return RELATIVE_SCORES * shape.num_heads * value_bytes + RELATIVE_MASK_BYTES
     if attention.startswith("packed"):

@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from vectormill.domain.errors import ModelError
+from vectormill.models.classifiers import is_structbert
 from vectormill.models.model_card import ModelCard, find_weights
 from vectormill.models.weight_headers import read_header
 
-# What the transformer of worker.model.network leaves out: heads that vectors do not pass through, and buffers.
-UNUSED_PARTS: Final = frozenset(
-    {"pooler", "cls", "lm_head", "classifier", "qa_outputs", "score", "predictions", "position_ids"}
-)
-UNUSED_FIRST_PARTS: Final = frozenset({"head", "decoder"}) | {
+# Of a classifier's head (worker.model.classifiers.heads), which vectors do not pass through.
+HEAD_PARTS: Final = frozenset({"pooler", "classifier", "score"})
+HEAD_FIRST_PARTS: Final = frozenset({"head", "pre_classifier"})
+# What else the transformer of worker.model.network leaves out: other heads, and buffers.
+UNUSED_PARTS: Final = frozenset({"cls", "lm_head", "qa_outputs", "predictions", "position_ids"})
+UNUSED_FIRST_PARTS: Final = frozenset({"decoder"}) | {
     f"vocab_{name}" for name in ("transform", "layer_norm", "projector")
 }
 EMBEDDING_PARTS: Final = frozenset(
@@ -54,7 +56,9 @@ class TensorSize:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The sizes that decide memory and arithmetic. `dense_values` are those of Dense modules, always fp32."""
+    """The sizes that decide memory and arithmetic. `dense_values` are those of Dense modules or of a classifier's head,
+    always fp32. An extractor computes its relative positions in its own way (worker.tasks.extract.model).
+    """
 
     num_layers: int
     hidden_size: int
@@ -67,6 +71,7 @@ class ModelShape:
     tensors: tuple[TensorSize, ...]
     dense_values: int
     model_type: str = ""
+    is_extractor: bool = False
 
     @property
     def num_relative_positions(self) -> int:
@@ -92,7 +97,8 @@ def read_model_shape(card: ModelCard, shapes: Mapping[str, tuple[int, ...]] | No
     config = config.get("text_config", config)
     hidden_size = _read_size(config, card, "hidden_size", "d_model", "dim")
     num_heads = _read_size(config, card, "num_attention_heads", "n_heads", "num_heads")
-    tensors = tuple(_list_tensors(_read_shapes(card) if shapes is None else shapes))
+    sizes = _read_shapes(card) if shapes is None else shapes
+    tensors = tuple(_list_tensors(sizes))
     gates = {part for tensor in tensors for part in tensor.name.split(".")} & set(GATES)
     return ModelShape(
         num_layers=_read_size(config, card, "num_hidden_layers", "n_layers", "num_layers"),
@@ -104,8 +110,11 @@ def read_model_shape(card: ModelCard, shapes: Mapping[str, tuple[int, ...]] | No
         is_gated=bool(gates),
         has_joined_gate=any(GATES[gate] for gate in gates),
         tensors=tensors,
-        dense_values=sum(_count_dense(card.path / folder) for folder in card.dense),
-        model_type=str(config.get("model_type", "")),
+        dense_values=_count_head(sizes)
+        if card.classifier is not None
+        else sum(_count_dense(card.path / folder) for folder in card.dense),
+        model_type="bert" if is_structbert(config) else str(config.get("model_type", "")),
+        is_extractor=card.is_extractor,
     )
 
 
@@ -118,10 +127,19 @@ def _read_shapes(card: ModelCard) -> dict[str, tuple[int, ...]]:
 def _list_tensors(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[TensorSize]:
     for name, shape in shapes.items():
         parts = name.split(".")
-        if UNUSED_PARTS & set(parts) or parts[0] in UNUSED_FIRST_PARTS:
+        if _is_of_head(name) or UNUSED_PARTS & set(parts) or parts[0] in UNUSED_FIRST_PARTS:
             continue
         number = LAYER_NUMBER.search(name)
         yield TensorSize(name, shape, int(number[1]) if number else None)
+
+
+def _is_of_head(name: str) -> bool:
+    parts = name.split(".")
+    return bool(HEAD_PARTS & set(parts)) or parts[0] in HEAD_FIRST_PARTS
+
+
+def _count_head(shapes: Mapping[str, tuple[int, ...]]) -> int:
+    return sum(math.prod(shape) for name, shape in shapes.items() if _is_of_head(name))
 
 
 def _count_dense(folder: Path) -> int:

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, layer_norm, linear, relu, scaled_dot_product_attention, silu, tanh
 
+from worker.placement.sizes.footprint import BIAS_BYTES, BIAS_MATRICES
 from worker.tasks.extract.model.switches import Switches
 
-# What the biases of the heads at work and what they are gathered from may take together.
-BIAS_BYTES: Final = 64 << 20
 ACTIVATIONS: Final[Mapping[str, Any]] = {
     "gelu": gelu,
     "gelu_new": lambda states: gelu(states, approximate="tanh"),
@@ -93,7 +92,7 @@ class SelfAttention(nn.Module):
         query, key, value = (self._split(proj(states)) for proj in self._projections())
         num_sequences, length = states.shape[:2]
         # Three matrices of a head: the bias, what is added to it, and what both are gathered from, twice as wide.
-        bytes_a_head = 4 * num_sequences * length * length * states.element_size()
+        bytes_a_head = BIAS_MATRICES * num_sequences * length * length * states.element_size()
         at_once = max(1, min(self.num_heads, BIAS_BYTES // bytes_a_head))
         parts = []
         for first in range(0, self.num_heads, at_once):

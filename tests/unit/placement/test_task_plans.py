@@ -1,0 +1,104 @@
+"""Plans of models that score and extract: with their own heads, scores and precisions."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.classifiers import STRUCTBERT
+from tests.models import read_card
+from tests.rexuninlu import GOLDEN
+from vectormill.domain.errors import ModelDoesNotFit, ModelError
+from vectormill.models.registry import Registry
+from worker.devices.described import describe_inventory
+from worker.placement.placement import Placement, Replica
+from worker.placement.planner import PlanSettings, make_needs, plan_placement
+from worker.placement.replicas import ReplicaBuilder
+from worker.placement.sizes.footprint import BIAS_BYTES, make_footprint
+from worker.placement.sizes.model_shape import ModelShape, read_model_shape
+from worker.placement.sizes.room import GIB, Room
+from worker.placement.strategies import FULLY_SHARDED, PIPELINE, REPLICATE, TENSOR
+from worker.plan import find_shape, plan_worker
+from worker.settings import WorkerSettings
+
+REX = GOLDEN / "model"
+
+
+def plan(directory: Path, devices: str = "2x8GiB", **settings: object) -> Placement:
+    card = Registry({}).outline(str(directory))
+    return plan_worker(card, describe_inventory(devices), WorkerSettings(**settings))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("strategy", [PIPELINE, TENSOR, FULLY_SHARDED])
+def test_structbert_is_shared_as_the_bert_that_it_is(strategy: str) -> None:
+    placement = plan(STRUCTBERT / "model", strategy=strategy)
+    assert placement.strategy == strategy
+    assert all(shard.weight_bytes > 0 for each in placement.replicas[0].stages for shard in each.shards)
+
+
+def test_the_last_stage_holds_the_head_in_fp32() -> None:
+    shape = read_model_shape(read_card(STRUCTBERT / "model"))
+    hidden = shape.hidden_size
+    assert shape.dense_values == (hidden * hidden + hidden) + (2 * hidden + 2)
+    without = make_footprint(replace(shape, dense_values=0), "bf16", "padded (sdpa)")
+    whole = make_footprint(shape, "bf16", "padded (sdpa)")
+    assert whole.other_bytes - without.other_bytes == 4 * shape.dense_values
+
+
+def test_a_head_is_outlined_where_there_are_no_weights_yet(tmp_path: Path) -> None:
+    for file in (STRUCTBERT / "model").glob("*.json"):
+        shutil.copy(file, tmp_path)
+    outlined = find_shape(Registry({}).outline(str(tmp_path)))
+    assert outlined.dense_values == read_model_shape(read_card(STRUCTBERT / "model")).dense_values
+
+
+@pytest.mark.parametrize("strategy", [REPLICATE, PIPELINE, FULLY_SHARDED])
+def test_an_extraction_is_planned_in_the_precision_that_it_is_computed_in(strategy: str) -> None:
+    placement = plan(REX, strategy=strategy)
+    assert (placement.strategy, placement.precision) == (strategy, "fp32")
+    shards = [shard for each in placement.replicas for stage in each.stages for shard in stage.shards]
+    assert all(shard.activation_bytes > BIAS_BYTES for shard in shards)
+    assert not any("int8" in proposal for proposal in placement.proposals)
+
+
+def test_an_extraction_says_what_it_cannot_be() -> None:
+    (tensor,) = [each for each in plan(REX).rejected if each.alternative == TENSOR]
+    assert "relative positions" in tensor.reason
+    with pytest.raises(ModelDoesNotFit, match="relative positions"):
+        plan(REX, strategy=TENSOR)
+    with pytest.raises(ModelError, match="fp32 or bf16, not in int8"):
+        plan(REX, precision="int8")
+
+
+def test_ways_out_name_no_precision_that_an_extraction_has_not() -> None:
+    shape = read_model_shape(read_card(REX))
+    settings = PlanSettings("fp32", 512, precisions=("fp32", "bf16"))
+    big = replace(shape, tensors=tuple(replace(each, shape=(1 << 13, 1 << 13)) for each in shape.tensors))
+    with pytest.raises(ModelDoesNotFit) as refused:
+        plan_placement(describe_inventory("1x8GiB"), big, settings)
+    assert "int8" not in str(refused.value)
+    with pytest.raises(ModelDoesNotFit, match="--precision int8"):
+        plan_placement(describe_inventory("1x8GiB"), big, replace(settings, precisions=("fp32", "int8")))
+
+
+def build(shape: ModelShape, strategy: str) -> Replica:
+    rooms = [Room(f"cuda:{number}", "cuda", 1024 * GIB, 1e12) for number in range(2)]
+    needs = make_needs(rooms, PlanSettings("fp32", 512))
+    built = ReplicaBuilder(shape, needs).build(strategy, rooms[: 1 if strategy == REPLICATE else 2], "pcie")
+    assert isinstance(built, Replica)
+    return built
+
+
+def test_what_is_made_at_load_is_whole_on_every_rank_and_layer_by_layer_in_stages() -> None:
+    shape = read_model_shape(read_card(REX))
+    footprint = make_footprint(shape, "fp32", "padded")
+    made = shape.num_layers * footprint.made_bytes
+    assert made == 3 * 2 * 512 * 32 * 4
+    (alone,) = build(shape, REPLICATE).stages[0].shards
+    assert alone.weight_bytes == footprint.weight_bytes
+    stages = [shard.weight_bytes for stage in build(shape, PIPELINE).stages for shard in stage.shards]
+    assert sum(stages) == footprint.weight_bytes
+    gathered = 2 * max(*footprint.layer_bytes, footprint.embedding_bytes)
+    for shard in build(shape, FULLY_SHARDED).stages[0].shards:
+        assert shard.weight_bytes == -(-(footprint.weight_bytes - made) // 2) + made + gathered
