@@ -14,7 +14,12 @@ from vectormill.domain.errors import InvalidOption, ModelError
 from vectormill.domain.tasks.schema import check_schema
 from vectormill.models.model_card import ModelCard
 from vectormill.models.registry import make_spec
+from worker.devices.detect import detect_inventory
+from worker.devices.device import Inventory
 from worker.engine.engine import EncodeRequest, EncodeResult, Engine
+from worker.placement.strategies import PIPELINE
+from worker.plan import plan_machine
+from worker.runner.starter import Sharing
 from worker.settings import WorkerSettings
 
 CARDS = {model: read_card(GOLDEN / model) for model in MODELS}
@@ -100,6 +105,33 @@ def test_the_report_says_what_decides(engines: dict[str, Engine]) -> None:
     assert (report["backend"]["value"], report["precision"]["value"]) == ("torch", "fp32")
     assert report["gives_vectors"] is False
     assert [engine.report()["num_streams"] for engine in engines.values()] == [1, 2]
+
+
+def test_an_engine_on_two_devices_has_the_records_of_the_reference(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """As it is planned: stages, which answer each level of a text before the next one is asked."""
+    found = detect_inventory()
+    cores = found.physical_cores if len(found.physical_cores) > 1 else found.physical_cores * 2
+    inventory = Inventory((), cores, found.memory_bytes, found.features, found.description)
+    settings = WorkerSettings(devices="cpu:0,cpu:1", strategy=PIPELINE)
+    card = CARDS["model"]
+    (planned,) = plan_machine([card], inventory, settings)
+    (replica,) = planned.placement.replicas
+    sharing = Sharing(replica, planned.devices)
+    engine = Engine(card, planned.devices[0], settings, tmp_path_factory.mktemp("cache"), sharing=sharing)
+    engine.start()
+    cases = [case for case in CERTAIN if case["model"] == "model"]
+    deepest = max(cases, key=lambda case: len(case["levels"]))
+    for case in (deepest, *cases[:2]):
+        result = extract(engine, make(card, case["schema"]), [case["text"]])
+        assert not result.failures
+        assert describe(read(result, 0)) == summarize(case["output"])
+    assert len(deepest["levels"]) > 1
+    report = engine.report()
+    assert PIPELINE in report["backend"]["reason"]
+    assert [loading["device"] for loading in report["loadings"]] == ["cpu:0", "cpu:1"]
+    engine.stop()
 
 
 @pytest.mark.parametrize(

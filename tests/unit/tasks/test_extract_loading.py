@@ -4,6 +4,7 @@ import json
 import pickle
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tests.models import read_card
 from tests.rexuninlu import CPU, GOLDEN, MODELS, load
 from vectormill.domain.errors import ModelError
+from worker.backends.factory import load_encoder
+from worker.devices.device import Device
+from worker.encoder.encoder import EncoderOrder
 from worker.tasks.extract.model.network import load_network
 from worker.tasks.extract.model.switches import parse_switches, read_switches, tabulate_distances
 from worker.tasks.extract.prompt_tokenizer import PromptTokenizer
@@ -165,6 +170,31 @@ def test_without_a_tokenizer_it_is_said_how_to_write_one(model: Path) -> None:
     (model / "tokenizer.json").unlink()
     with pytest.raises(ModelError, match="save_pretrained"):
         PromptTokenizer(model)
+
+
+@pytest.mark.parametrize(
+    ("wish", "words"),
+    [
+        ({"backend": "openvino"}, "with torch alone, not with openvino"),
+        ({"attention": "packed"}, "Packed attention cannot be used, because its disentangled attention"),
+        ({"switches": "fused_qkv"}, "switch fused_qkv cannot be used"),
+        ({"precision": "int8"}, "fp32 or bf16, not in int8"),
+    ],
+)
+def test_a_wish_that_no_extraction_fulfils_is_refused_by_name(
+    wish: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    device = Device("cpu", "cpu", 0, (), 1, 1 << 30)
+    order = EncoderOrder(read_card(GOLDEN / "model"), device, "auto", "auto", 1, tmp_path)
+    with pytest.raises(ModelError, match=words):
+        load_encoder(replace(order, **wish))
+
+
+def test_a_switch_of_ranks_is_for_other_models_of_the_same_worker(tmp_path: Path) -> None:
+    device = Device("cpu", "cpu", 0, (), 1, 1 << 30)
+    order = EncoderOrder(read_card(GOLDEN / "model"), device, "auto", "auto", 1, tmp_path)
+    report = load_encoder(replace(order, switches="packed_ranks")).describe()
+    assert (report.switches, report.precision.value) == ((), "fp32")
 
 
 def test_prompts_have_no_more_ids_than_the_model_has_words() -> None:
