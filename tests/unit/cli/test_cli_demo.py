@@ -196,7 +196,7 @@ def test_without_a_model_pairs_are_scored_by_real_weights_that_are_at_hand(tmp_p
 
 
 def test_a_model_of_another_task_is_refused_before_anything_is_started(tmp_path: Path) -> None:
-    with pytest.raises(InvalidOption, match="no vectors"):
+    with pytest.raises(InvalidOption, match="is for the task score"):
         weights.choose_weights(None, str(STRUCTBERT / "model"), Settings(), tmp_path)
     with pytest.raises(UnknownModel):
         weights.choose_weights(None, str(tmp_path / "nothing"), Settings(), tmp_path)
