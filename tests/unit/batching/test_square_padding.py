@@ -83,5 +83,5 @@ def test_an_extraction_is_costed_by_its_squares_and_bounded_by_what_they_take() 
         batch = pool.take_batch()
         pool.remove(length)
         assert footprint.predict_batch_bytes(len(batch), length) <= free_bytes
-        # Biases and scores of all heads and the mask, of every sequence.
-        assert len(batch) * length**2 * 4 * 4 * 4 <= free_bytes
+        # Of each two tokens the number of their distance, the mask and the logit, for all sequences together.
+        assert len(batch) * length**2 * (8 + 1 + 4) <= free_bytes
