@@ -23,6 +23,7 @@ from tests.indexers import (
     wanted,
 )
 from tests.kinds import RECORDS, SCORES, grouped_of, numbers_of
+from vectormill.cli.doctor.check_report import print_check
 from vectormill.db.collections.collections import create_collection, find_generation
 from vectormill.db.rows.items import find_item
 from vectormill.domain.collection import CollectionWishes
@@ -131,7 +132,9 @@ BROKEN: list[tuple[EncodingSpec, str, str]] = [
 
 
 @OTHERS
-def test_a_check_finds_what_is_wrong_and_names_it(engine: Engine, spec: EncodingSpec) -> None:
+def test_a_check_finds_what_is_wrong_and_names_it(
+    engine: Engine, spec: EncodingSpec, capsys: pytest.CaptureFixture[str]
+) -> None:
     make(engine, spec)
     items = of_kind(spec, (row(f"k{number}", f"text {number}") for number in range(8)))
     with indexing(engine, ListedSource(items)), encoding_meanwhile(engine):
@@ -143,6 +146,10 @@ def test_a_check_finds_what_is_wrong_and_names_it(engine: Engine, spec: Encoding
         generation = ask(engine, find_generation, "docs")
         assert report[generation.kind]["num_rows"] == 8
         assert report["unchecked"] == [f"Recall: {generation.kind} have no vector index."]
+        print_check("docs", report)
+        shown = capsys.readouterr().out
+        assert re.search(rf"{generation.kind}\s+8 rows, 0 unsound", shown)
+        assert "Nothing is wrong." in shown
         table = f"vectormill.{generation.table_name}"
         names = {"table": table, "attributes": f"{table}_attributes"}
         for of, statement, said in BROKEN:

@@ -70,6 +70,16 @@ def test_submit_reads_standard_input(
     assert read_json(capsys.readouterr().out)[0]["num_items"] == 2
 
 
+def test_a_second_text_goes_along_whatever_its_field_is_called(api: FakeApi, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text(
+        '{"key": "a", "text": "x", "text_pair": "y", "answer": "z"}\n{"key": "b", "text": "w"}'
+    )
+    assert run("submit", str(tmp_path / "in.jsonl")) == 0
+    assert run("submit", str(tmp_path / "in.jsonl"), "--pair-field", "answer") == 0
+    found = [[item.get("text_pair") for item in api.items[job]] for job in ("job-1", "job-2")]
+    assert found == [["y", None], ["z", None]]
+
+
 def test_the_same_idempotency_key_makes_one_job(api: FakeApi, texts: str) -> None:
     for _ in range(2):
         run("submit", texts, "--idempotency-key", "nightly")

@@ -56,9 +56,9 @@ KeyField = Annotated[
 ]
 TextField = Annotated[str, typer.Option("--text-field", metavar="FIELD", help="The field with the text.")]
 PairField = Annotated[
-    str | None,
+    str,
     typer.Option(
-        "--pair-field", metavar="FIELD", help="The field with the second text, where rows are pairs."
+        "--pair-field", metavar="FIELD", help="The field with a second text, in rows that are pairs."
     ),
 ]
 TextPair = Annotated[

@@ -18,10 +18,12 @@ from vectormill.cli.arguments.options import (
     Metadata,
     Model,
     NewestFirst,
+    PairField,
     Priority,
     Strict,
     TextField,
 )
+from vectormill.cli.commands.encode import PAIR_FIELD
 from vectormill.cli.exits import EXIT_CODES_HELP, exit_code_of_job
 from vectormill.domain.encoding import RequestedOptions
 from vectormill.domain.jobs.job import CANCELLING
@@ -59,6 +61,7 @@ def submit(
     metadata: Metadata = None,
     key_field: KeyField = None,
     text_field: TextField = "text",
+    pair_field: PairField = PAIR_FIELD,
     strict: Strict = False,
     idempotency_key: Annotated[
         str | None,
@@ -76,7 +79,7 @@ def submit(
     from vectormill.files.rows import FAIL_ALONE, REFUSE, Fields
     from vectormill.files.texts import look_at_texts, read_texts
 
-    fields = Fields(key=key_field, text=text_field, errors=REFUSE if strict else FAIL_ALONE)
+    fields = Fields(key_field, text_field, pair_field, REFUSE if strict else FAIL_ALONE)
     items = look_at_texts(read_texts(input, fields), whole=strict)
     with connected(api_url, data_dir) as client:
         job = client.submit(

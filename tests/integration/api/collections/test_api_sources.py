@@ -184,7 +184,7 @@ def test_a_push_whose_connection_breaks_leaves_a_failed_run_and_no_parts(
 
 
 def test_pairs_are_pushed_to_a_collection_of_scores_and_to_no_other(
-    client: Client, engine: Engine, api: httpx.Client
+    client: Client, engine: Engine, api: httpx.Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pair: ItemJson = {"key": "a", "text": "x", "text_pair": "y"}
     client.set_source("docs", "push")
@@ -195,6 +195,11 @@ def test_pairs_are_pushed_to_a_collection_of_scores_and_to_no_other(
     pushed = client.push("judged", [pair, {"key": "b", "text": "z"}])
     found = read_push(engine, pushed["run"], "judged")
     assert [(item.key, item.text) for item in found] == [("a", join_pair(b"x", b"y")), ("b", b"z")]
+    (tmp_path / "rows.csv").write_text("key,text,answer\na,x,y\n")
+    file = (str(tmp_path / "rows.csv"), "--pair-field", "answer", "--api-url", client.base_url)
+    assert run("push", "judged", *file) == 0
+    (item,) = read_push(engine, capsys.readouterr().out.strip(), "judged")
+    assert item.text == join_pair(b"x", b"y")
     client.set_source("judged", "push", split={"by": "paragraphs"})
     with pytest.raises(ApiError, match="and for no passages"):
         client.push("judged", [pair])

@@ -14,6 +14,7 @@ from vectormill.cli.arguments.options import (
     TextField,
     TextPair,
 )
+from vectormill.cli.commands.encode import PAIR_FIELD
 from vectormill.cli.commands.sources import following
 
 app = typer.Typer(
@@ -179,7 +180,7 @@ def push(
     ] = False,
     key_field: KeyField = None,
     text_field: TextField = "text",
-    pair_field: PairField = None,
+    pair_field: PairField = PAIR_FIELD,
     strict: Strict = False,
     api_url: ApiUrl = None,
     data_dir: DataDir = None,
