@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vectormill.domain.errors import ModelError
-from vectormill.domain.jobs.item import TOO_MANY_TOKENS, ItemFailure
+from vectormill.domain.jobs.item import ENCODING_FAILED, TOO_MANY_TOKENS, ItemFailure
 from vectormill.ragged import Ragged
 from worker.tokens.pairs import PairFrame, find_frame
 from worker.tokens.passages import PassageFrame
@@ -86,20 +86,19 @@ class Tokenizer:
         self, first: Sequence[str], second: Sequence[str], max_tokens: int, truncate: bool
     ) -> TokenizedTexts:
         """The ids and types of n pairs; the longer text of one of more than `max_tokens` is cut, or the pair fails when
-        `truncate` is not set. Raises ModelError where the tokenizer knows no pairs.
+        `truncate` is not set. Every pair fails where the tokenizer knows none.
         """
-        frame = self._pair_frame
+        if not first:
+            return _fail_pairs(0, ENCODING_FAILED, "")  # nobody is asked how pairs are joined
+        try:
+            frame = self._pair_frame
+        except ModelError as error:
+            return _fail_pairs(len(first), ENCODING_FAILED, str(error))
         if max_tokens < frame.num_special + 2:
-            failure = ItemFailure(
-                TOO_MANY_TOKENS,
-                f"of two texts at least {frame.num_special + 2} tokens are read, and {max_tokens} are allowed",
+            least = (
+                f"of two texts at least {frame.num_special + 2} tokens are read, and {max_tokens} are allowed"
             )
-            nothing = Ragged.from_lengths(np.zeros(0, np.int32), np.zeros(len(first), np.int64))
-            return TokenizedTexts(
-                {INPUT_IDS: nothing, TOKEN_TYPE_IDS: nothing},
-                np.zeros(len(first), dtype=np.bool_),
-                dict.fromkeys(range(len(first)), failure),
-            )
+            return _fail_pairs(len(first), TOO_MANY_TOKENS, least)
         rows = self._encoding.encode([*first, *second])
         own = _strip(rows, len(self._reference.prefix), self._num_suffix)
         texts, others = own.part(0, len(first)), own.part(len(first), len(own))
@@ -182,6 +181,15 @@ def _choose_way(reference: Reference) -> tuple[Reference | WordCache, str]:
             )
             return reference, "whole, since words had other tokens alone than in a text"
     return cache, "word by word"
+
+
+def _fail_pairs(num_pairs: int, code: str, detail: str) -> TokenizedTexts:
+    nothing = Ragged.from_lengths(np.zeros(0, np.int32), np.zeros(num_pairs, np.int64))
+    return TokenizedTexts(
+        {INPUT_IDS: nothing, TOKEN_TYPE_IDS: nothing},
+        np.zeros(num_pairs, dtype=np.bool_),
+        dict.fromkeys(range(num_pairs), ItemFailure(code, detail)),
+    )
 
 
 def _tokenized(

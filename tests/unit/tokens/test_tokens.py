@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import vectormill.models.model_card
 from vectormill.domain.errors import ModelError
-from vectormill.domain.jobs.item import TOO_MANY_TOKENS
+from vectormill.domain.jobs.item import ENCODING_FAILED, TOO_MANY_TOKENS
 from vectormill.models.registry import find_packaged_model
 from worker.tokens import tokenizer as tokenizer_module
 from worker.tokens.reference import NUM_LARGE_GROUPS, Reference
@@ -183,3 +183,20 @@ def test_pairs_for_which_there_is_no_room_beside_their_special_tokens_fail_one_b
     assert none.lengths.tolist() == [0, 0]
     least = TOKENIZER.tokenize_pairs(["a cat", "b"], ["a dog", "c"], 5, truncate=True)
     assert (least.lengths.tolist(), least.truncated.tolist()) == ([5, 5], [True, False])
+
+
+def test_pairs_fail_one_by_one_where_a_tokenizer_joins_them_in_no_way_that_is_known(tmp_path: Path) -> None:
+    assert MODEL is not None
+    for name in ("config.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.json"):
+        shutil.copy(MODEL / name, tmp_path / name)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    pair = content["post_processor"]["pair"]
+    pair[1], pair[3] = pair[3], pair[1]  # the second text comes first
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    tokenizer = Tokenizer(tmp_path)
+    joined = tokenizer.tokenize_pairs(["a cat", "b"], ["a dog", "c"], 512, truncate=True)
+    assert {index: failure.code for index, failure in joined.failures.items()} == dict.fromkeys(
+        (0, 1), ENCODING_FAILED
+    )
+    assert "not supported" in joined.failures[0].detail
+    assert len(tokenizer.tokenize_pairs([], [], 512, truncate=True)) == 0, "texts alone need no pairs"
