@@ -33,10 +33,10 @@ STALE := torch-build-changes
 endif
 endif
 
-.PHONY: help setup run up test test-all soak mutants check lint bench lock clean torch-build-changes
+.PHONY: help setup run up test test-browser test-all soak mutants check lint bench docs docs-serve wheel lock clean torch-build-changes
 
 help: ## List these commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 setup: $(STAMP) ## Create .venv and install what requirements.lock names (instant when nothing changed)
 
@@ -48,10 +48,13 @@ up: setup ## Start every process on this machine in the foreground; Ctrl-C stops
 
 # Dearest first, so that no long file is left for the end while the other processes have nothing to do.
 test: lint ## Everything continuous integration runs: lint and all tests but the slow ones (some 9 minutes on two cores)
-	$(PYTEST) $(PARALLEL) tests/acceptance tests/integration tests/contract tests/unit tests/architecture
+	$(PYTEST) $(PARALLEL) tests/acceptance tests/integration tests/browser tests/contract tests/unit tests/architecture
+
+test-browser: setup ## The console in a real Chromium; make test skips these where none is, and this fails
+	$(PYTEST) --require-browser tests/browser
 
 test-all: lint ## Before a release: make test, and the slow tests: a minute of chaos, outages, an old release beside a new one
-	$(PYTEST) $(PARALLEL) -m 'slow or not slow' tests/acceptance tests/integration tests/contract tests/unit tests/architecture
+	$(PYTEST) $(PARALLEL) -m 'slow or not slow' tests/acceptance tests/integration tests/browser tests/contract tests/unit tests/architecture
 
 soak: setup ## Ten minutes of random kills and stops under load (SOAK_SECONDS=3600 for an hour)
 	$(PYTEST) -m slow tests/acceptance/test_chaos.py --soak-seconds=$(SOAK_SECONDS)
@@ -71,6 +74,15 @@ lint: setup
 
 bench: setup ## Measure speed and memory; the last table is in benchmarks/README.md
 	$(BIN)/python -m benchmarks $(BENCH_FLAGS)
+
+docs: setup ## Build the documentation site into build/site; what would be a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+docs-serve: setup ## Show the documentation site at http://127.0.0.1:8001 while you write
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --dev-addr 127.0.0.1:8001
+
+wheel: setup ## Build the wheel and the sdist into dist/
+	$(BIN)/python -m build --no-isolation --quiet
 
 # The lock serves every build of torch: no local version (+cpu), none of the CUDA libraries that one build pins by itself.
 lock: $(STAMP) ## Recompute requirements.lock from pyproject.toml (LOCK_FLAGS=--upgrade takes newer versions)

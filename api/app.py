@@ -21,14 +21,21 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from api.bodies.collection_requests import CollectionChange, CollectionRequest
+from api.bodies.embeddings import INPUT_SCHEMA, EmbeddingsRequest
 from api.bodies.items import DeleteRequest, PutRequest
+from api.bodies.requests.batches import BatchRequest
 from api.bodies.reranking import RerankRequest
 from api.bodies.searches import ONE_OR_MANY, ONE_QUERY, SearchQuery, SearchRequest
 from api.bodies.sources.sources import SourceRequest
+from api.console.console import Console
+from api.console.guard import ConsoleGuard
+from api.console.routes import CONSOLE_ROUTERS
 from api.dependencies import Resources
 from api.door.host_guard import HostGuard, parse_allowed_hosts
 from api.door.key_guard import KeyGuard
 from api.door.keyring import Keyring
+from api.door.request_ids import RequestIds
+from api.door.request_traces import RequestTraces
 from api.door.scopes import find_scope
 from api.intake.puts import Puts
 from api.intake.requests import ItemBody, JobRequest
@@ -37,11 +44,15 @@ from api.limits.patience import PatientConfig
 from api.limits.request_limits import RequestLimits
 from api.limits.search_pool import SEARCH_CONNECTIONS, SearchPool
 from api.metrics.metrics import ApiMetrics, RequestMetrics
+from api.openai.cohere import CohereEmbedRequest, CohereRankRequest
+from api.openai.tei import EmbedRequest, RankRequest
 from api.problems import MEDIA_TYPE, register_handlers
 from api.queries.exchange import QueryExchange
 from api.queries.live_generations import LiveGenerations
-from api.routes import events, health, jobs, models, reranking, results, vectors
+from api.routes import events, health, jobs, models, reranking, results, vectors, webhooks
 from api.routes.collections import collections, exports, generations, indexes, items, searches
+from api.routes.openai import embeddings, others
+from api.routes.requests import batches, files
 from api.routes.sources import following, runs, schedules, sources
 from api.schemas import ProblemBody
 from api.watch import Watch
@@ -113,15 +124,19 @@ def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
         version=find_version(),
         lifespan=lifespan,
         responses=PROBLEM_ANSWERS,
+        docs_url=None,  # the framework's pages are loaded from the internet
+        redoc_url=None,
     )
     app.state.resources = resources
     app.state.stop_request = stop_request
     for routes in (
-        searches,  # routers are tried in this order: what is asked most often comes first
+        embeddings,  # routers are tried in this order: what is asked most often comes first
+        searches,
         jobs,
         vectors,
         results,
         reranking,
+        others,
         events,
         collections,
         exports,
@@ -132,14 +147,21 @@ def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
         sources,
         runs,
         indexes,
+        files,
+        batches,
         models,
+        webhooks,
         health,
     ):
         app.include_router(routes.router)
+    for router in CONSOLE_ROUTERS:
+        app.include_router(router)
     register_handlers(app)
     add_door(app, settings, serving_engine)
     app.add_middleware(RequestLimits, settings=settings, gate=resources.gates.requests)
     app.add_middleware(RequestMetrics, metrics=resources.metrics)
+    app.add_middleware(RequestTraces)
+    app.add_middleware(RequestIds)
     app.openapi = lambda: describe(app)  # type: ignore[method-assign]  # FastAPI's documented way to extend it
     build_routes(app)
     return app
@@ -155,13 +177,12 @@ def build_routes(app: FastAPI) -> None:
 
 
 def add_door(app: FastAPI, settings: Settings, engine: Engine) -> None:
-    """Whoever knocks meets the last of these first: the name, then the key."""
-    app.add_middleware(
-        KeyGuard,
-        keyring=Keyring(engine),
-        is_local=is_loopback_host(settings.api_host),
-        metrics_are_open=settings.open_metrics,
-    )
+    """Whoever knocks meets the last of these first: the name, then the key, or the session of a visitor's browser."""
+    keyring, is_local = Keyring(engine), is_loopback_host(settings.api_host)
+    app.state.console, app.state.keyring = Console(app.version), keyring
+    app.add_middleware(KeyGuard, keyring=keyring, is_local=is_local, metrics_are_open=settings.open_metrics)
+    # Before the key: a browser that brings none to / or /docs is shown the way.
+    app.add_middleware(ConsoleGuard, console=app.state.console, keyring=keyring, is_local=is_local)
     app.add_middleware(HostGuard, allowed=parse_allowed_hosts(settings.api_host, settings.allowed_hosts))
 
 
@@ -241,6 +262,11 @@ def describe(app: FastAPI) -> dict[str, Any]:
             [
                 JobRequest,
                 RerankRequest,
+                EmbeddingsRequest,
+                EmbedRequest,
+                RankRequest,
+                CohereEmbedRequest,
+                CohereRankRequest,
                 ItemBody,
                 SearchRequest,
                 SearchQuery,
@@ -249,10 +275,12 @@ def describe(app: FastAPI) -> dict[str, Any]:
                 SourceRequest,
                 CollectionRequest,
                 CollectionChange,
+                BatchRequest,
             ],
             ref_template=REFERENCE,
         )
         problem = ProblemBody.model_json_schema(ref_template=REFERENCE.replace("{name}", "{model}"))
+        components["EmbeddingsRequest"]["properties"]["input"] = INPUT_SCHEMA
         components["SearchRequest"] |= ONE_OR_MANY
         components["SearchQuery"] |= ONE_QUERY
         components |= problem.pop("$defs") | {"ProblemBody": problem}

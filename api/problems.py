@@ -16,6 +16,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import compile_path
 
+from api.door.request_ids import HEADER, read_request_id
+from api.openai.errors import name_parameter, tell_refusal
 from vectormill.domain.errors import (
     BodyTimeout,
     Conflict,
@@ -33,7 +35,8 @@ from vectormill.settings import PREFIX, Settings
 
 TYPE_PREFIX: Final = "https://vectormill.dev/problems/"
 MEDIA_TYPE: Final = "application/problem+json"
-# Postgres is back within seconds of a restart; a client that waits so long meets it again.
+# Postgres is back within seconds of a restart, and most of what a gate counts has ended: a client that waits so long
+# meets it again.
 RETRY_AFTER_SECONDS: Final = 2
 
 # SQLSTATE of a statement that writes where none may, and the class of a full disk, full memory, too many connections.
@@ -103,7 +106,7 @@ class Problem(Exception):
         self.errors = tuple(errors)
         self.limit = limit
         self.headers = dict(headers or {})
-        if status == HTTPStatus.SERVICE_UNAVAILABLE:
+        if status in (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS):
             self.headers.setdefault("Retry-After", str(RETRY_AFTER_SECONDS))
 
     def body(self, instance: str) -> dict[str, Any]:
@@ -122,9 +125,16 @@ class Problem(Exception):
         return values
 
     def response(self, instance: str) -> Response:
-        return JSONResponse(
-            self.body(instance), status_code=self.status, headers=self.headers, media_type=MEDIA_TYPE
-        )
+        """The answer; `instance` is the path that was asked, whose clients may know refusals of another shape."""
+        status, told = tell_refusal(instance, self.status, self.code, self.detail, self._name_parameter())
+        body = self.body(instance) | {"status": status} | told
+        return JSONResponse(body, status_code=status, headers=self.headers, media_type=MEDIA_TYPE)
+
+    def _name_parameter(self) -> str | None:
+        """Of the first place."""
+        for place in self.errors:
+            return name_parameter(place.pointer) if place.pointer else place.parameter or place.header
+        return None
 
 
 def describe_error(error: VectormillError) -> Problem:
@@ -219,8 +229,12 @@ def register_handlers(app: FastAPI) -> None:
 
     async def answer_unexpected(request: Request, error: Exception) -> Response:
         # The error goes on to the server, which logs it with its traceback.
+        request_id = read_request_id(request.scope)
+        logger.error("Request %s, %s %r, ends with this:", request_id, request.method, request.url.path)
         detail = "Vectormill met an error it does not know; the API's log has the details."
-        return Problem(500, "internal-error", detail).response(request.url.path)
+        # Sent past the middleware that adds it to all other answers.
+        headers = {HEADER.decode(): request_id} if request_id else {}
+        return Problem(500, "internal-error", detail, headers=headers).response(request.url.path)
 
     app.add_exception_handler(Problem, answer_problem)
     app.add_exception_handler(VectormillError, answer_error)

@@ -1,7 +1,7 @@
 """Schemas: the JSON that the API answers with; the names are those of the domain."""
 
 from datetime import UTC, datetime
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 from uuid import UUID
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -126,6 +126,10 @@ class TruncatedItemPage(BaseModel):
 class ModelBody(BaseModel):
     """A registered model. Its card's fields are null when its files cannot be read; `problem` says why."""
 
+    id: str = Field(description="Its name, as OpenAI's clients call it.")
+    object: Literal["model"] = "model"
+    created: int = Field(default=0, description="When its files came to this machine, in seconds since 1970.")
+    owned_by: Literal["vectormill"] = "vectormill"
     name: str
     task: str | None = Field(default=None, description="What a job with this model is for without saying it.")
     dimension: int | None = Field(
@@ -142,6 +146,8 @@ class ModelBody(BaseModel):
     @classmethod
     def from_card(cls, card: ModelCard, num_workers: int) -> Self:
         return cls(
+            id=card.name,
+            created=find_moment(card),
             name=card.name,
             task=find_own_task(card),
             dimension=card.dimension,
@@ -154,7 +160,16 @@ class ModelBody(BaseModel):
         )
 
 
+def find_moment(card: ModelCard) -> int:
+    """0 when the files have gone since they were read."""
+    try:
+        return int((card.path / "config.json").stat().st_mtime)
+    except OSError:
+        return 0
+
+
 class ModelList(BaseModel):
+    object: Literal["list"] = "list"
     data: list[ModelBody]
 
 
@@ -223,6 +238,15 @@ class LimitBody(BaseModel):
     value: float
 
 
+class OpenAIErrorBody(BaseModel):
+    """A refusal as OpenAI's clients read it."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
 class ProblemBody(BaseModel):
     """Problem details (RFC 9457); `type` is stable, `errors` names the places, `limit` the setting that was reached."""
 
@@ -246,3 +270,9 @@ class ProblemBody(BaseModel):
     instance: str
     errors: list[PlaceBody] = Field(default_factory=list)
     limit: LimitBody | None = None
+    error: OpenAIErrorBody | str | None = Field(
+        default=None,
+        description="The same for clients of OpenAI or text-embeddings-inference, on the routes that they ask.",
+    )
+    error_type: str | None = Field(default=None, description="Beside it, for the latter.")
+    message: str | None = Field(default=None, description="The same for clients of Cohere, on their routes.")

@@ -17,7 +17,7 @@ from benchmarks.cases import (
 from benchmarks.cases.engine import backends, engine, footprint, placement, short_texts, streams
 from benchmarks.cases.gpu import gpu
 from benchmarks.cases.host import host
-from benchmarks.cases.queries import queries
+from benchmarks.cases.queries import embeddings, queries
 from benchmarks.cases.tasks import accuracy, extract, score
 from benchmarks.order import BenchmarkFailed, Order
 from benchmarks.results.report import Report
@@ -36,6 +36,7 @@ BENCHMARKS: Final[Mapping[str, Callable[[Order], Report]]] = {
     "short_texts": short_texts.measure,
     "interactive": interactive.measure,
     "queries": queries.measure,
+    "embeddings": embeddings.measure,
     "reindex": reindex.measure,
     "collection": collection.measure,
     "placement": placement.measure,

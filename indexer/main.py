@@ -1,7 +1,7 @@
 """The indexer process: claims runs and carries out a few at a time, each in a thread. Any number may run.
 
-A thread beside them follows tables. It needs Postgres alone, and outlives its outages: a run whose indexer was away for
-longer than its lease is another's.
+A thread beside them follows tables, and two bring request batches on. It needs Postgres alone, and outlives its
+outages: a run whose indexer was away for longer than its lease is another's.
 """
 
 import logging
@@ -20,6 +20,7 @@ from indexer.follower import Follower
 from indexer.opening import open_run_source
 from indexer.phases.phases import Tools
 from indexer.phases.reading import Source
+from indexer.requests.batch_keeper import BatchKeeper
 from vectormill.db.outages import DATABASE_ERRORS
 from vectormill.db.runs.stages import drop_left_stages
 from vectormill.db.session import make_engine
@@ -71,7 +72,7 @@ def serve(
     )
     heartbeat.start()
     try:
-        with Follower(database_url, settings, registry):
+        with Follower(database_url, settings, registry), BatchKeeper(database_url, settings, registry, owner):
             while not stop.is_set():
                 try:
                     _serve_connected(engine, claims, tools, settings, stop)

@@ -6,8 +6,8 @@ Any number may run; one works, the others wait for the lock, which Postgres free
 import logging
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import psycopg
@@ -19,6 +19,7 @@ from scheduler.pruner import Pruner
 from scheduler.reaper import Reaper
 from scheduler.schedules import fire_due_schedules
 from scheduler.tender import Tender
+from scheduler.webhooks import WebhookSender
 from vectormill.broker.app import make_app
 from vectormill.broker.doorbell import Porter
 from vectormill.broker.queues import QueueReader
@@ -32,7 +33,7 @@ from vectormill.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-# Of the election and of the duties; pruning has one of its own (docs/OPERATIONS.md, "Connections").
+# Of the election and of the duties; pruning and webhooks have one each (docs/OPERATIONS.md, "Connections").
 POOL_SIZE = 2
 _BEAT_SECONDS = 5.0
 # Workers that ring at once, and one that rings at every small chunk, are answered together.
@@ -72,20 +73,24 @@ def _serve(settings: Settings, database_url: str, redis_url: str, stop: threadin
     sentinel = Sentinel(redis_url)
     queues = QueueReader(redis_url)
     pruning = make_engine(database_url, application_name="vectormill pruner", pool_size=1, max_overflow=0)
+    posting = make_engine(database_url, application_name="vectormill webhooks", pool_size=1, max_overflow=0)
     porter = Porter(redis_url)
     dispatcher = Dispatcher(engine, make_app(redis_url), sentinel, queues, settings.ageing_seconds)
 
-    def make_pruner() -> Pruner:
-        return Pruner(
+    @contextmanager
+    def duties_beside() -> Iterator[None]:
+        pruner = Pruner(
             pruning,
             settings.retention_days * 86400,
             settings.upload_timeout_seconds,
             settings.retired_generation_days * 86400,
         )
+        with pruner, WebhookSender(posting, settings):
+            yield
 
     while not stop.is_set():
         try:
-            _serve_term(engine, dispatcher, porter, make_pruner, settings, stop)
+            _serve_term(engine, dispatcher, porter, duties_beside, settings, stop)
         except (SQLAlchemyError, psycopg.Error) as error:
             logger.warning("Postgres cannot be reached; trying again: %s", error)
             stop.wait(1.0)
@@ -94,13 +99,14 @@ def _serve(settings: Settings, database_url: str, redis_url: str, stop: threadin
     porter.close()
     engine.dispose()
     pruning.dispose()
+    posting.dispose()
 
 
 def _serve_term(
     engine: Engine,
     dispatcher: Dispatcher,
     porter: Porter,
-    make_pruner: Callable[[], Pruner],
+    duties_beside: Callable[[], AbstractContextManager[None]],
     settings: Settings,
     stop: threading.Event,
 ) -> None:
@@ -127,7 +133,7 @@ def _serve_term(
             Duty(settings.tend_seconds, Tender(engine, settings).tend),
             Duty(_SCHEDULE_SECONDS, lambda: fire_due_schedules(engine)),
         ]
-        with make_pruner():
+        with duties_beside():
             while not stop.is_set():
                 now = time.monotonic()
                 for duty in duties:

@@ -1,5 +1,5 @@
-"""Removes what is past its time: deleted jobs, ended jobs beyond their retention, abandoned uploads, dead workers, and
-generations that others have replaced.
+"""Removes what is past its time: deleted jobs, ended jobs beyond their retention, abandoned uploads, files of requests,
+dead workers, deliveries of webhooks, and generations that others have replaced.
 
 On a thread and a connection of its own: a job of ten million vectors takes minutes, and nobody waits for it.
 """
@@ -24,13 +24,17 @@ from vectormill.db.jobs.deletion import (
     discard_expired_jobs,
     discard_stale_uploads,
 )
+from vectormill.db.requests.batches import delete_old_batches
+from vectormill.db.requests.files import delete_file_batch, discard_old_files
 from vectormill.db.runs.pushes import prune_pushes
+from vectormill.db.webhooks.deliveries import prune_deliveries
 
 logger = logging.getLogger(__name__)
 
 # Of one transaction. 100 chunks of 1 MiB of text are some 50,000 rows for Postgres, which keeps long values in pieces.
 BATCH_CHUNKS = 100
 BATCH_ERRORS = 10_000
+BATCH_DELIVERIES = 10_000
 _PAUSE_SECONDS = 10.0
 _STOP_SECONDS = 5.0
 
@@ -85,6 +89,9 @@ class Pruner:
             delete_dead_workers(connection)
             delete_forgotten_queries(connection)
             prune_pushes(connection, self._upload_timeout_seconds)
+            discard_old_files(connection, self._upload_timeout_seconds)
+            prune_deliveries(connection, self._retention_seconds, BATCH_DELIVERIES)
+            delete_old_batches(connection, self._retention_seconds)
         if num_uploads:
             logger.info("Removing %d uploads whose client went silent.", num_uploads)
         num_generations = prune_retired_generations(self._engine, self._retired_seconds)
@@ -93,6 +100,7 @@ class Pruner:
         num_tables = drop_orphaned_tables(self._engine)
         if num_tables:
             logger.info("Dropped %d tables of collections that were deleted.", num_tables)
+        self._delete_files()
         num_jobs = 0
         while not self._stopping.is_set():
             with self._engine.begin() as connection:
@@ -103,3 +111,14 @@ class Pruner:
         if num_jobs:
             logger.info("Removed %d jobs that were deleted or past their retention.", num_jobs)
         return num_jobs
+
+    def _delete_files(self) -> None:
+        num_files = 0
+        while not self._stopping.is_set():
+            with self._engine.begin() as connection:
+                is_gone = delete_file_batch(connection)
+            if is_gone is None:
+                break
+            num_files += is_gone
+        if num_files:
+            logger.info("Removed %d files of requests that were deleted or past their time.", num_files)

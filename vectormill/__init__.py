@@ -3,15 +3,16 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from vectormill.client import AsyncClient as AsyncClient
     from vectormill.client import Client as Client
 
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:
-    """`vectormill.Client`, imported only when asked for: every process imports this package, few need httpx."""
-    if name == "Client":
-        from vectormill.client import Client
+    """The clients, imported only when asked for: every process imports this package, few need httpx."""
+    if name in ("AsyncClient", "Client"):
+        from vectormill import client
 
-        return Client
+        return getattr(client, name)
     raise AttributeError(f"module 'vectormill' has no attribute {name!r}")

@@ -53,19 +53,36 @@ class KeyLedger:
                 return duplicate
         return None
 
+    def find_repeated(self) -> npt.NDArray[np.int64]:
+        """The positions of all keys that an earlier one equals, in order; 8 bytes each."""
+        num_shares = -(-self._num_keys // _SHARE_KEYS)
+        found = [np.zeros(0, dtype=np.int64)]
+        for share in range(num_shares):
+            hashes, positions = self._load_share(share, num_shares)
+            order = np.argsort(hashes, kind="stable")
+            equal = np.flatnonzero(np.diff(hashes[order]) == 0)
+            found.append(positions[order[equal + 1]])
+        return np.sort(np.concatenate(found))
+
     def _find_duplicate_in(self, share: int, num_shares: int) -> tuple[int, int] | None:
+        all_hashes, all_positions = self._load_share(share, num_shares)
+        order = np.argsort(all_hashes, kind="stable")
+        equal = np.flatnonzero(np.diff(all_hashes[order]) == 0)
+        if not len(equal):
+            return None
+        return int(all_positions[order[equal[0]]]), int(all_positions[order[equal[0] + 1]])
+
+    def _load_share(
+        self, share: int, num_shares: int
+    ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
+        """The hashes of a share of the hash space, and their keys' positions."""
         hashes: list[npt.NDArray[np.uint64]] = []
         positions: list[npt.NDArray[np.int64]] = []
         for start, block in self._blocks():
             chosen = np.flatnonzero(block % np.uint64(num_shares) == share)
             hashes.append(block[chosen])
             positions.append(chosen + start)
-        all_hashes, all_positions = np.concatenate(hashes), np.concatenate(positions)
-        order = np.argsort(all_hashes, kind="stable")
-        equal = np.flatnonzero(np.diff(all_hashes[order]) == 0)
-        if not len(equal):
-            return None
-        return int(all_positions[order[equal[0]]]), int(all_positions[order[equal[0] + 1]])
+        return np.concatenate(hashes), np.concatenate(positions)
 
     def _blocks(self) -> Iterator[tuple[int, npt.NDArray[np.uint64]]]:
         """Pieces of the ledger with the position of their first key."""

@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 from vectormill.domain.errors import Unavailable, VectormillError
@@ -11,12 +13,19 @@ class ApiError(VectormillError):
     """The API refused the request.
 
     `status` is the HTTP status; `title`, `detail` and `errors` are those of the problem details (RFC 9457).
+    `retry_after` is in seconds, when the API said how long it wants to be left alone.
     """
 
     def __init__(
-        self, status: int, title: str, detail: str | None = None, errors: Iterable[Any] = ()
+        self,
+        status: int,
+        title: str,
+        detail: str | None = None,
+        errors: Iterable[Any] = (),
+        retry_after: float | None = None,
     ) -> None:
         self.status = status
+        self.retry_after = retry_after
         self.title = title
         self.detail = detail
         self.errors = tuple(errors)
@@ -37,7 +46,9 @@ class WaitTimeout(Unavailable):
     """The job did not end in time; it goes on."""
 
 
-def read_problem(status: int, reason: str, body: bytes) -> ApiError:
+def read_problem(
+    status: int, reason: str, body: bytes, *, headers: Mapping[str, str] | None = None, now: datetime
+) -> ApiError:
     """The error that an answer other than 2xx tells of, whether or not it carries problem details."""
     try:
         problem = json.loads(body)
@@ -52,7 +63,24 @@ def read_problem(status: int, reason: str, body: bytes) -> ApiError:
         str(problem.get("title") or reason or "Error"),
         detail if isinstance(detail, str) else None,
         errors if isinstance(errors, list) else (),
+        read_retry_after(headers or {}, now),
     )
+
+
+def read_retry_after(headers: Mapping[str, str], now: datetime) -> float | None:
+    """Seconds that a server asks to be left alone for: RFC 9110, section 10.2.3, as seconds or as a date."""
+    written = headers.get("Retry-After", "").strip()
+    if not written:
+        return None
+    if written.isdecimal():
+        return float(written)
+    try:
+        moment = parsedate_to_datetime(written)
+    except ValueError:
+        return None
+    if moment.tzinfo is None:  # "-0000": a clock that does not say where it stands is read as UTC's
+        moment = moment.replace(tzinfo=UTC)
+    return max(0.0, (moment - now).total_seconds())
 
 
 def _describe_place(error: Any) -> str:

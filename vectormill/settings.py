@@ -60,10 +60,16 @@ class Settings(BaseSettings):
     open_metrics: bool = Field(default=False, description="Whether /metrics is read without a key.")
     flower_host: str = "127.0.0.1"
     flower_port: int = Field(default=5555, ge=0, le=65535)
+    console_url: str | None = Field(default=None, description="Where a browser finds the console.")
     flower_basic_auth: str | None = Field(default=None, description="user:password for Flower.")
     log_level: Annotated[
         Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], BeforeValidator(str.upper)
     ] = "INFO"
+    otlp_endpoint: str | None = Field(default=None, description="A collector of traces, by OTLP over HTTP.")
+    trace_ratio: float = Field(default=1.0, ge=0, le=1, description="Of traces that begin here.")
+    log_format: Literal["text", "json"] = Field(
+        default="text", description="Of log lines: for people, or a JSON object each."
+    )
 
     chunk_max_items: int = Field(default=2048, ge=1, le=65536)
     chunk_max_bytes: int = Field(default=1 << 20, ge=1024, description="Bytes of text in a chunk.")
@@ -105,6 +111,7 @@ class Settings(BaseSettings):
     max_job_items: int = Field(default=50_000_000, ge=1)
     max_job_bytes: int = Field(default=100 << 30, ge=1024, description="Of one submission, decompressed.")
     max_gzip_ratio: int = Field(default=200, ge=1, description="NDJSON is 3 to 20 times its gzip.")
+    max_file_bytes: int = Field(default=32 << 30, ge=1024, description="Of one file that is uploaded.")
     max_pending_items: int = Field(default=200_000_000, ge=1, description="Not yet encoded, of all jobs.")
     max_collections: int = Field(default=10_000, ge=1, description="Each is a table, a view and an index.")
 
@@ -141,6 +148,15 @@ class Settings(BaseSettings):
         default=3600.0, gt=0, description="An upload silent for so long is removed."
     )
     retention_days: float = Field(default=30.0, gt=0, description="Ended jobs are removed after so long.")
+    file_retention_days: float = Field(
+        default=30.0, gt=0, description="Files are kept so long, unless a client says another time."
+    )
+    webhook_timeout_seconds: float = Field(
+        default=15.0, gt=0, le=300, description="For one attempt at a webhook, name look-up and all."
+    )
+    webhook_private_targets: bool = Field(
+        default=False, description="Whether webhooks may lead into private networks and to loopback."
+    )
     retired_generation_days: float = Field(
         default=7.0, ge=0, description="So long a collection can be rolled back to what it was."
     )
@@ -208,6 +224,11 @@ def process_environment() -> dict[str, str]:
 def read_api_key() -> str | None:
     """The key of the environment, for a client that was given none. Nothing else of the environment is looked at."""
     return os.environ.get(API_KEY_VARIABLE, "").strip() or None
+
+
+def find_collector(settings: Settings) -> str | None:
+    """Where traces go: our setting, or else the one that OpenTelemetry has for all programs."""
+    return settings.otlp_endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "").strip() or None
 
 
 def drop_secrets(environment: Mapping[str, str]) -> dict[str, str]:

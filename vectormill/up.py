@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -187,6 +187,9 @@ def plan_children(
     def child(name: str, ready: Callable[[], bool], *arguments: str) -> ChildSpec:
         return ChildSpec(name, (*options.command, *arguments), environ, ready, logs / f"{name}.log")
 
+    # Flower's page leads to the console, whose port may have been chosen here.
+    watching = {"VECTORMILL_CONSOLE_URL": f"{api.url}/console"} | dict(environ)
+
     def workers_are_ready() -> bool:
         return int(api.readiness().get("workers") or 0) >= max(1, len(options.models))
 
@@ -199,7 +202,10 @@ def plan_children(
         child("scheduler", lambda: bool(api.readiness().get("scheduler")), "scheduler"),
         child("indexer", lambda: bool(api.readiness().get("indexer")), "indexer"),
         *workers,
-        child("flower", lambda: flower.answer("/healthcheck") is not None, "flower", *_listen(flower)),
+        replace(
+            child("flower", lambda: flower.answer("/healthcheck") is not None, "flower", *_listen(flower)),
+            env=watching,
+        ),
     ]
 
 

@@ -27,11 +27,14 @@ from vectormill.db.session import make_engine
 from vectormill.domain.errors import ConfigurationError, ModelError
 from vectormill.models.model_card import ModelCard
 from vectormill.models.registry import Registry
-from vectormill.settings import Settings, load_settings
+from vectormill.processes.logs import begin_logging, reform_handlers
+from vectormill.settings import Settings, find_collector, load_settings
+from vectormill.tracing import begin_tracing
 from worker.chunk.chunk_encoder import ChunkEncoder, Result
 from worker.chunk.commit import PostgresSink
 from worker.chunk.commit_waits import CommitWaits
 from worker.chunk.leases import LeaseKeeper
+from worker.chunk.ledger import ChunkLedger
 from worker.chunk.timesheet import Timesheet
 from worker.chunk.watchdog import Watchdog
 from worker.devices.detect import DeviceSampler
@@ -78,7 +81,8 @@ def main() -> None:
     parser.add_argument("--bar", action="store_true", help="the terminal is ours: draw how loading goes")
     options = parser.parse_args()
     settings = load_settings()
-    logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    begin_logging("worker", settings.log_level, settings.log_format)
+    begin_tracing("worker", find_collector(settings), settings.trace_ratio)
     keep_large_blocks_apart()
     console = Console(stderr=True) if options.bar else None
     display = LoadingDisplay(options.model, console)
@@ -134,10 +138,9 @@ def run_replica(
     )
     engine.start()
     timesheet = Timesheet(lambda: engine.run_seconds)
-    waits = CommitWaits()
-    report = WorkerReport(
-        engine, timesheet, DeviceSampler(devices[0], lambda: engine.runner_pid), assignment.part, waits=waits
-    )
+    waits, ledger = CommitWaits(), ChunkLedger()
+    sampler = DeviceSampler(devices[0], lambda: engine.runner_pid)
+    report = WorkerReport(engine, timesheet, sampler, assignment.part, waits=waits, ledger=ledger)
     reports = ReportMaker(report.compose, settings.heartbeat_seconds)
     identity = take_name(heart, identity, reports.make())
     database = make_engine(
@@ -165,6 +168,7 @@ def run_replica(
         identity,
         settings,
         ask_for_more,
+        ledger,
     )
     listener = listen_for_queries(settings.redis_url, card, engine, identity)
     queues = QueueReader(settings.redis_url)
@@ -246,6 +250,7 @@ def consume(app: Celery, encoder: ChunkEncoder, identity: WorkerIdentity, slots:
         task_events=True,
         loglevel="WARNING",
     )
+    reform_handlers("worker")
     worker.start()
 
 

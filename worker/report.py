@@ -12,10 +12,13 @@ from typing import Any
 
 from vectormill.db.workers import ANSWERS_QUERIES
 from vectormill.domain.jobs.bottleneck import find_bottleneck, share_stages
+from vectormill.workers.samples import RECENT
 from worker.chunk.commit_waits import CommitWaits
+from worker.chunk.ledger import ChunkLedger
 from worker.chunk.timesheet import Timesheet
 from worker.devices.detect import DeviceSampler
 from worker.engine.engine import Engine
+from worker.recent import Recent
 
 logger = logging.getLogger(__name__)
 
@@ -37,14 +40,17 @@ class WorkerReport:
         placement: Mapping[str, Any],
         clock: Callable[[], float] = time.monotonic,
         waits: CommitWaits | None = None,
+        ledger: ChunkLedger | None = None,
     ) -> None:
         self._engine = engine
         self._waits = waits or CommitWaits()
+        self._ledger = ledger or ChunkLedger()
         self._timesheet = timesheet
         self._sampler = sampler
         self._placement = placement
         self._clock = clock
         self._started_at = clock()
+        self._recent = Recent(clock)
 
     def compose(self) -> dict[str, Any]:
         """A JSON object for the workers table."""
@@ -55,14 +61,18 @@ class WorkerReport:
         bottleneck = find_bottleneck(stage_seconds, seconds)
         if (reason := self._waits.reason) is not None:
             report |= {"state": "waiting to commit", "state_reason": reason}
+        use = self._sampler.sample()
+        self._recent.note(report.get("num_tokens", 0), use)
         return report | {
             ANSWERS_QUERIES: True,
+            **self._ledger.totals(),
             "placement": self._placement,
             "uptime_seconds": seconds,
             "stage_seconds": stage_seconds,
             "stage_shares": share_stages(stage_seconds, seconds),
             "bound_by": asdict(bottleneck) if bottleneck else None,
-            **{f"device_{name}": value for name, value in asdict(self._sampler.sample()).items()},
+            **{f"device_{name}": value for name, value in asdict(use).items()},
+            RECENT: self._recent.write(),
         }
 
 

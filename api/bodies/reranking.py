@@ -6,7 +6,6 @@ import msgspec
 from msgspec import Meta
 from pydantic import BaseModel, Field
 
-from vectormill.domain.errors import InvalidOption
 from vectormill.models.registry import DEFAULT_MODEL
 
 # Of one request: all of them are in memory, and somebody waits.
@@ -36,9 +35,6 @@ class RerankRequest(msgspec.Struct, forbid_unknown_fields=True):
     ) = None
 
     def texts(self) -> list[str]:
-        """Raises InvalidOption when there are none or too many."""
-        if not 1 <= len(self.documents) <= MAX_DOCUMENTS:
-            raise InvalidOption(f"documents must be 1 to {MAX_DOCUMENTS:,}, not {len(self.documents):,}.")
         return [each if isinstance(each, str) else each.text for each in self.documents]
 
 

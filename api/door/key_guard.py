@@ -7,7 +7,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.door.keyring import Keyring, find_key
-from api.door.scopes import METRICS_PATH, find_scope
+from api.door.scopes import CONSOLE, METRICS_PATH, find_scope
 from api.problems import Problem, describe_error, is_database_away
 from vectormill.db.api_keys import KeptKey
 from vectormill.domain.api_key import includes
@@ -39,7 +39,7 @@ class KeyGuard:
         """Why the request may not come in; None when it may."""
         method, path = scope["method"], scope["path"]
         needed = find_scope(method, path)
-        if needed is None or (path == METRICS_PATH and self._metrics_are_open):
+        if needed in (None, CONSOLE) or (path == METRICS_PATH and self._metrics_are_open):
             return None
         try:
             keys = await self._keyring.keys()

@@ -1,5 +1,6 @@
 """Which scope of a key a request needs: one table, for the door and for the OpenAPI description."""
 
+import functools
 from dataclasses import dataclass
 from re import Pattern
 from typing import Final
@@ -9,6 +10,8 @@ from starlette.routing import compile_path
 from vectormill.domain.api_key import ADMIN, READ, WRITE
 
 METRICS_PATH: Final = "/metrics"
+# No scope of a key: the console's own guard decides, by the session of who visits it (api/console/guard.py).
+CONSOLE: Final = "console"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,7 @@ class Rule:
 
 
 LOOKING: Final = ("GET", "HEAD", "OPTIONS")
+PRESSING: Final = (*LOOKING, "POST")
 
 # The first that fits decides. What none fits needs admin: a route that nobody thought of here is closed.
 RULES: Final = (
@@ -31,6 +35,12 @@ RULES: Final = (
     Rule(("GET",), "/readyz", None),
     Rule(("POST",), "/v1/collections/{name}/search", READ),
     Rule(("POST",), "/v1/rerank", READ),
+    Rule(("POST",), "/v1/embeddings", READ),
+    # As text-embeddings-inference and Cohere have them.
+    Rule(("POST",), "/embed", READ),
+    Rule(("POST",), "/rerank", READ),
+    Rule(("POST",), "/v2/embed", READ),
+    Rule(("POST",), "/v2/rerank", READ),
     Rule(("PUT", "DELETE"), "/v1/collections/{name}/items/{key:path}", WRITE),
     Rule(("POST",), "/v1/collections/{name}/items:delete", WRITE),
     Rule(("POST",), "/v1/collections/{name}/rollback", WRITE),
@@ -51,11 +61,22 @@ RULES: Final = (
     Rule(("POST",), "/v1/collections/{name}/runs", WRITE),
     Rule(("POST",), "/v1/runs/{run_id}/{wish}", WRITE),
     Rule(("PUT",), "/v1/collections/{name}/index", WRITE),
+    Rule(("POST",), "/v1/files", WRITE),
+    Rule(("DELETE",), "/v1/files/{file_id}", WRITE),
+    Rule(("POST",), "/v1/batches", WRITE),
+    Rule(("POST",), "/v1/batches/{batch_id}/cancel", WRITE),
+    Rule(PRESSING, "/console", CONSOLE),
+    Rule(PRESSING, "/console/{path:path}", CONSOLE),
+    # A webhook has the server connect where it says, and its URL may be a secret.
+    Rule((*LOOKING, "POST"), "/v1/webhooks", ADMIN),
+    Rule((*LOOKING, "POST", "PATCH", "DELETE"), "/v1/webhooks/{path:path}", ADMIN),
     Rule(LOOKING, "/{path:path}", READ),
 )
 PATTERNS: Final[dict[str, Pattern[str]]] = {rule.path: compile_path(rule.path)[0] for rule in RULES}
 
 
+# Asked twice a request, of few paths again and again.
+@functools.lru_cache(maxsize=1024)
 def find_scope(method: str, path: str) -> str | None:
     """The scope that the request needs; None when it needs no key at all."""
     return next((rule.scope for rule in RULES if rule.fits(method, path)), ADMIN)

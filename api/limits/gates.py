@@ -3,14 +3,11 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Self
 
 from api.problems import Limit, Problem
 from vectormill.domain.errors import LimitReached
 from vectormill.settings import Settings
-
-# Most of what is counted here ends within seconds.
-RETRY_AFTER_SECONDS: Final = 2
 
 
 class Gate:
@@ -49,7 +46,6 @@ class Gate:
                 f"This API process takes {self._limit.value:,} {self._things} at once ({self._limit.setting}); "
                 "try again in a moment.",
                 limit=self._limit,
-                headers={"Retry-After": str(RETRY_AFTER_SECONDS)},
             )
         self.inside += amount
 

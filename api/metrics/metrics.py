@@ -12,13 +12,18 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.metrics.collection_metrics import MAX_COLLECTIONS, describe_collections
+from api.metrics.duty_metrics import describe_duties
 from api.metrics.query_metrics import QueryMetrics
+from api.metrics.queue_metrics import describe_queues
 from api.metrics.schedule_metrics import describe_schedules
+from api.metrics.webhook_metrics import describe_webhooks
 from api.metrics.worker_metrics import describe_workers
 from vectormill.db.collections.descriptions import list_collection_rows
+from vectormill.db.jobs.backlog import list_waiting
 from vectormill.db.runs.schedules import list_schedules
 from vectormill.db.short_locks import limit_time
-from vectormill.db.workers import count_backlog, count_open_jobs, list_workers
+from vectormill.db.webhooks.webhooks import count_deliveries
+from vectormill.db.workers import count_backlog, count_open_jobs, list_signs_of_life, list_workers
 
 # A scrape that Postgres cannot answer in this time answers without the backlog.
 SCRAPE_SECONDS: Final = 2.0
@@ -85,9 +90,11 @@ class BacklogCollector:
             with self._engine.begin() as connection:
                 limit_time(connection, SCRAPE_SECONDS)
                 backlog, live_workers = count_backlog(connection), list_workers(connection)
-                open_jobs = count_open_jobs(connection)
+                open_jobs, queues = count_open_jobs(connection), list_waiting(connection)
+                signs = list_signs_of_life(connection)
                 schedules = list_schedules(connection, limit=MAX_SCHEDULES)
                 collections = list_collection_rows(connection, after=None, limit=MAX_COLLECTIONS)
+                webhooks = count_deliveries(connection)
         except SQLAlchemyError as error:
             logger.warning("The scrape has no backlog, for Postgres did not answer: %s", error)
             is_up.add_metric([], 0)
@@ -101,9 +108,12 @@ class BacklogCollector:
             is_up,
             jobs,
             chunks,
+            *describe_duties(signs),
+            *describe_queues(queues),
             *describe_workers(live_workers),
             *describe_schedules(schedules),
             *describe_collections(collections),
+            *describe_webhooks(webhooks),
         ]
 
 

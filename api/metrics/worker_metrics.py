@@ -8,6 +8,7 @@ from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from api.metrics.chunk_metrics import describe_chunks
 from vectormill.db.workers import Worker
 
 
@@ -17,7 +18,7 @@ def describe_workers(workers: Sequence[Worker]) -> Iterable[Metric]:
     served = [worker.model for worker in workers]
     for model in sorted(set(served)):
         live.add_metric([model], served.count(model))
-    return [live, *_describe_work(workers), *_describe_devices(workers)]
+    return [live, *_describe_work(workers), *describe_chunks(workers), *_describe_devices(workers)]
 
 
 def _describe_work(workers: Sequence[Worker]) -> Iterable[Metric]:
@@ -40,6 +41,33 @@ def _describe_work(workers: Sequence[Worker]) -> Iterable[Metric]:
         "Texts that got the vector of an equal one; of one job: its `num_reused`.",
         labels=labels,
     )
+    sequences = CounterMetricFamily(
+        "vectormill_computed_sequences_total",
+        "Texts, or passages of them, that were computed; those reused are not.",
+        labels=labels,
+    )
+    words = CounterMetricFamily(
+        "vectormill_words_total", "Words of texts that were looked up in the word cache.", labels=labels
+    )
+    known = CounterMetricFamily(
+        "vectormill_known_words_total",
+        "Words whose tokens the word cache had; over those looked up: its hits.",
+        labels=labels,
+    )
+    exhaustions = CounterMetricFamily(
+        "vectormill_out_of_memory_total", "Batches for which a device had no memory.", labels=labels
+    )
+    restarts = CounterMetricFamily(
+        "vectormill_runner_restarts_total", "Times that the model's process was started again.", labels=labels
+    )
+    told = {
+        "num_reused": reused,
+        "num_sequences": sequences,
+        "num_words": words,
+        "num_known_words": known,
+        "num_out_of_memory": exhaustions,
+        "num_restarts": restarts,
+    }
     for worker in workers:
         report, values = worker.report, [worker.name, worker.model]
         for stage, seconds in (report.get("stage_seconds") or {}).items():
@@ -47,9 +75,10 @@ def _describe_work(workers: Sequence[Worker]) -> Iterable[Metric]:
         if "num_computed_tokens" in report:
             computed.add_metric(values, report["num_computed_tokens"])
             padding.add_metric(values, report["num_computed_tokens"] - report["num_tokens"])
-        if "num_reused" in report:
-            reused.add_metric(values, report["num_reused"])
-    return [stages, computed, padding, reused]
+        for member, family in told.items():
+            if member in report:
+                family.add_metric(values, report[member])
+    return [stages, computed, padding, *told.values()]
 
 
 def _describe_devices(workers: Sequence[Worker]) -> Iterable[Metric]:

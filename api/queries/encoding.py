@@ -12,6 +12,7 @@ from sqlalchemy import Engine
 
 from api.dependencies import Resources
 from api.queries.exchange import NobodyListens, QueryExchange
+from api.queries.lanes import Answered
 from api.queries.query_jobs import encode_by_job
 from vectormill.db.jobs.waiting import explain_query_wait
 from vectormill.db.workers import has_worker_without_queries
@@ -52,6 +53,14 @@ async def encode_texts(
     resources: Resources, spec: EncodingSpec, texts: Sequence[bytes]
 ) -> npt.NDArray[np.float32]:
     """What the spec's task makes of each text or pair, float32 [texts, spec.dimensions]. Raises as encode_queries."""
+    answered = await answer_texts(resources, spec, texts)
+    for reason in answered.failures.values():
+        raise InvalidItem(f"The query cannot be encoded: {reason}.")
+    return answered.vectors
+
+
+async def answer_texts(resources: Resources, spec: EncodingSpec, texts: Sequence[bytes]) -> Answered:
+    """The same, with what is told of the texts. Raises EncodingTimeout and QueryLost."""
     if resources.queries is None:
         return await encode_by_job(resources, spec, texts, resources.settings.search_timeout_seconds)
     return await encode_by_message(resources, resources.queries, spec, texts)
@@ -69,8 +78,8 @@ def make_query_spec(resources: Resources, spec: EncodingSpec) -> EncodingSpec:
 
 async def encode_by_message(
     resources: Resources, queries: QueryExchange, spec: EncodingSpec, texts: Sequence[bytes]
-) -> npt.NDArray[np.float32]:
-    """float32 [texts, dimensions]. While no worker takes queries it waits for one, and where only workers of an earlier
+) -> Answered:
+    """While no worker takes queries it waits for one, and where only workers of an earlier
     release live, a job is submitted.
     """
     loop = asyncio.get_running_loop()

@@ -11,12 +11,10 @@ import secrets
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
-import numpy as np
-import numpy.typing as npt
 from redis.exceptions import OutOfMemoryError, RedisError
 
 from api.metrics.query_metrics import QueryMetrics
-from api.queries.lanes import Asked, Lane, Parcel, end, hand_out
+from api.queries.lanes import Answered, Asked, Lane, Parcel, end, hand_out
 from vectormill.broker.query_messages import (
     PULSE_SECONDS,
     Answer,
@@ -71,13 +69,10 @@ class QueryExchange:
         self._clock_offset: float | None = None  # from the loop's clock to Redis's
         self._has_parcels = asyncio.Event()
 
-    async def ask(
-        self, spec: EncodingSpec, texts: Sequence[bytes], deadline: float
-    ) -> npt.NDArray[np.float32]:
-        """float32 [texts, dimensions]. `deadline` is on the event loop's clock.
+    async def ask(self, spec: EncodingSpec, texts: Sequence[bytes], deadline: float) -> Answered:
+        """What the texts come to. `deadline` is on the event loop's clock.
 
-        Raises TimeoutError, InvalidItem when a text can have no vector, QueryLost when two workers died with it, and
-        NobodyListens.
+        Raises TimeoutError, QueryLost when two workers died with them, and NobodyListens.
         """
         loop = asyncio.get_running_loop()
         if self._post is None:
@@ -93,7 +88,7 @@ class QueryExchange:
         try:
             with self._metrics.time(len(asked.texts)):
                 async with asyncio.timeout_at(deadline):
-                    return await asked.vectors
+                    return await asked.answer
         finally:
             asked.forget()
             self._drop_idle(lane)
@@ -123,7 +118,7 @@ class QueryExchange:
         """Posts until Redis has taken it, as long as somebody waits for it."""
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + RETURN_SECONDS if together[0].is_repeated else 0.0
-        while not all(asked.vectors.done() for asked in together):
+        while not all(asked.answer.done() for asked in together):
             parcel = None
             try:
                 if self._clock_offset is None:
@@ -253,7 +248,7 @@ class QueryExchange:
         """Each client's texts are sent once more, by themselves."""
         logger.warning("A message of %d queries is not answered: %s", len(parcel.together), reason)
         for asked in parcel.together:
-            if asked.vectors.done():
+            if asked.answer.done():
                 continue
             if asked.is_repeated:
                 end([asked], QueryLost(TWICE.format(reason=reason.rstrip("."))))

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from vectormill.broker.query_messages import Encoded, name_space, write_spec
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.errors import InvalidItem
 
 # Of one message. A client's texts are never divided.
 MAX_TEXTS: Final = 64
@@ -22,13 +21,23 @@ MESSAGES_PER_WORKER: Final = 2
 KNOWN_SECONDS: Final = 10.0
 
 
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What one client's texts came to. The row of a text in `failures`, which has the reason, is zeros."""
+
+    vectors: npt.NDArray[np.float32]  # [texts, dimensions]
+    failures: Mapping[int, str]
+    num_tokens: int | None  # None from a worker of an earlier release
+    num_truncated: int
+
+
 @dataclass(slots=True, eq=False)
 class Asked:
-    """The texts of one client's request; the future has float32 [texts, dimensions]."""
+    """The texts of one client's request."""
 
     texts: list[bytes]
     deadline: float  # on the event loop's clock
-    vectors: "asyncio.Future[npt.NDArray[np.float32]]"
+    answer: "asyncio.Future[Answered]"
     is_repeated: bool = False
 
     @property
@@ -37,8 +46,8 @@ class Asked:
 
     def forget(self) -> None:
         """Nobody waits any more: what comes now is dropped, an error that came a moment ago too."""
-        if not self.vectors.cancel() and not self.vectors.cancelled():
-            self.vectors.exception()
+        if not self.answer.cancel() and not self.answer.cancelled():
+            self.answer.exception()
 
 
 @dataclass(slots=True, eq=False)
@@ -69,7 +78,7 @@ class Lane:
         num_texts = num_bytes = 0
         while self.waiting:
             asked = self.waiting[0]
-            if asked.vectors.done():
+            if asked.answer.done():
                 self.waiting.popleft()
                 continue
             num_texts += len(asked.texts)
@@ -95,28 +104,35 @@ class Parcel:
 
     @property
     def is_wanted(self) -> bool:
-        return not all(asked.vectors.done() for asked in self.together)
+        return not all(asked.answer.done() for asked in self.together)
 
 
 def end(together: Sequence[Asked], error: Exception) -> None:
     for asked in together:
-        if not asked.vectors.done():
-            asked.vectors.set_exception(error)
+        if not asked.answer.done():
+            asked.answer.set_exception(error)
 
 
 def hand_out(together: Sequence[Asked], answer: Encoded) -> str | None:
-    """Gives each client its rows, or the reason why one of them has none. Or says why the answer cannot be of them."""
+    """Gives each client what is its own. Or says why the answer cannot be of them."""
     num_texts = sum(len(asked.texts) for asked in together)
     if answer.dimensions <= 0 or len(answer.values) != 4 * num_texts * answer.dimensions:
         return "its answer was of another length"
     vectors = np.frombuffer(answer.values, dtype="<f4").reshape(num_texts, answer.dimensions)
+    counts = (
+        np.frombuffer(answer.num_tokens, dtype="<i4") if len(answer.num_tokens) == 4 * num_texts else None
+    )
     start = 0
     for asked in together:
-        rows = range(start, start + len(asked.texts))
-        start = rows.stop
-        reason = next((answer.failures[row] for row in rows if row in answer.failures), None)
-        if reason is not None:
-            end([asked], InvalidItem(f"The query cannot be encoded: {reason}."))
-        elif not asked.vectors.done():
-            asked.vectors.set_result(vectors[rows.start : rows.stop])
+        end = start + len(asked.texts)
+        if not asked.answer.done():
+            asked.answer.set_result(
+                Answered(
+                    vectors[start:end],
+                    {row - start: why for row, why in answer.failures.items() if start <= row < end},
+                    None if counts is None else int(counts[start:end].sum()),
+                    sum(start <= row < end for row in answer.truncated),
+                )
+            )
+        start = end
     return None

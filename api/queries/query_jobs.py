@@ -8,19 +8,19 @@ from uuid import UUID
 
 import anyio
 import numpy as np
-import numpy.typing as npt
 from anyio import CancelScope
 from fastapi.concurrency import run_in_threadpool
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from api.dependencies import Resources
+from api.queries.lanes import Answered
 from vectormill.db.jobs.export import read_vectors
 from vectormill.db.jobs.jobs import delete_job, find_job, list_item_errors
 from vectormill.db.jobs.submission import JobWriter
 from vectormill.db.jobs.waiting import explain_waits
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.errors import EncodingTimeout, InvalidItem, Unavailable
+from vectormill.domain.errors import EncodingTimeout, Unavailable
 from vectormill.domain.jobs.item import Item
 from vectormill.domain.jobs.job import INTERACTIVE_PRIORITY, Job, NewJob
 from vectormill.settings import Settings
@@ -36,13 +36,13 @@ logger = logging.getLogger(__name__)
 
 async def encode_by_job(
     resources: Resources, spec: EncodingSpec, texts: Sequence[bytes], seconds: float
-) -> npt.NDArray[np.float32]:
-    """float32 [texts, dimensions], within so many seconds. Raises InvalidItem and EncodingTimeout."""
+) -> Answered:
+    """What the texts come to, within so many seconds. Raises EncodingTimeout."""
     settings, engine = resources.settings, resources.engine
     job = await run_in_threadpool(submit_queries, engine, settings, spec, texts)
     try:
         ended = await wait_for_end(resources, job, seconds)
-        return await run_in_threadpool(load_query_vectors, engine, ended)
+        return await run_in_threadpool(load_answer, engine, ended)
     finally:
         with CancelScope(shield=True):
             await run_in_threadpool(remove_query, engine, job.id)
@@ -89,19 +89,17 @@ def explain_query(engine: Engine, job: Job) -> str:
     return reasons.get(job.id, otherwise)
 
 
-def load_query_vectors(engine: Engine, job: Job) -> npt.NDArray[np.float32]:
-    """The vectors of ended queries, float32 [texts, dimensions]. Raises InvalidItem, with the worker's reason."""
-    vectors: list[npt.NDArray[np.float32]] = []
-    for block in read_vectors(engine, job.id):
-        if not block.present.all():
-            break
-        vectors.extend(block.vectors)
-    if len(vectors) == job.num_items:
-        return np.stack(vectors)
-    with engine.connect() as connection:
-        errors = list_item_errors(connection, job.id, after=None, limit=1)
-    reason = errors[0].detail if errors else f"its job is {job.state}"
-    raise InvalidItem(f"The query cannot be encoded: {reason}.")
+def load_answer(engine: Engine, job: Job) -> Answered:
+    """The vectors of ended queries, with the worker's reason where there is none."""
+    blocks = list(read_vectors(engine, job.id))
+    missing = np.flatnonzero(~np.concatenate([block.present for block in blocks])).tolist()
+    failures: dict[int, str] = dict.fromkeys(missing, f"its job is {job.state}")
+    if missing:
+        with engine.connect() as connection:
+            errors = list_item_errors(connection, job.id, after=None, limit=job.num_items)
+        failures |= {int(error.key): error.detail for error in errors}
+    vectors = np.concatenate([block.vectors for block in blocks])
+    return Answered(vectors, failures, job.num_tokens, job.num_truncated)
 
 
 def remove_query(engine: Engine, job_id: UUID) -> None:

@@ -6,6 +6,7 @@ from uuid import UUID
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import Connection
 
 from api.cursors import After, decode_cursor, encode_cursor
 from api.dependencies import JobId, Resources, ResourcesDependency
@@ -33,8 +34,9 @@ from vectormill.db.jobs.jobs import (
     retry_job,
 )
 from vectormill.db.jobs.twins import Wish, wish_for_twins
+from vectormill.db.requests.batches import refuse_job_of_batch
 from vectormill.domain.encoding import RequestedOptions
-from vectormill.domain.jobs.job import JOB_STATES
+from vectormill.domain.jobs.job import JOB_STATES, Job
 
 router = APIRouter(tags=["jobs"])
 
@@ -175,10 +177,17 @@ def post_resume(resources: ResourcesDependency, job_id: JobId) -> JobBody:
     return wish_for(resources, resume_job, job_id)
 
 
+def retry_unless_answered(connection: Connection, job_id: UUID) -> Job:
+    """Raises WrongJobState, too when the answers of a batch are made of the job."""
+    if find_job(connection, job_id).is_terminal:
+        refuse_job_of_batch(connection, job_id, "retried")
+    return retry_job(connection, job_id)
+
+
 @router.post("/v1/jobs/{job_id}/retry")
 def post_retry(resources: ResourcesDependency, job_id: JobId) -> JobBody:
     """Encodes the failed items of an ended or paused job again, and only these. A paused job stays paused."""
-    return wish_for(resources, retry_job, job_id)
+    return wish_for(resources, retry_unless_answered, job_id)
 
 
 @router.delete("/v1/jobs/{job_id}", status_code=204)
@@ -189,6 +198,7 @@ def delete_job(resources: ResourcesDependency, job_id: JobId) -> None:
     disk space is free some seconds to minutes later.
     """
     with resources.engine.begin() as connection:
+        refuse_job_of_batch(connection, job_id, "deleted")
         discard_job(connection, job_id)
 
 

@@ -1,6 +1,8 @@
 """Models and workers over HTTP: what can be asked for, and who would do it."""
 
-from fastapi import APIRouter
+from typing import Annotated
+
+from fastapi import APIRouter, Path
 
 from api.dependencies import ResourcesDependency
 from api.schemas import ModelBody, ModelList, WorkerBody, WorkerList
@@ -26,7 +28,19 @@ def describe_model(registry: Registry, name: str, num_workers: int) -> ModelBody
     try:
         return ModelBody.from_card(registry.card(name), num_workers)
     except ModelError as error:
-        return ModelBody(name=name, workers=num_workers, problem=str(error))
+        return ModelBody(id=name, name=name, workers=num_workers, problem=str(error))
+
+
+# A name may have slashes.
+@router.get("/v1/models/{name:path}")
+def get_model(
+    resources: ResourcesDependency, name: Annotated[str, Path(description="The model's name.")]
+) -> ModelBody:
+    """One registered model."""
+    resources.registry.entry(name)
+    with resources.engine.connect() as connection:
+        num_workers = count_workers(connection)
+    return describe_model(resources.registry, name, num_workers.get(name, 0))
 
 
 @router.get("/v1/workers")

@@ -1,12 +1,13 @@
 """Reranking over HTTP: documents in the order in which they answer a query, while somebody waits."""
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
 
-from api.bodies.reranking import RERANK_DECODER, RankedDocument, RerankAnswer, RerankRequest
+from api.bodies.reranking import MAX_DOCUMENTS, RERANK_DECODER, RankedDocument, RerankAnswer, RerankRequest
 from api.dependencies import Resources, ResourcesDependency
 from api.door.media_types import require_json
 from api.intake.requests import decode_body
@@ -56,36 +57,54 @@ async def post_rerank(request: Request, resources: ResourcesDependency) -> Reran
 def read_pairs(body: bytes, resources: Resources) -> tuple[RerankRequest, EncodingSpec, list[bytes]]:
     """What is asked for, and the pairs that are to be judged. Raises Problem, InvalidOption and InvalidItem."""
     wanted = decode_body(body, RERANK_DECODER)
-    texts = wanted.texts()
-    check_query(wanted.query, "", resources.settings)
-    for index, text in enumerate(texts):
-        check_query(text, f"documents[{index}]: ", resources.settings, what="document")
     options = EncodingOptions(task=JUDGE, max_tokens=wanted.max_tokens)
-    spec = make_spec(resources.registry.card(wanted.model), options)
+    return wanted, *pair_up(resources, wanted.model, options, wanted.query, wanted.texts())
+
+
+def pair_up(
+    resources: Resources,
+    model: str,
+    options: EncodingOptions,
+    query: str,
+    texts: Sequence[str],
+    field: str = "documents",
+) -> tuple[EncodingSpec, list[bytes]]:
+    """The query with each text of the request's field. Raises UnknownModel, InvalidOption and InvalidItem."""
+    if not 1 <= len(texts) <= MAX_DOCUMENTS:
+        raise InvalidOption(f"{field} must be 1 to {MAX_DOCUMENTS:,}, not {len(texts):,}.")
+    check_query(query, "", resources.settings)
+    for index, text in enumerate(texts):
+        check_query(text, f"{field}[{index}]: ", resources.settings, what="document")
+    spec = make_spec(resources.registry.card(model), options)
     if len(spec.labels) > 2:
         raise InvalidOption(
-            f"The model {wanted.model!r} tells {len(spec.labels)} labels apart ({', '.join(spec.labels[:3])}, …), and "
+            f"The model {model!r} tells {len(spec.labels)} labels apart ({', '.join(spec.labels[:3])}, …), and "
             "which of them ranks documents is not said; use a model of one label or of two."
         )
-    query = wanted.query.encode()
-    return wanted, spec, [join_pair(query, text.encode()) for text in texts]
+    return spec, [join_pair(query.encode(), text.encode()) for text in texts]
+
+
+def order_scores(
+    numbers: "np.ndarray[Any, np.dtype[np.float32]]", spec: EncodingSpec, limit: int | None = None
+) -> list[tuple[int, float]]:
+    """Places and scores, the best first; equal scores in the order in which they were sent."""
+    scores, _ = choose_scores(numbers, spec.labels)
+    order = np.argsort(-scores, kind="stable")[:limit]
+    return [(index, float(f"{scores[index]:.9g}")) for index in order.tolist()]
 
 
 def rank(
     wanted: RerankRequest, spec: EncodingSpec, numbers: "np.ndarray[Any, np.dtype[np.float32]]"
 ) -> RerankAnswer:
-    """Equal scores in the order in which they were sent."""
-    scores, _ = choose_scores(numbers, spec.labels)
-    order = np.argsort(-scores, kind="stable")[: wanted.top_n]
     texts = wanted.texts()
     return RerankAnswer(
         model=wanted.model,
         results=[
             RankedDocument(
                 index=index,
-                relevance_score=float(f"{scores[index]:.9g}"),
+                relevance_score=score,
                 document={"text": texts[index]} if wanted.return_documents else None,
             )
-            for index in order.tolist()
+            for index, score in order_scores(numbers, spec, wanted.top_n)
         ],
     )

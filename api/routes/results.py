@@ -6,7 +6,7 @@ from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.dependencies import JobId, ResourcesDependency
-from api.routes.vectors import find_readable_job
+from api.routes.vectors import After, find_readable_job, refuse_to_go_on
 from api.streams.result_formats import RESULT_STREAMS
 from api.streams.score_streams import SCORE_FORMATS
 from api.streams.vector_streams import ResultResponse, start_reading
@@ -28,6 +28,7 @@ class ResultFilter(BaseModel):
 
     format: RowsName = "ndjson"
     partial: bool = Field(default=False, description="Read what is there although the job has not ended.")
+    after: After = None
 
 
 @router.get(
@@ -39,8 +40,9 @@ class ResultFilter(BaseModel):
 def get_results(
     resources: ResourcesDependency, job_id: JobId, wanted: Annotated[ResultFilter, Query()]
 ) -> ResultResponse:
+    refuse_to_go_on(wanted.format, wanted.after)
     job = find_readable_job(resources, job_id, tuple(RESULT_STREAMS), partial=wanted.partial)
     stream = RESULT_STREAMS[job.spec.result]
     return ResultResponse(
-        job, stream.formats[wanted.format], start_reading(stream.read(resources.engine, job_id))
+        job, stream.formats[wanted.format], start_reading(stream.read(resources.engine, job_id, wanted.after))
     )

@@ -10,7 +10,7 @@ from api.dependencies import JobId, Resources, ResourcesDependency
 from api.streams.vector_streams import VECTOR_FORMATS, ResultResponse, start_reading
 from vectormill.db.jobs.export import read_vectors
 from vectormill.db.jobs.jobs import find_job
-from vectormill.domain.errors import WrongJobState
+from vectormill.domain.errors import InvalidOption, WrongJobState
 from vectormill.domain.jobs.job import UPLOADING, Job
 from vectormill.domain.tasks.task import RESULT_ROUTES, VECTOR
 from vectormill.files.formats import OUTPUT_FORMATS, OutputName
@@ -26,11 +26,23 @@ DESCRIPTION = (
 )
 
 
+# Any key that Postgres can hold.
+After = Annotated[
+    str | None,
+    Field(
+        pattern=r"^[^\u0000]*$",
+        max_length=10_000,
+        description="Only items behind the one with this key: an export of ndjson that broke off goes on.",
+    ),
+]
+
+
 class ExportFilter(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     format: OutputName = "ndjson"
     partial: bool = Field(default=False, description="Export what is there although the job has not ended.")
+    after: After = None
 
 
 @router.get(
@@ -42,9 +54,18 @@ class ExportFilter(BaseModel):
 def get_vectors(
     resources: ResourcesDependency, job_id: JobId, wanted: Annotated[ExportFilter, Query()]
 ) -> ResultResponse:
+    refuse_to_go_on(wanted.format, wanted.after)
     job = find_readable_job(resources, job_id, (VECTOR,), partial=wanted.partial)
-    blocks = start_reading(read_vectors(resources.engine, job_id))
+    blocks = start_reading(read_vectors(resources.engine, job_id, wanted.after))
     return ResultResponse(job, VECTOR_FORMATS[wanted.format], blocks)
+
+
+def refuse_to_go_on(format: str, after: str | None) -> None:
+    """Raises InvalidOption for a format that cannot begin in the middle."""
+    if after is not None and format != "ndjson":
+        raise InvalidOption(
+            f"Only ndjson goes on behind a key; {format} is whole or nothing: leave out after."
+        )
 
 
 def find_readable_job(resources: Resources, job_id: UUID, results: tuple[str, ...], *, partial: bool) -> Job:

@@ -19,7 +19,7 @@ from vectormill.files.formats import RowsName
 class ResultStream:
     """`read` gives a job's results in blocks, in constant memory; `formats` write them."""
 
-    read: Callable[[Engine, UUID], Iterator[Any]]
+    read: Callable[[Engine, UUID, str | None], Iterator[Any]]
     formats: Mapping[RowsName, ResultFormat]
 
 

@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import datetime
@@ -230,6 +230,6 @@ def build_by_hand(connection: "psycopg.Connection[Any]", table: str, num_workers
     return seconds
 
 
-def seconds_of(run: dict[str, Any]) -> float:
+def seconds_of(run: Mapping[str, Any]) -> float:
     finished, started = (datetime.fromisoformat(run[name]) for name in ("finished_at", "started_at"))
     return (finished - started).total_seconds()

@@ -73,17 +73,16 @@ class Service:
         self._last = job["id"], items
         return Pass(seconds, job["num_tokens"], round(job["num_tokens"] / (1 - job["padding_waste"])))
 
-    def _run(self, items: Sequence[ItemJson]) -> dict[str, Any]:
+    def _run(self, items: Sequence[ItemJson]) -> Mapping[str, Any]:
         self._num_jobs += 1
-        job = self.submit(items)
-        job = self.client.wait(job["id"], poll_seconds=POLL_SECONDS)
+        job = self.client.wait(self.submit(items)["id"], poll_seconds=POLL_SECONDS)
         if job["state"] != COMPLETED:
             raise BenchmarkFailed(
                 f"The job ended {job['state']}, with {job['num_failed']:,} of {job['num_items']:,} items failed."
             )
         return job
 
-    def submit(self, items: Sequence[ItemJson]) -> dict[str, Any]:
+    def submit(self, items: Sequence[ItemJson]) -> Mapping[str, Any]:
         """A new job."""
         return self.client.submit(items, model=self.model, collection=f"mix_{self._num_jobs}")
 

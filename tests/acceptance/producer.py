@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import httpx
@@ -164,7 +163,7 @@ def find_broken_promises(stack: Stack | Parts, promises: Sequence[Promise], dire
 
 
 def _check_job(client: Client, promise: Promise, directory: Path) -> list[str]:
-    job: dict[str, Any] = client.job(promise.job_id)
+    job = client.job(promise.job_id)
     counts = (job["state"], job["num_done"], job["num_failed"])
     broken = []
     if counts != ("completed", len(promise.keys), 0):

@@ -10,7 +10,7 @@ from tests.acceptance.stack import Stack
 from vectormill.models.registry import DEFAULT_MODEL
 
 # docs/OPERATIONS.md, "Connections".
-BUDGET = {"worker": 6, "api": 10, "scheduler": 3, "indexer": 13}
+BUDGET = {"worker": 6, "api": 10, "scheduler": 4, "indexer": 13}
 
 
 def name_process(application: str) -> str | None:
@@ -56,7 +56,7 @@ def test_every_process_keeps_to_its_budget_of_connections(stack: Stack, collecti
     url = stack.urls()["database_url"].replace("postgresql+psycopg", "postgresql")
     items = [{"key": f"k{number}", "text": f"some text {number}"} for number in range(1500)]
     with Census(url) as census, stack.client() as client:
-        jobs = [client.submit(items, model=DEFAULT_MODEL, collection=collection) for _ in range(3)]  # type: ignore[arg-type]
+        jobs = [client.submit(items, model=DEFAULT_MODEL, collection=collection) for _ in range(3)]
 
         def ask(number: int) -> object:
             with stack.client() as asking:

@@ -16,7 +16,7 @@ REASONS = "SELECT count(*) FROM vectormill.chunks WHERE lost > 0"
 def test_a_job_completes_though_its_worker_fails_by_a_fault_of_its_own(stack: Stack, collection: str) -> None:
     items = [{"key": f"k{number}", "text": f"some text {number} " * 20} for number in range(3000)]
     with stack.client() as client:
-        job = client.submit(items, model=DEFAULT_MODEL, collection=collection)  # type: ignore[arg-type]
+        job = client.submit(items, model=DEFAULT_MODEL, collection=collection)
         wait_for(lambda: next(stack.query(HELD))[0], 60, "a worker holds a chunk")
         worker = stack.find_process("worker.app")
         assert worker is not None

@@ -1,7 +1,7 @@
 """SIGKILL of the indexer in each phase of a run, with real workers: what follows ends as if nothing had happened."""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -101,7 +101,7 @@ def test_an_indexer_killed_in_each_phase_is_followed_by_another_which_encodes_no
 
 def kill_in_each_phase(
     parts: Parts, client: Client, collection: str, table: str, generation: str
-) -> dict[str, Any]:
+) -> Mapping[str, Any]:
     """The run's end. What each phase needs is held back until its indexer has died in it."""
     first_moved, first_vanished = f"renamed-k{RENAMED[0]}", f"k{VANISHED[0]}"
     moved = f"INSERT INTO vectormill.{generation} SELECT '{first_moved}', content_hash, embedding, 0"

@@ -37,7 +37,7 @@ def test_every_docstring_has_the_vector_that_sentence_transformers_gives_it(
     assert len(texts) > 5000 // every  # some distributions leave parts of the library out
     with stack.client() as client:
         items = [{"key": text.key, "text": text.text} for text in texts]
-        job = client.submit(items, model=DEFAULT_MODEL, collection=collection)  # type: ignore[arg-type]
+        job = client.submit(items, model=DEFAULT_MODEL, collection=collection)
         job = client.wait(job["id"], timeout_seconds=1200)
         assert (job["state"], job["num_done"], job["num_failed"]) == ("completed", len(texts), 0)
         exported = {vector["key"]: vector["embedding"] for vector in client.vectors(job["id"])}

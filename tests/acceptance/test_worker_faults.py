@@ -1,11 +1,8 @@
 """Workers are frozen, told to end, given a wrong clock, or of the former release; nothing is lost or blamed."""
 
 import signal
-import subprocess
-import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import BytesIO
 from pathlib import Path
 
 import psutil
@@ -14,14 +11,12 @@ import pytest
 from tests.acceptance import tiny
 from tests.acceptance.parts import NUM_WORKERS, Parts, frozen
 from tests.acceptance.producer import Promise, assert_kept, load, promise
+from tests.architecture.sources import ROOT
+from tests.former import OLD_RELEASE, extract_release
 from tests.waiting import wait_for
 from worker.placement.assignment import read_assignment
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
-
-# The last commit before this release's migrations: what a deployment runs while it is being upgraded.
-FORMER_RELEASE = "58b23b1"
-ROOT = Path(__file__).resolve().parents[2]
 
 # Every session says who it is; a chunk's row tells no more who ended it.
 LOG_ENDS = """
@@ -210,14 +205,8 @@ def without_launcher(parts: Parts) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def former_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The code of the former release, out of git's history."""
-    found = subprocess.run(
-        ["git", "-C", str(ROOT), "archive", FORMER_RELEASE], capture_output=True, check=False
-    )
-    if found.returncode != 0:
-        pytest.skip(f"git has no history here: {found.stderr.decode(errors='replace').strip()}")
     tree = tmp_path_factory.mktemp("former")
-    with tarfile.open(fileobj=BytesIO(found.stdout)) as archive:
-        archive.extractall(tree, filter="data")
+    extract_release(OLD_RELEASE, tree)
     return tree
 
 

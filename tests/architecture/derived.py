@@ -7,8 +7,11 @@ a row of what is gone is removed, and the columns that the code knows are writte
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
+from benchmarks.results.readme import closing_marker, opening_marker
+from tests.architecture import blocking, shapes
 from tests.architecture.facts import (
     SERVING_LIBRARIES,
     describe_default,
@@ -130,7 +133,53 @@ def make_backends() -> str:
     return table([("backend", "devices", "packed attention"), *rows])
 
 
+def read(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8") if (ROOT / page).exists() else ""
+
+
+def make_speed() -> str:
+    """What the README says of speed, as the last tables of the benchmarks have it."""
+    ours, peer = read_row("main_job", "ours, end to end"), read_row("main_job", "sentence-transformers")
+    server, other = (
+        read_row("queries", "ours, 64 clients"),
+        read_row("queries", "infinity's server, 64 clients"),
+    )
+    ratio = ours["to the peer"].partition(" ")[0]
+    rows = (
+        ("", "Vectormill", "beside it"),
+        ("docstrings a second", f"{ours['texts/s']}, committed to Postgres", f"{peer['texts/s']}, in memory"),
+        ("the same, as a ratio", ratio, "`SentenceTransformer.encode`"),
+        ("padding", ours["padding"], peer["padding"]),
+        ("queries a second, 64 clients", server["requests/s"], f"{other['requests/s']}, infinity's server"),
+        ("their p99", server["p99"], other["p99"]),
+    )
+    return table(rows)
+
+
+def read_row(benchmark: str, system: str) -> Mapping[str, str]:
+    """Column -> cell, of the row with that name in the section that the benchmark has written."""
+    section = (
+        read("benchmarks/README.md")
+        .partition(opening_marker(benchmark))[2]
+        .partition(closing_marker(benchmark))[0]
+    )
+    head: list[str] = []
+    for line in section.split("\n"):
+        cells = split_row(line) if line.startswith("|") else []
+        if cells[:1] == ["system"]:
+            head = cells
+        elif cells[:1] == [system]:
+            return dict(zip(head, cells, strict=True))
+    raise LookupError(f"{benchmark} has no row {system}")
+
+
+def overwrite(make: Callable[[str], str], file: str, text: str) -> str:
+    """A whole file, whatever is in it now."""
+    return make(file)
+
+
 DERIVED: Final[tuple[tuple[str, Rewrite], ...]] = (
+    ("README.md", fill("speed", make_speed())),
     ("docs/CONFIGURATION.md", fill("options", make_options())),
     ("docs/CONFIGURATION.md", fill("backends", make_backends())),
     ("docs/CONFIGURATION.md", fill("poolings", quote(POOLING_NAMES))),
@@ -193,12 +242,13 @@ DERIVED: Final[tuple[tuple[str, Rewrite], ...]] = (
             + literal("RowsName", (name for name, row in OUTPUT_FORMATS.items() if row.has_keys)),
         ),
     ),
+    *((f"{shapes.PLACE}/{file}.py", partial(overwrite, shapes.make_shapes, file)) for file in shapes.FILES),
+    *(
+        (f"{blocking.MADE}/{file}", partial(overwrite, blocking.make_blocking, file))
+        for file in blocking.list_files()
+    ),
 )
 PAGES: Final = tuple(dict.fromkeys(page for page, _ in DERIVED))
-
-
-def read(page: str) -> str:
-    return (ROOT / page).read_text(encoding="utf-8")
 
 
 def rewrite(page: str, text: str) -> str:
@@ -211,6 +261,7 @@ def rewrite(page: str, text: str) -> str:
 
 def main() -> None:
     for page in PAGES:
+        (ROOT / page).parent.mkdir(parents=True, exist_ok=True)
         (ROOT / page).write_text(rewrite(page, read(page)), encoding="utf-8")
 
 

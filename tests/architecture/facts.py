@@ -98,7 +98,8 @@ def find_dependencies() -> list[str]:
     """Names of all direct ones, in the order of pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     groups = [project["dependencies"], *project["optional-dependencies"].values()]
-    return [re.split(r"[\[<>=~]", requirement)[0] for group in groups for requirement in group]
+    names = (re.split(r"[\[<>=~]", requirement)[0] for group in groups for requirement in group)
+    return [name for name in dict.fromkeys(names) if name != "vectormill"]  # an extra of ours that has others
 
 
 def describe_wishes() -> list[tuple[str, ...]]:

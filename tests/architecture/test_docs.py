@@ -110,3 +110,29 @@ def test_every_link_leads_to_a_file(page: Path) -> None:
         if not (page.parent / target).exists()
     ]
     assert not broken
+
+
+def find_folders_of_readme() -> set[str]:
+    """Folders that its tree names, with the one above them."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    tree = text.partition("## What is where\n\n```\n")[2].partition("\n```")[0]
+    found, top = set(), ""
+    for line in tree.split("\n"):
+        names = re.findall(
+            r"(?<!\S)([a-z_]+)/(?= )", re.split(r"    |(?<=/) {2,}(?=[a-zA-Z])", line.lstrip())[0] + " "
+        )
+        if not line.startswith(" "):
+            top = names[0]
+        found |= {f"{top}/{name}" if line.startswith(" ") else name for name in names}
+    return found
+
+
+def test_the_readme_s_tree_names_the_folders_that_there_are() -> None:
+    code = {
+        path
+        for name in ("vectormill", "worker")
+        for path in (ROOT / name).iterdir()
+        if (path / "__init__.py").exists()
+    }
+    tops = {"alembic", "benchmarks", "deploy", "docs", "tests", *PACKAGES}
+    assert find_folders_of_readme() == tops | {path.relative_to(ROOT).as_posix() for path in code}

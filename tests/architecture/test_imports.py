@@ -30,7 +30,7 @@ def find_loaded_modules(program: str) -> frozenset[str]:
     """Top-level names in sys.modules after a fresh interpreter has run the program."""
     report = "\nimport sys\nprint('loaded', *{name.partition('.')[0] for name in sys.modules})"
     done = subprocess.run(
-        [sys.executable, "-c", program + report], cwd=ROOT, capture_output=True, text=True, timeout=100
+        [sys.executable, "-c", program + report], cwd=ROOT, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     return frozenset(done.stdout.rpartition("loaded ")[2].split())
@@ -90,6 +90,34 @@ def test_a_model_process_holds_only_what_its_backend_needs(
     module: str, absent: set[str], reason: str
 ) -> None:
     assert not find_loaded_modules(f"import {module}, worker.backends.factory") & absent, reason
+
+
+def test_a_model_process_of_torch_loads_its_compiler_when_somebody_compiles_and_not_before() -> None:
+    program = """
+import sys
+import worker.model.torch_encoder
+from worker.model.runtime import transformers
+early = {"torch._dynamo", "torch._inductor", "scipy"} & set(sys.modules)
+assert not early, early
+import torch._dynamo
+assert torch._dynamo.config.recompile_limit
+real = sys.modules["torch._dynamo._trace_wrapped_higher_order_op"].TransformGetItemToIndex
+assert isinstance(transformers.masking_utils.TransformGetItemToIndex(), real)
+"""
+    find_loaded_modules(program)
+
+
+def test_who_names_no_collector_loads_nothing_of_traces() -> None:
+    # redis-py and FastAPI look for the SDK by themselves; what sends anything is ours alone.
+    find_loaded_modules(
+        "import sys, api.app, worker.app, scheduler.main\nassert 'opentelemetry.exporter' not in sys.modules"
+    )
+    users = {
+        str(path)
+        for path in find_sources(*PACKAGES)
+        if any(name.startswith("opentelemetry") for name in find_imports(parse(path)))
+    }
+    assert users == {"vectormill/tracing.py"}
 
 
 def test_one_file_asks_the_driver_for_gpus() -> None:

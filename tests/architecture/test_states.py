@@ -14,15 +14,17 @@ import pytest
 from tests.architecture.sources import PACKAGES, ROOT, find_sources
 from vectormill.domain import collection, run
 from vectormill.domain.jobs import chunk, job
+from vectormill.domain.requests import request_batch, request_file
 
 LIST: Final = re.compile(r"(?:\b(\w+)\.)?state (?:NOT )?IN \(('[^)]*)\)")
-TABLE: Final = re.compile(r"\bvectormill\.(jobs|chunks|runs|generations)\b")
+TABLE: Final = re.compile(r"\bvectormill\.(jobs|chunks|runs|generations|request_batches|request_files)\b")
 # What statements call the rows of these tables; without a name it is the table that was named last.
 NOUN_OF_NAME: Final = {
     "job": "jobs", "jobs": "jobs", "twin": "jobs", "original": "jobs",
     "chunk": "chunks", "chunks": "chunks",
     "run": "runs", "runs": "runs", "other": "runs",
     "generation": "generations", "generations": "generations",
+    "batch": "request_batches", "request_batches": "request_batches",
 }  # fmt: skip
 
 Lists = Mapping[str, frozenset[frozenset[str]]]
@@ -38,6 +40,8 @@ KNOWN: Final[Lists] = {
     "chunks": lists_of(chunk),
     "runs": lists_of(run),
     "generations": lists_of(collection),
+    "request_batches": lists_of(request_batch),
+    "request_files": lists_of(request_file),
 }
 
 

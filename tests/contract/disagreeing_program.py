@@ -19,7 +19,7 @@ from worker.encoder import switches
 from worker.encoder.encoder import Choice, EncoderOrder
 from worker.encoder.switches import PACKED_RANKS, SwitchDefaults
 from worker.model.architectures import PACKED, PADDED
-from worker.model.packed_attention import Kernel, exact_kernel
+from worker.model.packed.attention import Kernel, exact_kernel
 from worker.parallel import shard_encoder
 from worker.parallel.forms import choice
 from worker.parallel.shard_encoder import ShardEncoder

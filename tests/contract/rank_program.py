@@ -20,7 +20,7 @@ from worker.batching.batch import Batch
 from worker.devices.device import CPU, Device
 from worker.encoder.encoder import Encoder, EncoderOrder
 from worker.model.architectures import PACKED, PADDED
-from worker.model.packed_attention import make_attention
+from worker.model.packed.attention import make_attention
 from worker.parallel.forms.probe import set_attention
 from worker.parallel.shard_encoder import ShardEncoder, load_shard
 from worker.placement.rank import Rank

@@ -19,9 +19,9 @@ from vectormill.domain.errors import ModelError
 from worker.batching.batch import Batch
 from worker.encoder.switches import SwitchChoice
 from worker.model.architectures import read_attention_shape
-from worker.model.packed_attention import EXACT, OPAQUE, VARLEN, exact_kernel
-from worker.model.packed_network import PackedNetwork, compute_probes, packed_states
-from worker.model.packing import pack_batch
+from worker.model.packed.attention import EXACT, OPAQUE, VARLEN, exact_kernel
+from worker.model.packed.network import PackedNetwork, compute_probes, packed_states
+from worker.model.packed.packing import pack_batch
 from worker.model.switched import compilation
 from worker.model.switched.compilation import MOST_GRAPHS, compile_layers, count_graphs, forget_graphs
 from worker.model.switched.switching import Step, Undo, apply_switches

@@ -22,9 +22,9 @@ from worker.model import cuda_pass
 from worker.model.architectures import PACKABLE, UNPACKABLE, WAITLESS, read_attention_shape
 from worker.model.masks import find_attention_mask
 from worker.model.network import EncoderNetwork
-from worker.model.packed_attention import make_attention
-from worker.model.packed_network import PackedNetwork
-from worker.model.packing import pack_batch
+from worker.model.packed.attention import make_attention
+from worker.model.packed.network import PackedNetwork
+from worker.model.packed.packing import pack_batch
 from worker.model.torch_encoder import TorchEncoder
 
 TOKENIZER = '{"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "b"}}'

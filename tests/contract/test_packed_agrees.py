@@ -7,17 +7,18 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import varlen
 from torch.nn.functional import cosine_similarity
 from transformers import AttentionInterface
 
 from tests.contract.packed_models import MODELS, make_sequences, make_transformer
 from vectormill.domain.errors import ModelError
 from worker.batching.batch import Batch
-from worker.model import packed_attention, packed_network
 from worker.model.architectures import PACKABLE, read_attention_shape
-from worker.model.packed_attention import EXACT, VARLEN, exact_kernel, make_attention
-from worker.model.packed_network import PackedNetwork, PackingFailed, make_probes, pack_network
-from worker.model.packing import pack_batch
+from worker.model.packed import network as packed_network
+from worker.model.packed.attention import EXACT, VARLEN, exact_kernel, make_attention
+from worker.model.packed.network import PackedNetwork, PackingFailed, make_probes, pack_network
+from worker.model.packed.packing import pack_batch
 
 SEQUENCES = make_sequences()
 CPU = torch.device("cpu")
@@ -185,7 +186,7 @@ def test_varlen_attn_is_called_as_its_documentation_asks(
         seen.add(options["window_size"])
         return exact_kernel(q, k, v, cu_q, max_q, options["scale"], options["window_size"])
 
-    monkeypatch.setattr(packed_attention, "varlen_attn", varlen_attn)
+    monkeypatch.setattr(varlen, "varlen_attn", varlen_attn)
     transformer = make_transformer(name)
     expected = alone(transformer)
     network = PackedNetwork(network_of(transformer), VARLEN)

@@ -20,11 +20,12 @@ from worker.backends.factory import load_encoder
 from worker.batching.batch import Batch
 from worker.encoder.encoder import Encoder, EncoderOrder
 from worker.encoder.switches import SwitchChoice
-from worker.model import packed_attention, torch_encoder
+from worker.model import torch_encoder
 from worker.model.architectures import read_attention_shape
-from worker.model.packed_attention import DIRECT, EXACT, direct_kernel, exact_kernel
-from worker.model.packed_network import PackedNetwork, compute_probes, packed_states
-from worker.model.packing import pack_batch
+from worker.model.packed import attention as packed_attention
+from worker.model.packed.attention import DIRECT, EXACT, direct_kernel, exact_kernel
+from worker.model.packed.network import PackedNetwork, compute_probes, packed_states
+from worker.model.packed.packing import pack_batch
 from worker.model.switched.fused_projections import FusedProjections, split_projections
 from worker.model.switched.switching import STEPS, Step, apply_switches
 

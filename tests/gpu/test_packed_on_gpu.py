@@ -25,9 +25,9 @@ from worker.batching.batch import Batch
 from worker.encoder.encoder import Encoder, EncoderOrder
 from worker.model.architectures import read_attention_shape
 from worker.model.cuda_pass import CudaPass
-from worker.model.packed_attention import EXACT, VARLEN, exact_kernel, varlen_kernel
-from worker.model.packed_network import PackedNetwork
-from worker.model.packing import pack_batch
+from worker.model.packed.attention import EXACT, VARLEN, exact_kernel, varlen_kernel
+from worker.model.packed.network import PackedNetwork
+from worker.model.packed.packing import pack_batch
 
 CARD = Registry({}).card(DEFAULT_MODEL)
 LENGTHS = (1, 300, 17, 64, 128, 1000, 2)

@@ -26,8 +26,8 @@ from worker.batching.batch import Batch
 from worker.encoder.encoder import Encoder, EncoderOrder
 from worker.encoder.switches import SWITCHES, SwitchChoice
 from worker.model.architectures import read_attention_shape
-from worker.model.packed_attention import DIRECT, EXACT, VARLEN, direct_kernel, exact_kernel
-from worker.model.packed_network import PackedNetwork, compute_probes
+from worker.model.packed.attention import DIRECT, EXACT, VARLEN, direct_kernel, exact_kernel
+from worker.model.packed.network import PackedNetwork, compute_probes
 from worker.model.switched.compilation import count_graphs
 from worker.model.switched.scaled_products import multiply_restored, multiply_scaled, scale_rows
 from worker.model.switched.switching import apply_switches

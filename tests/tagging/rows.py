@@ -18,6 +18,7 @@ from vectormill.models.specs import (
 )
 from worker.tasks.course import WorkerTask
 from worker.tasks.table import TASKS_OF_KIND
+from worker.tokens.word_cache import WordTally
 
 TAG = "tag"
 TASK = Task(TAG, "a label for each span of a text", RECORD)
@@ -47,7 +48,9 @@ KIND = ModelKind(
 )
 
 
-def make_tagger_tasks(card: ModelCard, gives_vectors: Callable[[], bool]) -> Mapping[str, WorkerTask]:
+def make_tagger_tasks(
+    card: ModelCard, gives_vectors: Callable[[], bool], words: WordTally
+) -> Mapping[str, WorkerTask]:
     return {TAG: Tag(card)}
 
 

@@ -263,9 +263,9 @@ class FakeHandler(BaseHTTPRequestHandler):
             case ["v1", "jobs", job_id, "results"]:
                 has_pairs = any("text_pair" in item for item in self.fake.items[job_id])
                 results = self.fake.scores if has_pairs else self.fake.records
-                self._export(results(job_id), parameters["format"])
+                self._export(results(job_id), parameters)
             case ["v1", "jobs", job_id, "vectors"]:
-                self._export(self.fake.vectors(job_id), parameters["format"])
+                self._export(self.fake.vectors(job_id), parameters)
             case ["v1", "models"]:
                 self._json(
                     {
@@ -283,8 +283,10 @@ class FakeHandler(BaseHTTPRequestHandler):
             case _:
                 self._problem(404, "Not found; see /docs for what there is.")
 
-    def _export(self, vectors: list[dict[str, Any]], format: str) -> None:
-        if format == "parquet":
+    def _export(self, vectors: list[dict[str, Any]], parameters: dict[str, str]) -> None:
+        if "after" in parameters:
+            vectors = vectors[[vector["key"] for vector in vectors].index(parameters["after"]) + 1 :]
+        if parameters["format"] == "parquet":
             embedding = pa.array([vector["embedding"] for vector in vectors], pa.list_(pa.float32(), 2))
             table = pa.table(
                 {"key": pa.array([vector["key"] for vector in vectors], pa.string()), "embedding": embedding}

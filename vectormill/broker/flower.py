@@ -17,7 +17,7 @@ def flower_command(host: str, port: int) -> list[str]:
     """The arguments of `celery` that start Flower; Celery's own come before the word flower, Flower's after it."""
     return [
         "-A",
-        "vectormill.broker.flower_app",
+        "vectormill.flower_pages.app",
         "flower",
         f"--address={host}",
         f"--port={port}",

@@ -42,12 +42,18 @@ class Taken(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
 
 
 class Encoded(msgspec.Struct, frozen=True, array_like=True, tag="encoded"):
-    """float32 [texts, dimensions], little-endian, zeros for a text that has no vector: `failures` has the reason."""
+    """float32 [texts, dimensions], little-endian, zeros for a text that has no vector: `failures` has the reason.
+
+    `num_tokens` is int32 [texts], little-endian, of what the model read, and empty from a worker of an earlier release;
+    `truncated` are the texts that had more.
+    """
 
     id: bytes
     dimensions: int
     values: bytes
     failures: dict[int, str]
+    num_tokens: bytes = b""
+    truncated: list[int] = []
 
 
 class NotEncoded(msgspec.Struct, frozen=True, array_like=True, tag="not encoded"):

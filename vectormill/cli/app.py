@@ -12,7 +12,18 @@ from typing import Annotated
 import typer
 
 from vectormill.cli import exits
-from vectormill.cli.commands import demo, doctor, encode, jobs, keys, plan, processes, service, tasks
+from vectormill.cli.commands import (
+    demo,
+    doctor,
+    encode,
+    jobs,
+    keys,
+    plan,
+    processes,
+    service,
+    tasks,
+    webhooks,
+)
 from vectormill.cli.commands.collections import collections, items, searches, vectors
 from vectormill.cli.commands.sources import runs, schedules, sources
 
@@ -27,16 +38,18 @@ app = typer.Typer(
 
 @dataclass(slots=True)
 class Globals:
-    """What is given before the command; `main` reads it after the command has failed."""
+    """What is given before the command, and its name; `main` reads them after the command has failed."""
 
     is_debugging: bool = False
+    command: str | None = None
 
 
 def _print_version(is_asked: bool) -> None:
     if is_asked:
-        from vectormill import __version__
+        from vectormill.cli.doctor.installation import describe_installation
 
-        typer.echo(f"vectormill {__version__}")
+        for line in describe_installation():
+            typer.echo(line)
         raise typer.Exit
 
 
@@ -50,7 +63,12 @@ def vectormill(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version."),
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the version and what it runs on.",
+        ),
     ] = False,
 ) -> None:
     """Text in, vectors out, in bulk: encoding jobs that survive anything, vectors in Postgres.
@@ -60,6 +78,7 @@ def vectormill(
     """
     if isinstance(context.obj, Globals):
         context.obj.is_debugging = debug
+        context.obj.command = context.invoked_subcommand
 
 
 for group in (demo, encode, tasks, jobs, vectors, searches, service, processes, plan, doctor):
@@ -72,6 +91,7 @@ app.add_typer(schedules.app, name="schedules")
 app.add_typer(collections.app, name="collections")
 app.add_typer(sources.app, name="sources")
 app.add_typer(sources.push_app)
+app.add_typer(webhooks.app, name="webhooks")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -82,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Exception as error:  # noqa: BLE001 - the last line of defence: no traceback reaches a user unasked
         if given.is_debugging or _is_logging_debug():
             traceback.print_exception(error)
-        typer.echo(f"vectormill: {exits.describe(error)}", err=True)
+        typer.echo(f"vectormill: {exits.describe(error, given.command)}", err=True)
         sys.exit(exits.exit_code_of(error))
 
 

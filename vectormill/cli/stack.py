@@ -10,11 +10,13 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Final, NoReturn, Self
 
+from vectormill.cli.extras import require_service
 from vectormill.cli.settings import read_environment
 from vectormill.cli.workplace import make_data_dir
 from vectormill.domain.errors import Unavailable
 from vectormill.processes.lifetimes import free_port, spawn
 from vectormill.processes.logfile import open_log, tail_of
+from vectormill.settings import PREFIX
 
 COMMAND: Final = (sys.executable, "-m", "vectormill.cli")
 # The first start makes a Postgres cluster and loads a model; recovery after a crash may replay a large log.
@@ -56,6 +58,9 @@ class Stack:
         self._child: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
+        require_service(
+            is_embedded=not {f"{PREFIX}DATABASE_URL", f"{PREFIX}REDIS_URL"} <= self._environment.keys()
+        )
         self._handlers = {number: signal.signal(number, _exit_on_signal) for number in ENDING_SIGNALS}
         self._child = self._start()
         return self

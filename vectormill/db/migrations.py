@@ -1,17 +1,13 @@
 """Brings a database to this release's schema, with Alembic."""
 
-from pathlib import Path
-
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Engine
 
+from vectormill.db.scripts import SCRIPTS
 from vectormill.db.tables import SCHEMA
-
-# The migrations stand at the top level of the checkout (DESIGN §9); an installed copy runs from a checkout too.
-SCRIPTS = Path(__file__).resolve().parents[2] / "alembic"
 
 
 def upgrade(database_url: str, revision: str = "head") -> None:

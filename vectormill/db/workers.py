@@ -120,6 +120,36 @@ def list_workers(connection: Connection) -> list[Worker]:
     return [Worker(*row) for row in connection.execute(LIST_WORKERS, {"alive_seconds": ALIVE_SECONDS})]
 
 
+FIND_WORKER = text("""
+    SELECT name, incarnation, model, slots, report, started_at, heartbeat_at FROM vectormill.workers
+     WHERE name = :name AND heartbeat_at > now() - make_interval(secs => :alive_seconds)
+""")
+
+
+def find_worker(connection: Connection, name: str) -> Worker | None:
+    """The live worker of this name."""
+    row = connection.execute(FIND_WORKER, {"name": name, "alive_seconds": ALIVE_SECONDS}).one_or_none()
+    return None if row is None else Worker(*row)
+
+
+# Those of one launcher and model carry out one plan; a worker of an earlier release has no launcher, and is alone.
+LIST_PLAN_PARTS = text("""
+    SELECT mate.name, mate.report -> 'placement' AS part
+      FROM vectormill.workers AS own
+      JOIN vectormill.workers AS mate
+        ON mate.name = own.name OR (mate.launcher = own.launcher AND mate.model = own.model)
+     WHERE own.name = :name AND mate.heartbeat_at > now() - make_interval(secs => :alive_seconds)
+       AND jsonb_typeof(mate.report -> 'placement') = 'object'
+     ORDER BY mate.name LIMIT 1000
+""")
+
+
+def list_plan_parts(connection: Connection, name: str) -> dict[str, dict[str, Any]]:
+    """What each live worker reports of the plan that the worker of this name has a part in, by worker."""
+    rows = connection.execute(LIST_PLAN_PARTS, {"name": name, "alive_seconds": ALIVE_SECONDS})
+    return {row.name: row.part for row in rows}
+
+
 COUNT_WORKERS = text("""
     SELECT model, count(*) AS num_workers FROM vectormill.workers
      WHERE heartbeat_at > now() - make_interval(secs => :alive_seconds)

@@ -13,21 +13,29 @@ VectormillError
 │   ├── CollectionNotFound
 │   ├── GenerationNotFound
 │   ├── ItemNotFound
+│   ├── RequestFileNotFound
+│   ├── RequestBatchNotFound
 │   ├── RunNotFound
 │   ├── ScheduleNotFound
-│   └── SourceNotFound
+│   ├── SourceNotFound
+│   ├── WebhookNotFound
+│   └── DeliveryNotFound
 ├── Conflict                  the request is well formed but does not fit the present state
 │   ├── IdempotencyMismatch
 │   ├── SubmissionInProgress
 │   ├── UploadRemoved
 │   ├── SpecMismatch
 │   ├── WrongKind
+│   ├── RequestFileInUse      an unfinished request batch reads it
+│   ├── WrongBatchState
 │   ├── WrongJobState
 │   ├── WrongRunState
 │   ├── SwapRefused           the view cannot be pointed at another generation
 │   ├── TextsNotKept          a search by words, of a collection without texts
 │   ├── CollectionInUse       others work on it, or depend on its view
-│   └── TooManyCollections
+│   ├── TooManyCollections
+│   ├── TooManyWebhooks
+│   └── WebhookDisabled       nothing is sent to it until it is enabled
 ├── LimitReached              the API does as much as a setting allows; trying again later helps
 ├── BodyTimeout               the client began to send and fell silent
 ├── ChunkError                inside a worker; never reaches a client
@@ -113,6 +121,14 @@ class ItemNotFound(NotFound):
     """The collection has no item with this key."""
 
 
+class RequestFileNotFound(NotFound):
+    """There is no file with this id; it may have been deleted, or its time was over."""
+
+
+class RequestBatchNotFound(NotFound):
+    """There is no batch with this id; it may have been removed when its retention ended."""
+
+
 class RunNotFound(NotFound):
     """There is no run with this id."""
 
@@ -123,6 +139,14 @@ class ScheduleNotFound(NotFound):
 
 class SourceNotFound(NotFound):
     """The collection has no source; set one with `vectormill sources set`."""
+
+
+class WebhookNotFound(NotFound):
+    """There is no webhook with this id; `vectormill webhooks list` has all."""
+
+
+class DeliveryNotFound(NotFound):
+    """The webhook has no delivery with this id; it may have been removed when its retention ended."""
 
 
 class Conflict(VectormillError):
@@ -147,6 +171,14 @@ class SpecMismatch(Conflict):
 
 class WrongKind(Conflict):
     """The collection keeps another kind of results than this is about."""
+
+
+class RequestFileInUse(Conflict):
+    """A batch that has not ended reads the file; delete it when the batch has read it, or cancel the batch."""
+
+
+class WrongBatchState(Conflict):
+    """The batch's state does not allow this."""
 
 
 class WrongJobState(Conflict):
@@ -176,6 +208,14 @@ class CollectionInUse(Conflict):
 
 class TooManyCollections(Conflict):
     """There are as many collections as a setting allows; use one that exists."""
+
+
+class TooManyWebhooks(Conflict):
+    """There are as many webhooks as there can be; delete one first."""
+
+
+class WebhookDisabled(Conflict):
+    """The webhook is disabled, so nothing is sent to it; enable it first."""
 
 
 class LimitReached(VectormillError):

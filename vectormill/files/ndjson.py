@@ -50,11 +50,15 @@ def encode_parts(items: Iterable[ItemJson], part_bytes: int = PART_BYTES) -> Ite
 
 def compress_parts(parts: Iterable[bytes]) -> Iterator[bytes]:
     """The parts as one gzip stream. Level 1 compresses some 100 MB/s, more than most networks take."""
-    compressor = zlib.compressobj(level=1, wbits=31)  # 31: gzip, without a name or a time
+    compressor = make_compressor()
     for part in parts:
         if compressed := compressor.compress(part):
             yield compressed
     yield compressor.flush()
+
+
+def make_compressor() -> "zlib._Compress":
+    return zlib.compressobj(level=1, wbits=31)  # 31: gzip, without a name or a time
 
 
 def split_lines(parts: Iterable[bytes]) -> Iterator[bytes]:

@@ -30,12 +30,16 @@ from vectormill.domain.jobs.item import (
     Items,
 )
 from vectormill.domain.jobs.job import INTERACTIVE_PRIORITY
+from vectormill.processes.logs import logging_with
 from vectormill.settings import Settings
+from vectormill.tracing import span
 from worker.chunk.calibrator import Calibrator
 from worker.chunk.commit import PostgresSink
 from worker.chunk.leases import Lease, LeaseKeeper
+from worker.chunk.ledger import DONE, ChunkLedger
 from worker.chunk.quarantine import Quarantine
 from worker.chunk.timesheet import Timesheet
+from worker.chunk.traced import trace_chunk
 from worker.engine.engine import EncodeRequest, EncodeResult, EncodingCancelled, EngineStopped, RunnerDied
 from worker.engine.engine import Engine as EncodingEngine
 from worker.identity import WorkerIdentity
@@ -67,6 +71,7 @@ class ChunkEncoder:
         identity: WorkerIdentity,
         settings: Settings,
         on_end: Callable[[], object] = lambda: None,
+        ledger: ChunkLedger | None = None,
     ) -> None:
         """`on_end` is called when a chunk that was claimed has left this worker."""
         self._database = database
@@ -79,11 +84,18 @@ class ChunkEncoder:
         self._identity = identity
         self._settings = settings
         self._on_end = on_end
+        self._ledger = ledger or ChunkLedger()
         self._quarantine = Quarantine()
 
     def encode_chunk(self, chunk_id: int) -> Result:
         """Does what the message asks, if it is still to be done. The result is what Flower shows."""
         started = time.monotonic()
+        result = self._claim_and_encode(chunk_id, started)
+        self._ledger.note_end(result["outcome"], time.monotonic() - started)
+        return result
+
+    def _claim_and_encode(self, chunk_id: int, started: float) -> Result:
+        asked = time.time()
         try:
             with self._committing.connect() as connection:  # one statement, and committed by itself
                 claimed = claim_chunk(
@@ -95,9 +107,16 @@ class ChunkEncoder:
                 )
             if claimed is None:
                 return {"outcome": "duplicate"}
+            self._ledger.note_claim(claimed)
             try:
-                with self._timesheet.hold(claimed.claim.job_id):
-                    return self._encode_claimed(claimed, started)
+                with (
+                    self._timesheet.hold(claimed.claim.job_id),
+                    logging_with(**_names_of(claimed.claim)),
+                    trace_chunk(claimed, asked) as note,
+                ):
+                    result = self._encode_claimed(claimed, started)
+                    note.tell(**result)
+                    return result
             finally:
                 self._on_end()
         except DATABASE_ERRORS as error:
@@ -118,6 +137,7 @@ class ChunkEncoder:
             logger.error("Chunk %d is not encoded: %s", claim.chunk_id, error)
             return self._give_up(claim, NOT_STORED, str(error))
         except LeaseLost:
+            self._ledger.note_stale_write()
             return {"outcome": "lease lost"}
         except DatabaseUnavailable as error:
             logger.warning("Chunk %d was not committed: %s", claim.chunk_id, error)
@@ -145,13 +165,16 @@ class ChunkEncoder:
                 if claim.lost:
                     with self._database.begin() as connection:
                         mark_alone(connection, claim)
-                items = open_payload(payload, claim.chunk_id)
+                with span("load"):
+                    items = open_payload(payload, claim.chunk_id)
                 loaded = time.monotonic()
                 # Not `or`: the half of a split chunk may want none of its items, which is not all of them.
                 some = claim.wanted_items(0, claim.num_items)
                 wanted = np.array(range(claim.num_items) if some is None else some, dtype=np.int64)
                 self._calibrator.prepare(claim.spec, lease.ended)
-                encoded = self._encoding.encode(self._request(claim, items, wanted), lease.ended)
+                with span("encode") as note:
+                    encoded = self._encoding.encode(self._request(claim, items, wanted), lease.ended)
+                    note.tell(**{f"{stage}_seconds": each for stage, each in encoded.stage_seconds.items()})
                 return self._commit(claim, items, wanted, encoded, started, loaded)
         except EncodingCancelled:
             return self._end_cancelled(claim, lease.is_lost)
@@ -206,13 +229,15 @@ class ChunkEncoder:
             num_passages=encoded.num_passages,
             num_reused=encoded.num_reused,
             stage_seconds=stage_seconds | self._timesheet.take(claim.job_id),
+            item_tokens=encoded.num_tokens.tolist(),
         )
-        uncounted_seconds = self._sink.commit(claim, items, wanted, encoded.results, outcome)
+        with span("commit"):
+            uncounted_seconds = self._sink.commit(claim, items, wanted, encoded.results, outcome)
         committed = time.monotonic()
         self._timesheet.count({PERSIST: committed - encoded_at - uncounted_seconds})
         self._timesheet.carry(claim.job_id, PERSIST, uncounted_seconds)
         return {
-            "outcome": "done",
+            "outcome": DONE,
             "rows": len(wanted) - len(outcome.failures),
             "failed": len(outcome.failures),
             "reused": encoded.num_reused,
@@ -291,7 +316,12 @@ class ChunkEncoder:
             with self._database.begin() as connection:
                 write(connection)
         except LeaseLost:
+            self._ledger.note_stale_write()
             logger.info("Chunk %d was taken over by another worker.", claim.chunk_id)
+
+
+def _names_of(claim: Claim) -> dict[str, Any]:
+    return {"job_id": str(claim.job_id), "chunk_id": claim.chunk_id, "model": claim.spec.model}
 
 
 def _num_wanted(claim: Claim) -> int:

@@ -42,6 +42,7 @@ from worker.tasks.course import Course, WorkerTask
 from worker.tasks.finishing import find_finite, find_unique
 from worker.tasks.table import make_tasks
 from worker.tokens.tokenized import TokenizedTexts
+from worker.tokens.word_cache import WordTally
 
 __all__ = ["EncodeRequest", "EncodeResult", "EncodingCancelled", "Engine", "EngineStopped", "RunnerDied"]
 
@@ -75,7 +76,8 @@ class Engine:
         self._device = device
         self._tuner = Tuner(card, device, settings, cache_dir, sharing)
         self._limits = BatchLimits(self._tuner.max_batch_tokens(1))
-        self._tasks = make_tasks(card, lambda: self._gives_vectors)
+        self._words = WordTally()
+        self._tasks = make_tasks(card, lambda: self._gives_vectors, self._words)
         own = next(iter(self._tasks.values()))
         self._switchboard = Switchboard(self._limits)
         self._reuse = VectorReuse(settings.reuse_bytes)
@@ -214,6 +216,8 @@ class Engine:
             if tally.num_computed_tokens
             else 0.0,
             "num_reused": self._num_reused,
+            "num_words": self._words.num_words,
+            "num_known_words": self._words.num_known,
             "num_restarts": self._executor.num_restarts,
             "changes_at_restart": self._changes,
             "stage_seconds": self._stage_seconds | {COLLATE: tally.collate_seconds, RUN: tally.run_seconds},

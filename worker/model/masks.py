@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from transformers import AttentionMaskInterface
-from transformers.masking_utils import bidirectional_mask_function, eager_mask, sdpa_mask
-from transformers.utils.import_utils import is_torchdynamo_exporting, is_tracing
 
 from worker.encoder.padding import PaddedBatch
+from worker.model.runtime import transformers
+
+masking = transformers.masking_utils
 
 # A token of these sees none behind it, where padding is, unless the configuration says `is_causal: false`.
 CAUSAL: Final = frozenset({"llama", "mistral", "qwen2", "qwen3"})
@@ -35,8 +35,8 @@ def find_attention_mask(padded: PaddedBatch, config: Any) -> NDArray[np.int64] |
 
 def tell_masks(transformer: nn.Module) -> None:
     """Says of the transformer that its batches are padded behind the texts, and that no mask has to be read."""
-    AttentionMaskInterface.register("sdpa", make_sdpa_mask)
-    AttentionMaskInterface.register("eager", make_eager_mask)
+    transformers.AttentionMaskInterface.register("sdpa", make_sdpa_mask)
+    transformers.AttentionMaskInterface.register("eager", make_eager_mask)
     config: Any = transformer.config
     setattr(config, _PADDED_BEHIND, True)
 
@@ -49,23 +49,25 @@ def make_sdpa_mask(
     It is no larger than it has to be: torch makes numbers of all that it is given.
     """
     if _is_recorded(attention_mask):
-        recorded: Tensor | None = sdpa_mask(attention_mask=attention_mask, config=config, **options)
+        recorded: Tensor | None = masking.sdpa_mask(attention_mask=attention_mask, config=config, **options)
         return recorded
     if _sees_nothing_behind(config):
         attention_mask = None
     told = {} if attention_mask is None else _SKIP_NOTHING
-    mask: Tensor | None = sdpa_mask(attention_mask=attention_mask, config=config, **{**options, **told})
+    mask: Tensor | None = masking.sdpa_mask(
+        attention_mask=attention_mask, config=config, **{**options, **told}
+    )
     if mask is None:
         return None
     if attention_mask is None:
         return mask[:1]
-    return mask[:, :, :1] if options.get("mask_function") is bidirectional_mask_function else mask
+    return mask[:, :, :1] if options.get("mask_function") is masking.bidirectional_mask_function else mask
 
 
 def make_eager_mask(*, attention_mask: Tensor | None = None, **options: Any) -> Tensor | None:
     """transformers' eager_mask, which does not read a mask that it is given."""
     told = {} if attention_mask is None or _is_recorded(attention_mask) else _SKIP_NOTHING
-    mask: Tensor | None = eager_mask(attention_mask=attention_mask, **{**options, **told})
+    mask: Tensor | None = masking.eager_mask(attention_mask=attention_mask, **{**options, **told})
     return mask
 
 
@@ -77,4 +79,9 @@ def _sees_nothing_behind(config: Any) -> bool:
 
 def _is_recorded(mask: Tensor | None) -> bool:
     """Whether the pass is being recorded for another framework, for batches with and without padding."""
-    return is_torchdynamo_exporting() or torch.jit.is_tracing() or (mask is not None and is_tracing(mask))
+    asked = transformers.utils.import_utils
+    return (
+        asked.is_torchdynamo_exporting()
+        or torch.jit.is_tracing()
+        or (mask is not None and asked.is_tracing(mask))
+    )

@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import AutoModel
-from transformers.utils import logging as transformers_logging
 
 from vectormill.domain.errors import ModelError
 from vectormill.models.model_card import ModelCard, find_weights
@@ -21,6 +19,7 @@ from worker.model.classifiers.heads import load_head
 from worker.model.classifiers.published import is_published, load_config, load_published
 from worker.model.masks import tell_masks
 from worker.model.pooling import pool_hidden_states
+from worker.model.runtime import transformers
 
 # Heads that some files leave out and that vectors do not pass through.
 UNUSED_WEIGHTS = ("pooler.",)
@@ -107,7 +106,7 @@ def count_weight_bytes(card: ModelCard) -> int:
 def load_transformer(card: ModelCard, dtype: torch.dtype, on_read: OnRead | None = None) -> nn.Module:
     """The bare transformer, from local safetensors. Raises ModelError when weights are missing or do not fit."""
     num_bytes = count_weight_bytes(card)
-    transformers_logging.disable_progress_bar()  # a worker's log is read later, not watched
+    transformers.utils.logging.disable_progress_bar()  # a worker's log is read later, not watched
     options = {"local_files_only": True, "trust_remote_code": False}
     try:
         config = load_config(card)
@@ -118,7 +117,7 @@ def load_transformer(card: ModelCard, dtype: torch.dtype, on_read: OnRead | None
         with _counting(on_read, num_bytes):
             if is_published(card):
                 return prepare_transformer(load_published(card, dtype))
-            model, loading = AutoModel.from_pretrained(
+            model, loading = transformers.AutoModel.from_pretrained(
                 card.path,
                 config=config,
                 dtype=dtype,
@@ -168,11 +167,11 @@ def _counting(on_read: OnRead | None, num_bytes: int) -> Iterator[None]:
 
         return pass_on()
 
-    before = transformers_logging.set_tqdm_hook(count)
+    before = transformers.utils.logging.set_tqdm_hook(count)
     try:
         yield
     finally:
-        transformers_logging.set_tqdm_hook(before)
+        transformers.utils.logging.set_tqdm_hook(before)
 
 
 def _find_activation(path: str) -> nn.Module:

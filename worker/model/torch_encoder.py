@@ -32,9 +32,9 @@ from worker.model.architectures import PACKED, PADDED, WAITLESS, choose_attentio
 from worker.model.cuda_pass import Compute, CudaPass
 from worker.model.masks import find_attention_mask
 from worker.model.network import EncoderNetwork, count_weight_bytes, list_token_inputs
-from worker.model.packed_attention import EXACT, VARLEN
-from worker.model.packed_network import PackedNetwork, PackingFailed, compute_probes, pack_network
-from worker.model.packing import pack_batch
+from worker.model.packed.attention import EXACT, VARLEN
+from worker.model.packed.network import PackedNetwork, PackingFailed, compute_probes, pack_network
+from worker.model.packed.packing import pack_batch
 from worker.model.switched.switching import NotUndone, apply_switches
 from worker.model.weights.quantization import apply_quantization
 

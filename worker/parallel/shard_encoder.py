@@ -29,14 +29,14 @@ from worker.model.classifiers.published import check_published, is_published
 from worker.model.cuda_pass import Compute, CudaPass, copy_inputs, losing_device
 from worker.model.masks import tell_masks
 from worker.model.network import list_token_inputs, load_dense
-from worker.model.packed_attention import (
+from worker.model.packed.attention import (
     EXACT,
     VARLEN,
     exact_kernel,
     register_packed_attention,
     varlen_kernel,
 )
-from worker.model.packed_network import make_probes
+from worker.model.packed.network import make_probes
 from worker.model.torch_encoder import DTYPES
 from worker.parallel.filling.skeleton import build_skeleton
 from worker.parallel.forms.choice import RankSwitches, choose_rank_switches

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from vectormill.workers.plan_picture import format_gib
 from worker.placement.placement import Replica, Shard, Stage
 from worker.placement.sizes.footprint import COMPRESSED, VALUE_BYTES, make_footprint
 from worker.placement.sizes.model_shape import ModelShape
-from worker.placement.sizes.room import GIB, Room
+from worker.placement.sizes.room import Room
 from worker.placement.sizes.speed import (
     TokenCost,
     device_rate,
@@ -277,7 +278,3 @@ def tensor_parallel_sizes(shape: ModelShape) -> list[int]:
         == shape.intermediate_size % ranks
         == 0
     ]
-
-
-def format_gib(num_bytes: int) -> str:
-    return f"{num_bytes / GIB:.1f} GiB" if num_bytes >= GIB else f"{num_bytes / (1 << 20):.0f} MiB"

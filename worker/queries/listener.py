@@ -131,4 +131,11 @@ class QueryListener:
             return NotEncoded(query.id, f"the worker met {type(error).__name__}")
         values = np.ascontiguousarray(encoded.vectors, dtype="<f4")
         failures = {number: failure.detail for number, failure in encoded.failures.items()}
-        return Encoded(query.id, values.shape[1], values.tobytes(), failures)
+        return Encoded(
+            query.id,
+            values.shape[1],
+            values.tobytes(),
+            failures,
+            np.ascontiguousarray(encoded.num_tokens, dtype="<i4").tobytes(),
+            np.flatnonzero(encoded.truncated).tolist(),
+        )

@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Final
 
 from vectormill.processes.lifetimes import in_lasting_thread
+from vectormill.processes.logs import chosen_format
 from worker.runner.channel import NUM_BLOCKS, Channel, make_memory
 from worker.runner.kernel_kills import count_kernel_kills
 from worker.runner.messages import Encode, Encoded, EncodeFailed, Load
@@ -25,7 +26,7 @@ logger = logging.getLogger(__name__)
 # could not give the child another environment, which is what pins it to its device before torch is imported.
 BOOTSTRAP: Final = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[5]);"
-    "from worker.runner.runner_process import main; main(*map(int, sys.argv[1:5]))"
+    "from worker.runner.runner_process import main; main(*map(int, sys.argv[1:5]), sys.argv[6])"
 )
 # Nothing that a forward pass does brings these upon its process.
 FOREIGN_SIGNALS: Final = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
@@ -89,7 +90,7 @@ class Runner:
         self._blocks: dict[int, int] = {}  # of the batches that are with the process, by number
         with theirs:
             handed_down = (theirs.fileno(), memory, self._stack_file.fileno())
-            arguments = [*map(str, (os.getpid(), *handed_down)), json.dumps(sys.path)]
+            arguments = [*map(str, (os.getpid(), *handed_down)), json.dumps(sys.path), chosen_format()]
 
             def start() -> "subprocess.Popen[bytes]":
                 return subprocess.Popen(

@@ -22,6 +22,7 @@ from typing import Final, NoReturn
 
 from vectormill.domain.errors import ModelError
 from vectormill.processes.lifetimes import die_with_parent
+from vectormill.processes.logs import begin_logging
 from worker.encoder.encoder import Encoder, OnRead
 from worker.encoder.forward_pass import DeviceLost
 from worker.runner.channel import Channel
@@ -47,15 +48,16 @@ DEVICE_LOST_STATUS: Final = 3
 THREAD_FAILED_STATUS: Final = 4
 
 
-def main(parent_pid: int, pipe_descriptor: int, memory_descriptor: int, stacks_descriptor: int) -> NoReturn:
+def main(
+    parent_pid: int, pipe_descriptor: int, memory_descriptor: int, stacks_descriptor: int, log_format: str
+) -> NoReturn:
     # SIGKILL: a native call that hangs runs no Python handler, and a GPU must not stay occupied.
     die_with_parent(signal.SIGKILL, parent_pid)
     # A terminal's Ctrl-C goes to the worker, which first finishes its chunks here.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     answer_with_stacks(stacks_descriptor)
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format="%(asctime)s runner %(levelname)s %(message)s"
-    )
+    line = "%(asctime)s runner %(levelname)s %(message)s"
+    begin_logging("runner", logging.INFO, log_format, line=line, stream=sys.stderr)
     channel = Channel(Connection(pipe_descriptor), memory_descriptor, is_worker=False)
     _end_with(partial(_load_and_serve, channel))
 

@@ -20,6 +20,7 @@ from worker.tasks.finishing import (
     read_texts,
 )
 from worker.tasks.likeness import find_turned
+from worker.tokens.given_ids import find_given, lay_together
 from worker.tokens.passages import PassagedTexts, cut_passages
 from worker.tokens.tokenized import TokenizedTexts
 from worker.tokens.tokenizer import Tokenizer
@@ -56,12 +57,32 @@ class Embed:
         if spec.long_texts == PASSAGES:
             frame = self._tokenizer.frame(spec.prompt, spec.max_tokens, spec.passage_overlap)
             whole = self._tokenizer.tokenize_whole(decoded).spread(sound, len(texts))
-            passaged = cut_passages(whole, frame)
+            passaged = cut_passages(self._take_given(spec, texts, failures, whole), frame)
         else:
             tokenized = self._tokenizer.tokenize(decoded, spec.max_tokens, spec.long_texts == TRUNCATE)
-            passaged = PassagedTexts.whole(tokenized.spread(sound, len(texts)))
+            spread = tokenized.spread(sound, len(texts))
+            passaged = PassagedTexts.whole(self._take_given(spec, texts, failures, spread))
         prompt_length = 0 if self._card.include_prompt else self._tokenizer.count_prompt_tokens(spec.prompt)
         return Embedding(spec, passaged, failures, prompt_length, gives_vectors=self._gives_vectors())
+
+    def _take_given(
+        self,
+        spec: EncodingSpec,
+        texts: Sequence[bytes],
+        failures: dict[int, ItemFailure],
+        tokenized: TokenizedTexts,
+    ) -> TokenizedTexts:
+        """With those that came as token ids, which leave `failures`."""
+        places = find_given(texts, failures) if failures else []
+        if not places:
+            return tokenized
+        for place in places:
+            del failures[place]
+        max_tokens = None if spec.long_texts == PASSAGES else spec.max_tokens
+        given = self._tokenizer.take_ids(
+            [texts[place] for place in places], spec.prompt, max_tokens, spec.long_texts == TRUNCATE
+        )
+        return lay_together(tokenized, given.spread(places, len(texts)))
 
 
 class Embedding:

@@ -10,29 +10,32 @@ from worker.tasks.embed import Embed
 from worker.tasks.extract.task import Extract
 from worker.tasks.score import Classify, Compare
 from worker.tokens.tokenizer import Tokenizer
+from worker.tokens.word_cache import WordTally
 
 Tasks = Mapping[str, WorkerTask]
 
 
-def make_tasks(card: ModelCard, gives_vectors: Callable[[], bool] = lambda: True) -> Tasks:
-    """By name, those that this model is for; `gives_vectors` as in Embed."""
-    return TASKS_OF_KIND[find_kind(card).name](card, gives_vectors)
+def make_tasks(
+    card: ModelCard, gives_vectors: Callable[[], bool] = lambda: True, words: WordTally | None = None
+) -> Tasks:
+    """By name, those that this model is for; `gives_vectors` as in Embed, words are counted in `words`."""
+    return TASKS_OF_KIND[find_kind(card).name](card, gives_vectors, words or WordTally())
 
 
-def _of_embedder(card: ModelCard, gives_vectors: Callable[[], bool]) -> Tasks:
-    embed = Embed(card, Tokenizer(card.path, lowercase=card.lowercase), gives_vectors)
+def _of_embedder(card: ModelCard, gives_vectors: Callable[[], bool], words: WordTally) -> Tasks:
+    embed = Embed(card, Tokenizer(card.path, lowercase=card.lowercase, words=words), gives_vectors)
     return {EMBED: embed, JUDGE: Compare(embed)}
 
 
-def _of_classifier(card: ModelCard, gives_vectors: Callable[[], bool]) -> Tasks:
-    return {JUDGE: Classify(Tokenizer(card.path, lowercase=card.lowercase), card.max_tokens)}
+def _of_classifier(card: ModelCard, gives_vectors: Callable[[], bool], words: WordTally) -> Tasks:
+    return {JUDGE: Classify(Tokenizer(card.path, lowercase=card.lowercase, words=words), card.max_tokens)}
 
 
-def _of_extractor(card: ModelCard, gives_vectors: Callable[[], bool]) -> Tasks:
+def _of_extractor(card: ModelCard, gives_vectors: Callable[[], bool], words: WordTally) -> Tasks:
     return {EXTRACT: Extract(card.path)}
 
 
-TASKS_OF_KIND: dict[str, Callable[[ModelCard, Callable[[], bool]], Tasks]] = {
+TASKS_OF_KIND: dict[str, Callable[[ModelCard, Callable[[], bool], WordTally], Tasks]] = {
     "embedder": _of_embedder,
     "classifier": _of_classifier,
     "extractor": _of_extractor,

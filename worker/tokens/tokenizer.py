@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 from vectormill.domain.errors import ModelError
 from vectormill.domain.jobs.item import ENCODING_FAILED, TOO_MANY_TOKENS, ItemFailure
 from vectormill.ragged import Ragged
+from worker.tokens.given_ids import Surrounding
 from worker.tokens.pairs import PairFrame, find_frame
 from worker.tokens.passages import PassageFrame
 from worker.tokens.reference import Reference
 from worker.tokens.splitting import find_splitting
 from worker.tokens.tokenized import INPUT_IDS, TOKEN_TYPE_IDS, TokenizedTexts
-from worker.tokens.word_cache import WordCache
+from worker.tokens.word_cache import WordCache, WordTally
 
 logger = logging.getLogger(__name__)
 
@@ -44,10 +45,10 @@ class Tokenizer:
     `way` says how: word by word, or each text whole and why.
     """
 
-    def __init__(self, directory: Path, *, lowercase: bool = False) -> None:
+    def __init__(self, directory: Path, *, lowercase: bool = False, words: WordTally | None = None) -> None:
         self._reference = Reference(directory, lowercase=lowercase)
         description = self._reference.description
-        self._encoding, self.way = _choose_way(self._reference)
+        self._encoding, self.way = _choose_way(self._reference, words or WordTally())
         logger.info("Texts are tokenized %s.", self.way)
         self._can_cut_text = _splits_at_spaces(description)
         self._special_ids = frozenset(
@@ -66,6 +67,29 @@ class Tokenizer:
         rows = self._encoding.encode(given)
         if is_cut:
             rows = self._encode_again_whole(texts, given, rows, max_tokens)
+        return self._fit(rows, max_tokens, truncate)
+
+    def take_ids(
+        self, texts: Sequence[bytes], prompt: str, max_tokens: int | None, truncate: bool
+    ) -> TokenizedTexts:
+        """As `tokenize` of texts that have their token ids instead, without a bound where that is None."""
+        surrounding = self._surround(prompt)
+        read = [surrounding.read(text) for text in texts]
+        nothing = np.zeros(0, np.int32)
+        rows = Ragged.from_rows([nothing if isinstance(ids, ItemFailure) else ids for ids in read], np.int32)
+        longest = int(rows.lengths.max(initial=0)) if max_tokens is None else max_tokens
+        fitted = self._fit(rows, longest, truncate)
+        unread = {index: ids for index, ids in enumerate(read) if isinstance(ids, ItemFailure)}
+        return TokenizedTexts(fitted.inputs, fitted.truncated, {**fitted.failures, **unread})
+
+    def _surround(self, prompt: str) -> Surrounding:
+        prefix, suffix = (np.array(ids, np.int32) for ids in (self._reference.prefix, self._reference.suffix))
+        whole = np.array(self._reference.encode_one(prompt) if prompt else [*prefix, *suffix], np.int32)
+        own = whole[len(prefix) : len(whole) - len(suffix)]
+        return Surrounding(prefix, own, suffix, self._reference.rust.get_vocab_size())
+
+    def _fit(self, rows: Ragged, max_tokens: int, truncate: bool) -> TokenizedTexts:
+        """The rows; one of more than `max_tokens` is cut, or fails."""
         is_long = rows.lengths > max_tokens
         if not is_long.any():
             return _tokenized(rows, is_long, {})
@@ -165,12 +189,12 @@ class Tokenizer:
         )
 
 
-def _choose_way(reference: Reference) -> tuple[Reference | WordCache, str]:
+def _choose_way(reference: Reference, words: WordTally) -> tuple[Reference | WordCache, str]:
     """What gives the tokens fastest and exactly: what the parts of a tokenizer promise is tried before it is used."""
     splitting = find_splitting(reference.description)
     if splitting is None:
         return reference, "whole, since this tokenizer's parts are not known to read each word alone"
-    cache = WordCache(reference, splitting)
+    cache = WordCache(reference, splitting, words)
     sample = SAMPLE.read_text(encoding="utf-8").splitlines()
     expected = reference.encode(sample)
     for _ in range(2):  # the second time from the words that were new the first time
@@ -180,6 +204,7 @@ def _choose_way(reference: Reference) -> tuple[Reference | WordCache, str]:
                 "This tokenizer's words have other tokens alone than in a text: it is used as it is."
             )
             return reference, "whole, since words had other tokens alone than in a text"
+    words.forget()  # those of the sample
     return cache, "word by word"
 
 

@@ -7,6 +7,7 @@ not computed again: there is no second implementation of any tokenizer here. Tex
 mostly words never seen, go to the library whole.
 """
 
+import threading
 from collections.abc import Sequence
 from itertools import chain
 from typing import Final
@@ -32,12 +33,29 @@ LARGEST_NEW_SHARE: Final = 1 / 2
 PREFIX, SUFFIX = 0, 1
 
 
+class WordTally:
+    """How many words of texts were looked up, and how many were there. Threads meet here."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.forget()
+
+    def forget(self) -> None:
+        self.num_words, self.num_known = 0, 0
+
+    def add(self, num_words: int, num_known: int) -> None:
+        with self._lock:
+            self.num_words += num_words
+            self.num_known += num_known
+
+
 class WordCache:
     """Thread-safe. `encode` gives what `Reference.encode` gives, for every text."""
 
-    def __init__(self, reference: Reference, splitting: Splitting) -> None:
+    def __init__(self, reference: Reference, splitting: Splitting, tally: WordTally | None = None) -> None:
         self._reference = reference
         self._splitting = splitting
+        self._tally = tally or WordTally()
         self._table = self._make_table()
 
     def encode(self, texts: Sequence[str]) -> Ragged:
@@ -52,7 +70,9 @@ class WordCache:
         words = list(chain.from_iterable(words_of))
         numbers = table.find(words)
         is_whole = counts == 0
-        if (numbers == UNKNOWN).any():
+        num_unknown = int(np.count_nonzero(numbers == UNKNOWN))
+        self._tally.add(len(words), len(words) - num_unknown)
+        if num_unknown:
             owners = np.repeat(np.arange(len(texts)), counts)
             self._learn(table, texts, words, numbers, owners)
             is_whole[owners[numbers == UNKNOWN]] = True

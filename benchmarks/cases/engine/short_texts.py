@@ -30,7 +30,7 @@ COST_TARGET: Final = 0.15
 # it what Celery itself takes: the share is never made better than it is.
 TOKENIZER_AND_DATABASE: Final = (CELERY_WORKER, POSTGRES)
 
-Json = dict[str, Any]
+Json = Mapping[str, Any]
 
 
 def measure(order: Order) -> Report:

@@ -67,6 +67,12 @@ class InfinityServer:
         self._stop()
 
     @property
+    def pid(self) -> int:
+        """Of the server, once it answers."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
     def target(self) -> Target:
         return Target(f"http://127.0.0.1:{self._port}/embeddings", _body)
 

@@ -19,24 +19,24 @@ CONTENT_LENGTH: Final = b"content-length:"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a text is sent, and in which body."""
+    """Where a text, or some, are sent, and in which body."""
 
     url: str
-    body: Callable[[str], dict[str, Any]]
+    body: Callable[[Any], dict[str, Any]]
 
 
-def ask_for(target: Target, texts: Iterator[str], num_clients: int, seconds: float) -> list[float]:
+def ask_for(target: Target, texts: Iterator[Any], num_clients: int, seconds: float) -> list[float]:
     """Seconds of every request that was begun in time. Raises BenchmarkFailed when one is not answered 200."""
     return asyncio.run(_ask_for(target, texts, num_clients, seconds))
 
 
-async def _ask_for(target: Target, texts: Iterator[str], num_clients: int, seconds: float) -> list[float]:
+async def _ask_for(target: Target, texts: Iterator[Any], num_clients: int, seconds: float) -> list[float]:
     end = time.perf_counter() + seconds
     clients = (_ask_again_and_again(target, texts, end) for _ in range(num_clients))
     return [taken for each in await asyncio.gather(*clients) for taken in each]
 
 
-async def _ask_again_and_again(target: Target, texts: Iterator[str], end: float) -> list[float]:
+async def _ask_again_and_again(target: Target, texts: Iterator[Any], end: float) -> list[float]:
     url = urllib.parse.urlsplit(target.url)
     reader, writer = await asyncio.open_connection(url.hostname, url.port)
     taken = []

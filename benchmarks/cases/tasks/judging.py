@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.cases.tasks.pair_model import load_pair_tokenizer
 from benchmarks.pair_texts import Pair
 from benchmarks.probes.machine import benchmark_device
 from vectormill.domain.tasks.pair import join_pair
@@ -85,9 +86,9 @@ def _share(card: ModelCard, way: JudgingWay) -> Sharing:
 def judge_by_transformers(card: ModelCard, pairs: Sequence[Pair]) -> Scores:
     """[n, labels] in fp32, a pair at a time: without padding, and beside nothing."""
     import torch
-    from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast
+    from transformers import AutoModelForSequenceClassification
 
-    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(card.path / "tokenizer.json"))
+    tokenizer = load_pair_tokenizer(card.path)
     model = AutoModelForSequenceClassification.from_pretrained(card.path, dtype=torch.float32).eval()
     rows = []
     with torch.inference_mode():

@@ -43,15 +43,29 @@ class Recipe:
 RECIPE: Final = Recipe()
 # What a text may have when it is judged.
 MAX_TOKENS: Final = 256
+# What the network reads of a pair. Without the types it could not tell the two texts apart.
+MODEL_INPUTS: Final = ("input_ids", "token_type_ids", "attention_mask")
 
 
 def find_pair_model(packaged: ModelCard, recipe: Recipe = RECIPE, home: Path = HOME) -> Path:
     """Where it lies, or is to lie: the name holds all that it is made of."""
     pairs = make_pairs(list_parts(is_test=False), recipe.num_docstrings, recipe.seed)
     content = json.dumps(
-        [asdict(recipe), MAX_TOKENS, packaged.revision, [asdict(pair) for pair in pairs]], sort_keys=True
+        [asdict(recipe), MAX_TOKENS, MODEL_INPUTS, packaged.revision, [asdict(pair) for pair in pairs]],
+        sort_keys=True,
     )
     return home / "models" / f"pairs-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
+
+
+def load_pair_tokenizer(directory: Path) -> Any:
+    """transformers' own. Not AutoTokenizer, which would read the model's own limit."""
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(
+        tokenizer_file=str(directory / "tokenizer.json"),
+        pad_token="[PAD]",
+        model_input_names=list(MODEL_INPUTS),
+    )
 
 
 def train_pair_model(
@@ -59,14 +73,11 @@ def train_pair_model(
 ) -> None:
     """Writes transformers' layout, whole or not at all. `say` is called NUM_REPORTS times."""
     import torch
-    from transformers import BertForSequenceClassification, PreTrainedTokenizerFast
+    from transformers import BertForSequenceClassification
 
     pairs = make_pairs(list_parts(is_test=False), recipe.num_docstrings, recipe.seed)
     torch.manual_seed(recipe.seed)
-    # Not AutoTokenizer, which would read the model's own limit.
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_file=str(packaged.path / "tokenizer.json"), pad_token="[PAD]"
-    )
+    tokenizer = load_pair_tokenizer(packaged.path)
     names = dict(enumerate(LABELS))
     model: Any = BertForSequenceClassification.from_pretrained(
         packaged.path, id2label=names, label2id={label: number for number, label in names.items()}

@@ -38,7 +38,7 @@ class ExtractService:
         self._model = model
         self._exits = ExitStack()
         # Of the last pass.
-        self._jobs: list[dict[str, Any]] = []
+        self._jobs: Sequence[Mapping[str, Any]] = []
         self._num_texts = 0
         self._num_records = 0
 

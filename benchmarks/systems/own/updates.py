@@ -127,8 +127,10 @@ class OwnUpdates:
         run = self.client.wait_run(run["id"], poll_seconds=POLL_SECONDS)
         if run["state"] != "completed":
             raise BenchmarkFailed(f"The run ended {run['state']}: {run['error']}")
-        finished, created = (datetime.fromisoformat(run[name]) for name in ("finished_at", "created_at"))
+        finished, created = (
+            datetime.fromisoformat(run[name] or "") for name in ("finished_at", "created_at")
+        )
         return (finished - created).total_seconds()
 
     def count_rows(self) -> int:
-        return int(self.client.collection(COLLECTION, exact=True)["exact_rows"])
+        return self.client.collection(COLLECTION, exact=True)["exact_rows"] or 0

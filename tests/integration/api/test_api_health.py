@@ -1,5 +1,6 @@
 """Health, metrics, models and the API's own description."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -94,10 +95,40 @@ def test_metrics_count_by_route_template_and_show_the_backlog(client: httpx.Clie
         f'vectormill_chunks{{model="{MODEL}",state="pending"}} 2.0',
         f'vectormill_jobs{{model="{MODEL}",state="queued"}} 1.0',
         f'vectormill_jobs{{model="{MODEL}",state="paused"}} 1.0',
+        f'vectormill_queue_waiting_chunks{{model="{MODEL}",priority="5"}} 1.0',
+        f'vectormill_queue_leased_chunks{{model="{MODEL}",priority="5"}} 0.0',
+        f'vectormill_queue_items{{model="{MODEL}",priority="5"}} 2.0',
         f'vectormill_workers{{model="{MODEL}"}} 1.0',
         "vectormill_database_up 1.0",
     ):
         assert line in text.splitlines()
+    (oldest,) = re.findall(
+        rf'^vectormill_queue_oldest_seconds{{model="{MODEL}",priority="5"}} (.+)$', text, re.MULTILINE
+    )
+    assert 0 < float(oldest) < 3600
+
+
+def test_metrics_tell_who_gives_signs_of_life_and_whether_redis_can_be_used(
+    client: httpx.Client, engine: Engine
+) -> None:
+    def ask() -> list[str]:
+        lines = client.get("/metrics").text.splitlines()
+        return [
+            line for line in lines if line.startswith(("vectormill_process_alive", "vectormill_redis_usable"))
+        ]
+
+    silent = [
+        'vectormill_process_alive{process="scheduler"} 0.0',
+        'vectormill_process_alive{process="indexer"} 0.0',
+    ]
+    assert ask() == [*silent, "vectormill_redis_usable 1.0"]
+    with engine.begin() as connection:
+        beat_scheduler(connection, is_redis_away=True)
+    assert ask() == [
+        'vectormill_process_alive{process="scheduler"} 1.0',
+        silent[1],
+        "vectormill_redis_usable 0.0",
+    ]
 
 
 def test_metrics_show_what_workers_report_of_themselves(client: httpx.Client, engine: Engine) -> None:
@@ -107,6 +138,14 @@ def test_metrics_show_what_workers_report_of_themselves(client: httpx.Client, en
         "num_tokens": 970,
         "num_computed_tokens": 1000,
         "num_reused": 7,
+        "num_sequences": 40,
+        "num_words": 100,
+        "num_known_words": 90,
+        "num_restarts": 1,
+        "chunk_outcomes": {"done": 5, "lease lost": 2},
+        "num_redispatched_chunks": 3,
+        "num_stale_completions": 1,
+        "dispatch_seconds": {"bounds": [0.5, 1], "counts": [4, 2, 1], "sum": 9.0},
         "device_memory_used_bytes": 3 << 30,
         "device_memory_total_bytes": None,  # the driver did not say
     }
@@ -120,6 +159,17 @@ def test_metrics_show_what_workers_report_of_themselves(client: httpx.Client, en
         f"vectormill_computed_tokens_total{{{who}}} 1000.0",
         f"vectormill_padding_tokens_total{{{who}}} 30.0",
         f"vectormill_reused_texts_total{{{who}}} 7.0",
+        f"vectormill_computed_sequences_total{{{who}}} 40.0",
+        f"vectormill_words_total{{{who}}} 100.0",
+        f"vectormill_known_words_total{{{who}}} 90.0",
+        f"vectormill_runner_restarts_total{{{who}}} 1.0",
+        f'vectormill_chunk_outcomes_total{{model="{MODEL}",outcome="lease lost",worker="enc-cuda0@here"}} 2.0',
+        f"vectormill_redispatched_chunks_total{{{who}}} 3.0",
+        f"vectormill_stale_completions_total{{{who}}} 1.0",
+        f'vectormill_dispatch_lag_seconds_bucket{{le="0.5",model="{MODEL}",worker="enc-cuda0@here"}} 4.0',
+        f'vectormill_dispatch_lag_seconds_bucket{{le="1.0",model="{MODEL}",worker="enc-cuda0@here"}} 6.0',
+        f'vectormill_dispatch_lag_seconds_bucket{{le="+Inf",model="{MODEL}",worker="enc-cuda0@here"}} 7.0',
+        f"vectormill_dispatch_lag_seconds_sum{{{who}}} 9.0",
         'vectormill_device_memory_used_bytes{device="cuda:0",worker="enc-cuda0@here"} 3.221225472e+09',
         f'vectormill_workers{{model="{MODEL}"}} 2.0',
     ):

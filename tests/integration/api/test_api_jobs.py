@@ -1,5 +1,6 @@
 """Jobs over HTTP: found, listed, followed, cancelled, retried and deleted."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -21,6 +22,7 @@ from tests.api_server import (
     serving,
     submit,
 )
+from vectormill.client import AsyncClient, Client
 from vectormill.db.session import make_engine
 from vectormill.db.workers import beat_worker
 from vectormill.settings import Settings
@@ -207,6 +209,25 @@ def test_progress_is_streamed_until_the_job_has_ended(client: httpx.Client, engi
     assert "event: end" in rest
     assert set(last) >= JOB_FIELDS
     assert (last["id"], last["state"], last["num_done"]) == (job["id"], "completed", 2)
+
+
+def test_our_own_clients_follow_a_job_to_its_end(client: httpx.Client, engine: Engine) -> None:
+    url = str(client.base_url)
+
+    async def follow(job_id: str) -> list[str]:
+        async with AsyncClient(url) as ours:
+            assert (await ours.readiness())["postgres"]
+            return [state["state"] async for state in ours.events(job_id)]
+
+    job = submit(client, ITEMS)
+    with Client(url) as ours:
+        states = []
+        for state in ours.events(job["id"]):
+            states.append(state["state"])
+            encode_waiting(engine)
+        assert ours.readiness()["postgres"]
+    assert (states[0], states[-1]) == ("queued", "completed")
+    assert asyncio.run(follow(job["id"])) == ["completed"]
 
 
 def test_a_stream_of_progress_ends_when_the_server_is_told_to_stop(engine: Engine) -> None:

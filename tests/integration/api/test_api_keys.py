@@ -201,7 +201,7 @@ def test_an_upload_without_a_key_is_told_so_however_large_it_is(client: httpx.Cl
     add_key(engine, "me")
     items = ({"key": str(number), "text": "x" * 100_000} for number in range(300))
     with Client(str(client.base_url)) as stranger, pytest.raises(ApiError, match="VECTORMILL_API_KEY"):
-        stranger.submit(items)  # type: ignore[arg-type]
+        stranger.submit(items)
 
 
 def test_the_api_says_which_scope_each_route_needs() -> None:
@@ -218,7 +218,7 @@ def test_the_api_says_which_scope_each_route_needs() -> None:
     assert said["POST /v1/jobs"] == said["POST /v1/jobs/{job_id}/cancel"] == [{"key": ["write"]}]
     unnamed = [name for name in said if not any(rule.fits(*name.split(" ", 1)) for rule in RULES)]
     assert not unnamed, "these routes stand in no row of RULES"
-    assert len(RULES) < 30
+    assert len(RULES) < 50
 
 
 def test_a_route_that_nobody_thought_of_needs_admin() -> None:

@@ -4,7 +4,7 @@ import io
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -193,7 +193,7 @@ QUERY = "SELECT id, body, section FROM news"
 SOURCE = {"query": QUERY, "key": "id", "text": "body", "metadata": ["section"]}
 
 
-def reindex(ours: Client, **options: Any) -> dict[str, Any]:
+def reindex(ours: Client, **options: Any) -> Mapping[str, Any]:
     run = ours.wait_run(ours.reindex("entities", **options)["id"], timeout_seconds=60, poll_seconds=0.05)
     assert (run["state"], run["error"]) == ("completed", None)
     return run

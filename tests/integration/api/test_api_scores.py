@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -290,7 +290,7 @@ def test_the_scores_of_a_table_of_pairs_are_kept_in_step(
             result = connection.execute(text(statement), values or {})
             return list(result) if result.returns_rows else []
 
-    def reindex(ours: Client, **options: Any) -> dict[str, Any]:
+    def reindex(ours: Client, **options: Any) -> Mapping[str, Any]:
         run = ours.wait_run(ours.reindex("answers", **options)["id"], timeout_seconds=60, poll_seconds=0.05)
         assert (run["state"], run["error"]) == ("completed", None)
         return run
@@ -307,7 +307,9 @@ def test_the_scores_of_a_table_of_pairs_are_kept_in_step(
         working(engine, model, MODEL),
         indexing(engine, source, source.open),
     ):
-        shown = ours.set_source("answers", "sql", options)["check"]["rows"][0]
+        looked = ours.set_source("answers", "sql", options)["check"]
+        assert looked is not None
+        shown = looked["rows"][0]
         assert shown["text_pair"] == ITEMS[0]["text_pair"]
         assert reindex(ours)["counts"]["num_new"] == len(ITEMS)
         found = {row.key: row.score for row in ask("SELECT key, score FROM answers")}

@@ -24,6 +24,7 @@ from vectormill.settings import Settings
 from worker.chunk.chunk_encoder import ChunkEncoder
 from worker.chunk.commit import PostgresSink
 from worker.chunk.leases import LeaseKeeper
+from worker.chunk.ledger import ChunkLedger
 from worker.chunk.timesheet import Timesheet
 from worker.engine.engine import EncodeRequest, EncodeResult, EncodingCancelled, EngineStopped, RunnerDied
 from worker.identity import WorkerIdentity
@@ -98,11 +99,18 @@ def keeper(engine: Engine, identity: WorkerIdentity) -> Iterator[LeaseKeeper]:
 
 
 @pytest.fixture
-def encoder(engine: Engine, fake: FakeEngine, keeper: LeaseKeeper, identity: WorkerIdentity) -> ChunkEncoder:
+def ledger() -> ChunkLedger:
+    return ChunkLedger()
+
+
+@pytest.fixture
+def encoder(
+    engine: Engine, fake: FakeEngine, keeper: LeaseKeeper, identity: WorkerIdentity, ledger: ChunkLedger
+) -> ChunkEncoder:
     sink = PostgresSink(engine, threading.Event())
     settings = Settings(max_attempts=2)
     timesheet = Timesheet(lambda: fake.run_seconds)
-    return ChunkEncoder(engine, cast(Any, fake), keeper, sink, timesheet, identity, settings)
+    return ChunkEncoder(engine, cast(Any, fake), keeper, sink, timesheet, identity, settings, ledger=ledger)
 
 
 def run_until_ended(engine: Engine, encoder: ChunkEncoder, job: Job) -> tuple[Job, list[str]]:
@@ -218,6 +226,55 @@ def test_a_cancelled_job_ends_the_chunk_that_is_being_encoded(
     assert results == [{"outcome": "cancelled"}]
     with engine.connect() as connection:
         assert find_job(connection, job.id).state == "cancelled"
+
+
+def test_the_ledger_tells_ends_dispatches_and_their_times(
+    engine: Engine, encoder: ChunkEncoder, ledger: ChunkLedger
+) -> None:
+    submit(engine, [Item("k", b"stop")])
+    (first,) = dispatch_all(engine)
+    encoder.encode_chunk(first.chunk_id)
+    encoder.encode_chunk(dispatch_all(engine)[0].chunk_id)
+    submit(engine, make_items(2))
+    (other,) = [dispatch for dispatch in dispatch_all(engine) if dispatch.chunk_id != first.chunk_id]
+    with engine.begin() as connection:
+        connection.execute(
+            text("UPDATE vectormill.chunks SET queued_at = now() - interval '45 seconds' WHERE id = :id"),
+            {"id": other.chunk_id},
+        )
+    for _ in range(2):
+        encoder.encode_chunk(other.chunk_id)
+    told = ledger.totals()
+    ends = {"handed back": 2, "done": 1, "duplicate": 1, "split": 0, "lease lost": 0}
+    assert told["chunk_outcomes"] == ends
+    assert (told["num_redispatched_chunks"], told["num_stale_completions"]) == (1, 0)
+    waits = dict(zip(told["dispatch_seconds"]["bounds"], told["dispatch_seconds"]["counts"], strict=False))
+    assert sum(told["dispatch_seconds"]["counts"]) == 3
+    assert waits[60] + told["dispatch_seconds"]["counts"][-1] >= 1, "one of them waited for 45 s and more"
+    assert told["dispatch_seconds"]["sum"] >= 45
+    assert sum(told["claim_to_commit_seconds"]["counts"]) == 1
+    assert told["claim_to_commit_seconds"]["sum"] > 0
+
+
+def test_a_commit_that_the_fence_refuses_is_counted_as_stale(
+    engine: Engine,
+    encoder: ChunkEncoder,
+    fake: FakeEngine,
+    ledger: ChunkLedger,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    encode = fake.encode
+
+    def lose_the_lease(request: EncodeRequest, cancelled: threading.Event) -> EncodeResult:
+        with engine.begin() as connection:
+            connection.execute(text("UPDATE vectormill.chunks SET fence = fence + 1, lease_owner = 'thief'"))
+        return encode(request, cancelled)
+
+    monkeypatch.setattr(fake, "encode", lose_the_lease)
+    submit(engine, make_items(2))
+    (dispatch,) = dispatch_all(engine)
+    assert encoder.encode_chunk(dispatch.chunk_id) == {"outcome": "lease lost"}
+    assert ledger.totals()["num_stale_completions"] == 1
 
 
 def test_a_chunk_whose_lease_was_taken_is_given_up_and_writes_nothing(

@@ -10,6 +10,7 @@ from tests.protocol import SPEC, claim, dispatch_all, make_items, submit
 from tests.waiting import wait_for
 from vectormill.db.chunks.chunks import renew_leases
 from vectormill.db.workers import beat_scheduler, beat_worker
+from vectormill.workers.samples import MOST_SAMPLES, RECENT, Sample, write_samples
 
 COUNTS = text("""
     SELECT n_tup_upd AS updated, n_tup_hot_upd AS hot FROM pg_stat_user_tables
@@ -47,8 +48,10 @@ def test_a_renewal_touches_no_index(engine: Engine) -> None:
 def test_a_sign_of_life_touches_no_index(engine: Engine, table: str) -> None:
     incarnation = uuid4()
     for number in range(ROUNDS):
+        recent = [Sample(float(ago), 1000.0 * (number + ago), 8000 + ago, ago) for ago in range(MOST_SAMPLES)]
+        report = {"num_batches": number, RECENT: write_samples(recent)}
         with engine.begin() as connection:
-            beat_worker(connection, "w", incarnation, SPEC.model, 4, {"num_batches": number})
+            beat_worker(connection, "w", incarnation, SPEC.model, 4, report)
             beat_scheduler(connection)
     engine.dispose()
     counts = count_updates(engine, table, ROUNDS - 1)

@@ -11,7 +11,8 @@ from sqlalchemy import Engine, text
 from tests.protocol import claim_next, complete, make_items, submit
 from tests.services import connected_engine
 from vectormill.db.jobs.jobs import find_job
-from vectormill.db.migrations import SCRIPTS, find_missing_revision, make_config, upgrade
+from vectormill.db.migrations import find_missing_revision, make_config, upgrade
+from vectormill.db.scripts import SCRIPTS, find_newest_revision
 from vectormill.db.tables import SCHEMA, metadata
 from vectormill.domain.errors import ConfigurationError
 from vectormill.domain.jobs.job import Job
@@ -73,7 +74,8 @@ def test_a_migrated_database_misses_nothing_and_an_empty_one_does(engine: Engine
     assert find_missing_revision(engine) is None
     with engine.begin() as connection:
         connection.execute(text("DELETE FROM vectormill.alembic_version"))
-    assert find_missing_revision(engine) == "0016"
+    assert find_newest_revision() == OLDEST_FIRST[-1]
+    assert find_missing_revision(engine) == "0018"
 
 
 def test_processes_that_migrate_at_once_do_not_disturb_each_other(database_url: str) -> None:

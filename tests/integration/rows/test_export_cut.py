@@ -43,8 +43,8 @@ def remove(engine: Engine, job_id: UUID) -> None:
 def losing_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every export's job is removed when its first block has been read."""
 
-    def read_and_lose(engine: Engine, job_id: UUID) -> Iterator[VectorBlock]:
-        blocks = read_vectors(engine, job_id)
+    def read_and_lose(engine: Engine, job_id: UUID, after: str | None) -> Iterator[VectorBlock]:
+        blocks = read_vectors(engine, job_id, after)
         yield next(blocks)
         remove(engine, job_id)
         yield from blocks
@@ -88,7 +88,7 @@ def test_the_command_says_that_the_export_broke_off_and_leaves_no_file(
 def test_a_job_that_is_removed_before_the_first_block_is_not_found(
     client: httpx.Client, engine: Engine, job_id: UUID, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lose_and_read(engine: Engine, job_id: UUID) -> Iterator[VectorBlock]:
+    def lose_and_read(engine: Engine, job_id: UUID, after: str | None) -> Iterator[VectorBlock]:
         blocks = read_vectors(engine, job_id)
         remove(engine, job_id)
         return blocks
@@ -105,6 +105,67 @@ def test_blocks_that_are_missing_in_the_middle_are_noticed(engine: Engine, job_i
         )
     with pytest.raises(JobNotFound, match="10 of 40 items"):
         list(read_vectors(engine, job_id))
+
+
+class CuttingTransport(httpx.BaseTransport):
+    """Ends the first answers after so many bytes, as a lost connection does."""
+
+    def __init__(self, cuts: list[int]) -> None:
+        self._real = httpx.HTTPTransport()
+        self._cuts = cuts
+        self.asked: list[str] = []
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        answer = self._real.handle_request(request)
+        if not request.url.path.endswith("/vectors"):
+            return answer
+        self.asked.append(request.url.params.get("after", ""))
+        body = answer.read()
+        answer.close()
+        stream = CutStream(body[: self._cuts.pop(0)]) if self._cuts else None
+        return httpx.Response(answer.status_code, stream=stream) if stream else answer
+
+    def close(self) -> None:
+        self._real.close()
+
+
+class CutStream(httpx.SyncByteStream):
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield self._body
+        raise httpx.ReadError("the connection was lost")
+
+
+def test_an_export_goes_on_behind_the_last_line_and_has_the_same_bytes(
+    client: httpx.Client, job_id: UUID, tmp_path: Path
+) -> None:
+    whole = client.get(f"/v1/jobs/{job_id}/vectors").content
+    length = len(whole) // NUM_ITEMS
+    # In the first line, on its end, in the middle of a chunk, and in the last line.
+    transport = CuttingTransport([length // 2, whole.index(b"\n") + 1, 7 * length, 30 * length])
+    target = tmp_path / "vectors.jsonl"
+    with Client(str(client.base_url), transport=transport, pause=lambda _: None) as ours:
+        assert ours.export(str(job_id), target) == len(whole)
+    assert target.read_bytes() == whole
+    assert transport.asked[:3] == ["", "", many(NUM_ITEMS)[0]["key"]]
+    assert len(transport.asked) == 5
+
+
+def test_an_export_goes_on_behind_every_single_item(client: httpx.Client, job_id: UUID) -> None:
+    path = f"/v1/jobs/{job_id}/vectors"
+    lines = client.get(path).content.splitlines(keepends=True)
+    for number in (0, 1, 2, NUM_ITEMS - 2, NUM_ITEMS - 1):
+        rest = client.get(path, params={"after": many(NUM_ITEMS)[number]["key"]}).content
+        assert rest == b"".join(lines[number + 1 :])
+
+
+def test_what_cannot_go_on_is_refused(client: httpx.Client, job_id: UUID) -> None:
+    path = f"/v1/jobs/{job_id}/vectors"
+    assert_problem(client.get(path, params={"after": "nobody"}), 422, "invalid-option", "no item 'nobody'")
+    wanted = {"after": many(1)[0]["key"], "format": "parquet"}
+    assert_problem(client.get(path, params=wanted), 422, "invalid-option", "leave out after")
 
 
 def test_a_whole_export_is_what_it_was(client: httpx.Client, job_id: UUID) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.streams.decimal_tables import HALF_SLOT_BYTES, half_slots, write_halves, write_wholes
-from api.streams.decimals import SLOT_BYTES, SMALLEST, STRIP, write_decimals
+from vectormill.vectors.decimals import SLOT_BYTES, SMALLEST, STRIP, write_decimals
 
 
 def read_rows(vectors: np.ndarray) -> np.ndarray:

@@ -10,7 +10,15 @@ import pytest
 from benchmarks.cases.tasks.accuracy import Judgements, find_f1, judge, to_table
 from benchmarks.cases.tasks.judging import find_device
 from benchmarks.cases.tasks.pair_comparison import PairComparison
-from benchmarks.cases.tasks.pair_model import RECIPE, find_pair_model, find_rate, plan_batches
+from benchmarks.cases.tasks.pair_model import (
+    MAX_TOKENS,
+    MODEL_INPUTS,
+    RECIPE,
+    find_pair_model,
+    find_rate,
+    load_pair_tokenizer,
+    plan_batches,
+)
 from benchmarks.cases.tasks.score import choose_best
 from benchmarks.models.random_classifier import write_random_classifier
 from benchmarks.models.shapes import SHAPES
@@ -26,6 +34,7 @@ from vectormill.domain.tasks.pair import split_pair
 from vectormill.models.model_card import read_model_card
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from worker.encoder.choice import BF16, FP32
+from worker.tokens.tokenizer import Tokenizer
 
 PACKAGED = Registry({}).card(DEFAULT_MODEL)
 
@@ -55,6 +64,16 @@ def test_another_recipe_is_another_model(tmp_path: Path) -> None:
     assert one == find_pair_model(PACKAGED, home=tmp_path)
     assert one != find_pair_model(PACKAGED, replace(RECIPE, num_epochs=3), tmp_path)
     assert one != find_pair_model(replace(PACKAGED, revision="another"), home=tmp_path)
+
+
+def test_the_reference_and_the_lessons_read_of_a_pair_what_the_engine_reads() -> None:
+    pairs = make_pairs(list_parts(is_test=True), 20)
+    first, second = [pair.text for pair in pairs], [pair.text_pair for pair in pairs]
+    ours = Tokenizer(PACKAGED.path).tokenize_pairs(first, second, MAX_TOKENS, truncate=True)
+    theirs = load_pair_tokenizer(PACKAGED.path)(first, second, truncation=True, max_length=MAX_TOKENS)
+    assert set(theirs) == set(MODEL_INPUTS)
+    for name, values in ours.inputs.items():
+        assert [values.row(place).tolist() for place in range(len(pairs))] == theirs[name]
 
 
 def test_an_epoch_has_every_pair_once_in_batches_of_about_one_length() -> None:

@@ -130,7 +130,7 @@ def test_to_migrate_without_a_database_says_which_setting_is_missing(
             exits.BAD_INPUT,
             "/root/out: Permission denied.",
         ),
-        (ModuleNotFoundError("no", name="torch.nn"), exits.BUG, "package 'torch' is not installed"),
+        (ModuleNotFoundError("no", name="torch.nn"), exits.BAD_INPUT, "pip install 'vectormill[worker]'"),
         (
             ModuleNotFoundError("no", name="vectormill.x"),
             exits.BUG,

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from vectormill.cli.app import main
-from vectormill.cli.arguments.filters import read_filters
 from vectormill.client import Client
-from vectormill.client.nouns.searches import Matches
+from vectormill.client.matches import Matches
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.filter import parse_filter
+from vectormill.typed_filters import read_filters
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.fake_api import FakeApi, serving_fake_api
 from vectormill.client import Client, is_loopback
-from vectormill.client.transport import write_json
+from vectormill.client.requests import write_json
 from vectormill.domain.errors import InvalidOption, VectormillError
 from vectormill.files.ndjson import ItemJson
 from vectormill.problems import ApiError, ApiFailure, ApiUnreachable, WaitTimeout

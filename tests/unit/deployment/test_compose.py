@@ -16,6 +16,7 @@ from redis import Redis
 from redis.exceptions import AuthenticationError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from tests.architecture.sources import PACKAGES
 from tests.waiting import wait_for
 from vectormill.cli.app import app
 from vectormill.embedded.binaries import find_valkey_server
@@ -230,7 +231,7 @@ def test_servers_are_pinned_and_our_own_images_are_built_from_here() -> None:
             assert (ROOT / service["build"]["dockerfile"]).is_file(), name
         else:
             tag = service["image"].partition(":")[2]
-            assert re.match(r"\d+\.\d+", tag), f"{name}: the tag {tag!r} moves"
+            assert re.match(r"v?\d+\.\d+", tag), f"{name}: the tag {tag!r} moves"
 
 
 @pytest.mark.parametrize("dockerfile", ["Dockerfile.api", "Dockerfile.worker"])
@@ -248,9 +249,26 @@ def test_images_take_the_versions_of_the_lock(dockerfile: str) -> None:
     assert all(re.search(r"requirements\.lock|--no-deps", arguments) for arguments in installs)
 
 
+@pytest.mark.parametrize("dockerfile", ["Dockerfile.api", "Dockerfile.worker"])
+def test_images_are_made_of_the_wheel_and_hold_no_checkout(dockerfile: str) -> None:
+    text = (ROOT / "deploy" / dockerfile).read_text(encoding="utf-8").replace("\\\n", "")
+    assert "--editable" not in text
+    assert re.search(
+        r"-m build [^&]*--wheel --outdir /dist +&& pip install --no-deps /dist/vectormill-", text
+    )
+    copied = re.findall(r"^COPY (.*)$", text.split("\nFROM ")[-1], re.MULTILINE)
+    assert copied == ["--from=build /opt/venv /opt/venv", "deploy/healthcheck.py /app/deploy/healthcheck.py"]
+
+
+def test_an_image_s_build_is_given_all_that_a_wheel_is_made_of() -> None:
+    given = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    wanted = {*PACKAGES, "alembic", "setup.py", "pyproject.toml", "requirements.lock", "README.md", "LICENSE"}
+    assert {f"!{name}" for name in wanted} <= set(given)
+
+
 def test_postgres_has_connections_for_what_the_documentation_says() -> None:
     (most,) = [
         flag.partition("=")[2] for flag in SERVICES["postgres"]["command"] if "max_connections" in flag
     ]
-    assert "compose's 200: 25 workers, two APIs, two schedulers and an indexer" in OPERATIONS
-    assert int(most) == 200 >= 6 * 25 + 10 * 2 + 3 * 2 + 10 + 3 + 7
+    assert "compose's 200: 24 workers, two APIs, two schedulers and an indexer" in OPERATIONS
+    assert int(most) == 200 >= 6 * 24 + 10 * 2 + 4 * 2 + 13 + 3 + 7

@@ -24,7 +24,6 @@ from vectormill.broker.query_messages import (
     write_pulse,
     write_spec,
 )
-from vectormill.domain.errors import InvalidItem
 
 QUERY = Query(b"8 bytes.", "answers", 1234, 1000, write_spec(SPEC), [b"text", "zwölf".encode()])
 
@@ -42,7 +41,7 @@ def test_the_texts_come_after_the_first_128_bytes_which_redis_keeps_of_a_slow_co
     "answer",
     [
         Taken(b"1", "worker"),
-        Encoded(b"1", 2, np.ones((2, 2), dtype="<f4").tobytes(), {1: "empty"}),
+        Encoded(b"1", 2, np.ones((2, 2), dtype="<f4").tobytes(), {1: "empty"}, b"\0" * 8, [0]),
         NotEncoded(b"1", "stopped"),
     ],
 )
@@ -109,11 +108,24 @@ def test_each_client_gets_its_rows_and_the_reason_of_its_own_failure() -> None:
         values = np.arange(8, dtype="<f4").reshape(4, 2)
         assert hand_out(together, Encoded(b"", 2, values.tobytes()[:-4], {}))
         assert hand_out(together, Encoded(b"", 0, b"", {}))
-        assert hand_out(together, Encoded(b"", 2, values.tobytes(), {2: "the text is empty"})) is None
-        assert together[0].vectors.result().tolist() == [[0, 1], [2, 3]]
-        assert together[2].vectors.result().tolist() == [[6, 7]]
-        with pytest.raises(InvalidItem, match="the text is empty"):
-            together[1].vectors.result()
+        counts = np.array([3, 4, 0, 5], dtype="<i4").tobytes()
+        answer = Encoded(b"", 2, values.tobytes(), {2: "the text is empty"}, counts, [1, 3])
+        assert hand_out(together, answer) is None
+        first, second, third = (asked.answer.result() for asked in together)
+        assert first.vectors.tolist() == [[0, 1], [2, 3]]
+        assert third.vectors.tolist() == [[6, 7]]
+        assert [dict(each.failures) for each in (first, second, third)] == [{}, {0: "the text is empty"}, {}]
+        assert [each.num_tokens for each in (first, second, third)] == [7, 0, 5]
+        assert [each.num_truncated for each in (first, second, third)] == [1, 0, 1]
+
+    asyncio.run(run())
+
+
+def test_a_worker_of_an_earlier_release_counts_no_tokens() -> None:
+    async def run() -> None:
+        asked = Asked([b"t"], 1.0, asyncio.get_running_loop().create_future())
+        assert hand_out([asked], Encoded(b"", 1, np.ones(1, dtype="<f4").tobytes(), {})) is None
+        assert asked.answer.result().num_tokens is None
 
     asyncio.run(run())
 

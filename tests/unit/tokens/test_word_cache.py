@@ -12,7 +12,7 @@ from vectormill.ragged import Ragged
 from worker.tokens import word_cache
 from worker.tokens.reference import Reference
 from worker.tokens.splitting import CONTROL_SPACE, Splitting
-from worker.tokens.word_cache import WordCache
+from worker.tokens.word_cache import WordCache, WordTally
 from worker.tokens.word_table import UNKNOWN, WordTable
 
 MODEL = find_packaged_model()
@@ -56,6 +56,20 @@ def test_the_library_is_asked_for_a_word_once() -> None:
     asked.texts.clear()
     assert_same(cache.encode(TEXTS[1:]), TEXTS[1:])
     assert (asked.words, asked.texts) == ([], [])
+
+
+def test_words_that_were_known_are_counted_by_all_threads_together() -> None:
+    tally = WordTally()
+    cache = WordCache(REFERENCE, SPLITTING, tally)
+    for _ in range(2):  # the first text was mostly new itself
+        cache.encode(TEXTS)
+    num_words = sum(len(text.split()) for text in TEXTS)
+    assert tally.num_words == 2 * num_words
+    assert 0 < num_words - 100 < tally.num_known < 2 * num_words
+    before = tally.num_known
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(cache.encode, [TEXTS] * 20))
+    assert tally.num_known == before + 20 * num_words
 
 
 def test_texts_that_may_not_be_split_or_hold_an_added_token_go_to_the_library_whole() -> None:

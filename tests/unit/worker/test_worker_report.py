@@ -5,7 +5,9 @@ from uuid import UUID
 
 import pytest
 
+from vectormill.workers.samples import Sample, read_samples
 from worker.chunk.commit_waits import CommitWaits
+from worker.chunk.ledger import WATCHED
 from worker.chunk.timesheet import Timesheet
 from worker.devices.detect import DeviceUse
 from worker.report import WorkerReport
@@ -19,7 +21,11 @@ class FakeEngine:
     run_seconds = 0.0
 
     def report(self) -> dict[str, Any]:
-        return {"model": "m", "stage_seconds": {"tokenize": 0.5, "collate": 0.1, "run": 9.0, "collect": 0.1}}
+        return {
+            "model": "m",
+            "num_tokens": 4000,
+            "stage_seconds": {"tokenize": 0.5, "collate": 0.1, "run": 9.0, "collect": 0.1},
+        }
 
 
 class FakeSampler:
@@ -52,6 +58,8 @@ def test_a_worker_tells_its_stages_what_bounds_it_and_how_much_of_its_device_is_
     assert (said["device_memory_used_bytes"], said["device_memory_total_bytes"]) == (3 << 30, 141 << 30)
     assert said["device_utilisation"] is None
     assert said["placement"] == PLACEMENT
+    assert read_samples(said) == [Sample(0.0, 400, 3 << 10, None)]
+    assert (said["chunk_outcomes"], said["num_stale_completions"]) == (dict.fromkeys(WATCHED, 0), 0)
 
 
 def test_a_worker_that_has_done_nothing_is_bound_by_nothing() -> None:

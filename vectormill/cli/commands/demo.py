@@ -188,9 +188,9 @@ def _keep_searchable(place: _Place, *, is_json: bool) -> None:
     from sqlalchemy import make_url
 
     from vectormill.cli import reindexing
-    from vectormill.cli.views.progress import Progress
     from vectormill.cli.views.run_progress import look_at_run
     from vectormill.client import Client
+    from vectormill.client.views.progress import Progress
     from vectormill.corpus import read_docstrings
     from vectormill.embedded.running import find_running
 
@@ -226,10 +226,10 @@ def _keep_searchable(place: _Place, *, is_json: bool) -> None:
         )
 
 
-def _encode(client: "Client", texts: Mapping[str, str], model: str | None) -> dict[str, Any]:
+def _encode(client: "Client", texts: Mapping[str, str], model: str | None) -> Mapping[str, Any]:
     """Submits the texts over HTTP and shows how the job goes, until it ends."""
-    from vectormill.cli.views.job_progress import look_at_job
-    from vectormill.cli.views.progress import Progress
+    from vectormill.client.views.job_progress import look_at_job
+    from vectormill.client.views.progress import Progress
 
     items: list[ItemJson] = [{"key": key, "text": text} for key, text in texts.items()]
     job = client.submit(items, model=model, collection=COLLECTION)

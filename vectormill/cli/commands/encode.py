@@ -1,7 +1,7 @@
 """encode: a file of texts in, a file of vectors out, with whatever service there is or one of our own."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -124,7 +124,7 @@ def carry_out(
     wanted: dict[str, Any],
     *,
     is_strict: bool,
-) -> dict[str, Any]:
+) -> Mapping[str, Any]:
     """The job, which has ended and whose results are in `out`. Raises CommandFailed when there are none."""
     from vectormill.files.outputs import check_output, choose_format, write_vectors
     from vectormill.files.texts import look_at_texts, read_texts
@@ -141,8 +141,7 @@ def carry_out(
         if path is not None:
             check_output(path)
     with _client(service.api_url, service.data_dir, service.model) as client:
-        job = client.submit(items, model=service.model, **wanted)
-        job = _watch(client, job)
+        job = _watch(client, client.submit(items, model=service.model, **wanted))
         if exit_code_of_job(job["state"]) == JOB_NOT_COMPLETED:
             _report_failures(client, job, errors)
             raise CommandFailed(f"Job {job['id']} {job['state']}; {out} was not written.", JOB_NOT_COMPLETED)
@@ -172,10 +171,10 @@ def _client(api_url: str | None, data_dir: Path | None, model: str | None) -> "I
         yield cleanup.enter_context(Client(url))
 
 
-def _watch(client: "Client", job: dict[str, Any]) -> dict[str, Any]:
+def _watch(client: "Client", job: Mapping[str, Any]) -> Mapping[str, Any]:
     """Follows the job to its end. Interrupted, it cancels it: nobody would fetch what it goes on making."""
-    from vectormill.cli.views.job_progress import look_at_job
-    from vectormill.cli.views.progress import Progress
+    from vectormill.client.views.job_progress import look_at_job
+    from vectormill.client.views.progress import Progress
     from vectormill.domain.errors import VectormillError
 
     try:
@@ -188,7 +187,7 @@ def _watch(client: "Client", job: dict[str, Any]) -> dict[str, Any]:
         raise
 
 
-def _report_failures(client: "Client", job: dict[str, Any], errors: Path | None) -> None:
+def _report_failures(client: "Client", job: Mapping[str, Any], errors: Path | None) -> None:
     """Writes all failed items to the file, if one was named, and says the first of them."""
     from vectormill.files.ndjson import encode_line
     from vectormill.files.replacement import open_replacement
@@ -209,12 +208,12 @@ def _report_failures(client: "Client", job: dict[str, Any], errors: Path | None)
                 file.write(encode_line(error))
 
 
-def report(job: dict[str, Any], out: Path, *, is_json: bool) -> None:
+def report(job: Mapping[str, Any], out: Path, *, is_json: bool) -> None:
     from vectormill.cli.views.listing import print_json
     from vectormill.cli.views.summary import describe_long_texts, job_seconds
 
     if is_json:
-        print_json(job | {"out": str(out)})
+        print_json({**job, "out": str(out)})
         return
     seconds = job_seconds(job)
     typer.echo(
@@ -225,5 +224,5 @@ def report(job: dict[str, Any], out: Path, *, is_json: bool) -> None:
         typer.echo(sentence, err=True)
 
 
-def _result(job: dict[str, Any]) -> str:
+def _result(job: Mapping[str, Any]) -> str:
     return TASKS[job["options"].get("task", EMBED)].result

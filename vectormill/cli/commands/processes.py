@@ -1,6 +1,5 @@
 """The processes: api, scheduler, indexer, worker, flower, migrate, and `up`, which runs them all on one machine."""
 
-import logging
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -12,7 +11,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+# Workers begin in worker/app.py.
+TRACED: Final = ("api", "indexer")
 
 Host = Annotated[
     str | None,
@@ -50,10 +50,16 @@ def up(
     With VECTORMILL_DATABASE_URL or VECTORMILL_REDIS_URL set, those are used instead.
     """
     from vectormill.broker.flower import refuse_without_password
+    from vectormill.cli.extras import require_service
     from vectormill.cli.settings import read_environment
+
+    settings = begin_process(
+        "up", data_dir=data_dir, api_host=host, api_port=api_port, flower_port=flower_port
+    )
+    require_service(is_embedded=settings.database_url is None or settings.redis_url is None)
+
     from vectormill.up import UpOptions, run_up
 
-    settings = begin_process(data_dir=data_dir, api_host=host, api_port=api_port, flower_port=flower_port)
     refuse_without_password(settings.flower_host, settings.flower_basic_auth)
     options = UpOptions(
         data_dir=settings.data_dir.expanduser(),
@@ -79,7 +85,7 @@ def api(
     """Run the HTTP API. Needs Postgres, and works without Redis; its reference is at /docs."""
     from api.app import run
 
-    run(begin_process(api_host=host, api_port=port))
+    run(begin_process("api", api_host=host, api_port=port))
 
 
 @app.command(epilog="Example: vectormill scheduler")
@@ -90,7 +96,7 @@ def scheduler() -> None:
     """
     from scheduler.main import run
 
-    run(begin_process())
+    run(begin_process("scheduler"))
 
 
 @app.command(epilog="Example: vectormill indexer")
@@ -101,7 +107,7 @@ def indexer() -> None:
     """
     from indexer.main import run
 
-    run(begin_process())
+    run(begin_process("indexer"))
 
 
 @app.command(epilog="Example: vectormill worker --model all-MiniLM-L6-v2 --devices cuda:0,cuda:1")
@@ -128,7 +134,7 @@ def worker(
     """Run workers: one pinned Celery worker per replica of the placement, restarted when it dies."""
     from worker.launcher import run
 
-    run(begin_process(), models=tuple(model or ()), devices=devices)
+    run(begin_process("launcher"), models=tuple(model or ()), devices=devices)
 
 
 @app.command(epilog="Example: vectormill flower --port 5555")
@@ -148,8 +154,10 @@ def flower(
 ) -> None:
     """Run Flower, which shows the workers and their tasks. It changes nothing."""
     from vectormill.broker.flower import run
+    from vectormill.cli.extras import require_package
     from vectormill.settings import load_settings
 
+    require_package("flower", "flower")
     settings = load_settings(flower_host=host, flower_port=port)
     run(settings, settings.flower_host, settings.flower_port)
 
@@ -160,7 +168,7 @@ def migrate() -> None:
     from vectormill.db.migrations import upgrade
     from vectormill.domain.errors import ConfigurationError
 
-    settings = begin_process()
+    settings = begin_process("migrate")
     if settings.database_url is None:
         raise ConfigurationError(
             "There is no database to migrate: set VECTORMILL_DATABASE_URL. The embedded one is migrated by `up`."
@@ -169,10 +177,14 @@ def migrate() -> None:
     typer.echo("The schema is up to date.")
 
 
-def begin_process(**overrides: Any) -> "Settings":
+def begin_process(name: str, **overrides: Any) -> "Settings":
     """The settings of this process, whose log lines go to stderr from now on. Raises ConfigurationError."""
-    from vectormill.settings import load_settings
+    from vectormill.processes.logs import begin_logging
+    from vectormill.settings import find_collector, load_settings
+    from vectormill.tracing import begin_tracing
 
     settings = load_settings(**overrides)
-    logging.basicConfig(level=settings.log_level, format=LOG_FORMAT)
+    begin_logging(name, settings.log_level, settings.log_format)
+    if name in TRACED:
+        begin_tracing(name, find_collector(settings), settings.trace_ratio)
     return settings

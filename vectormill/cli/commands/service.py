@@ -1,5 +1,6 @@
 """The service: which models it knows and which workers are alive."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import typer
@@ -43,7 +44,7 @@ def workers(api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False
     _print_records(rows, ("name", "model", "state", *CHOICES, "plan"), json)
 
 
-def _print_records(records: list[dict[str, Any]], columns: tuple[str, ...], is_json: bool) -> None:
+def _print_records(records: Sequence[Mapping[str, Any]], columns: tuple[str, ...], is_json: bool) -> None:
     from vectormill.cli.views.listing import print_json, print_table
 
     if is_json:

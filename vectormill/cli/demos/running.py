@@ -1,6 +1,6 @@
 """One task's demo on a service that is there: submits its items, waits, reads every result and shows what they say."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
@@ -20,9 +20,9 @@ def run_task(
     client: "Client", demo: "TaskDemo", items: Sequence["ItemJson"], weights: "Weights", *, is_json: bool
 ) -> None:
     """Raises CommandFailed unless every item has a sound result."""
-    from vectormill.cli.views.job_progress import look_at_job
-    from vectormill.cli.views.progress import Progress
     from vectormill.cli.views.summary import summarize_job
+    from vectormill.client.views.job_progress import look_at_job
+    from vectormill.client.views.progress import Progress
 
     job = client.submit(items, model=weights.model, task=demo.task, **demo.options)
     typer.echo(f"Submitted {job['num_items']:,} {demo.noun}s as job {job['id']}.", err=True)
@@ -53,7 +53,7 @@ def run_task(
 
 def report(
     demo: "TaskDemo",
-    job: dict[str, Any],
+    job: Mapping[str, Any],
     summary: Sequence["Line"],
     findings: "Findings",
     num_results: int,

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from vectormill.client import Client
     from vectormill.files.ndjson import ItemJson
 
-Json = dict[str, Any]
+Json = Mapping[str, Any]
 # The results of a job by key.
 Results = Mapping[str, Json]
 

@@ -6,9 +6,9 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
+from vectormill.cli.doctor.installation import find_version
 from vectormill.cli.exits import describe
 from vectormill.embedded.running import find_running
 from vectormill.settings import Settings
@@ -62,20 +62,13 @@ def check_packages(settings: Settings) -> Iterator[Finding]:
 
     worker_packages = (*(backend.package for backend in BACKENDS.values()), *WORKER_PACKAGES)
     for name, packages, status, advice in (
-        ("packages", NEEDED_PACKAGES, FAIL, "Run `make setup`."),
+        ("packages", NEEDED_PACKAGES, FAIL, "A service needs them: `pip install 'vectormill[all]'`."),
         ("worker packages", worker_packages, WARN, "Workers need them: `pip install 'vectormill[worker]'`."),
     ):
-        versions = {package: _find_version(package) for package in packages}
+        versions = {package: find_version(package) for package in packages}
         missing = [package for package, found in versions.items() if found is None]
         detail = ", ".join(f"{package} {found or 'missing'}" for package, found in versions.items())
         yield Finding(name, status if missing else OK, detail, advice if missing else "")
-
-
-def _find_version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def check_data_dir(settings: Settings) -> Iterator[Finding]:

@@ -3,15 +3,15 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from vectormill.cli.views.job_progress import count_ended, describe_counts
-from vectormill.cli.views.progress import Look
+from vectormill.client.views.job_progress import count_ended, describe_counts
+from vectormill.client.views.look import Look
 from vectormill.domain.jobs.job import RUNNING
 
 # Of a run that has ended: its source was empty, or it had none to read.
 READ_NOTHING: Final = "no rows read"
 
 
-def look_at_run(run: dict[str, Any]) -> Look:
+def look_at_run(run: Mapping[str, Any]) -> Look:
     """Its phase, and how far the job is while one encodes for it, else what was seen."""
     encoding = run.get("encoding")
     if encoding is None:
@@ -20,12 +20,12 @@ def look_at_run(run: dict[str, Any]) -> Look:
     return Look(describe_stage(run), describe_counts(encoding | {"state": RUNNING}), share)
 
 
-def describe_stage(run: dict[str, Any]) -> str:
+def describe_stage(run: Mapping[str, Any]) -> str:
     """The phase while it is at work, else the state."""
     return str(run["phase"]) if run["state"] == "running" and run["phase"] else str(run["state"])
 
 
-def describe_run_counts(run: dict[str, Any]) -> str:
+def describe_run_counts(run: Mapping[str, Any]) -> str:
     """What was seen and how it differs, in one line; what is zero is left out."""
     counts = {name.removeprefix("num_").replace("_", " "): number for name, number in run["counts"].items()}
     told = " · ".join(f"{number:,} {name}" for name, number in counts.items() if number)

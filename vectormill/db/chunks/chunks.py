@@ -24,7 +24,9 @@ from vectormill.vectors.vector_types import choose_vector_type, measure_item
 # One statement, so that it needs no transaction: claim and texts are one round trip.
 CLAIM_CHUNK = text("""
     WITH found AS (
-        SELECT id, state = 'leased' AS has_lapsed FROM vectormill.chunks
+        SELECT id, state = 'leased' AS has_lapsed,
+               CASE state WHEN 'queued' THEN extract(epoch FROM now() - queued_at)::float8 END AS dispatch_seconds
+          FROM vectormill.chunks
          WHERE id = :chunk_id
            AND (state IN ('pending', 'queued') OR (state = 'leased' AND lease_until < now()))
            FOR NO KEY UPDATE SKIP LOCKED
@@ -38,8 +40,9 @@ CLAIM_CHUNK = text("""
      WHERE chunk.id = found.id AND job.id = chunk.job_id AND job.state IN ('queued', 'running')
        AND job.model = :model
     RETURNING chunk.id, chunk.fence, chunk.attempt, chunk.lost, chunk.lapsed, chunk.num_items, chunk.first_item,
-              chunk.only_items, found.has_lapsed, job.id AS job_id, job.seq AS job_seq, job.priority, job.spec,
-              job.generation_id,
+              chunk.only_items, chunk.dispatch_seq, found.has_lapsed, found.dispatch_seconds,
+              job.id AS job_id, job.seq AS job_seq, job.priority, job.spec,
+              job.generation_id, job.traceparent,
               coalesce(chunk.estimated_tokens, chunk.num_items * CAST(:item_tokens AS integer)) AS num_tokens
     ), counted AS (
     UPDATE vectormill.jobs SET num_retried_chunks = num_retried_chunks + 1, updated_at = now()
@@ -56,10 +59,15 @@ CLAIM_CHUNK = text("""
 
 @dataclass(frozen=True, slots=True)
 class ClaimedChunk:
-    """A claim and its texts as they are stored; open_payload opens them. None when the pruner has removed them."""
+    """A claim and its texts as they are stored; open_payload opens them. None when the pruner has removed them.
+
+    `dispatch_seconds` are those since its message was written, None where another message came late.
+    """
 
     claim: Claim
     payload: bytes | None
+    num_dispatches: int
+    dispatch_seconds: float | None
 
 
 def claim_chunk(
@@ -96,8 +104,9 @@ def claim_chunk(
         keep_text=bool(row.keep_text),
         generation_fingerprint=row.generation_fingerprint,
         num_tokens=row.num_tokens,
+        traceparent=row.traceparent,
     )
-    return ClaimedChunk(claim, row.items)
+    return ClaimedChunk(claim, row.items, row.dispatch_seq, row.dispatch_seconds)
 
 
 # A row that is locked is passed over: nearly always the commit of this very worker holds it, and waits perhaps for a
@@ -204,8 +213,9 @@ INSERT_CHILD = text("""
         UPDATE vectormill.item_errors SET chunk_id = (SELECT id FROM child)
          WHERE job_id = :job_id AND item >= :first_item AND item < :end_item
     )
-    INSERT INTO vectormill.chunk_vectors (chunk_id, vectors)
-    SELECT child.id, substring(vectors FROM CAST(:first_byte AS integer) FOR CAST(:num_bytes AS integer))
+    INSERT INTO vectormill.chunk_vectors (chunk_id, vectors, item_tokens)
+    SELECT child.id, substring(vectors FROM CAST(:first_byte AS integer) FOR CAST(:num_bytes AS integer)),
+           substring(item_tokens FROM CAST(:first_count AS integer) FOR CAST(:count_bytes AS integer))
       FROM child, vectormill.chunk_vectors WHERE chunk_vectors.chunk_id = :parent_id
 """)
 
@@ -264,6 +274,8 @@ def split_chunk(connection: Connection, claim: Claim, reason: str) -> None:
                 "items": encode_payload(items[start:stop]),
                 "first_byte": min(start * row_bytes + 1, _MAX_BYTES),
                 "num_bytes": min((stop - start) * row_bytes, _MAX_BYTES),
+                "first_count": 4 * start + 1,
+                "count_bytes": 4 * (stop - start),
             },
         )
         if has_records:  # of any length, so that they cannot be cut where they lie

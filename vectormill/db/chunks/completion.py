@@ -82,11 +82,11 @@ COUNT_CHUNK = text("""
     RETURNING num_open_chunks = 0 AS is_finished
 """)
 
-SELECT_CHUNK_VECTORS = text("SELECT vectors FROM vectormill.chunk_vectors WHERE chunk_id = :id")
+SELECT_CHUNK_VECTORS = text("SELECT vectors, item_tokens FROM vectormill.chunk_vectors WHERE chunk_id = :id")
 
 UPSERT_CHUNK_VECTORS = text("""
-    INSERT INTO vectormill.chunk_vectors (chunk_id, vectors) VALUES (:chunk_id, :vectors)
-    ON CONFLICT (chunk_id) DO UPDATE SET vectors = excluded.vectors
+    INSERT INTO vectormill.chunk_vectors (chunk_id, vectors, item_tokens) VALUES (:chunk_id, :vectors, :item_tokens)
+    ON CONFLICT (chunk_id) DO UPDATE SET vectors = excluded.vectors, item_tokens = excluded.item_tokens
 """)
 
 
@@ -125,7 +125,8 @@ def complete_chunk(
     if claim.generation_id is not None:
         _upsert(connection, claim, claim.generation_id, items, stored, rows)
     else:
-        _store_with_chunk(connection, claim, stored, rows, kind)
+        counted = (encoded, outcome.item_tokens)
+        _store_with_chunk(connection, claim, stored, rows, kind, counted)
     return _end(connection, claim, items, failures, outcome, num_done, num_failed, read_persist_seconds)
 
 
@@ -156,7 +157,7 @@ def _complete_records(
         records = read_own_records(connection, claim)
         for item, record in found.items():
             records[item] = record
-        values = {"chunk_id": claim.chunk_id, "vectors": pack_records(records)}
+        values = {"chunk_id": claim.chunk_id, "vectors": pack_records(records), "item_tokens": None}
         connection.execute(UPSERT_CHUNK_VECTORS, values)
     return _end(connection, claim, items, failures, outcome, len(found), len(failures), read_persist_seconds)
 
@@ -251,17 +252,34 @@ def _find_unstorable(
 
 
 def _store_with_chunk(
-    connection: Connection, claim: Claim, stored: npt.NDArray[np.int64], rows: Rows, kind: VectorType
+    connection: Connection,
+    claim: Claim,
+    stored: npt.NDArray[np.int64],
+    rows: Rows,
+    kind: VectorType,
+    counted: tuple[npt.NDArray[np.int64], Sequence[int]],
 ) -> None:
-    """Keeps the rows of a job without a collection beside its chunk, all of them in one value."""
+    """Keeps the rows of a job without a collection beside its chunk, all of them in one value, and in another the
+    tokens of each item: `counted` are positions, and how many at each.
+    """
     num_items, dimensions = claim.num_items, claim.spec.dimensions
     block, present = missing_rows(num_items, kind, dimensions), np.zeros(num_items, dtype=np.bool_)
+    tokens = np.zeros(num_items, dtype="<i4")
     if claim.only_items is not None:
-        earlier = connection.execute(SELECT_CHUNK_VECTORS, {"id": claim.chunk_id}).scalar_one_or_none()
+        earlier = connection.execute(SELECT_CHUNK_VECTORS, {"id": claim.chunk_id}).one_or_none()
         if earlier is not None:
-            block[:], present[:] = read_block(earlier, kind, num_items, dimensions)
+            block[:], present[:] = read_block(earlier.vectors, kind, num_items, dimensions)
+            if earlier.item_tokens is not None:
+                tokens[:] = np.frombuffer(earlier.item_tokens, dtype="<i4")
     block[stored], present[stored] = rows, True
-    values = {"chunk_id": claim.chunk_id, "vectors": pack_block(block, present, kind)}
+    places, numbers = counted
+    if len(numbers):
+        tokens[places] = numbers
+    values = {
+        "chunk_id": claim.chunk_id,
+        "vectors": pack_block(block, present, kind),
+        "item_tokens": tokens.tobytes() if len(numbers) else None,
+    }
     connection.execute(UPSERT_CHUNK_VECTORS, values)
 
 

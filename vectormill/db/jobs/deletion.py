@@ -57,12 +57,19 @@ DISCARD_STALE_UPLOADS = text("""
     RETURNING id
 """)
 
-# Locked first: one that is being retried at this moment is passed over.
+# Locked first: one that is being retried at this moment is passed over. The output file of a request batch is made of
+# its job, which stays as long.
 DISCARD_EXPIRED_JOBS = text("""
     UPDATE vectormill.jobs SET state = 'deleting', idempotency_key = NULL, updated_at = now()
      WHERE id IN (
         SELECT id FROM vectormill.jobs
          WHERE finished_at < now() - make_interval(secs => :retention) AND state <> 'deleting'
+           AND NOT EXISTS (
+               SELECT 1 FROM vectormill.request_batches AS batch
+                WHERE batch.job_id = jobs.id
+                  AND (batch.finished_at IS NULL
+                       OR EXISTS (SELECT 1 FROM vectormill.request_files AS file
+                                   WHERE file.id = batch.output_file_id AND file.state = 'processed')))
          ORDER BY finished_at LIMIT :limit FOR UPDATE SKIP LOCKED)
     RETURNING id
 """)

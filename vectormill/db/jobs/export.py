@@ -11,14 +11,14 @@ import numpy.typing as npt
 import psycopg
 from sqlalchemy import Connection, Engine, text
 
-from vectormill.db.chunks.payloads import decode_payload
+from vectormill.db.chunks.payloads import decode_payload, read_keys
 from vectormill.db.collections.generations import find_generation_by_id
 from vectormill.db.jobs.jobs import find_job, has_lost_collection
 from vectormill.db.kinds.kinds import choose_kind
 from vectormill.db.rows.generation_tables import table_name
 from vectormill.domain.collection import PRUNED
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.errors import CollectionNotFound, GenerationNotFound, JobNotFound
+from vectormill.domain.errors import CollectionNotFound, GenerationNotFound, InvalidOption, JobNotFound
 from vectormill.domain.jobs.item import Item, Items
 from vectormill.domain.jobs.job import Job
 from vectormill.vectors.records import Records, list_records, read_records
@@ -39,6 +39,11 @@ class VectorBlock:
         """The position behind the last item."""
         return self.first_item + len(self.keys)
 
+    def behind(self, position: int) -> "VectorBlock":
+        """The items from that position on, of those of the block."""
+        cut = max(0, position - self.first_item)
+        return VectorBlock(self.first_item + cut, self.keys[cut:], self.vectors[cut:], self.present[cut:])
+
 
 @dataclass(frozen=True, slots=True)
 class RecordBlock:
@@ -53,6 +58,21 @@ class RecordBlock:
         """The position behind the last item."""
         return self.first_item + len(self.keys)
 
+    def behind(self, position: int) -> "RecordBlock":
+        """The items from that position on, of those of the block."""
+        cut = max(0, position - self.first_item)
+        return RecordBlock(self.first_item + cut, self.keys[cut:], self.records[cut:])
+
+
+# Of payloads alone, in the order of the index on (job_id, first_item): looked through for a key.
+LIST_PAYLOADS = """
+    SELECT chunks.first_item, payload.items
+      FROM vectormill.chunks
+      JOIN vectormill.chunk_payloads AS payload ON payload.chunk_id = chunks.id
+     WHERE chunks.job_id = %(job_id)s AND chunks.first_item >= %(start)s AND chunks.state <> 'split'
+     ORDER BY chunks.first_item
+     LIMIT %(limit)s
+"""
 
 LIST_CHUNKS = """
     SELECT chunks.first_item, payload.items, own.vectors
@@ -70,16 +90,19 @@ MakeBlock = Callable[[Connection, int, Items, bytes | None], B]
 
 # Two pages are in memory, the one given out and the next: 4 chunks of 512 items and 1024 components are 8 MiB.
 _CHUNKS_PER_PAGE = 2
+_SEARCHED_CHUNKS = 8
 
 
-def read_vectors(engine: Engine, job_id: UUID) -> Iterator[VectorBlock]:
-    """Blocks of all items of a job, in the order of submission; memory does not grow with the job.
+def read_vectors(engine: Engine, job_id: UUID, after: str | None = None) -> Iterator[VectorBlock]:
+    """Blocks of all items of a job, in the order of submission, or of those behind the item with the key `after`.
 
-    In a collection another job may have given a key another text since; its vector is not this job's, and `present` is
-    False for it, as for an item that failed. Raises CollectionNotFound when the collection is gone, and
-    GenerationNotFound when another generation has replaced the one that the job wrote and its tables are gone. Raises
-    JobNotFound, before the first block or, when the job is removed meanwhile, at the first item that is no longer
-    there: what came until then is not whole.
+    Memory does not grow with the job. In a collection another job may have given a key another text since; its vector
+    is not this job's, and `present` is False for it, as for an item that failed.
+
+    Raises CollectionNotFound when the collection is gone, and GenerationNotFound when another generation has replaced
+    the one that the job wrote and its tables are gone. Raises JobNotFound, before the first block or, when the job is
+    removed meanwhile, at the first item that is no longer there: what came until then is not whole. Raises
+    InvalidOption when no item has the key `after`.
     """
     job, generation_id = _find_written(engine, job_id)
 
@@ -90,10 +113,10 @@ def read_vectors(engine: Engine, job_id: UUID) -> Iterator[VectorBlock]:
             rows, present = _read_collection(connection, generation_id, items, job.spec)
         return VectorBlock(first_item, list(items.keys), rows, present)
 
-    return _read_blocks(engine, job, make_block)
+    return _read_behind(engine, job, make_block, after)
 
 
-def read_job_records(engine: Engine, job_id: UUID) -> Iterator[RecordBlock]:
+def read_job_records(engine: Engine, job_id: UUID, after: str | None = None) -> Iterator[RecordBlock]:
     """As read_vectors, of a job whose results are records; raises what that does."""
     job, generation_id = _find_written(engine, job_id)
 
@@ -104,7 +127,37 @@ def read_job_records(engine: Engine, job_id: UUID) -> Iterator[RecordBlock]:
         records = [None if output is None else list_records(output) for output in outputs]
         return RecordBlock(first_item, list(items.keys), records)
 
-    return _read_blocks(engine, job, make_block)
+    return _read_behind(engine, job, make_block, after)
+
+
+def _read_behind(engine: Engine, job: Job, make_block: MakeBlock[B], after: str | None) -> Iterator[B]:
+    if after is None:
+        yield from _read_blocks(engine, job, make_block, 0)
+        return
+    chunk_start, position = find_item(engine, job, after)
+    for block in _read_blocks(engine, job, make_block, chunk_start):
+        if block.end > position + 1:
+            yield block.behind(position + 1)
+
+
+def find_item(engine: Engine, job: Job, key: str) -> tuple[int, int]:
+    """Where the chunk of the item with this key begins, and the item's own position. Raises InvalidOption.
+
+    Keys lie compressed with their texts: all chunks before it are looked through, a few at a time.
+    """
+    start = 0
+    while start < job.num_items:
+        with engine.connect() as connection:
+            values = {"job_id": job.id, "start": start, "limit": _SEARCHED_CHUNKS}
+            rows = _fetch_binary(connection, LIST_PAYLOADS, values)
+        for first_item, payload in rows:
+            keys = read_keys(payload)
+            if key in keys:
+                return first_item, first_item + keys.index(key)
+            start = first_item + len(keys)
+        if not rows:
+            raise JobNotFound(f"Job {job.id} was removed while its keys were read.")
+    raise InvalidOption(f"Job {job.id} has no item {key!r}: `after` is the key of the last line that came.")
 
 
 def _find_written(engine: Engine, job_id: UUID) -> tuple[Job, int | None]:
@@ -127,10 +180,10 @@ def _find_written(engine: Engine, job_id: UUID) -> tuple[Job, int | None]:
     return job, generation_id
 
 
-def _read_blocks(engine: Engine, job: Job, make_block: MakeBlock[B]) -> Iterator[B]:
+def _read_blocks(engine: Engine, job: Job, make_block: MakeBlock[B], start: int) -> Iterator[B]:
     # One page ahead, on a thread of its own: Postgres and the socket work while the caller formats.
     with ThreadPoolExecutor(1, thread_name_prefix="export") as reader:
-        upcoming, position = reader.submit(_read_page, engine, job, make_block, 0), 0
+        upcoming, position = reader.submit(_read_page, engine, job, make_block, start), start
         while position < job.num_items:
             page = upcoming.result()
             position = page[-1].end

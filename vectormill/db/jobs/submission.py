@@ -36,6 +36,7 @@ from vectormill.domain.jobs.item import Item, Items
 from vectormill.domain.jobs.job import UPLOADING, Job, NewJob
 from vectormill.key_ledger import KeyLedger
 from vectormill.settings import Settings
+from vectormill.tracing import current_traceparent
 
 # Of the largest chunks in a transaction of a large upload: 8 × 1 MiB of text at the most wait in memory.
 _CHUNKS_PER_PART = 8
@@ -46,10 +47,12 @@ _YIELD_SECONDS = 60.0
 
 # With a seq of its own, or one that was drawn before.
 INSERT_JOB = text("""
-    INSERT INTO vectormill.jobs (id, seq, state, model, spec, priority, metadata, idempotency_key, forget_at)
+    INSERT INTO vectormill.jobs
+        (id, seq, state, model, spec, priority, metadata, idempotency_key, traceparent, forget_at)
     OVERRIDING SYSTEM VALUE
     VALUES (:id, coalesce(CAST(:seq AS bigint), nextval(pg_get_serial_sequence('vectormill.jobs', 'seq'))),
             'uploading', :model, CAST(:spec AS jsonb), :priority, CAST(:metadata AS jsonb), :idempotency_key,
+            :traceparent,
             CASE WHEN CAST(:lifetime_seconds AS double precision) = 'infinity' THEN CAST('infinity' AS timestamptz)
                  ELSE now() + make_interval(secs => nullif(CAST(:lifetime_seconds AS double precision), 'infinity'))
             END)
@@ -241,6 +244,7 @@ class JobWriter:
             "metadata": to_jsonb(job.metadata or {}),
             "idempotency_key": job.idempotency_key,
             "lifetime_seconds": job.lifetime_seconds,
+            "traceparent": current_traceparent(),
         }
         if connection.execute(INSERT_JOB, values).one_or_none() is None:
             raise SubmissionInProgress  # another request with the same key was faster

@@ -3,7 +3,7 @@
 States are TEXT with a CHECK, never ENUM: adding one must not need a lock.
 """
 
-from vectormill.db.tables import collections, jobs, processes, runs
+from vectormill.db.tables import collections, jobs, processes, requests, runs, webhooks
 from vectormill.db.tables.schema import SCHEMA, metadata
 
-__all__ = ["SCHEMA", "collections", "jobs", "metadata", "processes", "runs"]
+__all__ = ["SCHEMA", "collections", "jobs", "metadata", "processes", "requests", "runs", "webhooks"]

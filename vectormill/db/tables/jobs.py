@@ -74,6 +74,8 @@ jobs = Table(
     moment("forget_at"),
     # The job whose items this one encodes for a generation that is being built beside the live one.
     Column("twin_of", Uuid),
+    # Of the request that submitted it (W3C Trace Context); NULL where no traces are recorded.
+    Column("traceparent", Text),
     # The dispatcher and the reaper look at jobs in progress many times a second; nearly all jobs are ended ones.
     Index(
         "ix_jobs_in_progress",
@@ -140,6 +142,8 @@ chunk_vectors = Table(
     Column("chunk_id", ForeignKey(chunks.c.id, ondelete="CASCADE"), primary_key=True),
     # Rows [num_items, width] of the job's vector type: see pack_block in vector_types.py.
     Column("vectors", LargeBinary, nullable=False),
+    # int32 [num_items]: the tokens of each; NULL of a former release.
+    Column("item_tokens", LargeBinary),
 )
 
 chunk_truncations = Table(

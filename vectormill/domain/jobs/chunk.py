@@ -49,6 +49,7 @@ class Claim:
     keep_text: bool = False
     generation_fingerprint: str | None = None
     num_tokens: int = 0
+    traceparent: str | None = None  # of the request that submitted the job
 
     def check_space(self) -> None:
         """Raises SpecMismatch when the generation holds vectors of another space than the job's."""
@@ -73,7 +74,8 @@ class ChunkOutcome:
     `failures` maps the position of an item in the chunk to the reason it has no vector. `num_computed_tokens` counts
     the padding too. `truncated` are the positions of items that were cut; `num_passages` counts the passages of those
     that were not. `num_reused` counts the texts, or passages of them, whose vector was taken over from an equal one.
-    `stage_seconds` is busy time by stage name.
+    `stage_seconds` is busy time by stage name. `item_tokens` are the tokens of each item that was encoded, in order, or
+    empty where nobody counted them.
     """
 
     failures: Mapping[int, ItemFailure]
@@ -83,6 +85,7 @@ class ChunkOutcome:
     num_passages: int = 0
     num_reused: int = 0
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
+    item_tokens: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)

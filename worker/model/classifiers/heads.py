@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from torch import nn
-from transformers.activations import get_activation
 
 from vectormill.domain.errors import ModelError
 from vectormill.models.model_card import ModelCard
 from worker.model.classifiers.published import outline_classifier, read_tensors
+from worker.model.runtime import transformers
 
 
 def _with_bert_pooler(model: Any) -> nn.Module:
@@ -26,7 +26,7 @@ def _with_albert_pooler(model: Any) -> nn.Module:
 
 
 def _with_context_pooler(model: Any) -> nn.Module:
-    act = get_activation(model.config.pooler_hidden_act)
+    act = transformers.activations.get_activation(model.config.pooler_hidden_act)
     return nn.Sequential(model.pooler.dense, act, model.classifier)
 
 
@@ -35,7 +35,9 @@ def _with_tanh(model: Any) -> nn.Module:
 
 
 def _with_gelu(model: Any) -> nn.Module:
-    return nn.Sequential(model.classifier.dense, get_activation("gelu"), model.classifier.out_proj)
+    return nn.Sequential(
+        model.classifier.dense, transformers.activations.get_activation("gelu"), model.classifier.out_proj
+    )
 
 
 def _with_relu(model: Any) -> nn.Module:

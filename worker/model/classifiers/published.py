@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForSequenceClassification, BertConfig
 
 from vectormill.domain.errors import ModelError
 from vectormill.models.classifiers import STRUCTBERT
 from vectormill.models.model_card import ModelCard, find_weights
 from vectormill.models.weight_headers import read_header
+from worker.model.runtime import transformers
 from worker.model.weights.stored import open_weights
 
 # Of StructBERT: how its names begin, and what a BERT calls the same.
@@ -34,9 +34,13 @@ def is_published(card: ModelCard) -> bool:
 def load_config(card: ModelCard, **more: Any) -> Any:
     """The transformers configuration. Raises what transformers does."""
     if not is_published(card):
-        return AutoConfig.from_pretrained(card.path, local_files_only=True, trust_remote_code=False, **more)
+        return transformers.AutoConfig.from_pretrained(
+            card.path, local_files_only=True, trust_remote_code=False, **more
+        )
     values = json.loads((card.path / "config.json").read_text(encoding="utf-8"))
-    return BertConfig(**{key: value for key, value in values.items() if key not in _STRUCTBERT_ONLY}, **more)
+    return transformers.BertConfig(
+        **{key: value for key, value in values.items() if key not in _STRUCTBERT_ONLY}, **more
+    )
 
 
 def list_published_names(card: ModelCard) -> Callable[[str], str]:
@@ -49,7 +53,9 @@ def list_published_names(card: ModelCard) -> Callable[[str], str]:
 def outline_classifier(card: ModelCard) -> Any:
     """The whole model of transformers with its head, without weights."""
     with torch.device("meta"):
-        return AutoModelForSequenceClassification.from_config(load_config(card, num_labels=card.dimension))
+        return transformers.AutoModelForSequenceClassification.from_config(
+            load_config(card, num_labels=card.dimension)
+        )
 
 
 def load_published(card: ModelCard, dtype: torch.dtype) -> nn.Module:

@@ -13,11 +13,11 @@ from typing import Any, Final
 import torch
 import torch._dynamo
 import torch._inductor.config
-from torch import nn
 from torch.compiler import set_stance
 
-from worker.model.packed_attention import OPAQUE
-from worker.model.packed_network import PackedNetwork
+from worker.model.packed.attention import OPAQUE
+from worker.model.packed.network import PackedNetwork
+from worker.model.switched.layers import find_layers
 
 # Of layers that differ: ModernBERT has three kinds. More are computed without.
 MOST_GRAPHS: Final = 16
@@ -57,24 +57,9 @@ def forget_graphs(network: PackedNetwork, attention: str) -> None:
     network.transformer.set_attn_implementation(attention)
 
 
-def find_layers(transformer: nn.Module) -> list[nn.Module]:
-    """The list that holds most of the model's weights; of lists in lists the outer one.
-
-    Raises ValueError where there is none.
-    """
-    lists = [module for module in transformer.modules() if isinstance(module, nn.ModuleList) and len(module)]
-    if not lists:
-        raise ValueError("its layers are in no list")
-    return list(max(lists, key=_count_weights))
-
-
 def count_graphs() -> int:
     """How many this process has made since it began, or since the counters were cleared."""
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
-
-
-def _count_weights(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def _choose_by_size(compiled: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from worker.model.packed_network import PackedNetwork
+from worker.model.packed.network import PackedNetwork
 from worker.model.weights.quantization import RoundedLinear
 
 # As transformers names them; the order is that in which a layer asks.

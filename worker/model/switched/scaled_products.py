@@ -14,8 +14,8 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from worker.model.packed_network import PackedNetwork
-from worker.model.switched.compilation import find_layers
+from worker.model.packed.network import PackedNetwork
+from worker.model.switched.layers import find_layers
 
 LARGEST: Final = torch.finfo(torch.float8_e4m3fn).max
 SMALLEST_SCALE: Final = 1e-12  # a row of zeros has any scale but zero

@@ -13,9 +13,8 @@ from torch.nn.functional import cosine_similarity
 from vectormill.domain.errors import ModelError
 from worker.encoder.switches import SwitchChoice
 from worker.model.cuda_pass import is_device_lost
-from worker.model.packed_attention import DIRECT
-from worker.model.packed_network import SMALLEST_COSINE_16_BIT, SMALLEST_COSINES, PackedNetwork, first_line
-from worker.model.switched.compilation import compile_layers, forget_graphs
+from worker.model.packed.attention import DIRECT
+from worker.model.packed.network import SMALLEST_COSINE_16_BIT, SMALLEST_COSINES, PackedNetwork, first_line
 from worker.model.switched.fused_projections import fuse_projections, split_projections
 from worker.model.switched.scaled_products import scale_layers
 
@@ -66,6 +65,11 @@ def fuse(network: PackedNetwork, _: ComputeProbes) -> Undo:
 
 
 def compile_graphs(network: PackedNetwork, compute_probes: ComputeProbes) -> Undo:
+    from worker.model.switched.compilation import (  # only now: it brings the compiler
+        compile_layers,
+        forget_graphs,
+    )
+
     before = network.attention
     try:
         compile_layers(network, compute_probes)

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
-from transformers import AutoModel
 
 from vectormill.domain.errors import ModelError
 from vectormill.models.model_card import ModelCard
 from worker.encoder.encoder import OnRead
 from worker.model.classifiers.heads import outline_head
 from worker.model.classifiers.published import load_config
+from worker.model.runtime import transformers
 from worker.model.weights.quantization import Rounded
 from worker.parallel.filling.weight_files import WeightFiles
 from worker.parallel.layouts import Layout
@@ -37,7 +37,7 @@ def build_skeleton(card: ModelCard, dtype: torch.dtype) -> nn.Module:
                 False  # keys and values of earlier tokens, which only text generation reads again
             )
         with _parameters_on_meta():
-            model: nn.Module = AutoModel.from_config(config, dtype=dtype)
+            model: nn.Module = transformers.AutoModel.from_config(config, dtype=dtype)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise ModelError(f"The model {card.name!r} cannot be built from {card.path}: {error}") from error
     if getattr(model, "pooler", None) is not None:

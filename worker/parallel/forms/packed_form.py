@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from worker.batching.batch import TOKEN_INPUTS, Batch
 from worker.model.architectures import AttentionShape
-from worker.model.packing import pack_batch
+from worker.model.packed.packing import pack_batch
 from worker.model.pooling import pool_packed_states
 from worker.parallel.forms.form import Form, Part, Tensors
 

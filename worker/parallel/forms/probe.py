@@ -13,12 +13,12 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
-from transformers import AttentionInterface
 
 from vectormill.domain.errors import ModelError
 from worker.batching.batch import Batch
-from worker.model.packed_attention import Kernel, make_attention
-from worker.model.packed_network import SMALLEST_COSINE_16_BIT, SMALLEST_COSINES
+from worker.model.packed.attention import Kernel, make_attention
+from worker.model.packed.network import SMALLEST_COSINE_16_BIT, SMALLEST_COSINES
+from worker.model.runtime import transformers
 from worker.parallel.forms.form import Form
 
 PROBED: Final = "vectormill_probed"
@@ -60,7 +60,7 @@ def find_flaw(
     Raises ModelError when the pass ended in its middle, by anything but the kernel: the other ranks wait then.
     """
     lasting = LastingKernel(kernel)
-    AttentionInterface.register(PROBED, make_attention(lasting))
+    transformers.AttentionInterface.register(PROBED, make_attention(lasting))
     try:
         expected = [compute(padded, probe) for probe in probes]
         with attending(transformer, PROBED):

@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Final
 
+from vectormill.workers.plan_picture import format_gib
 from worker.devices.links import MEMORY, NVLINK, PCIE, SOCKETS, Links
 from worker.placement.drafts import AUTO, Draft, draft_plans, draft_replicas
 from worker.placement.placement import Rejection, Replica
-from worker.placement.replicas import ReplicaBuilder, TooTight, format_gib
+from worker.placement.replicas import ReplicaBuilder, TooTight
 from worker.placement.sizes.longest import SHORTEST_USEFUL_TOKENS, find_longest_text
 from worker.placement.sizes.room import GIB, Room, memory_for
 from worker.placement.strategies import FULLY_SHARDED, PIPELINE, REPLICATE, STRATEGIES

@@ -1,7 +1,7 @@
 """Indexes over HTTP, by the client and on the command line, with an indexer behind the API."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -61,7 +61,7 @@ def test_a_wish_is_kept_and_answered_by_the_run_that_fulfils_it(
     api: httpx.Client, engine: Engine, database_url: str
 ) -> None:
     with Client(str(api.base_url)) as client, indexing(database_url):
-        seen: list[dict[str, Any]] = []
+        seen: list[Mapping[str, Any]] = []
         run = client.set_index("docs", m=8, filters=["lang", "lang", "a.b"])
         assert (run["kind"], run["state"]) == ("index", "queued")
         run = client.wait_run(run["id"], seen.append, poll_seconds=0.1, timeout_seconds=120)

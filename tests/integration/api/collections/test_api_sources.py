@@ -52,10 +52,12 @@ def count(engine: Engine, table: str) -> int:
 
 def test_a_source_is_looked_at_kept_shown_and_deleted(client: Client, engine: Engine) -> None:
     saved = client.set_source("docs", "sql", QUERY, split={"by": "paragraphs"})
-    assert saved["check"]["num_sampled"] == 5
-    assert saved["check"]["is_whole"]
-    assert [row["key"] for row in saved["check"]["rows"]] == ["1#0", "2#0", "3#0"]
-    assert saved["check"]["rows"][0]["metadata"]["_passage"] == {
+    check = saved["check"]
+    assert check is not None
+    assert check["num_sampled"] == 5
+    assert check["is_whole"]
+    assert [row["key"] for row in check["rows"]] == ["1#0", "2#0", "3#0"]
+    assert (check["rows"][0]["metadata"] or {})["_passage"] == {
         "document": "1",
         "end": 6,
         "index": 0,
@@ -64,7 +66,7 @@ def test_a_source_is_looked_at_kept_shown_and_deleted(client: Client, engine: En
     shown = client.source("docs")
     assert (shown["kind"], shown["options"], shown["split"]) == ("sql", QUERY, {"by": "paragraphs"})
     assert shown["check"] is None
-    assert client.check_source("docs") == saved["check"]
+    assert client.check_source("docs") == check
     assert client.set_source("docs", "push")["created_at"] == shown["created_at"]
     client.delete_source("docs")
     with pytest.raises(ApiError, match="has no source"):

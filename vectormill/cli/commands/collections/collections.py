@@ -70,7 +70,7 @@ def create(
     from vectormill.cli.endpoint import connected
     from vectormill.cli.views.collection_page import describe_results
     from vectormill.cli.views.listing import print_json
-    from vectormill.client.transport import given
+    from vectormill.client.requests import given
 
     with connected(api_url, data_dir) as client:
         made = client.create_collection(
@@ -246,8 +246,8 @@ def check(
     from vectormill.cli.endpoint import connected
     from vectormill.cli.exits import ITEMS_FAILED, JOB_NOT_COMPLETED
     from vectormill.cli.views.listing import print_json
-    from vectormill.cli.views.progress import Progress
     from vectormill.cli.views.run_progress import look_at_run
+    from vectormill.client.views.progress import Progress
     from vectormill.domain.run import COMPLETED
 
     with connected(api_url, data_dir) as client:

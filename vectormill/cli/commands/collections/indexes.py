@@ -1,5 +1,6 @@
 """The indexes of a collection: look at them, and say what there shall be. A command of `collections`."""
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import typer
@@ -62,7 +63,7 @@ def index(
     from vectormill.cli.exits import exit_code_of_job
     from vectormill.cli.views.index_progress import describe_outcome, look_at_indexing
     from vectormill.cli.views.listing import print_json
-    from vectormill.cli.views.progress import Progress
+    from vectormill.client.views.progress import Progress
 
     wishes = (policy, m, ef_construction, workers, memory_mib, on)
     with connected(api_url, data_dir) as client:
@@ -93,7 +94,7 @@ def index(
         raise typer.Exit(exit_code_of_job(run["state"]))
 
 
-def show(found: dict[str, object], is_json: bool) -> None:
+def show(found: Mapping[str, object], is_json: bool) -> None:
     from vectormill.cli.views.listing import print_json, print_table
 
     if is_json:

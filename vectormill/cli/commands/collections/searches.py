@@ -1,10 +1,12 @@
 """Search what a collection holds."""
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import typer
 
 from vectormill.cli.arguments.options import ApiUrl, DataDir, Json
+from vectormill.domain.search import MAX_LIMIT, MAX_OFFSET
 
 app = typer.Typer()
 
@@ -25,11 +27,11 @@ def search(
         str | None, typer.Argument(metavar="TEXT", help="What to look for; not with --like.")
     ] = None,
     limit: Annotated[
-        int, typer.Option("--limit", metavar="N", min=1, max=1000, help="So many of the nearest.")
+        int, typer.Option("--limit", metavar="N", min=1, max=MAX_LIMIT, help="So many of the nearest.")
     ] = 10,
     offset: Annotated[
         int | None,
-        typer.Option("--offset", metavar="N", min=0, max=1000, help="Pass over so many of the best."),
+        typer.Option("--offset", metavar="N", min=0, max=MAX_OFFSET, help="Pass over so many of the best."),
     ] = None,
     filters: Annotated[
         list[str] | None,
@@ -73,10 +75,10 @@ def search(
     json: Json = False,
 ) -> None:
     """Find a collection's items that answer a text best: by meaning, by words, or by both."""
-    from vectormill.cli.arguments.filters import read_filters
     from vectormill.cli.endpoint import connected
     from vectormill.cli.views.listing import print_json
     from vectormill.domain.errors import InvalidOption
+    from vectormill.typed_filters import read_filters
 
     if hybrid and mode not in (None, "hybrid"):
         raise InvalidOption(f"--hybrid is --mode hybrid, and --mode {mode} is given too; leave one out.")
@@ -116,7 +118,7 @@ def search(
     print_matches(matches, include or ())
 
 
-def print_matches(matches: list[dict[str, Any]], include: Any) -> None:
+def print_matches(matches: Sequence[Mapping[str, Any]], include: Any) -> None:
     from vectormill.cli.views.listing import print_table
 
     columns = ["score", "key", "metadata"]

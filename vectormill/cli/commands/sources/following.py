@@ -1,5 +1,6 @@
 """Following: a table whose changes are encoded within seconds. Commands of `vectormill sources`."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -63,7 +64,7 @@ def following(
         _print_following(client.following(collection), json)
 
 
-def _print_following(body: dict[str, Any], is_json: bool) -> None:
+def _print_following(body: Mapping[str, Any], is_json: bool) -> None:
     from vectormill.cli.views.listing import print_json
 
     if is_json:

@@ -1,6 +1,7 @@
 """Runs: re-index a collection, and look at, cancel or confirm what is under way. Each command speaks to one API."""
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -71,8 +72,8 @@ def reindex(
     searched until the new one is whole.
     """
     from vectormill.cli.endpoint import connected
-    from vectormill.cli.views.progress import Progress
     from vectormill.cli.views.run_progress import look_at_run
+    from vectormill.client.views.progress import Progress
 
     with connected(api_url, data_dir) as client:
         run = client.reindex(
@@ -110,7 +111,7 @@ def list_all(
         found = list(itertools.islice(client.runs(collection), limit))
     columns = ("id", "collection", "kind", "state", "phase", "rows", "created")
 
-    def describe(run: dict[str, Any]) -> tuple[Any, ...]:
+    def describe(run: Mapping[str, Any]) -> tuple[Any, ...]:
         return (
             run["id"],
             run["collection"],
@@ -134,8 +135,8 @@ def show(
 ) -> None:
     """Show how a run stands: its phase, its counts, and what each phase found."""
     from vectormill.cli.endpoint import connected
-    from vectormill.cli.views.progress import Progress
     from vectormill.cli.views.run_progress import look_at_run
+    from vectormill.client.views.progress import Progress
 
     with connected(api_url, data_dir) as client:
         if watch:
@@ -166,7 +167,7 @@ def confirm(run_id: RunId, api_url: ApiUrl = None, data_dir: DataDir = None, jso
         _print_run(client.confirm_run(run_id), json)
 
 
-def _print_run(run: dict[str, Any], is_json: bool) -> None:
+def _print_run(run: Mapping[str, Any], is_json: bool) -> None:
     from vectormill.cli.views.listing import print_json, print_table
     from vectormill.cli.views.run_progress import describe_findings, describe_report
 

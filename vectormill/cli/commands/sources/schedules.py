@@ -1,6 +1,7 @@
 """Schedules: when collections are re-indexed. Each command speaks to one API."""
 
 import itertools
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import typer
@@ -209,7 +210,7 @@ def history(
         found = list(itertools.islice(client.schedule_runs(name), limit))
     columns = ("run", "due", "state", "finished", "rows", "error")
 
-    def describe(run: dict[str, Any]) -> tuple[Any, ...]:
+    def describe(run: Mapping[str, Any]) -> tuple[Any, ...]:
         return (
             run["id"],
             (run["due_at"] or "by hand")[:16],
@@ -222,7 +223,7 @@ def history(
     print_listing(found, columns, describe, is_json=json)
 
 
-def _print_schedule(schedule: dict[str, Any], is_json: bool) -> None:
+def _print_schedule(schedule: Mapping[str, Any], is_json: bool) -> None:
     from vectormill.cli.views.listing import print_json, print_table
     from vectormill.cli.views.schedule_lines import describe_schedule
 

@@ -1,5 +1,6 @@
 """Sources: where the texts of collections come from, and pushes to them. Each command speaks to one API."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -204,7 +205,7 @@ def push(
     typer.echo(pushed["run"])
 
 
-def _print_source(source: dict[str, Any], is_json: bool) -> None:
+def _print_source(source: Mapping[str, Any], is_json: bool) -> None:
     from vectormill.cli.views.listing import print_json, print_table
 
     if is_json:
@@ -221,7 +222,7 @@ def _describe(value: Any) -> Any:
     return ", ".join(map(str, value)) if isinstance(value, list) else value
 
 
-def _print_check(found: dict[str, Any]) -> None:
+def _print_check(found: Mapping[str, Any]) -> None:
     from vectormill.cli.views.listing import print_table
 
     has_pairs = any(row["text_pair"] is not None for row in found["rows"])

@@ -1,0 +1,1 @@
+"""Bodies of files and batches, in OpenAI's shape."""

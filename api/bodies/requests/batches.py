@@ -1,0 +1,179 @@
+"""Batches as OpenAI's interface takes and answers them."""
+
+from datetime import datetime
+from typing import Annotated, Any, Final, Literal, Self
+from uuid import UUID
+
+import msgspec
+from msgspec import Meta
+from pydantic import BaseModel, ConfigDict, Field
+
+from vectormill.domain.requests.request_batch import BATCH_STATES, ENDPOINTS, WINDOW, RequestBatch
+from vectormill.domain.requests.request_file import name_file
+
+MOST_PAIRS: Final = 16
+LARGEST_PAGE: Final = 100
+MOST_LIFETIME_SECONDS: Final = 10 * 365 * 86400
+
+MetadataKey = Annotated[str, Meta(max_length=64)]
+MetadataValue = Annotated[str, Meta(max_length=512)]
+
+
+class ExpiresAfter(msgspec.Struct, forbid_unknown_fields=True):
+    """How long files are kept."""
+
+    seconds: Annotated[int, Meta(ge=1, le=MOST_LIFETIME_SECONDS)]
+    anchor: Literal["created_at"] = "created_at"
+
+
+class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """The JSON body of POST /v1/batches."""
+
+    input_file_id: Annotated[
+        str, Meta(description="Of POST /v1/files.", examples=["file-0123456789abcdef0123456789abcdef"])
+    ]
+    endpoint: Literal["/v1/embeddings", "/v1/rerank"]
+    completion_window: Annotated[
+        str,
+        Meta(
+            pattern=f"^{WINDOW.pattern}$",
+            description="After that the batch expires, with the answers that are there: minutes, hours or days.",
+            examples=["24h"],
+        ),
+    ]
+    metadata: (
+        Annotated[
+            dict[MetadataKey, MetadataValue],
+            Meta(max_length=MOST_PAIRS, description=f"Yours; {MOST_PAIRS} pairs at the most."),
+        ]
+        | None
+    ) = None
+    output_expires_after: ExpiresAfter | None = None
+
+
+BATCH_DECODER: Final = msgspec.json.Decoder(BatchRequest)
+BATCH_DOCS: Final[dict[str, Any]] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {"$ref": "#/components/schemas/BatchRequest"},
+                "example": {
+                    "input_file_id": "file-0123456789abcdef0123456789abcdef",
+                    "endpoint": "/v1/embeddings",
+                    "completion_window": "24h",
+                },
+            }
+        },
+    }
+}
+
+
+class CountsBody(BaseModel):
+    total: int = Field(description="Lines; 0 while they are being read.")
+    completed: int
+    failed: int
+
+
+class FaultBody(BaseModel):
+    code: str
+    message: str
+    line: int | None
+    param: str | None
+
+
+class FaultList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[FaultBody]
+
+
+class UsageBody(BaseModel):
+    input_tokens: int
+    output_tokens: int = 0
+    total_tokens: int
+    input_tokens_details: dict[str, int] = Field(default_factory=lambda: {"cached_tokens": 0})
+    output_tokens_details: dict[str, int] = Field(default_factory=lambda: {"reasoning_tokens": 0})
+
+
+class BatchBody(BaseModel):
+    """A batch, in the same shape wherever it is answered."""
+
+    id: str = Field(examples=["batch_0123456789abcdef0123456789abcdef"])
+    object: Literal["batch"] = "batch"
+    endpoint: str = Field(json_schema_extra={"enum": list(ENDPOINTS)})
+    model: str | None
+    errors: FaultList | None = Field(description="Why a batch failed; single lines are in its error file.")
+    input_file_id: str
+    completion_window: str
+    status: str = Field(json_schema_extra={"enum": list(BATCH_STATES)})
+    output_file_id: str | None
+    error_file_id: str | None
+    created_at: int = Field(description="In seconds since 1970, as all times here.")
+    in_progress_at: int | None
+    expires_at: int
+    finalizing_at: int | None
+    completed_at: int | None
+    failed_at: int | None
+    expired_at: int | None
+    cancelling_at: int | None
+    cancelled_at: int | None
+    request_counts: CountsBody
+    usage: UsageBody
+    metadata: dict[str, str] | None
+    job_id: UUID | None = Field(description="Its job, which `/v1/jobs` shows.")
+    job_state: str | None
+
+    @classmethod
+    def from_batch(cls, batch: RequestBatch) -> Self:
+        num_completed, num_failed = batch.count_lines()
+        num_tokens = batch.num_tokens if batch.is_ended else batch.job_tokens or 0
+        faults = [FaultBody(**fault) for fault in batch.errors]
+        return cls(
+            id=batch.name,
+            endpoint=batch.endpoint,
+            model=batch.model,
+            errors=FaultList(data=faults) if faults else None,
+            input_file_id=name_file(batch.input_file_id),
+            completion_window=batch.completion_window,
+            status=batch.state,
+            output_file_id=None if batch.output_file_id is None else name_file(batch.output_file_id),
+            error_file_id=None if batch.error_file_id is None else name_file(batch.error_file_id),
+            **{name: _to_seconds(getattr(batch, name)) for name in MOMENTS},
+            request_counts=CountsBody(total=batch.num_lines, completed=num_completed, failed=num_failed),
+            usage=UsageBody(input_tokens=num_tokens, total_tokens=num_tokens),
+            metadata=batch.metadata,
+            job_id=batch.job_id if batch.job_state is not None else None,
+            job_state=batch.job_state,
+        )
+
+
+MOMENTS: Final = (
+    "created_at",
+    "in_progress_at",
+    "expires_at",
+    "finalizing_at",
+    "completed_at",
+    "failed_at",
+    "expired_at",
+    "cancelling_at",
+    "cancelled_at",
+)
+
+
+def _to_seconds(moment: datetime | None) -> Any:
+    return None if moment is None else int(moment.timestamp())
+
+
+class BatchPage(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[BatchBody]
+    first_id: str | None
+    last_id: str | None = Field(description="Hand it back as `after` while `has_more` is true.")
+    has_more: bool
+
+
+class BatchFilter(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    limit: int = Field(default=20, ge=1, le=LARGEST_PAGE)
+    after: str | None = Field(default=None, description="The id of the last batch of the page before.")

@@ -1,0 +1,1 @@
+"""The console: pages of this API for people, rendered here. Knows no Redis and no worker but by what Postgres tells."""

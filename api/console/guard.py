@@ -1,0 +1,212 @@
+"""ConsoleGuard: lets visitors of the console in, and has every answer of it keep to what a browser may do with it.
+
+A session opens pages and their forms, and never the HTTP interface: a browser sends its cookie with whatever request
+another site's page makes it send, so what a cookie opens needs a token as well, and a bearer key needs none.
+"""
+
+import json
+import logging
+import time
+from http.cookies import CookieError, SimpleCookie
+from typing import Final
+from urllib.parse import quote
+
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.console.assets import PREFIX as STATIC_PREFIX
+from api.console.console import Console
+from api.console.sessions import SESSION_COOKIE, VISIT_COOKIE, make_csrf_token, make_visit, open_session
+from api.console.visitor import Visitor
+from api.door.key_guard import NO_KEY_EXISTS, scope_missing
+from api.door.keyring import Keyring
+from api.door.scopes import LOOKING
+from api.problems import MEDIA_TYPE, Problem, describe_error, is_database_away
+from vectormill.db.api_keys import KeptKey
+from vectormill.domain.api_key import ADMIN, READ, WRITE, includes
+from vectormill.domain.errors import DatabaseUnavailable
+
+ROOT: Final = "/console"
+HOME: Final = "/console/jobs"
+LOGIN: Final = "/console/login"
+LOGOUT: Final = "/console/logout"
+REFERENCE: Final = "/console/docs"
+CSRF_HEADER: Final = "x-csrf-token"
+
+# Nothing but ours is loaded, run or sent to. Pictures in the text of a style sheet are Pico's and Swagger's.
+POLICY: Final = (
+    "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; form-action 'self'; "
+    "frame-ancestors 'none'"
+)
+HEADERS: Final = {
+    "Content-Security-Policy": POLICY,
+    "X-Frame-Options": "DENY",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+
+FORGED = Problem(
+    403,
+    "csrf-token-missing",
+    "This was not pressed on a page of this console, or on one that is out of date; load the page again.",
+)
+
+logger = logging.getLogger(__name__)
+
+
+class ConsoleGuard:
+    """ASGI middleware. `is_local`: only this machine can connect, so that without any key all may come in."""
+
+    def __init__(self, app: ASGIApp, console: Console, keyring: Keyring, *, is_local: bool) -> None:
+        self._app = app
+        self._console = console
+        self._keyring = keyring
+        self._is_local = is_local
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not is_for_people(scope):
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        cookies = read_cookies(headers)
+        visit = cookies.get(VISIT_COOKIE) or make_visit()
+        scope.setdefault("state", {})["visitor"] = None
+        if VISIT_COOKIE not in cookies and not scope["path"].startswith(STATIC_PREFIX):
+            send = sending_visit(send, visit, is_secure=scope["scheme"] == "https")
+        send = self._sending_pages(scope, headers, send)
+        answer = await self._find_answer(scope, headers, cookies, visit)
+        await (answer or self._app)(scope, receive, send)
+
+    async def _find_answer(
+        self, scope: Scope, headers: Headers, cookies: dict[str, str], visit: str
+    ) -> Response | None:
+        """What is answered instead of the page; None when it is served."""
+        method, path = scope["method"], scope["path"]
+        if path in ("/", "/docs"):
+            return RedirectResponse(HOME if path == "/" else REFERENCE, 303)
+        if path.startswith(f"{STATIC_PREFIX}/") and method in LOOKING:
+            return None
+        try:
+            keys = await self._keyring.keys()
+        except SQLAlchemyError as error:
+            if not is_database_away(error):
+                raise
+            logger.warning("Postgres did not tell the keys for %s %r: %s", method, path, error)
+            return describe_error(DatabaseUnavailable()).response(path)
+        if not keys and not self._is_local:
+            return NO_KEY_EXISTS.response(path)
+        cookie = cookies.get(SESSION_COOKIE, "")
+        key = open_session(keys, cookie, time.time())
+        token = make_csrf_token(cookie if key is not None else visit)
+        if path == LOGIN:
+            # Its form has the token as a field: see routes/login.py.
+            scope["state"]["visitor"] = Visitor(None, READ, token)
+            return None
+        if keys and key is None:
+            return ask_for_login(scope, headers)
+        scope["state"]["visitor"] = Visitor(key.name if key else None, key.scope if key else ADMIN, token)
+        return self._find_refusal(scope, headers, key, token)
+
+    def _find_refusal(
+        self, scope: Scope, headers: Headers, key: KeptKey | None, token: str
+    ) -> Response | None:
+        """Of a visitor who is in. Whatever is not looking needs the token, and a key that may write."""
+        method, path = scope["method"], scope["path"]
+        if method in LOOKING:
+            return None
+        if headers.get(CSRF_HEADER) != token:
+            return FORGED.response(path)
+        needed = READ if path == LOGOUT else WRITE
+        if key is not None and not includes(key.scope, needed):
+            return scope_missing(key, needed).response(path)
+        return None
+
+    def _sending_pages(self, scope: Scope, request_headers: Headers, send: Send) -> Send:
+        """The same answers with our headers; problem details become a page, or a notice on the page that asked."""
+        start: Message = {}
+        body = bytearray()
+
+        async def send_page(message: Message) -> None:
+            nonlocal start
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(raw=message["headers"])
+                if headers.get("content-type") == MEDIA_TYPE:
+                    start = message
+                    return
+                headers.update(HEADERS)
+                headers.setdefault("Cache-Control", "no-store")
+            elif start:
+                body.extend(message.get("body", b""))
+                if message.get("more_body", False):
+                    return
+                page = self._render_problem(scope, request_headers, start["status"], bytes(body))
+                start = {}
+                await page(scope, no_message, send_page)
+                return
+            await send(message)
+
+        return send_page
+
+    def _render_problem(self, scope: Scope, headers: Headers, status: int, body: bytes) -> Response:
+        problem = json.loads(body)
+        visitor = scope["state"]["visitor"]
+        if "hx-request" in headers:
+            text = self._console.render("notice.html", visitor, problem=problem)
+            return HTMLResponse(text, status, headers={"HX-Retarget": "#notices", "HX-Reswap": "innerHTML"})
+        text = self._console.render("problem.html", visitor, scope["path"], problem=problem)
+        return HTMLResponse(text, status)
+
+
+async def no_message() -> Message:
+    return {"type": "http.disconnect"}
+
+
+def is_for_people(scope: Scope) -> bool:
+    """Whether a page is asked for. A browser that is sent to / or /docs visits the console; who brings a key, or wants
+    no page, does not.
+    """
+    path = scope["path"]
+    if path == ROOT or path.startswith(f"{ROOT}/"):
+        return True
+    headers = Headers(scope=scope)
+    is_browser = "text/html" in headers.get("accept", "") and "authorization" not in headers
+    return path in ("/", "/docs") and scope["method"] in LOOKING and is_browser
+
+
+def ask_for_login(scope: Scope, headers: Headers) -> Response:
+    """Leads to the login and from there back to the page; a part of a page leads its whole page there."""
+    if "hx-request" in headers:
+        return Response(status_code=401, headers={"HX-Redirect": LOGIN})
+    if scope["method"] not in LOOKING:
+        return RedirectResponse(LOGIN, 303)
+    query = scope.get("query_string", b"").decode("latin-1")
+    wanted = scope["path"] + (f"?{query}" if query else "")
+    return RedirectResponse(f"{LOGIN}?next={quote(wanted, safe='')}", 303)
+
+
+def sending_visit(send: Send, visit: str, *, is_secure: bool) -> Send:
+    """The same answers, which give a browser that has none the cookie from which its tokens follow."""
+
+    async def send_cookie(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            cookie = write_cookie(VISIT_COOKIE, visit, is_secure=is_secure)
+            MutableHeaders(raw=message["headers"]).append("set-cookie", cookie)
+        await send(message)
+
+    return send_cookie
+
+
+def write_cookie(name: str, value: str, *, is_secure: bool, seconds: int | None = None) -> str:
+    """No script reads it, no other site's page has it sent, and no path but the console's gets it."""
+    age = "" if seconds is None else f"; Max-Age={seconds}"
+    return f"{name}={value}; Path={ROOT}; HttpOnly; SameSite=Strict{age}{'; Secure' if is_secure else ''}"
+
+
+def read_cookies(headers: Headers) -> dict[str, str]:
+    try:
+        return {name: morsel.value for name, morsel in SimpleCookie(headers.get("cookie", "")).items()}
+    except CookieError:
+        return {}

@@ -1,0 +1,116 @@
+"""Live views: parts of pages that are read and rendered once for all who look at them, and sent when they have changed.
+
+The stream is Server-Sent Events; htmx puts each message in the place of the element that follows it.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+import anyio
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from api.dependencies import Resources
+from api.problems import is_database_away
+
+LOOK_SECONDS: Final = 1.0
+# Proxies close a connection that is silent for a minute.
+SILENCE_SECONDS: Final = 15.0
+RETRY_MILLISECONDS: Final = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A part of a page. After one that is last nothing can change, and the stream ends."""
+
+    html: str
+    is_last: bool = False
+
+
+# Reads and renders; called in a thread. What it gives must be the same for all who have the same key.
+Render = Callable[[], Rendered]
+
+
+@dataclass(slots=True)
+class View:
+    """How a view looked when it was last rendered. The lock: who comes meanwhile waits for the same reading."""
+
+    num_viewers: int = 0
+    rendered: Rendered | None = None
+    read_at: float = 0.0
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class LiveViews:
+    """The views that somebody follows now, by key. Used by the event loop alone."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._views: dict[str, View] = {}
+
+    @contextmanager
+    def join(self, key: str) -> Iterator[View]:
+        """For the time of the block one more follows the view."""
+        view = self._views.setdefault(key, View())
+        view.num_viewers += 1
+        try:
+            yield view
+        finally:
+            view.num_viewers -= 1
+            if not view.num_viewers:
+                del self._views[key]
+
+    async def look(self, view: View, render: Render) -> Rendered:
+        """The view as it was less than LOOK_SECONDS ago."""
+        async with view.lock:
+            if view.rendered is None or self._clock() - view.read_at >= LOOK_SECONDS:
+                view.rendered = await run_in_threadpool(render)
+                view.read_at = self._clock()
+            return view.rendered
+
+
+class LiveStream(StreamingResponse):
+    """One viewer, from the first byte of the answer to the last. Raises Problem when there are too many."""
+
+    def __init__(self, resources: Resources, views: LiveViews, key: str, render: Render) -> None:
+        self._resources = resources
+        self._views = views
+        self._key = key
+        self._render = render
+        super().__init__((), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._resources.gates.watchers.enter(), self._views.join(self._key) as view:
+            # What fails at once is an answer of its own, and no stream.
+            first = await self._views.look(view, self._render)
+            self.body_iterator = self._follow(view, first)
+            await super().__call__(scope, receive, send)
+
+    async def _follow(self, view: View, rendered: Rendered) -> AsyncIterator[str]:
+        yield f"retry: {RETRY_MILLISECONDS}\n\n{write_message(rendered.html)}"
+        last, spoken_at = rendered, time.monotonic()
+        while not last.is_last and not self._resources.is_stopping():
+            await anyio.sleep(LOOK_SECONDS)
+            try:
+                rendered = await self._views.look(view, self._render)
+            except Exception as error:  # a restart of Postgres ends no stream; what else fails does
+                if not is_database_away(error):
+                    raise
+            if rendered != last:
+                last, spoken_at = rendered, time.monotonic()
+                yield write_message(rendered.html)
+            elif time.monotonic() - spoken_at > SILENCE_SECONDS:
+                spoken_at = time.monotonic()
+                yield ": still here\n\n"
+        if last.is_last:
+            yield "event: end\ndata: \n\n"
+
+
+def write_message(html: str) -> str:
+    """One unnamed event. A line break in the text is one between lines of data."""
+    return "".join(f"data: {line}\n" for line in html.splitlines()) + "\n"

@@ -1,0 +1,1 @@
+"""Pictures: what a page draws of many rows, computed with NumPy. Nothing here reads or renders."""

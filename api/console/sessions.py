@@ -1,0 +1,74 @@
+"""Sessions: what a browser keeps instead of a key, and what it proves. No process keeps anything of them.
+
+The cookie holds the key, sealed under the key's own hash (docs/decisions/0032). Whoever has the cookie alone learns no
+key; whoever has read our table of hashes alone can make no cookie; and without the hash, because the key was revoked,
+the cookie is noise. No part of it can be changed: what would come out is no key.
+"""
+
+import hashlib
+import hmac
+import secrets
+import struct
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from binascii import Error as NotBase64
+from collections.abc import Sequence
+from typing import Final
+
+from vectormill.db.api_keys import KeptKey
+from vectormill.domain.api_key import hash_secret
+
+SESSION_COOKIE: Final = "vectormill_console"
+# So long after a login the key is asked for again.
+SESSION_SECONDS: Final = 12 * 3600
+NONCE_BYTES: Final = 16
+# The key's id, when the session ends (seconds since 1970), and a nonce.
+HEAD: Final = struct.Struct(f">QQ{NONCE_BYTES}s")
+# A key has up to 132 letters; base64 of a longer cookie is not even decoded.
+MAX_LETTERS: Final = 400
+
+
+def seal_session(key: KeptKey, secret: str, now: float) -> str:
+    """What the browser keeps from now on. `secret` is that of `key`; `now` is seconds since 1970."""
+    head = HEAD.pack(key.id, int(now) + SESSION_SECONDS, secrets.token_bytes(NONCE_BYTES))
+    return urlsafe_b64encode(head + _mask(secret.encode(), key.hash, head)).decode()
+
+
+def open_session(keys: Sequence[KeptKey], cookie: str, now: float) -> KeptKey | None:
+    """The key with which the session began; None when it is over, is none, or its key opens nothing any more."""
+    if len(cookie) > MAX_LETTERS:
+        return None
+    try:
+        sealed = urlsafe_b64decode(cookie.encode("ascii"))
+    except (NotBase64, ValueError):
+        return None
+    if len(sealed) <= HEAD.size:
+        return None
+    head, rest = sealed[: HEAD.size], sealed[HEAD.size :]
+    key_id, ends_at, _ = HEAD.unpack(head)
+    key = next((key for key in keys if key.id == key_id), None)
+    if key is None or key.is_expired or ends_at <= now:
+        return None
+    secret = _mask(rest, key.hash, head).decode("utf-8", "surrogateescape")
+    return key if hmac.compare_digest(hash_secret(secret), key.hash) else None
+
+
+def _mask(content: bytes, key_hash: bytes, head: bytes) -> bytes:
+    """Content XOR a stream that the hash and the head decide: HMAC-SHA-256 in counter mode. Twice is the content."""
+    stream = b""
+    while len(stream) < len(content):
+        block = len(stream).to_bytes(4) + head
+        stream += hmac.digest(key_hash, b"vectormill console session" + block, hashlib.sha256)
+    return bytes(ours ^ theirs for ours, theirs in zip(content, stream, strict=False))
+
+
+VISIT_COOKIE: Final = "vectormill_visit"
+
+
+def make_visit() -> str:
+    """What tells a browser that is not logged in from others."""
+    return secrets.token_urlsafe(24)
+
+
+def make_csrf_token(cookie: str) -> str:
+    """What a page of ours knows and a page of others does not: it follows from a cookie that no script can read."""
+    return hmac.digest(cookie.encode(), b"vectormill console csrf", hashlib.sha256).hex()

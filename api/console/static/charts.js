@@ -1,0 +1,67 @@
+// Charts of elements with data-chart: {x: [seconds since 1970], series: [{label, values, colour}], unit, stacked}.
+// A colour is the name of a custom property of console.css. After each swap what has changed is drawn anew.
+(() => {
+  const drawn = new WeakMap();
+
+  function colour(element, name) {
+    return getComputedStyle(element).getPropertyValue(name).trim();
+  }
+
+  // Of stacked series each is drawn on top of those before it; the last is drawn first, behind all others.
+  function stack(series) {
+    const sums = [];
+    return series.map(({ values }) => values.map((value, place) => (sums[place] = (sums[place] ?? 0) + (value ?? 0))));
+  }
+
+  function tell(value, unit) {
+    if (value == null) return "–";
+    const digits = Math.abs(value) >= 10 ? 0 : 2;
+    return value.toLocaleString("en", { maximumFractionDigits: digits }) + (unit ? ` ${unit}` : "");
+  }
+
+  function options(place, data, width, height) {
+    const axis = { stroke: colour(place, "--pico-muted-color"), grid: { stroke: colour(place, "--rule"), width: 1 },
+      ticks: { show: false }, font: "12px system-ui, sans-serif" };
+    const order = data.stacked ? [...data.series].reverse() : data.series;
+    const series = order.map(({ label, colour: name, values }) => {
+      const stroke = colour(place, name ?? "--pico-primary");
+      return { label, stroke, width: data.stacked ? 0 : 2, fill: data.stacked ? stroke : `${stroke}22`,
+        points: { show: data.points ?? false }, paths: data.points ? () => null : undefined,
+        value: (plot, _, index, at) => tell(at == null ? null : values[at], data.unit) };
+    });
+    return { width, height, legend: { show: data.legend ?? data.series.length > 1 }, cursor: { y: false },
+      scales: { x: { time: data.time ?? true }, y: { range: (plot, low, high) => [Math.min(low, 0), data.most ?? (high * 1.08 || 1)] } },
+      axes: [axis, { ...axis, size: 64, values: (plot, ticks) => ticks.map((tick) => tell(tick, data.unit)) }],
+      series: [{}, ...series] };
+  }
+
+  function draw(element) {
+    const text = element.dataset.chart;
+    const place = element.querySelector(".plot");
+    const height = Number(element.dataset.height ?? 180);
+    const width = Math.max(place.clientWidth, 120);
+    const before = drawn.get(element);
+    if (before && before.text === text && before.width === width) return;
+    const data = JSON.parse(text);
+    const values = data.stacked ? stack(data.series).reverse() : data.series.map((one) => one.values);
+    before?.plot.destroy();
+    place.replaceChildren();
+    const plot = new uPlot(options(place, data, width, height), [data.x, ...values], place);
+    drawn.set(element, { text, width, plot });
+  }
+
+  function drawAll(anew) {
+    for (const element of document.querySelectorAll("[data-chart]")) {
+      if (anew) {
+        drawn.get(element)?.plot.destroy();
+        drawn.delete(element);
+      }
+      draw(element);
+    }
+  }
+
+  document.addEventListener("htmx:after:swap", () => drawAll(false));
+  document.addEventListener("vectormill:theme", () => drawAll(true));
+  addEventListener("resize", () => drawAll(false));
+  drawAll(false);
+})();

@@ -1,0 +1,25 @@
+// What the pages do themselves: the theme, charts, the mark that tells whether a stream is open, and times of streams.
+(() => {
+  const root = document.documentElement;
+
+  const isDark = () => root.dataset.theme === "dark";
+
+  // Under this class Swagger UI is dark.
+  const darken = () => root.classList.toggle("dark-mode", isDark());
+  darken();
+  document.addEventListener("vectormill:theme", darken);
+
+  document.getElementById("theme")?.addEventListener("click", () => {
+    root.dataset.theme = isDark() ? "light" : "dark";
+    localStorage.setItem("vectormill-theme", root.dataset.theme);
+    document.dispatchEvent(new CustomEvent("vectormill:theme"));
+  });
+
+  const mark = document.getElementById("live-mark");
+  document.addEventListener("htmx:sse:after:connection", () => mark && (mark.hidden = false));
+  document.addEventListener("htmx:sse:close", () => mark && (mark.hidden = true));
+  document.addEventListener("htmx:sse:error", (event) => {
+    if (mark) mark.hidden = true;
+    if (event.detail?.status === 401) location.reload(); // the session is over: the page leads to the login
+  });
+})();

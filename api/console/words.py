@@ -1,0 +1,105 @@
+"""Words: numbers, times and states as the console tells them. Pure."""
+
+import json
+from datetime import UTC, datetime
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from markupsafe import Markup, escape
+
+NOTHING: Final = "–"
+MINUTE: Final = 60
+HOUR: Final = 60 * MINUTE
+DAY: Final = 24 * HOUR
+
+
+def tell_count(number: float | None) -> str:
+    """12,345"""
+    return NOTHING if number is None else f"{number:,.0f}"
+
+
+def tell_about(number: float) -> str:
+    """One digit that matters, 4,000 for 3,721: what is read aloud must not change every second."""
+    return f"{float(f'{number:.1g}'):,.0f}"
+
+
+def tell_bytes(num_bytes: float) -> str:
+    """512 B, 1.5 KiB, 230 MiB, 4.2 GiB"""
+    unit = "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if num_bytes < 1024:
+            break
+        num_bytes, unit = num_bytes / 1024, larger
+    return f"{num_bytes:,.0f} {unit}" if unit == "B" or num_bytes >= 100 else f"{num_bytes:,.1f} {unit}"
+
+
+def tell_rate(number: float | None) -> str:
+    """1,234 with as many digits as matter; 0.25 below ten."""
+    if not number:
+        return NOTHING
+    return f"{number:,.0f}" if number >= 10 else f"{number:.2g}"
+
+
+def tell_share(share: float | None) -> str:
+    """42 %; 0.4 % below one, and never 100 % of what is not all."""
+    if share is None:
+        return NOTHING
+    percent = share * 100
+    if 0 < percent < 1:
+        return f"{percent:.1g} %"
+    if 99.5 <= percent < 100:
+        return "99 %"
+    return f"{percent:.0f} %"
+
+
+def tell_duration(seconds: float | None) -> str:
+    """8 s, 3 min 20 s, 4 h 05 min, 3 d 2 h"""
+    if seconds is None:
+        return NOTHING
+    whole = round(seconds)
+    if whole < MINUTE:
+        return f"{whole} s" if whole >= 1 or seconds <= 0 else f"{seconds:.1g} s"
+    if whole < HOUR:
+        return f"{whole // MINUTE} min {whole % MINUTE:02} s"
+    if whole < DAY:
+        return f"{whole // HOUR} h {whole % HOUR // MINUTE:02} min"
+    return f"{whole // DAY} d {whole % DAY // HOUR} h"
+
+
+def tell_moment(moment: datetime | None) -> str:
+    """2026-11-23 07:15:02 UTC"""
+    return NOTHING if moment is None else f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def tell_ago(moment: datetime | None, now: datetime | None = None) -> str:
+    """12 s ago, 3 min ago, 2 h ago, 5 d ago; one unit is enough to scan a list."""
+    if moment is None:
+        return NOTHING
+    seconds = max(((now or datetime.now(UTC)) - moment).total_seconds(), 0)
+    for unit, length in (("d", DAY), ("h", HOUR), ("min", MINUTE)):
+        if seconds >= length:
+            return f"{seconds // length:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"
+
+
+def tell_state(state: str) -> str:
+    """completed with errors"""
+    return state.replace("_", " ")
+
+
+def tell_sentence(sentence: str) -> Markup:
+    """What stands between backticks is a command, and set as one."""
+    parts = [escape(part) for part in sentence.split("`")]
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if place % 2 else part for place, part in enumerate(parts)
+    )
+
+
+def tell_query(parameters: dict[str, str | None]) -> str:
+    """The query of a URL, without what is None."""
+    return urlencode({name: value for name, value in parameters.items() if value is not None})
+
+
+def tell_json(value: Any) -> str:
+    """For an attribute that a script of ours reads; the template escapes it."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)

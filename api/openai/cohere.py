@@ -1,0 +1,136 @@
+"""Bodies of Cohere's second interface, and vectors in the types that its clients name."""
+
+from collections.abc import Callable
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from msgspec import Meta
+from pydantic import BaseModel, Field
+
+from api.bodies.embeddings import MAX_INPUTS
+from api.queries.lanes import Answered
+from api.queries.wishes import DOCUMENT, QUERY, Wish
+from api.streams.decimal_tables import write_wholes
+from vectormill.domain.encoding import FAIL, TRUNCATE
+from vectormill.models.registry import DEFAULT_MODEL
+from vectormill.vectors.decimals import write_decimals
+
+Vectors = npt.NDArray[np.float32]
+InputType = Literal["search_document", "search_query", "classification", "clustering"]
+EmbeddingType = Literal["float", "base64", "binary", "ubinary"]
+PROMPT_OF: Final = {"search_document": DOCUMENT, "search_query": QUERY}
+
+
+class CohereEmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """The JSON body of POST /v2/embed. int8 and uint8 are of measured ranges here, and of jobs."""
+
+    texts: Annotated[list[str], Meta(min_length=1, max_length=MAX_INPUTS)]
+    model: str = DEFAULT_MODEL
+    input_type: Annotated[
+        InputType | None, Meta(description="For a search, the model's prompt for it, if it has one.")
+    ] = None
+    embedding_types: Annotated[list[EmbeddingType], Meta(min_length=1)] | None = None
+    output_dimension: Annotated[int, Meta(ge=1)] | None = None
+    truncate: Annotated[
+        Literal["END", "NONE"] | None,
+        Meta(description="END, the default, cuts what is too long; NONE refuses it."),
+    ] = None
+
+    def wish(self) -> Wish:
+        return Wish(
+            self.model,
+            dimensions=self.output_dimension,
+            input_type=PROMPT_OF.get(self.input_type or ""),
+            long_texts=FAIL if self.truncate == "NONE" else TRUNCATE,
+        )
+
+
+def write_floats(vectors: Vectors) -> list[Any]:
+    return [msgspec.Raw(b"[" + row.tobytes()) for row in write_decimals(vectors)]
+
+
+def write_base64(vectors: Vectors) -> list[Any]:
+    return [row.tobytes() for row in vectors.astype("<f4", copy=False)]
+
+
+def write_bits(vectors: Vectors) -> list[Any]:
+    """Eight values a number, whether each is above 0."""
+    return [msgspec.Raw(b"[" + row.tobytes()) for row in write_wholes(np.packbits(vectors > 0, axis=1))]
+
+
+def write_signed_bits(vectors: Vectors) -> list[Any]:
+    """The same, 128 less."""
+    numbers = np.packbits(vectors > 0, axis=1).astype(np.int16) - 128
+    return [msgspec.Raw(b"[" + row.tobytes()) for row in write_wholes(numbers.astype(np.int8))]
+
+
+WRITERS: Final[dict[str, Callable[[Vectors], list[Any]]]] = {
+    "float": write_floats,
+    "base64": write_base64,
+    "binary": write_signed_bits,
+    "ubinary": write_bits,
+}
+
+
+def write_cohere_answer(
+    wanted: CohereEmbedRequest, answered: Answered, num_tokens: int, answer_id: str
+) -> bytes:
+    """As JSON."""
+    kinds = dict.fromkeys(wanted.embedding_types or ["float"])
+    return msgspec.json.encode(
+        {
+            "id": answer_id,
+            "embeddings": {kind: WRITERS[kind](answered.vectors) for kind in kinds},
+            "texts": wanted.texts,
+            "meta": {"api_version": {"version": "2"}, "billed_units": {"input_tokens": num_tokens}},
+            "response_type": "embeddings_by_type",
+        }
+    )
+
+
+class EmbeddingsByType(BaseModel):
+    """A list for each type that was asked for, in the order of the texts."""
+
+    floats: list[list[float]] | None = Field(default=None, alias="float")
+    base64: list[str] | None = Field(default=None, description="float32, little-endian.")
+    binary: list[list[int]] | None = Field(default=None, description="Eight values a number, less 128.")
+    ubinary: list[list[int]] | None = Field(default=None, description="Eight values a number.")
+
+
+class CohereAnswer(BaseModel):
+    id: str
+    embeddings: EmbeddingsByType
+    texts: list[str]
+    meta: dict[str, Any]
+    response_type: str
+
+
+class CohereRankRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """The JSON body of POST /v2/rerank."""
+
+    query: str
+    documents: list[str]
+    model: str = DEFAULT_MODEL
+    top_n: Annotated[int, Meta(ge=1)] | None = None
+    max_tokens_per_doc: (
+        Annotated[int, Meta(ge=1, description="Read so many tokens of a query and a document together.")]
+        | None
+    ) = None
+
+
+class CohereRankBody(BaseModel):
+    index: int
+    relevance_score: float
+
+
+class CohereRankAnswer(BaseModel):
+    """The documents by relevance, the best first."""
+
+    id: str
+    results: list[CohereRankBody]
+
+
+COHERE_RANK_DECODER: Final = msgspec.json.Decoder(CohereRankRequest)
+COHERE_DECODER: Final = msgspec.json.Decoder(CohereEmbedRequest)

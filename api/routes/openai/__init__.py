@@ -1,0 +1,1 @@
+"""The routes that clients of other APIs ask: OpenAI's above all."""

@@ -1,0 +1,77 @@
+"""What every route of vectors does between its body and its answer: texts go to a worker, and a failure is named."""
+
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
+
+from fastapi import Request
+from fastapi.concurrency import run_in_threadpool
+
+from api.bodies.embeddings import read_text, refuse_failures
+from api.dependencies import Resources
+from api.door.media_types import require_json
+from api.intake.submissions import read_body
+from api.limits.gates import Hold
+from api.queries.lanes import Answered
+from api.queries.parts import answer_many
+from api.queries.wishes import Wish, find_spec
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.jobs.chunk_size import TokenEstimate
+
+T = TypeVar("T")
+
+# A body of so many bytes is read, and vectors of so many are written, in a tenth of a millisecond.
+SMALL_BYTES: Final = 32 << 10
+SMALL_VECTORS: Final = 64 << 10
+
+
+async def read_wanted(
+    request: Request, resources: Resources, hold: Hold, read: Callable[[bytes, Resources], T]
+) -> T:
+    """What `read`, which may wait for a hub, makes of the body. Raises Problem, and what that does."""
+    require_json(request)
+    return await run_in_threadpool(read, await read_body(request, resources.settings, hold), resources)
+
+
+async def read_at_once(
+    request: Request, resources: Resources, hold: Hold, read: Callable[[bytes, Resources], T]
+) -> T:
+    """The same of a `read` that waits for nobody: a small body is read here."""
+    require_json(request)
+    body = await read_body(request, resources.settings, hold)
+    if len(body) <= SMALL_BYTES:
+        return read(body, resources)
+    return await run_in_threadpool(read, body, resources)
+
+
+async def embed(
+    resources: Resources, hold: Hold, wish: Wish, texts: Sequence[bytes], field: str, *, is_list: bool = True
+) -> tuple[Answered, int]:
+    """The vectors of the texts of a field, and how many tokens were read of them.
+
+    Raises Problem for a text that has none, and as find_spec and answer_texts do.
+    """
+    spec = await find_spec(resources.registry, wish)
+    num_bytes = measure(spec, texts)
+    if num_bytes > SMALL_VECTORS:
+        # The vectors and the answer made of them are five times as much; a byte of JSON is held for 16.
+        hold.take(num_bytes * 5 // 16)
+    answered = await answer_many(resources, spec, texts)
+    refuse_failures(field, answered, is_list=is_list)
+    if answered.num_tokens is not None:
+        return answered, answered.num_tokens
+    return answered, sum(map(TokenEstimate(spec).of, texts))
+
+
+async def write(answered: Answered, work: Callable[[], bytes]) -> bytes:
+    """The answer, in a thread where it holds up others."""
+    return work() if answered.vectors.nbytes <= SMALL_VECTORS else await run_in_threadpool(work)
+
+
+def measure(spec: EncodingSpec, texts: Sequence[bytes]) -> int:
+    return 4 * spec.dimensions * len(texts)
+
+
+def read_texts(texts: Sequence[str], field: str, resources: Resources) -> list[bytes]:
+    """Raises Problem for the first that can have no vector."""
+    max_chars = resources.settings.max_text_chars
+    return [read_text(text, max_chars, f"/{field}/{number}") for number, text in enumerate(texts)]

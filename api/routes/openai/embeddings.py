@@ -1,0 +1,66 @@
+"""Embeddings over HTTP, as OpenAI's clients ask for them: by a message to a worker, while somebody waits."""
+
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from fastapi import APIRouter, Request, Response
+from fastapi.routing import APIRoute
+
+from api.bodies.embeddings import (
+    EMBEDDINGS_DECODER,
+    EmbeddingsAnswer,
+    EmbeddingsRequest,
+    read_inputs,
+    write_answer,
+)
+from api.dependencies import Resources, ResourcesDependency
+from api.intake.requests import decode_body
+from api.routes.openai.embedded import embed, read_at_once, write
+
+
+class EmbeddingsRoute(APIRoute):
+    """As of searches: what FastAPI does around a route took longer than all that is done here."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        return answer_embeddings
+
+
+async def answer_embeddings(request: Request) -> Response:
+    """What `post_embeddings` answers."""
+    return await post_embeddings(request, request.app.state.resources)
+
+
+router = APIRouter(tags=["openai"], route_class=EmbeddingsRoute)
+
+EMBEDDINGS_DOCS: Final[dict[str, Any]] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {"$ref": "#/components/schemas/EmbeddingsRequest"},
+                "examples": {
+                    "one": {"value": {"input": "how to parse a date"}},
+                    "many": {"value": {"input": ["dates", "times"], "encoding_format": "base64"}},
+                },
+            }
+        },
+    }
+}
+
+
+@router.post("/v1/embeddings", openapi_extra=EMBEDDINGS_DOCS, response_model=EmbeddingsAnswer)
+async def post_embeddings(request: Request, resources: ResourcesDependency) -> Response:
+    """The vectors of some texts, in the shapes of OpenAI's API; docs/OPENAI.md says what differs."""
+    with resources.gates.searches.enter(), resources.gates.json_bytes.hold() as hold:
+        wanted, texts = await read_at_once(request, resources, hold, read_request)
+        answered, num_tokens = await embed(
+            resources, hold, wanted.wish(), texts, "input", is_list=wanted.has_list
+        )
+        content = await write(answered, lambda: write_answer(wanted, answered, num_tokens))
+        return Response(content, media_type="application/json")
+
+
+def read_request(body: bytes, resources: Resources) -> tuple[EmbeddingsRequest, list[bytes]]:
+    """Raises Problem and InvalidOption."""
+    wanted = decode_body(body, EMBEDDINGS_DECODER)
+    return wanted, read_inputs(wanted, resources.settings.max_text_chars)

@@ -1,0 +1,167 @@
+"""The shapes of text-embeddings-inference and of Cohere over HTTP, as far as they say what ours can do."""
+
+from typing import Any, Final
+from uuid import uuid4
+
+from fastapi import APIRouter, Request, Response
+from fastapi.concurrency import run_in_threadpool
+
+from api.bodies.embeddings import MAX_INPUTS
+from api.dependencies import Resources, ResourcesDependency
+from api.intake.requests import decode_body
+from api.openai.cohere import (
+    COHERE_DECODER,
+    COHERE_RANK_DECODER,
+    CohereAnswer,
+    CohereEmbedRequest,
+    CohereRankAnswer,
+    CohereRankBody,
+    CohereRankRequest,
+    write_cohere_answer,
+)
+from api.openai.tei import (
+    EMBED_DECODER,
+    RANK_DECODER,
+    EmbedRequest,
+    InfoBody,
+    RankBody,
+    RankRequest,
+    choose_model,
+)
+from api.queries.encoding import encode_texts
+from api.routes.openai.embedded import embed, read_texts, read_wanted, write
+from api.routes.reranking import order_scores, pair_up
+from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingOptions, EncodingSpec
+from vectormill.domain.errors import InvalidOption
+from vectormill.domain.tasks.task import JUDGE
+from vectormill.vectors.decimals import write_decimals
+
+router = APIRouter(tags=["other APIs"])
+
+JSON: Final = "application/json"
+
+
+def takes(name: str, example: dict[str, Any]) -> dict[str, Any]:
+    """A body of this schema, for the description."""
+    schema = {"$ref": f"#/components/schemas/{name}"}
+    return {"requestBody": {"required": True, "content": {JSON: {"schema": schema, "example": example}}}}
+
+
+@router.post(
+    "/embed", openapi_extra=takes("EmbedRequest", {"inputs": ["dates"]}), response_model=list[list[float]]
+)
+async def post_embed(request: Request, resources: ResourcesDependency) -> Response:
+    """Vectors alone, as text-embeddings-inference answers them."""
+    with resources.gates.searches.enter(), resources.gates.json_bytes.hold() as hold:
+        wanted, texts = await read_wanted(request, resources, hold, read_embed)
+        wish = wanted.wish(resources.registry)
+        answered, _ = await embed(resources, hold, wish, texts, "inputs")
+
+        def write_rows() -> bytes:
+            rows = (b"[" + row.tobytes() for row in write_decimals(answered.vectors))
+            return b"[" + b",".join(rows) + b"]"
+
+        return Response(await write(answered, write_rows), media_type=JSON)
+
+
+def read_embed(body: bytes, resources: Resources) -> tuple[EmbedRequest, list[bytes]]:
+    """Raises Problem and InvalidOption."""
+    wanted = decode_body(body, EMBED_DECODER)
+    inputs = [wanted.inputs] if isinstance(wanted.inputs, str) else wanted.inputs
+    if not 1 <= len(inputs) <= MAX_INPUTS:
+        raise InvalidOption(f"inputs must be 1 to {MAX_INPUTS:,}, not {len(inputs):,}.")
+    if wanted.prompt_name is not None:
+        prompts = resources.registry.card(choose_model(resources.registry, wanted.model)).prompts
+        if wanted.prompt_name not in prompts:
+            known = ", ".join(sorted(prompts)) or "none"
+            raise InvalidOption(f"The model has no prompt {wanted.prompt_name!r}; it has {known}.")
+    return wanted, read_texts(inputs, "inputs", resources)
+
+
+@router.post(
+    "/rerank",
+    openapi_extra=takes("RankRequest", {"query": "dates", "texts": ["strptime", "zlib"]}),
+    response_model_exclude_none=True,
+)
+async def post_rank(request: Request, resources: ResourcesDependency) -> list[RankBody]:
+    """Texts by their relevance to a query, as text-embeddings-inference answers them."""
+    with resources.gates.searches.enter(), resources.gates.json_bytes.hold() as hold:
+        wanted, (spec, pairs) = await read_wanted(request, resources, hold, read_rank)
+        numbers = await encode_texts(resources, spec, pairs)
+        return [
+            RankBody(index=index, score=score, text=wanted.texts[index] if wanted.return_text else None)
+            for index, score in order_scores(numbers, spec)
+        ]
+
+
+def read_rank(body: bytes, resources: Resources) -> tuple[RankRequest, tuple[EncodingSpec, list[bytes]]]:
+    """Raises as pair_up."""
+    wanted = decode_body(body, RANK_DECODER)
+    options = EncodingOptions(
+        task=JUDGE,
+        activation="raw" if wanted.raw_scores else None,
+        long_texts=TRUNCATE if wanted.truncate else FAIL,
+    )
+    model = choose_model(resources.registry, wanted.model)
+    return wanted, pair_up(resources, model, options, wanted.query, wanted.texts, "texts")
+
+
+@router.get("/info")
+async def get_info(request: Request, resources: ResourcesDependency) -> InfoBody:
+    """The model of `/embed` and `/rerank`."""
+    name = choose_model(resources.registry, None)
+    card = await run_in_threadpool(resources.registry.card, name)
+    return InfoBody(
+        model_id=name,
+        model_sha=card.revision,
+        max_input_length=card.max_tokens,
+        max_client_batch_size=MAX_INPUTS,
+        version=request.app.version,
+    )
+
+
+@router.post(
+    "/v2/embed",
+    openapi_extra=takes("CohereEmbedRequest", {"texts": ["dates"], "embedding_types": ["float"]}),
+    response_model=CohereAnswer,
+)
+async def post_cohere_embed(request: Request, resources: ResourcesDependency) -> Response:
+    """Vectors in the types that are asked for, as Cohere answers them."""
+    with resources.gates.searches.enter(), resources.gates.json_bytes.hold() as hold:
+        wanted, texts = await read_wanted(request, resources, hold, read_cohere)
+        answered, num_tokens = await embed(resources, hold, wanted.wish(), texts, "texts")
+        content = await write(
+            answered, lambda: write_cohere_answer(wanted, answered, num_tokens, str(uuid4()))
+        )
+        return Response(content, media_type=JSON)
+
+
+def read_cohere(body: bytes, resources: Resources) -> tuple[CohereEmbedRequest, list[bytes]]:
+    """Raises Problem."""
+    wanted = decode_body(body, COHERE_DECODER)
+    return wanted, read_texts(wanted.texts, "texts", resources)
+
+
+@router.post(
+    "/v2/rerank",
+    openapi_extra=takes("CohereRankRequest", {"query": "dates", "documents": ["strptime", "zlib"]}),
+)
+async def post_cohere_rank(request: Request, resources: ResourcesDependency) -> CohereRankAnswer:
+    """Documents by their relevance to a query, as Cohere answers them."""
+    with resources.gates.searches.enter(), resources.gates.json_bytes.hold() as hold:
+        wanted, (spec, pairs) = await read_wanted(request, resources, hold, read_cohere_rank)
+        numbers = await encode_texts(resources, spec, pairs)
+        results = [
+            CohereRankBody(index=index, relevance_score=score)
+            for index, score in order_scores(numbers, spec, wanted.top_n)
+        ]
+        return CohereRankAnswer(id=str(uuid4()), results=results)
+
+
+def read_cohere_rank(
+    body: bytes, resources: Resources
+) -> tuple[CohereRankRequest, tuple[EncodingSpec, list[bytes]]]:
+    """Raises as pair_up."""
+    wanted = decode_body(body, COHERE_RANK_DECODER)
+    options = EncodingOptions(task=JUDGE, max_tokens=wanted.max_tokens_per_doc)
+    return wanted, pair_up(resources, wanted.model, options, wanted.query, wanted.documents)

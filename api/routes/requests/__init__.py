@@ -1,0 +1,1 @@
+"""Files of requests and batches of them, over HTTP."""

@@ -1,0 +1,203 @@
+"""Webhooks over HTTP: make, look, list, change, rotate the secret, test, delete; their deliveries, and their replay."""
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path, Query, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from api.bodies.webhooks import (
+    DeliveryBody,
+    DeliveryPage,
+    DeliveryState,
+    NewWebhookBody,
+    ReplayedBody,
+    ReplayRequest,
+    RotationRequest,
+    WebhookBody,
+    WebhookChange,
+    WebhookPage,
+    WebhookRequest,
+)
+from api.cursors import After, decode_cursor, encode_cursor
+from api.dependencies import Resources, ResourcesDependency
+from vectormill.db.webhooks.deliveries import (
+    find_delivery,
+    list_deliveries,
+    post_test,
+    replay_delivery,
+    replay_failed,
+)
+from vectormill.db.webhooks.webhooks import (
+    change_webhook,
+    create_webhook,
+    delete_webhook,
+    find_webhook,
+    list_webhooks,
+    rotate_secret,
+)
+from vectormill.domain.errors import DeliveryNotFound, InvalidOption, WebhookNotFound
+from vectormill.domain.webhooks.webhook import check_events, make_secret
+from vectormill.webhooks.targets import check_url
+
+router = APIRouter(tags=["webhooks"])
+
+# Of a bigint, and so of an id.
+LARGEST_ID = 2**63 - 1
+
+
+def parse_webhook_id(webhook_id: Annotated[str, Path(description="The webhook's id, a number.")]) -> int:
+    """What is no number is no webhook's id. Raises WebhookNotFound."""
+    return parse_id(webhook_id, WebhookNotFound)
+
+
+def parse_delivery_id(delivery_id: Annotated[str, Path(description="The delivery's id, a number.")]) -> int:
+    """What is no number is no delivery's id. Raises DeliveryNotFound."""
+    return parse_id(delivery_id, DeliveryNotFound)
+
+
+def parse_id(written: str, missing: type[WebhookNotFound] | type[DeliveryNotFound]) -> int:
+    if not (written.isascii() and written.isdigit() and len(written) < 20 and int(written) <= LARGEST_ID):
+        raise missing
+    return int(written)
+
+
+WebhookId = Annotated[int, Depends(parse_webhook_id)]
+DeliveryId = Annotated[int, Depends(parse_delivery_id)]
+
+
+class WebhookFilter(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    limit: int = Field(default=50, ge=1, le=200)
+    after: After = None
+
+
+class DeliveryFilter(WebhookFilter):
+    state: DeliveryState | None = None
+
+
+def check_target(resources: Resources, url: str) -> str:
+    return check_url(url, allows_private=resources.settings.webhook_private_targets)
+
+
+def check_text(text: str) -> str:
+    """Raises InvalidOption for what Postgres cannot keep."""
+    if "\0" in text or not text.isprintable():
+        raise InvalidOption("The description has characters that cannot be shown; leave them out.")
+    return text
+
+
+@router.post("/v1/webhooks", status_code=201)
+def post_webhook(body: WebhookRequest, resources: ResourcesDependency, response: Response) -> NewWebhookBody:
+    """Be told of the ends of jobs and runs, in signed messages. The secret is shown this once."""
+    url, events, secret = check_target(resources, body.url), check_events(body.events), make_secret()
+    with resources.engine.begin() as connection:
+        webhook = create_webhook(connection, url, check_text(body.description), events, secret)
+    response.headers["Location"] = f"/v1/webhooks/{webhook.id}"
+    return NewWebhookBody.from_webhook(webhook, secret=secret)
+
+
+@router.get("/v1/webhooks")
+def get_webhooks(resources: ResourcesDependency, wanted: Annotated[WebhookFilter, Query()]) -> WebhookPage:
+    """Webhooks, the oldest first."""
+    with resources.engine.connect() as connection:
+        found = list_webhooks(connection, after=decode_cursor(wanted.after), limit=wanted.limit + 1)
+    page = found[: wanted.limit]
+    return WebhookPage(
+        data=[WebhookBody.from_webhook(webhook) for webhook in page],
+        next=encode_cursor(page[-1].id) if len(found) > len(page) else None,
+    )
+
+
+@router.get("/v1/webhooks/{webhook_id}")
+def get_webhook(resources: ResourcesDependency, webhook_id: WebhookId) -> WebhookBody:
+    """One webhook: whether it is enabled, and what became of its messages."""
+    with resources.engine.connect() as connection:
+        return WebhookBody.from_webhook(find_webhook(connection, webhook_id))
+
+
+@router.patch("/v1/webhooks/{webhook_id}")
+def patch_webhook(resources: ResourcesDependency, webhook_id: WebhookId, body: WebhookChange) -> WebhookBody:
+    """Change where it leads or what it is told of, disable it, or enable it again."""
+    with resources.engine.begin() as connection:
+        changed = change_webhook(
+            connection,
+            webhook_id,
+            url=None if body.url is None else check_target(resources, body.url),
+            description=None if body.description is None else check_text(body.description),
+            events=None if body.events is None else check_events(body.events),
+            is_enabled=body.is_enabled,
+        )
+    return WebhookBody.from_webhook(changed)
+
+
+@router.delete("/v1/webhooks/{webhook_id}", status_code=204)
+def remove_webhook(resources: ResourcesDependency, webhook_id: WebhookId) -> None:
+    """Nothing is sent to it any more, and its deliveries are gone."""
+    with resources.engine.begin() as connection:
+        delete_webhook(connection, webhook_id)
+
+
+@router.post("/v1/webhooks/{webhook_id}/rotate-secret")
+def post_rotation(
+    resources: ResourcesDependency, webhook_id: WebhookId, body: RotationRequest
+) -> NewWebhookBody:
+    """Another secret, shown this once. For a while messages are signed with the former one too."""
+    secret = make_secret()
+    with resources.engine.begin() as connection:
+        webhook = rotate_secret(connection, webhook_id, secret, body.grace_seconds)
+    return NewWebhookBody.from_webhook(webhook, secret=secret)
+
+
+@router.post("/v1/webhooks/{webhook_id}/test", status_code=202)
+def post_test_event(resources: ResourcesDependency, webhook_id: WebhookId) -> DeliveryBody:
+    """Send an event `webhook.test`, and answer its delivery, which GET …/deliveries/{id} tells the end of."""
+    with resources.engine.begin() as connection:
+        return DeliveryBody.from_delivery(post_test(connection, webhook_id, datetime.now(UTC)))
+
+
+@router.post("/v1/webhooks/{webhook_id}/replay", status_code=202)
+def post_replay(resources: ResourcesDependency, webhook_id: WebhookId, body: ReplayRequest) -> ReplayedBody:
+    """Send all messages once more that were given up, of events since a moment."""
+    with resources.engine.begin() as connection:
+        return ReplayedBody(num_replayed=replay_failed(connection, webhook_id, body.since))
+
+
+@router.get("/v1/webhooks/{webhook_id}/deliveries")
+def get_deliveries(
+    resources: ResourcesDependency, webhook_id: WebhookId, wanted: Annotated[DeliveryFilter, Query()]
+) -> DeliveryPage:
+    """Its events, the newest first, and what became of them."""
+    with resources.engine.connect() as connection:
+        find_webhook(connection, webhook_id)
+        found = list_deliveries(
+            connection,
+            webhook_id,
+            state=wanted.state,
+            before=decode_cursor(wanted.after),
+            limit=wanted.limit + 1,
+        )
+    page = found[: wanted.limit]
+    return DeliveryPage(
+        data=[DeliveryBody.from_delivery(delivery) for delivery in page],
+        next=encode_cursor(page[-1].id) if len(found) > len(page) else None,
+    )
+
+
+@router.get("/v1/webhooks/{webhook_id}/deliveries/{delivery_id}")
+def get_delivery(
+    resources: ResourcesDependency, webhook_id: WebhookId, delivery_id: DeliveryId
+) -> DeliveryBody:
+    """One event of a webhook, and what became of it."""
+    with resources.engine.connect() as connection:
+        return DeliveryBody.from_delivery(find_delivery(connection, webhook_id, delivery_id))
+
+
+@router.post("/v1/webhooks/{webhook_id}/deliveries/{delivery_id}/replay", status_code=202)
+def post_delivery_replay(
+    resources: ResourcesDependency, webhook_id: WebhookId, delivery_id: DeliveryId
+) -> DeliveryBody:
+    """Send a message once more, whatever became of it, with the same `webhook-id`."""
+    with resources.engine.begin() as connection:
+        return DeliveryBody.from_delivery(replay_delivery(connection, webhook_id, delivery_id))

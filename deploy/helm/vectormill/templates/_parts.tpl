@@ -1,0 +1,136 @@
+{{/* Names and parts that several templates share. Each takes what it needs and nothing else. */}}
+
+{{- define "vectormill.fullname" -}}
+{{- if contains .Chart.Name .Release.Name }}{{ .Release.Name | trunc 40 | trimSuffix "-" }}{{ else }}{{ printf "%s-%s" .Release.Name .Chart.Name | trunc 40 | trimSuffix "-" }}{{ end }}
+{{- end }}
+
+{{- define "vectormill.selector" -}}
+app.kubernetes.io/name: {{ .root.Chart.Name }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end }}
+
+{{- define "vectormill.labels" -}}
+{{ include "vectormill.selector" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
+{{- end }}
+
+{{- define "vectormill.metadata" -}}
+name: {{ include "vectormill.fullname" .root }}-{{ .component }}
+namespace: {{ .root.Release.Namespace }}
+labels:
+  {{- include "vectormill.labels" . | nindent 2 }}
+{{- end }}
+
+{{- define "vectormill.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create }}{{ .Values.serviceAccount.name | default (include "vectormill.fullname" .) }}{{ else }}{{ .Values.serviceAccount.name | default "default" }}{{ end }}
+{{- end }}
+
+{{- define "vectormill.image" -}}
+image: {{ printf "%s:%s" .image.repository (.image.tag | default .root.Chart.AppVersion) | quote }}
+imagePullPolicy: {{ .image.pullPolicy | default "IfNotPresent" }}
+{{- end }}
+
+{{/* Of every pod. A Service named vectormill-api would put VECTORMILL_API_PORT into it, which is a setting of ours. */}}
+{{- define "vectormill.pod" -}}
+enableServiceLinks: false
+automountServiceAccountToken: false
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 10001
+  runAsGroup: 10001
+  fsGroup: 10001
+  fsGroupChangePolicy: OnRootMismatch
+  seccompProfile: {type: RuntimeDefault}
+{{- with .root.Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .part.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .part.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .part.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- define "vectormill.containerSecurity" -}}
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities: {drop: [ALL]}
+{{- end }}
+
+{{- define "vectormill.secretVariable" -}}
+- name: {{ .name }}
+  valueFrom: {secretKeyRef: {name: {{ .root.Values.secrets.existingSecret | quote }}, key: {{ .key | quote }}}}
+{{- end }}
+
+{{/* `direct`: Postgres itself, where others go through a pooler. */}}
+{{- define "vectormill.env" -}}
+{{- $secrets := .root.Values.secrets }}
+{{- $databaseKey := ternary ($secrets.directDatabaseUrlKey | default $secrets.databaseUrlKey) $secrets.databaseUrlKey (.direct | default false) }}
+{{ include "vectormill.secretVariable" (dict "root" .root "name" "VECTORMILL_DATABASE_URL" "key" $databaseKey) }}
+{{ include "vectormill.secretVariable" (dict "root" .root "name" "VECTORMILL_REDIS_URL" "key" $secrets.redisUrlKey) }}
+{{- with .root.Values.models }}
+- name: VECTORMILL_MODELS
+  value: {{ toJson . | quote }}
+{{- end }}
+{{- range $name, $value := merge (dict) (.part.env | default dict) .root.Values.env }}
+- name: {{ $name }}
+  value: {{ $value | quote }}
+{{- end }}
+{{- end }}
+
+{{/* The root is read-only: what is written goes to these, and with the pod. */}}
+{{- define "vectormill.mounts" -}}
+- {name: tmp, mountPath: /tmp}
+- {name: cache, mountPath: /home/vectormill/.cache}
+{{- if .root.Values.modelVolume }}
+- {name: models, mountPath: /models, readOnly: true}
+{{- end }}
+{{- end }}
+
+{{- define "vectormill.volumes" -}}
+- {name: tmp, emptyDir: {}}
+- name: cache
+  {{- toYaml (.cache | default (dict "emptyDir" dict)) | nindent 2 }}
+{{- with .root.Values.modelVolume }}
+- name: models
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- define "vectormill.budget" }}
+{{- if .root.Values.podDisruptionBudgets }}
+---
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata:
+  {{- include "vectormill.metadata" . | nindent 2 }}
+spec:
+  maxUnavailable: 1
+  selector:
+    matchLabels:
+      {{- include "vectormill.selector" . | nindent 6 }}
+{{- end }}
+{{- end }}
+
+{{/* Whether a process without a port gives signs of life. They stand in Postgres, so this is no liveness probe: an
+     outage there would end workers that hold vectors which are not yet committed. */}}
+{{- define "vectormill.signOfLife" -}}
+exec:
+  command:
+    {{- append .root.Values.healthcheck .subject | toYaml | nindent 4 }}
+periodSeconds: 30
+timeoutSeconds: 20
+failureThreshold: 3
+{{- end }}

@@ -1,0 +1,152 @@
+"""Takes the pictures of the console: `python -m deploy.pictures` starts a stack, gives it real work, and looks at it.
+
+Needs a Chromium (`chromium` of PATH, or what CHROMIUM names). Texts are docstrings of Python's standard library, the
+model is the packaged one; what the pictures show is what this machine did while they were taken.
+"""
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import httpx
+from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
+
+from tests.chromium import ARGUMENTS, NO_BROWSER, find_chromium
+from tests.clusters import new_directory
+from vectormill.corpus import Docstring, read_docstrings, split_first_sentence, take_evenly
+
+PICTURES: Final = Path(__file__).parent.parent / "docs" / "pictures"
+WINDOW: Final[ViewportSize] = {"width": 1180, "height": 740}
+TALL_WINDOW: Final[ViewportSize] = {"width": 1180, "height": 1010}
+START_SECONDS: Final = 300.0
+WORK_SECONDS: Final = 900.0
+# A picture of a job is taken when so much of it is done: there is a line to see.
+SHOWN_SHARE: Final = 0.4
+
+
+@contextmanager
+def running_stack(chunk_max_items: int) -> Iterator[httpx.Client]:
+    """A client of a `vectormill up` of its own, which is ended with the block."""
+    port, flower_port = find_ports(2)
+    with new_directory() as home:
+        command = [sys.executable, "-m", "vectormill.cli", "up", "--data-dir", str(home)]
+        command += ["--api-port", str(port), "--flower-port", str(flower_port)]
+        environment = {**os.environ, "VECTORMILL_CHUNK_MAX_ITEMS": str(chunk_max_items)}
+        stack = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
+        try:
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False) as client:
+                wait_for_worker(client, stack)
+                yield client
+        finally:
+            stack.terminate()
+            stack.wait()
+
+
+def find_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def wait_for_worker(client: httpx.Client, stack: "subprocess.Popen[bytes]") -> None:
+    until = time.monotonic() + START_SECONDS
+    while time.monotonic() < until and stack.poll() is None:
+        try:
+            workers = client.get("/v1/workers").json()["data"]
+        except (httpx.TransportError, KeyError):
+            workers = []
+        if any(worker["report"].get("state", "running") == "running" for worker in workers):
+            return
+        time.sleep(1)
+    sys.exit("The stack did not come up; `vectormill up` says why.")
+
+
+def submit(client: httpx.Client, items: Iterable[tuple[str, str]], **parameters: Any) -> str:
+    lines = b"".join(json.dumps({"key": key, "text": text}).encode() + b"\n" for key, text in items)
+    answer = client.post(
+        "/v1/jobs", params=parameters, content=lines, headers={"Content-Type": "application/x-ndjson"}
+    )
+    answer.raise_for_status()
+    return str(answer.json()["id"])
+
+
+def find_share(client: httpx.Client, job_id: str) -> float:
+    job = client.get(f"/v1/jobs/{job_id}").json()
+    return float((job["num_done"] + job["num_failed"]) / job["num_items"])
+
+
+def wait_for_share(client: httpx.Client, job_ids: Sequence[str], share: float) -> None:
+    until = time.monotonic() + WORK_SECONDS
+    while any(find_share(client, job_id) < share for job_id in job_ids):
+        if time.monotonic() > until:
+            sys.exit(f"The jobs are not done to {share:.0%} in {WORK_SECONDS:g} s.")
+        time.sleep(1)
+
+
+def submit_work(client: httpx.Client, docstrings: Sequence[Docstring]) -> str:
+    """Jobs in most states there are; the id of the one that is to be shown at work."""
+    pairs = [(docstring.key, docstring.text) for docstring in docstrings]
+    count = len(pairs)
+    titles = [(key, split_first_sentence(text)[0] or text) for key, text in take_evenly(pairs, count // 10)]
+    ended = [
+        submit(client, titles, collection="titles"),
+        submit(client, take_evenly(pairs, count // 14), collection="tickets", long_texts="fail"),
+    ]
+    wait_for_share(client, ended, 1.0)
+    later = submit(client, take_evenly(pairs, count // 3), collection="archive", priority=9)
+    client.post(f"/v1/jobs/{later}/pause").raise_for_status()
+    unwanted = submit(client, take_evenly(pairs, count // 17), collection="drafts")
+    client.post(f"/v1/jobs/{unwanted}/cancel").raise_for_status()
+    shown = submit(client, pairs, collection="stdlib")
+    submit(
+        client, take_evenly(pairs, count // 4), collection="nightly", priority=8, metadata='{"source":"cron"}'
+    )
+    return shown
+
+
+def open_pages(browser: Browser, url: str, job_id: str) -> dict[str, Page]:
+    """By the names of their pictures. From now on they follow what happens, as a visitor's do."""
+    schemes: tuple[tuple[Literal["light", "dark"], str], ...] = (("light", ""), ("dark", "-dark"))
+    pages = {}
+    for scheme, suffix in schemes:
+        for name, path, window in (
+            ("console-jobs", "/console/jobs", WINDOW),
+            ("console-job", f"/console/jobs/{job_id}", TALL_WINDOW),
+        ):
+            page = browser.new_context(viewport=window, color_scheme=scheme).new_page()
+            page.goto(url + path)
+            pages[f"{name}{suffix}.png"] = page
+    return pages
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Takes the pictures of the console.")
+    parser.add_argument("--texts", type=int, default=8000, help="fewer on a machine that is slow")
+    wanted = parser.parse_args()
+    path = find_chromium()
+    if path is None:
+        sys.exit(NO_BROWSER)
+    PICTURES.mkdir(exist_ok=True)
+    with running_stack(max(wanted.texts // 40, 8)) as client, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
+        shown = submit_work(client, take_evenly(list(read_docstrings()), wanted.texts))
+        pages = open_pages(browser, str(client.base_url).rstrip("/"), shown)
+        wait_for_share(client, [shown], SHOWN_SHARE)
+        for name, page in pages.items():
+            page.wait_for_timeout(1500)  # until the stream has told the same
+            page.screenshot(path=PICTURES / name)
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""The reference of the command line: what each command says of itself, as one page. Runs none of them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from typer.main import get_command
+
+from vectormill.cli.app import app
+
+WIDTH = 100
+
+
+def describe_commands() -> str:
+    """Markdown, a section for each command, groups before theirs."""
+    command = get_command(app)
+    parts = ["# Command line", "Made of the commands themselves; each says the same with `--help`."]
+    return "\n\n".join(
+        [*parts, *describe(command, command.make_context("vectormill", ["--debug"], resilient_parsing=True))]
+    )
+
+
+def describe(command: Any, context: Any) -> Iterator[str]:
+    context.terminal_width = context.max_content_width = WIDTH
+    yield f"## {context.command_path}\n\n```text\n{command.get_help(context).strip()}\n```"
+    for name, part in sorted(getattr(command, "commands", {}).items()):
+        if not part.hidden:
+            with type(context)(part, info_name=name, parent=context) as inner:
+                yield from describe(part, inner)

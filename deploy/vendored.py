@@ -1,0 +1,107 @@
+"""Renews what the console has of others: `python -m deploy.vendored` takes the files below out of their npm packages.
+
+Needs npm and the registry, and is run by a developer who changes a version here; users have the files in the wheel.
+"""
+
+import hashlib
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+VENDOR: Final = Path(__file__).parent.parent / "api" / "console" / "static" / "vendor"
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """An npm package, the exact version, and the files of it that a browser is given. `folder` has no scope."""
+
+    name: str
+    version: str
+    folder: str
+    files: tuple[str, ...]
+    why: str
+
+
+PACKAGES: Final = (
+    Package(
+        "htmx.org",
+        "4.0.1",
+        "htmx",
+        ("dist/htmx.min.js", "dist/ext/hx-sse.min.js", "LICENSE"),
+        "swaps parts of a page, and follows streams of them",
+    ),
+    Package(
+        "uplot",
+        "1.6.32",
+        "uplot",
+        ("dist/uPlot.iife.min.js", "dist/uPlot.min.css", "LICENSE"),
+        "draws charts",
+    ),
+    Package(
+        "@picocss/pico",
+        "2.1.1",
+        "pico",
+        ("css/pico.min.css", "LICENSE.md"),
+        "how tables, forms and buttons look, dark and light",
+    ),
+    Package(
+        "swagger-ui-dist",
+        "5.35.0",
+        "swagger-ui-dist",
+        (
+            "swagger-ui-bundle.js",
+            "swagger-ui-bundle.js.LICENSE.txt",
+            "swagger-ui.css",
+            "LICENSE",
+            "NOTICE",
+        ),
+        "shows /docs",
+    ),
+)
+
+README: Final = """# Files of others
+
+Taken unchanged from npm packages by `python -m deploy.vendored`, which also wrote this page. To renew one, change its
+version in `deploy/vendored.py`, run that (it needs npm), then `make test-browser`. Pages name a file without its
+version. Each folder has the package's licence.
+
+| package | version | files | what for | SHA-256 of the package |
+| --- | --- | --- | --- | --- |
+"""
+
+
+def main() -> None:
+    if shutil.which("npm") is None:
+        sys.exit("npm is needed to renew these files, and is not here.")
+    rows = [renew(package) for package in PACKAGES]
+    (VENDOR / "README.md").write_text(README + "".join(f"{row}\n" for row in rows), encoding="utf-8")
+
+
+def renew(package: Package) -> str:
+    """Replaces every folder of the package by one of its version; the row that tells so."""
+    with tempfile.TemporaryDirectory() as directory:
+        subprocess.run(
+            ["npm", "pack", "--silent", f"{package.name}@{package.version}"], cwd=directory, check=True
+        )
+        (archive,) = Path(directory).glob("*.tgz")
+        digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+        for old in VENDOR.glob(f"{package.folder}-[0-9]*"):
+            shutil.rmtree(old)
+        target = VENDOR / f"{package.folder}-{package.version}"
+        target.mkdir(parents=True)
+        with tarfile.open(archive) as opened:
+            for name in package.files:
+                content = opened.extractfile(f"package/{name}")
+                assert content is not None, name
+                (target / Path(name).name).write_bytes(content.read())
+    files = ", ".join(f"`{Path(name).name}`" for name in package.files)
+    return f"| `{package.name}` | {package.version} | {files} | {package.why} | `{digest}` |"
+
+
+if __name__ == "__main__":
+    main()

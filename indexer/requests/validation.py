@@ -1,0 +1,249 @@
+"""Validation: the lines of a batch's file become the items of its job; what cannot becomes a refusal.
+
+The file is read twice, so that a custom_id that comes again is known when its line comes. Whoever takes over begins
+anew: the job is invisible until the transaction that queues it, which begins the batch's progress too.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+from uuid import uuid4
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from sqlalchemy import Connection
+
+from indexer.requests.held_batch import HeldBatch
+from vectormill.db.jobs.deletion import discard_upload
+from vectormill.db.jobs.submission import JobWriter
+from vectormill.db.requests.answers import Refusal, add_refusals
+from vectormill.db.requests.batch_claims import begin_progress, begin_reading, fail_batch, keep_batch
+from vectormill.db.requests.files import find_whole_file, read_file
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.errors import InvalidOption, ModelError, RequestFileNotFound, UnknownModel
+from vectormill.domain.jobs.item import Items
+from vectormill.domain.jobs.job import NewJob
+from vectormill.domain.requests.request_batch import BatchFault
+from vectormill.domain.requests.request_file import RequestFile, name_file
+from vectormill.domain.tasks.task import JUDGE
+from vectormill.key_ledger import KeyLedger
+from vectormill.models.registry import make_spec
+from vectormill.requests.line_reader import read_lines
+from vectormill.requests.request_lines import (
+    SHARED_OPTIONS,
+    RefusedLine,
+    RequestLine,
+    Wish,
+    find_custom_id,
+    make_key,
+    parse_line,
+)
+
+REFUSALS_AT_ONCE: Final = 500
+# Of a batch that failed: enough to see what is wrong with it.
+MOST_FAULTS: Final = 50
+LINES_BETWEEN_LOOKS: Final = 256
+
+
+def validate(held: HeldBatch) -> None:
+    """Ends with a job that is queued, or with a batch that has failed. Raises LeaseLost, Stopping, ModelError."""
+    try:
+        with held.engine.connect() as connection:
+            file = find_whole_file(connection, held.claim.batch.input_file_id)
+        Validation(held, file).run()
+    except RequestFileNotFound:
+        name = name_file(held.claim.batch.input_file_id)
+        fault = BatchFault("input_file_not_found", f"The file {name} was removed before it was read.")
+        with held.engine.begin() as connection:
+            fail_batch(connection, held.claim, [fault])
+
+
+class Validation:
+    """One attempt at one batch. Not thread-safe."""
+
+    def __init__(self, held: HeldBatch, file: RequestFile) -> None:
+        self._held = held
+        self._file = file
+        self._batch = held.claim.batch
+        self._job_id = uuid4()
+        self._wish: Wish | None = None
+        self._spec: EncodingSpec | None = None
+        self._unusable: dict[Wish, RefusedLine] = {}
+        self._refusals: list[Refusal] = []
+        self._faults: list[BatchFault] = []
+        self._num_lines = 0
+        self._num_refused = 0
+        self._num_items = 0
+
+    def run(self) -> None:
+        with self._held.engine.begin() as connection:
+            begin_reading(connection, self._held.claim, self._job_id)
+            if self._batch.job_id is not None:  # what an attempt that broke off has written
+                discard_upload(connection, self._batch.job_id)
+        repeated = self._find_repeated()
+        lines = self._parse_all(repeated)
+        first = next(lines, None)
+        if first is None:
+            self._fail()
+            return
+        assert self._spec is not None
+        new_job = NewJob(self._spec, metadata={"batch": self._batch.name}, id=self._job_id)
+        with JobWriter(self._held.engine, new_job, self._held.settings) as writer:
+            self._write(writer, first)
+            for line in lines:
+                self._write(writer, line)
+            if self._num_items > self._held.settings.max_job_items:
+                self._fail()
+                return
+            self._store_refusals()
+            writer.finish(self._begin_progress)
+
+    def _read(self) -> Iterator[tuple[int, bytes | None]]:
+        pieces = read_file(self._held.engine, self._file)
+        for number, line in read_lines(pieces, self._held.settings.max_line_bytes):
+            if number % LINES_BETWEEN_LOOKS == 0:
+                self._held.keep()
+            yield number, line
+
+    def _find_repeated(self) -> npt.NDArray[np.int64]:
+        """The places, among lines that are not blank, of those whose custom_id an earlier line has."""
+        ledger = KeyLedger()
+        try:
+            for number, line in self._read():
+                custom_id = None if line is None else find_custom_id(line)
+                # A line without an id is like no other: no id of JSON that we take begins so.
+                own = f"\0{number}" if custom_id is None else custom_id
+                ledger.add(own.encode("utf-8", "surrogatepass"))
+            return ledger.find_repeated()
+        finally:
+            ledger.close()
+
+    def _parse_all(self, repeated: npt.NDArray[np.int64]) -> Iterator[tuple[int, RequestLine]]:
+        """Lines that can be answered, with their numbers; the others are noted."""
+        upcoming = iter(repeated.tolist())
+        next_repeated = next(upcoming, None)
+        for place, (number, content) in enumerate(self._read()):
+            self._num_lines += 1
+            is_repeated = place == next_repeated
+            if is_repeated:
+                next_repeated = next(upcoming, None)
+            try:
+                line = self._parse(content)
+                if is_repeated:
+                    raise RefusedLine(
+                        "duplicate_custom_id",
+                        f"an earlier line has the custom_id {line.custom_id!r} too; the first one is answered.",
+                        custom_id=line.custom_id,
+                        param="custom_id",
+                    )
+                self._check_wish(line)
+            except RefusedLine as refused:
+                self._refuse(number, refused)
+            else:
+                yield number, line
+
+    def _parse(self, content: bytes | None) -> RequestLine:
+        settings = self._held.settings
+        if content is None:
+            raise RefusedLine(
+                "line_too_long",
+                f"the line has more than {settings.max_line_bytes} bytes (VECTORMILL_MAX_LINE_BYTES).",
+            )
+        return parse_line(content, self._batch.endpoint, settings.max_key_bytes)
+
+    def _check_wish(self, line: RequestLine) -> None:
+        """The first line whose model and options can be used decides for all. Raises RefusedLine."""
+        wish, known = line.wish, self._wish
+        if wish == known:
+            return
+        if known is None:
+            self._spec = self._make_spec(line)
+            self._wish = wish
+            return
+        if wish.model != known.model:
+            reason = f"the model is {wish.model[:100]!r}, and that of the batch {known.model!r}; a batch has one model."
+            raise RefusedLine("mismatched_model", reason, custom_id=line.custom_id, param="model")
+        for name in SHARED_OPTIONS:
+            theirs, ours = getattr(wish.options, name), getattr(known.options, name)
+            if theirs != ours:
+                reason = (
+                    f"{name} is {theirs!r}, and that of the batch's first line {ours!r}; a batch has one."
+                )
+                raise RefusedLine("mismatched_options", reason, custom_id=line.custom_id, param=name)
+
+    def _make_spec(self, line: RequestLine) -> EncodingSpec:
+        """Raises RefusedLine, and ModelError when the model is away, which another attempt may find there."""
+        if line.wish in self._unusable:
+            earlier = self._unusable[line.wish]
+            raise RefusedLine(earlier.code, earlier.message, custom_id=line.custom_id, param=earlier.param)
+        try:
+            if "\0" in (line.wish.options.prompt or ""):
+                raise InvalidOption("prompt contains a NUL character (U+0000).")
+            spec = make_spec(self._held.registry.card(line.wish.model), line.wish.options)
+            if spec.task == JUDGE and len(spec.labels) > 2:
+                raise InvalidOption(f"{spec.model} tells {len(spec.labels)} labels apart, and ranks nothing.")
+        except ModelError:
+            raise
+        except UnknownModel as error:
+            refused = RefusedLine("model_not_found", str(error), custom_id=line.custom_id, param="model")
+        except InvalidOption as error:
+            refused = RefusedLine("invalid_request", str(error), custom_id=line.custom_id)
+        else:
+            return spec
+        if len(self._unusable) < MOST_FAULTS:
+            self._unusable[line.wish] = refused
+        raise refused
+
+    def _write(self, writer: JobWriter, numbered: tuple[int, RequestLine]) -> None:
+        number, line = numbered
+        self._num_items += len(line.texts)
+        if self._num_items > self._held.settings.max_job_items:
+            fault = BatchFault(
+                "too_many_requests",
+                f"The file asks for more than {self._held.settings.max_job_items:,} texts (VECTORMILL_MAX_JOB_ITEMS); "
+                "divide it.",
+                line=number,
+            )
+            self._faults = [fault]
+            return
+        keys = [make_key(number, index, line.custom_id) for index in range(len(line.texts))]
+        metadata = [b""] * len(keys)
+        if line.facts:
+            metadata[0] = msgspec.json.encode(line.facts)
+        writer.add_all(Items(keys, line.texts, metadata))
+
+    def _refuse(self, number: int, refused: RefusedLine) -> None:
+        self._num_refused += 1
+        # What was sent may hold NUL, which Postgres keeps nowhere.
+        message, custom_id, param = (
+            None if told is None else told.replace("\0", "")
+            for told in (refused.message, refused.custom_id, refused.param)
+        )
+        message = message or ""
+        if len(self._faults) < MOST_FAULTS:
+            self._faults.append(BatchFault(refused.code, message, number, param))
+        self._refusals.append(Refusal(number, custom_id, refused.code, message, param))
+        if len(self._refusals) >= REFUSALS_AT_ONCE:
+            self._store_refusals()
+
+    def _store_refusals(self) -> None:
+        if self._refusals:
+            with self._held.engine.begin() as connection:
+                keep_batch(connection, self._held.claim)
+                add_refusals(connection, self._batch.id, self._refusals)
+            self._refusals = []
+
+    def _begin_progress(self, connection: Connection) -> None:
+        assert self._spec is not None
+        begin_progress(
+            connection,
+            self._held.claim,
+            model=self._spec.model,
+            num_lines=self._num_lines,
+            num_refused=self._num_refused,
+        )
+
+    def _fail(self) -> None:
+        faults = self._faults or [BatchFault("empty_file", "The file has no requests; write one a line.")]
+        with self._held.engine.begin() as connection:
+            fail_batch(connection, self._held.claim, faults, self._num_lines)

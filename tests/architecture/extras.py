@@ -1,0 +1,66 @@
+"""What an environment holds that has some of our extras: by pyproject.toml, and by what packages say that they need."""
+
+import re
+import sys
+import tomllib
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+from typing import Final
+
+from packaging.requirements import Requirement
+
+from tests.architecture.sources import PACKAGES, ROOT
+
+PROJECT: Final = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS: Final[Mapping[str, list[str]]] = PROJECT["optional-dependencies"]
+
+
+def normalize(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+@cache
+def find_distributions(*extras: str) -> frozenset[str]:
+    """What pip installs for the project with these extras; of extras that others have, the platform's own."""
+    pending = [*PROJECT["dependencies"], *(line for extra in extras for line in EXTRAS[extra])]
+    seen: set[tuple[str, frozenset[str]]] = set()
+    while pending:
+        wanted = Requirement(pending.pop())
+        name = normalize(wanted.name)
+        if (name, frozenset(wanted.extras)) in seen:
+            continue
+        seen.add((name, frozenset(wanted.extras)))
+        if name == "vectormill":
+            pending += [line for extra in wanted.extras for line in EXTRAS[extra]]
+        else:
+            pending += [line for line in require_of(name) if applies(Requirement(line), wanted.extras)]
+    return frozenset(name for name, _ in seen)
+
+
+def require_of(name: str) -> list[str]:
+    try:
+        return requires(name) or []
+    except PackageNotFoundError:  # of another platform
+        return []
+
+
+def applies(requirement: Requirement, extras: Iterable[str]) -> bool:
+    marker = requirement.marker
+    return marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *extras))
+
+
+def find_importable(*extras: str) -> frozenset[str]:
+    """Top-level modules that such an environment has besides the standard library and our own."""
+    there = find_distributions(*extras)
+    return frozenset(
+        module
+        for module, distributions in packages_distributions().items()
+        if any(normalize(each) in there for each in distributions)
+    )
+
+
+def find_foreign(*extras: str) -> frozenset[str]:
+    """Top-level modules that are here and would not be in such an environment."""
+    here = packages_distributions().keys() - sys.stdlib_module_names - {*PACKAGES, "_distutils_hack"}
+    return frozenset(here) - find_importable(*extras)

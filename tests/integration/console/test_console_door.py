@@ -1,0 +1,222 @@
+"""Who gets into the console, how far, and what a browser is told to do with its answers."""
+
+import re
+import time
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from fastapi.routing import APIRoute
+from sqlalchemy import Engine
+
+from api.console.guard import HEADERS
+from api.console.routes import CONSOLE_ROUTERS
+from api.console.sessions import SESSION_COOKIE, SESSION_SECONDS, open_session, seal_session
+from api.door import keyring
+from tests.api_server import api_client, assert_problem
+from tests.protocol import make_items, submit
+from vectormill.db.api_keys import create_key, load_keys, revoke_key
+from vectormill.domain.api_key import make_secret
+
+PAGE = {"Accept": "text/html"}
+TOKEN = re.compile(r'"X-CSRF-Token": "([0-9a-f]{64})"')
+
+
+@pytest.fixture(autouse=True)
+def _fresh_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keyring, "FRESH_SECONDS", 0.0)
+
+
+@pytest.fixture
+def client(engine: Engine) -> Iterator[httpx.Client]:
+    with api_client(engine) as client:
+        yield client
+
+
+def add_key(engine: Engine, name: str, scope: str = "write") -> str:
+    secret = make_secret()
+    with engine.begin() as connection:
+        create_key(connection, name, secret, scope)
+    return secret
+
+
+def log_in(client: httpx.Client, secret: str, **form: str) -> httpx.Response:
+    page = client.get("/console/login")
+    (csrf,) = re.findall(r'name="csrf" value="([0-9a-f]{64})"', page.text)
+    return client.post("/console/login", data={"csrf": csrf, "key": secret, **form})
+
+
+def find_token(page: httpx.Response) -> dict[str, str]:
+    (token,) = TOKEN.findall(page.text)
+    return {"X-CSRF-Token": token}
+
+
+def list_console_paths() -> list[tuple[str, str]]:
+    """Every route of the console, with something in the place of its parameters."""
+    return [
+        (method, re.sub(r"\{[^}]+\}", "x", route.path))
+        for router in CONSOLE_ROUTERS
+        for route in router.routes
+        if isinstance(route, APIRoute) and route.path != "/docs"
+        for method in route.methods or ()
+    ]
+
+
+def test_without_any_key_the_loopback_looks_and_presses_without_a_login(client: httpx.Client) -> None:
+    assert client.get("/", headers=PAGE).headers["location"] == "/console/jobs"
+    assert client.get("/docs", headers=PAGE).headers["location"] == "/console/docs"
+    assert client.get("/console/login").headers["location"] == "/console/jobs"
+    page = client.get("/console/queue")
+    assert page.status_code == 200
+    assert "Log out" not in page.text
+    assert find_token(page)
+
+
+def test_once_a_key_exists_no_route_of_the_console_is_open_but_its_login_and_its_assets(
+    client: httpx.Client, engine: Engine
+) -> None:
+    add_key(engine, "first")
+    paths = list_console_paths()
+    assert ("GET", "/console/queue/live") in paths
+    for method, path in paths:
+        if path == "/console/login" or path.startswith("/console/static/"):
+            continue
+        answer = client.request(method, path)
+        assert (answer.status_code, answer.headers["location"][:14]) == (303, "/console/login"), path
+        answer = client.request(method, path, headers={"HX-Request": "true"})
+        assert (answer.status_code, answer.headers["hx-redirect"]) == (401, "/console/login"), path
+        assert not answer.content
+
+
+def test_a_login_leads_back_to_the_page_that_was_wanted_and_nowhere_else(
+    client: httpx.Client, engine: Engine
+) -> None:
+    secret = add_key(engine, "me")
+    wanted = client.get("/console/queue?x=1").headers["location"]
+    assert wanted == "/console/login?next=%2Fconsole%2Fqueue%3Fx%3D1"
+    assert log_in(client, secret, next="/console/queue?x=1").headers["location"] == "/console/queue?x=1"
+    for foreign in ("https://evil.example/", "//evil.example", "/console/\\evil", "/v1/jobs", "javascript:x"):
+        assert log_in(client, secret, next=foreign).headers["location"] == "/console/jobs"
+
+
+def test_a_wrong_key_is_refused_in_words_and_leaves_no_session(client: httpx.Client, engine: Engine) -> None:
+    add_key(engine, "first")
+    answer = log_in(client, make_secret())
+    assert answer.status_code == 401
+    assert "misspelt, revoked or expired" in answer.text
+    assert SESSION_COOKIE not in client.cookies
+    assert client.post("/console/login", data={"csrf": "0" * 64, "key": "x"}).status_code == 403
+    assert client.post("/console/login", content=b"x" * 20_000).status_code == 413
+
+
+def test_the_cookie_of_a_session_is_out_of_reach_and_opens_no_route_of_the_api(
+    client: httpx.Client, engine: Engine
+) -> None:
+    secret = add_key(engine, "me")
+    cookie = log_in(client, secret).headers["set-cookie"]
+    assert "HttpOnly; SameSite=Strict" in cookie
+    assert "Path=/console;" in cookie
+    assert f"Max-Age={SESSION_SECONDS}" in cookie
+    assert "Secure" not in cookie
+    assert secret not in cookie
+    value = client.cookies[SESSION_COOKIE]
+    assert client.get("/console/queue").status_code == 200
+    for path in ("/v1/jobs", "/metrics", "/docs", "/openapi.json"):
+        answer = client.get(path, headers={"Cookie": f"{SESSION_COOKIE}={value}"})
+        assert_problem(answer, 401, "key-missing")
+
+
+def test_a_session_ends_with_its_key_and_with_a_logout(client: httpx.Client, engine: Engine) -> None:
+    secret = add_key(engine, "me")
+    add_key(engine, "other")
+    log_in(client, secret)
+    page = client.get("/console/queue")
+    assert "me <small>write</small>" in page.text
+    answer = client.post("/console/logout", headers=find_token(page))
+    assert answer.headers["hx-redirect"] == "/console/login"
+    assert client.get("/console/queue").status_code == 303
+    log_in(client, secret)
+    assert client.get("/console/queue").status_code == 200
+    with engine.begin() as connection:
+        revoke_key(connection, "me")
+    assert client.get("/console/queue").status_code == 303
+
+
+def test_a_session_holds_at_every_process_and_is_noise_without_the_hash_of_its_key(engine: Engine) -> None:
+    secret = add_key(engine, "me")
+    other = add_key(engine, "other")
+    now = time.time()
+    with engine.connect() as connection:
+        keys = load_keys(connection)
+    key = next(key for key in keys if key.name == "me")
+    cookie = seal_session(key, secret, now)
+    assert cookie != seal_session(key, secret, now)
+    assert open_session(keys, cookie, now) == key
+    assert open_session(keys, cookie, now + SESSION_SECONDS + 1) is None
+    assert open_session([each for each in keys if each.name == "other"], cookie, now) is None
+    # Whoever knows the hash of a key and not the key makes no session of it.
+    assert open_session(keys, seal_session(key, other, now), now) is None
+    sealed = urlsafe_b64decode(cookie)
+    for place in range(len(sealed)):
+        changed = sealed[:place] + bytes([sealed[place] ^ 1]) + sealed[place + 1 :]
+        assert open_session(keys, urlsafe_b64encode(changed).decode(), now) is None, place
+    for noise in ("", "x", "é", "A" * 40, "A" * 100_000, "=" * 8):
+        assert open_session(keys, noise, now) is None
+
+
+def test_nothing_is_pressed_without_the_token_of_the_own_page(client: httpx.Client, engine: Engine) -> None:
+    job = submit(engine, make_items(2))
+    path = f"/console/jobs/{job.id}/pause"
+    page = client.get("/console/queue")
+    for headers in ({}, {"X-CSRF-Token": "0" * 64}, {"X-CSRF-Token": ""}):
+        answer = client.post(path, headers=headers)
+        assert answer.status_code == 403
+        assert "load the page again" in answer.text
+    foreign = {"Origin": "https://evil.example", **find_token(page)}
+    assert_problem(client.post(path, headers=foreign), 403, "foreign-page")
+    other = httpx.Client(base_url=client.base_url, trust_env=False)
+    with other:
+        assert find_token(other.get("/console/queue")) != find_token(page)
+        assert other.post(path, headers=find_token(page)).status_code == 403
+
+
+def test_pages_come_under_no_foreign_name(client: httpx.Client) -> None:
+    for path in ("/console/queue", "/console/login", "/console/static/x/console.css"):
+        assert_problem(client.get(path, headers={"Host": "evil.example"}), 421, "unknown-host")
+
+
+def test_every_answer_tells_the_browser_what_it_may_not_do(client: httpx.Client) -> None:
+    css = re.findall(r'href="(/console/static/[^"]+console.css)"', client.get("/console/queue").text)[0]
+    for path in ("/console/queue", "/console/nothing", "/console/openapi.json", css):
+        answer = client.get(path)
+        assert HEADERS.items() <= {name.title(): value for name, value in answer.headers.items()}.items()
+        assert "unsafe" not in answer.headers["content-security-policy"]
+    assert "immutable" in client.get(css).headers["cache-control"]
+    old = re.sub(r"static/\w+/", "static/000000000000/", css)
+    assert client.get(old).headers["cache-control"] == "no-store"
+    assert client.get(css.replace("console.css", "none.css")).status_code == 404
+    assert client.get("/console/queue").headers["cache-control"] == "no-store"
+
+
+def test_what_fails_is_a_page_for_a_person_and_a_notice_on_the_page_that_asked(client: httpx.Client) -> None:
+    page = client.get("/console/nothing")
+    assert page.status_code == 404
+    assert "<h1>Not found</h1>" in page.text
+    notice = client.get("/console/nothing", headers={"HX-Request": "true"})
+    assert notice.headers["hx-retarget"] == "#notices"
+    assert "<html" not in notice.text
+    assert_problem(client.get("/nothing"), 404, "not-found")
+
+
+def test_behind_tls_the_cookie_is_sent_over_tls_alone(engine: Engine) -> None:
+    secret = add_key(engine, "me")
+    with api_client(engine) as client:
+        client.headers["X-Forwarded-Proto"] = "https"  # as a proxy on this machine tells
+        page = client.get("/console/login")
+        assert page.headers["set-cookie"].endswith("; Secure")
+        visit = page.headers["set-cookie"].split(";")[0]
+        (csrf,) = re.findall(r'name="csrf" value="([0-9a-f]{64})"', page.text)
+        answer = client.post("/console/login", data={"csrf": csrf, "key": secret}, headers={"Cookie": visit})
+        assert answer.status_code == 303
+        assert answer.headers["set-cookie"].endswith("; Secure")

@@ -1,0 +1,283 @@
+"""Clients that people already have, unchanged but for base_url and key, and a real worker: the vectors are those of
+sentence-transformers.
+"""
+
+import asyncio
+import base64
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+from numpy.typing import NDArray
+
+from api.bodies.embeddings import MAX_INPUTS
+from tests.api_server import JSON
+from tests.front_door import FrontDoor, open_front_door
+from tests.reference import packaged_reference
+from vectormill.client import AsyncClient, Client
+from vectormill.models.registry import DEFAULT_MODEL
+
+TEXTS = [
+    "The mill grinds slowly.",
+    "Zwölf Boxkämpfer jagen Viktor.",
+    "def parse(date): ...",
+    "東京タワー",
+    "I do not know, he said; it's unaffable!",
+]
+KEY = "any key, where none is wanted"
+
+
+@pytest.fixture(scope="module")
+def door(postgres_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontDoor]:
+    with open_front_door(postgres_url, redis_url, tmp_path_factory.mktemp("cache")) as door:
+        yield door
+
+
+@pytest.fixture(scope="module")
+def client(door: FrontDoor) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{door.url}/v1", api_key=KEY, max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def expected() -> NDArray[np.float32]:
+    """[texts, 384], of length 1."""
+    vectors: NDArray[np.float32] = packaged_reference().encode(TEXTS, show_progress_bar=False)
+    return vectors
+
+
+def assert_same(found: Sequence[Sequence[float]], expected: NDArray[np.float32]) -> None:
+    vectors = np.array(found, dtype=np.float32)
+    assert vectors.shape == expected.shape
+    assert (vectors * expected).sum(axis=1).min() > 0.9999
+
+
+def ids_of(text: str, *, special: bool = True) -> list[int]:
+    ids: list[int] = packaged_reference().tokenizer(text, add_special_tokens=special)["input_ids"]
+    return ids
+
+
+def test_the_official_client_gets_the_vectors_of_the_reference(
+    client: openai.OpenAI, expected: NDArray[np.float32]
+) -> None:
+    answer = client.embeddings.create(model=DEFAULT_MODEL, input=TEXTS, user="u-1")
+    assert [each.index for each in answer.data] == list(range(len(TEXTS)))
+    assert_same([each.embedding for each in answer.data], expected)
+    assert (answer.object, answer.data[0].object, answer.model) == ("list", "embedding", DEFAULT_MODEL)
+    assert answer.usage.prompt_tokens == answer.usage.total_tokens == sum(len(ids_of(text)) for text in TEXTS)
+    assert answer._request_id
+
+
+def test_the_official_async_client_gets_them_too(door: FrontDoor, expected: NDArray[np.float32]) -> None:
+    async def ask() -> list[list[float]]:
+        async with openai.AsyncOpenAI(base_url=f"{door.url}/v1", api_key=KEY, max_retries=0) as client:
+            asked = [client.embeddings.create(model=DEFAULT_MODEL, input=text) for text in TEXTS]
+            return [answer.data[0].embedding for answer in await asyncio.gather(*asked)]
+
+    assert_same(asyncio.run(ask()), expected)
+
+
+def test_numbers_and_base64_are_the_same_float32(door: FrontDoor) -> None:
+    plain, encoded = (
+        door.http.post("/v1/embeddings", json={"input": TEXTS, "encoding_format": form}).json()["data"]
+        for form in ("float", "base64")
+    )
+    for numbers, text in zip(plain, encoded, strict=True):
+        assert np.array(numbers["embedding"], np.float32).tobytes() == base64.b64decode(text["embedding"])
+
+
+def test_our_own_clients_embed_and_rerank_as_they_do(door: FrontDoor, expected: NDArray[np.float32]) -> None:
+    async def ask() -> tuple[NDArray[np.float32], list[int]]:
+        async with AsyncClient(door.url) as client:
+            ranked = await client.rerank(TEXTS[0], TEXTS)
+            return await client.embed(TEXTS), [row["index"] for row in ranked["results"]]
+
+    with Client(door.url) as client:
+        found = client.embed(TEXTS)
+        shorter = client.embed(TEXTS, model=DEFAULT_MODEL, input_type="document", dimensions=64)
+        best = [row["index"] for row in client.rerank(TEXTS[0], TEXTS, top_n=2)["results"]]
+    assert_same(found.tolist(), expected)
+    assert shorter.shape == (len(TEXTS), 64)
+    again, ranking = asyncio.run(ask())
+    assert_same(again.tolist(), expected)
+    assert ranking == np.argsort(-(expected @ expected[0])).tolist()
+    assert best == ranking[:2]
+
+
+def test_token_ids_are_read_as_they_are(client: openai.OpenAI, expected: NDArray[np.float32]) -> None:
+    """Whether or not the special tokens are among them; a text's own tokens, not those of what they are decoded to."""
+    bare = [ids_of(text, special=False) for text in TEXTS]
+    for given in (bare, [ids_of(text) for text in TEXTS]):
+        answer = client.embeddings.create(model=DEFAULT_MODEL, input=given)
+        assert_same([each.embedding for each in answer.data], expected)
+        assert answer.usage.prompt_tokens == sum(len(ids_of(text)) for text in TEXTS)
+    one = client.embeddings.create(model=DEFAULT_MODEL, input=bare[0])
+    assert_same([one.data[0].embedding], expected[:1])
+    split = bare[4][3:]  # no text has these: it begins in the middle of a word of another
+    twice = client.embeddings.create(model=DEFAULT_MODEL, input=[split + split])
+    assert twice.usage.prompt_tokens == 2 * len(split) + 2
+
+
+@pytest.mark.parametrize(("ids", "said"), [([101, 40_000], "40000"), ([-1], "-1"), ([2**40], "30521")])
+def test_ids_of_another_vocabulary_are_refused(client: openai.OpenAI, ids: list[int], said: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=said) as refused:
+        client.embeddings.create(model=DEFAULT_MODEL, input=[[2054], ids])
+    assert (refused.value.param, refused.value.code) == ("input[1]", "invalid_item")
+
+
+def test_fewer_dimensions_and_prompts_are_those_of_a_job(
+    door: FrontDoor, client: openai.OpenAI, expected: NDArray[np.float32]
+) -> None:
+    answer = client.embeddings.create(model=DEFAULT_MODEL, input=TEXTS, dimensions=64)
+    shorter = expected[:, :64] / np.linalg.norm(expected[:, :64], axis=1, keepdims=True)
+    assert_same([each.embedding for each in answer.data], shorter)
+    prompted = client.embeddings.create(model=DEFAULT_MODEL, input=TEXTS, extra_body={"prompt": "query: "})
+    reference = packaged_reference().encode(TEXTS, prompt="query: ", show_progress_bar=False)
+    assert_same([each.embedding for each in prompted.data], reference)
+    for both in ({"prompt": "x", "input_type": "query"}, {"prompt": "a\0b"}):
+        assert door.http.post("/v1/embeddings", json={"input": "a", **both}).status_code == 400
+
+
+def test_a_long_input_is_cut_and_told_of(client: openai.OpenAI) -> None:
+    (mill,) = ids_of("mill", special=False)
+    as_text, as_ids = (
+        client.embeddings.create(model=DEFAULT_MODEL, input=given)
+        for given in (["mill " * 1000, "mill"], [[mill] * 1000, [mill]])
+    )
+    for answer in (as_text, as_ids):
+        assert answer.usage.prompt_tokens == 256 + 3
+        assert answer.usage.model_extra == {"truncated_inputs": 1}
+    assert_same([as_ids.data[0].embedding], np.array([as_text.data[0].embedding]))
+    with pytest.raises(openai.BadRequestError, match="1002 tokens") as refused:
+        client.embeddings.create(
+            model=DEFAULT_MODEL, input=["a", "mill " * 1000], extra_body={"long_texts": "fail"}
+        )
+    assert refused.value.param == "input[1]"
+
+
+def test_as_many_inputs_as_openai_takes_are_answered_and_no_more(client: openai.OpenAI) -> None:
+    texts = [f"number {number % 50}" for number in range(MAX_INPUTS)]
+    answer = client.embeddings.create(model=DEFAULT_MODEL, input=texts, dimensions=8)
+    found = np.array([each.embedding for each in answer.data])
+    assert np.allclose(found[:50], found[2000 - 50 : 2000], atol=1e-6)
+    assert not np.allclose(found[0], found[1], atol=1e-3)
+    with pytest.raises(openai.BadRequestError, match="2,049"):
+        client.embeddings.create(model=DEFAULT_MODEL, input=[*texts, "one more"])
+
+
+def test_refusals_raise_what_the_official_client_knows(door: FrontDoor, client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="There is no model 'gpt-9'") as unknown:
+        client.embeddings.create(model="gpt-9", input="a")
+    assert (unknown.value.code, unknown.value.param) == ("model_not_found", "model")
+    assert unknown.value.request_id
+    refused: tuple[Any, ...] = ("", " ", [], ["a", ""], [[]], ["a\0"])
+    for given in refused:
+        with pytest.raises(openai.BadRequestError):
+            client.embeddings.create(model=DEFAULT_MODEL, input=given)
+    with pytest.raises(openai.BadRequestError, match="dimensions"):
+        client.embeddings.create(model=DEFAULT_MODEL, input="a", dimensions=385)
+    with pytest.raises(openai.BadRequestError):
+        client.embeddings.create(model=DEFAULT_MODEL, input="a", extra_body={"dimension": 3})
+    mixed = door.http.post("/v1/embeddings", json={"input": ["a", 1]})
+    assert (mixed.status_code, mixed.json()["error"]["type"]) == (400, "invalid_request_error")
+    half = door.http.post("/v1/embeddings", content=b'{"input": ["a", "\\ud800"]}', headers=JSON)
+    assert (half.status_code, half.json()["error"]["param"]) == (400, "input[1]")
+
+
+def test_models_are_listed_and_found_for_their_clients_and_ours(
+    door: FrontDoor, client: openai.OpenAI
+) -> None:
+    (model,) = client.models.list()
+    assert (model.id, model.object, model.owned_by) == (DEFAULT_MODEL, "model", "vectormill")
+    assert model.created > 1_600_000_000
+    assert client.models.retrieve(DEFAULT_MODEL) == model
+    with Client(door.url) as ours:
+        assert ours.models()[0] == door.http.get(f"/v1/models/{DEFAULT_MODEL}").json()
+    with pytest.raises(openai.NotFoundError, match="Registered models") as unknown:
+        client.models.retrieve("owner/nothing")
+    assert unknown.value.code == "model_not_found"
+
+
+def test_langchain_s_embeddings_work_unchanged(door: FrontDoor, expected: NDArray[np.float32]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from langchain_openai import OpenAIEmbeddings
+
+    options: dict[str, Any] = {"base_url": f"{door.url}/v1", "api_key": KEY}
+    embeddings = OpenAIEmbeddings(model=DEFAULT_MODEL, check_embedding_ctx_length=False, **options)
+
+    async def ask() -> list[list[float]]:
+        async with embeddings.async_client._client:  # it closes none of its clients itself
+            return await embeddings.aembed_documents(TEXTS)
+
+    with embeddings.client._client:
+        assert_same(embeddings.embed_documents(TEXTS), expected)
+        assert_same([embeddings.embed_query(TEXTS[0])], expected[:1])
+    assert_same(asyncio.run(ask()), expected)
+
+
+def test_llama_index_s_embeddings_work_unchanged(door: FrontDoor, expected: NDArray[np.float32]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from llama_index.embeddings.openai import OpenAIEmbedding  # type: ignore[import-untyped]
+
+        embeddings = OpenAIEmbedding(
+            model_name=DEFAULT_MODEL, api_base=f"{door.url}/v1", api_key=KEY, embed_batch_size=3
+        )
+
+        async def ask() -> list[list[float]]:
+            async with embeddings._get_aclient():  # nor does this
+                vectors: list[list[float]] = await embeddings.aget_text_embedding_batch(TEXTS)
+                return vectors
+
+        with embeddings._get_client():
+            assert_same(embeddings.get_text_embedding_batch(TEXTS), expected)
+            assert_same([embeddings.get_query_embedding(TEXTS[0])], expected[:1])
+        assert_same(asyncio.run(ask()), expected)
+
+
+# ---- text-embeddings-inference and Cohere
+
+
+def test_embed_answers_as_text_embeddings_inference(door: FrontDoor, expected: NDArray[np.float32]) -> None:
+    assert_same(door.http.post("/embed", json={"inputs": TEXTS}).json(), expected)
+    assert_same(door.http.post("/embed", json={"inputs": TEXTS[0], "truncate": True}).json(), expected[:1])
+    long = door.http.post("/embed", json={"inputs": ["a", "mill " * 1000]})
+    assert (long.status_code, long.json()["error_type"]) == (400, "Validation")
+    assert "inputs[1]" in long.json()["error"]
+    prompt = door.http.post("/embed", json={"inputs": "a", "prompt_name": "nothing"})
+    assert "no prompt 'nothing'" in prompt.json()["error"]
+    info = door.http.get("/info").json()
+    assert (info["model_id"], info["max_input_length"]) == (DEFAULT_MODEL, 256)
+
+
+def test_rerank_answers_as_its_clients_know(door: FrontDoor, expected: NDArray[np.float32]) -> None:
+    body = {"query": TEXTS[0], "texts": TEXTS, "return_text": True}
+    ranked = door.http.post("/rerank", json=body).json()
+    best = np.argsort(-(expected @ expected[0])).tolist()
+    assert [row["index"] for row in ranked] == best
+    assert ranked[0] == {"index": 0, "score": pytest.approx(1.0, abs=1e-5), "text": TEXTS[0]}
+    cohere = {"query": TEXTS[0], "documents": TEXTS, "top_n": 2}
+    results = door.http.post("/v2/rerank", json=cohere).json()["results"]
+    assert [row["index"] for row in results] == best[:2]
+    raw = door.http.post("/rerank", json={**body, "raw_scores": True})
+    assert (raw.status_code, "activation" in raw.json()["error"]) == (400, True)
+
+
+def test_embed_answers_as_cohere(door: FrontDoor, expected: NDArray[np.float32]) -> None:
+    types = ["float", "base64", "binary", "ubinary"]
+    body = {"texts": TEXTS, "input_type": "search_query", "embedding_types": types, "output_dimension": 64}
+    answer = door.http.post("/v2/embed", json=body).json()
+    found = answer["embeddings"]
+    assert_same(found["float"], expected[:, :64] / np.linalg.norm(expected[:, :64], axis=1, keepdims=True))
+    floats = np.array(found["float"], np.float32)
+    assert [base64.b64decode(text) for text in found["base64"]] == [row.tobytes() for row in floats]
+    bits = np.packbits(floats > 0, axis=1)
+    assert found["ubinary"] == bits.tolist()
+    assert found["binary"] == (bits.astype(int) - 128).tolist()
+    assert answer["meta"]["billed_units"]["input_tokens"] == sum(len(ids_of(text)) for text in TEXTS)
+    unknown = door.http.post("/v2/embed", json={"texts": ["a"], "model": "embed-v4.0"})
+    assert (unknown.status_code, "no model" in unknown.json()["message"]) == (404, True)

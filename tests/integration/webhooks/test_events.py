@@ -1,0 +1,267 @@
+"""Every way in which a job or a run ends leaves exactly one event, in the transaction that ends it, or none at all."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from sqlalchemy import Engine, text
+
+from tests.protocol import (
+    SPEC,
+    claim_next,
+    complete,
+    complete_on,
+    make_items,
+    submit,
+)
+from tests.schedules import make_collection
+from tests.webhooks import events_of, make_webhook
+from vectormill.db.chunks.chunks import release_chunk
+from vectormill.db.chunks.completion import cancel_chunk, fail_chunk
+from vectormill.db.chunks.payloads import load_payload
+from vectormill.db.chunks.rescue import end_cancelled_jobs
+from vectormill.db.collections.removals import stop_work
+from vectormill.db.jobs.deletion import discard_job
+from vectormill.db.jobs.jobs import cancel_job, retry_job
+from vectormill.db.jobs.submission import JobWriter
+from vectormill.db.runs.pushes import prune_pushes
+from vectormill.db.runs.run_claims import claim_run, end_run
+from vectormill.db.runs.runs import cancel_run, create_run
+from vectormill.domain.jobs.item import ItemFailure
+from vectormill.domain.jobs.job import ALL_JOB_STATES, NewJob
+from vectormill.domain.run import REINDEX, RUN_STATES
+from vectormill.domain.webhooks.webhook import EVENTS
+from vectormill.settings import Settings
+
+FAILURE = ItemFailure("encoding_failed", "so it is")
+
+
+def finish(engine: Engine) -> None:
+    complete(engine, claim_next(engine))
+
+
+def finish_with_an_error(engine: Engine) -> None:
+    complete(engine, claim_next(engine), {0: FAILURE})
+
+
+def finish_without_a_vector(engine: Engine) -> None:
+    claimed = claim_next(engine)
+    with engine.begin() as connection:
+        fail_chunk(connection, claimed, load_payload(connection, claimed.chunk_id), FAILURE)
+
+
+def cancel(engine: Engine) -> None:
+    with engine.begin() as connection:
+        cancel_job(connection, job_id_of(engine))
+
+
+def cancel_under_a_worker(engine: Engine) -> None:
+    claimed = claim_next(engine)
+    cancel(engine)
+    with engine.begin() as connection:
+        cancel_chunk(connection, claimed)
+
+
+def cancel_under_a_worker_that_is_lost(engine: Engine) -> None:
+    claimed = claim_next(engine)
+    cancel(engine)
+    with engine.begin() as connection:
+        release_chunk(connection, claimed, "lost", is_counted=True)
+    with engine.begin() as connection:
+        end_cancelled_jobs(connection)
+
+
+def lose_the_finisher(engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE vectormill.jobs SET num_open_chunks = 0, num_done = num_items"))
+    with engine.begin() as connection:
+        end_cancelled_jobs(connection)
+
+
+def take_the_collection(engine: Engine) -> None:
+    stop_work(engine, "docs")
+
+
+def job_id_of(engine: Engine) -> UUID:
+    with engine.connect() as connection:
+        found: UUID = connection.execute(text("SELECT id FROM vectormill.jobs")).scalar_one()
+        return found
+
+
+@pytest.mark.parametrize(
+    ("end", "state"),
+    [
+        (finish, "completed"),
+        (finish_with_an_error, "completed_with_errors"),
+        (finish_without_a_vector, "failed"),
+        (cancel, "cancelled"),
+        (cancel_under_a_worker, "cancelled"),
+        (cancel_under_a_worker_that_is_lost, "cancelled"),
+        (lose_the_finisher, "completed"),
+        (take_the_collection, "cancelled"),
+    ],
+)
+def test_a_job_that_ends_leaves_one_event(engine: Engine, end: Callable[[Engine], None], state: str) -> None:
+    webhook, _ = make_webhook(engine)
+    job = submit(engine, make_items(4), collection="docs")
+    assert events_of(engine, webhook) == []
+    end(engine)
+    (event,) = events_of(engine, webhook)
+    data = event["data"]
+    assert event["type"] == f"job.{state}"
+    assert {name: data[name] for name in ("id", "state", "model", "collection", "num_items")} == {
+        "id": str(job.id), "state": state, "model": "fake", "collection": "docs", "num_items": 4,
+    }  # fmt: skip
+    assert datetime.fromisoformat(data["finished_at"]) <= datetime.fromisoformat(event["timestamp"])
+    assert datetime.fromisoformat(event["timestamp"]).utcoffset() == datetime.now(UTC).utcoffset()
+    with engine.begin() as connection:  # nothing that comes later ends it once more
+        discard_job(connection, job.id)
+    assert len(events_of(engine, webhook)) == 1
+
+
+def test_the_counts_are_those_of_the_end(engine: Engine) -> None:
+    webhook, _ = make_webhook(engine)
+    submit(engine, make_items(8))
+    finish_with_an_error(engine)
+    assert events_of(engine, webhook) == []  # a chunk is still open
+    finish(engine)
+    (event,) = events_of(engine, webhook)
+    data = event["data"]
+    assert (data["num_items"], data["num_done"], data["num_failed"], data["collection"]) == (8, 7, 1, None)
+
+
+def test_a_retried_job_ends_twice(engine: Engine) -> None:
+    webhook, _ = make_webhook(engine)
+    job = submit(engine, make_items(4))
+    finish_with_an_error(engine)
+    with engine.begin() as connection:
+        retry_job(connection, job.id)
+    finish(engine)
+    assert [event["type"] for event in events_of(engine, webhook)] == [
+        "job.completed_with_errors",
+        "job.completed",
+    ]
+
+
+def test_a_commit_that_is_rolled_back_leaves_no_event(engine: Engine) -> None:
+    webhook, _ = make_webhook(engine)
+    submit(engine, make_items(4))
+    claimed = claim_next(engine)
+    with engine.connect() as connection:
+        assert complete_on(connection, claimed)
+        connection.rollback()
+    assert events_of(engine, webhook) == []
+    complete(engine, claimed)
+    assert len(events_of(engine, webhook)) == 1
+
+
+def test_a_webhook_that_is_deleted_meanwhile_fails_no_commit(engine: Engine) -> None:
+    webhook, _ = make_webhook(engine)
+    submit(engine, make_items(4))
+    claimed = claim_next(engine)
+    with engine.connect() as deleting:
+        deleting.execute(text("DELETE FROM vectormill.webhooks WHERE id = :id"), {"id": webhook})
+        assert complete(engine, claimed)
+        deleting.commit()
+
+
+def test_each_webhook_is_told_of_what_it_asked_for_and_a_disabled_one_of_nothing(engine: Engine) -> None:
+    of_all, _ = make_webhook(engine)
+    of_failures, _ = make_webhook(engine, events=["job.failed"])
+    disabled, _ = make_webhook(engine)
+    with engine.begin() as connection:
+        disable = text("UPDATE vectormill.webhooks SET is_enabled = false WHERE id = :id")
+        connection.execute(disable, {"id": disabled})
+    submit(engine, make_items(4))
+    finish(engine)
+    assert [len(events_of(engine, each)) for each in (of_all, of_failures, disabled)] == [1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        NewJob(SPEC, lifetime_seconds=60),  # of a search
+        NewJob(SPEC, lifetime_seconds=float("inf")),  # of a put
+    ],
+)
+def test_jobs_that_nobody_submitted_say_nothing(engine: Engine, job: NewJob) -> None:
+    webhook, _ = make_webhook(engine)
+    with JobWriter(engine, job, Settings()) as writer:
+        writer.add(make_items(1)[0])
+        writer.finish()
+    finish(engine)
+    assert events_of(engine, webhook) == []
+
+
+def test_a_twin_says_nothing(engine: Engine) -> None:
+    webhook, _ = make_webhook(engine)
+    submit(engine, make_items(4))
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE vectormill.jobs SET twin_of = :id"), {"id": uuid4()})
+    finish(engine)
+    assert events_of(engine, webhook) == []
+
+
+def make_run(engine: Engine, **given: Any) -> UUID:
+    make_collection(engine, "docs")
+    with engine.begin() as connection:
+        run = create_run(connection, "docs", REINDEX, **given)
+        assert run is not None
+        return run.id
+
+
+@pytest.mark.parametrize("state", ["completed", "completed_with_errors", "failed", "held"])
+def test_a_run_that_an_indexer_ends_or_holds_leaves_one_event(engine: Engine, state: str) -> None:
+    webhook, _ = make_webhook(engine, events=[event for event in EVENTS if event.startswith("run.")])
+    run_id = make_run(engine)
+    with engine.begin() as connection:
+        claimed = claim_run(connection, "somebody", 30)
+        assert claimed is not None
+    assert events_of(engine, webhook) == []
+    with engine.begin() as connection:
+        assert end_run(connection, claimed, state, "why")
+    (event,) = events_of(engine, webhook)
+    data = event["data"]
+    assert event["type"] == f"run.{state}"
+    assert (data["id"], data["kind"], data["collection"], data["error"]) == (
+        str(run_id),
+        "reindex",
+        "docs",
+        "why",
+    )
+    assert data["counts"]["num_seen"] == 0
+
+
+@pytest.mark.parametrize("state", ["failed", "skipped"])
+def test_a_run_that_never_begins_leaves_one_event(engine: Engine, state: str) -> None:
+    webhook, _ = make_webhook(engine)
+    make_run(engine, state=state, error="why")
+    assert [event["type"] for event in events_of(engine, webhook)] == [f"run.{state}"]
+
+
+def test_a_run_that_is_cancelled_and_a_push_that_was_broken_off_leave_one_event_each(engine: Engine) -> None:
+    webhook, _ = make_webhook(engine)
+    run_id = make_run(engine)
+    with engine.begin() as connection:
+        cancel_run(connection, run_id)
+        assert create_run(connection, "docs", REINDEX, state="uploading") is not None
+        prune_pushes(connection, -1.0)
+    assert [event["type"] for event in events_of(engine, webhook)] == ["run.cancelled", "run.failed"]
+
+
+@pytest.mark.parametrize(
+    ("table", "noun", "states"), [("jobs", "job", ALL_JOB_STATES), ("runs", "run", RUN_STATES)]
+)
+def test_triggers_fire_for_the_states_that_the_table_of_events_names(
+    engine: Engine, table: str, noun: str, states: tuple[str, ...]
+) -> None:
+    webhook, _ = make_webhook(engine)
+    make_run(engine)
+    for state in states:
+        for each in ("uploading", state):  # from another state, in a transaction of its own
+            with engine.begin() as connection:
+                connection.execute(text(f"UPDATE vectormill.{table} SET state = :state"), {"state": each})
+    told = [event["type"] for event in events_of(engine, webhook)]
+    assert sorted(told) == sorted(event for event in EVENTS if event.startswith(f"{noun}."))

@@ -1,0 +1,78 @@
+"""Request batches for tests: lines, the official client, and an indexer's work done at once."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import openai
+from sqlalchemy import Engine, text
+
+from indexer.requests.batch_keeper import keep_next
+from vectormill.models.registry import Registry
+from vectormill.settings import Settings
+
+MODEL = "all-MiniLM-L6-v2"
+# The stand-in worker of the tests makes vectors of eight dimensions.
+DIMENSIONS = 8
+
+
+def line(custom_id: object, given: Any, /, url: str = "/v1/embeddings", **body: Any) -> dict[str, Any]:
+    asked = {"model": MODEL, "input": given, "dimensions": DIMENSIONS} | body
+    return {"custom_id": str(custom_id), "method": "POST", "url": url, "body": asked}
+
+
+def write(*lines: Any) -> bytes:
+    """As a file: objects as JSON, bytes as they are."""
+    return b"".join(
+        (each if isinstance(each, bytes) else json.dumps(each).encode()) + b"\n" for each in lines
+    )
+
+
+def read(content: bytes) -> list[dict[str, Any]]:
+    return [json.loads(each) for each in content.splitlines()]
+
+
+@contextmanager
+def official_client(http: httpx.Client) -> Iterator[openai.OpenAI]:
+    """Unchanged but for base_url and key; it reads no certificates, which takes processor time."""
+    with openai.OpenAI(
+        base_url=f"{http.base_url}/v1",
+        api_key="none",
+        http_client=openai.DefaultHttpxClient(trust_env=False, verify=False),
+    ) as client:
+        yield client
+
+
+def keep_all(engine: Engine, owner: str = "test", **settings: Any) -> int:
+    """What indexers do for batches, until there is nothing to do; how many steps it were."""
+    chosen, num_steps = Settings(**settings), 0
+    while keep_next(engine, chosen, Registry(chosen.models), owner, threading.Event()):
+        num_steps += 1
+    return num_steps
+
+
+def create(client: openai.OpenAI, content: bytes, **wanted: Any) -> openai.types.Batch:
+    """A batch of an uploaded file."""
+    file = client.files.create(file=("lines.jsonl", content), purpose="batch")
+    asked: dict[str, Any] = {"endpoint": "/v1/embeddings", "completion_window": "24h"}
+    return client.batches.create(input_file_id=file.id, **asked | wanted)
+
+
+def load_file(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]:
+    """The lines of a batch's file, whose size is what is told of it."""
+    assert file_id is not None
+    content = client.files.content(file_id).content
+    assert len(content) == client.files.retrieve(file_id).bytes
+    assert client.files.content(file_id).content == content
+    return read(content)
+
+
+def end_leases(engine: Engine) -> None:
+    """As if whoever held a batch had been killed, long ago."""
+    with engine.begin() as connection:
+        connection.execute(
+            text("UPDATE vectormill.request_batches SET lease_until = now(), available_at = now()")
+        )

@@ -1,0 +1,112 @@
+"""How a job went while somebody looked: from samples of its counters, of which there are never many."""
+
+from dataclasses import replace
+from datetime import timedelta
+from uuid import uuid4
+
+import pytest
+
+from api.console.jobs.history import MAX_JOBS, MAX_SAMPLES, Histories
+from api.console.jobs.views import JobView, find_runs, list_wishes
+from tests.jobs import JOB, START
+from vectormill.domain.jobs.job import Job
+
+
+def after(seconds: float, num_done: int, **stages: float) -> Job:
+    return replace(
+        JOB,
+        now=START + timedelta(seconds=seconds),
+        num_done=num_done,
+        num_tokens=10 * num_done,
+        stage_seconds=stages,
+    )
+
+
+def view(job: Job, histories: Histories) -> JobView:
+    return JobView(job, None, (), False, histories.find(job.id))
+
+
+def test_a_job_that_is_looked_at_late_went_straight_until_then() -> None:
+    histories = Histories()
+    histories.note(after(100, 500, run=90, persist=10))
+    (stretch,) = histories.find(JOB.id)
+    assert (stretch.begin, stretch.end) == (START.timestamp(), START.timestamp() + 100)
+    assert (stretch.items_per_second, stretch.tokens_per_second) == (5, 50)
+    assert stretch.shares["run"] == pytest.approx(0.9)
+    assert stretch.bound_by == "run"
+
+
+def test_what_bounded_it_is_told_for_each_stretch_and_neighbours_are_one_run() -> None:
+    histories = Histories()
+    for job in (
+        after(100, 500, run=95, held=100),
+        after(200, 900, run=190, held=200),
+        after(250, 950, run=195, persist=40, held=250),
+    ):
+        histories.note(job)
+    runs = find_runs(histories.find(JOB.id))
+    assert [(run.stage, round(run.seconds)) for run in runs] == [("run", 200), ("persist", 50)]
+    assert sum(run.width for run in runs) == pytest.approx(1)
+    page = view(after(250, 950, run=195, persist=40), histories)
+    assert page.rate_chart is not None
+    assert page.rate_chart["series"][0]["values"] == [5.0, 5.0, 4.0, 1.0]
+    assert page.stage_chart is not None
+    assert [one["label"] for one in page.stage_chart["series"]] == ["run", "persist"]
+    assert {len(one["values"]) for one in page.stage_chart["series"]} == {len(page.stage_chart["x"])}
+    assert [row.name for row in page.stages] == ["run", "persist"]
+
+
+def test_what_does_not_move_is_not_kept_and_an_unstarted_job_has_no_history() -> None:
+    histories = Histories()
+    for seconds in (100, 101, 102):
+        histories.note(after(seconds, 500))
+    assert len(histories.find(JOB.id)) == 1
+    histories.note(replace(JOB, id=(unstarted := uuid4()), started_at=None))
+    assert histories.find(unstarted) == []
+
+
+def test_a_long_job_keeps_its_start_and_its_end_and_never_many_samples() -> None:
+    histories = Histories()
+    for seconds in range(1, 20_000):
+        histories.note(after(seconds, 10 * seconds, run=seconds))
+    stretches = histories.find(JOB.id)
+    assert MAX_SAMPLES / 4 < len(stretches) <= MAX_SAMPLES
+    assert stretches[0].begin == START.timestamp()
+    assert stretches[-1].end == START.timestamp() + 19_999
+    assert all(stretch.items_per_second == pytest.approx(10) for stretch in stretches)
+    assert max(stretch.end - stretch.begin for stretch in stretches) < 20_000 / 10
+
+
+def test_of_many_jobs_the_last_that_were_looked_at_are_kept() -> None:
+    histories = Histories()
+    jobs = [replace(JOB, id=uuid4()) for _ in range(MAX_JOBS + 1)]
+    for job in jobs:
+        histories.note(job)
+    assert histories.find(jobs[0].id) == []
+    assert histories.find(jobs[-1].id)
+
+
+def test_a_retry_that_takes_errors_back_is_no_negative_rate() -> None:
+    histories = Histories()
+    histories.note(replace(after(100, 400), num_failed=100))
+    histories.note(after(110, 410))
+    assert [stretch.items_per_second for stretch in histories.find(JOB.id)] == [5, 0]
+
+
+@pytest.mark.parametrize(
+    ("state", "num_failed", "wishes"),
+    [
+        ("uploading", 0, []),
+        ("queued", 0, ["pause", "cancel"]),
+        ("running", 1, ["pause", "cancel"]),
+        ("paused", 0, ["resume", "cancel"]),
+        ("paused", 1, ["resume", "retry", "cancel"]),
+        ("cancelling", 0, []),
+        ("completed", 0, []),
+        ("completed_with_errors", 1, ["retry"]),
+        ("failed", 1, ["retry"]),
+        ("cancelled", 0, []),
+    ],
+)
+def test_a_job_has_the_buttons_of_its_state(state: str, num_failed: int, wishes: list[str]) -> None:
+    assert [wish.name for wish in list_wishes(replace(JOB, state=state, num_failed=num_failed))] == wishes

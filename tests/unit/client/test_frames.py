@@ -1,0 +1,173 @@
+"""Tables of other libraries go in as items and come out of results."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from tests.unit.fake_api import FakeApi, serving_fake_api
+from vectormill.client import AsyncClient, Client
+from vectormill.client.frames import tables
+from vectormill.client.frames.items import Columns, read_items
+from vectormill.domain.errors import InvalidItem, InvalidOption
+
+COLUMNS = Columns(text="body", key="id", metadata=("page", "day"))
+DATA: dict[str, list[Any]] = {
+    "id": [1, 2],
+    "body": ["one", "three"],
+    "page": [7, None],
+    "day": [date(2026, 11, 23)] * 2,
+    "unused": [b"\xff", b"\xfe"],
+}
+ITEMS = [
+    {"key": "1", "text": "one", "metadata": {"page": 7, "day": "2026-11-23"}},
+    {"key": "2", "text": "three", "metadata": {"page": None, "day": "2026-11-23"}},
+]
+
+
+@pytest.fixture
+def api() -> Iterator[FakeApi]:
+    with serving_fake_api() as fake:
+        yield fake
+
+
+def make_rows() -> list[dict[str, Any]]:
+    return [dict(zip(DATA, values, strict=True)) for values in zip(*DATA.values(), strict=True)]
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        pd.DataFrame(DATA),
+        pl.DataFrame(DATA),
+        pl.DataFrame(DATA).lazy(),
+        pa.table(DATA),
+        pa.table(DATA).to_batches()[0],
+        make_rows(),
+    ],
+    ids=["pandas", "polars", "polars lazy", "pyarrow table", "pyarrow batch", "dictionaries"],
+)
+def test_the_rows_of_a_table_are_items_and_can_be_read_again(table: Any) -> None:
+    items = read_items(table, COLUMNS)
+    assert list(items) == ITEMS
+    assert list(items) == ITEMS
+    assert iter(items) is not items
+
+
+def test_what_can_be_read_once_is_its_own_iterator_so_that_no_upload_repeats_it() -> None:
+    for once in (pa.table(DATA).to_reader(), iter(make_rows())):
+        items = read_items(once, COLUMNS)
+        assert iter(items) is items
+        assert list(items) == ITEMS
+
+
+def test_a_stream_of_batches_is_read_as_it_is_needed() -> None:
+    num_read = 0
+
+    def make_batches() -> Iterator[pa.RecordBatch]:
+        nonlocal num_read
+        for number in range(1000):
+            num_read += 1
+            yield pa.record_batch({"key": [f"{number}"], "text": ["a text"]})
+
+    schema = pa.schema([("key", pa.string()), ("text", pa.string())])
+    items = iter(read_items(pa.RecordBatchReader.from_batches(schema, make_batches()), None))
+    assert next(items) == {"key": "0", "text": "a text"}
+    assert num_read <= 2
+
+
+def test_the_index_of_a_frame_is_its_key_when_it_is_named_so() -> None:
+    frame = pd.DataFrame(DATA).set_index("id")
+    assert [item["key"] for item in read_items(frame, COLUMNS)] == ["1", "2"]
+
+
+def test_texts_alone_are_counted() -> None:
+    assert list(read_items(["one", "two"], None)) == [
+        {"key": "1", "text": "one"},
+        {"key": "2", "text": "two"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("table", "columns", "error", "sentence"),
+    [
+        (pd.DataFrame({"body": ["a"]}), None, InvalidItem, "there is no field 'text'"),
+        (pl.DataFrame({"text": ["a"]}), Columns(key="id"), InvalidItem, "there is no field 'id'"),
+        (pd.DataFrame({"text": ["a", None]}), None, InvalidItem, "row 2: the field 'text' is empty"),
+        (pa.table({"text": ["a"]}), Columns(metadata=("page",)), InvalidOption, "no column 'page'"),
+        ("a text", None, InvalidOption, "this is of the type str"),
+        (7, None, InvalidOption, "a DataFrame of pandas or polars"),
+    ],
+)
+def test_what_is_missing_is_named(
+    table: Any, columns: Columns | None, error: type[Exception], sentence: str
+) -> None:
+    with pytest.raises(error, match=sentence):
+        list(read_items(table, columns))
+
+
+def test_metadata_in_a_list_names_columns_and_as_an_object_belongs_to_the_job(api: FakeApi) -> None:
+    with Client(api.url) as client:
+        job = client.submit(pd.DataFrame(DATA), text="body", key="id", metadata=["page", "day"])
+        assert api.items[job["id"]] == ITEMS
+        assert client.submit(["one"], metadata={"n": 1})["metadata"] == {"n": 1}
+        with pytest.raises(InvalidOption, match=r"metadata=\['page'\]"):
+            client.submit(pd.DataFrame(DATA), metadata="page")
+
+
+def test_vectors_come_out_in_the_shape_that_is_asked_for(api: FakeApi) -> None:
+    with Client(api.url) as client:
+        job_id = client.submit(pl.DataFrame(DATA), text="body", key="id")["id"]
+        results = client.vectors(job_id)
+        keys, matrix = results.to_numpy()
+        assert keys == ["1", "2"]
+        assert matrix.dtype == np.float32
+        assert np.array_equal(matrix, [[3.0, 1.0], [5.0, 1.0]])
+        assert results.to_arrow()["key"].to_pylist() == keys
+        assert results.to_pandas()["key"].tolist() == keys
+        assert results.to_polars()["embedding"].to_numpy().tolist() == matrix.tolist()
+        assert [row["key"] for row in results] == keys, "and row by row after all"
+
+
+async def submit_asynchronously(url: str) -> tuple[list[str], list[str]]:
+    async def give() -> Any:
+        for number in range(600):
+            yield {"key": f"{number}", "text": "x" * (1 + number)}
+
+    async with AsyncClient(url) as client:
+        job = await client.submit(give(), gzip=True)
+        keys, _ = await client.vectors(job["id"]).to_numpy()
+        return keys, [row["key"] async for row in client.vectors(job["id"])]
+
+
+def test_the_asynchronous_client_takes_a_stream_and_gives_the_same(api: FakeApi) -> None:
+    import asyncio
+
+    keys, streamed = asyncio.run(submit_asynchronously(api.url))
+    assert keys == streamed == [f"{number}" for number in range(600)]
+
+
+def test_a_library_that_is_missing_is_named_with_the_extra_that_has_it(
+    monkeypatch: pytest.MonkeyPatch, api: FakeApi
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with Client(api.url) as client, pytest.raises(tables.MissingLibrary, match=r"vectormill\[dataframes\]"):
+        client.vectors("any").to_numpy()
+    assert not api.requests
+
+
+def test_the_client_alone_loads_no_library_of_tables_or_servers() -> None:
+    program = "import sys; from vectormill import Client, AsyncClient; Client(); print(*sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = {name.partition(".")[0] for name in ended.stdout.split()}
+    heavy = {"pyarrow", "pandas", "polars", "numpy", "psycopg", "sqlalchemy", "torch", "celery", "fastapi"}
+    assert not loaded & heavy
+    assert Path("vectormill/py.typed").exists()

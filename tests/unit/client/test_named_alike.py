@@ -1,0 +1,107 @@
+"""What can be said of a search, a schedule, a collection or a webhook is said alike to API, client and command line.
+
+Options of encoding have a table of their own: tests/unit/domain/test_options.py.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from api.bodies.collection_requests import CollectionChange, CollectionRequest
+from api.bodies.reranking import RerankRequest
+from api.bodies.searches import SearchQuery
+from api.bodies.sources.schedules import ScheduleChange, ScheduleRequest
+from api.bodies.webhooks import WebhookChange, WebhookRequest
+from vectormill import Client
+from vectormill.cli.commands import webhooks
+from vectormill.cli.commands.collections import collections, searches
+from vectormill.cli.commands.sources import schedules
+from vectormill.domain.encoding import EncodingOptions, list_options
+
+# Of every command and every call, whatever it says.
+OF_ALL = {"self", "api_url", "data_dir", "json"}
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """The body that the API takes, the call that sends it and the command.
+
+    `unsaid` fields have no flag, `named` flags are called otherwise, arguments `beside` these are no field.
+    """
+
+    body: Any
+    call: Callable[..., Any]
+    command: Callable[..., Any] | None = None
+    unsaid: tuple[str, ...] = ()
+    named: Mapping[str, str] = field(default_factory=dict)
+    beside: tuple[str, ...] = ()
+
+
+ENCODING = tuple(option.name for option in list_options(EncodingOptions))
+WORDS = {
+    "search": Words(
+        SearchQuery,
+        Client.search,
+        searches.search,
+        unsaid=("embedding", "weights"),  # lists of numbers
+        named={"filter": "filters", "more_like": "like", "group_by": "by_document"},
+        beside=("collection",),
+    ),
+    "rerank": Words(RerankRequest, Client.rerank),
+    "create a schedule": Words(
+        ScheduleRequest,
+        Client.create_schedule,
+        schedules.create,
+        beside=("source", "split", "key", "text", "text_pair", "metadata"),  # of a source that is set first
+    ),
+    "change a schedule": Words(ScheduleChange, Client.change_schedule, schedules.change, beside=("name",)),
+    "create a collection": Words(
+        CollectionRequest,
+        Client.create_collection,
+        collections.create,
+        unsaid=("options", "index_options"),
+        named={"index_policy": "index"},
+        beside=ENCODING,  # one by one, where the body has an object
+    ),
+    "change a collection": Words(
+        CollectionChange, Client.change_collection, collections.change, beside=("name",)
+    ),
+    "create a webhook": Words(
+        WebhookRequest, Client.create_webhook, webhooks.create, named={"events": "event"}
+    ),
+    "change a webhook": Words(
+        WebhookChange,
+        Client.change_webhook,
+        webhooks.change,
+        named={"events": "event", "is_enabled": "enable"},
+        beside=("webhook", "webhook_id"),
+    ),
+}
+
+
+def fields_of(body: Any) -> set[str]:
+    return set(getattr(body, "model_fields", None) or body.__struct_fields__)
+
+
+def arguments_of(call: Callable[..., Any]) -> set[str]:
+    return set(inspect.signature(call).parameters) - OF_ALL
+
+
+@pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
+def test_a_call_of_the_client_takes_what_the_api_takes(words: Words) -> None:
+    short_forms = {"hybrid"}  # of mode
+    assert arguments_of(words.call) - set(words.beside) == fields_of(words.body) - short_forms
+
+
+@pytest.mark.parametrize(
+    "words",
+    [each for each in WORDS.values() if each.command],
+    ids=[n for n, each in WORDS.items() if each.command],
+)
+def test_a_command_takes_what_the_api_takes(words: Words) -> None:
+    assert words.command is not None
+    expected = {words.named.get(name, name) for name in fields_of(words.body) - set(words.unsaid)}
+    assert arguments_of(words.command) - (set(words.beside) - expected) == expected

@@ -1,0 +1,83 @@
+import base64
+
+import pytest
+
+from vectormill.domain.errors import InvalidOption
+from vectormill.domain.webhooks.webhook import (
+    EVENTS,
+    RETRY_SECONDS,
+    Reply,
+    check_events,
+    describe_failure,
+    make_secret,
+    pause_after,
+)
+
+REFUSED = Reply(500)
+
+
+def test_events_are_named_for_the_states_that_end_jobs_and_runs_and_for_a_run_that_waits_for_a_person() -> (
+    None
+):
+    assert EVENTS == (
+        "job.completed",
+        "job.completed_with_errors",
+        "job.failed",
+        "job.cancelled",
+        "run.completed",
+        "run.completed_with_errors",
+        "run.failed",
+        "run.cancelled",
+        "run.skipped",
+        "run.held",
+    )
+
+
+def test_no_event_means_all_and_an_unknown_one_is_refused_with_those_that_exist() -> None:
+    assert check_events([]) == EVENTS
+    assert check_events(["run.failed", "job.failed", "job.failed"]) == ("job.failed", "run.failed")
+    with pytest.raises(InvalidOption, match=r"'job.done'; there are job\.completed, "):
+        check_events(["job.done"])
+
+
+def test_pauses_grow_to_a_day_and_end_after_three() -> None:
+    pauses = [pause_after(attempt, REFUSED, 0.5) for attempt in range(1, 12)]
+    assert pauses == [*RETRY_SECONDS, None, None]
+    assert 3 * 86_400 < sum(RETRY_SECONDS) < 4 * 86_400
+
+
+def test_what_failed_together_comes_again_apart() -> None:
+    assert pause_after(2, REFUSED, 0.0) == pytest.approx(270)
+    assert pause_after(2, REFUSED, 1.0) == pytest.approx(330)
+
+
+def test_a_receiver_lengthens_a_pause_up_to_a_day_and_never_shortens_it() -> None:
+    assert pause_after(1, Reply(503, retry_after=60), 0.5) == 60
+    assert pause_after(1, Reply(503, retry_after=1), 0.5) == 5
+    assert pause_after(1, Reply(503, retry_after=1e9), 0.5) == 86_400
+
+
+def test_after_410_nothing_is_sent_again() -> None:
+    assert pause_after(1, Reply(410), 0.5) is None
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        (Reply(200), None),
+        (Reply(299), None),
+        (Reply(302), "redirect"),
+        (Reply(404), "answered 404"),
+        (Reply(None, "The name leads nowhere."), "leads nowhere"),
+        (Reply(None), "No answer"),
+    ],
+)
+def test_a_failure_is_a_sentence(reply: Reply, words: str | None) -> None:
+    said = describe_failure(reply)
+    assert said is None if words is None else words in (said or "")
+
+
+def test_a_secret_is_as_long_as_the_specification_wants_and_never_the_same() -> None:
+    secrets = {make_secret() for _ in range(10)}
+    assert len(secrets) == 10
+    assert {len(base64.b64decode(secret.removeprefix("whsec_"))) for secret in secrets} == {32}

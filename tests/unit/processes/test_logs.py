@@ -1,0 +1,124 @@
+import io
+import json
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextvars import copy_context
+from typing import Any
+
+import pytest
+
+from tests.architecture.sources import ROOT
+from vectormill.processes.logs import JsonLines, logging_with
+
+
+@pytest.fixture
+def stream() -> io.StringIO:
+    return io.StringIO()
+
+
+@pytest.fixture
+def logger(stream: io.StringIO) -> Iterator[logging.Logger]:
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonLines("api"))
+    logger = logging.getLogger("tests.json")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield logger
+    logger.removeHandler(handler)
+
+
+def read_lines(stream: io.StringIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_a_line_is_an_object_with_time_level_logger_message_and_process() -> None:
+    # Not logged: pytest keeps what is, and cannot send half of a surrogate pair from one of its processes to another.
+    values = {
+        "name": "tests.json",
+        "levelname": "WARNING",
+        "msg": "%d chunks of %s\nwait",
+        "args": (3, "zwölf \ud800"),
+    }
+    (line,) = read_lines(io.StringIO(JsonLines("api").format(logging.makeLogRecord(values))))
+    assert line["time"].endswith("+00:00")
+    assert (line["level"], line["logger"], line["message"], line["process"]) == (
+        "WARNING", "tests.json", "3 chunks of zwölf \ud800\nwait", "api",
+    )  # fmt: skip
+
+
+def test_what_is_known_of_the_work_stands_in_every_line_of_it_and_in_no_other(
+    logger: logging.Logger, stream: io.StringIO
+) -> None:
+    with logging_with(job_id="j", chunk_id=1):
+        with logging_with(chunk_id=2, message="no"):
+            logger.info("inner")
+        logger.info("outer")
+        thread = threading.Thread(target=logger.info, args=("another thread",))
+        thread.start()
+        thread.join()
+        copy_context().run(logger.info, "a thread that took the context over")
+    logger.info("after")
+    known = [(line["message"], line.get("job_id"), line.get("chunk_id")) for line in read_lines(stream)]
+    assert known == [
+        ("inner", "j", 2),
+        ("outer", "j", 1),
+        ("another thread", None, None),
+        ("a thread that took the context over", "j", 1),
+        ("after", None, None),
+    ]
+
+
+def test_an_exception_is_a_field_of_its_line(logger: logging.Logger, stream: io.StringIO) -> None:
+    try:
+        raise ValueError("so it is")
+    except ValueError:
+        logger.exception("It failed")
+    (line,) = read_lines(stream)
+    assert line["message"] == "It failed"
+    assert line["exception"].endswith("ValueError: so it is")
+
+
+PROGRAM = """
+import logging, warnings
+from vectormill.processes.logs import begin_logging, reform_handlers
+begin_logging("worker", "INFO", "{}")
+library = logging.getLogger("some.library")
+handler = logging.StreamHandler()
+handler.setFormatter(logging.Formatter("%(message)s"))
+library.addHandler(handler)
+library.propagate = False
+reform_handlers("worker")
+library.warning("a library speaks")
+warnings.warn("old")
+raise RuntimeError("the end")
+"""
+
+
+def run(log_format: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-W", "default", "-c", PROGRAM.format(log_format)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    return done.stderr.splitlines()
+
+
+def test_whatever_a_process_says_is_json_down_to_the_error_that_ends_it() -> None:
+    library, warning, end = (json.loads(line) for line in run("json"))
+    assert (library["logger"], library["message"], library["process"]) == (
+        "some.library", "a library speaks", "worker",
+    )  # fmt: skip
+    assert "old" in warning["message"]
+    assert (end["level"], end["exception"].splitlines()[-1]) == ("CRITICAL", "RuntimeError: the end")
+
+
+def test_text_is_left_to_those_who_write_it() -> None:
+    lines = run("text")
+    assert lines[0] == "a library speaks"
+    assert lines[-1] == "RuntimeError: the end"

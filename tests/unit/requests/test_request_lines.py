@@ -1,0 +1,86 @@
+"""Lines of request files, without a database: how they are read, refused, and told apart."""
+
+import json
+
+import pytest
+
+from tests.request_batches import line, write
+from vectormill.domain.errors import InvalidOption
+from vectormill.domain.requests.request_batch import EMBEDDINGS, RERANK, parse_window
+from vectormill.key_ledger import KeyLedger
+from vectormill.requests.line_reader import read_lines
+from vectormill.requests.request_lines import RefusedLine, make_key, parse_line, split_key
+
+FILE = b"\xef\xbb\xbfone\n\n  \ntwo\r\nlonger than ten bytes\nlast"
+LINES = [(1, b"one"), (4, b"two\r"), (5, None), (6, b"last")]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+def test_lines_are_the_same_however_the_file_is_cut(size: int) -> None:
+    pieces = [FILE[start : start + size] for start in range(0, len(FILE), size)]
+    assert list(read_lines(pieces, 10)) == LINES
+
+
+def test_a_last_line_that_is_too_long_is_told_too() -> None:
+    assert list(read_lines([b"a\n", b"x" * 20, b"y" * 20], 10)) == [(1, b"a"), (2, None)]
+    assert list(read_lines([], 10)) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "texts"),
+    [
+        ("a", [b"a"]),
+        (["a", "b"], [b"a", b"b"]),
+        ([1, 2], [b"\xfe1,2"]),
+        ([[1, 2], [3]], [b"\xfe1,2", b"\xfe3"]),
+    ],
+)
+def test_an_input_is_a_text_token_ids_or_a_list_of_either(given: object, texts: list[bytes]) -> None:
+    assert parse_line(write(line("x", given)), EMBEDDINGS, 1024).texts == texts
+
+
+@pytest.mark.parametrize("given", [[], ["a", 1], [[1], "a"], [[]], [-1], [1 << 31], 5, None, ["a"] * 2049])
+def test_an_input_that_is_neither_is_refused_by_its_name(given: object) -> None:
+    with pytest.raises(RefusedLine) as refused:
+        parse_line(write(line("x", given)), EMBEDDINGS, 1024)
+    assert (refused.value.custom_id, str(refused.value.param)[:5]) == ("x", "input")
+
+
+def test_what_the_answer_has_to_know_goes_with_the_line() -> None:
+    packed = parse_line(write(line("x", "a", encoding_format="base64")), EMBEDDINGS, 1024)
+    assert packed.facts == {"encoding_format": "base64"}
+    body = {
+        "model": "m",
+        "query": "q",
+        "documents": ["a", {"text": "b"}],
+        "top_n": 1,
+        "return_documents": True,
+    }
+    asked = {"custom_id": "x", "method": "POST", "url": RERANK, "body": body}
+    ranked = parse_line(json.dumps(asked).encode(), RERANK, 1024)
+    assert ranked.facts == {"top_n": 1, "return_documents": True}
+    assert ranked.texts == [b"q\xffa", b"q\xffb"]
+
+
+def test_a_key_tells_its_line_whatever_the_custom_id_is() -> None:
+    assert split_key(make_key(17, 3, "a:b.c")) == (17, 3, "a:b.c")
+
+
+@pytest.mark.parametrize("window", ["", "24", "0h", "h", "-1h", "31d", "24h "])
+def test_a_window_is_a_number_of_minutes_hours_or_days(window: str) -> None:
+    assert parse_window("24h") == 86400
+    assert parse_window("90m") == 5400
+    with pytest.raises(InvalidOption):
+        parse_window(window)
+
+
+def test_every_key_that_comes_again_is_found_by_its_place() -> None:
+    ledger = KeyLedger()
+    num_keys = 200_000  # more than one block
+    for number in range(num_keys):
+        ledger.add(str(number).encode())
+    for number in (5, num_keys - 1, 5):
+        ledger.add(str(number).encode())
+    assert ledger.find_repeated().tolist() == [num_keys, num_keys + 1, num_keys + 2]
+    ledger.close()
+    assert KeyLedger().find_repeated().tolist() == []

@@ -1,0 +1,139 @@
+"""One attempt: it connects to the address that was judged, ends in its time, follows nothing."""
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Sequence
+
+import httpx
+import pytest
+from standardwebhooks import WebhookVerificationError
+
+from tests.webhook_receiver import receiving
+from vectormill.domain.webhooks.webhook import Posting, Reply, make_secret
+from vectormill.webhooks.posting import JudgedTransport, Poster, Resolve, resolve
+
+SECRETS = [make_secret(), make_secret()]
+PUBLIC = "93.184.216.34"
+
+
+def posting(url: str, secrets: Sequence[str] = SECRETS) -> Posting:
+    return Posting(1, 1, 1, 1, "msg_1", '{"type":"job.completed"}', url, secrets)
+
+
+def post(url: str, *, allows_private: bool = True, seconds: float = 30, names: Resolve = resolve) -> Reply:
+    return asyncio.run(Poster(seconds, allows_private=allows_private, resolve=names).post(posting(url)))
+
+
+def answering(*answers: Sequence[str]) -> tuple[Resolve, list[str]]:
+    """A name server that answers one after the other, and what it was asked."""
+    left, asked = list(answers), list[str]()
+
+    async def look_up(host: str, port: int) -> Sequence[str]:
+        asked.append(f"{host}:{port}")
+        return left.pop(0)
+
+    return look_up, asked
+
+
+def test_a_message_carries_a_signature_by_each_secret() -> None:
+    with receiving() as receiver:
+        assert post(receiver.url) == Reply(204)
+    (message,) = receiver.messages
+    for secret in SECRETS:
+        assert message.verify(secret) == {"type": "job.completed"}
+    with pytest.raises(WebhookVerificationError):
+        message.verify(make_secret())
+    assert (message.id, message.headers["content-type"]) == ("msg_1", "application/json")
+
+
+def test_a_private_address_is_not_connected_to_unless_it_is_allowed() -> None:
+    with receiving() as receiver:
+        reply = post(receiver.url, allows_private=False)
+    assert receiver.messages == []
+    assert reply.status_code is None
+    assert "127.0.0.1 is no public address; VECTORMILL_WEBHOOK_PRIVATE_TARGETS=true" in (reply.error or "")
+
+
+def test_a_name_with_one_private_address_among_public_ones_is_refused() -> None:
+    names, _ = answering([PUBLIC, "10.0.0.7"])
+    reply = post("https://example.com/", allows_private=False, names=names)
+    assert (reply.error or "").startswith("10.0.0.7 is no public address")
+
+
+def test_a_name_that_is_answered_otherwise_a_moment_later_leads_where_it_led_when_it_was_judged() -> None:
+    names, asked = answering([PUBLIC], ["127.0.0.1"])
+    seen = []
+
+    class Wire(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            seen.append((request.url.host, request.headers["host"], request.extensions["sni_hostname"]))
+            return httpx.Response(200)
+
+    async def send() -> httpx.Response:
+        transport = JudgedTransport(Wire(), allows_private=False, resolve=names)
+        async with httpx.AsyncClient(transport=transport, trust_env=False) as client:
+            return await client.post("https://hooks.example.com:8443/x")
+
+    assert asyncio.run(send()).status_code == 200
+    assert seen == [(PUBLIC, "hooks.example.com:8443", "hooks.example.com")]
+    assert asked == ["hooks.example.com:8443"]
+
+
+def test_the_next_address_of_a_name_is_tried_when_the_first_does_not_answer() -> None:
+    with receiving() as receiver:
+        port = httpx.URL(receiver.url).port
+        names, _ = answering(["127.0.0.2", "127.0.0.1"])  # the receiver listens on the second alone
+        assert post(f"http://hooks.test:{port}/x", names=names) == Reply(204)
+    assert receiver.messages[0].headers["host"] == f"hooks.test:{port}"
+
+
+def test_a_redirect_is_a_failure_and_is_not_followed() -> None:
+    with receiving() as other, receiving() as receiver:
+        receiver.answer = lambda message: (307, {"Location": other.url})
+        assert post(receiver.url) == Reply(307)
+    assert other.messages == []
+
+
+def test_a_receiver_may_ask_for_a_longer_pause() -> None:
+    with receiving() as receiver:
+        receiver.answer = lambda message: (503, {"Retry-After": "120"})
+        assert post(receiver.url) == Reply(503, retry_after=120.0)
+        receiver.answer = lambda message: (503, {"Retry-After": "Wed, 21 Oct 2026 07:28:00 GMT"})
+        assert post(receiver.url) == Reply(503)
+
+
+@pytest.mark.parametrize("trickle", [b"", b"H"], ids=["silent", "a byte now and then"])
+def test_an_attempt_ends_in_its_time_whatever_the_other_side_does(trickle: bytes) -> None:
+    is_over = threading.Event()
+
+    def serve(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            while not is_over.wait(0.05):
+                connection.sendall(trickle)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=quietly(serve), args=(listener,))
+        thread.start()
+        reply = post(f"http://127.0.0.1:{listener.getsockname()[1]}/", seconds=1)
+        is_over.set()
+        thread.join()
+    assert reply == Reply(None, "No answer came within 1 s.")
+
+
+def quietly(serve: Callable[[socket.socket], None]) -> Callable[[socket.socket], None]:
+    def run(listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            serve(listener)
+
+    return run
+
+
+def test_a_name_that_leads_nowhere_and_a_port_where_nobody_listens_are_sentences() -> None:
+    names, _ = answering([])
+    assert post("http://hooks.test/", names=names).error == "The name hooks.test leads nowhere."
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    assert "connect" in (post(f"http://127.0.0.1:{port}/").error or "").lower()

@@ -1,0 +1,48 @@
+"""Webhooks and their deliveries in the database, for tests."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Engine, text
+
+from vectormill.db.webhooks.deliveries import find_delivery, list_deliveries
+from vectormill.db.webhooks.webhooks import create_webhook, find_webhook
+from vectormill.domain.webhooks.webhook import Delivery, Webhook, check_events, make_secret
+
+
+def make_webhook(
+    engine: Engine, url: str = "https://example.com/", events: Sequence[str] = ()
+) -> tuple[int, str]:
+    """Its id and its secret."""
+    secret = make_secret()
+    with engine.begin() as connection:
+        return create_webhook(connection, url, "", check_events(events), secret).id, secret
+
+
+def look_at(engine: Engine, webhook_id: int) -> Webhook:
+    with engine.connect() as connection:
+        return find_webhook(connection, webhook_id)
+
+
+def deliveries_of(engine: Engine, webhook_id: int, state: str | None = None) -> list[Delivery]:
+    """The oldest first."""
+    with engine.connect() as connection:
+        return list(list_deliveries(connection, webhook_id, state=state, limit=1000))[::-1]
+
+
+def delivery_of(engine: Engine, delivery: Delivery) -> Delivery:
+    with engine.connect() as connection:
+        return find_delivery(connection, delivery.webhook_id, delivery.id)
+
+
+def events_of(engine: Engine, webhook_id: int) -> list[dict[str, Any]]:
+    return [json.loads(delivery.payload) for delivery in deliveries_of(engine, webhook_id)]
+
+
+def make_deliveries_due(engine: Engine) -> None:
+    """As if the pause before the next attempt, or the lease of one, were over."""
+    with engine.begin() as connection:
+        connection.execute(
+            text("UPDATE vectormill.webhook_deliveries SET due_at = now() WHERE state = 'pending'")
+        )

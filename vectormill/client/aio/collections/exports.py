@@ -1,0 +1,51 @@
+"""A collection's rows over HTTP, in the order of their keys: into a file, one by one, or as a table."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from vectormill.client.aio.exports import Export, ExportTransport
+from vectormill.client.aio.results import Results
+from vectormill.client.requests import given, make_path
+
+
+class CollectionExportCalls(ExportTransport):
+    """Of all that a collection keeps. `include` names parts of a row.
+
+    `vector` (`score` or `output`, as the collection's kind is), `metadata`, `text`; else the first two.
+    """
+
+    async def export_collection(
+        self,
+        name: str,
+        target: str | Path | BinaryIO,
+        format: str = "ndjson",
+        *,
+        include: Sequence[str] | None = None,
+        after: str | None = None,
+    ) -> int:
+        """Streams a collection's rows, in the order of their keys, into a file; the number of bytes.
+
+        NDJSON that loses its connection goes on behind the last row that came whole. Parquet cannot: without its end a
+        file is none, so that it begins anew, and only in a path. A path gets the whole export or is left as it was.
+        """
+        return await self.write_export(self._describe_rows(name, format, include, after), target)
+
+    def collection_rows(
+        self, name: str, *, include: Sequence[str] | None = None, after: str | None = None
+    ) -> Results[dict[str, Any]]:
+        """Every row as `{"key", "embedding", "metadata", "text"}` of what is included, in constant memory.
+
+        Of scores with `score`, `label` and `probabilities`, of records with `output`, instead of the embedding.
+        """
+
+        async def describe(format: str) -> Export:
+            return self._describe_rows(name, format, include, after)
+
+        return Results(self, describe)
+
+    def _describe_rows(
+        self, name: str, format: str, include: Sequence[str] | None, after: str | None
+    ) -> Export:
+        wanted = {"include": None if include is None else ",".join(include), "after": after}
+        return Export(make_path("/v1/collections", name, "export"), given(wanted), format)

@@ -1,0 +1,47 @@
+"""Indexes of collections over HTTP."""
+
+from collections.abc import Sequence
+
+from vectormill.client.aio.transport import Transport
+from vectormill.client.requests import given, make_path
+from vectormill.client.shapes import IndexBody, RunBody
+
+
+class IndexCalls(Transport):
+    """Of what makes searches fast."""
+
+    async def index(self, collection: str) -> IndexBody:
+        """The indexes that there are, what would be built now and why, and how far a build is."""
+        return await self.call(IndexBody, "GET", make_path("/v1/collections", collection, "index"))
+
+    async def set_index(
+        self,
+        collection: str,
+        *,
+        policy: str | None = None,
+        m: int | None = None,
+        ef_construction: int | None = None,
+        workers: int | None = None,
+        memory_bytes: int | None = None,
+        filters: Sequence[str] | None = None,
+        rebuild: bool = False,
+        drop: bool = False,
+    ) -> RunBody:
+        """Keeps what is wanted, and answers the run that builds and drops; `wait_run` follows it.
+
+        `policy` is auto, hnsw or none. `filters` are all fields of the metadata that have an index; what is None stays
+        as it is.
+        """
+        body = {
+            "policy": policy,
+            "m": m,
+            "ef_construction": ef_construction,
+            "workers": workers,
+            "memory_bytes": memory_bytes,
+            "filters": None if filters is None else list(filters),
+            "rebuild": rebuild or None,
+            "drop": drop or None,
+        }
+        path = make_path("/v1/collections", collection, "index")
+        # Not repeated: the second attempt would make a second run.
+        return await self.call(RunBody, "PUT", path, json=given(body), is_repeatable=False)

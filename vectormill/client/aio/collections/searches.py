@@ -1,0 +1,75 @@
+"""Searches over HTTP."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from vectormill.client.aio.transport import Transport
+from vectormill.client.matches import Matches
+from vectormill.client.requests import Json, given, make_path
+
+
+class SearchCalls(Transport):
+    """Of what a collection holds."""
+
+    async def search(
+        self,
+        collection: str,
+        text: str | None = None,
+        *,
+        embedding: Iterable[float] | None = None,
+        more_like: str | None = None,
+        limit: int = 10,
+        offset: int | None = None,
+        filter: Mapping[str, Any] | None = None,
+        mode: str | None = None,
+        weights: Mapping[str, float] | None = None,
+        include: Sequence[str] | None = None,
+        group_by: str | None = None,
+        min_score: float | None = None,
+        ef_search: int | None = None,
+        fingerprint: str | None = None,
+    ) -> Matches:
+        """The best matches for a text, for a vector of the same space, or for the row whose key is `more_like`.
+
+        `filter` is on the metadata, as `{"lang": "de", "year": {"gte": 2020}}`. `mode` is vector, text (words) or
+        hybrid, whose rankings `weights` weigh, as `{"vector": 1, "text": 0.5}`. `include` lists what is answered beside
+        key and score: vector, text, metadata; else the metadata. `group_by="document"` gives each document's best
+        passage. docs/SEARCH.md has all of it.
+        """
+        query = {
+            "text": text,
+            "embedding": list(embedding) if embedding is not None else None,
+            "more_like": more_like,
+            "limit": limit,
+            "offset": offset,
+            "filter": dict(filter) if filter is not None else None,
+            "mode": mode,
+            "weights": dict(weights) if weights is not None else None,
+            "include": list(include) if include is not None else None,
+            "group_by": group_by,
+            "min_score": min_score,
+            "ef_search": ef_search,
+            "fingerprint": fingerprint,
+        }
+        return Matches.from_answer(await self._post_search(collection, given(query)))
+
+    async def search_many(
+        self, collection: str, queries: Iterable[str | Mapping[str, Any]], **options: Any
+    ) -> list[Matches]:
+        """What answers each of many queries, in their order; their texts are encoded together.
+
+        A query is a text, or an object of what `search` takes, and `options` are those of all queries that do not have
+        their own: `client.search_many("docs", ["dates", {"more_like": "a", "limit": 3}], filter={"lang": "de"})`.
+        """
+        asked = [{"text": query} if isinstance(query, str) else dict(query) for query in queries]
+        if not asked:
+            return []
+        answer = await self._post_search(
+            collection, {"queries": [given({**options, **query}) for query in asked]}
+        )
+        return [Matches.from_answer(one) for one in answer["data"]]
+
+    async def _post_search(self, collection: str, body: Json) -> Json:
+        path = make_path("/v1/collections", collection, "search")
+        # Not repeated: the server itself waits for a worker, for its VECTORMILL_SEARCH_TIMEOUT_SECONDS.
+        return await self.call(Json, "POST", path, json=body, timeout=self.long_timeout, is_repeatable=False)

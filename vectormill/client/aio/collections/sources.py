@@ -1,0 +1,91 @@
+"""Sources over HTTP, pushes to them, and tables whose changes are followed."""
+
+from collections.abc import AsyncIterable, Iterable, Mapping
+from typing import Any
+
+from vectormill.client.aio import flow
+from vectormill.client.aio.transport import Transport
+from vectormill.client.requests import NDJSON_HEADERS, Json, given, make_path
+from vectormill.client.shapes import FollowingBody, PushBody, SourceBody, SourceCheckBody
+from vectormill.files.ndjson import ItemJson
+
+
+class SourceCalls(Transport):
+    """Of where the texts of collections come from."""
+
+    async def set_source(
+        self,
+        collection: str,
+        kind: str,
+        options: Mapping[str, Any] | None = None,
+        *,
+        split: Mapping[str, Any] | None = None,
+        check: bool = True,
+    ) -> SourceBody:
+        """Sets the collection's source, after a look at its first rows unless `check` is False.
+
+        `kind` is sql, files, tree, push or own_texts; its options, and `split`, are those of docs/SOURCES.md.
+        """
+        body = {"kind": kind, "options": dict(options or {}), "split": dict(split or {})}
+        path = make_path("/v1/collections", collection, "source")
+        parameters = {"check": "true" if check else "false"}
+        return await self.call(
+            SourceBody, "PUT", path, json=body, params=parameters, timeout=self.long_timeout
+        )
+
+    async def source(self, collection: str) -> SourceBody:
+        return await self.call(SourceBody, "GET", make_path("/v1/collections", collection, "source"))
+
+    async def check_source(self, collection: str) -> SourceCheckBody:
+        """What a look at the first rows finds now: how many, three of them, and what is wrong with single ones."""
+        path = make_path("/v1/collections", collection, "source", "check")
+        return await self.call(SourceCheckBody, "POST", path, timeout=self.long_timeout)
+
+    async def delete_source(self, collection: str) -> None:
+        """The collection follows nothing any more; its rows stay."""
+        await self.call(Json, "DELETE", make_path("/v1/collections", collection, "source"))
+
+    async def push(
+        self,
+        collection: str,
+        items: AsyncIterable[ItemJson] | Iterable[ItemJson],
+        *,
+        complete: bool = False,
+        gzip: bool = False,
+    ) -> PushBody:
+        """Streams rows to a collection whose source is a push, and answers `{"run", "num_items", …}`.
+
+        `complete` says that these are all rows: those of the collection that are not among them are deleted. Not
+        repeated when the connection breaks: nothing was written then.
+        """
+        return await self.call(
+            PushBody,
+            "POST",
+            make_path("/v1/collections", collection, "push"),
+            params={"complete": "true" if complete else "false"},
+            headers=NDJSON_HEADERS | ({"Content-Encoding": "gzip"} if gzip else {}),
+            make_body=lambda: flow.encode_body(items, gzip=gzip),
+            timeout=self.long_timeout,
+            is_repeatable=False,
+        )
+
+    async def follow(
+        self, collection: str, *, table: str | None = None, key_column: str | None = None
+    ) -> FollowingBody:
+        """Notes every change of the source's table from now on; without names, those of the query."""
+        path = make_path("/v1/collections", collection, "source", "follow")
+        return await self.call(
+            FollowingBody, "POST", path, json=given({"table": table, "key_column": key_column})
+        )
+
+    async def unfollow(self, collection: str) -> FollowingBody:
+        """Removes the triggers; rows of the collection stay."""
+        return await self.call(
+            FollowingBody, "POST", make_path("/v1/collections", collection, "source", "unfollow")
+        )
+
+    async def following(self, collection: str) -> FollowingBody:
+        """The table that it follows, and how many of its changes wait."""
+        return await self.call(
+            FollowingBody, "GET", make_path("/v1/collections", collection, "source", "following")
+        )

@@ -1,0 +1,1 @@
+"""Jobs: at work, and what they made."""

@@ -1,0 +1,192 @@
+"""Items: what is submitted, out of lists, iterators and tables of pandas, polars and pyarrow, some rows at a time.
+
+Tables are known by what they can do, and their libraries never imported: whoever has a table has them loaded.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from vectormill.domain.errors import InvalidOption
+from vectormill.files.ndjson import ItemJson
+from vectormill.files.rows import KEY_FIELDS, Fields, make_item
+
+# Rows that are in memory twice, as the table has them and as Python's objects.
+SLICE_ROWS: Final = 1024
+TABLES: Final = "a DataFrame of pandas or polars, a pyarrow.Table or a pyarrow.RecordBatchReader"
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Which columns hold what. `metadata` are those that go along with each item, None is none that was named."""
+
+    text: str = "text"
+    key: str | None = None
+    pair: str | None = None
+    metadata: tuple[str, ...] | None = None
+
+    @classmethod
+    def choose(
+        cls,
+        text: str | None,
+        key: str | None,
+        pair: str | None,
+        metadata: Mapping[str, Any] | Sequence[str] | None,
+    ) -> "Columns | None":
+        """None when no column was named. Raises InvalidOption for a text in the place of a list."""
+        if isinstance(metadata, str):
+            raise InvalidOption(f"metadata names columns in a list: metadata=[{metadata!r}].")
+        names = None if metadata is None or isinstance(metadata, Mapping) else tuple(metadata)
+        if text is None and key is None and pair is None and names is None:
+            return None
+        return cls(text or "text", key, pair, names)
+
+    def wanted(self, present: Sequence[str]) -> list[str]:
+        """Of the columns that there are those which are read: no other is turned into objects."""
+        named = {self.text, self.key, self.pair, *(self.metadata or ("metadata",))}
+        own_key = () if self.key else KEY_FIELDS
+        return [name for name in present if name in named or name in own_key]
+
+
+def read_items(source: Iterable[Any], columns: Columns | None) -> Iterable[ItemJson]:
+    """The items of `source`, which can be iterated again where that can. Raises InvalidOption for what has no rows.
+
+    A missing column, or a text or key of another type, is an InvalidItem when its row is read.
+    """
+    read_slices = find_reader(source)
+    if read_slices is not None:
+        items = TableItems(source, columns or Columns(), read_slices)
+        return items if read_slices.can_repeat(source) else iter(items)
+    if isinstance(source, str | bytes | Mapping) or not isinstance(source, Iterable):
+        raise InvalidOption(
+            f"Items are dictionaries or texts, or {TABLES}; this is of the type {type(source).__name__}."
+        )
+    has_texts = isinstance(source, Sequence) and len(source) > 0 and isinstance(source[0], str)
+    if columns is None and not has_texts:
+        return source
+    rows = RowItems(source, columns or Columns())
+    return iter(rows) if iter(source) is source else rows
+
+
+def find_reader(source: Any) -> "ReadSlices | None":
+    """How a table's rows are read, by the library that its type is of."""
+    libraries = {kind.__module__.partition(".")[0] for kind in type(source).__mro__}
+    return next((reader for library, reader in READERS.items() if library in libraries), None)
+
+
+class ReadSlices:
+    """Reads a table's rows, of the columns asked for, some at a time."""
+
+    def can_repeat(self, table: Any) -> bool:
+        """Whether a second reading gives the same rows."""
+        return True
+
+    def names(self, table: Any) -> list[str]:
+        return [str(name) for name in table.columns]
+
+    def rows(self, table: Any, columns: Columns) -> Iterator[Row]:
+        raise NotImplementedError
+
+
+class PandasRows(ReadSlices):
+    """What is missing (NaN, NaT, NA) is None; the index is a column when it has the name of the key."""
+
+    def rows(self, table: Any, columns: Columns) -> Iterator[Row]:
+        index_name = table.index.name if columns.key not in self.names(table) else None
+        for start in range(0, len(table), SLICE_ROWS):
+            part = table.iloc[start : start + SLICE_ROWS]
+            if index_name is not None and index_name == columns.key:
+                part = part.reset_index()
+            part = part[columns.wanted(self.names(part)) or list(part.columns)]
+            part = part.astype(object).where(part.notna(), None)
+            yield from part.to_dict("records")
+
+
+class PolarsRows(ReadSlices):
+    """A lazy frame is collected first: polars streams to files, not to Python."""
+
+    def names(self, table: Any) -> list[str]:
+        return list(table.collect_schema().names())
+
+    def rows(self, table: Any, columns: Columns) -> Iterator[Row]:
+        frame = table.select(columns.wanted(self.names(table)) or self.names(table))
+        frame = frame.collect() if hasattr(frame, "collect") else frame
+        yield from frame.iter_rows(named=True, buffer_size=SLICE_ROWS)
+
+
+class ArrowRows(ReadSlices):
+    """Batches in a row; of a reader, which can be read once only, one is in memory at a time."""
+
+    def can_repeat(self, table: Any) -> bool:
+        return not hasattr(table, "read_next_batch")
+
+    def names(self, table: Any) -> list[str]:
+        return list(table.schema.names)
+
+    def rows(self, table: Any, columns: Columns) -> Iterator[Row]:
+        wanted = columns.wanted(self.names(table)) or self.names(table)
+        batches = [table] if hasattr(table, "num_rows") else table  # of a table itself the slices are as good
+        for batch in batches:
+            for start in range(0, batch.num_rows, SLICE_ROWS):
+                yield from batch.slice(start, SLICE_ROWS).select(wanted).to_pylist()
+
+
+READERS: Final[Mapping[str, ReadSlices]] = {
+    "pandas": PandasRows(),
+    "polars": PolarsRows(),
+    "pyarrow": ArrowRows(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TableItems:
+    """A table's rows as items."""
+
+    table: Any
+    columns: Columns
+    reader: ReadSlices
+
+    def __iter__(self) -> Iterator[ItemJson]:
+        return make_items(self.reader.rows(self.table, self.columns), self.columns)
+
+
+@dataclass(frozen=True, slots=True)
+class RowItems:
+    """Dictionaries with other names, or texts alone, as items."""
+
+    source: Iterable[Any]
+    columns: Columns
+
+    def __iter__(self) -> Iterator[ItemJson]:
+        text = self.columns.text
+        rows = ({text: row} if isinstance(row, str) else row for row in self.source)
+        return make_items(rows, self.columns)
+
+
+def make_items(rows: Iterable[Row], columns: Columns) -> Iterator[ItemJson]:
+    fields = Fields(key=columns.key, text=columns.text, pair=columns.pair)
+    for number, row in enumerate(rows, start=1):
+        item = make_item(row, fields, number, f"row {number}")
+        if columns.metadata is not None:
+            item["metadata"] = pick_metadata(row, columns.metadata, number)
+        yield item
+
+
+def pick_metadata(row: Row, names: Iterable[str], number: int) -> dict[str, Any]:
+    """Raises InvalidOption for a column that is not there. Dates are told as ISO 8601 does."""
+    try:
+        return {name: _plain(row[name]) for name in names}
+    except KeyError as error:
+        known = ", ".join(repr(name) for name in list(row)[:10])
+        raise InvalidOption(
+            f"row {number}: there is no column {error} for the metadata among {known}."
+        ) from None
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can say: dates and moments by their ISO form, numbers and arrays of NumPy by Python's."""
+    if hasattr(value, "isoformat"):
+        return value.isoformat()
+    return value.tolist() if hasattr(value, "tolist") else value

@@ -1,1 +1,0 @@
-"""What the client can do, one file a noun."""

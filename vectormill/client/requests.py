@@ -1,0 +1,108 @@
+"""Requests: what goes over the wire and what its failures mean, whoever carries it. Makes no request itself."""
+
+import json
+import ssl
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import quote
+
+import httpx
+import msgspec
+
+from vectormill.addresses import is_loopback_host
+from vectormill.domain.errors import InvalidOption, VectormillError
+from vectormill.problems import ApiUnreachable
+
+DEFAULT_URL: Final = "http://127.0.0.1:8000"
+# A server may be silent for minutes while it commits a large upload: that is no failure.
+LONG_SILENCE_SECONDS: Final = 600.0
+JSON_HEADERS: Final = {"Content-Type": "application/json"}
+NDJSON_HEADERS: Final = {"Content-Type": "application/x-ndjson"}
+
+Json = dict[str, Any]
+
+
+class Keyed(msgspec.Struct):
+    """Of a line the key alone; its numbers are passed over."""
+
+    key: str
+
+
+def find_last_key(lines: bytes) -> str:
+    """Of the last one of these whole lines."""
+    return msgspec.json.decode(lines.rpartition(b"\n")[2], type=Keyed).key
+
+
+def find_timeout(seconds: float, *, silence: float = 0.0) -> httpx.Timeout:
+    """Bounds each wait for the server, not a whole transfer."""
+    return httpx.Timeout(max(seconds, silence), connect=min(seconds, 10.0))
+
+
+def describe_connection(base_url: str, api_key: str | None) -> dict[str, Any]:
+    """What a client of httpx is made with. Raises VectormillError for a key that no header can carry."""
+    return {
+        "base_url": base_url,
+        "headers": _authorization(api_key),
+        # Reading the system's certificates takes a tenth of a second, and plain HTTP needs none: redirects are not
+        # followed, and without certificates no other server would be trusted.
+        "verify": ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if base_url.startswith("http:") else True,
+        # A proxy of the environment cannot reach this machine's own loopback.
+        "trust_env": not is_loopback(base_url),
+    }
+
+
+def explain(error: httpx.HTTPError, base_url: str, method: str, path: str) -> VectormillError:
+    """An error of httpx as one of this package: a sentence that says what to do."""
+    if isinstance(error, httpx.ConnectError):
+        return ApiUnreachable(
+            f"No Vectormill API answers at {base_url}. Start one with `vectormill up`, or name another with --api-url "
+            "or VECTORMILL_API_URL."
+        )
+    if isinstance(error, httpx.TimeoutException):
+        return ApiUnreachable(f"{base_url} did not answer {method} {path} in time.")
+    if isinstance(error, httpx.UnsupportedProtocol):
+        return VectormillError(f"{base_url!r} is not a URL: it must start with http:// or https://.")
+    return ApiUnreachable(f"The connection to {base_url} broke during {method} {path}: {error}.")
+
+
+def _authorization(api_key: str | None) -> dict[str, str]:
+    if api_key is None:
+        return {}
+    if not api_key.isascii() or not api_key.isprintable():
+        raise VectormillError("The API key has characters that no key has; was it copied whole?")
+    return {"Authorization": f"Bearer {api_key.strip()}"}
+
+
+def write_json(value: Any) -> bytes:
+    """Half of a surrogate pair travels escaped, so that the server can say where it is. Raises InvalidOption."""
+    try:
+        written = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return written.encode() if is_unicode(written) else json.dumps(value).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidOption(f"What is to be sent cannot be said in JSON: {error}.") from error
+
+
+def is_unicode(written: str) -> bool:
+    try:
+        written.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def is_loopback(url: str) -> bool:
+    """Whether the URL names this machine's own loopback."""
+    return is_loopback_host(httpx.URL(url).host)
+
+
+def given(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def make_path(*parts: str) -> str:
+    return parts[0] + "".join("/" + _quote(part) for part in parts[1:])
+
+
+def _quote(part: str) -> str:
+    """Percent-encoded; dots alone too, which would mean the place above."""
+    return part.replace(".", "%2E") if part in (".", "..") else quote(part, safe="")

@@ -1,0 +1,203 @@
+"""Answers about collections, as the API describes them. Made by `python -m tests.architecture.derived`."""
+
+from typing import Any, Literal, TypedDict
+
+
+class CollectionBody(TypedDict):
+    """A collection in a list; its page has the same fields and more."""
+
+    name: str
+    kind: Literal["vectors", "scores", "records"]
+    model: str
+    dimensions: int
+    options: dict[str, Any]
+    num_rows: int
+    num_bytes: int
+    num_generations: int
+    keep_text: bool
+    language: str
+    created_at: str
+    synced_at: str | None
+    stale_seconds: float | None
+
+
+class CollectionIndexBody(TypedDict):
+    name: str
+    method: str
+    state: Literal["ready", "building", "invalid"]
+    definition: str
+    num_bytes: int
+
+
+class GenerationBody(TypedDict):
+    id: int
+    state: Literal["building", "live", "retired", "pruned"]
+    fingerprint: str
+    model: str
+    options: dict[str, Any]
+    table: str
+    num_rows: int
+    table_bytes: int
+    index_bytes: int
+    attribute_bytes: int
+    indexes: list[CollectionIndexBody]
+    report: dict[str, Any]
+    created_at: str
+    live_at: str | None
+    retired_at: str | None
+
+
+class CoverageBody(TypedDict):
+    """As of the last re-index that came to its end."""
+
+    run_id: str
+    at: str
+    num_seen: int
+    num_failed: int
+    share: float
+    failed_keys: list[str]
+
+
+class StalenessBody(TypedDict):
+    synced_at: str | None
+    stale_seconds: float | None
+    num_waiting_changes: int
+    oldest_change_at: str | None
+
+
+class OpenJobBody(TypedDict):
+    id: str
+    state: str
+    num_items: int
+    num_done: int
+    num_failed: int
+
+
+class RunLine(TypedDict):
+    """A run in one line; `/v1/runs/{id}` has it whole."""
+
+    id: str
+    kind: str
+    state: str
+    phase: str | None
+    num_seen: int
+    num_failed: int
+    error: str | None
+    created_at: str
+    finished_at: str | None
+
+
+class SourceLine(TypedDict):
+    kind: str
+    options: dict[str, Any]
+    split: dict[str, Any]
+
+
+class ScheduleLine(TypedDict):
+    """A schedule in one line; `/v1/schedules/{name}` has it whole."""
+
+    name: str
+    cron: str
+    timezone: str
+    next_due_at: str | None
+    is_paused: bool
+
+
+class CollectionDetail(TypedDict):
+    """A collection whole."""
+
+    name: str
+    kind: Literal["vectors", "scores", "records"]
+    model: str
+    dimensions: int
+    options: dict[str, Any]
+    num_rows: int
+    num_bytes: int
+    num_generations: int
+    keep_text: bool
+    language: str
+    created_at: str
+    synced_at: str | None
+    stale_seconds: float | None
+    exact_rows: int | None
+    fingerprint: str
+    index_policy: str
+    index_options: dict[str, Any]
+    filters: list[Any]
+    generations: list[GenerationBody]
+    coverage: CoverageBody | None
+    staleness: StalenessBody
+    open_jobs: list[OpenJobBody]
+    runs: list[RunLine]
+    source: SourceLine | None
+    schedules: list[ScheduleLine]
+
+
+class LiveGenerationBody(TypedDict):
+    """One generation, by what tells it from another."""
+
+    id: int
+    fingerprint: str
+    options: dict[str, Any]
+
+
+class RollbackAnswer(TypedDict):
+    """What a rollback has changed."""
+
+    collection: str
+    live: LiveGenerationBody
+    retired: LiveGenerationBody
+    num_newer_rows: int | None
+
+
+class OneIndexBody(TypedDict):
+    """An index that is there."""
+
+    name: str
+    method: str
+    operator_class: str
+    is_valid: bool
+    is_ours: bool
+    options: dict[str, int]
+    num_bytes: int
+    last_used_at: str | None
+
+
+class IndexPlanBody(TypedDict):
+    """What would be built now, and why so."""
+
+    method: str | None
+    operator_class: str | None
+    m: int
+    ef_construction: int
+    workers: int
+    memory_bytes: int
+    graph_bytes: int
+    reasons: list[str]
+
+
+class BuildProgressBody(TypedDict):
+    """A build that goes on, by pg_stat_progress_create_index."""
+
+    phase: str
+    share: float | None
+    tuples_done: int
+    tuples_total: int
+    blocks_done: int
+    blocks_total: int
+
+
+class IndexBody(TypedDict):
+    """The indexes of a collection's live generation."""
+
+    collection: str
+    generation: int
+    policy: Literal["auto", "hnsw", "none"]
+    options: dict[str, Any]
+    filters: list[str]
+    num_rows: int
+    changed_share: float
+    indexes: list[OneIndexBody]
+    plan: IndexPlanBody
+    built: dict[str, Any]
+    progress: BuildProgressBody | None

@@ -1,0 +1,47 @@
+"""Answers about items, as the API describes them. Made by `python -m tests.architecture.derived`."""
+
+from typing import Any, NotRequired, TypedDict
+
+
+class PutAnswer(TypedDict):
+    """What became of a put."""
+
+    key: str
+    job: str
+    is_searchable: bool
+    searchable_at: str | None
+
+
+class PassageBody(TypedDict):
+    """Where in its document a passage stands, in code points."""
+
+    index: int
+    start: int
+    end: int
+
+
+class ItemAnswer(TypedDict):
+    """What a collection has under a key. Of the fields with a result an item has those of its collection's
+    kind.
+    """
+
+    key: str
+    text: str | None
+    text_pair: NotRequired[str | None]
+    metadata: dict[str, Any] | None
+    document: str | None
+    passage: PassageBody | None
+    content_hash: str
+    job_seq: int
+    embedding: NotRequired[list[float] | None]
+    score: NotRequired[float | None]
+    label: NotRequired[str | None]
+    probabilities: NotRequired[dict[str, float] | None]
+    output: NotRequired[dict[str, Any] | None]
+
+
+class DeleteAnswer(TypedDict):
+    """What a deletion has found."""
+
+    num_keys: int
+    num_deleted: int

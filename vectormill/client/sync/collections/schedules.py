@@ -1,0 +1,71 @@
+# Made of the same file in `aio` by `python -m tests.architecture.derived`: change that one.
+"""Schedules over HTTP."""
+
+from collections.abc import Iterator
+
+from vectormill.client.requests import Json, given, make_path
+from vectormill.client.shapes import ScheduleBody, ScheduledRunBody
+from vectormill.client.sync.transport import Transport
+
+
+class ScheduleCalls(Transport):
+    """Of when collections are re-indexed."""
+
+    def create_schedule(
+        self,
+        collection: str,
+        cron: str,
+        *,
+        timezone: str | None = None,
+        overlap: str | None = None,
+        name: str | None = None,
+    ) -> ScheduleBody:
+        """A re-index of the collection at every due time from now on; called as the collection unless named.
+
+        `cron` has five fields, on the clock of `timezone` (UTC); `overlap` is skip or queue.
+        """
+        body = {
+            "collection": collection,
+            "cron": cron,
+            "timezone": timezone,
+            "overlap": overlap,
+            "name": name,
+        }
+        # Not repeated: the second attempt would meet the schedule of the first.
+        return self.call(ScheduleBody, "POST", "/v1/schedules", json=given(body), is_repeatable=False)
+
+    def schedules(self) -> Iterator[ScheduleBody]:
+        """Every schedule, the oldest first, page by page."""
+        return self.pages(ScheduleBody, "/v1/schedules", {})
+
+    def schedule(self, name: str) -> ScheduleBody:
+        return self.call(ScheduleBody, "GET", make_path("/v1/schedules", name))
+
+    def change_schedule(
+        self, name: str, *, cron: str | None = None, timezone: str | None = None, overlap: str | None = None
+    ) -> ScheduleBody:
+        """What is None stays as it is."""
+        body = {"cron": cron, "timezone": timezone, "overlap": overlap}
+        return self.call(ScheduleBody, "PATCH", make_path("/v1/schedules", name), json=given(body))
+
+    def pause_schedule(self, name: str) -> ScheduleBody:
+        """Lets due times pass until it is resumed."""
+        return self.call(ScheduleBody, "POST", make_path("/v1/schedules", name, "pause"))
+
+    def resume_schedule(self, name: str) -> ScheduleBody:
+        """Ends a pause; what fell due in it stays missed."""
+        return self.call(ScheduleBody, "POST", make_path("/v1/schedules", name, "resume"))
+
+    def run_schedule(self, name: str) -> ScheduledRunBody:
+        """Its run, now; answers it as the history has it."""
+        return self.call(
+            ScheduledRunBody, "POST", make_path("/v1/schedules", name, "run"), is_repeatable=False
+        )
+
+    def delete_schedule(self, name: str) -> None:
+        """Its runs stay."""
+        self.call(Json, "DELETE", make_path("/v1/schedules", name))
+
+    def schedule_runs(self, name: str) -> Iterator[ScheduledRunBody]:
+        """Every run that it made, the newest first, skipped ones with their reason, page by page."""
+        return self.pages(ScheduledRunBody, make_path("/v1/schedules", name, "runs"), {})

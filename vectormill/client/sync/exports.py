@@ -1,0 +1,89 @@
+# Made of the same file in `aio` by `python -m tests.architecture.derived`: change that one.
+"""Exports over HTTP: a body that is written into a file or read row by row, and goes on after a lost connection.
+
+NDJSON goes on behind the last line that came whole. Other formats cannot: without its end such a file is none, so that
+it begins anew, and only in a path. A path gets the whole export or is left as it was.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from vectormill.client.requests import given
+from vectormill.client.sync.transport import Transport
+from vectormill.files.replacement import open_replacement
+from vectormill.problems import ApiError, ApiUnreachable
+
+NDJSON = "ndjson"
+# What of an answer's headers is asked for when the export goes on, by the name of the parameter.
+GENERATION_HEADER = "Vectormill-Generation"
+
+
+@dataclass(slots=True)
+class Export:
+    """One body: where it is, how it is asked for, and what is said when it breaks off for good."""
+
+    path: str
+    parameters: Mapping[str, Any]
+    format: str
+    broken: str | None = None
+    answered: dict[str, str] = field(default_factory=dict)
+
+
+class ExportTransport(Transport):
+    """What exports of jobs and of collections share."""
+
+    def write_export(self, export: Export, target: str | Path | BinaryIO) -> int:
+        """The number of bytes. A file object gets what came until an error."""
+        if isinstance(target, str | Path):
+            return self._write_whole(export, Path(target))
+        return self._write_parts(export, target)
+
+    def export_parts(self, export: Export) -> Iterator[bytes]:
+        """The body, in parts of whole lines where it has lines."""
+        after = export.parameters.get("after")
+        try:
+            if export.format == NDJSON:
+                for part in self.resumed_parts(lambda key: self._open(export, key), after):
+                    yield part
+            else:
+                for part in self._open(export, after):
+                    yield part
+        except (ApiError, ApiUnreachable) as error:
+            if not export.answered or export.broken is None:
+                raise
+            raise ApiUnreachable(export.broken) from error
+
+    def _write_parts(self, export: Export, file: BinaryIO) -> int:
+        num_bytes = 0
+        for part in self.export_parts(export):
+            file.write(part)
+            num_bytes += len(part)
+        return num_bytes
+
+    def _write_whole(self, export: Export, path: Path) -> int:
+        pauses = self.retries.begin()
+        while True:
+            try:
+                with open_replacement(path) as file:
+                    return self._write_parts(export, file)
+            except ApiUnreachable as error:
+                is_hopeless = export.format == NDJSON or isinstance(error.__cause__, ApiError)
+                pause = None if is_hopeless or not export.answered else pauses.before_next(error)
+                if pause is None:
+                    raise
+            self.pause_for(pause)
+
+    def _open(self, export: Export, after: str | None) -> Iterator[bytes]:
+        parameters = {**export.parameters, "format": export.format, "after": after}
+        if GENERATION_HEADER in export.answered:
+            parameters["generation"] = export.answered[GENERATION_HEADER]
+        with self.answered(
+            "GET", export.path, params=given(parameters), timeout=self.long_timeout
+        ) as response:
+            export.answered["status"] = str(response.status_code)
+            if GENERATION_HEADER in response.headers:
+                export.answered[GENERATION_HEADER] = response.headers[GENERATION_HEADER]
+            for part in response.iter_bytes():
+                yield part

@@ -1,0 +1,42 @@
+"""Flow: all in which the client that blocks differs from the other by more than words. Its twin is in `aio`.
+
+The one file of this folder that is written by hand.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import httpx
+
+from vectormill.client.frames.items import Columns, read_items
+from vectormill.files.ndjson import ItemJson, compress_parts, encode_parts
+from vectormill.files.ndjson import split_lines as split_lines
+
+Http = httpx.Client
+HttpTransport = httpx.BaseTransport
+Pause = Callable[[float], None]
+
+
+def pause(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+def prepare_items(items: Iterable[Any], columns: Columns | None) -> Iterable[ItemJson]:
+    """Rows as items."""
+    return read_items(items, columns)
+
+
+def can_repeat(items: Iterable[ItemJson]) -> bool:
+    """Whether a second reading gives the same items."""
+    return iter(items) is not items
+
+
+def encode_body(items: Iterable[ItemJson], *, gzip: bool) -> Iterator[bytes]:
+    """Items as NDJSON, in parts fit for a stream."""
+    parts = encode_parts(items)
+    return compress_parts(parts) if gzip else parts
+
+
+def make_http(transport: HttpTransport | None, **options: Any) -> Http:
+    return httpx.Client(transport=transport, **options)

@@ -1,0 +1,172 @@
+# Made of the same file in `aio` by `python -m tests.architecture.derived`: change that one.
+"""Jobs over HTTP: submit, look, wait and steer."""
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, Unpack
+
+from vectormill.client.events import EventReader
+from vectormill.client.frames.items import Columns
+from vectormill.client.requests import NDJSON_HEADERS, Json, given, make_path
+from vectormill.client.shapes import ItemErrorBody, JobBody, TruncatedItemBody
+from vectormill.client.sync import flow
+from vectormill.client.sync.transport import Transport
+from vectormill.client.views.shown import showing
+from vectormill.domain.encoding import RequestedArguments
+from vectormill.domain.jobs.job import TERMINAL_JOB_STATES
+from vectormill.problems import ApiError, ApiUnreachable, WaitTimeout
+
+
+class JobCalls(Transport):
+    """Of jobs while they are at work; what they made is in `exports`."""
+
+    def submit(
+        self,
+        items: Iterable[Any],
+        *,
+        text: str | None = None,
+        key: str | None = None,
+        pair: str | None = None,
+        model: str | None = None,
+        collection: str | None = None,
+        priority: int | None = None,
+        metadata: Mapping[str, Any] | Sequence[str] | None = None,
+        gzip: bool = False,
+        idempotency_key: str | None = None,
+        progress: bool = False,
+        **options: Unpack[RequestedArguments],
+    ) -> JobBody:
+        """Streams the items as NDJSON and returns the new job. What `options` are and do: docs/CONFIGURATION.md.
+
+        Items are `{"key", "text"}` dictionaries, texts alone, or the rows of a table: a DataFrame of pandas or polars,
+        a table or stream of batches of pyarrow. `text`, `key` and `pair` name columns, else `text`, and `key` or `id`;
+        `metadata` that is a list names those that go along with each item, as an object it belongs to the job.
+        `progress` waits for the job's end, with a bar where somebody sees it.
+
+        When `items` can be iterated again (a list, a table or a file reader, not a generator), a lost connection is
+        survived: the upload is repeated under the same Idempotency-Key, so there is never a second job.
+        """
+        columns = Columns.choose(text, key, pair, metadata)
+        sent = flow.prepare_items(items, columns)
+        parameters = {
+            "model": model,
+            "collection": collection,
+            "priority": priority,
+            "metadata": json.dumps(dict(metadata)) if isinstance(metadata, Mapping) else None,
+            **options,
+        }
+        headers = NDJSON_HEADERS | {"Idempotency-Key": idempotency_key or str(uuid.uuid4())}
+        if gzip:
+            headers["Content-Encoding"] = "gzip"
+        job = self.call(
+            JobBody,
+            "POST",
+            "/v1/jobs",
+            params=given(parameters),
+            headers=headers,
+            make_body=lambda: flow.encode_body(sent, gzip=gzip),
+            timeout=self.long_timeout,
+            is_repeatable=flow.can_repeat(sent),
+        )
+        return self.wait(job["id"], progress=True) if progress else job
+
+    def job(self, job_id: str) -> JobBody:
+        """The job as it stands now."""
+        return self.call(JobBody, "GET", make_path("/v1/jobs", job_id))
+
+    def jobs(self, state: str | None = None) -> Iterator[JobBody]:
+        """All jobs, newest first, page by page."""
+        return self.pages(JobBody, "/v1/jobs", {"state": state})
+
+    def wait(
+        self,
+        job_id: str,
+        on_poll: Callable[[JobBody], None] | None = None,
+        *,
+        progress: bool = False,
+        poll_seconds: float = 0.5,
+        timeout_seconds: float | None = None,
+    ) -> JobBody:
+        """Polls until the job ends and returns it; `on_poll` gets every answer, the last one too.
+
+        `progress` shows a bar in a terminal or a notebook, and nothing elsewhere. A paused job is waited for until
+        somebody resumes or cancels it. Raises WaitTimeout after `timeout_seconds`; the job itself goes on.
+        """
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        with ExitStack() as shown:
+            lookers = [] if on_poll is None else [on_poll]
+            if progress:
+                lookers.append(shown.enter_context(showing()))
+            while True:
+                job = self.job(job_id)
+                for look in lookers:
+                    look(job)
+                if job["state"] in TERMINAL_JOB_STATES:
+                    return job
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise WaitTimeout(
+                        f"Job {job_id} is still {job['state']} after {timeout_seconds:g} s; it goes on."
+                    )
+                self.pause_for(poll_seconds)
+
+    def events(self, job_id: str) -> Iterator[JobBody]:
+        """The job now, and whenever it has moved, until it has ended; the API pushes them (Server-Sent Events).
+
+        A lost connection is made again for as long as each brings news.
+        """
+        path = make_path("/v1/jobs", job_id, "events")
+        pauses = self.retries.begin()
+        last: JobBody | None = None
+        while last is None or last["state"] not in TERMINAL_JOB_STATES:
+            reader = EventReader()
+            lost: ApiError | ApiUnreachable = ApiUnreachable(
+                f"{self.base_url} ended the events of job {job_id} before its end."
+            )
+            try:
+                with self.answered("GET", path, timeout=self.long_timeout) as response:
+                    for line in flow.split_lines(response.iter_bytes()):
+                        job = reader.read(line)
+                        if job is not None and job != last:
+                            last, pauses = job, self.retries.begin()
+                            yield job
+            except (ApiError, ApiUnreachable) as error:
+                lost = error
+            if last is None or last["state"] not in TERMINAL_JOB_STATES:
+                pause = pauses.before_next(lost) if self._has_answered else None
+                if pause is None:
+                    raise lost
+                self.pause_for(pause)
+
+    def cancel(self, job_id: str) -> JobBody:
+        """Stops it; what was committed until then stays."""
+        return self.call(JobBody, "POST", make_path("/v1/jobs", job_id, "cancel"))
+
+    def pause(self, job_id: str) -> JobBody:
+        """Keeps back what no worker holds yet; what a worker has is finished."""
+        return self.call(JobBody, "POST", make_path("/v1/jobs", job_id, "pause"))
+
+    def resume(self, job_id: str) -> JobBody:
+        """Lets a paused job go on."""
+        return self.call(JobBody, "POST", make_path("/v1/jobs", job_id, "resume"))
+
+    def retry(self, job_id: str) -> JobBody:
+        """Encodes the job's failed items again; the others stay as they are."""
+        return self.call(JobBody, "POST", make_path("/v1/jobs", job_id, "retry"), is_repeatable=False)
+
+    def delete(self, job_id: str) -> None:
+        """Removes an ended job with its texts, errors, and vectors that are in no collection; rows in collections stay.
+
+        A job that has not ended is refused (ApiError 409): cancel it first.
+        """
+        self.call(Json, "DELETE", make_path("/v1/jobs", job_id))
+
+    def errors(self, job_id: str) -> Iterator[ItemErrorBody]:
+        """Every failed item as `{"key", "code", "detail"}`, page by page."""
+        return self.pages(ItemErrorBody, make_path("/v1/jobs", job_id, "errors"), {})
+
+    def truncated(self, job_id: str) -> Iterator[TruncatedItemBody]:
+        """Every item that was cut because it was too long, as `{"key"}`, page by page."""
+        return self.pages(TruncatedItemBody, make_path("/v1/jobs", job_id, "truncated"), {})

@@ -1,0 +1,160 @@
+# Made of the same file in `aio` by `python -m tests.architecture.derived`: change that one.
+"""Transport: requests to one API, repeated where that does no harm; errors of httpx become errors of this package."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+import httpx
+
+from vectormill.client.requests import (
+    DEFAULT_URL,
+    JSON_HEADERS,
+    LONG_SILENCE_SECONDS,
+    describe_connection,
+    explain,
+    find_last_key,
+    find_timeout,
+    given,
+    write_json,
+)
+from vectormill.client.retries import DEFAULT_SECONDS, Retries
+from vectormill.client.sync import flow
+from vectormill.domain.errors import VectormillError
+from vectormill.problems import ApiError, ApiUnreachable, read_problem
+from vectormill.settings import read_api_key
+
+Answer = TypeVar("Answer")
+# Of the last line that came, the key; gives the body of what follows it.
+OpenParts = Callable[[str | None], Iterator[bytes]]
+NO_CONTENT: Final = 204
+
+
+class Transport:
+    """What the methods of a client share. Knows no route."""
+
+    def __init__(
+        self,
+        base_url: str = DEFAULT_URL,
+        timeout: float = 30.0,
+        *,
+        api_key: str | None = None,
+        retry_seconds: float = DEFAULT_SECONDS,
+        transport: flow.HttpTransport | None = None,
+        pause: flow.Pause = flow.pause,
+    ) -> None:
+        self.base_url = base_url.rstrip("/")
+        self.pause_for = pause
+        self.retries = Retries(retry_seconds)
+        self._has_answered = False
+        self.short_timeout = find_timeout(timeout)
+        self.long_timeout = find_timeout(timeout, silence=LONG_SILENCE_SECONDS)
+        try:
+            self._http = flow.make_http(
+                transport,
+                timeout=self.short_timeout,
+                **describe_connection(self.base_url, api_key or read_api_key()),
+            )
+        except httpx.InvalidURL as error:
+            raise VectormillError(f"{base_url!r} is not a URL: {error}.") from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._http.close()
+
+    def call(
+        self,
+        answer: type[Answer],
+        method: str,
+        path: str,
+        *,
+        is_repeatable: bool = True,
+        make_body: Callable[[], Any] | None = None,
+        **request: Any,
+    ) -> Answer:
+        """What the API answers, of the shape `answer`. `json` is sent as the body, else what `make_body` gives.
+
+        Raises InvalidOption for what JSON cannot say.
+        """
+        if "json" in request:
+            body = write_json(request.pop("json"))
+            make_body = lambda: body  # noqa: E731
+            request["headers"] = JSON_HEADERS | request.get("headers", {})
+        pauses = self.retries.begin()
+        while True:
+            content = {} if make_body is None else {"content": make_body()}
+            try:
+                with self.answered(method, path, **request, **content) as response:
+                    response.read()
+                    said: Answer = {} if response.status_code == NO_CONTENT else response.json()
+                    return said
+            except (ApiError, ApiUnreachable) as error:
+                is_hopeful = self._has_answered or isinstance(error, ApiError)
+                pause = pauses.before_next(error) if is_repeatable and is_hopeful else None
+                if pause is None:
+                    raise
+            except ValueError as error:
+                raise ApiUnreachable(
+                    f"{self.base_url} answered something that is not JSON; is it Vectormill?"
+                ) from error
+            self.pause_for(pause)
+
+    def pages(self, record: type[Answer], path: str, parameters: Mapping[str, Any]) -> Iterator[Answer]:
+        """Every record of a list, page by page."""
+        cursor: str | None = None
+        while True:
+            page = self.call(dict[str, Any], "GET", path, params=given({**parameters, "after": cursor}))
+            for each in page["data"]:
+                yield each
+            cursor = page.get("next")
+            if cursor is None:
+                return
+
+    def resumed_parts(self, open_parts: OpenParts, after: str | None = None) -> Iterator[bytes]:
+        """Parts of whole lines. A lost connection is made again behind the last line, as long as each brings more."""
+        pauses = self.retries.begin()
+        while True:
+            rest = b""
+            try:
+                for part in open_parts(after):
+                    whole, newline, rest = (rest + part).rpartition(b"\n")
+                    if newline:
+                        after, pauses = find_last_key(whole), self.retries.begin()
+                        yield whole + newline
+            except (ApiError, ApiUnreachable) as error:
+                pause = pauses.before_next(error) if self._has_answered else None
+                if pause is None:
+                    raise
+            else:
+                if rest:
+                    yield rest
+                return
+            self.pause_for(pause)
+
+    @contextmanager
+    def answered(self, method: str, path: str, **request: Any) -> Iterator[httpx.Response]:
+        """The response to one request, its body unread. Errors of httpx become errors of this package."""
+        try:
+            with self._http.stream(method, path, **request) as response:
+                self._has_answered = True
+                if not response.is_success:
+                    body = response.read()
+                    raise read_problem(
+                        response.status_code,
+                        response.reason_phrase,
+                        body,
+                        headers=response.headers,
+                        now=datetime.now(UTC),
+                    )
+                yield response
+        except httpx.HTTPError as error:
+            raise explain(error, self.base_url, method, path) from error

@@ -1,0 +1,1 @@
+"""What is shown to a person who waits."""

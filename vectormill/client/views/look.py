@@ -1,0 +1,20 @@
+"""Look: what is shown of something that is watched, wherever it is shown."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How something stands. `share`, 0 to 1, is what is done of `stage`, None where that cannot be told.
+
+    `reason` is told once, until it is another.
+    """
+
+    stage: str
+    counts: str = ""
+    share: float | None = None
+    reason: str | None = None
+
+    @property
+    def line(self) -> str:
+        return f"{self.stage}: {self.counts}" if self.counts else self.stage

@@ -1,0 +1,69 @@
+"""Progress: something that is watched, as a live bar on a terminal and as a plain line now and then elsewhere.
+
+Writes to stderr, so that stdout holds results only. What is shown of a job, a run or an index stands in a file of each.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Final, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as Bar
+from rich.text import Text
+
+from vectormill.client.views.look import Look
+
+PLAIN_PAUSE_SECONDS: Final = 5.0
+
+
+class Progress:
+    """Shows one thing after another; call it with each answer of the API, of which `look_at` says what to show."""
+
+    def __init__(self, look_at: Callable[[Mapping[str, Any]], Look], console: Console | None = None) -> None:
+        self._look_at = look_at
+        self._bar = Bar(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[counts]}"),
+            console=console or Console(stderr=True),
+            refresh_per_second=4,
+        )
+        self._task = self._bar.add_task("starting", counts="", total=None)
+        self._stage: str | None = None
+        self._reason: str | None = None
+        self._said_at = -PLAIN_PAUSE_SECONDS
+
+    def __enter__(self) -> Self:
+        if self._bar.console.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._bar.console.is_terminal:
+            self._bar.stop()
+
+    def __call__(self, answer: Mapping[str, Any]) -> None:
+        look = self._look_at(answer)
+        # What gets its turn now and then waits for the same as before, and has no reason meanwhile.
+        news = look.reason if look.reason != self._reason else None
+        self._reason = news or self._reason
+        if self._bar.console.is_terminal:
+            self._draw(look, news)
+        elif news or look.stage != self._stage or time.monotonic() - self._said_at >= PLAIN_PAUSE_SECONDS:
+            self._said_at = time.monotonic()
+            sys.stderr.write("".join(f"{line}\n" for line in (look.line, news) if line))
+            sys.stderr.flush()
+        self._stage = look.stage
+
+    def _draw(self, look: Look, news: str | None) -> None:
+        if news:
+            self._bar.console.print(Text(news))  # Text: it may quote an error with brackets
+        total = None if look.share is None else 1.0
+        self._bar.update(
+            self._task, description=look.stage, counts=look.counts, total=total, completed=look.share or 0.0
+        )

@@ -1,0 +1,1 @@
+"""What clients of the OpenAI-compatible interface keep here: files of requests, and batches of them."""

@@ -1,0 +1,18 @@
+"""Where the migrations lie, and which is the newest. Reads names of files: loads neither Alembic nor a driver."""
+
+from pathlib import Path
+from typing import Final
+
+
+def find_scripts(package: Path) -> Path:
+    """Beside the packages in a checkout; inside of this one where setup.py has put them, which is in every wheel."""
+    installed = package / "migrations"
+    return installed if installed.is_dir() else package.parent / "alembic"
+
+
+SCRIPTS: Final = find_scripts(Path(__file__).resolve().parents[1])
+
+
+def find_newest_revision() -> str:
+    """Of this release. A migration's file is named for its revision, which are numbered in order."""
+    return max(path.name.partition("_")[0] for path in (SCRIPTS / "versions").glob("[0-9]*_*.py"))

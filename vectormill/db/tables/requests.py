@@ -1,0 +1,119 @@
+"""Files of requests, and request batches: what the OpenAI-compatible interface keeps beside jobs."""
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Double,
+    ForeignKey,
+    Identity,
+    Index,
+    Integer,
+    LargeBinary,
+    Table,
+    Text,
+    Uuid,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+
+from vectormill.db.tables.schema import BUSY, count, metadata, moment, one_of
+from vectormill.domain.requests.request_batch import BATCH_STATES, ENDPOINTS, OPEN_BATCH_STATES
+from vectormill.domain.requests.request_file import PURPOSES, REQUEST_FILE_STATES
+
+request_files = Table(
+    "request_files",
+    metadata,
+    Column("id", Uuid, primary_key=True),
+    # The order of lists.
+    Column("seq", BigInteger, Identity(always=True), nullable=False, unique=True),
+    Column(
+        "state", Text, CheckConstraint(one_of("state", REQUEST_FILE_STATES), name="state"), nullable=False
+    ),
+    Column("purpose", Text, CheckConstraint(one_of("purpose", PURPOSES), name="purpose"), nullable=False),
+    Column("filename", Text, nullable=False),
+    count("num_bytes"),
+    # The batch of whose job the content is made when it is read; NULL: it lies in request_file_parts.
+    Column("batch_id", Uuid),
+    moment("created_at", is_now=True),
+    moment("updated_at", is_now=True),
+    moment("expires_at"),
+    Index("ix_request_files_listed", "seq", postgresql_where=text("state = 'processed'")),
+    Index("ix_request_files_purpose", "purpose", "seq", postgresql_where=text("state = 'processed'")),
+    # What the pruner looks for: what is past its time, and what is not whole or not wanted any more.
+    Index("ix_request_files_expires_at", "expires_at", postgresql_where=text("state = 'processed'")),
+    Index("ix_request_files_unlisted", "state", postgresql_where=text("state <> 'processed'")),
+)
+
+request_file_parts = Table(
+    "request_file_parts",
+    metadata,
+    Column("file_id", ForeignKey(request_files.c.id, ondelete="CASCADE"), primary_key=True),
+    Column("seq", Integer, primary_key=True),
+    Column("num_bytes", Integer, nullable=False),
+    Column("content", LargeBinary, nullable=False),  # zstd
+)
+
+request_batches = Table(
+    "request_batches",
+    metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("seq", BigInteger, Identity(always=True), nullable=False, unique=True),
+    Column("state", Text, CheckConstraint(one_of("state", BATCH_STATES), name="state"), nullable=False),
+    Column("endpoint", Text, CheckConstraint(one_of("endpoint", ENDPOINTS), name="endpoint"), nullable=False),
+    # Files and jobs go their own ways: no foreign keys.
+    Column("input_file_id", Uuid, nullable=False),
+    Column("completion_window", Text, nullable=False),
+    Column("metadata", JSONB),
+    Column("output_lifetime_seconds", Double),
+    Column("idempotency_key", Text, unique=True),
+    Column("content_hash", LargeBinary, nullable=False),  # of what was asked for: a repetition is known by it
+    Column("model", Text),
+    Column("job_id", Uuid),
+    count("num_lines"),
+    count("num_refused"),
+    count("num_completed"),
+    count("num_failed"),
+    count("num_tokens"),
+    Column("errors", JSONB, nullable=False, server_default=text("'[]'")),
+    Column("output_file_id", Uuid),
+    Column("error_file_id", Uuid),
+    # Its time was over before its job had ended, which was cancelled for that.
+    Column("is_overdue", Boolean, nullable=False, server_default=text("false")),
+    moment("created_at", is_now=True),
+    moment("updated_at", is_now=True),
+    moment("expires_at", nullable=False),
+    moment("in_progress_at"),
+    moment("finalizing_at"),
+    moment("completed_at"),
+    moment("failed_at"),
+    moment("expired_at"),
+    moment("cancelling_at"),
+    moment("cancelled_at"),
+    moment("finished_at"),  # whichever of the ends it was
+    count("fence"),
+    count("attempt", Integer),
+    Column("lease_owner", Text),
+    moment("lease_until"),
+    moment("available_at", is_now=True),
+    # The indexers look at those that have not ended all the time; nearly all have.
+    Index("ix_request_batches_open", "seq", postgresql_where=text(one_of("state", OPEN_BATCH_STATES))),
+    Index("ix_request_batches_content_hash", "content_hash"),
+    Index("ix_request_batches_job_id", "job_id", postgresql_where=text("job_id IS NOT NULL")),
+    Index("ix_request_batches_input", "input_file_id", postgresql_where=text("state = 'validating'")),
+    Index("ix_request_batches_finished_at", "finished_at", postgresql_where=text("finished_at IS NOT NULL")),
+    postgresql_with=BUSY | {"autovacuum_vacuum_threshold": "500"},
+)
+
+request_refusals = Table(
+    "request_refusals",
+    metadata,
+    # Lines that became no item, until the error file tells of them.
+    Column("batch_id", ForeignKey(request_batches.c.id, ondelete="CASCADE"), primary_key=True),
+    Column("line", BigInteger, primary_key=True),
+    Column("custom_id", Text),
+    Column("code", Text, nullable=False),
+    Column("message", Text, nullable=False),
+    Column("param", Text),
+)

@@ -1,0 +1,77 @@
+"""Webhooks, and what is to be delivered to them. Triggers on jobs and runs write deliveries: migration webhooks.
+
+No foreign key from a delivery: a commit that ends a job must not fail, nor wait, because a webhook is being deleted.
+"""
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Identity,
+    Index,
+    Integer,
+    Table,
+    Text,
+    Uuid,
+    func,
+    text,
+)
+from sqlalchemy.dialects.postgresql import ARRAY
+
+from vectormill.db.tables.schema import BUSY, count, metadata, moment, one_of
+from vectormill.domain.webhooks.webhook import DELIVERY_STATES
+
+webhooks = Table(
+    "webhooks",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("url", Text, nullable=False),
+    Column("description", Text, nullable=False, server_default=text("''")),
+    Column("events", ARRAY(Text), nullable=False),
+    # In the clear: both sides compute signatures with it.
+    Column("secret", Text, nullable=False),
+    Column("former_secret", Text),
+    moment("former_secret_until"),
+    Column("is_enabled", Boolean, nullable=False, server_default=text("true")),
+    Column("disabled_reason", Text),
+    # The first failure since the last success.
+    moment("failing_since"),
+    count("num_delivered"),
+    count("num_refused"),  # attempts that failed
+    count("num_failed"),  # deliveries that were given up
+    moment("created_at", is_now=True),
+    moment("updated_at", is_now=True),
+    postgresql_with=BUSY | {"autovacuum_vacuum_threshold": "500"},
+)
+
+webhook_deliveries = Table(
+    "webhook_deliveries",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("webhook_id", BigInteger, nullable=False),
+    # The same at every attempt: by it a receiver knows what it has had already.
+    Column("event_id", Uuid, nullable=False, server_default=func.gen_random_uuid()),
+    Column("event_type", Text, nullable=False),
+    Column("payload", Text, nullable=False),  # the bytes that are signed and sent
+    Column(
+        "state",
+        Text,
+        CheckConstraint(one_of("state", DELIVERY_STATES), name="state"),
+        nullable=False,
+        server_default=text("'pending'"),
+    ),
+    count("fence"),
+    count("num_attempts", Integer),
+    Column("status_code", Integer),
+    Column("error", Text),
+    # When it is tried next; during an attempt when that is held to be lost.
+    Column("due_at", moment("due_at").type, server_default=func.now()),
+    moment("attempted_at"),
+    moment("ended_at"),
+    moment("created_at", is_now=True),
+    Index("ix_webhook_deliveries_webhook_id", "webhook_id", "id"),
+    Index("ix_webhook_deliveries_state", "webhook_id", "state", "id"),
+    Index("ix_webhook_deliveries_created_at", "created_at"),
+    Index("ix_webhook_deliveries_due", "webhook_id", "due_at", postgresql_where=text("state = 'pending'")),
+)

@@ -1,0 +1,302 @@
+"""Deliveries: claimed for an attempt, recorded, looked at, replayed, pruned.
+
+A claim moves the due time by a lease, and its fence is one higher: of a scheduler that died in an attempt nothing has
+to be cleaned up, and one that was too slow records nothing.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+from sqlalchemy import Connection, Row, text
+
+from vectormill.domain.errors import DeliveryNotFound, WebhookDisabled, WebhookNotFound
+from vectormill.domain.webhooks.webhook import (
+    FAILING_SECONDS,
+    GONE,
+    TEST_EVENT,
+    Delivery,
+    Posting,
+    Reply,
+    describe_disabling,
+    describe_failure,
+    name_message,
+)
+
+# From each webhook as many as it has room for, so that a slow one holds up nobody else's; one that fails is tried with
+# one at a time, and after those that do not.
+CLAIM_DELIVERIES = text("""
+    WITH due AS (
+        SELECT delivery.id, webhook.url, webhook.secret,
+               CASE WHEN webhook.former_secret_until > now() THEN webhook.former_secret END AS former_secret
+          FROM vectormill.webhooks AS webhook
+          LEFT JOIN unnest(CAST(:busy_ids AS bigint[]), CAST(:busy_counts AS integer[])) AS busy (id, num)
+            ON busy.id = webhook.id
+         CROSS JOIN LATERAL (
+               SELECT id FROM vectormill.webhook_deliveries
+                WHERE webhook_id = webhook.id AND state = 'pending' AND due_at <= now()
+                ORDER BY due_at
+                LIMIT greatest(0, CASE WHEN webhook.failing_since IS NULL THEN CAST(:most AS integer) ELSE 1 END
+                                  - coalesce(busy.num, 0))
+                  FOR UPDATE SKIP LOCKED) AS delivery
+         WHERE webhook.is_enabled
+         ORDER BY webhook.failing_since NULLS FIRST, delivery.id
+         LIMIT CAST(:room AS integer))
+    UPDATE vectormill.webhook_deliveries AS delivery
+       SET fence = fence + 1, num_attempts = num_attempts + 1, attempted_at = now(),
+           due_at = now() + make_interval(secs => CAST(:lease_seconds AS double precision))
+      FROM due
+     WHERE delivery.id = due.id
+    RETURNING delivery.id, delivery.webhook_id, delivery.fence, delivery.num_attempts, delivery.event_id,
+              delivery.payload, due.url, due.secret, due.former_secret
+""")
+
+
+def claim_deliveries(
+    connection: Connection, busy: Mapping[int, int], *, most: int, room: int, lease_seconds: float
+) -> Sequence[Posting]:
+    """Up to `room` that are due, no more than `most` of one webhook with those it is `busy` with already."""
+    values = {
+        "busy_ids": list(busy.keys()),
+        "busy_counts": list(busy.values()),
+        "most": most,
+        "room": room,
+        "lease_seconds": lease_seconds,
+    }
+    return [
+        Posting(
+            delivery_id=row.id,
+            webhook_id=row.webhook_id,
+            fence=row.fence,
+            num_attempts=row.num_attempts,
+            message_id=name_message(row.event_id),
+            payload=row.payload,
+            url=row.url,
+            secrets=[secret for secret in (row.secret, row.former_secret) if secret is not None],
+        )
+        for row in connection.execute(CLAIM_DELIVERIES, values)
+    ]
+
+
+RECORD_REPLY = text("""
+    UPDATE vectormill.webhook_deliveries
+       SET state = :state, status_code = :status_code, error = :error,
+           due_at = CASE WHEN CAST(:state AS text) = 'pending'
+                         THEN now() + make_interval(secs => CAST(:pause_seconds AS double precision)) END,
+           ended_at = CASE WHEN CAST(:state AS text) <> 'pending' THEN now() END
+     WHERE id = :delivery_id AND fence = :fence AND state = 'pending'
+    RETURNING id
+""")
+
+NOTE_SUCCESS = text("""
+    UPDATE vectormill.webhooks SET num_delivered = num_delivered + 1, failing_since = NULL WHERE id = :webhook_id
+""")
+
+NOTE_FAILURE = text("""
+    UPDATE vectormill.webhooks
+       SET num_refused = num_refused + 1, num_failed = num_failed + CAST(:num_failed AS bigint),
+           failing_since = coalesce(failing_since, now()),
+           is_enabled = is_enabled AND NOT (
+               CAST(:is_gone AS boolean)
+               OR coalesce(failing_since < now() - make_interval(secs => CAST(:failing_seconds AS double precision)),
+                           false))
+     WHERE id = :webhook_id
+    RETURNING is_enabled, disabled_reason
+""")
+
+DISABLE_WEBHOOK = text("""
+    UPDATE vectormill.webhooks
+       SET disabled_reason = :reason, num_failed = num_failed + CAST(:num_failed AS bigint), updated_at = now()
+     WHERE id = :webhook_id
+""")
+
+# Whoever enables it again replays what it wants of them.
+FAIL_PENDING = text("""
+    UPDATE vectormill.webhook_deliveries
+       SET state = 'failed', error = :error, fence = fence + 1, due_at = NULL, ended_at = now()
+     WHERE webhook_id = :webhook_id AND state = 'pending'
+    RETURNING id
+""")
+
+
+def record_reply(connection: Connection, posting: Posting, reply: Reply, pause_seconds: float | None) -> bool:
+    """Ends the attempt, and with `pause_seconds` of None the delivery. True when this disabled the webhook.
+
+    Nothing is recorded of an attempt that somebody else has made again meanwhile.
+    """
+    state = "delivered" if reply.is_success else "failed" if pause_seconds is None else "pending"
+    values = {
+        "delivery_id": posting.delivery_id,
+        "fence": posting.fence,
+        "state": state,
+        "status_code": reply.status_code,
+        "error": describe_failure(reply),
+        "pause_seconds": pause_seconds or 0.0,
+    }
+    if connection.execute(RECORD_REPLY, values).one_or_none() is None:
+        return False
+    if reply.is_success:
+        connection.execute(NOTE_SUCCESS, {"webhook_id": posting.webhook_id})
+        return False
+    values = {
+        "webhook_id": posting.webhook_id,
+        "num_failed": int(state == "failed"),
+        "is_gone": reply.status_code == GONE,
+        "failing_seconds": FAILING_SECONDS,
+    }
+    webhook = connection.execute(NOTE_FAILURE, values).one_or_none()
+    if webhook is None or webhook.is_enabled or webhook.disabled_reason is not None:
+        return False
+    reason = describe_disabling(reply)
+    fail_pending(connection, posting.webhook_id, f"The webhook was disabled: {reason}", reason)
+    return True
+
+
+def fail_pending(connection: Connection, webhook_id: int, error: str, reason: str) -> None:
+    """What still waits for a webhook that is disabled is given up with this error."""
+    ended = connection.execute(FAIL_PENDING, {"webhook_id": webhook_id, "error": error}).all()
+    values = {"webhook_id": webhook_id, "reason": reason, "num_failed": len(ended)}
+    connection.execute(DISABLE_WEBHOOK, values)
+
+
+FIND_DELIVERY = text("""
+    SELECT id, webhook_id, event_id, event_type, payload, state, num_attempts, status_code, error, due_at,
+           attempted_at, ended_at, created_at
+      FROM vectormill.webhook_deliveries WHERE id = :id AND webhook_id = :webhook_id
+""")
+
+
+def find_delivery(connection: Connection, webhook_id: int, delivery_id: int) -> Delivery:
+    """Raises DeliveryNotFound."""
+    return _found(
+        connection.execute(FIND_DELIVERY, {"id": delivery_id, "webhook_id": webhook_id}).one_or_none()
+    )
+
+
+LIST_DELIVERIES = text("""
+    SELECT id, webhook_id, event_id, event_type, payload, state, num_attempts, status_code, error, due_at,
+           attempted_at, ended_at, created_at
+      FROM vectormill.webhook_deliveries
+     WHERE webhook_id = :webhook_id AND id < coalesce(CAST(:before AS bigint), 9223372036854775807)
+     ORDER BY id DESC
+     LIMIT CAST(:limit AS integer)
+""")
+
+LIST_DELIVERIES_IN_STATE = text("""
+    SELECT id, webhook_id, event_id, event_type, payload, state, num_attempts, status_code, error, due_at,
+           attempted_at, ended_at, created_at
+      FROM vectormill.webhook_deliveries
+     WHERE webhook_id = :webhook_id AND state = :state
+       AND id < coalesce(CAST(:before AS bigint), 9223372036854775807)
+     ORDER BY id DESC
+     LIMIT CAST(:limit AS integer)
+""")
+
+
+def list_deliveries(
+    connection: Connection,
+    webhook_id: int,
+    *,
+    state: str | None = None,
+    before: int | None = None,
+    limit: int = 50,
+) -> Sequence[Delivery]:
+    """The newest first; `before` is the id of the last one that is known already."""
+    statement = LIST_DELIVERIES if state is None else LIST_DELIVERIES_IN_STATE
+    values = {"webhook_id": webhook_id, "state": state, "before": before, "limit": limit}
+    return [_delivery(row) for row in connection.execute(statement, values)]
+
+
+REPLAY_DELIVERY = text("""
+    UPDATE vectormill.webhook_deliveries
+       SET state = 'pending', fence = fence + 1, num_attempts = 0, error = NULL, status_code = NULL, due_at = now(),
+           ended_at = NULL
+     WHERE id = :id AND webhook_id = :webhook_id
+    RETURNING id, webhook_id, event_id, event_type, payload, state, num_attempts, status_code, error, due_at,
+              attempted_at, ended_at, created_at
+""")
+
+
+def replay_delivery(connection: Connection, webhook_id: int, delivery_id: int) -> Delivery:
+    """Sends it once more, with the same message id, whatever became of it.
+
+    Raises WebhookNotFound, WebhookDisabled and DeliveryNotFound.
+    """
+    _lock_enabled(connection, webhook_id)
+    values = {"id": delivery_id, "webhook_id": webhook_id}
+    return _found(connection.execute(REPLAY_DELIVERY, values).one_or_none())
+
+
+REPLAY_FAILED = text("""
+    UPDATE vectormill.webhook_deliveries
+       SET state = 'pending', fence = fence + 1, num_attempts = 0, error = NULL, status_code = NULL, due_at = now(),
+           ended_at = NULL
+     WHERE webhook_id = :webhook_id AND state = 'failed' AND created_at >= :since
+""")
+
+
+def replay_failed(connection: Connection, webhook_id: int, since: datetime) -> int:
+    """Sends all once more that were given up and whose event is not older; how many.
+
+    Raises WebhookNotFound and WebhookDisabled.
+    """
+    _lock_enabled(connection, webhook_id)
+    return connection.execute(REPLAY_FAILED, {"webhook_id": webhook_id, "since": since}).rowcount
+
+
+INSERT_TEST = text("""
+    INSERT INTO vectormill.webhook_deliveries (webhook_id, event_type, payload)
+    VALUES (:webhook_id, :event_type, :payload)
+    RETURNING id, webhook_id, event_id, event_type, payload, state, num_attempts, status_code, error, due_at,
+              attempted_at, ended_at, created_at
+""")
+
+
+def post_test(connection: Connection, webhook_id: int, now: datetime) -> Delivery:
+    """An event that says nothing but that events arrive. Raises WebhookNotFound and WebhookDisabled."""
+    _lock_enabled(connection, webhook_id)
+    event = {"type": TEST_EVENT, "timestamp": now.isoformat(), "data": {"webhook_id": webhook_id}}
+    values = {"webhook_id": webhook_id, "event_type": TEST_EVENT, "payload": json.dumps(event)}
+    return _delivery(connection.execute(INSERT_TEST, values).one())
+
+
+# Until the transaction ends, nobody disables it.
+LOCK_WEBHOOK = text("SELECT is_enabled, disabled_reason FROM vectormill.webhooks WHERE id = :id FOR SHARE")
+
+
+def _lock_enabled(connection: Connection, webhook_id: int) -> None:
+    row = connection.execute(LOCK_WEBHOOK, {"id": webhook_id}).one_or_none()
+    if row is None:
+        raise WebhookNotFound
+    if not row.is_enabled:
+        raise WebhookDisabled(
+            f"The webhook is disabled; enable it first. {row.disabled_reason or ''}".strip()
+        )
+
+
+# One that still waits after so long is of a webhook that is gone, or that somebody has disabled.
+PRUNE_DELIVERIES = text("""
+    DELETE FROM vectormill.webhook_deliveries
+     WHERE id IN (SELECT id FROM vectormill.webhook_deliveries
+                   WHERE created_at < now() - make_interval(secs => CAST(:seconds AS double precision))
+                     AND (state <> 'pending' OR created_at < now() - interval '10 days')
+                   ORDER BY created_at
+                   LIMIT CAST(:limit AS integer)
+                     FOR UPDATE SKIP LOCKED)
+""")
+
+
+def prune_deliveries(connection: Connection, retention_seconds: float, limit: int) -> int:
+    """Removes up to so many of events that are older; how many."""
+    values = {"seconds": retention_seconds, "limit": limit}
+    return connection.execute(PRUNE_DELIVERIES, values).rowcount
+
+
+def _delivery(row: Row[tuple[object, ...]]) -> Delivery:
+    return Delivery(**row._mapping)
+
+
+def _found(row: Row[tuple[object, ...]] | None) -> Delivery:
+    if row is None:
+        raise DeliveryNotFound
+    return _delivery(row)

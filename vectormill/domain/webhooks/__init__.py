@@ -1,0 +1,1 @@
+"""Webhooks, deliveries, and what an attempt came to."""

@@ -1,0 +1,160 @@
+"""Webhook: where the ends of jobs and runs are told. Its events, its deliveries' states, and when one is tried again.
+
+Signatures, headers and pauses are those of Standard Webhooks, https://www.standardwebhooks.com.
+"""
+
+import base64
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+from uuid import UUID
+
+from vectormill.domain.errors import InvalidOption
+from vectormill.domain.jobs.job import TERMINAL_JOB_STATES
+from vectormill.domain.run import HELD, TERMINAL_RUN_STATES
+
+JOB_EVENTS: Final = tuple(f"job.{state}" for state in TERMINAL_JOB_STATES)
+# A held run waits for a person, who is to hear of it.
+RUN_EVENTS: Final = tuple(f"run.{state}" for state in (*TERMINAL_RUN_STATES, HELD))
+EVENTS: Final = (*JOB_EVENTS, *RUN_EVENTS)
+# Sent when somebody asks for it, to any webhook.
+TEST_EVENT: Final = "webhook.test"
+
+PENDING: Final = "pending"
+DELIVERED: Final = "delivered"
+FAILED: Final = "failed"
+DELIVERY_STATES: Final = (PENDING, DELIVERED, FAILED)
+
+MAX_WEBHOOKS: Final = 100
+MAX_URL_CHARS: Final = 2048
+MAX_DESCRIPTION_CHARS: Final = 500
+
+SECRET_PREFIX: Final = "whsec_"  # noqa: S105 - what secrets begin with
+SECRET_BYTES: Final = 32
+# So long a receiver may take to learn the new secret.
+ROTATION_SECONDS: Final = 86_400.0
+LONGEST_ROTATION_SECONDS: Final = 30 * 86_400.0
+
+# After each failed attempt; after the last of them, three days later, a delivery is given up.
+RETRY_SECONDS: Final = (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400)
+# Of a pause, more or less: what failed together is not to come together again.
+JITTER: Final = 0.1
+LONGEST_RETRY_AFTER_SECONDS: Final = 86_400.0
+# A webhook that has failed for so long, without one success, is disabled.
+FAILING_SECONDS: Final = 5 * 86_400.0
+
+GONE: Final = 410
+
+
+@dataclass(frozen=True, slots=True)
+class Webhook:
+    """A webhook as it stands in the database at one moment, without its secrets."""
+
+    id: int
+    url: str
+    description: str
+    events: Sequence[str]
+    is_enabled: bool
+    disabled_reason: str | None
+    failing_since: datetime | None
+    former_secret_until: datetime | None
+    num_delivered: int
+    num_refused: int
+    num_failed: int
+    created_at: datetime
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """An event for one webhook, and what became of it. `due_at` is None when it has ended."""
+
+    id: int
+    webhook_id: int
+    event_id: UUID
+    event_type: str
+    payload: str
+    state: str
+    num_attempts: int
+    status_code: int | None
+    error: str | None
+    due_at: datetime | None
+    attempted_at: datetime | None
+    ended_at: datetime | None
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Posting:
+    """A delivery that is being attempted, with what an attempt needs. Its secrets: the newest first."""
+
+    delivery_id: int
+    webhook_id: int
+    fence: int
+    num_attempts: int
+    message_id: str
+    payload: str
+    url: str
+    secrets: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What came of an attempt: a status, or an error where none came. `retry_after` is in seconds."""
+
+    status_code: int | None
+    error: str | None = None
+    retry_after: float | None = None
+
+    @property
+    def is_success(self) -> bool:
+        return self.status_code is not None and 200 <= self.status_code < 300
+
+
+def make_secret() -> str:
+    return SECRET_PREFIX + base64.b64encode(secrets.token_bytes(SECRET_BYTES)).decode()
+
+
+def name_message(event_id: UUID) -> str:
+    """The `webhook-id` of an event, the same at every attempt."""
+    return f"msg_{event_id.hex}"
+
+
+def check_events(events: Iterable[str]) -> tuple[str, ...]:
+    """The events in the order of the table; all of them where none is named. Raises InvalidOption."""
+    wanted = set(events)
+    if unknown := sorted(wanted - set(EVENTS)):
+        raise InvalidOption(f"There is no event {unknown[0]!r}; there are {', '.join(EVENTS)}.")
+    return tuple(event for event in EVENTS if event in wanted or not wanted)
+
+
+def pause_after(num_attempts: int, reply: Reply, chance: float) -> float | None:
+    """Seconds until the next attempt after so many that failed; None when there is to be none.
+
+    `chance` of 0 to 1 is where in the jitter it lies. A receiver may ask for a longer pause.
+    """
+    if reply.status_code == GONE or num_attempts > len(RETRY_SECONDS):
+        return None
+    pause = RETRY_SECONDS[num_attempts - 1] * (1 - JITTER + 2 * JITTER * chance)
+    return max(pause, min(reply.retry_after or 0.0, LONGEST_RETRY_AFTER_SECONDS))
+
+
+def describe_disabling(reply: Reply) -> str:
+    """The reason that a webhook's owner reads."""
+    if reply.status_code == GONE:
+        return "Its endpoint answered 410 Gone: it wants no more."
+    days = FAILING_SECONDS / 86_400
+    return f"Every attempt failed for {days:g} days, the last with: {describe_failure(reply)}"
+
+
+def describe_failure(reply: Reply) -> str | None:
+    """Why an attempt failed; None when it did not."""
+    if reply.is_success:
+        return None
+    if reply.status_code is None:
+        return reply.error or "No answer came."
+    if 300 <= reply.status_code < 400:
+        return f"It answered {reply.status_code}, a redirect, which is not followed: set the URL it leads to."
+    return f"It answered {reply.status_code}."

@@ -1,0 +1,99 @@
+"""Logs: how a process writes its lines, as text for people or as a JSON object each for programs.
+
+What is known of the work at hand (a job, a chunk, a request, a trace) is set once, by whoever begins it, and stands in
+each line that its thread or task writes meanwhile. Imports the standard library only: model processes log too.
+"""
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from types import MappingProxyType, TracebackType
+from typing import Any, Final, TextIO
+
+TEXT: Final = "text"
+JSON: Final = "json"
+LINE: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+# What the lines of a process say of themselves; work at hand cannot be called so.
+_OWN: Final = ("time", "level", "logger", "message", "process", "pid")
+
+_known: ContextVar[Mapping[str, Any]] = ContextVar("known_of_the_work", default=MappingProxyType({}))
+_format: str = TEXT
+
+
+@contextmanager
+def logging_with(**known: Any) -> Iterator[None]:
+    """Adds to each line of JSON that is written in the block, as `job_id` or `chunk_id`."""
+    token = _known.set({**_known.get(), **known})
+    try:
+        yield
+    finally:
+        _known.reset(token)
+
+
+class JsonLines(logging.Formatter):
+    """A line is one object: ASCII, so that no terminal, pipe or half of a surrogate pair spoils it."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            "process": self._process,
+            "pid": record.process,
+        }
+        line |= {name: value for name, value in _known.get().items() if name not in _OWN}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            line["stack"] = self.formatStack(record.stack_info)
+        return json.dumps(line, default=str)
+
+
+def begin_logging(
+    process: str, level: str | int, log_format: str, *, line: str = LINE, stream: TextIO | None = None
+) -> None:
+    """From now on log lines of this process go to stderr in this form; in JSON warnings and last errors too."""
+    global _format
+    _format = log_format
+    if log_format != JSON:
+        logging.basicConfig(level=level, format=line, stream=stream)
+        return
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonLines(process))
+    logging.basicConfig(level=level, handlers=[handler])
+    logging.captureWarnings(True)
+    sys.excepthook = _log_last_error
+
+
+def chosen_format() -> str:
+    """Of this process, for those that it starts."""
+    return _format
+
+
+def reform_handlers(process: str) -> None:
+    """Gives handlers that a library has made, as Celery does, the form of ours; nothing where lines are text."""
+    if _format != JSON:
+        return
+    for logger in (logging.root, *logging.root.manager.loggerDict.values()):
+        for handler in logger.handlers if isinstance(logger, logging.Logger) else ():
+            handler.setFormatter(JsonLines(process))
+
+
+def _log_last_error(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error, traceback)
+        return
+    logging.getLogger(__name__).critical(
+        "Process %d ends with an error.", os.getpid(), exc_info=(kind, error, traceback)
+    )

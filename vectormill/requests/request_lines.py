@@ -1,0 +1,242 @@
+"""Request lines: a line of a request file as what is asked for, or the reason for which it is refused.
+
+A line is `{"custom_id", "method", "url", "body"}`; the body is that of the endpoint. Knows no database and no model.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import msgspec
+
+from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingOptions
+from vectormill.domain.requests.request_batch import EMBEDDINGS, RERANK
+from vectormill.domain.tasks.pair import join_pair
+from vectormill.domain.tasks.task import EMBED, JUDGE
+from vectormill.domain.tasks.token_ids import LARGEST_ID, write_token_ids
+
+# Of one line: all of them are in memory at once.
+MAX_INPUTS: Final = 2048
+MAX_DOCUMENTS: Final = 1000
+# What a key has beside the custom_id.
+KEY_ROOM: Final = 32
+
+FLOAT: Final = "float"
+BASE64: Final = "base64"
+
+
+# Of a line's options those that must be the same in all lines of a batch.
+SHARED_OPTIONS: Final = ("dimensions", "prompt", "normalize", "long_texts", "max_tokens")
+
+
+class RefusedLine(Exception):
+    """The line is no request that can be answered."""
+
+    def __init__(
+        self, code: str, message: str, *, custom_id: str | None = None, param: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.custom_id = custom_id
+        self.param = param
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What has to be the same for all lines of a batch, since it is what their job does."""
+
+    model: str
+    options: EncodingOptions
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLine:
+    """`texts` become items; `facts` are what the answer has to know beside their results."""
+
+    custom_id: str
+    wish: Wish
+    texts: Sequence[bytes]
+    facts: Mapping[str, Any]
+
+
+class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
+    custom_id: str
+    method: str
+    url: str
+    body: msgspec.Raw
+
+
+class _CustomId(msgspec.Struct):
+    custom_id: str
+
+
+class EmbeddingsBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a line for /v1/embeddings."""
+
+    model: str
+    input: str | list[str | int | list[int]]
+    dimensions: int | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    user: str | None = None
+    prompt: str | None = None
+    normalize: bool | None = None
+    long_texts: Literal["truncate", "fail", "passages"] = FAIL
+
+
+class _Document(msgspec.Struct):
+    text: str
+
+
+class RerankBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a line for /v1/rerank."""
+
+    model: str
+    query: str
+    documents: list[str | _Document]
+    top_n: int | None = None
+    return_documents: bool = False
+    max_tokens: int | None = None
+
+
+_ENVELOPE: Final = msgspec.json.Decoder(_Envelope)
+_CUSTOM_ID: Final = msgspec.json.Decoder(_CustomId)
+_EMBEDDINGS: Final = msgspec.json.Decoder(EmbeddingsBody)
+_RERANK: Final = msgspec.json.Decoder(RerankBody)
+_ERRORS: Final = (msgspec.DecodeError, ValueError, RecursionError)
+
+
+def find_custom_id(line: bytes) -> str | None:
+    """That of a line, whatever else is wrong with it; None when it has none."""
+    try:
+        return _CUSTOM_ID.decode(line).custom_id
+    except _ERRORS:
+        return None
+
+
+def parse_line(line: bytes, endpoint: str, max_key_bytes: int) -> RequestLine:
+    """Raises RefusedLine."""
+    try:
+        envelope = _ENVELOPE.decode(line)
+    except _ERRORS as error:
+        raise _describe(error, "the line", find_custom_id(line)) from error
+    custom_id = envelope.custom_id
+    _check_custom_id(custom_id, max_key_bytes - KEY_ROOM)
+    if envelope.method != "POST":
+        raise RefusedLine(
+            "invalid_method",
+            f"method must be POST, not {envelope.method[:20]!r}.",
+            custom_id=custom_id,
+            param="method",
+        )
+    if envelope.url != endpoint:
+        raise RefusedLine(
+            "mismatched_endpoint",
+            f"url is {envelope.url[:50]!r}, and the batch is of {endpoint}; a batch has one endpoint.",
+            custom_id=custom_id,
+            param="url",
+        )
+    try:
+        wish, texts, facts = PARSERS[endpoint](bytes(envelope.body))
+    except RefusedLine as refused:
+        refused.custom_id = custom_id
+        raise
+    except _ERRORS as error:
+        raise _describe(error, "body", custom_id) from error
+    return RequestLine(custom_id, wish, texts, facts)
+
+
+def _check_custom_id(custom_id: str, max_bytes: int) -> None:
+    if "\0" in custom_id or not 0 < len(custom_id.encode()) <= max_bytes:
+        raise RefusedLine(
+            "invalid_custom_id",
+            f"custom_id must have 1 to {max_bytes} bytes and no NUL character.",
+            param="custom_id",
+        )
+
+
+def _describe(error: Exception, subject: str, custom_id: str | None) -> RefusedLine:
+    if not isinstance(error, msgspec.ValidationError):
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        return RefusedLine(
+            "invalid_json_line", f"{subject} is not valid JSON: {reason}.", custom_id=custom_id
+        )
+    reason, _, path = str(error).partition(" - at `$")
+    path = path.removesuffix("`").removeprefix(".")
+    where = f"{subject}, {path}" if path else subject
+    return RefusedLine("invalid_request", f"{where}: {reason}.", custom_id=custom_id, param=path or None)
+
+
+Parsed = tuple[Wish, Sequence[bytes], Mapping[str, Any]]
+
+
+def _parse_embeddings(content: bytes) -> Parsed:
+    body = _EMBEDDINGS.decode(content)
+    options = EncodingOptions(
+        task=EMBED,
+        dimensions=body.dimensions,
+        prompt=body.prompt,
+        normalize=body.normalize,
+        long_texts=body.long_texts,
+    )
+    facts = {"encoding_format": BASE64} if body.encoding_format == BASE64 else {}
+    return Wish(body.model, options), read_inputs(body.input), facts
+
+
+def read_inputs(given: str | Sequence[str | int | list[int]]) -> list[bytes]:
+    """A text, the ids of one's tokens, or a list of such. Raises RefusedLine."""
+    kinds = {str} if isinstance(given, str) else set(map(type, given))
+    if len(kinds) > 1:
+        reason = "input has texts, or lists of token ids, or is one such list; it has several of these."
+        raise RefusedLine("invalid_request", reason, param="input")
+    inputs = [given] if isinstance(given, str) or kinds == {int} else list(given)
+    if not 1 <= len(inputs) <= MAX_INPUTS:
+        raise RefusedLine(
+            "invalid_request", f"input must be 1 to {MAX_INPUTS:,} texts, not {len(inputs):,}.", param="input"
+        )
+    return [each.encode() if isinstance(each, str) else _write_ids(each) for each in inputs]
+
+
+def _write_ids(ids: Any) -> bytes:
+    """Which of them the model has, the worker knows."""
+    if not ids or not all(0 <= number <= LARGEST_ID for number in ids):
+        raise RefusedLine(
+            "invalid_request", f"token ids are numbers from 0 to {LARGEST_ID}, at least one.", param="input"
+        )
+    return write_token_ids(ids)
+
+
+def _parse_rerank(content: bytes) -> Parsed:
+    body = _RERANK.decode(content)
+    if not 1 <= len(body.documents) <= MAX_DOCUMENTS:
+        raise RefusedLine(
+            "invalid_request",
+            f"documents must be 1 to {MAX_DOCUMENTS:,}, not {len(body.documents):,}.",
+            param="documents",
+        )
+    if body.top_n is not None and body.top_n < 1:
+        raise RefusedLine("invalid_request", "top_n must be at least 1.", param="top_n")
+    query = body.query.encode()
+    texts = [each if isinstance(each, str) else each.text for each in body.documents]
+    facts: dict[str, Any] = {}
+    if body.top_n is not None:
+        facts["top_n"] = body.top_n
+    if body.return_documents:
+        facts["return_documents"] = True
+    options = EncodingOptions(task=JUDGE, max_tokens=body.max_tokens, long_texts=TRUNCATE)
+    return Wish(body.model, options), [join_pair(query, each.encode()) for each in texts], facts
+
+
+PARSERS: Final = {EMBEDDINGS: _parse_embeddings, RERANK: _parse_rerank}
+
+
+def make_key(line: int, index: int, custom_id: str) -> str:
+    """Of an item: unique in its job, and its line can be read from it."""
+    return f"{line}.{index}:{custom_id}"
+
+
+def split_key(key: str) -> tuple[int, int, str]:
+    """The line, the place within it, and the custom_id."""
+    place, _, custom_id = key.partition(":")
+    line, _, index = place.partition(".")
+    return int(line), int(index), custom_id

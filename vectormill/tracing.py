@@ -1,0 +1,164 @@
+"""Tracing: spans by OpenTelemetry, from the request to the commit. Without a collector we import nothing of it.
+
+A trace goes through Postgres, not through Redis: the job's row keeps the `traceparent` of the request that made it,
+and whoever claims a chunk reads it with the claim. A message that is lost, repeated, or of the release before changes
+nothing.
+"""
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Final
+
+from vectormill.domain.errors import ConfigurationError
+from vectormill.processes.logs import logging_with
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Span, Tracer
+
+logger = logging.getLogger(__name__)
+
+Value = str | int | float | bool
+
+# A collector that does not answer costs its exporter's thread so long for a batch, and nobody else anything.
+EXPORT_SECONDS: Final = 5.0
+# Spans that wait for it; more are dropped.
+MAX_WAITING_SPANS: Final = 4096
+
+
+class Note:
+    """What can be said of a span while it is open; nothing is kept where none is recorded."""
+
+    def __init__(self, span: "Span | None" = None) -> None:
+        self._span = span
+
+    def tell(self, **attributes: Value) -> None:
+        if self._span is not None:
+            self._span.set_attributes({f"vectormill.{name}": value for name, value in attributes.items()})
+
+    def rename(self, name: str) -> None:
+        if self._span is not None:
+            self._span.update_name(name)
+
+    def fail(self, reason: str) -> None:
+        if self._span is not None:
+            from opentelemetry.trace import StatusCode
+
+            self._span.set_status(StatusCode.ERROR, reason)
+
+
+# What a span is where none is recorded.
+NOTHING: Final = nullcontext(Note())
+_tracer: "Tracer | None" = None
+_provider: "TracerProvider | None" = None
+
+
+def begin_tracing(process: str, endpoint: str | None, ratio: float) -> None:
+    """From now on this process sends spans to the collector at `endpoint`, of that share of the traces that begin
+    here; nothing where there is none. Raises ConfigurationError when the packages are not installed.
+    """
+    global _tracer, _provider
+    if endpoint is None:
+        return
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
+    except ImportError as error:
+        raise ConfigurationError(
+            f"Traces to {endpoint} need a package that is not installed ({error.name}): pip install "
+            "'vectormill[tracing]', or unset VECTORMILL_OTLP_ENDPOINT and OTEL_EXPORTER_OTLP_ENDPOINT."
+        ) from error
+    exporter = OTLPSpanExporter(endpoint=endpoint.rstrip("/") + "/v1/traces", timeout=EXPORT_SECONDS)
+    _provider = TracerProvider(
+        sampler=ParentBasedTraceIdRatio(ratio),
+        resource=Resource.create({"service.name": f"vectormill-{process}"}),
+    )
+    _provider.add_span_processor(BatchSpanProcessor(exporter, max_queue_size=MAX_WAITING_SPANS))
+    _tracer = _provider.get_tracer("vectormill")
+    logger.info("Traces go to %s.", endpoint)
+
+
+def end_tracing() -> None:
+    """Sends what waits; afterwards nothing is recorded. A process that exits does so by itself."""
+    global _tracer, _provider
+    if _provider is not None:
+        _provider.shutdown()
+    _tracer = _provider = None
+
+
+def is_tracing() -> bool:
+    return _tracer is not None
+
+
+def span(
+    name: str,
+    *,
+    kind: str = "internal",
+    parent: str | None = None,
+    began: float | None = None,
+    **attributes: Value,
+) -> AbstractContextManager[Note]:
+    """A span for as long as the block lasts, within the one that is open here, or within that of a `traceparent`.
+
+    `began` is a time of time.time(), of a span that began before. An error that leaves the block is noted.
+    """
+    if _tracer is None:
+        return NOTHING
+    return _recorded(_tracer, name, kind, parent, began, attributes)
+
+
+@contextmanager
+def _recorded(
+    tracer: "Tracer",
+    name: str,
+    kind: str,
+    parent: str | None,
+    began: float | None,
+    attributes: dict[str, Value],
+) -> Iterator[Note]:
+    from opentelemetry.trace import SpanKind
+
+    with tracer.start_as_current_span(
+        name,
+        context=_read_parent(parent),
+        kind=SpanKind[kind.upper()],
+        start_time=None if began is None else int(began * 1e9),
+        attributes={f"vectormill.{key}": value for key, value in attributes.items()},
+    ) as recorded:
+        ids = recorded.get_span_context()
+        with logging_with(trace_id=f"{ids.trace_id:032x}", span_id=f"{ids.span_id:016x}"):
+            yield Note(recorded)
+
+
+def note_past(name: str, began: float, ended: float | None = None) -> None:
+    """A span that is over, within the one that is open here. Times are of time.time()."""
+    if _tracer is None:
+        return
+    over = _tracer.start_span(name, start_time=int(began * 1e9))
+    over.end(int((time.time() if ended is None else ended) * 1e9))
+
+
+def current_traceparent() -> str | None:
+    """Of the span that is open here, as W3C Trace Context writes it; None where none is recorded."""
+    if _tracer is None:
+        return None
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    carrier: dict[str, str] = {}
+    TraceContextTextMapPropagator().inject(carrier)
+    return carrier.get("traceparent")
+
+
+def _read_parent(traceparent: str | None) -> "Context | None":
+    """None means the span that is open; what is no traceparent is no parent."""
+    if traceparent is None:
+        return None
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    return TraceContextTextMapPropagator().extract({"traceparent": traceparent})

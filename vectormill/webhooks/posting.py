@@ -1,0 +1,113 @@
+"""Posting: one attempt to deliver a message over HTTP, to an address that was looked at before anything connects.
+
+The name is resolved once, what it leads to is judged, and that very address is connected to; the name stays in `Host`
+and in TLS. A name server that answers something else a moment later changes nothing. Knows nothing of Postgres.
+"""
+
+import asyncio
+import ssl
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+import httpx
+
+from vectormill.domain.webhooks.webhook import Posting, Reply
+from vectormill.webhooks.signature import make_headers
+from vectormill.webhooks.targets import refuse_address
+
+USER_AGENT: Final = "Vectormill-Webhooks/1"
+
+# Host and port to addresses, as they are written.
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+
+
+class TargetRefused(httpx.TransportError):
+    """The webhook's URL leads where nothing is to be sent."""
+
+
+async def resolve(host: str, port: int) -> Sequence[str]:
+    """All addresses of a name, as the machine's resolver has them. Raises OSError."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, proto=6)  # TCP
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+class JudgedTransport(httpx.AsyncBaseTransport):
+    """Sends to an address that it has judged, and nowhere else. It keeps no connection: one that is open to an address
+    could serve another name there."""
+
+    def __init__(
+        self, inner: httpx.AsyncBaseTransport, *, allows_private: bool, resolve: Resolve = resolve
+    ) -> None:
+        self._inner = inner
+        self._allows_private = allows_private
+        self._resolve = resolve
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        host, port = request.url.host, request.url.port or (443 if request.url.scheme == "https" else 80)
+        try:
+            addresses = await self._resolve(host, port)
+        except (OSError, UnicodeError) as error:
+            raise httpx.ConnectError(f"The name {host} leads nowhere: {error}.") from error
+        for address in addresses:
+            reason = refuse_address(address, allows_private=self._allows_private)
+            if reason is not None:
+                raise TargetRefused(reason)
+        request.extensions = {**request.extensions, "sni_hostname": host}
+        failure: httpx.ConnectError | None = None
+        for address in addresses:
+            request.url = request.url.copy_with(host=address)
+            try:
+                return await self._inner.handle_async_request(request)
+            except httpx.ConnectError as error:
+                failure = error
+        raise failure or httpx.ConnectError(f"The name {host} leads nowhere.")
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+class Poster:
+    """Makes attempts, each within `timeout_seconds` whatever the other side does. The answer's body is not read."""
+
+    def __init__(self, timeout_seconds: float, *, allows_private: bool, resolve: Resolve = resolve) -> None:
+        self._timeout_seconds = timeout_seconds
+        self._allows_private = allows_private
+        self._resolve = resolve
+        self._certificates = ssl.create_default_context()
+
+    async def post(self, posting: Posting) -> Reply:
+        """What came of it; never raises for what the other side does."""
+        headers = make_headers(posting.message_id, posting.payload, posting.secrets, datetime.now(UTC))
+        transport = JudgedTransport(
+            httpx.AsyncHTTPTransport(verify=self._certificates, trust_env=False),
+            allows_private=self._allows_private,
+            resolve=self._resolve,
+        )
+        try:
+            async with (
+                asyncio.timeout(self._timeout_seconds),
+                httpx.AsyncClient(
+                    transport=transport, timeout=self._timeout_seconds, trust_env=False
+                ) as client,
+                client.stream(
+                    "POST",
+                    posting.url,
+                    content=posting.payload.encode(),
+                    headers={**headers, "user-agent": USER_AGENT},
+                    follow_redirects=False,
+                ) as response,
+            ):
+                return Reply(response.status_code, retry_after=read_retry_after(response.headers))
+        except TimeoutError:
+            return Reply(None, f"No answer came within {self._timeout_seconds:g} s.")
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            return Reply(None, str(error) or f"The connection broke ({type(error).__name__}).")
+        except Exception as error:  # noqa: BLE001 - what is strange about one target must not hold up the others
+            return Reply(None, f"Nothing could be sent there ({type(error).__name__}: {error}).")
+
+
+def read_retry_after(headers: httpx.Headers) -> float | None:
+    """Seconds, where the receiver says them in digits."""
+    value = headers.get("retry-after", "")
+    return float(value) if value.isascii() and value.isdigit() and len(value) < 10 else None

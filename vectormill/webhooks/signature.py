@@ -1,0 +1,20 @@
+"""Signature: the headers by which a receiver knows that a message is ours, whole and of now."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from standardwebhooks import Webhook
+
+
+def make_headers(message_id: str, payload: str, secrets: Sequence[str], now: datetime) -> dict[str, str]:
+    """One signature for each secret: while a secret is rotated, whoever knows either takes the message.
+
+    `now` is in UTC; a receiver refuses what is older than five minutes.
+    """
+    signatures = [Webhook(secret).sign(message_id, now, payload) for secret in secrets]
+    return {
+        "content-type": "application/json",
+        "webhook-id": message_id,
+        "webhook-timestamp": str(int(now.timestamp())),
+        "webhook-signature": " ".join(signatures),
+    }

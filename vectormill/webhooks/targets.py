@@ -1,0 +1,77 @@
+"""Targets: which addresses webhooks may be sent to. Opens no socket and asks no name server.
+
+Whoever may make a webhook has the server connect where they say: not to what only the server can reach, unless that is
+allowed, and never to where a cloud tells its machines their secrets.
+"""
+
+import ipaddress
+from typing import Final
+from urllib.parse import urlsplit
+
+from vectormill.addresses import is_loopback_host, parse_address
+from vectormill.domain.errors import InvalidOption
+from vectormill.domain.webhooks.webhook import MAX_URL_CHARS
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+SETTING: Final = "VECTORMILL_WEBHOOK_PRIVATE_TARGETS"
+NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
+# Where clouds answer their machines, beside 169.254.0.0/16: EC2 by IPv6, Azure, Alibaba, Oracle.
+METADATA: Final = frozenset(
+    ipaddress.ip_address(each)
+    for each in ("fd00:ec2::254", "168.63.129.16", "100.100.100.200", "192.0.0.192")
+)
+
+
+def refuse_address(written: str, *, allows_private: bool) -> str | None:
+    """Why nothing is sent to this address; None when it may be. What is no address is refused."""
+    address = parse_address(written.partition("%")[0])
+    if address is None:
+        return f"{written} is no address."
+    address = find_inner(address)
+    if address in METADATA or address.is_link_local:
+        return (
+            f"{written} is an address where a cloud tells its machines their secrets; nothing is sent there."
+        )
+    if address.is_multicast or address.is_unspecified:
+        return f"{written} is the address of no single machine."
+    if address.is_global or allows_private:
+        return None
+    return f"{written} is no public address; {SETTING}=true allows it."
+
+
+def find_inner(address: Address) -> Address:
+    """The IPv4 address that an IPv6 address stands for, or else itself."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return address
+    if address in NAT64:
+        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return address.ipv4_mapped or address.sixtofour or (address.teredo or (address,))[-1]
+
+
+def check_url(url: str, *, allows_private: bool) -> str:
+    """The URL. What its name leads to is looked at when something is sent. Raises InvalidOption."""
+    if len(url) > MAX_URL_CHARS:
+        raise InvalidOption(f"The URL has more than {MAX_URL_CHARS:,} characters.")
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+        _ = parts.port  # which is read now, and may be no number
+    except ValueError as error:
+        raise InvalidOption(f"{url!r} is not a URL: {error}.") from error
+    if not url.isascii() or not url.isprintable() or " " in url:
+        raise InvalidOption(f"{url!r} has characters that a URL cannot have; write them in percent signs.")
+    if parts.scheme not in ("http", "https") or not host:
+        raise InvalidOption(f"{url!r} must start with https:// or http:// and name a host.")
+    if parts.username is not None or parts.password is not None:
+        raise InvalidOption(
+            "A webhook's URL carries no user and password: its receiver knows us by the signature."
+        )
+    if parts.fragment:
+        raise InvalidOption(f"{url!r} has a fragment (#…), which is not sent.")
+    reason = refuse_address(host, allows_private=allows_private) if parse_address(host) else None
+    if reason is None and is_loopback_host(host) and not allows_private:
+        reason = f"{host} is this server itself; {SETTING}=true allows it."
+    if reason is not None:
+        raise InvalidOption(reason)
+    return url

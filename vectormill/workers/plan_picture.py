@@ -1,0 +1,101 @@
+"""PlanPicture: a plan as text for people, with a bar for every device. Draws what a plan is as JSON, and plans nothing.
+
+That is what `vectormill plan --json` prints, and what each worker has its part of in its report.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, groupby, repeat
+from typing import Any, Final
+
+BAR_WIDTH: Final = 32
+WEIGHTS: Final = "█"
+ACTIVATIONS: Final = "▒"
+HEADROOM: Final = "·"
+GIB: Final = 1 << 30
+# The strategy of a replica that has one device.
+REPLICATE: Final = "replicate"
+
+Body = Mapping[str, Any]
+
+
+def draw_plan(plan: Body) -> str:
+    """Device by device, then the reasons. Bars: █ weights, ▒ activations of a full batch, · headroom."""
+    return "\n".join(_lines(plan))
+
+
+def join_parts(parts: Sequence[Body]) -> dict[str, Any]:
+    """The plan whose replicas are these parts, as workers report them; one that has not begun is missing."""
+    plan = dict(parts[0].get("plan") or {})
+    return {**plan, "replicas": [{name: part[name] for name in part if name != "plan"} for part in parts]}
+
+
+def format_gib(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:.1f} GiB" if num_bytes >= GIB else f"{num_bytes / (1 << 20):.0f} MiB"
+
+
+def describe_layers(stage: Body) -> str:
+    return f"layers {stage['first_layer']}-{stage['first_layer'] + stage['num_layers'] - 1}"
+
+
+def describe_replica(replica: Body) -> str:
+    """How its devices share it, and what one forward pass holds."""
+    parts = [f"{replica['max_batch_tokens']:,} tokens a forward pass"]
+    if replica["strategy"] != REPLICATE:
+        num_devices = sum(len(stage["shards"]) for stage in replica["stages"])
+        parts.insert(0, f"{replica['strategy']} over {num_devices} devices")
+    if replica["micro_batches"] > 1:
+        parts.append(f"{replica['micro_batches']} micro-batches")
+    return ", ".join(parts)
+
+
+def _lines(plan: Body) -> Iterator[str]:
+    replicas = plan["replicas"]
+    yield (
+        f"{plan['strategy']}: {len(replicas)} replica{'s' if len(replicas) > 1 else ''} in {plan['precision']}, "
+        f"predicted {plan['relative_rate']:.2f} times one device with room for a full batch"
+    )
+    for first, alike in _group_alike(replicas):
+        yield ""
+        last = first + len(alike) - 1
+        through = "and" if len(alike) == 2 else "to"
+        numbers = f"replica {first}" if len(alike) == 1 else f"replicas {first} {through} {last}, each"
+        yield f"{numbers}: {describe_replica(alike[0])}"
+        for number, replica in enumerate(alike, start=first):
+            labels = chain([str(number)], repeat(""))
+            for stage in replica["stages"]:
+                yield from (f"{next(labels):>3}  {_draw(shard, stage)}" for shard in stage["shards"])
+    yield ""
+    yield f"  {WEIGHTS} weights   {ACTIVATIONS} activations   {HEADROOM} headroom"
+    idle = plan.get("idle") or {}
+    if idle:
+        yield ""
+        yield from (f"{device} is idle: {reason}." for device, reason in idle.items())
+    yield ""
+    yield from plan.get("reasons") or ()
+    yield from (f"Not {each['alternative']}: {each['reason']}." for each in plan.get("rejected") or ())
+    yield from plan.get("proposals") or ()
+
+
+def _group_alike(replicas: Sequence[Body]) -> Iterator[tuple[int, list[Body]]]:
+    """Replicas in a row that are shared in one way, with the number of the first."""
+    number = 0
+    for _, group in groupby(replicas, key=describe_replica):
+        alike = list(group)
+        yield number, alike
+        number += len(alike)
+
+
+def measure_bar(shard: Body, width: int = BAR_WIDTH) -> tuple[int, int]:
+    """Of a bar so wide: weights, activations; the rest is headroom."""
+    per_byte = width / max(1, shard["capacity_bytes"])
+    weights = min(width, round(shard["weight_bytes"] * per_byte))
+    return weights, min(width - weights, round(shard["activation_bytes"] * per_byte))
+
+
+def _draw(shard: Body, stage: Body) -> str:
+    weights, activations = measure_bar(shard)
+    bar = WEIGHTS * weights + ACTIVATIONS * activations + HEADROOM * (BAR_WIDTH - weights - activations)
+    return (
+        f"{shard['device']:<8} {bar} {describe_layers(stage):<13} {format_gib(shard['weight_bytes'])} + "
+        f"{format_gib(shard['activation_bytes'])} of {format_gib(shard['capacity_bytes'])}"
+    )

@@ -1,0 +1,64 @@
+"""Samples: how a worker did in the last minutes, as it stands in its report. Written by it, read by who draws charts.
+
+Why there and not in a table of their own, and what they cost: docs/decisions/0038-samples-lie-in-the-report.md.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+RECENT: Final = "recent"
+MIB: Final = 1 << 20
+MOST_SAMPLES: Final = 60
+SAMPLE_SECONDS: Final = 10.0
+# More digits no chart shows, and each costs a byte in every report.
+_DIGITS: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Of some ten seconds that ended so long before the report. None is what nobody could tell.
+
+    `busy_percent` is of the device, 0 to 100.
+    """
+
+    seconds_ago: float
+    tokens_per_second: float
+    memory_used_mib: int | None
+    busy_percent: int | None
+
+
+def write_samples(samples: Sequence[Sample]) -> dict[str, list[Any]]:
+    """Columns of whole numbers, the oldest first; samples are evenly spaced, so two ages say all of them."""
+    ends = [samples[0].seconds_ago, samples[-1].seconds_ago] if samples else []
+    return {
+        "seconds_ago": [round(end, 1) for end in ends],
+        "tokens_per_second": [round_to_digits(sample.tokens_per_second) for sample in samples],
+        "memory_used_mib": [sample.memory_used_mib for sample in samples],
+        "busy_percent": [sample.busy_percent for sample in samples],
+    }
+
+
+def read_samples(report: Mapping[str, Any]) -> list[Sample]:
+    """The oldest first; none of a worker that tells none, as those of earlier releases."""
+    written: Any = report.get(RECENT)
+    try:
+        rates, memory, busy = (
+            written[name] for name in ("tokens_per_second", "memory_used_mib", "busy_percent")
+        )
+        if not rates:
+            return []
+        oldest, newest = (float(end) for end in written["seconds_ago"])
+        step = (oldest - newest) / max(1, len(rates) - 1)
+        return [
+            Sample(oldest - step * number, float(rate), used, percent)
+            for number, (rate, used, percent) in enumerate(zip(rates, memory, busy, strict=True))
+        ]
+    except (TypeError, KeyError, ValueError):  # of a release that writes them otherwise
+        return []
+
+
+def round_to_digits(number: float) -> int:
+    """1,234,567 is 1,230,000."""
+    whole = round(number)
+    return round(whole, min(0, _DIGITS - len(str(abs(whole)))))

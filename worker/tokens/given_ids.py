@@ -1,0 +1,67 @@
+"""Given ids: texts that came as the ids of their tokens, which are read as they are. Knows no tokenizer but its bounds.
+
+Special tokens are put around them as around a text, unless they are there already.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vectormill.domain.jobs.item import ENCODING_FAILED, ItemFailure
+from vectormill.domain.tasks.token_ids import LARGEST_ID, has_token_ids, read_token_ids
+from vectormill.ragged import Ragged
+from worker.tokens.tokenized import TokenizedTexts
+
+Ids = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Surrounding:
+    """What the model reads around a text's own tokens: special ones and the prompt's before, special ones behind."""
+
+    prefix: Ids
+    prompt: Ids
+    suffix: Ids
+    num_known: int  # ids of the vocabulary, from 0
+
+    def put_around(self, ids: Ids) -> Ids:
+        num_prefix, num_suffix = len(self.prefix), len(self.suffix)
+        has_prefix = num_prefix and np.array_equal(ids[:num_prefix], self.prefix)
+        has_suffix = num_suffix and np.array_equal(ids[len(ids) - num_suffix :], self.suffix)
+        if has_prefix and has_suffix and len(ids) >= num_prefix + num_suffix:
+            ids = ids[num_prefix : len(ids) - num_suffix]
+        return np.concatenate([self.prefix, self.prompt, ids, self.suffix])
+
+    def read(self, text: bytes) -> "Ids | ItemFailure":
+        """What the model reads of a text that has token ids, or why it cannot."""
+        try:
+            ids = read_token_ids(text)
+        except ValueError:
+            return ItemFailure(ENCODING_FAILED, "the text is neither Unicode nor a list of token ids")
+        largest = min(self.num_known - 1, LARGEST_ID)
+        for place, number in enumerate(ids):
+            if not 0 <= number <= largest:
+                return ItemFailure(
+                    ENCODING_FAILED,
+                    f"token {place} has the id {number}, and the model's own go from 0 to {largest}; ids of another "
+                    "vocabulary, such as tiktoken's, mean other words here: send the text itself",
+                )
+        return self.put_around(np.array(ids, dtype=np.int32))
+
+
+def find_given(texts: Sequence[bytes], failures: Mapping[int, ItemFailure]) -> list[int]:
+    """The places of those that have token ids. They are among `failures`, for they are no Unicode."""
+    return [place for place in failures if has_token_ids(texts[place])]
+
+
+def lay_together(texts: TokenizedTexts, given: TokenizedTexts) -> TokenizedTexts:
+    """Of two lists of equal length, of which each place has tokens or a failure in one at the most, one list."""
+    num_texts = len(texts)
+    inputs = {}
+    for name, rows in texts.inputs.items():
+        others = given.inputs[name]
+        places = np.arange(num_texts) + np.where(others.lengths > 0, num_texts, 0)
+        inputs[name] = Ragged.join([rows, others]).take(places)
+    return TokenizedTexts(inputs, texts.truncated | given.truncated, {**texts.failures, **given.failures})
