@@ -26,7 +26,8 @@ from vectormill.domain.jobs.job import Job
 from vectormill.processes.lifetimes import free_port
 
 ELECTED = "INFO scheduler.main: Elected; dispatching."
-GIVEN_UP = "trying again"
+# Of the term: what is done beside it has words of its own.
+GIVEN_UP = "Postgres cannot be reached; trying again"
 COMMAND = (sys.executable, "-m", "vectormill.cli", "scheduler")
 
 

@@ -109,8 +109,8 @@ def test_a_large_table_is_read_in_part(engine: Engine) -> None:
     generation = make_collection(engine, draw_vectors(20_000))
     execute(engine, f"ANALYZE vectormill.{generation.table_name}")
     keys, values, results, fields, share = draw(engine, generation, 100)
-    assert share < 0.05
-    assert 0 < len(set(keys)) <= 100
+    assert share < 0.5
+    assert len(set(keys)) == 100
     assert values == [None] * len(keys)
     assert fields == []
     assert results.shape == (len(keys), 8)
@@ -127,6 +127,7 @@ def test_a_sample_that_takes_too_long_is_ended(engine: Engine) -> None:
     [
         (0, 0, 100),  # empty
         (100, 500, 100),  # all of a small table
+        (250, 20_000, 20),  # thirty would hold them, and chance may take far fewer than it is asked for
         (1_000_000, 10_000_000, 0.026),
         (1_000_000, 0, 0.26),  # never counted: a block a row
     ],

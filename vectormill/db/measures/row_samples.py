@@ -20,6 +20,8 @@ from vectormill.domain.errors import SearchTimeout
 
 # So many blocks more than rows are wanted, since some are not full.
 SPARE: Final = 1.3
+# Chance takes each block by itself: of one or two that are wanted it may take none, and rows of one block are alike.
+LEAST_BLOCKS: Final = 50
 MOST_FIELDS: Final = 20
 
 
@@ -53,9 +55,10 @@ SAMPLE_ROWS: Final = """
 
 
 def choose_percent(num_blocks: int, num_rows: float, size: int) -> float:
-    """Of the blocks, so that about `size` rows are in them; where nobody has counted, a block a row."""
+    """Of the blocks, so that about `size` rows are in them or more; where nobody has counted, a block a row."""
     rows_per_block = max(1.0, num_rows / max(1, num_blocks))
-    return min(100.0, 100 * SPARE * size / rows_per_block / max(1, num_blocks))
+    wanted_blocks = max(LEAST_BLOCKS, SPARE * size / rows_per_block)
+    return min(100.0, 100 * wanted_blocks / max(1, num_blocks))
 
 
 def sample_rows(
