@@ -29,6 +29,7 @@ from vectormill.db.chunks.dispatch import (
 )
 from vectormill.db.workers import ALIVE_SECONDS
 from vectormill.domain.jobs.chunk import Dispatch
+from vectormill.tracing import span
 
 logger = logging.getLogger(__name__)
 
@@ -125,10 +126,12 @@ class Dispatcher:
         """Dispatches what there is room for; the number of chunks."""
         if self._is_redis_away:
             return 0
+        began = time.time()
         dispatches = self._mark()
         if dispatches:
             try:
-                publish(self._app, dispatches)
+                with span("dispatch", kind="producer", began=began, chunks=len(dispatches)):
+                    publish(self._app, dispatches)
                 self._is_redis_full = False
             except BROKER_ERRORS as error:
                 if not self._is_redis_full:  # once, and not at every round until there is room

@@ -19,6 +19,7 @@ class Span:
     parent_id: str
     seconds: float
     attributes: dict[str, Any]
+    links: list[str]
 
 
 @dataclass
@@ -46,6 +47,7 @@ def read_span(found: Any) -> Span:
         found.parent_span_id.hex(),
         (found.end_time_unix_nano - found.start_time_unix_nano) / 1e9,
         {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in found.attributes},
+        [each.span_id.hex() for each in found.links],
     )
 
 

@@ -1,13 +1,13 @@
 """Tracing: spans by OpenTelemetry, from the request to the commit. Without a collector we import nothing of it.
 
-A trace goes through Postgres, not through Redis: the job's row keeps the `traceparent` of the request that made it,
+A job's trace goes through Postgres, not through Redis: its row keeps the `traceparent` of the request that made it,
 and whoever claims a chunk reads it with the claim. A message that is lost, repeated, or of the release before changes
-nothing.
+nothing. A query is in no table, so that its message has it.
 """
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Final
 
@@ -101,16 +101,18 @@ def span(
     *,
     kind: str = "internal",
     parent: str | None = None,
+    links: Sequence[str] = (),
     began: float | None = None,
     **attributes: Value,
 ) -> AbstractContextManager[Note]:
     """A span for as long as the block lasts, within the one that is open here, or within that of a `traceparent`.
 
-    `began` is a time of time.time(), of a span that began before. An error that leaves the block is noted.
+    `links` are traceparents of others that it served as well. `began` is a time of time.time(), of a span that began
+    before. An error that leaves the block is noted.
     """
     if _tracer is None:
         return NOTHING
-    return _recorded(_tracer, name, kind, parent, began, attributes)
+    return _recorded(_tracer, name, kind, parent, links, began, attributes)
 
 
 @contextmanager
@@ -119,15 +121,17 @@ def _recorded(
     name: str,
     kind: str,
     parent: str | None,
+    links: Sequence[str],
     began: float | None,
     attributes: dict[str, Value],
 ) -> Iterator[Note]:
-    from opentelemetry.trace import SpanKind
+    from opentelemetry.trace import Link, SpanKind, get_current_span
 
     with tracer.start_as_current_span(
         name,
         context=_read_parent(parent),
         kind=SpanKind[kind.upper()],
+        links=[Link(get_current_span(_read_parent(link)).get_span_context()) for link in links],
         start_time=None if began is None else int(began * 1e9),
         attributes={f"vectormill.{key}": value for key, value in attributes.items()},
     ) as recorded:
@@ -153,6 +157,12 @@ def current_traceparent() -> str | None:
     carrier: dict[str, str] = {}
     TraceContextTextMapPropagator().inject(carrier)
     return carrier.get("traceparent")
+
+
+def recorded_traceparent() -> str | None:
+    """As above, and None too of a span that is passed on but not recorded."""
+    from_here = current_traceparent()
+    return from_here if from_here is not None and int(from_here.rpartition("-")[2], 16) & 1 else None
 
 
 def _read_parent(traceparent: str | None) -> "Context | None":

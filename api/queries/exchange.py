@@ -27,6 +27,7 @@ from vectormill.broker.query_messages import (
 from vectormill.broker.query_post import QueryPost
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import QueryLost, Unavailable
+from vectormill.tracing import recorded_traceparent, span
 
 # Between two looks at what is not answered yet.
 LOOK_SECONDS: Final = 0.1
@@ -86,9 +87,15 @@ class QueryExchange:
         lane.waiting.append(asked)
         loop.call_soon(self._send_waiting, lane)  # with all that comes in this turn of the loop
         try:
-            with self._metrics.time(len(asked.texts)):
+            with (
+                self._metrics.time(len(asked.texts)),
+                span("query", kind="client", model=spec.model, texts=len(asked.texts)) as note,
+            ):
+                asked.traceparent = recorded_traceparent()
                 async with asyncio.timeout_at(deadline):
-                    return await asked.answer
+                    answered = await asked.answer
+                note.tell(repeated=asked.is_repeated)
+                return answered
         finally:
             asked.forget()
             self._drop_idle(lane)
@@ -156,6 +163,7 @@ class QueryExchange:
             self._max_text_chars,
             lane.spec_json,
             [text for asked in together for text in asked.texts],
+            [asked.traceparent for asked in together if asked.traceparent is not None],
         )
         return Parcel(query.id, lane, together, write_message(query), now + FIRST_LOOK_SECONDS)
 

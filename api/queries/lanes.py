@@ -39,6 +39,7 @@ class Asked:
     deadline: float  # on the event loop's clock
     answer: "asyncio.Future[Answered]"
     is_repeated: bool = False
+    traceparent: str | None = None  # where the request is traced
 
     @property
     def num_bytes(self) -> int:

@@ -45,6 +45,7 @@ from vectormill.domain.run import (
 )
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
+from vectormill.tracing import span
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +109,11 @@ def carry_out(claim: RunClaim, tools: Tools, check: Callable[[], None]) -> None:
     """
     progress = Progress(claim)
     try:
-        _go_through(progress, tools, check)
+        run = claim.run
+        with span(
+            "run", run_id=str(run.id), kind_of_run=run.kind, collection=run.collection, fence=claim.fence
+        ):
+            _go_through(progress, tools, check)
     except LeaseLost:
         logger.warning("Run %s was lost to another indexer, which goes on with it.", claim.run.id)
     except Stopping:
@@ -137,7 +142,8 @@ def _go_through(progress: Progress, tools: Tools, check: Callable[[], None]) -> 
         progress.phase = phase
         try:
             context = _make_context(progress.claim, tools, check)
-            PHASES[phase](context, progress, tools)
+            with span(phase):  # jobs that it submits are of this trace
+                PHASES[phase](context, progress, tools)
             phase = phase_after(context.run.kind, phase)
             if phase is not None:
                 with tools.engine.begin() as connection:

@@ -23,7 +23,8 @@ class Query(msgspec.Struct, frozen=True, array_like=True):
     """Texts (UTF-8, lone surrogates kept) that are to become vectors of one spec.
 
     `answers` is the list for the answers, `expires_at` the moment, in milliseconds on Redis's clock, from which nobody
-    waits. The texts come last: what Redis keeps of a slow command are its first 128 bytes.
+    waits. The texts come late: what Redis keeps of a slow command are its first 128 bytes. `traceparents` are of the
+    requests that wait for it and are traced (W3C Trace Context); none from an API of an earlier release.
     """
 
     id: bytes
@@ -32,6 +33,7 @@ class Query(msgspec.Struct, frozen=True, array_like=True):
     max_text_chars: int
     spec: bytes  # EncodingSpec.to_json() as JSON, the same bytes for the same spec
     texts: list[bytes]
+    traceparents: list[str] = []
 
 
 class Taken(msgspec.Struct, frozen=True, array_like=True, tag="taken"):

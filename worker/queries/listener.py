@@ -7,7 +7,7 @@ one.
 import functools
 import logging
 import threading
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Final, Protocol
 
 import numpy as np
@@ -25,6 +25,7 @@ from vectormill.broker.query_messages import (
     read_spec,
 )
 from vectormill.domain.errors import ChunkError
+from vectormill.tracing import NOTHING, Note, span
 from worker.engine.engine import EncodeRequest, EncodeResult
 from worker.engine.slot import QUERY_PLACES
 
@@ -32,6 +33,15 @@ logger = logging.getLogger(__name__)
 
 AWAY_SECONDS: Final = 0.1
 read_spec_once: Final = functools.lru_cache(maxsize=256)(read_spec)
+
+
+def trace_query(query: Query) -> AbstractContextManager[Note]:
+    """Within the trace of the first of the requests that wait for it, linked with those of the others."""
+    if not query.traceparents:
+        return NOTHING
+    first, *others = query.traceparents
+    texts = len(query.texts)
+    return span("encode query", kind="consumer", parent=first, links=others, texts=texts)
 
 
 class Encodes(Protocol):
@@ -106,7 +116,11 @@ class QueryListener:
             self._in_hand.add(query.id)
         try:
             self._desk.answer(query, Taken(query.id, self._worker))
-            self._desk.answer(query, self._encode(query))
+            with trace_query(query) as note:
+                answer = self._encode(query)
+                if isinstance(answer, NotEncoded):
+                    note.fail(answer.reason)
+            self._desk.answer(query, answer)
         except RedisError as error:
             logger.warning("A query was not answered, for Redis does not answer: %s", error)
         finally:

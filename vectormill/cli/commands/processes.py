@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 # Workers begin in worker/app.py.
-TRACED: Final = ("api", "indexer")
+TRACED: Final = ("api", "indexer", "scheduler")
 
 Host = Annotated[
     str | None,
