@@ -6,6 +6,7 @@ from typing import Any, Final
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from api.console import words
+from vectormill.domain.run import STEERABLE_RUN_STATES
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
 
@@ -36,5 +37,5 @@ def make_templates(**given: Any) -> Environment:
         auto_reload=False,
     )
     environment.filters.update(FILTERS)
-    environment.globals.update(given)
+    environment.globals.update(given, steerable_run_states=STEERABLE_RUN_STATES)
     return environment

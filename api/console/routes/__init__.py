@@ -4,7 +4,7 @@ from typing import Final
 
 from fastapi import APIRouter
 
-from api.console.routes import collections, entry, jobs, queue, schedules, workers
+from api.console.routes import collections, entry, jobs, queue, runs, schedules, workers
 
 CONSOLE_ROUTERS: Final[tuple[APIRouter, ...]] = (
     entry.router,
@@ -13,4 +13,5 @@ CONSOLE_ROUTERS: Final[tuple[APIRouter, ...]] = (
     workers.router,
     collections.router,
     schedules.router,
+    runs.router,
 )

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import HTMLResponse
 
-from api.console.console import Console, ConsoleDependency
+from api.console.console import Console, ConsoleDependency, VisitorDependency
 from api.console.facts.collections import CollectionLine, hide_credentials
 from api.console.facts.searching import MOST_CHARS, SearchForm, SearchOutcome, describe_hit
 from api.console.live import LiveStream, Rendered
@@ -79,13 +79,13 @@ def load_collection(resources: Resources, name: str) -> CollectionView:
         )
 
 
-def render_one(resources: Resources, console: Console, name: str) -> Rendered:
+def render_one(resources: Resources, console: Console, name: str, *, can_write: bool) -> Rendered:
     """A collection that was deleted while somebody looked says so."""
     try:
         view = load_collection(resources, name)
     except CollectionNotFound:
         return Rendered(console.render("collections/gone.html", None, collection=name), is_last=True)
-    return Rendered(console.render("collections/one.html", None, view=view))
+    return Rendered(console.render("collections/one.html", None, view=view, can_write=can_write))
 
 
 async def search(resources: Resources, name: str, form: SearchForm, *, has_texts: bool) -> SearchOutcome:
@@ -134,6 +134,7 @@ async def get_collection(
     name: CollectionName,
     resources: ResourcesDependency,
     console: ConsoleDependency,
+    visitor: VisitorDependency,
     q: Text = "",
     like: Text = "",
     mode: Text = "vector",
@@ -146,16 +147,28 @@ async def get_collection(
     outcome = None
     if form.is_asked and view.kind == VECTORS:
         outcome = await search(resources, name, form, has_texts=view.found.row.keep_text)
-    values: dict[str, Any] = {"view": view, "form": form, "outcome": outcome}
+    values: dict[str, Any] = {
+        "view": view,
+        "form": form,
+        "outcome": outcome,
+        "can_write": visitor.can_write,
+    }
     return console.page(request, "collections/detail.html", collection=name, **values)
 
 
 @router.get("/console/live/collections/{name}")
 async def get_live_collection(
-    name: CollectionName, resources: ResourcesDependency, console: ConsoleDependency
+    name: CollectionName,
+    resources: ResourcesDependency,
+    console: ConsoleDependency,
+    visitor: VisitorDependency,
 ) -> LiveStream:
+    can_write = visitor.can_write
     return LiveStream(
-        resources, console.views, f"collection {name}", lambda: render_one(resources, console, name)
+        resources,
+        console.views,
+        f"collection {name} {can_write}",
+        lambda: render_one(resources, console, name, can_write=can_write),
     )
 
 

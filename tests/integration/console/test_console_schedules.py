@@ -12,6 +12,7 @@ from scheduler.schedules import fire_due_schedules
 from tests.api_server import api_client
 from tests.schedules import list_runs, make_collection, make_due, make_schedule
 from vectormill.db.api_keys import create_key
+from vectormill.db.runs.due_times import run_schedule_now
 from vectormill.db.runs.schedules import delete_schedule
 from vectormill.db.workers import beat_indexer, beat_scheduler
 from vectormill.domain.api_key import make_secret
@@ -120,12 +121,18 @@ def test_what_is_not_there_cannot_be_pressed(client: httpx.Client) -> None:
 def test_who_may_only_read_sees_no_buttons_and_cannot_press(client: httpx.Client, engine: Engine) -> None:
     secret = make_secret()
     with engine.begin() as connection:
+        run_schedule_now(connection, "docs")
         create_key(connection, "reader", secret, "read")
     page = client.get("/console/login")
     (csrf,) = re.findall(r'name="csrf" value="([0-9a-f]{64})"', page.text)
     client.post("/console/login", data={"csrf": csrf, "key": secret})
-    assert 'hx-post="/console/schedules' not in client.get("/console/schedules/docs").text
+    for path in ("/console/schedules/docs", "/console/collections/docs"):
+        shown = client.get(path).text
+        assert 'hx-post="/console/schedules' not in shown
+        assert 'hx-post="/console/runs' not in shown
     assert press(client, "/console/schedules/docs/pause").status_code == 403
+    (run,) = list_runs(engine, "docs")
+    assert press(client, f"/console/runs/{run.id}/cancel").status_code == 403
 
 
 def test_a_look_at_a_schedule_follows_it_to_its_end(client: httpx.Client, engine: Engine) -> None:
@@ -137,3 +144,34 @@ def test_a_look_at_a_schedule_follows_it_to_its_end(client: httpx.Client, engine
         rest = "\n".join(lines)
     assert "Schedule docs is gone" in rest
     assert "event: end" in rest
+
+
+def hold_run(engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.execute(
+            text("UPDATE vectormill.runs SET state = 'held', phase = 'comparing', error = 'Many.'")
+        )
+
+
+@pytest.mark.parametrize("page", ["/console/schedules/docs", "/console/collections/docs"])
+def test_a_run_that_is_held_is_confirmed_or_cancelled_where_it_is_listed(
+    client: httpx.Client, engine: Engine, page: str
+) -> None:
+    press(client, "/console/schedules/docs/run")
+    (run,) = list_runs(engine, "docs")
+    confirm, cancel = (f"/console/runs/{run.id}/{wish}" for wish in ("confirm", "cancel"))
+    waiting = client.get(page).text
+    assert (confirm in waiting, cancel in waiting) == (False, True)
+    refused = press(client, confirm)
+    assert (refused.status_code, refused.headers["hx-retarget"]) == (409, "#notices")
+    hold_run(engine)
+    held = client.get(page).text
+    assert (confirm in held, cancel in held) == (True, True)
+    assert press(client, confirm).status_code == 204
+    assert [each.state for each in list_runs(engine, "docs")] == ["queued"]
+    hold_run(engine)
+    assert press(client, cancel).status_code == 204
+    assert [each.state for each in list_runs(engine, "docs")] == ["cancelled"]
+    ended = client.get(page).text
+    assert (confirm in ended, cancel in ended) == (False, False)
+    assert press(client, f"/console/runs/{run.id}/forget").status_code == 404
