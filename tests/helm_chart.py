@@ -66,6 +66,7 @@ VALUES: Final[dict[str, Document]] = {
         "networkPolicies": {
             "database": {"port": 5432, "to": [{"ipBlock": {"cidr": "10.0.0.7/32"}}]},
             "apiFrom": [{"namespaceSelector": {"matchLabels": {"team": "search"}}}],
+            "collector": {"port": 4318, "to": []},
         },
         "indexer": {"extraEgress": [{"ports": [{"protocol": "TCP", "port": 3306}]}]},
     },

@@ -247,6 +247,8 @@ DERIVED: Final[tuple[tuple[str, Rewrite], ...]] = (
         (f"{blocking.MADE}/{file}", partial(overwrite, blocking.make_blocking, file))
         for file in blocking.list_files()
     ),
+    # A chart is packed by itself, and a link out of it is lost wherever links are not kept.
+    ("deploy/helm/vectormill/files/alerts.yml", partial(overwrite, read, "deploy/prometheus/alerts.yml")),
 )
 PAGES: Final = tuple(dict.fromkeys(page for page, _ in DERIVED))
 

@@ -64,8 +64,8 @@ def test_every_option_reaches_the_api(
     asked: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = (
-        "search docs words --filter lang=de --filter n>1 --hybrid --include text --by-document --offset 5 --limit 3 "
-        "--ef-search 50 --fingerprint 00ff00ff00ff00ff --api-url http://127.0.0.1:1"
+        "search docs words --filter lang=de --filter n>1 --hybrid --weights 2:0.5 --include text --by-document "
+        "--offset 5 --limit 3 --ef-search 50 --fingerprint 00ff00ff00ff00ff --api-url http://127.0.0.1:1"
     )
     with pytest.raises(SystemExit) as ended:
         main(arguments.split())
@@ -74,7 +74,7 @@ def test_every_option_reaches_the_api(
         {
             "text": "words", "limit": 3, "offset": 5, "mode": "hybrid", "ef_search": 50, "group_by": "document",
             "filter": {"and": [{"lang": {"eq": "de"}}, {"n": {"gt": 1}}]}, "include": ["metadata", "text"],
-            "fingerprint": "00ff00ff00ff00ff",
+            "fingerprint": "00ff00ff00ff00ff", "weights": {"vector": 2.0, "text": 0.5},
         }
     ]  # fmt: skip
     printed = capsys.readouterr()
@@ -83,7 +83,15 @@ def test_every_option_reaches_the_api(
 
 
 @pytest.mark.parametrize(
-    "arguments", ["docs", "docs text --like a", "docs a --hybrid --mode text", "docs a --include b"]
+    "arguments",
+    [
+        "docs",
+        "docs text --like a",
+        "docs a --hybrid --mode text",
+        "docs a --include b",
+        "docs a --hybrid --weights 1",
+        "docs a --hybrid --weights 1:many",
+    ],
 )
 def test_a_search_that_means_nothing_is_refused_before_it_is_sent(
     asked: list[dict[str, Any]], arguments: str

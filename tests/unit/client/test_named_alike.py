@@ -46,7 +46,7 @@ WORDS = {
         SearchQuery,
         Client.search,
         searches.search,
-        unsaid=("embedding", "weights"),  # lists of numbers
+        unsaid=("embedding",),  # a list of numbers
         named={"filter": "filters", "more_like": "like", "group_by": "by_document"},
         beside=("collection",),
     ),

@@ -256,10 +256,10 @@ def find_allowed(direction: str, component: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("component", "reached"),
     [
-        ("api", {53, 5432, 6379, 443}),
-        ("scheduler", {53, 5432, 6379, 443}),  # webhooks
-        ("indexer", {53, 5432, 443, 3306}),  # and its sources
-        ("worker-big", {53, 5432, 6379, 443}),  # the hub
+        ("api", {53, 5432, 6379, 443, 4318}),
+        ("scheduler", {53, 5432, 6379, 443, 4318}),  # webhooks
+        ("indexer", {53, 5432, 443, 3306, 4318}),  # and its sources
+        ("worker-big", {53, 5432, 6379, 443, 4318}),  # the hub
         ("migrate", {53, 5432}),
     ],
 )

@@ -46,6 +46,15 @@ def search(
         typer.Option("--mode", help="By nearness, by words or by both.", show_default="vector"),
     ] = None,
     hybrid: Annotated[bool, typer.Option("--hybrid", help="The same as --mode hybrid.")] = False,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            "--weights",
+            metavar="VECTOR:TEXT",
+            help="What a place in each ranking of --hybrid counts for, as 2:1.",
+            show_default="1:1",
+        ),
+    ] = None,
     like: Annotated[
         str | None,
         typer.Option("--like", metavar="KEY", help="Look for what is nearest to this row, instead of TEXT."),
@@ -97,6 +106,7 @@ def search(
             offset=offset,
             filter=condition,
             mode="hybrid" if hybrid else mode,
+            weights=None if weights is None else read_weights(weights),
             include=["metadata", *include] if include else None,
             group_by="document" if by_document else None,
             min_score=min_score,
@@ -116,6 +126,20 @@ def search(
             print_json(match)
         return
     print_matches(matches, include or ())
+
+
+def read_weights(written: str) -> dict[str, float]:
+    """`2:1` is {"vector": 2, "text": 1}. Raises InvalidOption."""
+    from vectormill.domain.errors import InvalidOption
+
+    try:
+        vector, text = map(float, written.split(":"))
+    except ValueError as error:
+        raise InvalidOption(
+            f"--weights {written} is not two numbers with a colon between, as 2:1: the first is for nearness, the "
+            "second for words."
+        ) from error
+    return {"vector": vector, "text": text}
 
 
 def print_matches(matches: Sequence[Mapping[str, Any]], include: Any) -> None:
