@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from tests.api_server import api_client, encode_waiting
-from tests.protocol import vector_of
+from tests.protocol import make_items, submit, vector_of
 from tests.request_batches import MODEL, create, keep_all, line, load_file, official_client, write
 from vectormill.db.jobs.jobs import find_job, pause_job, resume_job
 
@@ -303,6 +303,15 @@ def test_batches_are_listed_in_pages_newest_first(client: openai.OpenAI) -> None
 def test_what_no_batch_can_be_is_refused(client: openai.OpenAI, wrong: dict[str, object]) -> None:
     with pytest.raises(openai.BadRequestError):
         create(client, write(line("a", "b")), **wrong)
+
+
+def test_no_batch_is_taken_while_more_waits_than_may(engine: Engine) -> None:
+    submit(engine, make_items(3))
+    with api_client(engine, max_pending_items=2) as http, official_client(http) as client:
+        with pytest.raises(openai.RateLimitError, match="VECTORMILL_MAX_PENDING_ITEMS") as refused:
+            create(client.with_options(max_retries=0), write(line("one", "a text")))
+        assert int(refused.value.response.headers["retry-after"]) > 0
+        assert client.batches.list().data == []
 
 
 def test_a_file_that_is_being_read_is_not_deleted(client: openai.OpenAI, engine: Engine) -> None:
