@@ -17,7 +17,8 @@ PROCESSES ?= 3
 # of our code anew, and each of those that collect rewrite the asserts of 300 files.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest
 # At the end the 15 dearest are told.
-PARALLEL := --numprocesses=$(PROCESSES) --dist=loadfile --no-loadscope-reorder --durations=15
+# A test process that dies ends the run: xdist would start another and then wait for ever for what the dead one had in hand.
+PARALLEL := --numprocesses=$(PROCESSES) --dist=loadfile --no-loadscope-reorder --max-worker-restart=0 --durations=15
 SOAK_SECONDS ?= 600
 # Names and options for `make bench`, for example BENCH_FLAGS='engine --repeat 1'.
 BENCH_FLAGS ?=
