@@ -5,6 +5,7 @@ from typing import Final
 
 from benchmarks.cases import (
     collection,
+    console,
     export,
     idle,
     interactive,
@@ -37,6 +38,7 @@ BENCHMARKS: Final[Mapping[str, Callable[[Order], Report]]] = {
     "interactive": interactive.measure,
     "queries": queries.measure,
     "embeddings": embeddings.measure,
+    "console": console.measure,
     "reindex": reindex.measure,
     "collection": collection.measure,
     "placement": placement.measure,

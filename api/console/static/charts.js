@@ -19,6 +19,12 @@
     return value.toLocaleString("en", { maximumFractionDigits: digits }) + (unit ? ` ${unit}` : "");
   }
 
+  // Times are UTC, as in the words of these pages; `step` is from one tick to the next, in seconds.
+  function tellTime(tick, step) {
+    const text = new Date(tick * 1000).toISOString();
+    return step >= 86400 ? text.slice(0, 10) : text.slice(11, step < 60 ? 19 : 16);
+  }
+
   function options(place, data, width, height) {
     const axis = { stroke: colour(place, "--pico-muted-color"), grid: { stroke: colour(place, "--rule"), width: 1 },
       ticks: { show: false }, font: "12px system-ui, sans-serif" };
@@ -29,10 +35,13 @@
         points: { show: data.points ?? false }, paths: data.points ? () => null : undefined,
         value: (plot, _, index, at) => tell(at == null ? null : values[at], data.unit) };
     });
-    return { width, height, legend: { show: data.legend ?? data.series.length > 1 }, cursor: { y: false },
-      scales: { x: { time: data.time ?? true }, y: { range: (plot, low, high) => [Math.min(low, 0), data.most ?? (high * 1.08 || 1)] } },
-      axes: [axis, { ...axis, size: 64, values: (plot, ticks) => ticks.map((tick) => tell(tick, data.unit)) }],
-      series: [{}, ...series] };
+    const isTime = data.time ?? true;
+    const across = isTime ? { ...axis, space: 80, values: (plot, ticks, place, space, step) => ticks.map((tick) => tellTime(tick, step)) } : axis;
+    const moment = isTime ? { label: "UTC", value: (plot, tick) => (tick == null ? "–" : tellTime(tick, 1)) } : {};
+    return { width, height, tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"), legend: { show: data.legend ?? data.series.length > 1 }, cursor: { y: false },
+      scales: { x: { time: isTime }, y: { range: (plot, low, high) => [Math.min(low, 0), data.most ?? (high * 1.08 || 1)] } },
+      axes: [across, { ...axis, size: 64, values: (plot, ticks) => ticks.map((tick) => tell(tick, data.unit)) }],
+      series: [moment, ...series] };
   }
 
   function draw(element) {

@@ -65,6 +65,10 @@ class OwnApi:
     ) -> None:
         self._exits.__exit__(kind, error, traceback)
 
+    @property
+    def url(self) -> str:
+        return self._endpoint.url
+
     def _wait_until_ready(self, child: "subprocess.Popen[bytes]") -> None:
         deadline = time.monotonic() + START_SECONDS
         while self._endpoint.answer("/readyz") is None:

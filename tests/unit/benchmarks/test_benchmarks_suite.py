@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from benchmarks import suite
 from benchmarks.__main__ import app
+from benchmarks.cases.console import Visit, judge_visits
 from benchmarks.cases.export import count_rows
 from benchmarks.cases.idle import judge_shares
 from benchmarks.order import BenchmarkFailed, Order
@@ -89,6 +90,14 @@ def test_a_measured_stack_uses_no_server_of_the_user_and_no_model_converted_befo
     assert "VECTORMILL_WORKER_DEVICES=cpu" not in command
     for name in ("VECTORMILL_DATABASE_URL", "VECTORMILL_REDIS_URL"):
         assert command[command.index(name) - 1] == "-u"
+
+
+def test_a_long_list_of_the_console_is_judged_beside_a_short_one() -> None:
+    few, many = [Visit(0.2, 0.05)] * 3, [Visit(0.3, 0.1)] * 3
+    (table,) = judge_visits(few, many, 10_000).tables
+    rows = {row[0]: row[1:] for row in table.rows}
+    assert rows["first paint, 10,000 jobs"] == ("0.3 s", "< 1 s, met")
+    assert rows["the long list to the short one"] == ("1.50×", "≤ 1.2×, **missed**")
 
 
 def test_steps_are_lines_where_there_is_no_terminal() -> None:
