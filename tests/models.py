@@ -66,16 +66,16 @@ def write_transformer(directory: Path, architecture: str, *, pads_left: bool = F
 
 
 def write_wide_bert(directory: Path) -> Path:
-    """A BERT with random weights that reads 8,192 tokens, each with much memory (34 kB) and little work."""
+    """A BERT with random weights that reads 8,192 tokens, each with much memory (260 kB) and little work."""
     import transformers
 
     torch.manual_seed(0)
     config = transformers.BertConfig(
         vocab_size=30522,
-        hidden_size=128,
+        hidden_size=32,
         num_hidden_layers=1,
         num_attention_heads=4,
-        intermediate_size=4096,
+        intermediate_size=32768,
         max_position_embeddings=8192,
     )
     transformers.BertModel(config).save_pretrained(directory)

@@ -174,10 +174,17 @@ def nobody_writes_jobs(engine: Engine) -> Iterator[None]:
         yield
 
 
+# A worker that looks for chunks meanwhile waits for the same lock.
+IS_WRITER_BLOCKED = text(r"""
+    SELECT EXISTS (SELECT 1 FROM pg_locks JOIN pg_stat_activity USING (pid)
+                    WHERE NOT granted AND relation = CAST('vectormill.jobs' AS regclass)
+                      AND query ~ 'INSERT INTO vectormill[.]jobs[[:space:]]')
+""")
+
+
 def is_blocked(engine: Engine) -> bool:
     with engine.connect() as connection:
-        query = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = CAST('vectormill.jobs' AS regclass)"
-        return bool(connection.execute(text(query)).scalar_one())
+        return bool(connection.execute(IS_WRITER_BLOCKED).scalar_one())
 
 
 def count_waiting(puts: Puts) -> int:
