@@ -1,6 +1,7 @@
 """The chart rendered as Helm would, without a cluster: documents by kind and name, and checks against schemas."""
 
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -9,6 +10,10 @@ import helm_python
 import jsonschema
 import kubernetes_validate
 import yaml
+
+# Helm is a library of Go, whose runtime takes over the handling of signals when it is loaded. As Python has it, a write
+# to somebody who has gone is an error and ends no process.
+signal.signal(signal.SIGPIPE, signal.SIG_IGN)
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 CHART: Final = ROOT / "deploy/helm/vectormill"

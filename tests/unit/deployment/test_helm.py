@@ -2,7 +2,9 @@
 
 import json
 import re
+import signal
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import helm_python
@@ -55,6 +57,15 @@ EVERYTHING = RENDERED["all that there is"]
 @pytest.mark.parametrize("document", CASES.values())
 def test_what_is_rendered_is_what_kubernetes_takes(document: dict[str, Any]) -> None:
     check(document)
+
+
+def test_helm_leaves_a_broken_pipe_an_error() -> None:
+    """Loaded by this file's imports, it took SIGPIPE over: a test that wrote to a dead child ended the process."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        pytest.skip("only Linux tells which signals a process ignores")
+    ignored = next(line for line in status.read_text().splitlines() if line.startswith("SigIgn"))
+    assert int(ignored.split()[1], 16) >> (signal.SIGPIPE - 1) & 1
 
 
 def test_the_schemas_refuse_a_misspelt_member() -> None:
