@@ -29,10 +29,10 @@ REPEAT_JOB: Final = text("""
     SELECT 'completed', model, spec, priority, 4, 4, gen_random_uuid(), now()
       FROM (SELECT model, spec, priority FROM vectormill.jobs LIMIT 1) AS job, generate_series(1, :count)
 """)
-READ_TIMES: Final = """() => {
-  const paint = performance.getEntriesByName('first-contentful-paint')[0];
-  return [paint.startTime / 1000, performance.getEntriesByType('navigation')[0].responseEnd / 1000];
-}"""
+READ_TIMES: Final = """() => new Promise((tell) => new PerformanceObserver((list) => {
+  const [paint] = list.getEntriesByName('first-contentful-paint');
+  if (paint) tell([paint.startTime / 1000, performance.getEntriesByType('navigation')[0].responseEnd / 1000]);
+}).observe({type: 'paint', buffered: true}))"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,6 @@ def visit(browser: Browser, url: str) -> Visit:
     page: Page = browser.new_page()
     try:
         page.goto(url)
-        page.wait_for_function("performance.getEntriesByName('first-contentful-paint').length")
         paint, answer = page.evaluate(READ_TIMES)
         return Visit(paint, answer)
     finally:
