@@ -48,7 +48,7 @@ up: setup ## Start every process on this machine in the foreground; Ctrl-C stops
 	@$(BIN)/vectormill up
 
 # Dearest first, so that no long file is left for the end while the other processes have nothing to do.
-test: lint ## Everything continuous integration runs: lint and all tests but the slow ones (some 9 minutes on two cores)
+test: lint ## Everything continuous integration runs: lint and all tests but the slow ones (15 to 30 minutes on two cores)
 	$(PYTEST) $(PARALLEL) tests/acceptance tests/integration tests/browser tests/contract tests/unit tests/architecture
 
 test-browser: setup ## The console in a real Chromium; make test skips these where none is, and this fails
