@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, Request, expect
+from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, Request, Route, expect
 from sqlalchemy import Engine, text
 
 from api.app import create_app
@@ -16,7 +16,7 @@ from api.door import keyring
 from tests.api_server import serving
 from tests.protocol import claim_next, complete, make_items, register_worker, submit
 from vectormill.db.api_keys import create_key, revoke_key
-from vectormill.db.jobs.jobs import cancel_job
+from vectormill.db.jobs.jobs import cancel_job, find_job
 from vectormill.domain.api_key import make_secret
 from vectormill.domain.jobs.item import ItemFailure
 from vectormill.settings import Settings
@@ -145,6 +145,30 @@ def test_a_job_moves_on_its_page_and_in_the_list_while_both_are_only_looked_at(
         expect(row).to_contain_text("12 of 400", timeout=PATIENCE)
         complete(site.engine, claim_next(site.engine))
         expect(job.locator("#rate canvas")).to_be_visible(timeout=PATIENCE)  # a second stretch makes a line
+
+
+def test_a_page_whose_stream_was_refused_at_first_follows_all_the_same(browser: Browser, site: Site) -> None:
+    refused: list[str] = []
+
+    def refuse_twice(route: Route) -> None:
+        if len(refused) == 2:
+            route.continue_()
+            return
+        refused.append(route.request.url)
+        if len(refused) == 1:
+            route.abort()
+        else:
+            route.fulfill(status=503, content_type="text/html", body="busy")
+
+    with opened_quietly(browser, "light", DESKTOP) as page:
+        page.route("**/console/jobs/live*", refuse_twice)
+        page.goto(f"{site.url}/console/jobs")
+        expect(page.locator("#live-mark")).to_be_visible(timeout=PATIENCE)
+        complete(site.engine, claim_next(site.engine))
+        with site.engine.connect() as connection:
+            num_done = find_job(connection, site.running).num_done
+        expect(page.locator(f"#job-{site.running}")).to_contain_text(f"{num_done} of 400", timeout=PATIENCE)
+    assert len(refused) == 2
 
 
 def test_buttons_pause_resume_and_cancel_by_keyboard_and_focus_stays(site: Site, page: Page) -> None:

@@ -22,4 +22,13 @@
     if (mark) mark.hidden = true;
     if (event.detail?.status === 401) location.reload(); // the session is over: the page leads to the login
   });
+
+  // htmx connects anew when a stream breaks off, but not when its first request failed: the API may have been busy.
+  document.addEventListener("htmx:finally:request", ({ detail: { ctx } }) => {
+    const element = ctx.sourceElement;
+    const url = element?.getAttribute?.("hx-sse:connect");
+    const isStream = ctx.response?.raw.headers.get("Content-Type")?.includes("text/event-stream");
+    if (!url || isStream || ctx.response?.status === 401) return;
+    setTimeout(() => element.isConnected && htmx.ajax("GET", url, { source: element }), 2000);
+  });
 })();
