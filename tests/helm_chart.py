@@ -1,19 +1,14 @@
 """The chart rendered as Helm would, without a cluster: documents by kind and name, and checks against schemas."""
 
 import json
-import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-import helm_python
 import jsonschema
 import kubernetes_validate
-import yaml
-
-# Helm is a library of Go, whose runtime takes over the handling of signals when it is loaded. As Python has it, a write
-# to somebody who has gone is an error and ends no process.
-signal.signal(signal.SIGPIPE, signal.SIG_IGN)
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 CHART: Final = ROOT / "deploy/helm/vectormill"
@@ -86,17 +81,37 @@ VALUES: Final[dict[str, Document]] = {
 }
 
 
+class HelmRefused(Exception):
+    """What `helm install` would say."""
+
+
 def render(values: Document, name: str = "mill", namespace: str = "vectors") -> list[Document]:
-    """Every document, in the order of the templates. Raises HelmError, whose words are what `helm install` says."""
-    with helm_python.Chart.load(CHART) as chart:
-        manifests = chart.render(values, name=name, namespace=namespace)
-    return [
-        document
-        for path, text in sorted(manifests.items())
-        if path.endswith(".yaml")
-        for document in yaml.safe_load_all(text)
-        if document
+    """Every document, in the order of the templates. Raises HelmRefused."""
+    documents: list[Document] = ask_helm(act="render", values=values, name=name, namespace=namespace)[
+        "documents"
     ]
+    return documents
+
+
+def lint(values: Document) -> Document:
+    report: Document = ask_helm(act="lint", values=values)["report"]
+    return report
+
+
+def ask_helm(**asked: Any) -> Document:
+    """What tests.helm_program answers. Raises HelmRefused."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.helm_program"],
+        input=json.dumps(asked).encode(),
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+        check=True,
+        timeout=300,
+    )
+    answer: Document = json.loads(done.stdout)
+    if "refusal" in answer:
+        raise HelmRefused(answer["refusal"])
+    return answer
 
 
 def check(document: Document) -> None:

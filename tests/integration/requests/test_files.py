@@ -140,8 +140,7 @@ def test_a_file_above_the_limit_is_refused_and_nothing_of_it_stays(
     form = make_form(("purpose", "", b"batch"), ("file", '; filename="x"', LARGE * 3))
     pieces = (form[start : start + 65536] for start in range(0, len(form), 65536))
     assert http.post("/v1/files", content=pieces, headers=FORM).status_code == 413
-    with Pruner(engine, 86400, 3600) as pruner:
-        pruner.prune()
+    Pruner(engine, 86400, 3600).prune()
     assert count(engine, "request_files") == count(engine, "request_file_parts") == 0
 
 
@@ -193,8 +192,7 @@ def test_what_is_past_its_time_is_not_found_and_then_removed(client: openai.Open
         )
     with pytest.raises(openai.NotFoundError):
         client.files.retrieve(file.id)
-    with Pruner(engine, 86400, 3600) as pruner:
-        pruner.prune()
+    Pruner(engine, 86400, 3600).prune()
     assert count(engine, "request_files") == count(engine, "request_file_parts") == 1
     assert client.files.content(kept.id).content == LINES
 
@@ -208,8 +206,7 @@ def test_an_upload_whose_api_was_killed_is_removed_when_it_was_silent_for_long(e
                   FROM (VALUES ('old', '2 hours'), ('young', '2 minutes')) AS upload (name, silent)
             """)
         )
-    with Pruner(engine, 86400, 3600) as pruner:
-        pruner.prune()
+    Pruner(engine, 86400, 3600).prune()
     with engine.connect() as connection:
         assert connection.execute(text("SELECT filename FROM vectormill.request_files")).scalars().all() == [
             "young"

@@ -1,0 +1,41 @@
+"""A program: what Helm makes of the chart, or finds wrong with it. JSON comes in on stdin and goes out on stdout.
+
+A process of its own, as Helm is a library of Go: its runtime takes over the signals of the process in which it is
+loaded, and has ended processes of tests that had done much else before.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import helm_python
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+CHART = ROOT / "deploy/helm/vectormill"
+
+
+def main() -> None:
+    asked = json.load(sys.stdin)
+    try:
+        if asked["act"] == "lint":
+            answer: dict[str, Any] = {"report": helm_python.lint(CHART, asked["values"])}
+        else:
+            with helm_python.Chart.load(CHART) as chart:
+                manifests = chart.render(asked["values"], name=asked["name"], namespace=asked["namespace"])
+            documents = [
+                document
+                for path, text in sorted(manifests.items())
+                if path.endswith(".yaml")
+                for document in yaml.safe_load_all(text)
+                if document
+            ]
+            answer = {"documents": documents}
+    except helm_python.HelmError as error:
+        answer = {"refusal": str(error)}
+    json.dump(answer, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
