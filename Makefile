@@ -34,7 +34,7 @@ STALE := torch-build-changes
 endif
 endif
 
-.PHONY: help setup run up test test-browser test-all soak mutants check lint bench docs docs-serve wheel lock clean torch-build-changes
+.PHONY: help setup run up test test-again test-browser test-all soak mutants check lint bench docs docs-serve wheel lock clean torch-build-changes
 
 help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -50,6 +50,9 @@ up: setup ## Start every process on this machine in the foreground; Ctrl-C stops
 # Dearest first, so that no long file is left for the end while the other processes have nothing to do.
 test: lint ## Everything continuous integration runs: lint and all tests but the slow ones (15 to 30 minutes on two cores)
 	$(PYTEST) $(PARALLEL) tests/acceptance tests/integration tests/browser tests/contract tests/unit tests/architecture
+
+test-again: setup ## What failed in the last make test, once more and one by one; fails where that run was broken off
+	$(PYTEST) --last-failed --last-failed-no-failures=none tests
 
 test-browser: setup ## The console in a real Chromium; make test skips these where none is, and this fails
 	$(PYTEST) --require-browser tests/browser

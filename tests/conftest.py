@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.completeness import Completeness
 from worker.devices.detect import PROCESSOR_FEATURES, detect_inventory
 from worker.devices.device import split_processor
 from worker.encoder.backends import AUTO
@@ -19,6 +20,11 @@ settings.load_profile("untimed")
 
 # By which torch and oneDNN behave as on a lesser processor.
 MASKS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # the process that hands tests to others, or the only one
+        config.pluginmanager.register(Completeness(config))
 
 
 def pytest_collection_finish() -> None:
