@@ -23,7 +23,10 @@ MASKS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if not hasattr(config, "workerinput"):  # the process that hands tests to others, or the only one
+    is_controller = not hasattr(
+        config, "workerinput"
+    )  # which hands tests to other processes, or is the only one
+    if is_controller and config.pluginmanager.has_plugin("cacheprovider"):
         config.pluginmanager.register(Completeness(config))
 
 
