@@ -1,5 +1,6 @@
 """The console in a real Chromium: what it shows moves by itself, buttons do what they say, and everybody can use it."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -145,6 +146,19 @@ def test_a_job_moves_on_its_page_and_in_the_list_while_both_are_only_looked_at(
         expect(row).to_contain_text("12 of 400", timeout=PATIENCE)
         complete(site.engine, claim_next(site.engine))
         expect(job.locator("#rate canvas")).to_be_visible(timeout=PATIENCE)  # a second stretch makes a line
+
+
+def test_a_page_whose_scripts_come_slowly_follows_all_the_same(browser: Browser, site: Site) -> None:
+    """htmx looks through the page once: what is loaded behind that moment would follow nothing."""
+
+    def come_late(route: Route) -> None:
+        time.sleep(1)  # a slow network, which sends no event
+        route.continue_()
+
+    with opened_quietly(browser, "light", DESKTOP) as page:
+        page.route("**/hx-sse.min*", come_late)
+        page.goto(f"{site.url}/console/jobs")
+        expect(page.locator("#live-mark")).to_be_visible(timeout=PATIENCE)
 
 
 def test_a_page_whose_stream_was_refused_at_first_follows_all_the_same(browser: Browser, site: Site) -> None:
