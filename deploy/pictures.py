@@ -67,7 +67,7 @@ def wait_for_worker(client: httpx.Client, stack: "subprocess.Popen[bytes]") -> N
             workers = []
         if any(worker["report"].get("state", "running") == "running" for worker in workers):
             return
-        time.sleep(1)
+        time.sleep(1)  # another process is asked, which sends no event
     sys.exit("The stack did not come up; `vectormill up` says why.")
 
 
@@ -90,7 +90,7 @@ def wait_for_share(client: httpx.Client, job_ids: Sequence[str], share: float) -
     while any(find_share(client, job_id) < share for job_id in job_ids):
         if time.monotonic() > until:
             sys.exit(f"The jobs are not done to {share:.0%} in {WORK_SECONDS:g} s.")
-        time.sleep(1)
+        time.sleep(1)  # another process is asked, which sends no event
 
 
 def submit_work(client: httpx.Client, docstrings: Sequence[Docstring]) -> str:

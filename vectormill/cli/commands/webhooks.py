@@ -198,7 +198,7 @@ def send_test(webhook: Id, api_url: ApiUrl = None, data_dir: DataDir = None, jso
         delivery = client.test_webhook(webhook)
         until = time.monotonic() + _TEST_SECONDS
         while _has_no_answer(delivery) and time.monotonic() < until:
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_LOOK_SECONDS)  # the API has no stream of deliveries
             delivery = client.webhook_delivery(webhook, delivery["id"])
     if json:
         print_json(delivery)

@@ -3,6 +3,7 @@
 Tables are known by what they can do, and their libraries never imported: whoever has a table has them loaded.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -76,7 +77,7 @@ def find_reader(source: Any) -> "ReadSlices | None":
     return next((reader for library, reader in READERS.items() if library in libraries), None)
 
 
-class ReadSlices:
+class ReadSlices(ABC):
     """Reads a table's rows, of the columns asked for, some at a time."""
 
     def can_repeat(self, table: Any) -> bool:
@@ -86,8 +87,8 @@ class ReadSlices:
     def names(self, table: Any) -> list[str]:
         return [str(name) for name in table.columns]
 
-    def rows(self, table: Any, columns: Columns) -> Iterator[Row]:
-        raise NotImplementedError
+    @abstractmethod
+    def rows(self, table: Any, columns: Columns) -> Iterator[Row]: ...
 
 
 class PandasRows(ReadSlices):

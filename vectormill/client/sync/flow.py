@@ -19,7 +19,7 @@ Pause = Callable[[float], None]
 
 
 def pause(seconds: float) -> None:
-    time.sleep(seconds)
+    time.sleep(seconds)  # before a repetition, or the next look at what is awaited
 
 
 def prepare_items(items: Iterable[Any], columns: Columns | None) -> Iterable[ItemJson]:
