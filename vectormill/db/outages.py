@@ -15,6 +15,9 @@ PASSING_STATES: Final = frozenset({"55P03", "25006", "25P03"})
 # 22 the value, 23 a constraint, 42 the statement, 54 a limit of Postgres: the same again gives the same again.
 LASTING_CLASSES: Final = frozenset({"22", "23", "42", "54"})
 
+# Of those the ones that a single value can be to blame for.
+VALUE_CLASSES: Final = frozenset({"22", "54"})
+
 # Values that the driver could not even send.
 REFUSALS: Final = (psycopg.DataError, psycopg.ProgrammingError, psycopg.NotSupportedError)
 # What a transaction can raise: COPY and the staged upsert use the driver itself, whose errors SQLAlchemy does not wrap.
@@ -39,6 +42,14 @@ def is_lasting(error: Exception) -> bool:
     if cause is None or _is_broken(error):
         return False
     return isinstance(cause, REFUSALS) if sqlstate is None else sqlstate[:2] in LASTING_CLASSES
+
+
+def blames_a_value(error: Exception) -> bool:
+    """Tell whether a lasting refusal may be one row's fault, so that the rows beside it can be stored without it."""
+    cause, sqlstate = _find_cause(error)
+    if not is_lasting(error):
+        return False
+    return isinstance(cause, psycopg.DataError) if sqlstate is None else sqlstate[:2] in VALUE_CLASSES
 
 
 def describe_refusal(error: Exception) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
+from decimal import Decimal
 from itertools import repeat
 from typing import Any, Final
 from uuid import UUID
@@ -38,9 +39,27 @@ def encode_metadata(metadata: Any) -> bytes:
         raise ValueError(f"it has no JSON ({error})") from None
     if len(encoded) > SHALLOW_BYTES and _measure_depth(metadata) > MAX_METADATA_DEPTH:
         raise ValueError(f"it is nested more than {MAX_METADATA_DEPTH} deep")
+    if _may_be_infinite(encoded):
+        encoded = ENCODER.encode(_drop_infinite(metadata))
     if has_nul(encoded):
         raise ValueError("it contains a NUL character (U+0000)")
     return encoded
+
+
+def _may_be_infinite(encoded: bytes) -> bool:
+    """Tell whether a decimal that is NaN or infinite may have been written, which is no JSON."""
+    return b"NaN" in encoded or b"Infinity" in encoded
+
+
+def _drop_infinite(value: Any) -> Any:
+    """Put null in the place of decimals that are NaN or infinite, as is done with floats."""
+    if isinstance(value, Decimal):
+        return value if value.is_finite() else None
+    if isinstance(value, dict):
+        return {name: _drop_infinite(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_drop_infinite(inner) for inner in value]
+    return value
 
 
 def _measure_depth(value: Any) -> int:
@@ -100,7 +119,12 @@ class Assembler:
         if set(map(type, metadata)) == {dict}:
             with suppress(ValueError, TypeError, RecursionError):
                 encoded = list(map(ENCODER.encode, metadata))
-                if max(map(len, encoded)) <= SHALLOW_BYTES and b"\\u0000" not in b"".join(encoded):
+                together = b"".join(encoded)
+                if (
+                    max(map(len, encoded)) <= SHALLOW_BYTES
+                    and b"\\u0000" not in together
+                    and not _may_be_infinite(together)
+                ):
                     return encoded
         return [self._encode_metadata(value, name) for value, name in zip(metadata, names, strict=True)]
 

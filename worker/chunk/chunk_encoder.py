@@ -16,7 +16,7 @@ from vectormill.db.chunks.bereavements import mark_alone
 from vectormill.db.chunks.chunks import ClaimedChunk, claim_chunk, release_chunk, split_chunk
 from vectormill.db.chunks.completion import cancel_chunk, fail_chunk
 from vectormill.db.chunks.payloads import load_payload, open_payload
-from vectormill.db.outages import DATABASE_ERRORS, describe_refusal, is_lasting, is_outage
+from vectormill.db.outages import DATABASE_ERRORS, blames_a_value, describe_refusal, is_lasting, is_outage
 from vectormill.domain.errors import DatabaseUnavailable, LeaseLost, ModelError, PayloadGone, SpecMismatch
 from vectormill.domain.jobs.bottleneck import LOAD, PERSIST
 from vectormill.domain.jobs.chunk import ChunkOutcome, Claim
@@ -147,7 +147,10 @@ class ChunkEncoder:
         except DATABASE_ERRORS as error:
             if is_outage(error):
                 raise
-            if is_lasting(error) or self._is_to_be_isolated(claim):
+            is_isolated = self._is_to_be_isolated(claim)
+            if blames_a_value(error) and not is_isolated and _num_wanted(claim) > 1:
+                return self._split(claim, f"split, for Postgres refused it: {describe_refusal(error)}")
+            if is_lasting(error) or is_isolated:
                 return self._give_up(claim, NOT_STORED, describe_refusal(error))
             logger.exception("Chunk %d failed", claim.chunk_id)
             return self._count_failure(claim, error)
@@ -262,9 +265,12 @@ class ChunkEncoder:
         """Halves a chunk that keeps ending its workers; the single item that is left is failed with its reason."""
         tries = f"{claim.lost} losses, {claim.attempt - 1} attempts, {claim.lapsed} lapses"
         if claim.num_items > 1 and _num_wanted(claim) > 1:
-            self._write(claim, lambda connection: split_chunk(connection, claim, f"split after {tries}"))
-            return {"outcome": "split"}
+            return self._split(claim, f"split after {tries}")
         return self._give_up(claim, CRASHED_WORKER if claim.lost >= MAX_LOST else ENCODING_FAILED, tries)
+
+    def _split(self, claim: Claim, reason: str) -> Result:
+        self._write(claim, lambda connection: split_chunk(connection, claim, reason))
+        return {"outcome": "split"}
 
     def _give_up(self, claim: Claim, code: str, reason: str) -> Result:
         """Fails all items that are wanted of the chunk, so that its job ends whatever is wrong with it."""

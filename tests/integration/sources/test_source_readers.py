@@ -66,6 +66,19 @@ def test_a_column_of_json_is_the_metadata_itself_whether_json_or_text(place: Sou
     assert read_all(as_json) == read_all(as_text) == [Item("a", b"x", b'{"a":1,"b":2}')]
 
 
+def test_a_number_that_json_has_no_word_for_is_null_in_the_metadata(place: SourcePlace) -> None:
+    reader = open_query(
+        place,
+        """
+        SELECT 'a' AS id, 'x' AS body, 'NaN'::numeric AS price, '-Infinity'::float8 AS heat, 'NaN' AS word,
+               ARRAY[1.5, 'Infinity']::numeric[] AS range
+        """,
+        metadata=["price", "heat", "word", "range"],
+    )
+    (item,) = read_all(reader)
+    assert item.metadata == b'{"heat":null,"price":null,"range":[1.5,null],"word":"NaN"}'
+
+
 def test_a_million_rows_are_never_in_memory_together(place: SourcePlace) -> None:
     query = "SELECT n AS id, repeat('x', 100) AS body FROM generate_series(1, 1000000) AS n"
     batches = open_query(place, query).read()

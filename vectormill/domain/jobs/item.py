@@ -31,7 +31,7 @@ ITEM_ERROR_CODES: Final = {
     CRASHED_WORKER: "encoding this text alone ended the worker's model process",
     NO_PAIR: "the model compares two texts, and there is no text_pair",
     UNSTORABLE_RECORD: "what was found in the text is no JSON that Postgres keeps in a collection",
-    NOT_STORED: "the database refused the text's chunk for a reason that does not pass",
+    NOT_STORED: "the database refused the text, or its whole chunk, for a reason that does not pass",
 }
 
 
