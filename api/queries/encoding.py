@@ -1,7 +1,12 @@
-"""Queries: texts of searches become vectors, on the same workers as everything else and before bulk."""
+"""Queries: texts of searches become vectors, on the same workers as everything else and before bulk.
+
+The many texts of one request go to workers in parts, so that others come in between, and no message is larger than one
+part. Each part has the time of a search for itself: a request of two thousand texts is given up when it makes no
+progress, and not because it is long.
+"""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -12,7 +17,7 @@ from sqlalchemy import Engine
 
 from api.dependencies import Resources
 from api.queries.exchange import NobodyListens, QueryExchange
-from api.queries.lanes import Answered
+from api.queries.lanes import MAX_BYTES, MAX_TEXTS, Answered
 from api.queries.query_jobs import encode_by_job
 from vectormill.db.jobs.waiting import explain_query_wait
 from vectormill.db.workers import has_worker_without_queries
@@ -23,6 +28,8 @@ from vectormill.settings import Settings
 
 # Between two looks for a worker that takes queries, while there is none.
 ABSENCE_SECONDS: Final = 0.25
+# Of one request, at the workers or waiting for them; what comes meanwhile waits for no more than these.
+PARTS_AT_ONCE: Final = 4
 
 
 def check_query(text: str, place: str, settings: Settings, *, what: str = "query") -> None:
@@ -53,10 +60,56 @@ async def encode_texts(
     resources: Resources, spec: EncodingSpec, texts: Sequence[bytes]
 ) -> npt.NDArray[np.float32]:
     """What the spec's task makes of each text or pair, float32 [texts, spec.dimensions]. Raises as encode_queries."""
-    answered = await answer_texts(resources, spec, texts)
+    answered = await answer_many(resources, spec, texts)
     for reason in answered.failures.values():
         raise InvalidItem(f"The query cannot be encoded: {reason}.")
     return answered.vectors
+
+
+async def answer_many(resources: Resources, spec: EncodingSpec, texts: Sequence[bytes]) -> Answered:
+    """Answer any number of texts, at least one, in parts. Raises as answer_texts."""
+    parts = list(cut_parts(texts))
+    if len(parts) == 1:
+        return await answer_texts(resources, spec, texts)
+    free = asyncio.Semaphore(PARTS_AT_ONCE)
+
+    async def answer_part(part: Sequence[bytes]) -> Answered:
+        async with free:
+            return await answer_texts(resources, spec, part)
+
+    tasks = [asyncio.create_task(answer_part(part)) for part in parts]
+    try:
+        return join_parts(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:  # of a part that failed, or whose client has gone, the others are not wanted
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def cut_parts(texts: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    """Yield the texts in runs that fit one message: a run of one text may be larger."""
+    start = num_bytes = 0
+    for index, text in enumerate(texts):
+        if index > start and (index - start == MAX_TEXTS or num_bytes + len(text) > MAX_BYTES):
+            yield texts[start:index]
+            start, num_bytes = index, 0
+        num_bytes += len(text)
+    yield texts[start:]
+
+
+def join_parts(answers: Sequence[Answered]) -> Answered:
+    failures: dict[int, str] = {}
+    start = 0
+    for answer in answers:
+        failures |= {start + row: reason for row, reason in answer.failures.items()}
+        start += len(answer.vectors)
+    counts = [answer.num_tokens for answer in answers if answer.num_tokens is not None]
+    return Answered(
+        np.concatenate([answer.vectors for answer in answers]),
+        failures,
+        sum(counts) if len(counts) == len(answers) else None,
+        sum(answer.num_truncated for answer in answers),
+    )
 
 
 async def answer_texts(resources: Resources, spec: EncodingSpec, texts: Sequence[bytes]) -> Answered:

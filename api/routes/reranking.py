@@ -15,7 +15,7 @@ from api.intake.submissions import read_body
 from api.queries.encoding import check_query, encode_texts
 from vectormill.domain.encoding import EncodingOptions, EncodingSpec
 from vectormill.domain.errors import InvalidOption
-from vectormill.domain.tasks.pair import join_pair
+from vectormill.domain.tasks.pair import pair_with_each
 from vectormill.domain.tasks.task import JUDGE
 from vectormill.models.registry import make_spec
 from vectormill.vectors.scores import choose_scores
@@ -46,12 +46,12 @@ async def post_rerank(request: Request, resources: ResourcesDependency) -> Reran
     The score of two labels is the second one's probability. A document that is too long is cut.
     """
     require_json(request)
-    with resources.gates.searches.enter():
-        with resources.gates.json_bytes.hold() as hold:
-            body = await read_body(request, resources.settings, hold)
+    with resources.gates.json_bytes.hold() as hold:
+        body = await read_body(request, resources.settings, hold)
+        with resources.gates.searches.enter():  # not before: a body may come slowly
             wanted, spec, pairs = await run_in_threadpool(read_pairs, body, resources)
-        numbers = await encode_texts(resources, spec, pairs)
-        return rank(wanted, spec, numbers)
+            numbers = await encode_texts(resources, spec, pairs)
+            return rank(wanted, spec, numbers)
 
 
 def read_pairs(body: bytes, resources: Resources) -> tuple[RerankRequest, EncodingSpec, list[bytes]]:
@@ -81,7 +81,7 @@ def pair_up(
             f"The model {model!r} tells {len(spec.labels)} labels apart ({', '.join(spec.labels[:3])}, …), and "
             "which of them ranks documents is not said; use a model of one label or of two."
         )
-    return spec, [join_pair(query.encode(), text.encode()) for text in texts]
+    return spec, pair_with_each(query.encode(), [text.encode() for text in texts])
 
 
 def order_scores(

@@ -10,8 +10,9 @@ from typing import Any, Final, Literal
 import msgspec
 
 from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingOptions
+from vectormill.domain.errors import InvalidOption
 from vectormill.domain.requests.request_batch import EMBEDDINGS, RERANK
-from vectormill.domain.tasks.pair import join_pair
+from vectormill.domain.tasks.pair import pair_with_each
 from vectormill.domain.tasks.task import EMBED, JUDGE
 from vectormill.domain.tasks.token_ids import LARGEST_ID, write_token_ids
 
@@ -224,7 +225,11 @@ def _parse_rerank(content: bytes) -> Parsed:
     if body.return_documents:
         facts["return_documents"] = True
     options = EncodingOptions(task=JUDGE, max_tokens=body.max_tokens, long_texts=TRUNCATE)
-    return Wish(body.model, options), [join_pair(query, each.encode()) for each in texts], facts
+    try:
+        pairs = pair_with_each(query, [each.encode() for each in texts])
+    except InvalidOption as error:
+        raise RefusedLine("invalid_request", str(error), param="query") from None
+    return Wish(body.model, options), pairs, facts
 
 
 PARSERS: Final = {EMBEDDINGS: _parse_embeddings, RERANK: _parse_rerank}

@@ -11,8 +11,8 @@ from api.dependencies import Resources
 from api.door.media_types import require_json
 from api.intake.submissions import read_body
 from api.limits.gates import Hold
+from api.queries.encoding import answer_many
 from api.queries.lanes import Answered
-from api.queries.parts import answer_many
 from api.queries.wishes import Wish, find_spec
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.jobs.chunk_size import TokenEstimate

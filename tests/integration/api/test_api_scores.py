@@ -276,6 +276,7 @@ def test_a_reranking_that_cannot_be_is_refused(client: httpx.Client) -> None:
         ({"documents": []}, "invalid-option", "1 to 1,000"),
         ({"documents": ["b", " "]}, "invalid-item", "documents[1]"),
         ({"query": ""}, "invalid-item", "empty"),
+        ({"query": "q" * 1_000_000, "documents": ["b"] * 1000}, "invalid-option", "Shorten the query"),
         ({"top_n": 0}, "invalid-request", "top_n"),
         ({"model": "none"}, "unknown-model", "none"),
     ):

@@ -1,5 +1,6 @@
 """Tasks: what specs say of them and to whom, and how two texts are one item."""
 
+import tracemalloc
 from dataclasses import replace
 from typing import get_args
 
@@ -8,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.tasks.pair import join_pair, split_pair
+from vectormill.domain.errors import InvalidOption
+from vectormill.domain.tasks.pair import MAX_PAIRS_BYTES, join_pair, pair_with_each, split_pair
 from vectormill.domain.tasks.task import (
     ACTIVATIONS,
     EXTRACT,
@@ -28,6 +30,17 @@ TEXTS = st.text().map(lambda text: text.encode("utf-8", "surrogatepass"))
 def test_a_pair_comes_apart_as_it_was_joined(first: bytes, second: bytes) -> None:
     assert split_pair(join_pair(first, second)) == (first, second)
     assert split_pair(first) == (first, None)
+
+
+def test_a_long_query_with_many_documents_is_refused_before_any_pair_is_made() -> None:
+    assert pair_with_each(b"q", [b"a", b"b"]) == [join_pair(b"q", b"a"), join_pair(b"q", b"b")]
+    query = b"q" * 1_000_000
+    tracemalloc.start()
+    with pytest.raises(InvalidOption, match=f"{MAX_PAIRS_BYTES:,}"):
+        pair_with_each(query, [b"document"] * 1000)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 1 << 20
 
 
 def test_every_task_has_a_route_for_what_comes_of_it() -> None:

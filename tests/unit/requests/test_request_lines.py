@@ -62,6 +62,14 @@ def test_what_the_answer_has_to_know_goes_with_the_line() -> None:
     assert ranked.texts == [b"q\xffa", b"q\xffb"]
 
 
+def test_a_line_whose_query_is_too_long_for_its_documents_is_refused() -> None:
+    body = {"model": "m", "query": "q" * 1_000_000, "documents": ["a"] * 1000}
+    asked = {"custom_id": "x", "method": "POST", "url": RERANK, "body": body}
+    with pytest.raises(RefusedLine, match="Shorten the query") as refused:
+        parse_line(json.dumps(asked).encode(), RERANK, 1024)
+    assert refused.value.custom_id == "x"
+
+
 def test_a_key_tells_its_line_whatever_the_custom_id_is() -> None:
     assert split_key(make_key(17, 3, "a:b.c")) == (17, 3, "a:b.c")
 
