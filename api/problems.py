@@ -29,6 +29,7 @@ from vectormill.domain.errors import (
     NotFound,
     SubmissionTooLarge,
     Unavailable,
+    UnsupportedModel,
     VectormillError,
 )
 from vectormill.settings import PREFIX, Settings
@@ -53,6 +54,7 @@ STATUS_BY_ERROR: Final[tuple[tuple[type[VectormillError], int], ...]] = (
     (BodyTimeout, 408),
     (LimitReached, 429),
     (Unavailable, 503),
+    (UnsupportedModel, 422),  # asking again would not help
     (ModelError, 503),  # a registered model's files are away
 )
 

@@ -142,6 +142,9 @@ class ModelBody(BaseModel):
     revision: str | None = None
     workers: int = Field(description="Live workers that serve this model.")
     problem: str | None = None
+    notes: list[str] = Field(
+        default_factory=list, description="What is not as its files alone would have it."
+    )
 
     @classmethod
     def from_card(cls, card: ModelCard, num_workers: int) -> Self:
@@ -157,6 +160,7 @@ class ModelBody(BaseModel):
             prompts=card.prompts,
             revision=card.revision,
             workers=num_workers,
+            notes=list(card.notes),
         )
 
 

@@ -70,7 +70,7 @@ def test_compressed_weights_give_nearly_the_same_in_bf16_arithmetic(backend: str
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("architecture", ["Bert", "Roberta", "MPNet", "Qwen3"])
+@pytest.mark.parametrize("architecture", ["Bert", "Roberta", "MPNet", "Electra"])
 def test_architectures_in_the_plain_layout_agree_alone_and_in_a_batch(
     architecture: str, backend: str, cache_dir: Path, models: TinyModels
 ) -> None:

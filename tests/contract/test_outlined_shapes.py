@@ -20,8 +20,8 @@ def test_a_configuration_alone_gives_the_shape_that_the_weights_have(
 ) -> None:
     whole = models.transformer(architecture)
     shutil.copy(whole / "config.json", tmp_path)
-    read = find_shape(read_model_card("whole", whole))
-    card = read_model_card("outlined", tmp_path, needs_weights=False)
+    read = find_shape(read_model_card("whole", whole, pooling="mean"))
+    card = read_model_card("outlined", tmp_path, needs_weights=False, must_encode=False)
     assert not has_weights(card)
     outlined = find_shape(card)
     assert {(each.name, each.shape, each.layer) for each in outlined.tensors} == {

@@ -258,6 +258,10 @@ class ModelError(VectormillError):
     """The model cannot be loaded."""
 
 
+class UnsupportedModel(ModelError):
+    """No worker can encode with the model, because of what it is or of what its files lack."""
+
+
 class ModelDoesNotFit(ModelError):
     """The model does not fit on the devices, however it is divided."""
 

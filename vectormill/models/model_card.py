@@ -1,7 +1,8 @@
 """ModelCard: what a model's own files say about it. Knows nothing of torch, hubs or settings.
 
 Two layouts are read: sentence-transformers (`modules.json` and one folder per module, as versions 2 to 6
-write them) and plain transformers (`config.json` alone: mean pooling, vectors of unit length).
+write them) and plain transformers (`config.json` alone, for the architectures of `embedders` or with a pooling that
+the user gives; vectors of unit length).
 """
 
 import json
@@ -12,8 +13,16 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
 
-from vectormill.domain.errors import ModelError
+from vectormill.domain.errors import ModelError, UnsupportedModel
 from vectormill.models.classifiers import Classifier, is_structbert, read_classifier
+from vectormill.models.embedders import (
+    describe_modules,
+    describe_purpose,
+    find_architecture,
+    find_head,
+    find_plain_embedder,
+    refuse_plain,
+)
 from vectormill.models.weight_headers import read_header, read_header_bytes
 
 CLS: Final = "cls"
@@ -58,6 +67,7 @@ class ModelCard:
     modules that follow, relative to `path`. `dimension` is the length of the vectors after both.
     `default_prompt` is text. A model with a `classifier` answers a number for each of its labels instead of a vector:
     `dimension` counts these, and `pooling` is what its head reads. An extractor answers records, of no dimension.
+    `unread` says which trained head is left out because the user gave a pooling. `notes` are sentences for people.
     """
 
     name: str
@@ -76,6 +86,8 @@ class ModelCard:
     num_parameters: int | None = None
     classifier: Classifier | None = None
     is_extractor: bool = False
+    unread: str = ""
+    notes: tuple[str, ...] = ()
 
 
 def read_model_card(
@@ -87,23 +99,33 @@ def read_model_card(
     normalize: bool | None = None,
     max_tokens: int | None = None,
     needs_weights: bool = True,
+    must_encode: bool = True,
 ) -> ModelCard:
     """The card of the model in `directory`, with a registry entry's own wishes on top.
 
+    A model that is only planned for, and has to encode nothing, needs no tokenizer and no way of pooling.
     Raises ModelError when files are missing, or when the model needs something that is not supported.
     """
     config = _read_json(directory / "config.json", name)
     modules = _read_modules(directory, name)
     weights = find_weights(directory, name) if needs_weights else []
     classifier = read_classifier(name, directory, config)
-    if needs_weights and not any((directory / file).is_file() for file in _tokenizer_files(config)):
+    if must_encode and not any((directory / file).is_file() for file in _tokenizer_files(config)):
         raise ModelError(
             f"The model {name!r} has no tokenizer.json in {directory}. Write one with "
             "AutoTokenizer.from_pretrained(…).save_pretrained(…) of transformers."
         )
+    is_extractor = classifier is None and _is_extractor(config, weights or list_weights(directory))
     own_pooling, include_prompt = _read_pooling(directory, modules, name)
+    unread = ""
+    notes: tuple[str, ...] = ()
     if classifier is not None:
         own_pooling = parse_pooling(classifier.pooling)
+    elif is_extractor:
+        own_pooling = (MEAN,)
+    elif not modules:
+        wanted = pooling or (None if must_encode else MEAN)
+        own_pooling, unread, notes = _choose_pooling(name, directory, config, weights, wanted)
     modes = parse_pooling(pooling) if pooling else own_pooling
     text_config = config.get("text_config", config)
     hidden_size = text_config.get("hidden_size") or text_config.get("d_model") or text_config.get("dim")
@@ -115,7 +137,6 @@ def read_model_card(
         dimension = _read_dense(directory / folder, dimension, name)
     if classifier is not None:
         dimension = len(classifier.labels)
-    is_extractor = classifier is None and _is_extractor(config, weights or list_weights(directory))
     transformer = _read_transformer(directory, modules)
     longest = _longest_input(directory, text_config)
     if max_tokens is not None and max_tokens > longest:
@@ -143,6 +164,8 @@ def read_model_card(
         num_parameters=_count_parameters(weights) if weights else None,
         classifier=classifier,
         is_extractor=is_extractor,
+        unread=unread,
+        notes=notes,
     )
 
 
@@ -171,7 +194,7 @@ def find_weights(directory: Path, name: str) -> list[Path]:
             return files
     pickles = sorted(path.name for pattern in PICKLED_WEIGHTS for path in directory.glob(pattern))
     if pickles:
-        raise ModelError(
+        raise UnsupportedModel(
             f"The model {name!r} has its weights only in {pickles[0]}, a pickle, which can run any code "
             "when it is read. Convert it once where you trust it: AutoModel.from_pretrained(…).save_pretrained(…) "
             "of transformers writes safetensors."
@@ -240,13 +263,14 @@ def _read_modules(directory: Path, name: str) -> list[dict[str, Any]]:
     )
     modules = [module for module in modules if _kind(module) != "Dropout"]  # does nothing outside training
     kinds = [_kind(module) for module in modules]
+    purpose = describe_modules(kinds, [str(module["type"]) for module in modules])
     tail = kinds[2:-1] if kinds[-1] == "Normalize" else kinds[2:]
     for module in modules:
         _require_inside(directory, module["path"], name)
     if kinds[:2] != ["Transformer", "Pooling"] or any(kind != "Dense" for kind in tail):
-        raise ModelError(
-            f"The model {name!r} is made of {', '.join(kinds)}. Supported are Transformer, Pooling, any "
-            "number of Dense, and Normalize, in this order."
+        raise UnsupportedModel(
+            f"The model {name!r} is {purpose + ', ' if purpose else ''}made of {', '.join(kinds)}. Supported are "
+            "Transformer, Pooling, any number of Dense, and Normalize, in this order."
         )
     return modules
 
@@ -270,7 +294,7 @@ def _require_inside(directory: Path, folder: str, name: str) -> None:
 
 def _read_pooling(directory: Path, modules: list[dict[str, Any]], name: str) -> tuple[tuple[str, ...], bool]:
     if not modules:
-        return (MEAN,), True
+        return (), True
     config = _read_json(directory / modules[1]["path"] / "config.json", name)
     include_prompt = bool(config.get("include_prompt", True))
     if "pooling_mode" in config:
@@ -281,6 +305,29 @@ def _read_pooling(directory: Path, modules: list[dict[str, Any]], name: str) -> 
         if any(config.get(f"pooling_mode_{alias}") is True for alias in aliases)
     )
     return modes or (MEAN,), include_prompt
+
+
+def _choose_pooling(
+    name: str, directory: Path, config: dict[str, Any], weights: Sequence[Path], wanted: str | None
+) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
+    """Return the pooling of a model without modules.json, what of it is left out, and what is to be said of both.
+
+    Raises ModelError where neither a convention nor the user says how it is encoded.
+    """
+    head = find_head(find_tensor_names(weights))
+    plain = find_plain_embedder(find_architecture(config), head)
+    if plain is not None:
+        pooling = wanted or plain.pooling
+        whose = "as VECTORMILL_MODELS says" if wanted else f"by convention, since it is {plain.source}"
+        return parse_pooling(pooling), "", (f"There is no modules.json: {pooling} pooling {whose}.",)
+    if wanted is None:
+        raise UnsupportedModel(refuse_plain(name, str(directory), config, head))
+    purpose, reader = describe_purpose(f"{name} {directory}", config)
+    left_out = f"; {head.purpose} is left out" if head is not None else ""
+    note = f"It is {purpose}, and is encoded with {wanted} pooling as VECTORMILL_MODELS says{left_out}."
+    if head is not None and head.judges:
+        return parse_pooling(wanted), head.purpose, (note,)
+    return parse_pooling(wanted), purpose if reader else "", (note,)
 
 
 def _read_dense(folder: Path, input_dimension: int, name: str) -> int:

@@ -122,6 +122,7 @@ class Registry:
             normalize=entry.normalize,
             max_tokens=entry.max_tokens,
             needs_weights=False,
+            must_encode=False,
         )
 
 

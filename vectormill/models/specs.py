@@ -134,6 +134,11 @@ def make_extract_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec
 def make_score_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
     """Of a classifier, or of a model whose vectors are compared. Raises InvalidOption."""
     classifier = card.classifier
+    if card.unread:
+        raise InvalidOption(
+            f"The model {card.name!r} has no scores: with the pooling that it was given, what it judges by is left out "
+            f"({card.unread}), and the cosine of its vectors is another number."
+        )
     max_tokens = choose_max_tokens(
         card, options, SMALLEST_MAX_TOKENS if classifier is None else SMALLEST_PAIR_TOKENS
     )

@@ -189,7 +189,7 @@ class Executor:
         self._docket.begin(report, message.memory, is_another=self._on_loaded(report, message.memory))
         for choice in (report.device, report.backend, report.precision):
             logger.info("%s encodes with %s: %s", self._name, choice.value, choice.reason)
-        for note in report.notes:
+        for note in (*self._starter.order.card.notes, *report.notes):
             logger.warning("%s: %s", self._name, note)
         return True
 

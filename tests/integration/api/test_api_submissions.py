@@ -2,8 +2,10 @@
 
 import gzip
 import json
+import shutil
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -25,7 +27,9 @@ from tests.api_server import (
     refusing_api,
     submit,
 )
+from tests.models import packaged_model
 from tests.waiting import wait_for
+from vectormill.settings import ModelEntry
 
 LIMITS = {"chunk_max_items": 4, "max_json_bytes": 4096, "max_line_bytes": 2048}
 
@@ -363,3 +367,26 @@ def test_query_parameters_count_before_what_a_json_body_says(client: httpx.Clien
     assert_problem(
         client.post("/v1/jobs", params={"priorty": 2}, json=body), 422, "invalid-request", "priorty"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture", "words"),
+    [
+        ("bert-base-uncased", "BertForMaskedLM", "a masked language model"),
+        ("Qwen3-Reranker-0.6B", "Qwen3ForCausalLM", "a generative reranker"),
+        ("colbertv2.0", "HF_ColBERT", "a late-interaction model (ColBERT)"),
+    ],
+)
+def test_a_model_that_nothing_says_how_to_encode_is_refused_by_what_it_is_and_makes_no_job(
+    engine: Engine, tmp_path: Path, name: str, architecture: str, words: str
+) -> None:
+    model = Path(shutil.copytree(packaged_model(), tmp_path / name))
+    (model / "modules.json").unlink()
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"architectures": [architecture]}))
+    with api_client(engine, models={name: ModelEntry(path=str(model))}) as client:
+        answer = client.post("/v1/jobs", json={"items": [{"key": "a", "text": "a"}], "model": name})
+        assert_problem(answer, 422, "unsupported-model")
+        assert words in answer.json()["detail"]
+        assert words in client.get(f"/v1/models/{name}").json()["problem"]
+    assert count_jobs(engine) == 0

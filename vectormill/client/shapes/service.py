@@ -20,6 +20,7 @@ class ModelBody(TypedDict):
     revision: NotRequired[str | None]
     workers: int
     problem: NotRequired[str | None]
+    notes: NotRequired[list[str]]
 
 
 class ModelList(TypedDict):

@@ -1,0 +1,145 @@
+"""Embedders: which models are encoded although no `modules.json` says how, and what to say of all others.
+
+A transformer gives a vector for each token. Which of them make the vector of a text is a fact of how the model was
+trained, and guessing it gives wrong vectors without a word. Knows no files.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+# sentence-transformers gives a bare encoder mean pooling: "Creating a new one with mean pooling", in
+# sentence_transformers/SentenceTransformer.py and on https://sbert.net/docs/sentence_transformer/usage/custom_models.html
+BARE_ENCODER: Final = "a bare encoder, which sentence-transformers gives mean pooling"
+
+
+@dataclass(frozen=True, slots=True)
+class PlainEmbedder:
+    """An architecture whose checkpoints embed texts by convention: the pooling, and whose convention it is."""
+
+    architecture: str
+    pooling: str
+    source: str
+
+
+PLAIN_EMBEDDERS: Final = {
+    row.architecture: row
+    for row in (
+        PlainEmbedder("AlbertModel", "mean", BARE_ENCODER),
+        PlainEmbedder("BertModel", "mean", BARE_ENCODER),
+        PlainEmbedder("CamembertModel", "mean", BARE_ENCODER),
+        # https://huggingface.co/facebook/contriever: "mean_pooling" in its own example.
+        PlainEmbedder("Contriever", "mean", "Contriever, whose authors pool by the mean"),
+        PlainEmbedder("DebertaModel", "mean", BARE_ENCODER),
+        PlainEmbedder("DebertaV2Model", "mean", BARE_ENCODER),
+        PlainEmbedder("DistilBertModel", "mean", BARE_ENCODER),
+        PlainEmbedder("ElectraModel", "mean", BARE_ENCODER),
+        PlainEmbedder("EuroBertModel", "mean", BARE_ENCODER),
+        # https://huggingface.co/docs/transformers/model_doc/jina_embeddings_v3: mean pooling in its example.
+        PlainEmbedder("JinaEmbeddingsV3Model", "mean", "jina-embeddings-v3, whose authors pool by the mean"),
+        PlainEmbedder("MPNetModel", "mean", BARE_ENCODER),
+        PlainEmbedder("ModernBertModel", "mean", BARE_ENCODER),
+        # https://huggingface.co/nomic-ai/nomic-embed-text-v1.5: "mean_pooling" in its own example.
+        PlainEmbedder("NomicBertModel", "mean", "nomic-embed, whose authors pool by the mean"),
+        PlainEmbedder("RobertaModel", "mean", BARE_ENCODER),
+        PlainEmbedder("XLMRobertaModel", "mean", BARE_ENCODER),
+    )
+}
+
+LATE_INTERACTION: Final = "a late-interaction model (ColBERT), which keeps a vector for each token"
+SPARSE: Final = "a sparse encoder (SPLADE), whose vectors have a number for each word of the vocabulary"
+GENERATIVE_RERANKER: Final = "a generative reranker, which answers a pair with the probability of a word"
+PAIRS_INSTEAD: Final = "pairs are read by the task score from a …ForSequenceClassification"
+
+# What an architecture's name ends with, what such a model is, and which task reads it or its like.
+_PURPOSES: Final = (
+    ("ColBERT", LATE_INTERACTION, "no task here reads it"),
+    ("ForCausalLM", "a causal language model, which was trained to guess the next token", ""),
+    ("ForMaskedLM", "a masked language model, which was trained to guess hidden tokens", ""),
+    ("ForPreTraining", "a pretrained model, which was trained to guess hidden tokens", ""),
+    ("ForConditionalGeneration", "an encoder with a decoder, of which only one stack would be read", ""),
+    ("ForTokenClassification", "a model that labels tokens", "no task here reads it"),
+    ("ForQuestionAnswering", "a model that finds answers in texts", "no task here reads it"),
+    ("ForMultipleChoice", "a model that chooses among answers", "no task here reads it"),
+)
+# What modules of sentence-transformers and PyLate make a model, by the last part of a module's type.
+_MODULE_PURPOSES: Final = {
+    "SpladePooling": SPARSE,
+    "MLMTransformer": SPARSE,
+    "LogitScore": GENERATIVE_RERANKER,
+    "StaticEmbedding": "a table of static embeddings, without a transformer",
+    "WordEmbeddings": "a table of word embeddings, without a transformer",
+    "CLIPModel": "a model of images and texts",
+}
+# The first part of a tensor's name -> the head that it belongs to, of which a bare transformer reads nothing.
+_JUDGING_HEADS: Final = {
+    "classifier": "a classifier's head",
+    "pre_classifier": "a classifier's head",
+    "score": "a classifier's or reranker's head",
+    "linear": "ColBERT's projection",
+    "qa_outputs": "a head for answers",
+}
+_WORD_HEADS: Final = ("cls", "lm_head", "vocab_projector", "vocab_transform")
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Weights behind a transformer: what they are for, and whether they judge a text or a pair."""
+
+    purpose: str
+    judges: bool
+
+
+def find_head(tensors: Collection[str]) -> Head | None:
+    """Return the head that is among the tensors, one that judges before one that guesses words."""
+    for name in sorted(tensors):
+        purpose = _JUDGING_HEADS.get(name.partition(".")[0])
+        if purpose is not None:
+            return Head(f"{purpose} ({name})", judges=True)
+    words = [name for name in sorted(tensors) if name.partition(".")[0] in _WORD_HEADS]
+    return Head(f"a head for words ({words[0]})", judges=False) if words else None
+
+
+def find_plain_embedder(architecture: str, head: Head | None) -> PlainEmbedder | None:
+    """Return the row of an architecture that is an embedder by convention; None with a head that would be left out."""
+    return None if head is not None else PLAIN_EMBEDDERS.get(architecture)
+
+
+def refuse_plain(name: str, path: str, config: Mapping[str, Any], head: Head | None) -> str:
+    """Return the sentence for a model that nothing says how to encode, with the task or option that reads it."""
+    purpose, reader = describe_purpose(f"{name} {path}", config)
+    what = f"The model {name!r} is {purpose}"
+    if head is not None and find_architecture(config) in PLAIN_EMBEDDERS:
+        what += f", but its weights hold {head.purpose}, which would be left out"
+    way = (
+        "nothing says how its tokens become the vector of a text: there is no modules.json. If it was trained for "
+        f'that, give it a pooling in VECTORMILL_MODELS: {{"{name}": {{"path": …, "pooling": "mean"}}}}'
+    )
+    return f"{what}; {reader + ', and ' if reader else ''}{way}."
+
+
+def describe_purpose(called: str, config: Mapping[str, Any]) -> tuple[str, str]:
+    """Return what a model is and, where that can be said, which task reads it. Its name helps to choose the words."""
+    architecture = find_architecture(config)
+    if not architecture:
+        return "of no known kind, since its config.json names no architecture", ""
+    if architecture.endswith("ForCausalLM") and "rerank" in called.lower():
+        return f"{GENERATIVE_RERANKER} ({architecture})", PAIRS_INSTEAD
+    if architecture.endswith("ForMaskedLM") and "splade" in called.lower():
+        return f"{SPARSE} ({architecture})", "no task here reads it"
+    for ending, purpose, reader in _PURPOSES:
+        if architecture.endswith(ending):
+            return f"{purpose} ({architecture})", reader
+    return f"of the architecture {architecture}", ""
+
+
+def describe_modules(kinds: Sequence[str], types: Sequence[str]) -> str:
+    """Return what unsupported modules make of a model, as the rest of "The model is"; empty where that is unknown."""
+    if any(each.startswith("pylate.") for each in types) or list(kinds) == ["Transformer", "Dense"]:
+        return LATE_INTERACTION
+    return next((_MODULE_PURPOSES[kind] for kind in kinds if kind in _MODULE_PURPOSES), "")
+
+
+def find_architecture(config: Mapping[str, Any]) -> str:
+    """Return the first of the architectures in a config.json; empty where there is none."""
+    return str((config.get("architectures") or [""])[0])
