@@ -82,7 +82,6 @@ def take_over_vectors(context: RunContext, progress: Progress) -> None:
     run = context.run
     if run.counts.num_new + run.counts.num_changed == 0:
         return
-    assert run.seq is not None
     with context.engine.begin() as connection:
         progress.save(connection)
         target = find_target(connection, run)
@@ -98,7 +97,6 @@ def take_over_vectors(context: RunContext, progress: Progress) -> None:
             num_moved, after = write_moved(
                 connection,
                 target.stage,
-                run.seq,
                 after=after,
                 limit=_MOVED_PER_BATCH,
                 keep_text=target.keep_text,

@@ -26,7 +26,8 @@ def delete_vanished(context: RunContext, progress: Progress) -> None:
             vanished = list_vanished(connection, target.stage, after=after, limit=_ROWS_PER_BATCH)
             if not vanished:
                 return
-            num_deleted = delete_keys(connection, target, [key for _, key in vanished], run.seq)
+            keys = [key for _, key in vanished]
+            num_deleted = delete_keys(connection, target, keys, [run.seq] * len(keys))
             counts = progress.add(num_deleted=num_deleted)
             progress.save(connection, counts)
         progress.counts = counts

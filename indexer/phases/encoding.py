@@ -4,7 +4,7 @@ The job's id is the run's before anything of it is uploaded, and its place among
 indexer that takes over finds the job: it waits for one that is complete, and removes an upload that broke off.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 from uuid import UUID, uuid4
 
@@ -17,6 +17,7 @@ from vectormill.db.jobs.deletion import discard_upload
 from vectormill.db.jobs.jobs import find_job
 from vectormill.db.jobs.submission import JobWriter
 from vectormill.db.rows.items import delete_rows
+from vectormill.db.rows.tombstones import lock_deletions
 from vectormill.db.runs.differences import list_failed_keys, write_metadata
 from vectormill.db.runs.stages import CHANGED, NEW, load_changes, require_stage
 from vectormill.domain.errors import JobNotFound, RunError
@@ -66,6 +67,7 @@ def find_own_job(context: RunContext, progress: Progress, job_id: UUID | None) -
 def submit(context: RunContext, progress: Progress) -> UUID | None:
     """Everything that is staged and has no vector yet, as one job; None if that is nothing."""
     run = context.run
+    assert run.seq is not None
     job_id = uuid4()
     with context.engine.begin() as connection:
         progress.save(connection, job_id=job_id)
@@ -87,7 +89,12 @@ def submit(context: RunContext, progress: Progress) -> UUID | None:
             with context.engine.begin() as connection:
                 require_stage(connection, target.stage)
                 batch = load_changes(
-                    connection, target.stage, kinds=(NEW, CHANGED), after=after, limit=_TEXTS_PER_BATCH
+                    connection,
+                    target.stage,
+                    run.seq,
+                    kinds=(NEW, CHANGED),
+                    after=after,
+                    limit=_TEXTS_PER_BATCH,
                 )
             if not batch:
                 break
@@ -105,7 +112,6 @@ def update_metadata(context: RunContext, progress: Progress) -> None:
     run = context.run
     if progress.counts.num_metadata_only == 0:
         return
-    assert run.seq is not None
     after: int | None = 0
     while after is not None:
         context.check()
@@ -116,7 +122,6 @@ def update_metadata(context: RunContext, progress: Progress) -> None:
             after = write_metadata(
                 connection,
                 target.stage,
-                run.seq,
                 after=after,
                 limit=_ROWS_PER_BATCH,
                 keep_text=target.keep_text,
@@ -148,7 +153,6 @@ def _pause_of(job: Job) -> float:
 def delete_failed(context: RunContext, progress: Progress, job: Job) -> None:
     """A text that cannot be encoded has no vector; the one of its former text would be found for what it is not."""
     run = context.run
-    assert run.seq is not None
     after, num_deleted, num_failed = -1, 0, 0
     while True:
         context.check()
@@ -156,7 +160,8 @@ def delete_failed(context: RunContext, progress: Progress, job: Job) -> None:
             progress.save(connection)
             target = find_target(connection, run)
             failed = list_failed_keys(connection, job.id, after=after, limit=_ROWS_PER_BATCH)
-            num_deleted += delete_keys(connection, target, [key for _, key in failed], run.seq)
+            keys, places = [key for _, key, _ in failed], [place for _, _, place in failed]
+            num_deleted += delete_keys(connection, target, keys, places)
         if not failed:
             break
         after = failed[-1][0]
@@ -176,6 +181,10 @@ def delete_failed(context: RunContext, progress: Progress, job: Job) -> None:
     )
 
 
-def delete_keys(connection: Connection, target: Target, keys: list[str], seq: int) -> int:
-    """Rows of the run's generation that are older than the run."""
-    return delete_rows(connection, target.generation.id, keys, seq) if keys else 0
+def delete_keys(connection: Connection, target: Target, keys: Sequence[str], places: Sequence[int]) -> int:
+    """Removes rows of the run's generation that were written before these places; how many.
+
+    No commit overlaps it: one that has just given a row its attributes would leave them behind.
+    """
+    lock_deletions(connection, target.generation.collection_id)
+    return delete_rows(connection, target.generation.id, keys, places) if keys else 0

@@ -14,6 +14,7 @@ from indexer.progress import Progress
 from indexer.target import Target, make_target
 from vectormill.db.collections.building import open_target_generation
 from vectormill.db.jobs.jobs import draw_seq
+from vectormill.db.rows.tombstones import hold_deletions_of
 from vectormill.db.runs.stages import CHANGED, METADATA_ONLY, NEW, Rows, make_stage, pack_rows, stage_rows
 from vectormill.domain.errors import SourceFailed
 from vectormill.domain.jobs.item import Item
@@ -116,10 +117,14 @@ def read_source(context: RunContext, progress: Progress, source: Source, target:
 
 
 def begin_reading(context: RunContext, progress: Progress) -> tuple[Target, int]:
-    """An empty stage, and the run's place among the writers: what clients write from here on is newer."""
+    """An empty stage, and the run's place among the writers: what clients write from here on is newer.
+
+    No deletion is under way meanwhile, so that the run reads no row that was deleted in an earlier place.
+    """
     generation = open_target_generation(context.engine, context.run.collection, context.run.spec)
     with context.engine.begin() as connection:
         progress.save(connection, RunCounts())
+        hold_deletions_of(connection, generation.collection_id)
         seq = draw_seq(connection)
         target = make_target(connection, context.run, generation)
         make_stage(connection, target.stage)

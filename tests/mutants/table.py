@@ -13,6 +13,7 @@ PAUSES: Final = "tests/integration/chunks/test_pauses.py"
 UPLOADS: Final = "tests/integration/jobs/test_uploads.py"
 LOST_MESSAGES: Final = "tests/integration/broker/test_lost_messages.py"
 ITEMS: Final = "tests/integration/rows/test_items.py"
+ORDER: Final = "tests/integration/collections/test_order_of_writers.py"
 SCRUBBING: Final = "tests/integration/rows/test_scrubbing.py"
 GUARDS: Final = "tests/integration/chunks/test_guards.py"
 WORLDS: Final = (
@@ -184,7 +185,7 @@ MUTANTS: Final = (
     Mutant(
         "a commit looks for no tombstone",
         "vectormill/db/rows/generation_tables.py",
-        "     WHERE NOT EXISTS (SELECT 1 FROM buried WHERE buried.key = item.key)\n",
+        "     WHERE NOT EXISTS (SELECT 1 FROM newer WHERE newer.key = item.key AND newer.seq > item.place)\n",
         "",
         (
             f"{ITEMS}::test_a_job_submitted_before_a_deletion_does_not_bring_the_key_back_and_a_later_one_does",
@@ -204,5 +205,26 @@ MUTANTS: Final = (
         "AND deleted_at < (SELECT coalesce(min(xact_start), now())",
         "AND now() >= (SELECT coalesce(min(xact_start), now())",
         (f"{SCRUBBING}::test_a_transaction_that_began_before_the_deletion_is_waited_for",),
+    ),
+    Mutant(
+        "a twin takes a place of its own",
+        "vectormill/db/chunks/chunks.py",
+        "coalesce(job.place, job.seq) AS job_seq",
+        "job.seq AS job_seq",
+        (f"{ORDER}::test_a_second_twin_has_the_place_of_its_original",),
+    ),
+    Mutant(
+        "a build carries rows in the place of its run",
+        "vectormill/sources/kinds/own_texts.py",
+        "yield [replace(item, place=places[item.key]) for item in items]",
+        "yield items",
+        (f"{ORDER}::test_a_job_that_was_queued_when_a_build_from_own_texts_began_is_not_lost",),
+    ),
+    Mutant(
+        "the halves of a split chunk forget the places of their rows",
+        "vectormill/db/chunks/chunks.py",
+        '"places": items[start:stop].places',
+        '"places": None',
+        (f"{ORDER}::test_a_chunk_of_carried_rows_that_is_split_keeps_their_places",),
     ),
 )

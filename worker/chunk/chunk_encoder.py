@@ -132,7 +132,7 @@ class ChunkEncoder:
             claim.check_space()  # before any device time goes into it
             if self._is_to_be_isolated(claim):
                 return self._isolate(claim)
-            return self._encode_leased(claim, claimed.payload, started)
+            return self._encode_leased(claim, claimed, started)
         except SpecMismatch as error:
             logger.error("Chunk %d is not encoded: %s", claim.chunk_id, error)
             return self._give_up(claim, NOT_STORED, str(error))
@@ -160,7 +160,7 @@ class ChunkEncoder:
                 return self._give_up(claim, ENCODING_FAILED, f"{type(error).__name__}: {error}")
             return self._count_failure(claim, error)
 
-    def _encode_leased(self, claim: Claim, payload: bytes | None, started: float) -> Result:
+    def _encode_leased(self, claim: Claim, claimed: ClaimedChunk, started: float) -> Result:
         lease = Lease(claim)
         try:
             # Until the commit is through, however long it waits.
@@ -169,7 +169,7 @@ class ChunkEncoder:
                     with self._database.begin() as connection:
                         mark_alone(connection, claim)
                 with span("load"):
-                    items = open_payload(payload, claim.chunk_id)
+                    items = open_payload(claimed.payload, claim.chunk_id, claimed.places)
                 loaded = time.monotonic()
                 # Not `or`: the half of a split chunk may want none of its items, which is not all of them.
                 some = claim.wanted_items(0, claim.num_items)

@@ -58,7 +58,7 @@ def test_a_job_during_a_build_has_a_twin_that_writes_the_same_items_into_the_nex
     assert (twin.seq, twin.collection) == (job.seq + 1, "docs")
     encode_all(engine)
     assert set(rows_of(engine, "docs")) == {"old", "a", "b", "c", "d", "e"}
-    assert rows_of(engine, f"vectormill.{building.table_name}") == dict.fromkeys("abcde", job.seq + 1)
+    assert rows_of(engine, f"vectormill.{building.table_name}") == dict.fromkeys("abcde", job.seq)
     assert ask(engine, find_job, twin.id).state == "completed"
 
 
@@ -71,7 +71,7 @@ def test_twins_have_the_order_of_their_originals_whichever_is_queued_first(engin
         (twin,) = twins_of(engine, job)
         assert twin.seq == job.seq + 1
     encode_all(engine)
-    assert rows_of(engine, f"vectormill.{building.table_name}") == {"a": jobs[-1].seq + 1}
+    assert rows_of(engine, f"vectormill.{building.table_name}") == {"a": jobs[-1].seq}
 
 
 def test_jobs_that_were_open_when_the_build_began_have_twins_too(engine: Engine) -> None:
@@ -79,11 +79,11 @@ def test_jobs_that_were_open_when_the_build_began_have_twins_too(engine: Engine)
     encode_all(engine)
     waiting = put(engine, "x", "y")
     building = build(engine)
-    (twin,) = twins_of(engine, waiting)
+    assert len(twins_of(engine, waiting)) == 1
     assert build(engine) == building
     assert len(twins_of(engine, waiting)) == 1
     encode_all(engine)
-    assert rows_of(engine, f"vectormill.{building.table_name}") == dict.fromkeys("xy", twin.seq)
+    assert rows_of(engine, f"vectormill.{building.table_name}") == dict.fromkeys("xy", waiting.seq)
 
 
 def test_a_build_of_yet_another_space_gives_the_earlier_one_up_and_its_jobs_are_cancelled(

@@ -122,7 +122,7 @@ class Rebuilding(RuleBasedStateMachine):
         assert self.building is not None
         self.encode_all()
         gone = sorted(set("abcde") - set(self.source))
-        ask(self.engine, delete_rows, self.building.id, gone, self.seq)
+        ask(self.engine, delete_rows, self.building.id, gone, [self.seq] * len(gone))
         self.compare()
         swap(self.engine, self.building)
         self.spec, self.building, self.content = self.building.spec, None, self.next_content

@@ -182,7 +182,7 @@ def test_rows_that_a_later_job_wrote_stay_where_those_of_earlier_ones_are_remove
     write(engine, NEW)
     with engine.begin() as connection:
         generation = find_generation(connection, "docs")
-        assert delete_rows(connection, generation.id, ["k", "other"], seq) == 1
+        assert delete_rows(connection, generation.id, ["k", "other"], [seq, seq]) == 1
     assert read_keys(engine) == {"row k", "attributes k"}
 
 
@@ -231,11 +231,11 @@ def test_deletions_and_commits_look_at_no_more_rows_than_they_have_keys(
             connection.execute(text(f"ANALYZE vectormill.{table}"))
         names = {"table": generation.table_name, "attributes": f"{generation.table_name}_attributes"}
         keys = [f"key {number}" for number in range(100)]
-        deletion = explain(connection, DELETE_ROWS.format(**names), keys=keys, before_seq=5)
+        deletion = explain(connection, DELETE_ROWS.format(**names), keys=keys, places=[5] * 100)
         upsert = compose_upsert(generation.id, spec).as_string(connection.connection.driver_connection)
         upsert = re.sub(r"%\((\w+)\)s::(\"?\w+\"?(\[\])?)", r"CAST(:\1 AS \2)", upsert)
-        values = {"keys": keys, "hashes": [b"hash"] * 100, **values}
-        commit = explain(connection, upsert, job_seq=5, collection_id=generation.collection_id, **values)
+        values = {"keys": keys, "hashes": [b"hash"] * 100, "places": [5] * 100, **values}
+        commit = explain(connection, upsert, first_place=5, collection_id=generation.collection_id, **values)
     for plan in (deletion, commit):
         assert "Seq Scan" not in [node["Node Type"] for node in plan], plan
 

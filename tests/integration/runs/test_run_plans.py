@@ -74,7 +74,7 @@ def test_a_run_looks_rows_up_by_their_indexes(engine: Engine) -> None:
         "collection_id": stage.generation.collection_id,
         "keep_text": True,
     }
-    page = {"after": 100, "limit": 200, "kinds": ["n", "c"]}
+    page = {"after": 100, "limit": 200, "kinds": ["n", "c"], "seq": 7}
     with engine.connect() as connection:
         for statement in (LIST_METADATA_ONLY, LIST_VANISHED, LOAD_CHANGES, LIST_MOVED):
             plan = plan_of(connection, stage, statement, page)
@@ -96,6 +96,7 @@ def test_a_run_looks_rows_up_by_their_indexes(engine: Engine) -> None:
             "keys": rows.keys,
             "content_hashes": rows.content_hashes,
             "metadata_hashes": rows.metadata_hashes,
+            "places": rows.places,
             "seq": 7,
             "keep_text": False,
         }

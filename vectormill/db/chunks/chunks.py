@@ -41,14 +41,14 @@ CLAIM_CHUNK = text("""
        AND job.model = :model
     RETURNING chunk.id, chunk.fence, chunk.attempt, chunk.lost, chunk.lapsed, chunk.num_items, chunk.first_item,
               chunk.only_items, chunk.dispatch_seq, found.has_lapsed, found.dispatch_seconds,
-              job.id AS job_id, job.seq AS job_seq, job.priority, job.spec,
+              job.id AS job_id, coalesce(job.place, job.seq) AS job_seq, job.priority, job.spec,
               job.generation_id, job.traceparent,
               coalesce(chunk.estimated_tokens, chunk.num_items * CAST(:item_tokens AS integer)) AS num_tokens
     ), counted AS (
     UPDATE vectormill.jobs SET num_retried_chunks = num_retried_chunks + 1, updated_at = now()
       FROM claimed WHERE jobs.id = claimed.job_id AND claimed.has_lapsed
     )
-    SELECT claimed.*, payload.items,
+    SELECT claimed.*, payload.items, payload.places,
            (SELECT keep_text FROM vectormill.generations JOIN vectormill.collections
                 ON collections.id = generations.collection_id
              WHERE generations.id = claimed.generation_id) AS keep_text,
@@ -61,13 +61,15 @@ CLAIM_CHUNK = text("""
 class ClaimedChunk:
     """A claim and its texts as they are stored; open_payload opens them. None when the pruner has removed them.
 
-    `dispatch_seconds` are those since its message was written, None where another message came late.
+    `dispatch_seconds` are those since its message was written, None where another message came late. `places` are
+    those of its items in the order of writers, None where all have that of the job.
     """
 
     claim: Claim
     payload: bytes | None
     num_dispatches: int
     dispatch_seconds: float | None
+    places: Sequence[int] | None = None
 
 
 def claim_chunk(
@@ -106,7 +108,7 @@ def claim_chunk(
         num_tokens=row.num_tokens,
         traceparent=row.traceparent,
     )
-    return ClaimedChunk(claim, row.items, row.dispatch_seq, row.dispatch_seconds)
+    return ClaimedChunk(claim, row.items, row.dispatch_seq, row.dispatch_seconds, row.places)
 
 
 # A row that is locked is passed over: nearly always the commit of this very worker holds it, and waits perhaps for a
@@ -208,7 +210,8 @@ INSERT_CHILD = text("""
                 :lost, :lapsed, :estimated_tokens)
         RETURNING id
     ), payload AS (
-        INSERT INTO vectormill.chunk_payloads (chunk_id, items) SELECT id, :items FROM child
+        INSERT INTO vectormill.chunk_payloads (chunk_id, items, places)
+        SELECT id, :items, CAST(:places AS bigint[]) FROM child
     ), moved_errors AS (
         UPDATE vectormill.item_errors SET chunk_id = (SELECT id FROM child)
          WHERE job_id = :job_id AND item >= :first_item AND item < :end_item
@@ -272,6 +275,7 @@ def split_chunk(connection: Connection, claim: Claim, reason: str) -> None:
                 "lost": min(claim.lost, 1),
                 "lapsed": claim.lapsed // 2,
                 "items": encode_payload(items[start:stop]),
+                "places": items[start:stop].places,
                 "first_byte": min(start * row_bytes + 1, _MAX_BYTES),
                 "num_bytes": min((stop - start) * row_bytes, _MAX_BYTES),
                 "first_count": 4 * start + 1,

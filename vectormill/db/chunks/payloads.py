@@ -1,6 +1,7 @@
 """A chunk's items as one compressed blob (claim check): messages carry the chunk's id, this table carries the texts."""
 
 from collections.abc import Sequence, Set
+from dataclasses import replace
 
 import msgspec
 import zstandard
@@ -61,14 +62,16 @@ def _read_raw(blob: bytes) -> list[tuple[str, msgspec.Raw, msgspec.Raw]]:
 
 def load_payload(connection: Connection, chunk_id: int) -> Items:
     """The items of a chunk. Raises PayloadGone when the pruner has removed them."""
-    blob = connection.execute(
-        text("SELECT items FROM vectormill.chunk_payloads WHERE chunk_id = :chunk_id"), {"chunk_id": chunk_id}
-    ).scalar_one_or_none()
-    return open_payload(blob, chunk_id)
+    row = connection.execute(
+        text("SELECT items, places FROM vectormill.chunk_payloads WHERE chunk_id = :chunk_id"),
+        {"chunk_id": chunk_id},
+    ).one_or_none()
+    return open_payload(None, chunk_id) if row is None else open_payload(row.items, chunk_id, row.places)
 
 
-def open_payload(blob: bytes | None, chunk_id: int) -> Items:
+def open_payload(blob: bytes | None, chunk_id: int, places: Sequence[int] | None = None) -> Items:
     """The items of a chunk whose blob was read with its claim. Raises PayloadGone when there is none."""
     if blob is None:
         raise PayloadGone(f"Chunk {chunk_id} has no texts any more; its job's retention has ended.")
-    return decode_payload(blob)
+    items = decode_payload(blob)
+    return items if places is None else replace(items, places=places)

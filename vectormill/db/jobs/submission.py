@@ -74,7 +74,8 @@ INSERT_CHUNK = text("""
         INSERT INTO vectormill.chunks (job_id, seq, state, first_item, num_items, estimated_tokens)
         VALUES (:job_id, :seq, 'pending', :first_item, :num_items, :estimated_tokens) RETURNING id
     )
-    INSERT INTO vectormill.chunk_payloads (chunk_id, items) SELECT id, :items FROM chunk
+    INSERT INTO vectormill.chunk_payloads (chunk_id, items, places)
+    SELECT id, :items, CAST(:places AS bigint[]) FROM chunk
 """)
 
 # NOTIFY is a hint that wakes the dispatcher; it takes a global lock at commit, so it stands here, once a job, and never
@@ -119,6 +120,7 @@ class JobWriter:
         self._chunk_keys: list[str] = []
         self._texts: list[bytes] = []
         self._metadata: list[bytes] = []
+        self._places: list[int] = []
         self._item_bytes = 0
         self._item_tokens = 0
         self._num_items = 0
@@ -164,6 +166,8 @@ class JobWriter:
 
     def add(self, item: Item) -> None:
         """Takes one more item; writes a part when enough chunks are full."""
+        if item.place is not None:
+            self._places.append(item.place)
         self._take(item.key, item.text, item.metadata)
 
     def add_all(self, items: Items) -> None:
@@ -206,13 +210,14 @@ class JobWriter:
                 "num_items": len(items),
                 "estimated_tokens": self._item_tokens,
                 "items": encode_payload(items),
+                "places": self._places or None,
             }
         )
         self._part_share += self._measure_chunk() / _CHUNKS_PER_PART
         self._num_chunks += 1
         self._num_tokens += self._item_tokens
         self._chunk_tokens = choose_chunk_tokens(self._num_tokens)
-        self._chunk_keys, self._texts, self._metadata = [], [], []
+        self._chunk_keys, self._texts, self._metadata, self._places = [], [], [], []
         self._item_bytes = self._item_tokens = 0
 
     def _measure_chunk(self) -> float:

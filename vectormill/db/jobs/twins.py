@@ -1,7 +1,7 @@
 """Twins: a job into a collection has another that writes the same items into the generation that is being built.
 
-The twin is a job like any other, with the building generation's spec. Its place in the order of writers is the one
-behind its original's, which nobody else is given: whatever order the originals have, their twins have it too.
+The twin is a job like any other, with the building generation's spec. Its place in the order of writers is that of its
+original, however many twins there are: see docs/decisions/0041-the-newest-write-wins.md.
 """
 
 from collections.abc import Callable
@@ -16,19 +16,18 @@ from vectormill.domain.collection import Generation
 from vectormill.domain.errors import JobNotFound, WrongJobState
 from vectormill.domain.jobs.job import Job
 
-# What was submitted before the places were kept free may have a neighbour: its twin takes the place it would have had
-# if it came now.
+# Workers of a former release take the seq for the place: a first twin has the one behind its original's.
 INSERT_TWIN = text("""
     INSERT INTO vectormill.jobs
            (id, seq, state, model, spec, generation_id, priority, metadata, content_hash, num_items, num_chunks,
-            num_open_chunks, twin_of, forget_at)
+            num_open_chunks, twin_of, forget_at, place)
     OVERRIDING SYSTEM VALUE
     SELECT :twin_id,
            CASE WHEN EXISTS (SELECT 1 FROM vectormill.jobs AS neighbour WHERE neighbour.seq = job.seq + 1)
                 THEN nextval(pg_get_serial_sequence('vectormill.jobs', 'seq')) ELSE job.seq + 1 END,
            'queued', :model, CAST(:spec AS jsonb), :generation_id, job.priority, job.metadata, job.content_hash,
            chunks.num_items, chunks.num_chunks, chunks.num_chunks, job.id,
-           job.forget_at
+           job.forget_at, coalesce(job.place, job.seq)
       FROM vectormill.jobs AS job,
            (SELECT coalesce(sum(num_items), 0) AS num_items, count(*) AS num_chunks
               FROM vectormill.chunks WHERE job_id = :job_id AND state <> 'split') AS chunks
@@ -39,7 +38,7 @@ INSERT_TWIN = text("""
 # Compressed as they are: no text is read.
 COPY_CHUNKS = text("""
     WITH original AS (
-        SELECT chunks.id, seq, first_item, chunks.num_items, estimated_tokens, payload.items
+        SELECT chunks.id, seq, first_item, chunks.num_items, estimated_tokens, payload.items, payload.places
           FROM vectormill.chunks JOIN vectormill.chunk_payloads AS payload ON payload.chunk_id = chunks.id
          WHERE chunks.job_id = :job_id AND chunks.state <> 'split'
     ), copied AS (
@@ -47,8 +46,8 @@ COPY_CHUNKS = text("""
         SELECT :twin_id, seq, 'pending', first_item, num_items, estimated_tokens FROM original
         RETURNING id, seq
     )
-    INSERT INTO vectormill.chunk_payloads (chunk_id, items)
-    SELECT copied.id, original.items FROM copied JOIN original ON original.seq = copied.seq
+    INSERT INTO vectormill.chunk_payloads (chunk_id, items, places)
+    SELECT copied.id, original.items, original.places FROM copied JOIN original ON original.seq = copied.seq
 """)
 
 NOTIFY_TWIN = text("SELECT pg_notify('vectormill_jobs', '')")

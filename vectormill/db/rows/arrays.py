@@ -18,6 +18,7 @@ from psycopg.pq import Format
 
 TEXT_OID: Final = 25
 BYTEA_OID: Final = 17
+INT8_OID: Final = 20
 _LENGTH_BYTES: Final = 4
 _HEADER_BYTES: Final = 20
 _NULL: Final = -1
@@ -59,6 +60,13 @@ def make_bytes_array(oid: int, values: Sequence[bytes], *, empty_is_null: bool =
     lengths[is_null] = _NULL
     elements = chain.from_iterable(zip(lengths.view("V4").tolist(), values, strict=True))
     return WireArray(b"".join((_header(oid, len(values), has_null=bool(is_null.any())), *elements)))
+
+
+def make_places_array(places: Sequence[int]) -> WireArray:
+    """An array of bigint."""
+    array, elements = open_array(INT8_OID, len(places), 8)
+    elements[:] = np.array(places, dtype=">i8").view(np.uint8).reshape(-1, 8)
+    return array
 
 
 def open_array(oid: int, num_elements: int, element_bytes: int) -> tuple[WireArray, npt.NDArray[np.uint8]]:

@@ -13,7 +13,7 @@ from typing import Final
 from psycopg import Cursor, sql
 from sqlalchemy import Connection, text
 
-from vectormill.db.rows.arrays import BYTEA_OID, TEXT_OID, make_bytes_array
+from vectormill.db.rows.arrays import BYTEA_OID, TEXT_OID, make_bytes_array, make_places_array
 from vectormill.domain.jobs.item import Items
 from vectormill.domain.tasks.pair import PAIR_MARK, split_pair
 
@@ -89,13 +89,13 @@ def rewrite_language(connection: Connection, generation_id: int, language: str) 
 
 
 # Only of rows that this job has just written: their own table decides which job is the newest, and has locked them.
-# What a run has changed since, without encoding, is newer too.
+# Where a run has changed attributes alone, in a later place, the row was not written either.
 UPSERT_ATTRIBUTES: Final = """
     INSERT INTO {attributes} AS kept (key, content_hash, metadata, metadata_hash, {texts}, job_seq)
-    SELECT item.key, live.content_hash, item.metadata::jsonb, item.metadata_hash, {values}, %(job_seq)s::bigint
-      FROM unnest(%(keys)s::text[], %(metadata)s::text[], %(hashes)s::bytea[], {arrays})
-               AS item (key, metadata, metadata_hash, {texts})
-      JOIN {table} AS live ON live.key = item.key AND live.job_seq = %(job_seq)s::bigint
+    SELECT item.key, live.content_hash, item.metadata::jsonb, item.metadata_hash, {values}, item.place
+      FROM unnest(%(keys)s::text[], %(metadata)s::text[], %(hashes)s::bytea[], %(places)s::bigint[], {arrays})
+               AS item (key, metadata, metadata_hash, place, {texts})
+      JOIN {table} AS live ON live.key = item.key AND live.job_seq = item.place
      ORDER BY item.key
     ON CONFLICT (key) DO UPDATE
        SET content_hash = excluded.content_hash, metadata = excluded.metadata,
@@ -105,9 +105,9 @@ UPSERT_ATTRIBUTES: Final = """
 
 DELETE_ATTRIBUTES: Final = """
     DELETE FROM {attributes} AS kept
-     USING unnest(%(keys)s::text[]) AS item (key)
-      JOIN {table} AS live ON live.key = item.key AND live.job_seq = %(job_seq)s::bigint
-     WHERE kept.key = item.key AND kept.job_seq <= %(job_seq)s::bigint
+     USING unnest(%(keys)s::text[], %(places)s::bigint[]) AS item (key, place)
+      JOIN {table} AS live ON live.key = item.key AND live.job_seq = item.place
+     WHERE kept.key = item.key AND kept.job_seq <= item.place
 """
 
 
@@ -146,13 +146,13 @@ def split_texts(texts: Sequence[bytes], text_columns: Sequence[str]) -> dict[str
 def write_attributes(
     cursor: Cursor[object],
     generation_id: int,
-    job_seq: int,
+    places: Sequence[int],
     items: Items,
     text_columns: Sequence[str],
     *,
     keep_text: bool,
 ) -> None:
-    """Those of items whose results the caller has just written, in the same transaction."""
+    """Those of items whose results the caller has just written in these places, in the same transaction."""
     names = {
         "attributes": sql.Identifier("vectormill", attributes_name(generation_id)),
         "table": sql.Identifier("vectormill", f"generation_{generation_id}"),
@@ -164,7 +164,7 @@ def write_attributes(
         cursor.execute(
             sql.SQL(UPSERT_ATTRIBUTES).format(**names, **name_texts(text_columns)),
             {
-                "job_seq": job_seq,
+                "places": make_places_array(list(compress(places, is_described))),
                 "keys": make_bytes_array(TEXT_OID, described.encode_keys()),
                 "metadata": make_bytes_array(TEXT_OID, described.metadata, empty_is_null=True),
                 "hashes": make_bytes_array(BYTEA_OID, described.metadata_hashes(), empty_is_null=True),
@@ -177,4 +177,5 @@ def write_attributes(
     bare = items if not described else items.take(compress(range(len(items)), map(not_, is_described)))
     if bare:
         keys = make_bytes_array(TEXT_OID, bare.encode_keys())
-        cursor.execute(sql.SQL(DELETE_ATTRIBUTES).format(**names), {"job_seq": job_seq, "keys": keys})
+        bare_places = make_places_array(list(compress(places, map(not_, is_described))))
+        cursor.execute(sql.SQL(DELETE_ATTRIBUTES).format(**names), {"places": bare_places, "keys": keys})

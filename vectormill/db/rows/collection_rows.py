@@ -36,6 +36,7 @@ class Inclusion:
     result: bool = True
     metadata: bool = True
     text: bool = False
+    place: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +44,20 @@ class RowPage:
     """Rows [n] in the order of their keys. `results` [n, …] as they are kept, or None when they are not wanted.
 
     `metadata` is JSON as text, None for none, as a text that is not kept is None; empty lists when not wanted. `texts`
-    are by their column, of which pairs have two.
+    are by their column, of which pairs have two. `places` are those of the rows in the order of writers.
     """
 
     keys: list[str]
     results: Results | None
     metadata: list[str | None]
     texts: dict[str, list[str | None]]
+    places: list[int] | None = None
 
 
 # Attributes are looked up by key, row by row: a join might read all of them for a page of a thousand. `running_bytes`
 # ends a page of long texts or records early; their length is read without them.
 READ_PAGE: Final = """
-    SELECT array_agg(key) AS keys, {results} AS results, {metadata} AS metadata, {texts}
+    SELECT array_agg(key) AS keys, {results} AS results, {metadata} AS metadata, {places} AS places, {texts}
       FROM (SELECT page.*, attributes.*, sum({row_bytes}) OVER (ORDER BY page.key) AS running_bytes,
                    row_number() OVER (ORDER BY page.key) AS place
               FROM (SELECT {columns} FROM {table}
@@ -128,10 +130,12 @@ def compose_statement(generation: Generation, inclusion: Inclusion) -> sql.Compo
         texts=comma.join(
             sql.SQL("array_agg({})").format(name) if inclusion.text else nothing for name in texts
         ),
+        places=sql.SQL("array_agg(greatest(job_seq, described_seq))") if inclusion.place else nothing,
         row_bytes=sql.SQL(" + ").join(sizes),
-        columns=comma.join([sql.Identifier("key"), *columns]),
+        columns=comma.join([sql.Identifier("key"), sql.Identifier("job_seq"), *columns]),
         attribute_columns=comma.join(
             [
+                sql.SQL("job_seq AS described_seq"),
                 sql.SQL("metadata" if inclusion.metadata else "NULL::jsonb AS metadata"),
                 *(name if inclusion.text else sql.SQL("NULL::text AS {}").format(name) for name in texts),
             ]
@@ -157,7 +161,7 @@ def read_page(
         assert driver is not None
         try:
             with driver.cursor(binary=True) as cursor:  # as text, a byte of a vector would come as two digits
-                ((keys, wire, metadata, *texts),) = cursor.execute(statement, values).fetchall()
+                ((keys, wire, metadata, places, *texts),) = cursor.execute(statement, values).fetchall()
         except psycopg.errors.UndefinedTable as error:
             raise Conflict(
                 "The generation was removed while it was exported; begin the export anew."
@@ -166,4 +170,4 @@ def read_page(
     if inclusion.result:
         results = kind.read(wire, spec) if keys else kind.missing(0, spec)
     own_texts = {column: own or [] for column, own in zip(kind.text_columns, texts, strict=True)}
-    return RowPage(keys or [], results, metadata or [], own_texts)
+    return RowPage(keys or [], results, metadata or [], own_texts, places)

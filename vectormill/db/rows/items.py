@@ -75,37 +75,10 @@ def find_item(connection: Connection, collection: str, key: str, *, has_vector: 
 # Rows are locked in the order of their keys, as every commit locks them: no two wait for each other.
 DELETE_ROWS: Final = """
     WITH doomed AS MATERIALIZED (
-        SELECT key FROM vectormill.{table}
-         WHERE key = ANY(CAST(:keys AS text[])) AND job_seq < :before_seq ORDER BY key FOR UPDATE
-    ), attributes AS (
-        DELETE FROM vectormill.{attributes} WHERE key = ANY(ARRAY(SELECT key FROM doomed))
-    ), gone AS (
-        DELETE FROM vectormill.{table} WHERE key = ANY(ARRAY(SELECT key FROM doomed)) RETURNING 1
-    )
-    SELECT count(*) FROM gone
-"""
-
-
-def delete_rows(connection: Connection, generation_id: int, keys: Sequence[str], before_seq: int) -> int:
-    """Removes what jobs with a smaller seq have written under these keys; how many rows that were.
-
-    Leaves no tombstone: a job that is under way may bring a key back. For clients see `delete_items`.
-    """
-    if not keys:
-        return 0
-    names = {"table": table_name(generation_id), "attributes": attributes_name(generation_id)}
-    values = {"keys": list(keys), "before_seq": before_seq}
-    number: int = connection.execute(text(DELETE_ROWS.format(**names)), values).scalar_one()
-    return number
-
-
-# Of the same form, with a tombstone's own seq for each key.
-DELETE_BURIED_ROWS: Final = """
-    WITH doomed AS MATERIALIZED (
         SELECT live.key
-          FROM unnest(CAST(:keys AS text[]), CAST(:seqs AS bigint[])) AS buried (key, seq)
-          JOIN vectormill.{table} AS live ON live.key = buried.key
-         WHERE live.key = ANY(CAST(:keys AS text[])) AND live.job_seq < buried.seq
+          FROM unnest(CAST(:keys AS text[]), CAST(:places AS bigint[])) AS gone (key, place)
+          JOIN vectormill.{table} AS live ON live.key = gone.key
+         WHERE live.key = ANY(CAST(:keys AS text[])) AND live.job_seq < gone.place
          ORDER BY live.key FOR UPDATE OF live
     ), attributes AS (
         DELETE FROM vectormill.{attributes} WHERE key = ANY(ARRAY(SELECT key FROM doomed))
@@ -116,13 +89,19 @@ DELETE_BURIED_ROWS: Final = """
 """
 
 
-def delete_buried_rows(
-    connection: Connection, generation_id: int, keys: Sequence[str], seqs: Sequence[int]
+def delete_rows(
+    connection: Connection, generation_id: int, keys: Sequence[str], places: Sequence[int]
 ) -> int:
-    """Removes what jobs older than the tombstones of these keys have written all the same; how many rows."""
+    """Removes what was written under each key before its place in the order of writers; how many rows that were.
+
+    Leaves no tombstone: a job that is under way may bring a key back. For clients see `delete_items`. The caller has
+    locked the deletions of the collection, or knows that nobody else writes these rows.
+    """
+    if not keys:
+        return 0
     names = {"table": table_name(generation_id), "attributes": attributes_name(generation_id)}
-    statement = text(DELETE_BURIED_ROWS.format(**names))
-    number: int = connection.execute(statement, {"keys": list(keys), "seqs": list(seqs)}).scalar_one()
+    statement = text(DELETE_ROWS.format(**names))
+    number: int = connection.execute(statement, {"keys": list(keys), "places": list(places)}).scalar_one()
     return number
 
 
@@ -143,6 +122,6 @@ def delete_items(connection: Connection, collection: str, keys: Iterable[str]) -
     seq = bury_keys(connection, collection_id, unique)
     num_deleted = 0
     for generation in generations:
-        num_rows = delete_rows(connection, generation.id, unique, seq)
+        num_rows = delete_rows(connection, generation.id, unique, [seq] * len(unique))
         num_deleted += num_rows if generation.state == LIVE else 0
     return num_deleted

@@ -5,7 +5,7 @@ asks of each batch of keys which of them were deleted after the job. What is sti
 in a worker's memory, and a run has not even made its job.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 from uuid import UUID
 
@@ -13,7 +13,7 @@ from sqlalchemy import Connection, text
 
 from vectormill.db.chunks.payloads import empty_items, read_keys
 from vectormill.db.collections.generations import list_written_generations
-from vectormill.db.rows.items import delete_buried_rows
+from vectormill.db.rows.items import delete_rows
 from vectormill.db.rows.tombstones import hold_deletions_of
 
 
@@ -27,10 +27,11 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a pass stands: behind this chunk of this job."""
+    """Where a pass stands: behind this chunk of this job, whose place among the writers may be before its seq."""
 
     job_id: UUID
     job_seq: int
+    place: int
     chunk_seq: int = -1
 
 
@@ -42,12 +43,12 @@ FIND_UNSCRUBBED: Final = text("""
 # payloads for a moment more.
 FIND_OLDEST_OPEN: Final = text("""
     SELECT min(seq) FROM (
-        SELECT jobs.seq FROM vectormill.jobs
+        SELECT coalesce(jobs.place, jobs.seq) FROM vectormill.jobs
           LEFT JOIN vectormill.generations ON generations.id = jobs.generation_id
          WHERE jobs.state IN ('uploading', 'queued', 'running', 'paused', 'cancelling')
            AND (generations.collection_id = :collection_id OR jobs.state = 'uploading')
          UNION ALL
-        SELECT jobs.seq FROM vectormill.jobs
+        SELECT coalesce(jobs.place, jobs.seq) FROM vectormill.jobs
           LEFT JOIN vectormill.generations ON generations.id = jobs.generation_id
          WHERE jobs.state = 'deleting' AND (generations.collection_id = :collection_id OR generations.id IS NULL)
          UNION ALL
@@ -90,8 +91,8 @@ def find_oldest_open(connection: Connection, collection_id: int) -> int | None:
 
 
 FIND_NEXT_JOB: Final = text("""
-    SELECT jobs.id, jobs.seq FROM vectormill.jobs
-     WHERE jobs.seq > :after_seq AND jobs.seq < :before_seq
+    SELECT jobs.id, jobs.seq, coalesce(jobs.place, jobs.seq) AS place FROM vectormill.jobs
+     WHERE jobs.seq > :after_seq AND coalesce(jobs.place, jobs.seq) < :before_seq
        AND jobs.generation_id = ANY(ARRAY(
            SELECT id FROM vectormill.generations WHERE collection_id = :collection_id))
      ORDER BY jobs.seq LIMIT 1
@@ -106,7 +107,7 @@ def find_next_job(connection: Connection, wanted: Pass, after_seq: int) -> Posit
         "collection_id": wanted.collection_id,
     }
     row = connection.execute(FIND_NEXT_JOB, values).one_or_none()
-    return None if row is None else Position(row.id, row.seq)
+    return None if row is None else Position(row.id, row.seq, row.place)
 
 
 # A retry waits until the batch is through, and finds the texts gone.
@@ -123,7 +124,7 @@ LIST_PAYLOADS: Final = text("""
 
 LIST_BURIED: Final = text("""
     SELECT key FROM vectormill.tombstones
-     WHERE collection_id = :collection_id AND key = ANY(CAST(:keys AS text[])) AND seq > :job_seq
+     WHERE collection_id = :collection_id AND key = ANY(CAST(:keys AS text[])) AND seq > :place
 """)
 
 WRITE_PAYLOAD: Final = text("""
@@ -153,7 +154,7 @@ def scrub_payloads(
         keys = {
             "collection_id": wanted.collection_id,
             "keys": read_keys(row.items),
-            "job_seq": position.job_seq,
+            "place": position.place,
         }
         buried = set(connection.execute(LIST_BURIED, keys).scalars())
         blob, num_items = empty_items(row.items, buried) if buried else (None, 0)
@@ -162,7 +163,7 @@ def scrub_payloads(
             num_emptied += num_items
     if len(rows) < limit:
         return None, num_emptied
-    return Position(position.job_id, position.job_seq, rows[-1].seq), num_emptied
+    return replace(position, chunk_seq=rows[-1].seq), num_emptied
 
 
 FIND_NAME: Final = text("SELECT name FROM vectormill.collections WHERE id = :collection_id")
@@ -192,7 +193,7 @@ def finish_pass(connection: Connection, wanted: Pass, after: str, limit: int = 1
         return None
     keys, seqs = [row.key for row in rows], [row.seq for row in rows]
     for generation in list_written_generations(connection, name, is_deletion=True):
-        delete_buried_rows(connection, generation.id, keys, seqs)
+        delete_rows(connection, generation.id, keys, seqs)
     marked = {"collection_id": wanted.collection_id, "keys": keys, "seqs": seqs}
     connection.execute(MARK_SCRUBBED, marked)
     return str(keys[-1])

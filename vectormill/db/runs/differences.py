@@ -69,7 +69,7 @@ MAKE_MOVED: Final = """
           FROM {table} AS live JOIN wanted ON wanted.content_hash = live.content_hash
          GROUP BY live.content_hash
     )
-    SELECT change.ordinal, change.key, change.content_hash, {live_results}
+    SELECT change.ordinal, change.key, change.content_hash, change.place, {live_results}
       FROM {changes} AS change
       JOIN donor ON donor.content_hash = change.content_hash
       JOIN {table} AS live ON live.key = donor.key
@@ -94,12 +94,14 @@ LIST_MOVED: Final = """
 # Deletions of the collection are held meanwhile, so that no tombstone comes between: see tombstones.py.
 WRITE_MOVED: Final = """
     INSERT INTO {table} AS live (key, content_hash, {results}, job_seq)
-    SELECT moved.key, moved.content_hash, {moved_results}, %(seq)s::bigint
+    SELECT moved.key, moved.content_hash, {moved_results}, moved.place
       FROM {moved} AS moved
      WHERE moved.ordinal = ANY(%(ordinals)s::bigint[])
        AND NOT EXISTS (SELECT 1 FROM vectormill.tombstones AS tombstone
                         WHERE tombstone.collection_id = %(collection_id)s::bigint AND tombstone.key = moved.key
-                          AND tombstone.seq > %(seq)s::bigint)
+                          AND tombstone.seq > moved.place)
+       AND NOT EXISTS (SELECT 1 FROM {attributes} AS kept
+                        WHERE kept.key = moved.key AND kept.job_seq > moved.place)
      ORDER BY moved.key
     ON CONFLICT (key) DO UPDATE
        SET content_hash = excluded.content_hash, {result_assignments}, job_seq = excluded.job_seq
@@ -116,7 +118,7 @@ MARK_MOVED: Final = """
 
 
 def write_moved(
-    connection: Connection, stage: Stage, seq: int, *, after: int, limit: int, keep_text: bool
+    connection: Connection, stage: Stage, *, after: int, limit: int, keep_text: bool
 ) -> tuple[int, int | None]:
     """Gives the next rows behind a position the results of their texts; how many, and the last one's position."""
     driver = driver_of(connection)
@@ -126,10 +128,10 @@ def write_moved(
     ordinals = [row[0] for row in rows]
     if not ordinals:
         return 0, None
-    values = {"ordinals": ordinals, "seq": seq, "collection_id": stage.generation.collection_id}
+    values = {"ordinals": ordinals, "collection_id": stage.generation.collection_id}
     driver.execute(LOOK_UP_BY_INDEX)
     driver.execute(stage.fill_in(WRITE_MOVED), values)
-    _write_attributes(connection, stage, seq, ordinals, keep_text=keep_text)
+    _write_attributes(connection, stage, ordinals, keep_text=keep_text)
     return _number(connection, stage, MARK_MOVED, values), ordinals[-1]
 
 
@@ -140,7 +142,7 @@ LIST_METADATA_ONLY: Final = """
 
 
 def write_metadata(
-    connection: Connection, stage: Stage, seq: int, *, after: int, limit: int, keep_text: bool
+    connection: Connection, stage: Stage, *, after: int, limit: int, keep_text: bool
 ) -> int | None:
     """Gives the next rows whose text is unchanged their metadata; the position of the last one."""
     driver = driver_of(connection)
@@ -148,24 +150,24 @@ def write_metadata(
     ordinals = [row[0] for row in rows]
     if not ordinals:
         return None
-    _write_attributes(connection, stage, seq, ordinals, keep_text=keep_text)
+    _write_attributes(connection, stage, ordinals, keep_text=keep_text)
     return int(ordinals[-1])
 
 
 # The row with the result is locked and not changed: a put that comes at this moment is waited for, and wins.
 WRITE_ATTRIBUTES: Final = """
     WITH change AS MATERIALIZED (
-        SELECT change.key, live.content_hash, change.metadata, change.metadata_hash, change.text,
+        SELECT change.key, live.content_hash, change.metadata, change.metadata_hash, change.text, change.place,
                position({mark} IN change.text) AS mark
           FROM {changes} AS change
-          JOIN {table} AS live ON live.key = change.key AND live.job_seq <= %(seq)s::bigint
+          JOIN {table} AS live ON live.key = change.key AND live.job_seq <= change.place
          WHERE change.ordinal = ANY(%(ordinals)s::bigint[])
          ORDER BY change.key
            FOR SHARE OF live
     )
     INSERT INTO {attributes} AS kept (key, content_hash, metadata, metadata_hash, {texts}, job_seq)
     SELECT key, content_hash, CAST(nullif(convert_from(metadata, 'UTF8'), '') AS jsonb), metadata_hash,
-           {text_values}, %(seq)s::bigint
+           {text_values}, place
       FROM change
      WHERE metadata_hash IS NOT NULL OR %(keep_text)s::boolean
      ORDER BY key
@@ -178,21 +180,21 @@ WRITE_ATTRIBUTES: Final = """
 # Of rows that the statement before has locked.
 CLEAR_ATTRIBUTES: Final = """
     WITH change AS MATERIALIZED (
-        SELECT change.key, change.metadata_hash
+        SELECT change.key, change.metadata_hash, change.place
           FROM {changes} AS change
-          JOIN {table} AS live ON live.key = change.key AND live.job_seq <= %(seq)s::bigint
+          JOIN {table} AS live ON live.key = change.key AND live.job_seq <= change.place
          WHERE change.ordinal = ANY(%(ordinals)s::bigint[])
     )
     DELETE FROM {attributes} AS kept USING change
-     WHERE change.metadata_hash IS NULL AND kept.key = change.key AND kept.job_seq <= %(seq)s::bigint
+     WHERE change.metadata_hash IS NULL AND kept.key = change.key AND kept.job_seq <= change.place
 """
 
 
 def _write_attributes(
-    connection: Connection, stage: Stage, seq: int, ordinals: Sequence[int], *, keep_text: bool
+    connection: Connection, stage: Stage, ordinals: Sequence[int], *, keep_text: bool
 ) -> None:
     driver = driver_of(connection)
-    values = {"ordinals": list(ordinals), "seq": seq, "keep_text": keep_text}
+    values = {"ordinals": list(ordinals), "keep_text": keep_text}
     driver.execute(LOOK_UP_BY_INDEX)
     driver.execute(stage.fill_in(WRITE_ATTRIBUTES), values)
     if not keep_text:
@@ -212,18 +214,23 @@ def list_vanished(connection: Connection, stage: Stage, *, after: int, limit: in
     return [(row[0], row[1]) for row in rows]
 
 
+# A row that was carried failed in its own place: what is newer in the generation stays.
 LIST_FAILED_KEYS: Final = text("""
-    SELECT item, key FROM vectormill.item_errors
-     WHERE job_id = :job_id AND item > :after ORDER BY item LIMIT :limit
+    SELECT failed.item, failed.key, coalesce(payload.places[failed.item - chunks.first_item + 1], jobs.seq) AS place
+      FROM vectormill.item_errors AS failed
+      JOIN vectormill.jobs ON jobs.id = failed.job_id
+      LEFT JOIN vectormill.chunks ON chunks.id = failed.chunk_id
+      LEFT JOIN vectormill.chunk_payloads AS payload ON payload.chunk_id = failed.chunk_id
+     WHERE failed.job_id = :job_id AND failed.item > :after ORDER BY failed.item LIMIT :limit
 """)
 
 
 def list_failed_keys(
     connection: Connection, job_id: object, *, after: int, limit: int
-) -> list[tuple[int, str]]:
-    """Keys of items that have no result, behind a position in the job, each with its own."""
+) -> list[tuple[int, str, int]]:
+    """Keys of items that have no result, behind a position in the job: each with its own, and its place as a writer."""
     rows = connection.execute(LIST_FAILED_KEYS, {"job_id": job_id, "after": after, "limit": limit})
-    return [(row.item, row.key) for row in rows]
+    return [(row.item, row.key, row.place) for row in rows]
 
 
 def _number(connection: Connection, stage: Stage, statement: str, values: dict[str, Any]) -> int:

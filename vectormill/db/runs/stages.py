@@ -43,6 +43,7 @@ class Rows:
     keys: Sequence[str]
     content_hashes: Sequence[bytes]
     metadata_hashes: Sequence[bytes | None]
+    places: Sequence[int | None]
 
 
 def pack_rows(first: int, items: Sequence[Item]) -> Rows:
@@ -53,6 +54,7 @@ def pack_rows(first: int, items: Sequence[Item]) -> Rows:
         [item.key for item in items],
         [item.content_hash() for item in items],
         [item.metadata_hash() for item in items],
+        [item.place for item in items],
     )
 
 
@@ -128,7 +130,8 @@ MAKE_CHANGES: Final = """
         text          bytea,
         metadata      bytea,
         content_hash  bytea,
-        metadata_hash bytea
+        metadata_hash bytea,
+        place         bigint  -- in the order of writers; NULL for what vanished
     ) WITH (autovacuum_enabled = off)
 """
 
@@ -197,22 +200,26 @@ LOOK_UP_BY_INDEX: Final = """
 COMMIT_AT_ONCE: Final = "SELECT set_config('synchronous_commit', 'off', true)"
 
 # Most rows are unchanged, and one look-up tells: that of the attributes, where they exist, else that of the vector's
-# row. What a client has written since the run began to read is newer than the source: as if it were unchanged.
+# row. What was written in a later place is newer than the source: as if it were unchanged. An equal row that is
+# carried from a later place raises that of the attributes.
 COMPARE_BATCH: Final = """
     WITH item AS MATERIALIZED (
-        SELECT key, content_hash, metadata_hash, position
-          FROM unnest(%(keys)b::text[], %(content_hashes)b::bytea[], %(metadata_hashes)b::bytea[])
-               WITH ORDINALITY AS item (key, content_hash, metadata_hash, position)
+        SELECT key, content_hash, metadata_hash, coalesce(own_place, %(seq)s::bigint) AS place,
+               own_place IS NOT NULL AS is_carried, position
+          FROM unnest(%(keys)b::text[], %(content_hashes)b::bytea[], %(metadata_hashes)b::bytea[], %(places)b::bigint[])
+               WITH ORDINALITY AS item (key, content_hash, metadata_hash, own_place, position)
     ), noted AS (
         INSERT INTO {seen} (key) SELECT key FROM item
     ), other AS MATERIALIZED (
-        SELECT item.key, item.content_hash, item.position,
-               kept.metadata_hash IS DISTINCT FROM item.metadata_hash
+        SELECT item.key, item.content_hash, item.place, item.position, kept.job_seq AS described_seq,
+               item.is_carried AND kept.job_seq < item.place
+                   OR kept.metadata_hash IS DISTINCT FROM item.metadata_hash
                    OR (kept.metadata IS NULL) <> (item.metadata_hash IS NULL)
                    OR %(keep_text)s::boolean AND kept.text IS NULL AS is_described_otherwise
           FROM item
           LEFT JOIN {attributes} AS kept ON kept.key = item.key
-         WHERE kept.content_hash IS DISTINCT FROM item.content_hash
+         WHERE item.is_carried AND kept.job_seq < item.place
+            OR kept.content_hash IS DISTINCT FROM item.content_hash
             OR kept.metadata_hash IS DISTINCT FROM item.metadata_hash
             OR (kept.metadata IS NULL) <> (item.metadata_hash IS NULL)
             OR %(keep_text)s::boolean AND kept.text IS NULL
@@ -222,12 +229,12 @@ COMPARE_BATCH: Final = """
       FROM other
       LEFT JOIN {table} AS live ON live.key = other.key
      WHERE live.key IS NULL
-        OR live.job_seq <= %(seq)s::bigint
+        OR greatest(live.job_seq, other.described_seq) <= other.place
            AND (live.content_hash <> other.content_hash OR other.is_described_otherwise)
 """
 
 COPY_CHANGES: Final = """
-    COPY {changes} (ordinal, kind, key, text, metadata, content_hash, metadata_hash) FROM STDIN (FORMAT BINARY)
+    COPY {changes} (ordinal, kind, key, text, metadata, content_hash, metadata_hash, place) FROM STDIN (FORMAT BINARY)
 """
 
 
@@ -242,6 +249,7 @@ def stage_rows(
         "keys": rows.keys,
         "content_hashes": rows.content_hashes,
         "metadata_hashes": rows.metadata_hashes,
+        "places": rows.places,
         "seq": seq,
         "keep_text": keep_text,
     }
@@ -249,7 +257,7 @@ def stage_rows(
     counts = {NEW: 0, CHANGED: 0, METADATA_ONLY: 0}
     if found:
         with driver.cursor() as cursor, cursor.copy(stage.fill_in(COPY_CHANGES)) as copy:
-            copy.set_types(["int8", "text", "text", "bytea", "bytea", "bytea", "bytea"])
+            copy.set_types(["int8", "text", "text", "bytea", "bytea", "bytea", "bytea", "int8"])
             for position, kind in found:
                 counts[kind] += 1
                 item = rows.items[position]
@@ -262,22 +270,23 @@ def stage_rows(
                         item.metadata,
                         rows.content_hashes[position],
                         rows.metadata_hashes[position],
+                        seq if item.place is None else item.place,
                     )
                 )
     return counts
 
 
 LOAD_CHANGES: Final = """
-    SELECT ordinal, key, text, metadata FROM {changes}
+    SELECT ordinal, key, text, metadata, nullif(place, %(seq)s::bigint) FROM {changes}
      WHERE ordinal > %(after)s::bigint AND kind = ANY(%(kinds)s::text[])
      ORDER BY ordinal LIMIT %(limit)s::bigint
 """
 
 
 def load_changes(
-    connection: Connection, stage: Stage, *, kinds: Sequence[str], after: int, limit: int
+    connection: Connection, stage: Stage, seq: int, *, kinds: Sequence[str], after: int, limit: int
 ) -> list[tuple[int, Item]]:
-    """Rows behind this position that are to be encoded, each with its own."""
-    values = {"after": after, "kinds": list(kinds), "limit": limit}
+    """Rows behind this position that are to be encoded, each with its own. `seq` is the place of the run."""
+    values = {"seq": seq, "after": after, "kinds": list(kinds), "limit": limit}
     rows: Iterator[Any] = driver_of(connection).execute(stage.fill_in(LOAD_CHANGES), values, binary=True)
-    return [(row[0], Item(row[1], row[2], row[3])) for row in rows]
+    return [(row[0], Item(row[1], row[2], row[3], row[4])) for row in rows]

@@ -32,8 +32,8 @@ jobs = Table(
     "jobs",
     metadata,
     Column("id", Uuid, primary_key=True),
-    # Orders writers: a row of a collection is never overwritten by a job with a smaller seq.
-    # Of each two places one is given out; the one behind it is that of the job's twin.
+    # Orders submissions, and writers: a row of a collection is never overwritten from an earlier place.
+    # Of each two one is given out; workers of a former release write a twin's rows with the one behind its original's.
     Column("seq", BigInteger, Identity(always=True, increment=2), nullable=False, unique=True),
     Column(
         "state",
@@ -74,6 +74,8 @@ jobs = Table(
     moment("forget_at"),
     # The job whose items this one encodes for a generation that is being built beside the live one.
     Column("twin_of", Uuid),
+    # In the order of writers, that of the original, whatever the twin's seq; NULL: the job's own seq.
+    Column("place", BigInteger),
     # Of the request that submitted it (W3C Trace Context); NULL where no traces are recorded.
     Column("traceparent", Text),
     # The dispatcher and the reaper look at jobs in progress many times a second; nearly all jobs are ended ones.
@@ -134,6 +136,8 @@ chunk_payloads = Table(
     metadata,
     Column("chunk_id", ForeignKey(chunks.c.id, ondelete="CASCADE"), primary_key=True),
     Column("items", LargeBinary, nullable=False),
+    # Of rows that were carried from another generation: the place of each among the writers. NULL: that of the job.
+    Column("places", ARRAY(BigInteger)),
 )
 
 chunk_vectors = Table(

@@ -30,7 +30,8 @@ class Claim:
     `first_item` is the position in the job of the chunk's first item. After a retry `only_items` names the positions
     within the chunk that are to be encoded; the others have their vectors. `attempt` counts claims that failed,
     and this one; `lost` the ends of a process that speak against the texts; `lapsed` the leases that ended otherwise.
-    `generation_fingerprint` names the vector space of the generation that it writes. `num_tokens` is an estimate.
+    `job_seq` is the job's place in the order of writers. `generation_fingerprint` names the vector space of the
+    generation that it writes. `num_tokens` is an estimate.
     """
 
     chunk_id: int

@@ -49,12 +49,14 @@ class Item:
     """One text with the client's key.
 
     `text` is UTF-8 in which lone surrogates are kept (`surrogatepass`), so that a broken text travels to the place
-    that reports it. `metadata` is a JSON object as text, or empty for none.
+    that reports it. `metadata` is a JSON object as text, or empty for none. `place` is that in the order of writers of
+    a row that is carried from one generation to another; None for what is written in the place of its job.
     """
 
     key: str
     text: bytes
     metadata: bytes = b""
+    place: int | None = None
 
     def content_hash(self) -> bytes:
         """16 bytes that change with the text."""
@@ -67,19 +69,27 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Items(Sequence[Item]):
-    """Many items as columns. An Item is made for who asks for one; a chunk goes its way without."""
+    """Many items as columns. An Item is made for who asks for one; a chunk goes its way without.
+
+    Either all items have a place of their own, or `places` is None.
+    """
 
     keys: Sequence[str]
     texts: Sequence[bytes]
     metadata: Sequence[bytes]
+    places: Sequence[int] | None = None
 
     @classmethod
     def of(cls, items: Sequence[Item]) -> "Items":
         """These items; a copy unless they are columns already."""
         if isinstance(items, Items):
             return items
+        places = [item.place for item in items if item.place is not None]
         return cls(
-            [item.key for item in items], [item.text for item in items], [item.metadata for item in items]
+            [item.key for item in items],
+            [item.text for item in items],
+            [item.metadata for item in items],
+            places or None,
         )
 
     def __len__(self) -> int:
@@ -93,11 +103,15 @@ class Items(Sequence[Item]):
 
     def __getitem__(self, place: int | slice) -> "Item | Items":
         if isinstance(place, slice):
-            return Items(self.keys[place], self.texts[place], self.metadata[place])
-        return Item(self.keys[place], self.texts[place], self.metadata[place])
+            own = None if self.places is None else self.places[place]
+            return Items(self.keys[place], self.texts[place], self.metadata[place], own)
+        own_place = None if self.places is None else self.places[place]
+        return Item(self.keys[place], self.texts[place], self.metadata[place], own_place)
 
     def __iter__(self) -> Iterator[Item]:
-        return map(Item, self.keys, self.texts, self.metadata)
+        if self.places is None:
+            return map(Item, self.keys, self.texts, self.metadata)
+        return map(Item, self.keys, self.texts, self.metadata, self.places)
 
     def take(self, places: Iterable[int]) -> "Items":
         """Those at these places, in this order."""
@@ -106,6 +120,7 @@ class Items(Sequence[Item]):
             [self.keys[place] for place in some],
             [self.texts[place] for place in some],
             [self.metadata[place] for place in some],
+            None if self.places is None else [self.places[place] for place in some],
         )
 
     def encode_keys(self) -> list[bytes]:

@@ -1,6 +1,10 @@
-"""Own texts: those that the collection itself keeps, for a build of a new generation. Nothing of them is split."""
+"""Own texts: those that the collection itself keeps, for a build of a new generation. Nothing of them is split.
+
+Each row keeps the place in the order of writers that it has: it is carried, and nobody has written it anew.
+"""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 import psycopg
@@ -17,7 +21,7 @@ from vectormill.domain.jobs.item import Item
 from vectormill.sources.reader import Complaints, SourcePlace
 from vectormill.sources.rows import Assembler
 
-WITHOUT_VECTORS: Final = Inclusion(result=False, text=True)
+WITHOUT_VECTORS: Final = Inclusion(result=False, text=True, place=True)
 
 
 class OwnTextReader:
@@ -45,7 +49,9 @@ class OwnTextReader:
                         f"{name} has no text of {key!r}, which was written before it kept texts; read them once from "
                         "their source."
                     )
-                yield from read_page(assembler, page)
+                places = dict(zip(page.keys, page.places or [], strict=True))
+                for items in read_page(assembler, page):
+                    yield [replace(item, place=places[item.key]) for item in items]
         except Conflict as error:
             raise SourceFailed(
                 f"{name} was removed, or got another generation, while it was read."
