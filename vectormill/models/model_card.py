@@ -53,8 +53,8 @@ OFFSET_POSITIONS: Final = frozenset(
 REXUNINLU_TYPE: Final = "deberta-v2"
 EXTRACTOR_TENSORS: Final = frozenset({"ffnq.weight", "ffnk.weight", "rotary_emb.freqs"})
 PICKLED_WEIGHTS: Final = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5")
-# What StructBERT and RexUniNLU are published as, which transformers cannot convert.
-PUBLISHED_WEIGHTS: Final = "pytorch_model.bin"
+# A pickle by torch, of which tensors alone are read; a large model has several.
+TORCH_WEIGHTS: Final = "pytorch_model*.bin"
 # A tokenizer that knows no limit says 10^30.
 LARGEST_MAX_TOKENS: Final = 1 << 20
 
@@ -182,30 +182,26 @@ def parse_pooling(text: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def find_weights(directory: Path, name: str) -> list[Path]:
-    """The safetensors files of the transformer itself, in order of name. Pickled weights are refused, unless they are
-    of a model that was published so and that transformers cannot convert: of those, tensors alone are read.
+    """Return the files of the transformer's own weights, in order of name. Raises ModelError where there are none.
+
+    Of pickles only those that torch writes are read, and tensors alone of them.
     """
     files = list_weights(directory)
-    if files and files[0].name != PUBLISHED_WEIGHTS:
-        return files
     if files:
-        config = _read_json(directory / "config.json", name)
-        if is_structbert(config) or _is_extractor(config, files):
-            return files
+        return files
     pickles = sorted(path.name for pattern in PICKLED_WEIGHTS for path in directory.glob(pattern))
     if pickles:
         raise UnsupportedModel(
-            f"The model {name!r} has its weights only in {pickles[0]}, a pickle, which can run any code "
-            "when it is read. Convert it once where you trust it: AutoModel.from_pretrained(…).save_pretrained(…) "
-            "of transformers writes safetensors."
+            f"The model {name!r} has its weights only in {pickles[0]}, which is not read: it may run any code. "
+            "Convert it once where you trust it: AutoModel.from_pretrained(…).save_pretrained(…) of transformers "
+            "writes safetensors."
         )
     raise ModelError(f"The model {name!r} has no weights: there is no *.safetensors file in {directory}.")
 
 
 def list_weights(directory: Path) -> list[Path]:
-    """The safetensors files, in order of name, or else what some models are published as; perhaps none is there."""
-    published = directory / PUBLISHED_WEIGHTS
-    return sorted(directory.glob("*.safetensors")) or ([published] if published.is_file() else [])
+    """Return the safetensors files in order of name, or else those of torch; perhaps none is there."""
+    return sorted(directory.glob("*.safetensors")) or sorted(directory.glob(TORCH_WEIGHTS))
 
 
 def fingerprint_directory(directory: Path, weights: Sequence[Path]) -> str:
@@ -218,7 +214,10 @@ def fingerprint_directory(directory: Path, weights: Sequence[Path]) -> str:
     vocabulary = [] if (directory / "tokenizer.json").is_file() else sorted(directory.glob("vocab.txt"))
     for path in sorted(directory.glob("*.json")) + sorted(directory.glob("*/config.json")) + vocabulary:
         digest.update(path.relative_to(directory).as_posix().encode() + b"\0" + path.read_bytes())
-    for path in [*weights, *sorted(directory.glob("*/*.safetensors"))]:
+    inner = sorted(directory.glob("*/*.safetensors"))
+    folders = {path.parent for path in inner}
+    inner += [path for path in sorted(directory.glob(f"*/{TORCH_WEIGHTS}")) if path.parent not in folders]
+    for path in [*weights, *inner]:
         size = path.stat().st_size
         header, start = read_header_bytes(path)
         digest.update(f"{path.name}:{size}".encode() + header)

@@ -5,16 +5,18 @@ Reads the models' small files only, so that the API can check a job. Knows nothi
 
 import difflib
 import importlib.util
+import logging
 import re
 import threading
 import time
 from collections.abc import Callable, Mapping
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Final
 
 from vectormill.domain.encoding import PASSAGES, EncodingOptions, EncodingSpec
-from vectormill.domain.errors import ModelError, UnknownModel
-from vectormill.models.model_card import ModelCard, read_model_card
+from vectormill.domain.errors import ModelError, UnknownModel, UnsupportedModel
+from vectormill.models.model_card import TORCH_WEIGHTS, ModelCard, read_model_card
 from vectormill.models.specs import list_own_options, make_spec
 from vectormill.settings import ModelEntry
 
@@ -37,6 +39,13 @@ CONFIG_FILES: Final = ("*.json", "*/config.json")
 # What a job wants of its texts, whichever model does it.
 PURPOSE: Final = ("task", "extract_schema", "confidences")
 WEIGHT_FILES: Final = ("*.safetensors", "*/*.safetensors")
+# Of a module that has no safetensors; of these pickles tensors alone are read.
+TORCH_WEIGHT_FILES: Final = (TORCH_WEIGHTS, f"*/{TORCH_WEIGHTS}")
+
+
+OTHER_WEIGHTS: Final = (".bin", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".pt", ".pth")
+
+logger = logging.getLogger(__name__)
 
 
 class Registry:
@@ -85,6 +94,8 @@ class Registry:
     def _read_card(self, name: str, entry: ModelEntry, weights: bool) -> ModelCard:
         is_here = Path(entry.path).expanduser().is_dir()
         directory = resolve_directory(entry, weights) if is_here else self._fetch(name, entry, weights)
+        if not is_here and not weights:
+            require_readable_weights(entry, directory.name)
         return read_model_card(
             name,
             directory,
@@ -147,9 +158,13 @@ def resolve_directory(entry: ModelEntry, weights: bool) -> Path:
     # Imported here: it costs a tenth of a second and most models are directories.
     from huggingface_hub import snapshot_download
 
-    patterns = [*CONFIG_FILES, *(WEIGHT_FILES if weights else ())]
     try:
-        return Path(snapshot_download(entry.path, revision=entry.revision, allow_patterns=patterns))
+        patterns = [*CONFIG_FILES, *(WEIGHT_FILES if weights else ())]
+        found = Path(snapshot_download(entry.path, revision=entry.revision, allow_patterns=patterns))
+        if weights and not any(found.glob("*.safetensors")):
+            patterns = [*CONFIG_FILES, *TORCH_WEIGHT_FILES]
+            found = Path(snapshot_download(entry.path, revision=found.name, allow_patterns=patterns))
+        return found
     except Exception as error:  # the hub raises errors of a dozen libraries; each means that it gave no files
         cause = str(error).strip().splitlines() or [type(error).__name__]
         raise ModelError(
@@ -157,6 +172,29 @@ def resolve_directory(entry: ModelEntry, weights: bool) -> Path:
             f"Face hub ({cause[0]}). Check the name and the connection, or download it elsewhere and register its "
             "directory."
         ) from error
+
+
+def require_readable_weights(entry: ModelEntry, commit: str) -> None:
+    """Raise UnsupportedModel where the hub's list of a model's files has no weights that a worker reads.
+
+    A hub that does not answer says nothing against a model whose small files are here.
+    """
+    from httpx import HTTPError
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        files = HfApi().list_repo_files(entry.path, revision=commit)
+    except (HTTPError, HfHubHTTPError, OSError, ValueError) as error:
+        logger.info("The files of %s were not listed: %s", entry.path, error)
+        return
+    if not any(fnmatch(file, pattern) for file in files for pattern in (WEIGHT_FILES[0], TORCH_WEIGHTS)):
+        others = sorted(file for file in files if Path(file).suffix in OTHER_WEIGHTS)
+        raise UnsupportedModel(
+            f"The model {entry.path!r} has no *.safetensors and no pytorch_model.bin on the hub, and workers read no "
+            f"others{' (there is ' + others[0] + ')' if others else ''}. Convert it where you trust it: "
+            "AutoModel.from_pretrained(…).save_pretrained(…) of transformers writes safetensors."
+        )
 
 
 def respecify(registry: Registry, live: EncodingSpec, **wanted: Any) -> EncodingSpec:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from vectormill.domain.errors import ModelError
 from vectormill.models.model_card import ModelCard, find_weights
+from vectormill.models.weight_headers import SAFETENSORS
 from worker.batching.batch import TOKEN_INPUTS
 from worker.encoder.encoder import OnRead
 from worker.model.classifiers.heads import load_head
@@ -20,6 +20,7 @@ from worker.model.classifiers.published import is_published, load_config, load_p
 from worker.model.masks import tell_masks
 from worker.model.pooling import pool_hidden_states
 from worker.model.runtime import transformers
+from worker.model.weights.stored import open_weights
 
 # Heads that some files leave out and that vectors do not pass through.
 UNUSED_WEIGHTS = ("pooler.",)
@@ -38,7 +39,8 @@ class Dense(nn.Module):
         if self.has_residual:
             is_square = in_features == out_features
             self.residual = nn.Identity() if is_square else nn.Linear(in_features, out_features, bias=False)
-        self.load_state_dict(load_file(find_weights(folder, folder.name)[0]))
+        with open_weights(find_weights(folder, folder.name)[0]) as file:
+            self.load_state_dict({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118 - no mapping
 
     def forward(self, vectors: Tensor) -> Tensor:
         projected: Tensor = self.activation(self.linear(vectors))
@@ -104,7 +106,7 @@ def count_weight_bytes(card: ModelCard) -> int:
 
 
 def load_transformer(card: ModelCard, dtype: torch.dtype, on_read: OnRead | None = None) -> nn.Module:
-    """The bare transformer, from local safetensors. Raises ModelError when weights are missing or do not fit."""
+    """The bare transformer, from local files. Raises ModelError when weights are missing or do not fit."""
     num_bytes = count_weight_bytes(card)
     transformers.utils.logging.disable_progress_bar()  # a worker's log is read later, not watched
     options = {"local_files_only": True, "trust_remote_code": False}
@@ -121,7 +123,8 @@ def load_transformer(card: ModelCard, dtype: torch.dtype, on_read: OnRead | None
                 card.path,
                 config=config,
                 dtype=dtype,
-                use_safetensors=True,
+                use_safetensors=find_weights(card.path, card.name)[0].suffix == SAFETENSORS,
+                weights_only=True,  # of a pickle tensors alone are read, and nothing in it is run
                 output_loading_info=True,
                 **options,
             )

@@ -268,8 +268,8 @@ def test_a_head_that_would_be_left_out_is_named_and_its_scores_do_not_become_cos
 
 def test_pickled_weights_are_refused_and_the_way_out_is_named(tmp_path: Path) -> None:
     write_model(tmp_path)
-    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
-    with pytest.raises(ModelError, match=r"pytorch_model\.bin, a pickle.*save_pretrained"):
+    (tmp_path / "model.safetensors").rename(tmp_path / "model.ckpt")
+    with pytest.raises(ModelError, match=r"model\.ckpt, which is not read.*save_pretrained"):
         card_of(tmp_path)
 
 

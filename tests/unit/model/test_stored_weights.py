@@ -1,6 +1,5 @@
 """Files of weights: their headers without torch, and their tensors; a pickle is read and never run."""
 
-import json
 import pickle
 import shutil
 from pathlib import Path
@@ -12,11 +11,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tests.classifiers import STRUCTBERT
-from tests.models import read_card
+from tests.models import TinyModels, read_card
 from tests.rexuninlu import GOLDEN
 from vectormill.domain.errors import ModelError
-from vectormill.models.model_card import read_model_card
 from vectormill.models.weight_headers import TensorHeader, read_header
+from worker.model.network import EncoderNetwork
 from worker.model.weights.stored import open_weights
 from worker.placement.sizes.model_shape import has_weights, read_model_shape
 
@@ -102,16 +101,15 @@ def test_a_model_that_is_published_as_a_pickle_has_the_card_and_shape_of_its_ten
     assert read_card(copy).revision != revision
 
 
-def test_other_models_are_still_refused_with_the_way_to_convert_them(tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(GOLDEN / "model", tmp_path / "model"))
-    tensors = load_file(copy / "model.safetensors")
-    write_pickle(
-        copy / "pytorch_model.bin", {name: each for name, each in tensors.items() if "ffn" not in name}
-    )
-    (copy / "model.safetensors").unlink()
-    with pytest.raises(ModelError, match=r"a pickle.*save_pretrained"):
-        read_model_card("a", copy)
-    config = json.loads((copy / "config.json").read_text())
-    (copy / "config.json").write_text(json.dumps(config | {"model_type": "bert"}))
-    with pytest.raises(ModelError, match=r"a pickle.*save_pretrained"):
-        read_model_card("a", copy)
+def test_any_model_is_read_from_the_pickle_that_torch_wrote(tmp_path: Path) -> None:
+    """As BAAI/bge-m3 is published; its Dense modules too."""
+    models = TinyModels(tmp_path)
+    expected = read_card(models.sentence_transformer("cls", dense=True))
+    copy = Path(shutil.copytree(expected.path, tmp_path / "copy"))
+    for path in [*copy.glob("*.safetensors"), *copy.glob("*/*.safetensors")]:
+        write_pickle(path.with_name("pytorch_model.bin"), load_file(path))
+        path.unlink()
+    networks = [EncoderNetwork(card, torch.float32) for card in (expected, read_card(copy))]
+    whole, pickled = (network.state_dict() for network in networks)
+    assert whole.keys() == pickled.keys()
+    assert all(torch.equal(whole[name], pickled[name]) for name in whole)
