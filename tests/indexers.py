@@ -52,6 +52,8 @@ class KeptSource:
         self._reader = open_run_source(context)
         self.complaints = getattr(self._reader, "complaints", None)
 
+        self.cancel = getattr(self._reader, "cancel", lambda: None)
+
     def read(self) -> Iterator[list[Item]]:
         return self._reader.read()
 

@@ -22,11 +22,11 @@ from indexer.phases.reading import Source, begin_reading, describe_reading, read
 from indexer.phases.swapping import swap
 from indexer.progress import Progress
 from vectormill.db.jobs.deletion import discard_upload
-from vectormill.db.outages import DATABASE_ERRORS, describe_refusal, is_lasting, is_outage
+from vectormill.db.outages import DATABASE_ERRORS, describe_refusal, is_lasting, is_outage, is_shortage
 from vectormill.db.runs.run_claims import RunClaim, end_run, hand_back_run, report_run
 from vectormill.db.runs.runs import cancel_encoding, find_run
 from vectormill.db.runs.stages import StageLost, drop_stage
-from vectormill.domain.errors import LeaseLost, RunCancelled, VectormillError
+from vectormill.domain.errors import LeaseLost, RunCancelled, SourceInterrupted, VectormillError
 from vectormill.domain.run import (
     CANCELLED,
     CHECK,
@@ -124,6 +124,8 @@ def carry_out(claim: RunClaim, tools: Tools, check: Callable[[], None]) -> None:
         reason = str(held)
         logger.warning("Run %s of %s is held: %s", claim.run.id, claim.run.collection, reason)
         _write(tools, lambda connection: end_run(connection, claim, HELD, reason))
+    except SourceInterrupted as error:
+        _hand_back_failed(tools, claim, error)
     except VectormillError as error:
         _fail(tools, claim, str(error))
     except DATABASE_ERRORS as error:
@@ -137,14 +139,19 @@ def carry_out(claim: RunClaim, tools: Tools, check: Callable[[], None]) -> None:
 
 def _go_through(progress: Progress, tools: Tools, check: Callable[[], None]) -> None:
     phase: str | None = progress.phase
+    num_outages = (
+        0  # of this phase, after it had begun: Postgres was there, and was lost by what the phase does
+    )
     while phase is not None:
         check()
         progress.phase = phase
+        has_begun = False
         try:
             context = _make_context(progress.claim, tools, check)
+            has_begun = True
             with span(phase):  # jobs that it submits are of this trace
                 PHASES[phase](context, progress, tools)
-            phase = phase_after(context.run.kind, phase)
+            phase, num_outages = phase_after(context.run.kind, phase), 0
             if phase is not None:
                 with tools.engine.begin() as connection:
                     progress.save(connection, phase=phase)
@@ -152,7 +159,8 @@ def _go_through(progress: Progress, tools: Tools, check: Callable[[], None]) -> 
             logger.warning("Run %s reads again: Postgres lost what it had staged.", progress.claim.run.id)
             phase = READING
         except DATABASE_ERRORS as error:
-            if not is_outage(error):
+            num_outages += has_begun
+            if not is_outage(error) or is_shortage(error) or num_outages > tools.settings.max_attempts:
                 raise
             logger.warning("Postgres cannot be reached; the run waits: %s", error)
             tools.wait(_OUTAGE_SECONDS)

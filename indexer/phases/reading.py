@@ -91,7 +91,11 @@ class _Ahead:
             )
 
     def close(self) -> None:
+        """End the reading, also on the server where the source can tell it: nobody waits for a query that hangs."""
         self._is_over.set()
+        cancel = getattr(self._source, "cancel", None)
+        if cancel is not None:
+            cancel()
         self._keys.close()
 
 

@@ -12,6 +12,9 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError, TimeoutError
 PASSING_CLASSES: Final = frozenset({"08", "40", "53", "57", "58"})
 # 55P03 lock timeout, 25006 read-only: a standby before it takes over; 25P03 we were silent too long in a transaction.
 PASSING_STATES: Final = frozenset({"55P03", "25006", "25P03"})
+# Postgres answered, and lacks disk, memory, files or time for the statement: the same may be so for ever.
+SHORTAGE_CLASSES: Final = frozenset({"53", "58"})
+STATEMENT_TIMEOUT: Final = "57014"
 # 22 the value, 23 a constraint, 42 the statement, 54 a limit of Postgres: the same again gives the same again.
 LASTING_CLASSES: Final = frozenset({"22", "23", "42", "54"})
 
@@ -34,6 +37,12 @@ def is_outage(error: Exception) -> bool:
     if sqlstate is None:
         return _is_broken(error) or not isinstance(cause, REFUSALS)
     return _is_broken(error) or sqlstate[:2] in PASSING_CLASSES or sqlstate in PASSING_STATES
+
+
+def is_shortage(error: Exception) -> bool:
+    """Tell whether Postgres was there and lacked what the statement needs, so that waiting helps only perhaps."""
+    _, sqlstate = _find_cause(error)
+    return sqlstate is not None and (sqlstate[:2] in SHORTAGE_CLASSES or sqlstate == STATEMENT_TIMEOUT)
 
 
 def is_lasting(error: Exception) -> bool:

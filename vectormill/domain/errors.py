@@ -254,6 +254,10 @@ class SourceFailed(RunError):
     """The source could not be read to its end; nothing was deleted."""
 
 
+class SourceInterrupted(SourceFailed):
+    """The source was lost while it was read; the run reads it again from its beginning."""
+
+
 class ModelError(VectormillError):
     """The model cannot be loaded."""
 

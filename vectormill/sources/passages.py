@@ -52,6 +52,12 @@ class PassageReader:
             if passages:
                 yield passages
 
+    def cancel(self) -> None:
+        """End the reading of the documents, where they can be told."""
+        cancel = getattr(self._documents, "cancel", None)
+        if cancel is not None:
+            cancel()
+
     def count_rows(self) -> int | None:
         return None
 

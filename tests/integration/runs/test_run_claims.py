@@ -3,6 +3,7 @@
 import threading
 from typing import Any
 
+import psycopg
 import pytest
 from sqlalchemy import Engine, text
 
@@ -24,8 +25,13 @@ from tests.protocol import submit
 from tests.waiting import wait_for
 from vectormill.db.runs.run_claims import RunClaim, claim_run, end_run, renew_runs, save_run
 from vectormill.db.runs.runs import cancel_run
-from vectormill.domain.errors import LeaseLost
+from vectormill.domain.errors import LeaseLost, SourceInterrupted
 from vectormill.domain.run import COMPLETED, READING, RunCounts
+from vectormill.domain.source import SQL, Source
+from vectormill.models.registry import Registry
+from vectormill.settings import Settings
+from vectormill.sources.opening import open_source
+from vectormill.sources.reader import SourcePlace
 
 ROWS = [row(f"k{number}", f"text {number}", page=number) for number in range(10)]
 CHANGED = [*ROWS[:8], row("k8", "another"), row("new", "new")]
@@ -105,6 +111,71 @@ def test_a_run_whose_indexer_fails_again_and_again_is_given_up_with_the_last_err
     assert run.error is not None
     assert "tried 1 times in phase reading" in run.error
     assert "the disk is full" in run.error
+
+
+@pytest.mark.parametrize(
+    "refusal", [psycopg.errors.DiskFull, psycopg.errors.OutOfMemory, psycopg.errors.QueryCanceled]
+)
+def test_a_shortage_that_lasts_ends_the_run_with_the_reason(
+    engine: Engine, refusal: type[psycopg.Error]
+) -> None:
+    make_collection(engine)
+
+    def refuse(position: int) -> None:
+        raise refusal("nothing left")
+
+    with indexing(engine, ListedSource(ROWS, before=refuse), max_attempts=1):
+        run = await_run(engine, start_run(engine))
+    assert run.state == "failed"
+    assert f"{refusal.__name__}: nothing left" in (run.error or "")
+
+
+def test_a_phase_that_loses_postgres_each_time_it_begins_is_given_up(engine: Engine) -> None:
+    make_collection(engine)
+
+    def crash(position: int) -> None:
+        raise psycopg.OperationalError("server closed the connection unexpectedly")
+
+    with indexing(engine, ListedSource(ROWS, before=crash), max_attempts=1):
+        run = await_run(engine, start_run(engine))
+    assert run.state == "failed"
+    assert "server closed the connection unexpectedly" in (run.error or "")
+
+
+def test_a_source_that_is_lost_once_is_read_again(engine: Engine) -> None:
+    make_collection(engine)
+    losses = iter([True])
+
+    def lose(position: int) -> None:
+        if position and next(losses, False):
+            raise SourceInterrupted("The connection was lost.")
+
+    with indexing(engine, ListedSource(ROWS, before=lose)), encoding_meanwhile(engine):
+        run = await_run(engine, start_run(engine))
+    assert (run.state, run.error, run.counts.num_seen) == ("completed", None, len(ROWS))
+    assert contents(engine) == wanted(ROWS)
+
+
+FIND_SLEEPERS = text("""
+    SELECT count(*) FROM pg_stat_activity
+     WHERE datname = current_database() AND wait_event = 'PgSleep'
+""")
+
+
+@pytest.mark.parametrize("split", [{}, {"by": "paragraphs"}])
+def test_a_query_that_hangs_is_ended_on_its_server_when_its_run_is_cancelled(
+    engine: Engine, split: dict[str, Any]
+) -> None:
+    make_collection(engine)
+    options = {"query": "SELECT 1 AS id, pg_sleep(900)::text AS body", "key": "id", "text": "body"}
+    place = SourcePlace(engine, Settings(), Registry({}), collection="docs")
+    with indexing(engine, open_source(Source(SQL, options, split), place)):
+        run_id = start_run(engine)
+        wait_for(lambda: count(engine, FIND_SLEEPERS) == 1, 20, "the query hangs")
+        with engine.begin() as connection:
+            cancel_run(connection, run_id)
+        assert await_run(engine, run_id).state == "cancelled"
+        wait_for(lambda: count(engine, FIND_SLEEPERS) == 0, 20, "the query was ended")
 
 
 def test_a_run_reads_again_when_a_crash_of_postgres_emptied_its_stage_and_encodes_nothing_twice(

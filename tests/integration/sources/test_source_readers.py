@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
 
+import psycopg
 import pytest
 from sqlalchemy import Engine, create_engine, text
 
 from tests.protocol import claim_next, complete, make_items, submit
-from vectormill.db.runs.pushes import PushWriter, prune_pushes
 from vectormill.db.runs.sources import save_source
-from vectormill.domain.errors import DuplicateKey, EmptyJob, InvalidOption, SourceFailed
+from vectormill.domain.errors import InvalidOption, SourceFailed, SourceInterrupted
 from vectormill.domain.jobs.item import Item
 from vectormill.domain.source import OWN_TEXTS, PUSH, SQL, Source
 from vectormill.models.registry import Registry
@@ -221,60 +221,40 @@ def make_collection(engine: Engine) -> None:
         save_source(connection, "docs", Source(PUSH, {}))
 
 
-def test_a_push_is_read_part_by_part_in_its_order(place: SourcePlace, engine: Engine) -> None:
-    make_collection(engine)
-    items = [Item(f"k{number}", b"text", b'{"n":1}') for number in range(9000)]
-    with PushWriter(engine, "docs", {"is_complete": True}) as writer:
-        for item in items:
-            writer.add(item)
-        run_id = writer.finish()
-    here = SourcePlace(engine, Settings(), Registry({}), collection="docs", run_id=run_id)
-    reader = open_source(Source(PUSH, {}), here)
-    assert [len(batch) for batch in reader.read()] == [4096, 4096, 808]
-    assert read_all(reader) == items
-    assert reader.count_rows() == 9000
-    assert find_runs(engine) == [("queued", {"is_complete": True}, None, 3)]
-
-
-def find_runs(engine: Engine) -> list[tuple[object, ...]]:
-    statement = text("""
-        SELECT state, options, error,
-               (SELECT count(*) FROM vectormill.run_parts WHERE run_id = runs.id) FROM vectormill.runs
-    """)
-    with engine.connect() as connection:
-        return [tuple(row) for row in connection.execute(statement)]
+def test_a_query_whose_connection_is_lost_may_be_read_again(place: SourcePlace, engine: Engine) -> None:
+    query = "SELECT n AS id, repeat('x', 1000) AS body FROM generate_series(1, 100000) AS n"
+    batches = open_query(place, query).read()
+    next(batches)
+    with engine.begin() as connection:
+        ended = connection.execute(
+            text("""
+                SELECT count(pg_terminate_backend(pid, 10000)) FROM pg_stat_activity
+                 WHERE datname = current_database() AND state = 'idle in transaction' AND pid <> pg_backend_pid()
+            """)
+        )
+        assert ended.scalar_one() == 1
+    with pytest.raises(SourceInterrupted):
+        list(batches)
 
 
 @pytest.mark.parametrize(
-    ("keys", "error"),
-    [([f"k{n}" for n in range(5000)], KeyboardInterrupt), (["a", "a"], DuplicateKey), ([], EmptyJob)],
+    ("source", "step"),
+    [(Source(PUSH, {}), "push.load_part"), (Source(OWN_TEXTS, {}), "own_texts.read_pages")],
 )
-def test_a_push_that_is_broken_off_leaves_a_failed_run_and_no_parts(
-    engine: Engine, keys: list[str], error: type[BaseException]
+def test_what_is_kept_here_may_be_read_again_when_postgres_was_lost(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, source: Source, step: str
 ) -> None:
     make_collection(engine)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE vectormill.collections SET keep_text = true"))
 
-    def push() -> None:
-        with PushWriter(engine, "docs", {}) as writer:
-            for key in keys:
-                writer.add(Item(key, b"text"))
-            if error is KeyboardInterrupt:
-                raise KeyboardInterrupt
-            writer.finish()
+    def lose(*arguments: object, **named: object) -> None:
+        raise psycopg.OperationalError("the connection is lost")
 
-    with pytest.raises(error):
-        push()
-    ((state, _, told, parts),) = find_runs(engine)
-    assert (state, parts) == ("failed", 0)
-    assert "broken off" in str(told)
-
-
-def test_a_run_that_nothing_was_pushed_to_reads_nothing_rather_than_an_empty_source(
-    place: SourcePlace, engine: Engine
-) -> None:
+    monkeypatch.setattr(f"vectormill.sources.kinds.{step}", lose)
     here = SourcePlace(engine, Settings(), Registry({}), collection="docs", run_id=uuid4())
-    with pytest.raises(SourceFailed, match="Nothing was pushed"):
-        read_all(open_source(Source(PUSH, {}), here))
+    with pytest.raises(SourceInterrupted, match="the connection is lost"):
+        read_all(open_source(source, here))
 
 
 def test_a_collection_that_keeps_no_texts_cannot_be_its_own_source(
@@ -330,23 +310,3 @@ def test_a_collection_that_is_removed_while_its_texts_are_read_ends_the_reading(
         connection.execute(text(f"DROP TABLE {table} CASCADE"))
     with pytest.raises(SourceFailed, match="'docs' was removed, or got another generation"):
         list(batches)
-
-
-def test_a_push_whose_process_was_killed_fails_and_parts_that_were_read_are_removed(engine: Engine) -> None:
-    make_collection(engine)
-    killed = PushWriter(engine, "docs", {})
-    killed.__enter__()
-    for number in range(5000):
-        killed.add(Item(f"k{number}", b"text"))
-    with PushWriter(engine, "docs", {}) as writer:
-        writer.add(Item("a", b"text"))
-        writer.finish()
-    age = "UPDATE vectormill.runs SET updated_at = now() - interval '2 hours' WHERE state = 'uploading'"
-    with engine.begin() as connection:
-        connection.execute(text(age))
-        prune_pushes(connection, 3600)
-    assert sorted((state, parts) for state, _, _, parts in find_runs(engine)) == [
-        ("failed", 0),
-        ("queued", 1),
-    ]
-    killed._keys.close()

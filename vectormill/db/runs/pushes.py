@@ -14,9 +14,11 @@ from sqlalchemy import Connection, Engine, text
 
 from vectormill.db.chunks.payloads import decode_payload, encode_payload
 from vectormill.db.jsonb import to_jsonb
+from vectormill.db.outages import DATABASE_ERRORS
 from vectormill.db.runs.sources import find_source
 from vectormill.domain.errors import Conflict, DuplicateKey, EmptyJob, UploadRemoved
 from vectormill.domain.jobs.item import Item
+from vectormill.domain.run import FAILED, UPLOADING
 from vectormill.domain.source import PUSH
 from vectormill.key_ledger import KeyLedger
 
@@ -43,7 +45,9 @@ INSERT_PART = text("""
 """)
 
 QUEUE_RUN = text("""
-    UPDATE vectormill.runs SET state = 'queued', available_at = now(), updated_at = now()
+    UPDATE vectormill.runs
+       SET state = 'queued', options = options || jsonb_build_object('num_parts', CAST(:num_parts AS integer)),
+           available_at = now(), updated_at = now()
      WHERE id = :id AND state = 'uploading'
     RETURNING id
 """)
@@ -53,14 +57,20 @@ FAIL_RUN = text("""
      WHERE id = :id AND state = 'uploading'
 """)
 
+FIND_STATE = text("SELECT state FROM vectormill.runs WHERE id = :id")
+
+# Only of a push that failed: a run that was queued may be at an indexer, or over, before its client hears of it.
 DELETE_PARTS = text("""
     DELETE FROM vectormill.run_parts USING vectormill.runs
-     WHERE run_parts.run_id = runs.id AND runs.id = :id AND runs.state <> 'queued'
+     WHERE run_parts.run_id = runs.id AND runs.id = :id AND runs.state = 'failed'
 """)
 
 LOAD_PART = text("""
     SELECT seq, items FROM vectormill.run_parts WHERE run_id = :run_id AND seq > :after ORDER BY seq LIMIT 1
 """)
+
+# NULL of a run that the API of an earlier release queued.
+COUNT_PARTS = text("SELECT CAST(options ->> 'num_parts' AS integer) FROM vectormill.runs WHERE id = :run_id")
 
 COUNT_ITEMS = text("SELECT coalesce(sum(num_items), 0) FROM vectormill.run_parts WHERE run_id = :run_id")
 
@@ -170,11 +180,21 @@ class PushWriter:
             raise DuplicateKey(
                 f"Row {first + 1} and row {second + 1} have the same key; a key is one row's alone."
             )
-        with self._engine.begin() as connection:
-            self._write_part(connection)
-            connection.execute(QUEUE_RUN, {"id": self.id}).one()
+        try:
+            with self._engine.begin() as connection:
+                self._write_part(connection)
+                connection.execute(QUEUE_RUN, {"id": self.id, "num_parts": self._num_parts}).one()
+        except DATABASE_ERRORS:
+            if not self._was_queued():
+                raise
         self._is_finished = True
         return self.id
+
+    def _was_queued(self) -> bool:
+        """Read whether the run was queued by a COMMIT whose answer was lost."""
+        with self._engine.connect() as connection:
+            state = connection.execute(FIND_STATE, {"id": self.id}).scalar_one_or_none()
+        return state not in (None, UPLOADING, FAILED)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -190,6 +210,12 @@ def load_part(connection: Connection, run_id: UUID, *, after: int) -> Part | Non
     """The next part of a push; None behind the last."""
     row = connection.execute(LOAD_PART, {"run_id": run_id, "after": after}).one_or_none()
     return None if row is None else Part(row.seq, list(decode_payload(row.items)))
+
+
+def find_num_parts(connection: Connection, run_id: UUID) -> int | None:
+    """Count the parts that the push had when its run was queued; None where that was not kept."""
+    num_parts: int | None = connection.execute(COUNT_PARTS, {"run_id": run_id}).scalar_one_or_none()
+    return num_parts
 
 
 def count_items(connection: Connection, run_id: UUID) -> int:

@@ -7,17 +7,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-import psycopg
 from sqlalchemy import Connection
-from sqlalchemy.exc import SQLAlchemyError
 
 from vectormill.db.collections.collections import keeps_texts
 from vectormill.db.collections.generations import find_in_state
+from vectormill.db.outages import DATABASE_ERRORS
 from vectormill.db.rows.collection_rows import Inclusion, RowPage, read_pages
 from vectormill.db.rows.estimates import estimate_num_rows
 from vectormill.domain.collection import LIVE, Generation
 from vectormill.domain.errors import Conflict, SourceFailed
 from vectormill.domain.jobs.item import Item
+from vectormill.sources.interruptions import describe_database_error
 from vectormill.sources.reader import Complaints, SourcePlace
 from vectormill.sources.rows import Assembler
 
@@ -56,9 +56,8 @@ class OwnTextReader:
             raise SourceFailed(
                 f"{name} was removed, or got another generation, while it was read."
             ) from error
-        except (SQLAlchemyError, psycopg.Error) as error:
-            words = " ".join(str(getattr(error, "orig", error)).split())
-            raise SourceFailed(f"{name} cannot be read: {words.rstrip('.')}.") from error
+        except DATABASE_ERRORS as error:
+            raise describe_database_error(name, error) from error
 
     def count_rows(self) -> int | None:
         with self._place.engine.connect() as connection:

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-from sqlalchemy.exc import SQLAlchemyError
-
-from vectormill.db.runs.pushes import count_items, load_part
+from vectormill.db.outages import DATABASE_ERRORS
+from vectormill.db.runs.pushes import count_items, find_num_parts, load_part
 from vectormill.domain.errors import SourceFailed
 from vectormill.domain.jobs.item import Item
+from vectormill.sources.interruptions import describe_database_error
 from vectormill.sources.reader import Complaints, SourcePlace
 
 
@@ -20,22 +20,28 @@ class PushReader:
     def read(self) -> Iterator[list[Item]]:
         if self._place.run_id is None:
             return
-        seq = -1
+        seq, num_parts = -1, 0
         try:
             while True:
                 with self._place.engine.connect() as connection:
                     part = load_part(connection, self._place.run_id, after=seq)
+                    num_written = find_num_parts(connection, self._place.run_id) if part is None else None
                 if part is None:
                     break
                 seq = part.seq
+                num_parts += 1
                 yield part.items
-        except SQLAlchemyError as error:
-            words = " ".join(str(getattr(error, "orig", error)).split())
-            raise SourceFailed(f"What was pushed cannot be read: {words.rstrip('.')}.") from error
+        except DATABASE_ERRORS as error:
+            raise describe_database_error("What was pushed", error) from error
         if seq < 0:
             raise SourceFailed(
                 "Nothing was pushed to this run. A collection whose source is a push follows what a client sends: "
                 "`vectormill push COLLECTION FILE`."
+            )
+
+        if num_written is not None and num_parts != num_written:
+            raise SourceFailed(
+                f"Of {num_written} parts of the push {num_parts} are there, so that rows are missing; push again."
             )
 
     def count_rows(self) -> int | None:

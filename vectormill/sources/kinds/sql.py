@@ -3,12 +3,15 @@
 The URL is read from the environment or a file when it is needed, and neither kept nor shown.
 """
 
+import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 from urllib.parse import quote, quote_plus
 
 import msgspec
+import psycopg
 from psycopg.types.json import set_json_loads
 from sqlalchemy import URL, Connection, Engine, create_engine, make_url, text
 from sqlalchemy.exc import SQLAlchemyError
@@ -17,6 +20,7 @@ from sqlalchemy.pool import NullPool
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import SourceFailed
 from vectormill.domain.jobs.item import Item
+from vectormill.sources.interruptions import choose_failure
 from vectormill.sources.options import SqlOptions
 from vectormill.sources.reader import BatchSize, Complaints, SourcePlace
 from vectormill.sources.rows import Assembler
@@ -31,6 +35,10 @@ READ_ON = (
 )
 
 
+CANCEL_SECONDS: Final = 10.0
+
+logger = logging.getLogger(__name__)
+
 Fetch = Callable[[int], Sequence[Any]]
 
 
@@ -41,6 +49,9 @@ class SqlReader:
         self._options = options
         self._place = place
         self._patience_ms = int(1000 * patience_seconds)
+        self._lock = threading.Lock()
+        self._driver: psycopg.Connection[Any] | None = None
+        self._is_cancelled = False
         self.complaints = Complaints()
 
     def read(self) -> Iterator[list[Item]]:
@@ -49,6 +60,24 @@ class SqlReader:
             columns = find_columns(names, self._options)
             assembler = Assembler("The query", self._place.settings.max_key_bytes, self.complaints)
             yield from read_batches(fetch, columns, self._options, assembler)
+
+    def cancel(self) -> None:
+        """End the query on its server, from another thread; the reading fails then. Only Postgres can be told."""
+        with self._lock:
+            self._is_cancelled = True
+            if self._driver is not None:
+                try:
+                    self._driver.cancel_safe(timeout=CANCEL_SECONDS)
+                except psycopg.Error as error:
+                    logger.warning("A query that nobody waits for could not be cancelled: %s", error)
+
+    def _hold(self, connection: Connection | None) -> None:
+        """Note the connection that `cancel` may speak to: never one that the pool has given to somebody else."""
+        driver = None if connection is None else connection.connection.driver_connection
+        with self._lock:
+            self._driver = driver if isinstance(driver, psycopg.Connection) else None
+            if self._is_cancelled and connection is not None:
+                raise SourceFailed("The query was cancelled before it began.")
 
     def count_rows(self) -> int | None:
         """What Postgres estimates; of other databases nothing is asked."""
@@ -70,16 +99,20 @@ class SqlReader:
                 is_postgres = connection.dialect.name == "postgresql"
                 if is_postgres:
                     connection = connection.execution_options(postgresql_readonly=True)
-                with connection.begin() as transaction:
-                    for statement in READ_ON if is_postgres else ():
-                        connection.execute(text(statement.format(milliseconds=self._patience_ms)))
-                    yield connection
-                    transaction.rollback()  # whatever the query is, nothing of it stays
+                self._hold(connection)
+                try:
+                    with connection.begin() as transaction:
+                        for statement in READ_ON if is_postgres else ():
+                            connection.execute(text(statement.format(milliseconds=self._patience_ms)))
+                        yield connection
+                        transaction.rollback()  # whatever the query is, nothing of it stays
+                finally:
+                    self._hold(None)
         except SourceFailed:
             raise
         except Exception as error:  # noqa: BLE001 - drivers of a dozen databases raise what they like
             # Without its cause, which may quote the URL, and would be logged with this error.
-            raise SourceFailed(describe_failure(error, secrets)) from None
+            raise choose_failure(error)(describe_failure(error, secrets)) from None
         finally:
             if engine is not None and engine is not self._place.engine:
                 engine.dispose()
