@@ -115,6 +115,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
         if resources.doorbell is not None:
             await run_in_threadpool(resources.doorbell.close)
         await run_in_threadpool(resources.searches.close)
+        await run_in_threadpool(lookout.close)
         if own_engine is not None:
             await run_in_threadpool(own_engine.dispose)
 
@@ -128,6 +129,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
         redoc_url=None,
     )
     app.state.resources = resources
+    app.state.lookout = lookout = health.Lookout(resources)
     app.state.stop_request = stop_request
     for routes in (
         embeddings,  # routers are tried in this order: what is asked most often comes first
@@ -158,7 +160,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
         app.include_router(router)
     register_handlers(app)
     add_door(app, settings, serving_engine)
-    app.add_middleware(RequestLimits, settings=settings, gate=resources.gates.requests)
+    app.add_middleware(RequestLimits, settings=settings, gates=resources.gates)
     app.add_middleware(RequestMetrics, metrics=resources.metrics)
     app.add_middleware(RequestTraces)
     app.add_middleware(RequestIds)
@@ -180,7 +182,7 @@ def add_door(app: FastAPI, settings: Settings, engine: Engine) -> None:
     """Whoever knocks meets the last of these first: the name, then the key, or the session of a visitor's browser."""
     keyring, is_local = Keyring(engine), is_loopback_host(settings.api_host)
     app.state.console, app.state.keyring = Console(app.version), keyring
-    app.add_middleware(KeyGuard, keyring=keyring, is_local=is_local, metrics_are_open=settings.open_metrics)
+    app.add_middleware(KeyGuard, keyring=keyring, is_local=is_local, settings=settings)
     # Before the key: a browser that brings none to / or /docs is shown the way.
     app.add_middleware(ConsoleGuard, console=app.state.console, keyring=keyring, is_local=is_local)
     app.add_middleware(HostGuard, allowed=parse_allowed_hosts(settings.api_host, settings.allowed_hosts))
@@ -335,6 +337,7 @@ def run(settings: Settings) -> None:
     config = PatientConfig(
         app,
         head_seconds=settings.body_idle_seconds,
+        max_connections=settings.max_connections,
         host=settings.api_host,
         port=settings.api_port,
         log_config=None,

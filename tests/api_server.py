@@ -45,6 +45,7 @@ def serving(app: FastAPI, patience_seconds: int | None = 5) -> Iterator[str]:
         config = PatientConfig(
             app,
             head_seconds=app.state.resources.settings.body_idle_seconds,
+            max_connections=app.state.resources.settings.max_connections,
             log_config=None,
             timeout_graceful_shutdown=patience_seconds,
         )

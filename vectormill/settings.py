@@ -91,7 +91,10 @@ class Settings(BaseSettings):
         description="So long a put waits to be searchable, unless its client says another time.",
     )
 
+    max_connections: int = Field(default=512, ge=1, description="Connections of an API process.")
     max_requests: int = Field(default=256, ge=1, description="Requests that an API process serves at once.")
+    max_requests_per_key: int = Field(default=192, ge=1, description="Requests among them of one API key.")
+    max_logins: int = Field(default=16, ge=1, description="Logins to the console at once.")
     max_uploads: int = Field(default=64, ge=1, description="Submissions among them.")
     max_searches: int = Field(default=64, ge=1, description="Searches among them, those that wait included.")
     max_search_queries: int = Field(default=100, ge=1, description="Queries of one search request.")

@@ -4,6 +4,8 @@ A session opens pages and their forms, and never the HTTP interface: a browser s
 another site's page makes it send, so what a cookie opens needs a token as well, and a bearer key needs none.
 """
 
+import contextlib
+import functools
 import json
 import logging
 import time
@@ -107,8 +109,16 @@ class ConsoleGuard:
             return None
         if keys and key is None:
             return ask_for_login(scope, headers)
+        scope["state"]["is_still_in"] = functools.partial(self._is_still_in, cookie)
         scope["state"]["visitor"] = Visitor(key.name if key else None, key.scope if key else ADMIN, token)
         return self._find_refusal(scope, headers, key, token)
+
+    async def _is_still_in(self, cookie: str) -> bool:
+        """Tell whether a visitor who was let in would be now. While Postgres is away the last known keys count."""
+        with contextlib.suppress(SQLAlchemyError):
+            await self._keyring.keys()
+        keys = self._keyring.last_known
+        return open_session(keys, cookie, time.time()) is not None if keys else self._is_local
 
     def _find_refusal(
         self, scope: Scope, headers: Headers, key: KeptKey | None, token: str

@@ -5,7 +5,7 @@ The stream is Server-Sent Events; htmx puts each message in the place of the ele
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -88,14 +88,21 @@ class LiveStream(StreamingResponse):
         with self._resources.gates.watchers.enter(), self._views.join(self._key) as view:
             # What fails at once is an answer of its own, and no stream.
             first = await self._views.look(view, self._render)
-            self.body_iterator = self._follow(view, first)
+            self.body_iterator = self._follow(view, first, scope["state"]["is_still_in"])
             await super().__call__(scope, receive, send)
 
-    async def _follow(self, view: View, rendered: Rendered) -> AsyncIterator[str]:
+    async def _follow(
+        self, view: View, rendered: Rendered, is_still_in: Callable[[], Awaitable[bool]]
+    ) -> AsyncIterator[str]:
+        """Send the view as it changes, to a visitor whose session holds. One whose key was revoked connects again,
+        and is led to the login.
+        """
         yield f"retry: {RETRY_MILLISECONDS}\n\n{write_message(rendered.html)}"
         last, spoken_at = rendered, time.monotonic()
         while not last.is_last and not self._resources.is_stopping():
             await anyio.sleep(LOOK_SECONDS)
+            if not await is_still_in():
+                return
             try:
                 rendered = await self._views.look(view, self._render)
             except Exception as error:  # a restart of Postgres ends no stream; what else fails does

@@ -1,6 +1,8 @@
 """KeyGuard: lets a request in when its key opens what it asks for. Reads no body."""
 
 import logging
+import math
+import time
 
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.datastructures import Headers
@@ -8,10 +10,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.door.keyring import Keyring, find_key
 from api.door.scopes import CONSOLE, METRICS_PATH, find_scope
+from api.limits.gates import Gate
 from api.problems import Problem, describe_error, is_database_away
 from vectormill.db.api_keys import KeptKey
 from vectormill.domain.api_key import includes
 from vectormill.domain.errors import DatabaseUnavailable
+from vectormill.settings import Settings
 
 CHALLENGE = 'Bearer realm="vectormill"'
 
@@ -21,22 +25,43 @@ logger = logging.getLogger(__name__)
 class KeyGuard:
     """ASGI middleware. `is_local`: only this machine can connect, so that without any key all may come in."""
 
-    def __init__(self, app: ASGIApp, keyring: Keyring, *, is_local: bool, metrics_are_open: bool) -> None:
+    def __init__(self, app: ASGIApp, keyring: Keyring, *, is_local: bool, settings: Settings) -> None:
         self._app = app
         self._keyring = keyring
         self._is_local = is_local
-        self._metrics_are_open = metrics_are_open
+        self._settings = settings
+        self._metrics_are_open = settings.open_metrics
+        self._gates: dict[int, Gate] = {}  # of keys with requests inside
+        self._num_refused = 0
+        self._logged_at = -math.inf
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            problem = await self._find_problem(scope)
-            if problem is not None:
-                await problem.response(scope["path"])(scope, receive, send)
+            found = await self._find_key(scope)
+            if isinstance(found, KeptKey):
+                await self._let_in(found, scope, receive, send)
+                return
+            if found is not None:
+                await found.response(scope["path"])(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    async def _find_problem(self, scope: Scope) -> Problem | None:
-        """Why the request may not come in; None when it may."""
+    async def _let_in(self, key: KeptKey, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve the request as one of those that the key may have at once."""
+        gate = self._gates.setdefault(
+            key.id, Gate(self._settings, "max_requests_per_key", f"requests of the key {key.name}")
+        )
+        try:
+            with gate.enter():
+                await self._app(scope, receive, send)
+        except Problem as problem:  # the application answers its own
+            await problem.response(scope["path"])(scope, receive, send)
+        finally:
+            if not gate.inside:
+                self._gates.pop(key.id, None)
+
+    async def _find_key(self, scope: Scope) -> KeptKey | Problem | None:
+        """Find the key with which the request comes in, or why it may not; None when it needs none."""
         method, path = scope["method"], scope["path"]
         needed = find_scope(method, path)
         if needed in (None, CONSOLE) or (path == METRICS_PATH and self._metrics_are_open):
@@ -56,9 +81,25 @@ class KeyGuard:
         secret = read_bearer(Headers(scope=scope).get("authorization", ""))
         key = find_key(keys, secret) if secret is not None else None
         if key is None:
+            self._note_refusal(scope)
             return KEY_UNKNOWN if secret is not None else KEY_MISSING
         await self._keyring.note_use(key)
-        return None if includes(key.scope, needed) else scope_missing(key, needed)
+        return key if includes(key.scope, needed) else scope_missing(key, needed)
+
+    def _note_refusal(self, scope: Scope) -> None:
+        """Log it, without what was brought; of many in a second one line, so that a flood fills no disk."""
+        self._num_refused += 1
+        if time.monotonic() - self._logged_at < 1:
+            return
+        client = (scope.get("client") or ("an unknown address",))[0]
+        logger.warning(
+            "%d requests without a valid key were refused, the last from %s: %s %r",
+            self._num_refused,
+            client,
+            scope["method"],
+            scope["path"][:200],
+        )
+        self._num_refused, self._logged_at = 0, time.monotonic()
 
 
 def read_bearer(header: str) -> str | None:

@@ -75,8 +75,16 @@ RULES: Final = (
 PATTERNS: Final[dict[str, Pattern[str]]] = {rule.path: compile_path(rule.path)[0] for rule in RULES}
 
 
-# Asked twice a request, of few paths again and again.
-@functools.lru_cache(maxsize=1024)
+# A longer path names an item or nothing; a thousand of them would fill the memory.
+MAX_KEPT_CHARS: Final = 256
+
+
 def find_scope(method: str, path: str) -> str | None:
     """The scope that the request needs; None when it needs no key at all."""
+    return (_find_scope if len(path) <= MAX_KEPT_CHARS else _find_scope.__wrapped__)(method, path)
+
+
+# Asked twice a request, of few paths again and again.
+@functools.lru_cache(maxsize=1024)
+def _find_scope(method: str, path: str) -> str | None:
     return next((rule.scope for rule in RULES if rule.fits(method, path)), ADMIN)

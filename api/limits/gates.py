@@ -68,6 +68,7 @@ class Gates:
     """One of each for an API process. `json_bytes` are bodies in memory: what is made of them takes 16 times that."""
 
     requests: Gate
+    logins: Gate
     uploads: Gate
     searches: Gate
     watchers: Gate
@@ -78,6 +79,7 @@ class Gates:
     def of(cls, settings: Settings) -> Self:
         return cls(
             requests=Gate(settings, "max_requests", "requests"),
+            logins=Gate(settings, "max_logins", "logins"),
             uploads=Gate(settings, "max_uploads", "submissions"),
             searches=Gate(settings, "max_searches", "searches"),
             watchers=Gate(settings, "max_watchers", "watchers of jobs"),

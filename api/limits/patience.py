@@ -5,18 +5,27 @@ sends the head of an answer by itself, which wakes the client for nothing: here 
 """
 
 import asyncio
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+# A head is parsed in the event loop, and joining the pieces of one header takes the square of their number.
+MAX_HEAD_BYTES: Final = 64 << 10
+CLOSING: Final = b"content-type: text/plain\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
+LARGE_HEAD: Final = b"The head of this request is larger than 64 KiB."
+TOO_MANY: Final = b"This API process has as many connections as it takes (VECTORMILL_MAX_CONNECTIONS)."
 
 
 class PatientConfig(uvicorn.Config):
-    """uvicorn's own, with the time that a head may take."""
+    """uvicorn's own, with the time that a head may take, and the number of connections."""
 
-    def __init__(self, *arguments: Any, head_seconds: float, **options: Any) -> None:
+    def __init__(
+        self, *arguments: Any, head_seconds: float, max_connections: int = 512, **options: Any
+    ) -> None:
         super().__init__(*arguments, **{**options, "http": PatientProtocol})
         self.head_seconds = head_seconds
+        self.max_connections = max_connections
 
 
 class HeadKeeper:
@@ -52,15 +61,33 @@ class HeadKeeper:
 class PatientProtocol(HttpToolsProtocol):
     """One connection. Between two requests it is uvicorn's keep-alive that closes it."""
 
-    _timer: asyncio.TimerHandle | None = None
+    _timer: asyncio.TimerHandle | None = None  # while a head is not whole
+    _num_heads = 0
+    _head_bytes = 0  # of the head that is not whole, after the read in which it began
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.transport = cast(asyncio.Transport, HeadKeeper(transport, self.loop))
+        assert isinstance(self.config, PatientConfig)
+        if len(self.connections) > self.config.max_connections:
+            self._refuse(b"503 Service Unavailable", TOO_MANY)
+            return
         self._start_timer()
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        num_heads = self._num_heads
+        super().data_received(data)
+        if self._timer is not None and self._num_heads == num_heads:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._refuse(b"431 Request Header Fields Too Large", LARGE_HEAD)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._num_heads += 1
+        self._head_bytes = 0
         self._start_timer()
 
     def on_headers_complete(self) -> None:
@@ -70,6 +97,14 @@ class PatientProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         super().connection_lost(exc)
+
+    def _refuse(self, status: bytes, reason: bytes) -> None:
+        """Close the connection, with an answer where none is under way."""
+        self._stop_timer()
+        cycle = cast(RequestResponseCycle | None, self.cycle)  # None before the first request
+        if cycle is None or cycle.response_complete:
+            self.transport.write(b"HTTP/1.1 %s\r\n" % status + CLOSING % (len(reason), reason))
+        self.transport.close()
 
     def _start_timer(self) -> None:
         self._stop_timer()

@@ -1,4 +1,4 @@
-"""RequestLimits: how many requests are served at once, and how long a body may be silent. Knows only probes by name.
+"""RequestLimits: how many requests are served at once, and how long a body may take. Knows probes and logins by name.
 
 A client that sends its body byte by byte, or not at all (slow-loris), would hold what its request holds for ever.
 """
@@ -8,22 +8,28 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.limits.gates import Gate
+from api.limits.gates import Gates
 from api.problems import Limit, Problem
 from vectormill.domain.errors import BodyTimeout
 from vectormill.settings import Settings
 
 # Whoever asks whether a full process lives is told so.
 PROBES: Final = ("/livez", "/readyz")
+# Whoever has no key may send a form there. All of it has so long, and such requests are counted apart from others.
+LOGIN: Final = "/console/login"
+LOGIN_SECONDS: Final = 10.0
+FORM_TOO_SLOW: Final = Problem(
+    408, BodyTimeout.code, "The form did not come in time; send it again.", headers={"Connection": "close"}
+)
 
 
 class RequestLimits:
     """ASGI middleware. It adds nothing to a body's way but a timer, so streams stay streams."""
 
-    def __init__(self, app: ASGIApp, settings: Settings, gate: Gate) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, gates: Gates) -> None:
         self._app = app
         self._idle = Limit.of(settings, "body_idle_seconds")
-        self._gate = gate
+        self._gates = gates
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -31,24 +37,33 @@ class RequestLimits:
         elif scope["path"] in PROBES:
             await self._app(scope, self._time(receive), send)
         else:
+            is_login = scope["path"] == LOGIN
+            gate = self._gates.logins if is_login else self._gates.requests
             try:
-                with self._gate.enter():
-                    await self._app(scope, self._time(receive), send)
+                with gate.enter():
+                    await self._app(scope, self._time(receive, LOGIN_SECONDS if is_login else None), send)
             except Problem as problem:  # the application answers its own
                 await problem.response(scope["path"])(scope, receive, send)
 
-    def _time(self, receive: Receive) -> Receive:
-        """The same messages. Raises Problem when the next part of the body does not come."""
+    def _time(self, receive: Receive, whole_seconds: float | None = None) -> Receive:
+        """The same messages. Raises Problem when the next part of the body, or all of it, does not come in time."""
         is_whole = False
+        deadline = (
+            None
+            if whole_seconds is None
+            else asyncio.get_running_loop().time() + min(whole_seconds, self._idle.value)
+        )
 
         async def receive_in_time() -> Message:
             nonlocal is_whole
             if is_whole:  # what comes now is that the client leaves, whenever it does
                 return await receive()
             try:
-                async with asyncio.timeout(self._idle.value):
+                async with asyncio.timeout(self._idle.value), asyncio.timeout_at(deadline):
                     message = await receive()
             except TimeoutError:
+                if deadline is not None:
+                    raise FORM_TOO_SLOW from None
                 raise Problem(
                     408,
                     BodyTimeout.code,

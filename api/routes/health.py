@@ -1,9 +1,13 @@
 """Health: whether this process lives, whether it can serve, and what it counts."""
 
+import asyncio
 import logging
+import math
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
 
 import redis
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from sqlalchemy.exc import SQLAlchemyError
@@ -16,6 +20,8 @@ from vectormill.db.workers import INDEXER, SCHEDULER, count_workers, list_signs_
 
 router = APIRouter(tags=["health"])
 
+FRESH_SECONDS: Final = 1.0
+
 logger = logging.getLogger(__name__)
 
 
@@ -25,10 +31,36 @@ async def get_livez() -> Liveness:
     return Liveness(status="ok")
 
 
+class Lookout:
+    """Looks whether this process can serve: once a second, however many ask, and in a thread of its own.
+
+    Anybody may ask, so nobody's asking may cost those who have a key.
+    """
+
+    def __init__(self, resources: Resources) -> None:
+        self._resources = resources
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="lookout")
+        self._lock = asyncio.Lock()
+        self._looked_at = -math.inf
+        self._seen: Readiness | None = None
+
+    async def look(self) -> Readiness:
+        """Return what was seen less than FRESH_SECONDS ago; whoever comes during a look waits for it."""
+        loop = asyncio.get_running_loop()
+        async with self._lock:
+            if self._seen is None or loop.time() - self._looked_at >= FRESH_SECONDS:
+                self._seen = await loop.run_in_executor(self._thread, check_readiness, self._resources)
+                self._looked_at = loop.time()
+            return self._seen
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+
 @router.get("/readyz", response_model=Readiness, responses={503: {"model": Readiness}})
-def get_readyz(resources: ResourcesDependency) -> JSONResponse:
+async def get_readyz(request: Request) -> JSONResponse:
     """Ready while Postgres is: without Redis jobs are taken as always, and are encoded when it is back."""
-    readiness = check_readiness(resources)
+    readiness = await request.app.state.lookout.look()
     is_ready = readiness.postgres
     return JSONResponse(
         readiness.model_dump(),

@@ -1,6 +1,6 @@
 """Jobs over HTTP: submit, look, list, pause, resume, cancel, retry, delete, and the errors of single items."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 from uuid import UUID
 
 from fastapi import APIRouter, Header, Query, Request, Response
@@ -182,6 +182,15 @@ def retry_unless_answered(connection: Connection, job_id: UUID) -> Job:
     if find_job(connection, job_id).is_terminal:
         refuse_job_of_batch(connection, job_id, "retried")
     return retry_job(connection, job_id)
+
+
+# What a client may wish of a job, over HTTP and in the console.
+WISHES: Final[dict[str, Wish]] = {
+    "pause": pause_job,
+    "resume": resume_job,
+    "cancel": cancel_job,
+    "retry": retry_unless_answered,
+}
 
 
 @router.post("/v1/jobs/{job_id}/retry")

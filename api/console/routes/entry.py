@@ -48,7 +48,7 @@ async def get_login(request: Request, console: ConsoleDependency, next: str = HO
 async def post_login(request: Request, console: ConsoleDependency) -> Response:
     """Sets the cookie of a session and leads to the page that was wanted."""
     form = await read_form(request)
-    if not hmac.compare_digest(form.get("csrf", ""), find_visitor(request).csrf_token):
+    if not hmac.compare_digest(form.get("csrf", "").encode(), find_visitor(request).csrf_token.encode()):
         raise FORGED
     wanted = find_own_page(form.get("next", HOME))
     secret = form.get("key", "").strip()

@@ -16,20 +16,11 @@ from api.console.visitor import Visitor
 from api.cursors import decode_cursor, encode_cursor
 from api.dependencies import JobId, Resources, ResourcesDependency
 from api.problems import Problem
-from api.routes.jobs import wish_for
+from api.routes.jobs import WISHES, wish_for
 from api.routes.results import ResultFilter, get_results
 from api.routes.vectors import ExportFilter, get_vectors
 from api.streams.vector_streams import ResultResponse
-from vectormill.db.jobs.jobs import (
-    cancel_job,
-    find_job,
-    list_item_errors,
-    list_jobs,
-    pause_job,
-    resume_job,
-    retry_job,
-)
-from vectormill.db.jobs.twins import Wish
+from vectormill.db.jobs.jobs import find_job, list_item_errors, list_jobs
 from vectormill.db.jobs.waiting import explain_waits
 from vectormill.db.workers import count_open_jobs
 from vectormill.domain.jobs.job import JOB_STATES
@@ -41,12 +32,6 @@ router = APIRouter(include_in_schema=False)
 JOBS_ON_A_PAGE: Final = 50
 ERRORS_AT_ONCE: Final = 10
 ERRORS_ON_A_PAGE: Final = 100
-WISHES: Final[dict[str, Wish]] = {
-    "pause": pause_job,
-    "resume": resume_job,
-    "cancel": cancel_job,
-    "retry": retry_job,
-}
 
 
 @dataclass(frozen=True, slots=True)

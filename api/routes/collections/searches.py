@@ -79,11 +79,11 @@ SEARCH_DOCS: Final[dict[str, Any]] = {
 async def post_search(request: Request, name: CollectionName, resources: ResourcesDependency) -> Response:
     """The rows that answer a query best, best first; of many queries at once, each by itself."""
     require_json(request)
-    with resources.gates.searches.enter():
-        with resources.gates.json_bytes.hold() as hold:
-            body = await read_body(request, resources.settings, hold)
-            is_small = len(body) <= SMALL_BYTES
-            wanted = await run(is_small, decode_body, body, SEARCH_DECODER)
+    with resources.gates.json_bytes.hold() as hold:
+        body = await read_body(request, resources.settings, hold)
+        is_small = len(body) <= SMALL_BYTES
+        wanted = await run(is_small, decode_body, body, SEARCH_DECODER)
+    with resources.gates.searches.enter():  # not before: a body may come slowly
         queries, searches = await run(is_small, make_searches, wanted, resources)
         generation = await open_generation(resources, name, queries)
         embeddings = await find_embeddings(queries, searches, generation, resources)

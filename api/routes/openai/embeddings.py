@@ -51,13 +51,14 @@ EMBEDDINGS_DOCS: Final[dict[str, Any]] = {
 @router.post("/v1/embeddings", openapi_extra=EMBEDDINGS_DOCS, response_model=EmbeddingsAnswer)
 async def post_embeddings(request: Request, resources: ResourcesDependency) -> Response:
     """The vectors of some texts, in the shapes of OpenAI's API; docs/OPENAI.md says what differs."""
-    with resources.gates.searches.enter(), resources.gates.json_bytes.hold() as hold:
+    with resources.gates.json_bytes.hold() as hold:
         wanted, texts = await read_at_once(request, resources, hold, read_request)
-        answered, num_tokens = await embed(
-            resources, hold, wanted.wish(), texts, "input", is_list=wanted.has_list
-        )
-        content = await write(answered, lambda: write_answer(wanted, answered, num_tokens))
-        return Response(content, media_type="application/json")
+        with resources.gates.searches.enter():  # not before: a body may come slowly
+            answered, num_tokens = await embed(
+                resources, hold, wanted.wish(), texts, "input", is_list=wanted.has_list
+            )
+            content = await write(answered, lambda: write_answer(wanted, answered, num_tokens))
+            return Response(content, media_type="application/json")
 
 
 def read_request(body: bytes, resources: Resources) -> tuple[EmbeddingsRequest, list[bytes]]:

@@ -52,16 +52,17 @@ def takes(name: str, example: dict[str, Any]) -> dict[str, Any]:
 )
 async def post_embed(request: Request, resources: ResourcesDependency) -> Response:
     """Vectors alone, as text-embeddings-inference answers them."""
-    with resources.gates.searches.enter(), resources.gates.json_bytes.hold() as hold:
+    with resources.gates.json_bytes.hold() as hold:
         wanted, texts = await read_wanted(request, resources, hold, read_embed)
-        wish = wanted.wish(resources.registry)
-        answered, _ = await embed(resources, hold, wish, texts, "inputs")
+        with resources.gates.searches.enter():  # not before: a body may come slowly
+            wish = wanted.wish(resources.registry)
+            answered, _ = await embed(resources, hold, wish, texts, "inputs")
 
-        def write_rows() -> bytes:
-            rows = (b"[" + row.tobytes() for row in write_decimals(answered.vectors))
-            return b"[" + b",".join(rows) + b"]"
+            def write_rows() -> bytes:
+                rows = (b"[" + row.tobytes() for row in write_decimals(answered.vectors))
+                return b"[" + b",".join(rows) + b"]"
 
-        return Response(await write(answered, write_rows), media_type=JSON)
+            return Response(await write(answered, write_rows), media_type=JSON)
 
 
 def read_embed(body: bytes, resources: Resources) -> tuple[EmbedRequest, list[bytes]]:
@@ -85,13 +86,14 @@ def read_embed(body: bytes, resources: Resources) -> tuple[EmbedRequest, list[by
 )
 async def post_rank(request: Request, resources: ResourcesDependency) -> list[RankBody]:
     """Texts by their relevance to a query, as text-embeddings-inference answers them."""
-    with resources.gates.searches.enter(), resources.gates.json_bytes.hold() as hold:
+    with resources.gates.json_bytes.hold() as hold:
         wanted, (spec, pairs) = await read_wanted(request, resources, hold, read_rank)
-        numbers = await encode_texts(resources, spec, pairs)
-        return [
-            RankBody(index=index, score=score, text=wanted.texts[index] if wanted.return_text else None)
-            for index, score in order_scores(numbers, spec)
-        ]
+        with resources.gates.searches.enter():  # not before: a body may come slowly
+            numbers = await encode_texts(resources, spec, pairs)
+            return [
+                RankBody(index=index, score=score, text=wanted.texts[index] if wanted.return_text else None)
+                for index, score in order_scores(numbers, spec)
+            ]
 
 
 def read_rank(body: bytes, resources: Resources) -> tuple[RankRequest, tuple[EncodingSpec, list[bytes]]]:
@@ -127,13 +129,14 @@ async def get_info(request: Request, resources: ResourcesDependency) -> InfoBody
 )
 async def post_cohere_embed(request: Request, resources: ResourcesDependency) -> Response:
     """Vectors in the types that are asked for, as Cohere answers them."""
-    with resources.gates.searches.enter(), resources.gates.json_bytes.hold() as hold:
+    with resources.gates.json_bytes.hold() as hold:
         wanted, texts = await read_wanted(request, resources, hold, read_cohere)
-        answered, num_tokens = await embed(resources, hold, wanted.wish(), texts, "texts")
-        content = await write(
-            answered, lambda: write_cohere_answer(wanted, answered, num_tokens, str(uuid4()))
-        )
-        return Response(content, media_type=JSON)
+        with resources.gates.searches.enter():  # not before: a body may come slowly
+            answered, num_tokens = await embed(resources, hold, wanted.wish(), texts, "texts")
+            content = await write(
+                answered, lambda: write_cohere_answer(wanted, answered, num_tokens, str(uuid4()))
+            )
+            return Response(content, media_type=JSON)
 
 
 def read_cohere(body: bytes, resources: Resources) -> tuple[CohereEmbedRequest, list[bytes]]:
@@ -148,14 +151,15 @@ def read_cohere(body: bytes, resources: Resources) -> tuple[CohereEmbedRequest, 
 )
 async def post_cohere_rank(request: Request, resources: ResourcesDependency) -> CohereRankAnswer:
     """Documents by their relevance to a query, as Cohere answers them."""
-    with resources.gates.searches.enter(), resources.gates.json_bytes.hold() as hold:
+    with resources.gates.json_bytes.hold() as hold:
         wanted, (spec, pairs) = await read_wanted(request, resources, hold, read_cohere_rank)
-        numbers = await encode_texts(resources, spec, pairs)
-        results = [
-            CohereRankBody(index=index, relevance_score=score)
-            for index, score in order_scores(numbers, spec, wanted.top_n)
-        ]
-        return CohereRankAnswer(id=str(uuid4()), results=results)
+        with resources.gates.searches.enter():  # not before: a body may come slowly
+            numbers = await encode_texts(resources, spec, pairs)
+            results = [
+                CohereRankBody(index=index, relevance_score=score)
+                for index, score in order_scores(numbers, spec, wanted.top_n)
+            ]
+            return CohereRankAnswer(id=str(uuid4()), results=results)
 
 
 def read_cohere_rank(

@@ -4,6 +4,7 @@ import gzip
 import json
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -182,15 +183,15 @@ def test_json_bodies_share_a_bound_of_memory(engine: Engine) -> None:
 
 
 def test_searches_that_wait_are_counted_too(engine: Engine) -> None:
-    with counted_client(engine, max_searches=1) as (client, gates):
+    with counted_client(engine, max_searches=1, search_timeout_seconds=1) as (client, gates):
         submit(client, many(3), collection="docs")
         path = "/v1/collections/docs/search"
-        with socket.create_connection((client.base_url.host, client.base_url.port or 80)) as slow:
-            head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-            slow.sendall(f"{head}Content-Length: 9\r\n\r\n".encode())
+        with ThreadPoolExecutor(1) as others:
+            waiting = others.submit(client.post, path, json={"text": "no worker lives"})
             is_in(gates.searches, 1)
             answer = client.post(path, json={"embedding": [1] * 8})
             assert_limit(answer, 429, "VECTORMILL_MAX_SEARCHES", 1)
+            assert waiting.result().status_code == 503
 
 
 def test_collections_are_limited_and_those_that_exist_go_on(engine: Engine) -> None:

@@ -107,6 +107,7 @@ def test_a_wrong_key_is_refused_in_words_and_leaves_no_session(client: httpx.Cli
     assert "misspelt, revoked or expired" in answer.text
     assert SESSION_COOKIE not in client.cookies
     assert client.post("/console/login", data={"csrf": "0" * 64, "key": "x"}).status_code == 403
+    assert client.post("/console/login", data={"csrf": "é", "key": "x"}).status_code == 403
     assert client.post("/console/login", content=b"x" * 20_000).status_code == 413
 
 
@@ -141,6 +142,20 @@ def test_a_session_ends_with_its_key_and_with_a_logout(client: httpx.Client, eng
     with engine.begin() as connection:
         revoke_key(connection, "me")
     assert client.get("/console/queue").status_code == 303
+
+
+def test_a_stream_ends_when_the_key_of_its_session_is_revoked(client: httpx.Client, engine: Engine) -> None:
+    add_key(engine, "another")
+    log_in(client, add_key(engine, "me"))
+    with client.stream("GET", "/console/queue/live") as stream:
+        assert stream.status_code == 200
+        parts = stream.iter_text()
+        assert "retry" in next(parts)
+        with engine.begin() as connection:
+            revoke_key(connection, "me")
+        assert "event: end" not in "".join(parts)  # the browser asks again, and is led to the login
+    answer = client.get("/console/queue/live", headers={"HX-Request": "true"})
+    assert answer.headers["hx-redirect"] == "/console/login"
 
 
 def test_a_session_holds_at_every_process_and_is_noise_without_the_hash_of_its_key(engine: Engine) -> None:

@@ -29,7 +29,7 @@ def test_a_client_that_has_sent_its_body_is_waited_for_without_an_end() -> None:
         async def send(message: Message) -> None:
             raise AssertionError(message)
 
-        limits = RequestLimits(application, IMPATIENT, Gates.of(IMPATIENT).requests)
+        limits = RequestLimits(application, IMPATIENT, Gates.of(IMPATIENT))
         served = asyncio.create_task(limits({"type": "http", "path": "/v1/jobs"}, receive, send))
         # Twenty times the limit: were it counted, the task would have ended with a Problem.
         await asyncio.wait([served], timeout=0.02)

@@ -1,0 +1,187 @@
+"""Trickle, inflate and repeat: what a stranger or one key sends neither stops an API process nor fills its memory."""
+
+import re
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import Engine
+
+import api.routes.health
+from api.app import create_app
+from api.dependencies import Resources
+from api.door import keyring
+from api.limits.gates import Gates
+from api.limits.patience import MAX_HEAD_BYTES
+from api.schemas import Readiness
+from tests.api_server import assert_problem, serving
+from tests.waiting import wait_for
+from vectormill.db.api_keys import create_key
+from vectormill.domain.api_key import make_secret
+from vectormill.settings import Settings
+
+LOGIN = b"POST /console/login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 16000\r\n"
+FORM = LOGIN + b"Content-Type: application/x-www-form-urlencoded\r\n\r\nkey="
+SEARCH = b"POST /v1/collections/docs/search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
+@contextmanager
+def counted(engine: Engine, **settings: Any) -> Iterator[tuple[httpx.Client, Gates]]:
+    """Serve a real API; yield a client of it, and what it counts."""
+    app = create_app(Settings(**settings), engine)
+    with serving(app) as url, httpx.Client(base_url=url, timeout=30, trust_env=False) as client:
+        yield client, app.state.resources.gates
+
+
+def connect(client: httpx.Client) -> socket.socket:
+    return socket.create_connection((client.base_url.host, client.base_url.port or 80), 20)
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """Everything until the server ends the connection, and nothing where it was reset."""
+    answer = b""
+    try:
+        while part := connection.recv(65536):
+            answer += part
+    except ConnectionResetError:
+        pass
+    return answer
+
+
+def measure_memory() -> int:
+    """Bytes of this process that are in memory; the API runs in it."""
+    found = re.search(r"VmRSS:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) << 10
+
+
+def test_three_hundred_trickled_logins_leave_every_other_request_its_place(engine: Engine) -> None:
+    with counted(engine, max_logins=4) as (client, gates), ExitStack() as open_sockets:
+        before = measure_memory()
+        trickling = [open_sockets.enter_context(connect(client)) for _ in range(300)]
+        for connection in trickling:
+            connection.sendall(FORM)
+        wait_for(lambda: gates.logins.inside == 4, because="the gate of logins is full")
+        for byte in (b"v", b"m", b"k"):
+            for connection in trickling:
+                try:
+                    connection.sendall(byte)
+                except OSError:
+                    continue  # it was refused and closed
+            assert client.get("/v1/jobs").status_code == 200
+        assert gates.logins.inside <= 4
+        assert gates.requests.inside == 0
+        assert measure_memory() - before < 64 << 20
+
+
+def test_a_login_that_is_sent_byte_by_byte_ends_although_it_is_never_silent(engine: Engine) -> None:
+    with counted(engine, body_idle_seconds=0.3) as (client, gates), connect(client) as connection:
+        connection.sendall(FORM)
+        connection.settimeout(0.01)
+        answer = b""
+        for _ in range(10_000):
+            connection.sendall(b"v")
+            try:
+                answer = connection.recv(65536)
+                break
+            except TimeoutError:
+                continue
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        wait_for(lambda: gates.logins.inside == 0, because="its place is free")
+
+
+def test_a_head_of_sixteen_megabytes_is_refused_long_before_its_end(engine: Engine) -> None:
+    with counted(engine) as (client, _):
+        before = measure_memory()
+        num_sent = 0
+        with connect(client) as connection:
+            connection.sendall(b"GET /v1/jobs HTTP/1.1\r\nHost: localhost\r\nX-Long: ")
+            try:
+                for _ in range(16 << 4):
+                    num_sent += connection.send(b"x" * (64 << 10))
+            except OSError:
+                pass
+            answer = read_all(connection)
+        assert num_sent < 16 << 20
+        assert answer[:13] in (
+            b"HTTP/1.1 431 ",
+            b"",
+        )  # it may be lost where the server closed amid what was sent
+        assert client.get("/v1/jobs").status_code == 200
+        assert measure_memory() - before < 64 << 20
+
+
+def test_a_head_above_the_limit_is_told_so_and_one_below_it_is_served(engine: Engine) -> None:
+    with counted(engine) as (client, _):
+        with connect(client) as connection:
+            connection.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n")
+            for _ in range(2):  # each is less than the limit, and a read of its own or part of one
+                connection.sendall(b"X-Long: " + b"x" * (MAX_HEAD_BYTES * 5) + b"\r\n")
+            assert read_all(connection)[:13] in (b"HTTP/1.1 431 ", b"")
+        assert client.get("/livez", headers={"X-Long": "x" * (MAX_HEAD_BYTES // 2)}).status_code == 200
+
+
+def test_one_connection_more_than_allowed_is_refused_and_the_others_are_served(engine: Engine) -> None:
+    with counted(engine, max_connections=2) as (client, _):
+        assert client.get("/livez").status_code == 200  # which keeps its connection
+        with connect(client) as second, connect(client) as third:
+            assert read_all(third).startswith(b"HTTP/1.1 503 ")
+            second.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            assert read_all(second).startswith(b"HTTP/1.1 200 ")
+            assert client.get("/livez").status_code == 200
+
+
+def test_probes_from_sixty_four_connections_look_once_a_second_in_no_thread_of_requests(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[Readiness] = []
+
+    def count_looks(resources: Resources) -> Readiness:
+        looks.append(check_readiness(resources))
+        return looks[-1]
+
+    check_readiness = api.routes.health.check_readiness
+    monkeypatch.setattr(api.routes.health, "check_readiness", count_looks)
+    monkeypatch.setattr(api.routes.health, "FRESH_SECONDS", 3600.0)
+    with counted(engine) as (client, _), ThreadPoolExecutor(64) as askers:
+
+        def ask(_: int) -> list[int]:
+            with httpx.Client(base_url=client.base_url, timeout=30, trust_env=False, verify=False) as own:
+                return [own.get("/readyz").status_code for _ in range(5)]
+
+        answers = [status for each in askers.map(ask, range(64)) for status in each]
+        assert client.get("/v1/jobs").status_code == 200
+    assert answers == [200] * 320
+    assert len(looks) == 1
+
+
+def test_trickled_bodies_of_searches_take_no_place_of_a_search(engine: Engine) -> None:
+    with counted(engine, max_searches=1) as (client, gates), connect(client) as trickling:
+        trickling.sendall(SEARCH + b"Content-Length: 100\r\n\r\n{")
+        wait_for(lambda: gates.requests.inside == 1, because="the slow body is being read")
+        answer = client.post("/v1/collections/docs/search", json={"text": "a"})
+        assert_problem(answer, 404, "collection-not-found")
+
+
+def test_one_key_leaves_room_for_another(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keyring, "FRESH_SECONDS", 0.0)
+    greedy, modest = make_secret(), make_secret()
+    with engine.begin() as connection:
+        create_key(connection, "greedy", greedy, "read", None)
+        create_key(connection, "modest", modest, "read", None)
+    with counted(engine, max_requests_per_key=1) as (client, gates), connect(client) as trickling:
+        key = b"Authorization: Bearer " + greedy.encode() + b"\r\n"
+        trickling.sendall(SEARCH + key + b"Content-Length: 100\r\n\r\n{")
+        wait_for(lambda: gates.requests.inside == 1, because="the slow body is being read")
+
+        def list_jobs(secret: str) -> httpx.Response:
+            return client.get("/v1/jobs", headers={"Authorization": f"Bearer {secret}"})
+
+        wait_for(lambda: list_jobs(greedy).status_code == 429, because="the key has its one request")
+        assert_problem(list_jobs(greedy), 429, "limit-reached", "VECTORMILL_MAX_REQUESTS_PER_KEY", "greedy")
+        assert list_jobs(modest).status_code == 200
