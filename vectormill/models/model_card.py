@@ -23,6 +23,7 @@ from vectormill.models.embedders import (
     find_plain_embedder,
     refuse_plain,
 )
+from vectormill.models.special_tokens import read_special_tokens, require_final_token
 from vectormill.models.weight_headers import read_header, read_header_bytes
 
 CLS: Final = "cls"
@@ -127,6 +128,10 @@ def read_model_card(
         wanted = pooling or (None if must_encode else MEAN)
         own_pooling, unread, notes = _choose_pooling(name, directory, config, weights, wanted)
     modes = parse_pooling(pooling) if pooling else own_pooling
+    if must_encode and not is_extractor:
+        special = read_special_tokens(name, directory)
+        if classifier is None and LAST_TOKEN in modes:
+            require_final_token(name, special)
     text_config = config.get("text_config", config)
     hidden_size = text_config.get("hidden_size") or text_config.get("d_model") or text_config.get("dim")
     if not isinstance(hidden_size, int):

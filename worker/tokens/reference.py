@@ -13,8 +13,10 @@ import numpy as np
 from tokenizers import Tokenizer as RustTokenizer
 from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as NormalizerSequence
+from tokenizers.processors import TemplateProcessing
 
 from vectormill.domain.errors import ModelError
+from vectormill.models.special_tokens import SpecialTokens, read_special_tokens
 from vectormill.ragged import Ragged
 from worker.tokens.vocabulary import read_vocabulary
 
@@ -40,6 +42,9 @@ class Reference:
         if lowercase and not _lowers_case(self.description.get("normalizer")):
             inner = [] if self.rust.normalizer is None else [self.rust.normalizer]
             self.rust.normalizer = NormalizerSequence([Lowercase(), *inner])
+        special = read_special_tokens(directory.name, directory)
+        if special.is_rewritten:
+            self.rust.post_processor = _make_template(self.rust, special)
         self.prefix, self.suffix = self._find_special()
         added = self.description.get("added_tokens", [])
         self._find_raw = _pattern(token["content"] for token in added if not token.get("normalized"))
@@ -105,6 +110,17 @@ def _read(directory: Path) -> tuple[RustTokenizer, dict[str, Any], bool]:
         return RustTokenizer.from_file(str(path)), json.loads(path.read_text(encoding="utf-8")), True
     except Exception as error:  # the Rust library raises bare Exception
         raise ModelError(f"The tokenizer {path} cannot be read: {error}.") from error
+
+
+def _make_template(rust: RustTokenizer, special: SpecialTokens) -> TemplateProcessing:
+    """Return what puts the special tokens around each text. Raises ModelError for a token that has no id."""
+    names = (*special.prefix, *special.suffix)
+    ids = {name: rust.token_to_id(name) for name in names}
+    if None in ids.values():
+        raise ModelError(f"The tokenizer has no id for one of its special tokens {', '.join(names)}.")
+    sides = [[*special.prefix, text, *special.suffix] for text in ("$A:0", "$B:1")]
+    second = [part if part.startswith("$") else f"{part}:1" for part in sides[1]]
+    return TemplateProcessing(single=sides[0], pair=[*sides[0], *second], special_tokens=list(ids.items()))
 
 
 def group_texts(texts: Sequence[str]) -> Iterator[list[str]]:

@@ -126,7 +126,9 @@ def test_a_plain_transformers_directory_is_mean_pooled_and_normalized(tmp_path: 
 def test_the_old_and_the_new_pooling_file_are_read(
     tmp_path: Path, config: dict[str, Any], expected: tuple[str, ...]
 ) -> None:
-    write_model(tmp_path, modules=modules("Transformer", "Pooling"), **{"1_Pooling__config": config})
+    separated = {"post_processor": {"type": "BertProcessing", "sep": ["[SEP]", 1], "cls": ["[CLS]", 0]}}
+    files = {"1_Pooling__config": config, "tokenizer": separated}
+    write_model(tmp_path, modules=modules("Transformer", "Pooling"), **files)
     card = card_of(tmp_path)
     assert card.pooling == expected
     assert card.dimension == 4 * len(expected)

@@ -1,0 +1,93 @@
+"""Tokens that a tokenizer's template lacks and its class or its code would add."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.models import packaged_model
+from vectormill.domain.errors import ModelError
+from vectormill.models.model_card import read_model_card
+from worker.tokens.tokenizer import Tokenizer
+
+CLS, SEP = 101, 102
+QWEN_CODE = ["tokenization_qwen.Qwen2Tokenizer", "tokenization_qwen.Qwen2TokenizerFast"]
+BOTH = {"bos_token": "[CLS]", "eos_token": {"content": "[SEP]"}}
+
+
+def write_tokenizer(directory: Path, adds: list[str], **config: Any) -> Path:
+    """The packaged model with a template that adds these tokens alone, `A` being the text."""
+    model = Path(shutil.copytree(packaged_model(), directory / "model"))
+    tokenizer = json.loads((model / "tokenizer.json").read_text(encoding="utf-8"))
+    single = [{"Sequence" if each == "A" else "SpecialToken": {"id": each, "type_id": 0}} for each in adds]
+    special = {
+        token: {"id": token, "ids": [number], "tokens": [token]}
+        for token, number in (("[CLS]", CLS), ("[SEP]", SEP))
+    }
+    pair = [*single, {"Sequence": {"id": "B", "type_id": 1}}]
+    template = {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": special}
+    (model / "tokenizer.json").write_text(
+        json.dumps(tokenizer | {"post_processor": template}), encoding="utf-8"
+    )
+    kept = json.loads((model / "tokenizer_config.json").read_text(encoding="utf-8"))
+    (model / "tokenizer_config.json").write_text(json.dumps(kept | BOTH | config), encoding="utf-8")
+    return model
+
+
+def ends(model: Path) -> tuple[bool, bool]:
+    row = Tokenizer(model).tokenize_whole(["some words"]).ids(0).tolist()
+    return row[0] == CLS, row[-1] == SEP
+
+
+@pytest.mark.parametrize(
+    ("adds", "config", "expected"),
+    [
+        (  # e5-mistral
+            ["[CLS]", "A"],
+            {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "add_eos_token": True},
+            (True, True),
+        ),
+        (["A"], {"tokenizer_class": "GemmaTokenizerFast", "add_eos_token": True}, (False, True)),
+        (
+            ["A"],
+            {"auto_map": {"AutoTokenizer": QWEN_CODE}, "add_eos_token": True},
+            (False, True),
+        ),  # gte-Qwen2
+        (["A", "[SEP]"], {"tokenizer_class": "Qwen2Tokenizer", "add_bos_token": False}, (False, True)),
+    ],
+)
+def test_tokens_that_the_class_adds_and_not_the_template_are_added(
+    tmp_path: Path, adds: list[str], config: dict[str, Any], expected: tuple[bool, bool]
+) -> None:
+    model = write_tokenizer(tmp_path, adds, **config)
+    read_model_card("m", model, pooling="last_token")
+    assert ends(model) == expected
+
+
+@pytest.mark.parametrize(
+    ("adds", "config", "pooling", "message"),
+    [
+        (["A"], {"auto_map": {"AutoTokenizer": ["x--own.T", None]}}, "mean", r"code of its own \(own\.T\)"),
+        (["A"], {"auto_map": ["own.T", None]}, "mean", r"code of its own \(own\.T\)"),
+        (
+            ["A"],
+            {"tokenizer_class": "PreTrainedTokenizerFast", "add_eos_token": True},
+            "mean",
+            r"contradict each other.*asks for \[SEP\] \(add_eos_token\)",
+        ),
+        (["[CLS]", "A"], {}, "last_token", "puts no final token behind a text"),
+        (["A"], {"auto_map": {"AutoTokenizer": QWEN_CODE}}, "last_token", "puts no final token"),
+    ],
+)
+def test_a_tokenizer_whose_tokens_are_not_known_is_refused_at_submission(
+    tmp_path: Path, adds: list[str], config: dict[str, Any], pooling: str, message: str
+) -> None:
+    model = write_tokenizer(tmp_path, adds, **config)
+    with pytest.raises(ModelError, match=message):
+        read_model_card("m", model, pooling=pooling)
+
+
+def test_other_poolings_need_no_final_token(tmp_path: Path) -> None:
+    assert read_model_card("m", write_tokenizer(tmp_path, ["[CLS]", "A"]), pooling="cls").pooling == ("cls",)

@@ -1,0 +1,116 @@
+"""Special tokens: what a tokenizer's files put before and behind a text. Knows JSON alone, and no tokenizers library.
+
+`tokenizer.json` has a template for that. Some classes of transformers add tokens besides, as `add_bos_token` and
+`add_eos_token` of tokenizer_config.json say, and some models bring a tokenizer of their own code, which is never run.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from vectormill.domain.errors import UnsupportedModel
+
+# The classes that write the template anew as the two settings say (transformers 4, `update_post_processor` in
+# models/{llama,code_llama,gemma,cohere,gpt_neox}/tokenization_*_fast.py). Models were trained with what these gave.
+# transformers 5 passes over both settings where there is a tokenizer.json.
+HEEDING: Final = frozenset(
+    f"{name}Tokenizer{ending}"
+    for name in ("CodeLlama", "Cohere", "Gemma", "GPTNeoX", "Llama")
+    for ending in ("", "Fast")
+)
+# Tokenizers by code of their own that do the same and nothing else: gte-Qwen2, as read in vLLM's own treatment of it
+# (https://github.com/vllm-project/vllm, `_maybe_fix_gte_tokenizer`).
+HEEDING_CODE: Final = frozenset({"tokenization_qwen.Qwen2Tokenizer", "tokenization_qwen.Qwen2TokenizerFast"})
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialTokens:
+    """The tokens before and behind a text; `is_rewritten` says that the template of tokenizer.json lacks some."""
+
+    prefix: tuple[str, ...]
+    suffix: tuple[str, ...]
+    is_rewritten: bool = False
+    flags: tuple[tuple[str, bool], ...] = ()  # which make transformers' own class do the same
+
+
+def read_special_tokens(name: str, directory: Path) -> SpecialTokens:
+    """Return what comes before and behind each text. Raises UnsupportedModel where the files do not tell."""
+    config = _read(directory / "tokenizer_config.json")
+    code = _find_code(config)
+    foreign = [each for each in code if each not in HEEDING_CODE]
+    if foreign:
+        raise UnsupportedModel(
+            f"The tokenizer of model {name!r} is code of its own ({foreign[0]}), which is never run, and what it adds "
+            "to a text is not known here. Write a tokenizer.json that gives the same tokens, the special ones by its "
+            "post_processor, and remove auto_map from tokenizer_config.json."
+        )
+    prefix, suffix = _read_template(_read(directory / "tokenizer.json").get("post_processor"))
+    wanted = {key: config[key] for key in ("add_bos_token", "add_eos_token") if config.get(key) is True}
+    bos, eos = (_content(config.get(key)) for key in ("bos_token", "eos_token"))
+    lacking = [bos] if "add_bos_token" in wanted and bos and bos not in prefix else []
+    lacking += [eos] if "add_eos_token" in wanted and eos and eos not in suffix else []
+    if not lacking:
+        return SpecialTokens(prefix, suffix)
+    if not code and str(config.get("tokenizer_class")) not in HEEDING:
+        raise UnsupportedModel(
+            f"The files of model {name!r} contradict each other: tokenizer_config.json asks for {', '.join(lacking)} "
+            f"({', '.join(wanted)}), and the post_processor of tokenizer.json does not add it. Put it there, or remove "
+            "the setting, as the model was trained."
+        )
+    new_prefix = (bos,) if "add_bos_token" in wanted else prefix
+    new_suffix = (eos,) if "add_eos_token" in wanted else suffix
+    flags = (("add_bos_token", bool(new_prefix)), ("add_eos_token", bool(new_suffix)))
+    return SpecialTokens(new_prefix, new_suffix, is_rewritten=True, flags=flags)
+
+
+def require_final_token(name: str, tokens: SpecialTokens) -> None:
+    """Raise UnsupportedModel where nothing comes behind a text, so that its last word would stand for all of it."""
+    if not tokens.suffix:
+        raise UnsupportedModel(
+            f"The model {name!r} reads the last token, and its tokenizer puts no final token behind a text: "
+            "the text's last word would stand for all of it. Have tokenizer.json add the token it was trained with, or "
+            "set add_eos_token in tokenizer_config.json."
+        )
+
+
+def has_code(directory: Path) -> bool:
+    """Tell whether the tokenizer is code of its own, of a kind that is known here."""
+    return bool(_find_code(_read(directory / "tokenizer_config.json")))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # whoever needs the file says so
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _find_code(config: Mapping[str, Any]) -> list[str]:
+    """Return the classes that auto_map names, without the repository before `--`."""
+    told = config.get("auto_map") or []
+    classes = told.get("AutoTokenizer") or [] if isinstance(told, dict) else told
+    names = [classes] if isinstance(classes, str) else classes
+    return [str(each).rpartition("--")[2] for each in names if each]
+
+
+def _content(token: Any) -> str:
+    return str(token.get("content", "")) if isinstance(token, dict) else str(token or "")
+
+
+def _read_template(processor: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the special tokens before and behind the one text of a post_processor of tokenizer.json."""
+    kind = (processor or {}).get("type")
+    if kind == "Sequence":
+        found = [_read_template(each) for each in processor.get("processors", [])]
+        return next((each for each in found if each != ((), ())), ((), ()))
+    if kind in ("BertProcessing", "RobertaProcessing"):
+        return (str(processor["cls"][0]),), (str(processor["sep"][0]),)
+    if kind != "TemplateProcessing":
+        return (), ()
+    parts = [next(iter(part.items())) for part in processor.get("single", [])]
+    place = next((number for number, (what, _) in enumerate(parts) if what == "Sequence"), len(parts))
+    names = [str(part["id"]) for _, part in parts]
+    return tuple(names[:place]), tuple(names[place + 1 :])
