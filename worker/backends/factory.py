@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from vectormill.domain.errors import ModelError
@@ -25,18 +26,29 @@ def load_encoder(order: EncoderOrder) -> Encoder:
         return _find(EXTRACTOR)(order)
     precision = choose_precision(order.precision, order.device)
     notes: tuple[str, ...] = ()
-    backends = list_backends(order.backend, order.device, _is_installed, must_pack=order.attention == PACKED)
-    for position, (backend, reason) in enumerate(backends):
-        choice = Choice(backend.name, notes[-1] if notes else reason)
+    left, tell = dict(order.left), order.on_backend
+    order = replace(order, on_backend=None, left=())
+    for backend, reason in list_backends(
+        order.backend, order.device, _is_installed, must_pack=order.attention == PACKED
+    ):
         try:
-            return _load(backend, order, choice, precision, notes)
+            if backend.name in left:
+                raise CannotRun(left[backend.name])
+            if tell is not None:
+                tell(backend.name)
+            return _load(
+                backend, order, Choice(backend.name, notes[-1] if notes else reason), precision, notes
+            )
+        except ModelError:
+            raise
         except CannotRun as error:
-            reason = f"{backend.name} cannot run this model: {error}"
-            if position == len(backends) - 1:
-                raise ModelError(f"{order.card.name} cannot be loaded, because {reason}.") from error
-            notes = (*notes, reason)
-            logger.warning("Falling back from %s for %s: %s", backend.name, order.card.name, error)
-    raise AssertionError("list_backends names at least one")
+            flaw = str(error)
+        except Exception as error:  # whatever a framework raises, another one may run the model
+            logger.exception("%s cannot load %s.", backend.name, order.card.name)
+            flaw = f"{type(error).__name__}: {error}"
+        notes = (*notes, f"{backend.name} cannot run this model: {flaw}")
+        logger.warning("%s is left for %s: %s", backend.name, order.card.name, flaw)
+    raise ModelError(f"{order.card.name} cannot be loaded, because {'; '.join(notes)}.")
 
 
 def _is_installed(backend: Backend) -> bool:

@@ -16,14 +16,17 @@ from worker.placement.rank import Rank
 
 # Called while weights are read, with the bytes read so far and those to be read.
 OnRead = Callable[[int, int], None]
+# Called with the name of each backend before it loads the model.
+OnBackend = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderOrder:
     """What is to be loaded, and where. `backend`, `precision`, `attention` and `switches` may be "auto".
 
-    `on_read` is of the process that loads; an order that goes to another process has none. A new field goes to the end,
-    with a default: during an upgrade a worker of the release before starts processes of this one.
+    `on_read` and `on_backend` are of the process that loads; an order that goes to another process has neither. `left`
+    names the backends that are not to be tried again, each with its reason. A new field goes to the end, with a
+    default: during an upgrade a worker of the release before starts processes of this one.
     """
 
     card: ModelCard
@@ -36,6 +39,8 @@ class EncoderOrder:
     rank: Rank | None = None  # when several devices share the model
     on_read: OnRead | None = None
     switches: str = "auto"  # of worker.encoder.switches
+    on_backend: OnBackend | None = None
+    left: tuple[tuple[str, str], ...] = ()
 
 
 def _set_state(order: EncoderOrder, values: list[Any]) -> None:

@@ -90,6 +90,7 @@ class Executor:
         self._runner: AnyRunner | None = None
         self._next_number = 0
         self._is_loaded = False  # once, and has encoded the canary
+        self._backend = ""  # that loads the model, if the process has named one
         self.num_restarts = 0
         self.state = LOADING
         self.reason = ""
@@ -153,6 +154,7 @@ class Executor:
             self._settled.set()
 
     def _run_one_runner(self) -> None:
+        self._backend = ""
         self._runner = runner = self._starter.start()
         self._watch(runner)
         try:
@@ -205,8 +207,6 @@ class Executor:
             self._send_canaries(runner)
             for message in self._listen(runner, deadline):
                 self._docket.hear(message)
-            if trial.flaw and not self._is_loaded:
-                raise ModelError(f"{self._name} was loaded and cannot encode a known text: {trial.flaw}.")
             self._refuse_sickness()
         return True
 
@@ -215,7 +215,10 @@ class Executor:
         for message in self._listen(runner, deadline):
             if not isinstance(message, Reading):
                 return message
-            self._display.show(message.num_bytes_read, message.num_bytes)
+            if message.backend:
+                self._backend = message.backend
+            else:
+                self._display.show(message.num_bytes_read, message.num_bytes)
         return None
 
     def _send_canaries(self, runner: AnyRunner) -> None:
@@ -288,11 +291,24 @@ class Executor:
             self._kill(self._runner)
             self._runner = None
         self._docket.lose(loss)
+        if not self._is_loaded:
+            self._leave_backend(loss)
+            return
         num_lost = self._docket.num_lost_in_row
-        if num_lost > self._timeouts.max_restarts or not self._is_loaded:
+        if num_lost > self._timeouts.max_restarts:
             raise ModelError(f"The model process was lost {num_lost} times in a row, at last because {loss}.")
         self.state, self.reason = RESTARTING, str(loss)
         self.num_restarts += 1
         pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 4 ** max(0, num_lost - 1))
         logger.warning("The runner was lost because %s; it is started again in %.1f s.", loss, pause)
         self._stopping.wait(pause)
+
+    def _leave_backend(self, loss: RunnerLost) -> None:
+        """Have the next process load the model with another backend; raise ModelError if this one is not to blame.
+
+        The next process knows which backends there are, and says so when none is left.
+        """
+        if not self._backend or loss.is_foreign or loss.is_exhausted:
+            raise ModelError(f"{self._name} cannot be loaded: {loss}.")
+        self._starter.leave(self._backend, f"while it loaded, {loss}")
+        logger.warning("%s is loaded without %s, because %s.", self._name, self._backend, loss)

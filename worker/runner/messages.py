@@ -26,10 +26,15 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """From the runner, now and then while it loads: so much of the weights has been read."""
+    """From the runner, now and then while it loads: so much of the weights has been read.
+
+    One that names a `backend` says that this one begins to load, and nothing of bytes. It is no message of its own,
+    because during an upgrade a worker of the release before would not know it.
+    """
 
     num_bytes_read: int
     num_bytes: int
+    backend: str = ""
 
 
 @dataclass(frozen=True, slots=True)

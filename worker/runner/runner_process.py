@@ -92,7 +92,11 @@ def _load(channel: Channel, load: Load, gauge: MemoryGauge) -> Encoder:
     try:
         module, _, function = load.factory.partition(":")
         encoder: Encoder = getattr(importlib.import_module(module), function)(
-            replace(load.order, on_read=_tell_reading(channel))
+            replace(
+                load.order,
+                on_read=_tell_reading(channel),
+                on_backend=lambda name: channel.send(Reading(0, 0, name)),
+            )
         )
     except ModelError as error:
         channel.send(LoadFailed(str(error)))

@@ -60,6 +60,10 @@ class RunnerStarter:
         self._shard_factory = shard_factory
         self._timeout_seconds = collective_timeout_seconds
 
+    def leave(self, backend: str, reason: str) -> None:
+        """Have processes that are started from now on pass this backend over."""
+        self.order = replace(self.order, left=(*self.order.left, (backend, reason)))
+
     def start(self) -> Runner | RunnerGroup:
         if self._sharing is None:
             return Runner(Load(self._factory, self.order), self._pin(self.order.device))
