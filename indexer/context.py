@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 
 from vectormill.domain.run import Run
 from vectormill.models.registry import Registry
@@ -17,7 +17,8 @@ class RunContext:
 
     `check` is to be called between transactions, every few seconds at the least: it renews nothing itself, and raises
     LeaseLost when another indexer may hold the run, RunCancelled when a client wants it to end. `report` keeps what a
-    phase found, under the phase's name, where status shows it.
+    phase found, under the phase's name, where status shows it. `hold` locks the run until its transaction ends, and
+    raises as `check` does, from what the database says at that moment.
     """
 
     run: Run
@@ -26,3 +27,4 @@ class RunContext:
     registry: Registry
     check: Callable[[], None]
     report: Callable[[str, Mapping[str, Any]], None]
+    hold: Callable[[Connection], None]

@@ -26,10 +26,12 @@ from vectormill.db.runs.changes import (
     forget_changes,
     list_changed_collections,
     list_changes,
+    list_failed_jobs,
     list_passages,
     note_every_key,
     note_keys,
     remove_changes,
+    remove_failed,
     try_to_follow,
 )
 from vectormill.db.session import make_engine
@@ -115,7 +117,20 @@ class Follower:
     def follow_all(self) -> bool:
         """One round over all collections of which something has changed; whether there is more to do at once."""
         with self._engine.connect() as connection:
+            failed = list_failed_jobs(connection)
             changed = list_changed_collections(connection)
+        for job in failed:
+            try:
+                with self._engine.begin() as connection:
+                    num_removed = remove_failed(connection, job)
+            except DATABASE_ERRORS as error:
+                logger.warning("The former rows of job %s stay until the next round: %s", job.id, error)
+                continue
+            logger.warning(
+                "Some rows of a followed table could not be encoded; %d former vectors were removed. See job %s.",
+                num_removed,
+                job.id,
+            )
         has_more = False
         for collection_id in changed:
             setback = self._setbacks.get(collection_id)
@@ -124,7 +139,7 @@ class Follower:
             try:
                 has_more |= follow_collection(self._engine, self._settings, self._registry, collection_id)
                 self._setbacks.pop(collection_id, None)
-            except VectormillError as error:
+            except (VectormillError, *DATABASE_ERRORS) as error:
                 seconds = min(2 * setback.seconds if setback else FIRST_SETBACK_SECONDS, LAST_SETBACK_SECONDS)
                 self._setbacks[collection_id] = Setback(seconds, self._clock() + seconds)
                 logger.warning("Collection %s: its changes wait, trying again: %s", collection_id, error)

@@ -6,6 +6,8 @@ On a thread and a connection of its own: a job of ten million vectors takes minu
 
 import logging
 import threading
+import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -27,6 +29,7 @@ from vectormill.db.jobs.deletion import (
 from vectormill.db.requests.batches import delete_old_batches
 from vectormill.db.requests.files import delete_file_batch, discard_old_files
 from vectormill.db.runs.pushes import prune_pushes
+from vectormill.db.runs.runs import prune_runs
 from vectormill.db.webhooks.deliveries import prune_deliveries
 
 logger = logging.getLogger(__name__)
@@ -35,6 +38,9 @@ logger = logging.getLogger(__name__)
 BATCH_CHUNKS = 100
 BATCH_ERRORS = 10_000
 BATCH_DELIVERIES = 10_000
+BATCH_RUNS = 1_000
+# After so long the other duties have their turn, and the removal goes on behind them.
+DELETING_SECONDS = 5.0
 _PAUSE_SECONDS = 10.0
 _STOP_SECONDS = 5.0
 
@@ -48,11 +54,14 @@ class Pruner:
         retention_seconds: float,
         upload_timeout_seconds: float,
         retired_seconds: float = 7 * 86400,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._retired_seconds = retired_seconds
         self._retention_seconds = retention_seconds
         self._upload_timeout_seconds = upload_timeout_seconds
+        self._clock = clock
+        self._has_more = False
         self._stopping = threading.Event()
         self._scrubber = Scrubber(engine)
         self._thread = threading.Thread(target=self._run, name="pruner", daemon=True)
@@ -71,6 +80,7 @@ class Pruner:
 
     def _run(self) -> None:
         while not self._stopping.is_set():
+            self._has_more = False
             try:
                 self.prune()
                 self._scrubber.scrub(self._stopping.is_set)
@@ -78,10 +88,11 @@ class Pruner:
                 logger.warning("What is past its time could not be removed; trying again: %s", error)
             except Exception:
                 logger.exception("What is past its time could not be removed; trying again.")
-            self._stopping.wait(_PAUSE_SECONDS)
+            if not self._has_more:
+                self._stopping.wait(_PAUSE_SECONDS)
 
     def prune(self) -> int:
-        """One round; the number of jobs that are gone."""
+        """Do one round, in which jobs are removed for DELETING_SECONDS at most; answer how many are gone."""
         with self._engine.begin() as connection:
             num_uploads = discard_stale_uploads(connection, self._upload_timeout_seconds)
             discard_expired_jobs(connection, self._retention_seconds)
@@ -92,6 +103,8 @@ class Pruner:
             discard_old_files(connection, self._upload_timeout_seconds)
             prune_deliveries(connection, self._retention_seconds, BATCH_DELIVERIES)
             delete_old_batches(connection, self._retention_seconds)
+        with self._engine.begin() as connection:
+            prune_runs(connection, self._retention_seconds, BATCH_RUNS)
         if num_uploads:
             logger.info("Removing %d uploads whose client went silent.", num_uploads)
         num_generations = prune_retired_generations(self._engine, self._retired_seconds)
@@ -102,7 +115,11 @@ class Pruner:
             logger.info("Dropped %d tables of collections that were deleted.", num_tables)
         self._delete_files()
         num_jobs = 0
+        until = self._clock() + DELETING_SECONDS
         while not self._stopping.is_set():
+            if self._clock() >= until:
+                self._has_more = True
+                break
             with self._engine.begin() as connection:
                 is_gone = delete_batch(connection, BATCH_CHUNKS, BATCH_ERRORS)
             if is_gone is None:

@@ -9,6 +9,7 @@ from vectormill.db.indexes.indexes import share_removed
 from vectormill.db.indexes.tending import TendedCollection, list_tended
 from vectormill.db.runs.runs import create_run
 from vectormill.domain.collection import AUTO
+from vectormill.domain.errors import CollectionNotFound
 from vectormill.domain.index_plan import find_operator_class
 from vectormill.domain.run import INDEX
 from vectormill.domain.tasks.task import VECTOR
@@ -33,15 +34,21 @@ class Tender:
     def tend(self) -> int:
         """One round; the number of runs."""
         settings = self._settings
-        with self._engine.begin() as connection:
+        with self._engine.connect() as connection:
             tended = list_tended(connection, least_rows=settings.index_rows, in_use_seconds=IN_USE_SECONDS)
-            needs = [(each.collection, find_need(each, settings)) for each in tended]
-            wanted = [(collection, need) for collection, need in needs if need is not None]
-            for collection, need in wanted:
-                create_run(connection, collection, INDEX, options=need)
-        for collection, need in wanted:
+        needs = [(each.collection, find_need(each, settings)) for each in tended]
+        num_runs = 0
+        for collection, need in needs:
+            if need is None:
+                continue
+            try:
+                with self._engine.begin() as connection:
+                    create_run(connection, collection, INDEX, options=need)
+            except CollectionNotFound:
+                continue  # it was deleted since it was listed
             logger.info("The index of %s: %s", collection, need["because"])
-        return len(wanted)
+            num_runs += 1
+        return num_runs
 
 
 def find_need(tended: TendedCollection, settings: Settings) -> dict[str, Any] | None:

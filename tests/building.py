@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 from uuid import uuid4
 
-from sqlalchemy import Engine, text
+from sqlalchemy import Connection, Engine, text
 
 from indexer.context import RunContext
 from tests.api_server import encode_waiting
@@ -67,6 +67,10 @@ def table_of(generation: Generation) -> str:
     return f"vectormill.{generation.table_name}"
 
 
+def hold_nothing(connection: Connection) -> None:
+    """Stand for the lock on a run, in tests whose run is no row."""
+
+
 class Rebuild:
     """A run that has read these items and submitted them for the generation that is being built."""
 
@@ -96,7 +100,9 @@ class Rebuild:
             self.job = writer.finish()
 
     def context(self, check: Callable[[], None] = lambda: None) -> RunContext:
-        return RunContext(self.run, self.engine, Settings(), Registry({}), check, self.reports.__setitem__)
+        return RunContext(
+            self.run, self.engine, Settings(), Registry({}), check, self.reports.__setitem__, hold_nothing
+        )
 
 
 def make_run(generation: Generation, seq: int, num_seen: int, options: Mapping[str, Any]) -> Run:

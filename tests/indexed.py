@@ -11,6 +11,7 @@ import numpy.typing as npt
 from sqlalchemy import Engine, text
 
 from indexer.context import RunContext
+from tests.building import hold_nothing
 from tests.protocol import SPEC
 from vectormill.db.collections.collections import open_collection
 from vectormill.db.indexes.indexes import FoundIndex, find_indexes
@@ -80,7 +81,7 @@ def start_run(
         report.clear()
         report.update(found)
 
-    return RunContext(run, engine, chosen, Registry(chosen.models), check, tell), report
+    return RunContext(run, engine, chosen, Registry(chosen.models), check, tell, hold_nothing), report
 
 
 def indexes_of(engine: Engine, generation: Generation) -> list[FoundIndex]:

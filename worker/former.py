@@ -64,10 +64,9 @@ def release_chunks_of(formers: Sequence[Former], engine: Engine) -> None:
     for former in formers:
         reason = f"the worker's process ended with {former.end}"
         try:
-            with engine.begin() as connection:
-                num_chunks = release_bereaved_chunks(
-                    connection, former.incarnation, reason, is_evidence=former.is_evidence
-                )
+            num_chunks = release_bereaved_chunks(
+                engine, former.incarnation, reason, is_evidence=former.is_evidence
+            )
         except SQLAlchemyError as error:
             logger.warning("Chunks of the former process return when their leases lapse: %s", error)
         else:

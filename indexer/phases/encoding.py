@@ -19,6 +19,7 @@ from vectormill.db.jobs.submission import JobWriter
 from vectormill.db.rows.items import delete_rows
 from vectormill.db.rows.tombstones import lock_deletions
 from vectormill.db.runs.differences import list_failed_keys, write_metadata
+from vectormill.db.runs.run_claims import forget_attempts
 from vectormill.db.runs.stages import CHANGED, NEW, load_changes, require_stage
 from vectormill.domain.errors import JobNotFound, RunError
 from vectormill.domain.jobs.job import CANCELLED, DEFAULT_PRIORITY, UPLOADING, Job, NewJob
@@ -45,7 +46,7 @@ def encode(context: RunContext, progress: Progress, wait: Wait) -> None:
     update_metadata(context, progress)
     if job_id is None:
         return
-    job = await_job(context, job_id, wait)
+    job = await_job(context, progress, job_id, wait)
     delete_failed(context, progress, job)
 
 
@@ -128,8 +129,13 @@ def update_metadata(context: RunContext, progress: Progress) -> None:
             )
 
 
-def await_job(context: RunContext, job_id: UUID, wait: Wait) -> Job:
-    """Until the job has ended, whatever came of its items. Raises EncodingEnded when somebody else ended it."""
+def await_job(context: RunContext, progress: Progress, job_id: UUID, wait: Wait) -> Job:
+    """Wait until the job has ended, whatever came of its items. Raises EncodingEnded when somebody else ended it.
+
+    Once some items are encoded the run's earlier attempts no longer count: a long job outlives many indexers.
+    """
+    num_open: int | None = None
+    has_advanced = False
     while True:
         context.check()
         with context.engine.connect() as connection:
@@ -139,6 +145,12 @@ def await_job(context: RunContext, job_id: UUID, wait: Wait) -> Job:
                 raise EncodingEnded from None
         if job.state == CANCELLED:
             raise EncodingEnded
+        if num_open is None:
+            num_open = job.num_open_chunks
+        elif job.num_open_chunks < num_open and not has_advanced:
+            with context.engine.begin() as connection:
+                forget_attempts(connection, progress.claim)
+            has_advanced = True
         if job.is_terminal:
             return job
         wait(_pause_of(job))

@@ -21,9 +21,8 @@ from indexer.phases.indexing import drop_before_bulk, index
 from indexer.phases.reading import Source, begin_reading, describe_reading, read_source
 from indexer.phases.swapping import swap
 from indexer.progress import Progress
-from vectormill.db.jobs.deletion import discard_upload
 from vectormill.db.outages import DATABASE_ERRORS, describe_refusal, is_lasting, is_outage, is_shortage
-from vectormill.db.runs.run_claims import RunClaim, end_run, hand_back_run, report_run
+from vectormill.db.runs.run_claims import RunClaim, end_run, fail_run, hand_back_run, hold_run, report_run
 from vectormill.db.runs.runs import cancel_encoding, find_run
 from vectormill.db.runs.stages import StageLost, drop_stage
 from vectormill.domain.errors import LeaseLost, RunCancelled, SourceInterrupted, VectormillError
@@ -34,7 +33,6 @@ from vectormill.domain.run import (
     COMPARING,
     DELETING,
     ENCODING,
-    FAILED,
     HELD,
     INDEXING,
     READING,
@@ -179,13 +177,15 @@ def _make_context(claim: RunClaim, tools: Tools, check: Callable[[], None]) -> R
 
     with tools.engine.connect() as connection:
         run = find_run(connection, claim.run.id)
-    return RunContext(run, tools.engine, tools.settings, tools.registry, check, report)
+
+    def hold(connection: Connection) -> None:
+        hold_run(connection, claim)
+
+    return RunContext(run, tools.engine, tools.settings, tools.registry, check, report, hold)
 
 
 def _cancel(connection: Connection, claim: RunClaim, progress: Progress) -> None:
     run = find_run(connection, claim.run.id)
-    if run.job_id is not None:
-        discard_upload(connection, run.job_id)
     cancel_encoding(connection, run)
     if end_run(connection, claim, CANCELLED):
         drop_stage(connection, run.id)
@@ -195,7 +195,7 @@ def _fail(tools: Tools, claim: RunClaim, reason: str) -> None:
     logger.warning("Run %s of %s failed: %s", claim.run.id, claim.run.collection, reason)
 
     def end(connection: Connection) -> None:
-        if end_run(connection, claim, FAILED, reason):
+        if fail_run(connection, claim, reason):
             drop_stage(connection, claim.run.id)
 
     _write(tools, end)

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from sqlalchemy import Connection
+
 from indexer.context import RunContext
 from vectormill.db.collections.generations import find_generation_by_id
 from vectormill.db.collections.swaps import Swap, swap_generations
@@ -37,12 +39,16 @@ def swap(context: RunContext, wait: Wait = time.sleep) -> None:
         context.check()
         wait(seconds)
 
+    def exchange(connection: Connection) -> Swap | None:
+        context.hold(connection)  # first: a run that was cancelled or lost must change nothing
+        return swap_generations(connection, generation_id)
+
     until = time.monotonic() + PATIENCE_SECONDS
     while True:
         context.check()
         done = act_in_short_locks(
             context.engine,
-            lambda connection: swap_generations(connection, generation_id),
+            exchange,
             patience_seconds=PATIENCE_SECONDS,
             wait=pause,
         )

@@ -227,4 +227,36 @@ MUTANTS: Final = (
         '"places": None',
         (f"{ORDER}::test_a_chunk_of_carried_rows_that_is_split_keeps_their_places",),
     ),
+    Mutant(
+        "a swap asks nothing of its run",
+        "indexer/phases/swapping.py",
+        "        context.hold(connection)  # first: a run that was cancelled or lost must change nothing\n",
+        "",
+        (
+            "tests/integration/runs/test_canary.py::"
+            "test_a_run_that_was_cancelled_or_lost_since_its_last_look_makes_nothing_live",
+        ),
+    ),
+    Mutant(
+        "a swap holds its run without a fence",
+        "vectormill/db/runs/run_claims.py",
+        "     WHERE id = :run_id AND fence = :fence AND state IN ('running', 'cancelling')\n       FOR NO KEY UPDATE\n",
+        "     WHERE id = :run_id AND state IN ('running', 'cancelling')\n       FOR NO KEY UPDATE\n",
+        (
+            "tests/integration/runs/test_canary.py::"
+            "test_a_run_that_was_cancelled_or_lost_since_its_last_look_makes_nothing_live[lost]",
+        ),
+    ),
+    Mutant(
+        "a worker counts the chunks that it returns in one transaction for all jobs",
+        "vectormill/db/chunks/bereavements.py",
+        "    for job_id, num_chunks in released:\n        with engine.begin() as connection:\n"
+        "            connection.execute",
+        "    with engine.begin() as connection:\n        for job_id, num_chunks in sorted(released):\n"
+        "            connection.execute",
+        (
+            "tests/integration/chunks/test_bereavements.py::"
+            "test_a_worker_that_returns_chunks_of_several_jobs_locks_one_job_at_a_time",
+        ),
+    ),
 )

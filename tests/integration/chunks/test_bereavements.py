@@ -1,12 +1,14 @@
 """A worker's process that ends: which of its chunks are to blame, which are suspect, and which are only returned."""
 
 import signal
+import threading
 from uuid import UUID, uuid4
 
 import pytest
 from sqlalchemy import Engine, text
 
 from tests.protocol import claim, dispatch_all, make_items, submit
+from tests.waiting import wait_for
 from vectormill.db.chunks.bereavements import mark_alone
 from vectormill.db.jobs.jobs import find_job
 from vectormill.domain.jobs.chunk import Claim
@@ -78,3 +80,29 @@ def test_a_suspect_that_waited_with_others_gathers_no_blame_by_that(engine: Engi
         connection.execute(text("UPDATE vectormill.chunks SET lost = 1"))
     end(engine, signal.SIGSEGV)
     assert counts(engine) == [("pending", 0, 1, 0)] * 2
+
+
+@pytest.mark.parametrize("locked", [0, 1])
+def test_a_worker_that_returns_chunks_of_several_jobs_locks_one_job_at_a_time(
+    engine: Engine, locked: int
+) -> None:
+    jobs = [hold(engine, DEAD, 1)[0].job_id for _ in range(2)]
+    lock = text("SELECT id FROM vectormill.jobs WHERE id = :id FOR NO KEY UPDATE NOWAIT")
+    with engine.connect() as holding:
+        holding.execute(lock, {"id": jobs[locked]})
+        thread = threading.Thread(target=end, args=(engine, signal.SIGSEGV))
+        thread.start()
+        wait_for(lambda: count_waiting(engine) == 1, 20, "it waits for the job that is locked")
+        with engine.connect() as connection:
+            connection.execute(lock, {"id": jobs[1 - locked]})
+        holding.rollback()
+        thread.join()
+    with engine.connect() as connection:
+        assert [find_job(connection, job).num_retried_chunks for job in jobs] == [1, 1]
+
+
+def count_waiting(engine: Engine) -> int:
+    """Statements of this database that wait for a lock."""
+    statement = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    with engine.connect() as connection:
+        return int(connection.execute(text(statement)).scalar_one())

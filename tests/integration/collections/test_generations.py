@@ -7,6 +7,7 @@ import pytest
 from sqlalchemy import Connection, Engine, text
 
 from tests.building import BITS, NEXT, ask, build, encode_all, put, rows_of, swap
+from tests.indexers import start_run
 from tests.kinds import RECORDS, SCORES
 from tests.protocol import SPEC, claim, complete, dispatch_all, make_items, submit
 from vectormill.db.collections.building import (
@@ -108,6 +109,25 @@ def test_a_run_in_the_live_space_gives_up_what_another_was_building(engine: Engi
     build(engine)
     assert open_target_generation(engine, "docs", None) == ask(engine, find_generation, "docs")
     assert ask(engine, find_building, "docs") is None
+
+
+@pytest.mark.parametrize(
+    ("state", "days", "is_kept"), [("failed", 1, True), ("failed", 4, False), ("cancelled", 1, False)]
+)
+def test_a_build_whose_run_failed_lately_is_not_given_up_by_a_run_in_the_live_space(
+    engine: Engine, state: str, days: int, is_kept: bool
+) -> None:
+    put(engine, "old")
+    building = build(engine)
+    start_run(engine)
+    with engine.begin() as connection:
+        end = text("""
+            UPDATE vectormill.runs
+               SET state = :state, generation_id = :id, finished_at = now() - make_interval(days => :days)
+        """)
+        connection.execute(end, {"state": state, "id": building.id, "days": days})
+    assert open_target_generation(engine, "docs", None) == ask(engine, find_generation, "docs")
+    assert (ask(engine, find_building, "docs") is not None) == is_kept
 
 
 @pytest.mark.parametrize("spec", [SPEC, SCORES, RECORDS], ids=lambda spec: spec.task)

@@ -11,7 +11,7 @@ from sqlalchemy import Engine, text
 
 from indexer.context import RunContext
 from indexer.phases.swapping import swap
-from tests.building import BITS, NEXT, ask, build, encode_all, make_run, put
+from tests.building import BITS, NEXT, ask, build, encode_all, hold_nothing, make_run, put
 from tests.integration.crashes.points import CrashPoints
 from tests.integration.crashes.victims import Servers, running, watched_engine
 from vectormill.db.collections.collections import find_generation
@@ -42,7 +42,11 @@ def swap_in_indexer(servers: Servers, points: CrashPoints, pipe: Pipe) -> None:
         building = find_building(connection, "docs")
     assert building is not None
     run = make_run(building, 1, 0, {})
-    swap(RunContext(run, engine, Settings(), Registry({}), lambda: None, lambda phase, found: None))
+    swap(
+        RunContext(
+            run, engine, Settings(), Registry({}), lambda: None, lambda phase, found: None, hold_nothing
+        )
+    )
 
 
 def roll_back_in_api(servers: Servers, points: CrashPoints, pipe: Pipe) -> None:
@@ -115,5 +119,9 @@ def test_whoever_is_killed_at_any_statement_of_a_swap_leaves_the_old_or_the_new_
     assert again is not None
     if role is swap_in_indexer:  # the indexer that takes the run over finds nothing left to do
         run = make_run(building, 1, 0, {})
-        swap(RunContext(run, engine, Settings(), Registry({}), lambda: None, lambda phase, found: None))
+        swap(
+            RunContext(
+                run, engine, Settings(), Registry({}), lambda: None, lambda phase, found: None, hold_nothing
+            )
+        )
         assert look(engine) == new

@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from indexer.phases.indexing import build_indexes
+from scheduler import tender
 from scheduler.tender import Tender, find_need
 from tests.indexed import draw_vectors, execute, make_collection, start_run, wish
 from tests.protocol import SPEC, make_items, submit
@@ -66,52 +67,52 @@ def end_runs(engine: Engine, state: str) -> None:
 
 def test_a_collection_that_has_grown_gets_a_run_and_one_is_enough(engine: Engine) -> None:
     generation = make_collection(engine, draw_vectors(200))
-    tender = Tender(engine, SETTINGS)
-    wait_for(lambda: tender.tend() == 1)  # Postgres counts rows with a delay
+    duty = Tender(engine, SETTINGS)
+    wait_for(lambda: duty.tend() == 1)  # Postgres counts rows with a delay
     assert "none for 200 rows" in runs_of(engine)[0]["because"]
-    assert tender.tend() == 0
+    assert duty.tend() == 0
     build_indexes(start_run(engine)[0], generation)
     end_runs(engine, "completed")
-    assert tender.tend() == 0
+    assert duty.tend() == 0
 
 
 def test_a_build_that_failed_is_not_asked_for_again_at_once(engine: Engine) -> None:
     make_collection(engine, draw_vectors(200))
-    tender = Tender(engine, SETTINGS)
-    wait_for(lambda: tender.tend() == 1)
+    duty = Tender(engine, SETTINGS)
+    wait_for(lambda: duty.tend() == 1)
     end_runs(engine, "failed")
-    assert tender.tend() == 0
+    assert duty.tend() == 0
     execute(engine, "UPDATE vectormill.runs SET finished_at = now() - interval '2 hours'")
-    assert tender.tend() == 1
+    assert duty.tend() == 1
 
 
 def test_a_small_collection_and_one_without_wishes_are_left_alone(engine: Engine) -> None:
     make_collection(engine, draw_vectors(200))
-    tender, patient = Tender(engine, SETTINGS), Tender(engine, Settings(index_rows=201))
-    wait_for(lambda: tender.tend() == 1)
+    duty, patient = Tender(engine, SETTINGS), Tender(engine, Settings(index_rows=201))
+    wait_for(lambda: duty.tend() == 1)
     end_runs(engine, "completed")
     assert patient.tend() == 0
     wish(engine, index_policy="'none'")
-    assert tender.tend() == 0
+    assert duty.tend() == 0
 
 
 def test_a_load_is_waited_for(engine: Engine) -> None:
     make_collection(engine, draw_vectors(200))
     job = submit(engine, make_items(1200), collection="docs", chunk_max_items=600)
-    tender = Tender(engine, SETTINGS)
+    duty = Tender(engine, SETTINGS)
     time.sleep(1.5)  # as long as Postgres may take to count
-    assert tender.tend() == 0
+    assert duty.tend() == 0
     execute(engine, f"UPDATE vectormill.jobs SET num_done = num_items WHERE id = '{job.id}'")
-    wait_for(lambda: tender.tend() == 1)
+    wait_for(lambda: duty.tend() == 1)
 
 
 def test_deletions_have_an_index_built_anew(engine: Engine) -> None:
     generation = make_collection(engine, draw_vectors(1000))
     build_indexes(start_run(engine)[0], generation)
-    tender = Tender(engine, SETTINGS)
-    assert tender.tend() == 0
+    duty = Tender(engine, SETTINGS)
+    assert duty.tend() == 0
     execute(engine, f"DELETE FROM vectormill.{generation.table_name} WHERE CAST(key AS integer) < 300")
-    wait_for(lambda: tender.tend() == 1)
+    wait_for(lambda: duty.tend() == 1)
     (options,) = runs_of(engine)
     assert options["rebuild"]
     assert options["because"].startswith("30%")
@@ -143,3 +144,12 @@ def test_of_many_collections_the_look_reads_no_table_of_jobs_or_runs_whole(engin
     nodes = [node for node in walk_plan(plan["Plan"]) if node.get("Relation Name") in ("jobs", "runs")]
     assert nodes
     assert "Seq Scan" not in [node["Node Type"] for node in nodes]
+
+
+def test_a_collection_that_was_deleted_since_the_look_ends_neither_the_round_nor_the_scheduler(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_collection(engine, draw_vectors(200))
+    monkeypatch.setattr(tender, "list_tended", lambda *_, **__: [replace(TENDED, collection="gone"), TENDED])
+    assert Tender(engine, SETTINGS).tend() == 1
+    assert "none for 1,000 rows" in runs_of(engine)[0]["because"]

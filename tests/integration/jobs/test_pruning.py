@@ -1,5 +1,7 @@
 """What is removed when its time is over or its user says so, in what portions, and what is left alone meanwhile."""
 
+import itertools
+
 import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import OperationalError
@@ -169,3 +171,17 @@ LET_A_MINUTE_PASS = text("""
      WHERE id = (SELECT id FROM vectormill.jobs WHERE id <> :kept ORDER BY seq LIMIT 1)
     RETURNING extract(epoch FROM forget_at + interval '1 minute' - created_at)
 """)
+
+
+def test_the_removal_of_a_large_job_gives_the_other_duties_their_turn(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pruner, "BATCH_CHUNKS", 2)
+    discard(engine, run_job(engine, 7))
+    moments = itertools.count(step=pruner.DELETING_SECONDS / 2)
+    duty = Pruner(engine, NEVER, NEVER, clock=lambda: next(moments))
+    assert duty.prune() == 0  # one batch, and then the time is over
+    assert 0 < count_rows(engine)[1] < 7
+    while duty.prune() == 0:
+        pass
+    assert count_rows(engine) == (0, 0, 0, 0, 0)

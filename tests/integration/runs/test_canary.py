@@ -12,13 +12,16 @@ from indexer.phases.canary import check_generation
 from indexer.phases.swapping import swap
 from tests.api_server import encoding_meanwhile
 from tests.building import BITS, NEXT, Rebuild, ask, build, encode_all, put, rows_of, table_of
+from tests.indexers import start_run
 from tests.kinds import RECORDS, SCORES
 from tests.protocol import SPEC, claim, complete, dispatch_all, make_items
 from vectormill.db.collections.collections import find_generation
 from vectormill.db.collections.generations import find_building
 from vectormill.db.rows.items import delete_items
+from vectormill.db.runs.run_claims import claim_run, hold_run
+from vectormill.db.runs.runs import cancel_run
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.errors import CanaryFailed, RunCancelled
+from vectormill.domain.errors import CanaryFailed, LeaseLost, RunCancelled
 from vectormill.domain.jobs.item import EMPTY_TEXT, ENCODING_FAILED, ItemFailure
 
 ITEMS = make_items(30)
@@ -184,3 +187,22 @@ def test_a_source_that_was_sent_in_part_makes_no_new_generation(engine: Engine, 
     encode_all(engine)
     with pytest.raises(CanaryFailed, match="was not sent whole"):
         check_generation(rebuild.context())
+
+
+@pytest.mark.parametrize("what", ["cancelled", "lost"])
+def test_a_run_that_was_cancelled_or_lost_since_its_last_look_makes_nothing_live(
+    engine: Engine, rebuild: Rebuild, what: str
+) -> None:
+    run_id = start_run(engine)
+    claim = ask(engine, claim_run, "somebody", 30.0)
+    assert claim is not None
+    if what == "cancelled":
+        ask(engine, cancel_run, run_id)
+    else:
+        change(engine, "UPDATE vectormill.runs SET lease_until = now()")
+        assert ask(engine, claim_run, "another", 30.0) is not None
+    encode_all(engine)
+    context = replace(rebuild.context(), hold=lambda connection: hold_run(connection, claim))
+    with pytest.raises(RunCancelled if what == "cancelled" else LeaseLost):
+        swap(context)
+    assert ask(engine, find_building, "docs") == rebuild.generation

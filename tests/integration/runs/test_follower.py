@@ -4,8 +4,11 @@ import threading
 from typing import Any
 
 import pytest
+from psycopg.errors import LockNotAvailable
 from sqlalchemy import Engine, text
+from sqlalchemy.exc import OperationalError
 
+from indexer import follower
 from indexer.follower import Follower, follow_collection, write_array
 from tests.api_server import encode_waiting
 from tests.kinds import RECORDS, SCORES
@@ -21,6 +24,7 @@ from tests.papers import (
 )
 from tests.protocol import SPEC
 from tests.waiting import wait_for
+from vectormill.db.jobs.deletion import discard_ended_puts
 from vectormill.db.runs.changes import LIST_CHANGED_COLLECTIONS, LIST_CHANGES, REMOVE_CHANGES
 from vectormill.domain.errors import SourceFailed
 from vectormill.models.registry import Registry
@@ -95,8 +99,6 @@ def test_a_transaction_that_commits_late_is_not_overlooked(engine: Engine, follo
 def test_a_change_during_a_round_is_done_in_the_next(
     engine: Engine, followed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from indexer import follower
-
     read = follower.read_keys
     run(engine, "INSERT INTO papers VALUES (1, 'one', 'de')")
 
@@ -264,3 +266,50 @@ def test_rows_of_keys_are_read_by_the_index_of_the_table(engine: Engine, followe
         plan = "\n".join(connection.execute(text(f"EXPLAIN {query}")).scalars())
     assert "papers_pkey" in plan
     assert "Seq Scan" not in plan
+
+
+def test_a_collection_whose_lock_is_not_had_leaves_the_others_their_turn(
+    engine: Engine, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    followed: list[int] = []
+
+    def follow_one(engine: Engine, settings: Settings, registry: Registry, collection_id: int) -> bool:
+        followed.append(collection_id)
+        if collection_id == 1:
+            raise OperationalError("DELETE", {}, LockNotAvailable("canceling statement due to lock timeout"))
+        return False
+
+    monkeypatch.setattr(follower, "list_changed_collections", lambda connection: [1, 2])
+    monkeypatch.setattr(follower, "follow_collection", follow_one)
+    changes = Follower(database_url, Settings(), Registry({}), clock=lambda: 0.0)
+    changes.follow_all()
+    changes.follow_all()
+    changes._engine.dispose()
+    assert followed == [1, 2, 2]
+
+
+def test_a_row_whose_new_text_cannot_be_encoded_loses_its_former_vector_and_its_job_stays(
+    engine: Engine, followed: str, database_url: str
+) -> None:
+    run(engine, "INSERT INTO papers VALUES (1, 'one', 'de'), (2, 'two', 'en')")
+    settle(engine)
+    run(engine, "UPDATE papers SET body = '' WHERE id = 1")
+    settle(engine)
+    make_old = (
+        "UPDATE vectormill.jobs SET finished_at = now() - interval '1 day' WHERE finished_at IS NOT NULL"
+    )
+    run(engine, make_old)
+    with engine.begin() as connection:
+        discard_ended_puts(connection)
+    assert set(content(engine)) == {"1", "2"}
+    changes = Follower(database_url, Settings(), Registry({}))
+    changes.follow_all()
+    changes._engine.dispose()
+    assert set(content(engine)) == {"2"}
+    with engine.begin() as connection:
+        discard_ended_puts(connection)
+        statement = (
+            "SELECT num_failed FROM vectormill.jobs WHERE metadata ? 'changes_of' AND state <> 'deleting'"
+        )
+        kept = connection.execute(text(statement))
+        assert kept.scalars().all() == [1]

@@ -1,13 +1,16 @@
 """How runs are held, lost, handed back, given up and cancelled."""
 
 import threading
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import psycopg
 import pytest
 from sqlalchemy import Engine, text
 
 from indexer.context import RunContext
+from indexer.phases.encoding import await_job
+from indexer.progress import Progress
 from tests.api_server import encode_waiting, encoding_meanwhile
 from tests.indexers import (
     ListedSource,
@@ -23,10 +26,11 @@ from tests.indexers import (
 )
 from tests.protocol import submit
 from tests.waiting import wait_for
-from vectormill.db.runs.run_claims import RunClaim, claim_run, end_run, renew_runs, save_run
+from vectormill.db.jobs.jobs import find_job
+from vectormill.db.runs.run_claims import RunClaim, claim_run, end_run, fail_run, renew_runs, save_run
 from vectormill.db.runs.runs import cancel_run
 from vectormill.domain.errors import LeaseLost, SourceInterrupted
-from vectormill.domain.run import COMPLETED, READING, RunCounts
+from vectormill.domain.run import COMPLETED, ENCODING, READING, RunCounts
 from vectormill.domain.source import SQL, Source
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
@@ -249,3 +253,31 @@ def test_a_job_that_somebody_else_cancelled_fails_its_run(engine: Engine) -> Non
     assert run.state == "failed"
     assert run.error is not None
     assert "cancelled or deleted" in run.error
+
+
+def test_a_run_that_fails_ends_the_job_that_encodes_for_it(engine: Engine) -> None:
+    build(engine)
+    start_run(engine)
+    held = claim(engine)
+    assert held is not None
+    job = submit(engine, CHANGED, collection="docs")
+    with engine.begin() as connection:
+        save_run(connection, held, ENCODING, RunCounts(), job_id=job.id)
+        assert fail_run(connection, held, "so it is")
+    with engine.connect() as connection:
+        assert find_job(connection, job.id).state == "cancelled"
+
+
+def test_a_run_whose_job_advances_is_not_given_up_for_the_indexers_that_it_outlived(engine: Engine) -> None:
+    build(engine)
+    run_id = start_run(engine)
+    held = None
+    for _ in range(4):
+        held = claim(engine)
+        expire(engine)
+    assert held is not None
+    job = submit(engine, CHANGED, collection="docs")
+    context = cast("RunContext", SimpleNamespace(engine=engine, check=lambda: None))
+    assert look(engine, run_id).attempt == 4
+    await_job(context, Progress(held), job.id, lambda _: encode_waiting(engine))
+    assert look(engine, run_id).attempt == 1

@@ -18,7 +18,8 @@ from vectormill.db.runs.differences import (
     note_moved,
 )
 from vectormill.db.runs.run_claims import CLAIM_RUN, FIRST_PHASES
-from vectormill.db.runs.runs import LIST_RUNS_OF_COLLECTION
+from vectormill.db.runs.runs import LIST_RUNS_OF_COLLECTION, prune_runs
+from vectormill.db.runs.schedules import COUNT_SCHEDULES, LIST_RUNS_OF_SCHEDULE
 from vectormill.db.runs.stages import (
     COMPARE_BATCH,
     LOAD_CHANGES,
@@ -130,3 +131,54 @@ def test_to_find_work_costs_nothing_however_many_runs_have_ended(engine: Engine)
         plan = "\n".join(connection.execute(listed, page).scalars())
         assert "ix_runs_collection_id" in plan, plan
         assert "Sort" not in plan, plan
+
+
+MAKE_SCHEDULED = text("""
+    WITH made AS (
+        INSERT INTO vectormill.schedules (name, collection_id, cron, timezone, overlap)
+        SELECT 's' || n, (SELECT min(id) FROM vectormill.collections), '0 2 * * *', 'UTC', 'skip'
+          FROM generate_series(1, 3) AS n
+        RETURNING id, collection_id)
+    INSERT INTO vectormill.runs (id, collection_id, kind, state, schedule_id, due_at, created_at, finished_at)
+    SELECT gen_random_uuid(), made.collection_id, 'reindex', CASE WHEN n % 1000 = 0 THEN 'completed' ELSE 'skipped' END,
+           made.id, now() - make_interval(mins => n), now() - make_interval(mins => n), now() - make_interval(mins => n)
+      FROM made, generate_series(1, 5000) AS n
+""")
+
+
+def plan_among_many_runs(engine: Engine, statement: str, values: dict[str, object]) -> str:
+    """How a statement is carried out where three schedules have made 5,000 runs each."""
+    make_collection(engine)
+    with engine.begin() as connection:
+        connection.execute(MAKE_SCHEDULED)
+        connection.execute(text("ANALYZE vectormill.runs"))
+        return "\n".join(connection.execute(text(f"EXPLAIN (COSTS OFF) {statement}"), values).scalars())
+
+
+def test_what_a_schedule_did_last_is_found_by_an_index_and_sorted_nowhere(engine: Engine) -> None:
+    plan = plan_among_many_runs(engine, COUNT_SCHEDULES.text, {})
+    assert "Index Scan Backward using ix_runs_schedule_id" in plan, plan
+    assert "Sort" not in plan, plan
+
+
+def test_the_runs_of_a_schedule_are_listed_by_an_index(engine: Engine) -> None:
+    values: dict[str, object] = {"schedule_id": 1, "before": None, "limit": 10}
+    plan = plan_among_many_runs(engine, LIST_RUNS_OF_SCHEDULE.text, values)
+    assert "Index Scan Backward using ix_runs_schedule_id" in plan, plan
+    assert "Sort" not in plan, plan
+
+
+def test_runs_go_after_their_time_but_for_the_newest_and_the_newest_good_one(engine: Engine) -> None:
+    make_collection(engine)
+    with engine.begin() as connection:
+        connection.execute(MAKE_SCHEDULED)
+        connection.execute(text("UPDATE vectormill.runs SET state = 'failed' WHERE state = 'skipped'"))
+        connection.execute(text("UPDATE vectormill.runs SET created_at = created_at - interval '1 year'"))
+        connection.execute(text("UPDATE vectormill.runs SET finished_at = created_at"))
+    with engine.begin() as connection:
+        assert prune_runs(connection, 366 * 86400, 20_000) < 15_000 - 6
+        prune_runs(connection, 300 * 86400, 20_000)
+        kept = connection.execute(text("SELECT schedule_id, state FROM vectormill.runs ORDER BY 1, 2")).all()
+    assert [tuple(row) for row in kept] == [
+        (n, state) for n in (1, 2, 3) for state in ("completed", "failed")
+    ]

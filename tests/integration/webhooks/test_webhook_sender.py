@@ -285,3 +285,22 @@ def test_an_event_outlives_its_job(engine: Engine) -> None:
         connection.execute(text("DELETE FROM vectormill.jobs"))
     assert len(claim(engine)) == 1
     assert look_at(engine, webhook).is_enabled
+
+
+def test_a_failure_after_weeks_of_silence_is_the_first_again(engine: Engine) -> None:
+    webhook, _ = make_webhook(engine)
+    end_job(engine, "a")
+    end_job(engine, "b")
+    first, second = claim(engine)
+    record(engine, first, Reply(500), None)
+    with engine.begin() as connection:
+        connection.execute(
+            text(
+                "UPDATE vectormill.webhooks SET failing_since = failing_since - interval '30 days', "
+                "last_failed_at = last_failed_at - interval '29 days'"
+            )
+        )
+    assert not record(engine, second, Reply(503), 5)
+    found = look_at(engine, webhook)
+    assert found.is_enabled
+    assert [each.id for each in deliveries_of(engine, webhook, "pending")] == [second.delivery_id]

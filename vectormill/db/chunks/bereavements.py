@@ -2,7 +2,7 @@
 
 from uuid import UUID
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Engine, text
 
 from vectormill.domain.jobs.chunk import Claim
 
@@ -34,20 +34,25 @@ RELEASE_BEREAVED = text("""
                lapsed = lapsed + CASE WHEN :is_evidence THEN 0 ELSE 1 END
           FROM held WHERE chunk.id = held.id
         RETURNING chunk.job_id
-    ), counted AS (
-        UPDATE vectormill.jobs SET num_retried_chunks = num_retried_chunks + by_job.count
-          FROM (SELECT job_id, count(*) FROM released GROUP BY job_id) AS by_job WHERE jobs.id = by_job.job_id
     )
-    SELECT job_id FROM released
+    SELECT job_id, count(*) AS num_chunks FROM released GROUP BY job_id
+""")
+
+COUNT_RETRIED = text("""
+    UPDATE vectormill.jobs SET num_retried_chunks = num_retried_chunks + :num_chunks WHERE id = :job_id
 """)
 
 
-def release_bereaved_chunks(
-    connection: Connection, incarnation: UUID, reason: str, *, is_evidence: bool
-) -> int:
+def release_bereaved_chunks(engine: Engine, incarnation: UUID, reason: str, *, is_evidence: bool) -> int:
     """Hands back what an incarnation of a worker held that is known to have ended; how many chunks.
 
-    `is_evidence`: it ended by a fault of its own, which the texts at work may have caused.
+    `is_evidence`: it ended by a fault of its own, which the texts at work may have caused. Each job is counted in a
+    transaction of its own, because the reaper alone may lock several jobs at once.
     """
     values = {"tag": incarnation.hex[:8], "reason": reason, "is_evidence": is_evidence}
-    return len(connection.execute(RELEASE_BEREAVED, values).all())
+    with engine.begin() as connection:
+        released = connection.execute(RELEASE_BEREAVED, values).all()
+    for job_id, num_chunks in released:
+        with engine.begin() as connection:
+            connection.execute(COUNT_RETRIED, {"job_id": job_id, "num_chunks": num_chunks})
+    return sum(num_chunks for _, num_chunks in released)

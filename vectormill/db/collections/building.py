@@ -46,6 +46,29 @@ FIND_SINCE_SEQ = text("""
 """)
 
 
+# So long a build whose last run failed waits to be gone on with: encoding may have taken days.
+KEPT_BUILD_SECONDS: Final = 3 * 86400.0
+
+# Of what its canary has refused, or a client has cancelled, nothing is of use.
+IS_WORTH_KEEPING = text("""
+    SELECT generations.report -> 'canary' ->> 'is_good' IS DISTINCT FROM 'false'
+           AND last.state = 'failed'
+           AND last.finished_at > now() - make_interval(secs => CAST(:kept_seconds AS double precision))
+      FROM vectormill.generations
+      JOIN LATERAL (SELECT state, finished_at FROM vectormill.runs
+                     WHERE runs.collection_id = generations.collection_id
+                       AND runs.generation_id = generations.id
+                     ORDER BY created_at DESC LIMIT 1) AS last ON true
+     WHERE generations.id = :generation_id
+""")
+
+
+def is_worth_keeping(connection: Connection, building: Generation) -> bool:
+    """Tell whether the last run of a build failed a short time ago, and the next one can go on from what is there."""
+    values = {"generation_id": building.id, "kept_seconds": KEPT_BUILD_SECONDS}
+    return bool(connection.execute(IS_WORTH_KEEPING, values).scalar_one_or_none())
+
+
 KEEP_CANARY_REPORT = text("""
     UPDATE vectormill.generations
        SET report = report || jsonb_build_object('canary', CAST(:canary AS jsonb))
@@ -93,7 +116,8 @@ def open_target_generation(
     """The generation that a run for this spec writes: the live one if it is of the same vector space, or if None.
 
     Else one that is being built beside it, with twins of the jobs that were open before. When the live one is the
-    target, a generation that an earlier run has left is given up. `patience` is that of `act_in_short_locks`.
+    target, a generation that an earlier run has left is given up unless it is worth keeping. `patience` is that of
+    `act_in_short_locks`.
     """
 
     def open_target(connection: Connection) -> Generation:
@@ -106,7 +130,7 @@ def open_target_generation(
             return live
         lock_collection(connection, collection)
         building = find_building(connection, collection)
-        if building is not None:
+        if building is not None and not is_worth_keeping(connection, building):
             connection.execute(GIVE_UP_GENERATION, {"generation_id": building.id})
         return live
 

@@ -87,13 +87,14 @@ def discard_expired_jobs(connection: Connection, retention_seconds: float, limit
 
 
 # Of puts: an API removes their jobs when it has answered, unless it was killed, or has told the client where its job
-# is. Never one that has not ended, whatever time that takes: its text is nowhere else.
+# is. Never one that has not ended, whatever time that takes: its text is nowhere else. Nor one of a followed table with
+# items that failed: the follower removes their former rows first, and then keeps the job as any other.
 DISCARD_ENDED_PUTS = text("""
     UPDATE vectormill.jobs SET state = 'deleting', idempotency_key = NULL, updated_at = now()
      WHERE id IN (
         SELECT id FROM vectormill.jobs
          WHERE forget_at = 'infinity' AND finished_at < now() - make_interval(secs => :kept_seconds)
-           AND state <> 'deleting'
+           AND state <> 'deleting' AND NOT (num_failed > 0 AND metadata ? 'changes_of')
          LIMIT :limit FOR UPDATE SKIP LOCKED)
     RETURNING id
 """)

@@ -8,11 +8,15 @@ of them gone does nothing at all.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
+from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from vectormill.db.collections.generations import list_written_generations
+from vectormill.db.collections.generations import find_written, list_written_generations
 from vectormill.db.rows.generation_tables import table_name
+from vectormill.db.rows.items import delete_rows
+from vectormill.db.rows.tombstones import lock_deletions
+from vectormill.db.runs.differences import list_failed_keys
 from vectormill.domain.errors import Conflict
 from vectormill.domain.source import Source
 
@@ -171,3 +175,52 @@ def list_passages(connection: Connection, collection: str, documents: Sequence[s
         statement = text(LIST_PASSAGES.format(table=table_name(generation.id)))
         keys.update(connection.execute(statement, {"documents": list(documents)}).scalars())
     return keys
+
+
+LIST_FAILED_JOBS = text("""
+    SELECT id, coalesce(place, seq) AS place, generation_id FROM vectormill.jobs
+     WHERE forget_at = 'infinity' AND finished_at IS NOT NULL AND num_failed > 0 AND metadata ? 'changes_of'
+       AND state IN ('completed_with_errors', 'failed', 'cancelled')
+     ORDER BY seq LIMIT 20
+""")
+
+KEEP_FAILED_JOB = text("""
+    UPDATE vectormill.jobs SET forget_at = NULL, updated_at = now()
+     WHERE id = :job_id AND forget_at = 'infinity' AND finished_at IS NOT NULL
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class FailedJob:
+    """An ended job of changes in which some texts could not be encoded; `place` is that among the writers."""
+
+    id: UUID
+    place: int
+    generation_id: int
+
+
+def list_failed_jobs(connection: Connection) -> Sequence[FailedJob]:
+    """List some whose former rows are still there, the oldest first."""
+    return [FailedJob(row.id, row.place, row.generation_id) for row in connection.execute(LIST_FAILED_JOBS)]
+
+
+def remove_failed(connection: Connection, job: FailedJob) -> int:
+    """Remove the rows that keys had before a text that could not be encoded; answer how many.
+
+    The job is kept from then on as long as any other, so that its errors can be read and it can be tried again.
+    """
+    number, after = 0, -1
+    try:
+        generation = find_written(connection, job.generation_id)
+    except Conflict:  # nobody reads what it wrote any more
+        failed = []
+    else:
+        lock_deletions(connection, generation.collection_id)
+        failed = list_failed_keys(connection, job.id, after=after, limit=1000)
+    while failed:
+        keys = [key for _, key, _ in failed]
+        number += delete_rows(connection, job.generation_id, keys, [job.place] * len(keys))
+        after = failed[-1][0]
+        failed = list_failed_keys(connection, job.id, after=after, limit=1000)
+    connection.execute(KEEP_FAILED_JOB, {"job_id": job.id})
+    return number

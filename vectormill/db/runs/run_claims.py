@@ -13,8 +13,8 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import IntegrityError
 
 from vectormill.db.jsonb import to_jsonb
-from vectormill.db.runs.runs import find_run
-from vectormill.domain.errors import LeaseLost
+from vectormill.db.runs.runs import cancel_encoding, find_run
+from vectormill.domain.errors import LeaseLost, RunCancelled
 from vectormill.domain.run import CANCELLING, FAILED, PHASES_BY_KIND, Run, RunCounts
 
 
@@ -143,6 +143,23 @@ def save_run(
         raise LeaseLost("The run's lease expired and another indexer may hold it; nothing was written.")
 
 
+HOLD_RUN = text("""
+    SELECT state FROM vectormill.runs
+     WHERE id = :run_id AND fence = :fence AND state IN ('running', 'cancelling')
+       FOR NO KEY UPDATE
+""")
+
+
+def hold_run(connection: Connection, claim: RunClaim) -> None:
+    """Lock the run until the transaction ends: nobody cancels or claims it. Raises LeaseLost and RunCancelled."""
+    values = {"run_id": claim.run.id, "fence": claim.fence}
+    state = connection.execute(HOLD_RUN, values).scalar_one_or_none()
+    if state is None:
+        raise LeaseLost("The run's lease expired and another indexer may hold it; nothing was written.")
+    if state == CANCELLING:
+        raise RunCancelled
+
+
 REPORT_RUN = text("""
     UPDATE vectormill.runs
        SET report = report || jsonb_build_object(CAST(:phase AS text), CAST(:found AS jsonb)), updated_at = now()
@@ -156,6 +173,16 @@ def report_run(connection: Connection, claim: RunClaim, phase: str, found: Mappi
     values = {"run_id": claim.run.id, "fence": claim.fence, "phase": phase, "found": to_jsonb(dict(found))}
     if connection.execute(REPORT_RUN, values).one_or_none() is None:
         raise LeaseLost("The run's lease expired and another indexer may hold it; nothing was written.")
+
+
+FORGET_ATTEMPTS = text("""
+    UPDATE vectormill.runs SET attempt = 1 WHERE id = :run_id AND fence = :fence AND state IN ('running', 'cancelling')
+""")
+
+
+def forget_attempts(connection: Connection, claim: RunClaim) -> None:
+    """Count the present attempt as the first, because the run has advanced in it."""
+    connection.execute(FORGET_ATTEMPTS, {"run_id": claim.run.id, "fence": claim.fence})
 
 
 # A cancelled run ends cancelled, whatever else its indexer says of it.
@@ -219,5 +246,13 @@ def fail_exhausted(connection: Connection, claim: RunClaim, max_attempts: int) -
     """Whether the run was claimed more often than it may be; it is ended then."""
     if claim.run.attempt <= max_attempts:
         return False
-    end_run(connection, claim, FAILED, describe_attempts(claim.run))
+    fail_run(connection, claim, describe_attempts(claim.run))
+    return True
+
+
+def fail_run(connection: Connection, claim: RunClaim, reason: str) -> bool:
+    """End the run as failed, and the job that encodes for it; answer False if the run is no longer ours."""
+    if not end_run(connection, claim, FAILED, reason):
+        return False
+    cancel_encoding(connection, find_run(connection, claim.run.id))
     return True

@@ -8,6 +8,7 @@ from uuid import UUID, uuid4
 
 from sqlalchemy import Connection, Row, text
 
+from vectormill.db.jobs.deletion import discard_upload
 from vectormill.db.jobs.jobs import cancel_job, find_job
 from vectormill.db.jsonb import to_jsonb
 from vectormill.domain.encoding import EncodingSpec
@@ -224,8 +225,33 @@ def cancel_encoding(connection: Connection, run: Run) -> None:
     """Cancels the job that encodes for a run, if it has one that has not ended."""
     if run.job_id is None:
         return
+    discard_upload(connection, run.job_id)
     try:
         if not find_job(connection, run.job_id).is_terminal:
             cancel_job(connection, run.job_id)
     except (JobNotFound, WrongJobState):
         return
+
+
+# Of each schedule, and of the runs without one, the newest run stays, and the newest that succeeded: what a collection
+# and a schedule say of themselves is read from these.
+PRUNE_RUNS = text("""
+    DELETE FROM vectormill.runs
+     WHERE id IN (
+        SELECT run.id FROM vectormill.runs AS run
+         WHERE run.created_at < now() - make_interval(secs => CAST(:seconds AS double precision))
+           AND run.finished_at < now() - make_interval(secs => CAST(:seconds AS double precision))
+           AND EXISTS (SELECT 1 FROM vectormill.runs AS later
+                        WHERE later.collection_id = run.collection_id AND later.created_at > run.created_at
+                          AND later.kind = run.kind AND later.schedule_id IS NOT DISTINCT FROM run.schedule_id
+                          AND (later.state IN ('completed', 'completed_with_errors')
+                               OR run.state NOT IN ('completed', 'completed_with_errors')))
+         ORDER BY run.created_at
+         LIMIT :limit
+           FOR UPDATE SKIP LOCKED)
+""")
+
+
+def prune_runs(connection: Connection, retention_seconds: float, limit: int) -> int:
+    """Remove up to so many runs that ended that long ago and have a successor; answer how many."""
+    return connection.execute(PRUNE_RUNS, {"seconds": retention_seconds, "limit": limit}).rowcount

@@ -103,6 +103,9 @@ runs = Table(
     Index("ix_runs_collection_id", "collection_id", "created_at"),
     Index("ix_runs_created_at", "created_at", "id"),
     Index(
+        "ix_runs_schedule_id", "schedule_id", "created_at", postgresql_where=text("schedule_id IS NOT NULL")
+    ),
+    Index(
         "ix_runs_open",
         "available_at",
         postgresql_where=text(one_of("state", OPEN_RUN_STATES)),
@@ -130,6 +133,7 @@ tombstones = Table(
     moment("deleted_at", is_now=True),
     # When no payload of a job held its text any more.
     moment("scrubbed_at"),
+    Index("ix_tombstones_seq", "collection_id", "seq"),
     Index("ix_tombstones_unscrubbed", "collection_id", postgresql_where=text("scrubbed_at IS NULL")),
 )
 

@@ -37,6 +37,7 @@ webhooks = Table(
     Column("disabled_reason", Text),
     # The first failure since the last success.
     moment("failing_since"),
+    moment("last_failed_at"),
     count("num_delivered"),
     count("num_refused"),  # attempts that failed
     count("num_failed"),  # deliveries that were given up

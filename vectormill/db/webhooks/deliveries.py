@@ -14,6 +14,7 @@ from vectormill.domain.errors import DeliveryNotFound, WebhookDisabled, WebhookN
 from vectormill.domain.webhooks.webhook import (
     FAILING_SECONDS,
     GONE,
+    SILENT_SECONDS,
     TEST_EVENT,
     Delivery,
     Posting,
@@ -92,14 +93,20 @@ NOTE_SUCCESS = text("""
     UPDATE vectormill.webhooks SET num_delivered = num_delivered + 1, failing_since = NULL WHERE id = :webhook_id
 """)
 
+# Failures with a long silence between them are two troubles: nothing was sent meanwhile that could have failed.
 NOTE_FAILURE = text("""
     UPDATE vectormill.webhooks
        SET num_refused = num_refused + 1, num_failed = num_failed + CAST(:num_failed AS bigint),
-           failing_since = coalesce(failing_since, now()),
+           failing_since = CASE WHEN former.is_recent THEN coalesce(failing_since, now()) ELSE now() END,
+           last_failed_at = now(),
            is_enabled = is_enabled AND NOT (
                CAST(:is_gone AS boolean)
-               OR coalesce(failing_since < now() - make_interval(secs => CAST(:failing_seconds AS double precision)),
-                           false))
+               OR (former.is_recent
+                   AND failing_since < now() - make_interval(secs => CAST(:failing_seconds AS double precision))))
+      FROM (SELECT coalesce(coalesce(last_failed_at, failing_since)
+                            > now() - make_interval(secs => CAST(:silent_seconds AS double precision)), false)
+                   AS is_recent
+              FROM vectormill.webhooks WHERE id = :webhook_id) AS former
      WHERE id = :webhook_id
     RETURNING is_enabled, disabled_reason
 """)
@@ -143,6 +150,7 @@ def record_reply(connection: Connection, posting: Posting, reply: Reply, pause_s
         "num_failed": int(state == "failed"),
         "is_gone": reply.status_code == GONE,
         "failing_seconds": FAILING_SECONDS,
+        "silent_seconds": SILENT_SECONDS,
     }
     webhook = connection.execute(NOTE_FAILURE, values).one_or_none()
     if webhook is None or webhook.is_enabled or webhook.disabled_reason is not None:

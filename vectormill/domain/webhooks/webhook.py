@@ -44,6 +44,8 @@ JITTER: Final = 0.1
 LONGEST_RETRY_AFTER_SECONDS: Final = 86_400.0
 # A webhook that has failed for so long, without one success, is disabled.
 FAILING_SECONDS: Final = 5 * 86_400.0
+# Longer than any pause between two attempts: after so long without a failure the next one is the first again.
+SILENT_SECONDS: Final = 2 * 86_400.0
 
 GONE: Final = 410
 
