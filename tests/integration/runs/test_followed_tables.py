@@ -39,6 +39,23 @@ def test_unfollowed_a_table_has_no_trigger_and_no_change_waits(engine: Engine, f
     assert count_changes(engine) == 0
 
 
+@pytest.mark.parametrize(
+    ("change", "insertion"),
+    [
+        ("ALTER TABLE papers RENAME COLUMN id TO number", "INSERT INTO papers VALUES (2, 'two', 'de')"),
+        ("ALTER TABLE papers DROP COLUMN id", "INSERT INTO papers VALUES ('two', 'de')"),
+    ],
+)
+def test_the_table_can_be_written_though_the_column_of_its_keys_is_gone(
+    engine: Engine, followed: str, change: str, insertion: str
+) -> None:
+    run(engine, "INSERT INTO papers VALUES (1, 'one', 'de')", change)
+    run(engine, insertion, "UPDATE papers SET body = 'three'", "DELETE FROM papers", "TRUNCATE papers")
+    with engine.connect() as connection:
+        noted = connection.execute(text("SELECT key FROM vectormill.source_changes ORDER BY id"))
+        assert noted.scalars().all() == ["1", "", "", "", ""]  # the empty key is the whole table
+
+
 def test_to_follow_twice_changes_nothing(engine: Engine, followed: str) -> None:
     assert follow(engine) == FollowedTable("public", "papers", "id")
     run(engine, "INSERT INTO papers VALUES (1, 'one', 'de')")

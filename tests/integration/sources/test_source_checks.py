@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 
 from tests.protocol import SPEC, make_items, submit
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.errors import InvalidOption, SourceFailed
+from vectormill.domain.errors import InvalidOption, SourceFailed, SourceInterrupted
 from vectormill.domain.source import FILES, PUSH, SQL, TREE, Source
 from vectormill.domain.tasks.pair import split_pair
 from vectormill.domain.tasks.task import EXTRACT, JUDGE
@@ -107,6 +107,35 @@ def test_no_path_leads_out_of_the_folder_that_sources_must_lie_in(
     with pytest.raises(SourceFailed, match=r"is not below|is in no store") as failure:
         check_source(Source(kind, options), place(engine, source_root=root))
     assert "outside" not in str(failure.value)
+
+
+@pytest.mark.parametrize("host", ["169.254.169.254", "2852039166", "100.100.100.200"])
+@pytest.mark.parametrize("protocol", ["http", "ftp"])
+def test_no_file_is_read_from_where_a_cloud_tells_its_machines_their_secrets(
+    engine: Engine, protocol: str, host: str
+) -> None:
+    source = Source(FILES, {"files": [f"{protocol}://{host}/latest/meta-data.jsonl"]})
+    with pytest.raises(SourceFailed, match="where a cloud tells its machines their secrets"):
+        check_source(source, place(engine))
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_file_that_is_rewritten_while_it_is_read_is_not_taken_for_whole(
+    engine: Engine, tmp_path: Path, is_replaced: bool
+) -> None:
+    lines = [f'{{"key": "k{number}", "text": "t"}}\n' for number in range(2000)]
+    path, other = tmp_path / "a.jsonl", tmp_path / "other"
+    path.write_text("".join(lines))
+    batches = open_source(Source(FILES, {"files": [str(path)]}), place(engine)).read()
+    next(batches)
+    if is_replaced:
+        other.write_text("".join(lines[:-1]))
+        other.rename(path)
+    else:
+        with path.open("a") as file:
+            file.write('{"key": "late", "text": "t"}\n')
+    with pytest.raises(SourceInterrupted, match="was changed while it was read"):
+        list(batches)
 
 
 def test_a_relative_path_begins_at_the_root_and_needs_one(engine: Engine, tmp_path: Path) -> None:

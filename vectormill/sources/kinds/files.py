@@ -4,15 +4,17 @@ import csv
 import gzip
 import io
 import re
+import socket
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Final, cast
+from urllib.parse import urlsplit
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from vectormill.domain.errors import SourceFailed
+from vectormill.domain.errors import SourceFailed, SourceInterrupted
 from vectormill.domain.jobs.item import Item
 from vectormill.files.formats import INPUT_FORMATS, by_suffix, describe_inputs
 from vectormill.files.tables import MAX_FIELD_CHARS
@@ -21,6 +23,7 @@ from vectormill.sources.options import FileOptions
 from vectormill.sources.places import check_local
 from vectormill.sources.reader import MOST_BYTES, BatchSize, Complaints, SourcePlace
 from vectormill.sources.rows import Assembler
+from vectormill.webhooks.targets import refuse_address
 
 FORMAT_OF_SUFFIX: Final = by_suffix(INPUT_FORMATS)
 PACKED: Final = (".gz", ".zst")
@@ -30,6 +33,21 @@ STORES: Final = (
     "file", "local", "memory", "s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "http", "https", "ftp",
     "sftp", "ssh", "hdfs", "webhdfs", "hf", "oss", "oci", "smb",
 )  # fmt: skip
+
+# What tells that a file is another than before, by the names that stores give it.
+STAMPS: Final = (
+    "size",
+    "mtime",
+    "ino",
+    "ETag",
+    "etag",
+    "LastModified",
+    "last_modified",
+    "updated",
+    "generation",
+)
+# Protocols whose URL names the machine that is spoken to.
+OF_MACHINES: Final = ("http", "https", "ftp", "sftp", "ssh", "hdfs", "webhdfs", "smb")
 
 PARQUET_ROWS: Final = 4096
 # Where a file that is read without translation has its lines end.
@@ -51,8 +69,14 @@ class FileReader:
         for store, path in self._find_files():
             assembler = Assembler(path, self._place.settings.max_key_bytes, self.complaints)
             try:
+                stamp = read_stamp(store, path)
                 for columns in self._read_columns(store, path):
                     yield assembler.assemble(*columns)
+                if read_stamp(store, path) != stamp:
+                    raise SourceInterrupted(
+                        f"{path} was changed while it was read, so that what was read may be half of it. Write a new "
+                        "file beside it and rename that."
+                    )
             except SourceFailed:
                 raise
             except Exception as error:
@@ -128,6 +152,8 @@ def open_store(name: str, root: Path | None) -> tuple[Any, str]:
         )
     if protocol in ("file", "local"):
         return LocalFileSystem(), str(check_local(Path(name.removeprefix(f"{protocol}://")), root))
+    if protocol in OF_MACHINES:
+        refuse_machine(name)
     try:
         return cast("tuple[Any, str]", fsspec.url_to_fs(name))
     except ImportError as error:
@@ -137,6 +163,29 @@ def open_store(name: str, root: Path | None) -> tuple[Any, str]:
         ) from error
     except Exception as error:
         raise SourceFailed(describe_failure(name, error)) from error
+
+
+def refuse_machine(name: str) -> None:
+    """Raise SourceFailed for a URL that leads to where a cloud tells its machines their secrets.
+
+    Private addresses are allowed: files lie there. Where a server redirects to is not looked at.
+    """
+    host = urlsplit(name).hostname or ""
+    try:
+        addresses = {str(found[4][0]) for found in socket.getaddrinfo(host, None)}
+    except OSError:  # of a name that leads nowhere; opening says so
+        return
+    for address in sorted(addresses):
+        reason = refuse_address(address, allows_private=True)
+        if reason is not None:
+            raise SourceFailed(f"{host} cannot be the host of a source: {reason}")
+
+
+def read_stamp(store: Any, path: str) -> dict[str, Any]:
+    """Read what the store says of the file now that changes with its content."""
+    store.invalidate_cache(path)
+    found = store.info(path)
+    return {name: found[name] for name in STAMPS if name in found}
 
 
 def open_bytes(store: Any, path: str) -> BinaryIO:
