@@ -21,7 +21,6 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from api.bodies.collection_requests import CollectionChange, CollectionRequest
-from api.bodies.embeddings import INPUT_SCHEMA, EmbeddingsRequest
 from api.bodies.items import DeleteRequest, PutRequest
 from api.bodies.requests.batches import BatchRequest
 from api.bodies.reranking import RerankRequest
@@ -61,6 +60,7 @@ from vectormill.db.api_keys import require_key_beyond_loopback
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import ConfigurationError
 from vectormill.models.registry import Registry
+from vectormill.requests.embeddings_request import INPUT_SCHEMA, EmbeddingsRequest
 from vectormill.settings import Settings
 
 GRACEFUL_SHUTDOWN_SECONDS: Final = 10

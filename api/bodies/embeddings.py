@@ -1,121 +1,35 @@
-"""Embeddings as OpenAI's clients ask for them, and the answer, of which no number is written by Python."""
+"""Embeddings as OpenAI's clients ask for them: their texts are checked, and no number is written by Python."""
 
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
-from msgspec import Meta
 from pydantic import BaseModel, Field
 
 from api.openai.errors import name_parameter
 from api.problems import Place, Problem
 from api.queries.lanes import Answered
-from api.queries.wishes import Wish
-from vectormill.domain.encoding import EncodingOptions, list_options
-from vectormill.domain.errors import InvalidItem, InvalidOption
+from vectormill.domain.errors import InvalidItem
 from vectormill.domain.jobs.item import find_text_failure
-from vectormill.domain.tasks.token_ids import write_token_ids
-from vectormill.models.registry import DEFAULT_MODEL
+from vectormill.domain.tasks.token_ids import has_token_ids
+from vectormill.requests.embeddings_request import EmbeddingsRequest, read_inputs
+from vectormill.requests.request_lines import BASE64
 from vectormill.vectors.decimals import write_decimals
 
-# As many as OpenAI takes. More are a job, or a batch.
-MAX_INPUTS: Final = 2_048
-BASE64: Final = "base64"
-HELP: Final = {option.name: option.help.description for option in list_options(EncodingOptions)}
 
-
-class EmbeddingsRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """The JSON body of POST /v1/embeddings: OpenAI's, and what our models can do beyond."""
-
-    input: Annotated[
-        str | list[str | int | list[int]],
-        Meta(
-            description="A text, texts, the ids of a text's tokens in the model's own vocabulary, or such lists; "
-            f"{MAX_INPUTS:,} at the most."
-        ),
-    ]
-    model: str = DEFAULT_MODEL
-    encoding_format: Annotated[
-        Literal["float", "base64"] | None,
-        Meta(description="Numbers (the default), or float32, little-endian, as base64."),
-    ] = None
-    dimensions: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description=HELP["dimensions"])] = None
-    user: Annotated[str | None, Meta(description="Taken, and not used.")] = None
-    input_type: Annotated[
-        Literal["query", "document"] | None,
-        Meta(description="Ours: the model's prompt for these, if it has one; else its default."),
-    ] = None
-    prompt: Annotated[str | None, Meta(description=f"Ours: {HELP['prompt']}")] = None
-    normalize: Annotated[bool | None, Meta(description=f"Ours: {HELP['normalize']}")] = None
-    long_texts: Annotated[
-        Literal["truncate", "fail", "passages"] | None, Meta(description=f"Ours: {HELP['long_texts']}")
-    ] = None
-
-    @property
-    def has_list(self) -> bool:
-        """Whether each text, or list of ids, has a place of its own."""
-        return not (isinstance(self.input, str) or isinstance(self.input[0], int))
-
-    def wish(self) -> Wish:
-        return Wish(
-            self.model, self.dimensions, self.prompt, self.input_type, self.normalize, self.long_texts
-        )
-
-
-# Of `input`, what the types cannot say.
-INPUT_SCHEMA: Final[dict[str, Any]] = {
-    "anyOf": [
-        {"type": "string", "minLength": 1},
-        {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": MAX_INPUTS},
-        {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
-        {
-            "type": "array",
-            "items": {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
-            "minItems": 1,
-            "maxItems": MAX_INPUTS,
-        },
-    ]
-}
-EMBEDDINGS_DECODER: Final = msgspec.json.Decoder(EmbeddingsRequest)
-
-
-def read_inputs(request: EmbeddingsRequest, max_chars: int) -> list[bytes]:
-    """The texts, or what stands for those that are token ids. Raises Problem and InvalidOption."""
-    if isinstance(request.input, str):
-        return [read_text(request.input, max_chars, "/input")]
-    kinds = set(map(type, request.input))
-    if len(kinds) != 1:
-        raise InvalidOption(
-            "input has texts, or lists of token ids, or is one such list; it is empty or has several of these."
-        )
-    if kinds == {int}:
-        return [read_ids(request.input, "/input")]
-    if len(request.input) > MAX_INPUTS:
-        raise InvalidOption(
-            f"input has {len(request.input):,} texts, and {MAX_INPUTS:,} are answered at once; send more in several "
-            "requests, or as a job."
-        )
-    return [
-        read_text(each, max_chars, f"/input/{number}")
-        if isinstance(each, str)
-        else read_ids(each, f"/input/{number}")
-        for number, each in enumerate(request.input)
-    ]
-
-
-def read_text(text: str, max_chars: int, pointer: str) -> bytes:
-    """`pointer` says where it stands in the body. Raises Problem."""
-    encoded = text.encode("utf-8", "surrogatepass")
-    failure = find_text_failure(encoded, max_chars)
+def check_text(text: bytes, max_chars: int, pointer: str) -> None:
+    """Raise Problem for a text that can have no vector. `pointer` says where it stands in the body."""
+    failure = find_text_failure(text, max_chars)
     if failure is not None:
         raise refuse_text(pointer, failure.detail)
-    return encoded
 
 
-def read_ids(ids: Any, pointer: str) -> bytes:
-    """Raises Problem. Which ids the model has, the worker knows."""
-    if not ids:
-        raise refuse_text(pointer, "the list of token ids is empty")
-    return write_token_ids(ids)
+def read_checked_inputs(request: EmbeddingsRequest, max_chars: int) -> list[bytes]:
+    """Give the inputs as read_inputs does, all texts checked. Raises Problem and InvalidOption."""
+    texts = read_inputs(request)
+    for number, text in enumerate(texts):
+        if not has_token_ids(text):
+            check_text(text, max_chars, f"/input/{number}" if request.has_list else "/input")
+    return texts
 
 
 def refuse_text(pointer: str, reason: str) -> Problem:

@@ -52,5 +52,7 @@ class RankedDocument(BaseModel):
 class RerankAnswer(BaseModel):
     """The documents by relevance, the best first."""
 
+    id: str = Field(description="Of this answer alone.")
     model: str
     results: list[RankedDocument]
+    usage: dict[str, int] = Field(description="The tokens of all pairs, twice.")

@@ -9,17 +9,21 @@ import numpy.typing as npt
 from msgspec import Meta
 from pydantic import BaseModel, Field
 
-from api.bodies.embeddings import MAX_INPUTS
+from api.bodies.reranking import Document
 from api.queries.lanes import Answered
-from api.queries.wishes import DOCUMENT, QUERY, Wish
 from api.streams.decimal_tables import write_wholes
-from vectormill.domain.encoding import FAIL, TRUNCATE
+from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingOptions
+from vectormill.domain.tasks.task import EMBED
 from vectormill.models.registry import DEFAULT_MODEL
+from vectormill.requests.embeddings_request import MAX_INPUTS
+from vectormill.requests.wishes import DOCUMENT, QUERY, Wish
 from vectormill.vectors.decimals import write_decimals
 
 Vectors = npt.NDArray[np.float32]
 InputType = Literal["search_document", "search_query", "classification", "clustering"]
 EmbeddingType = Literal["float", "base64", "binary", "ubinary"]
+# A request ranks once, however many documents it has.
+RANK_META: Final = {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}}
 PROMPT_OF: Final = {"search_document": DOCUMENT, "search_query": QUERY}
 
 
@@ -39,12 +43,12 @@ class CohereEmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
     ] = None
 
     def wish(self) -> Wish:
-        return Wish(
-            self.model,
+        options = EncodingOptions(
             dimensions=self.output_dimension,
-            input_type=PROMPT_OF.get(self.input_type or ""),
             long_texts=FAIL if self.truncate == "NONE" else TRUNCATE,
+            task=EMBED,
         )
+        return Wish(self.model, options, PROMPT_OF.get(self.input_type or ""))
 
 
 def write_floats(vectors: Vectors) -> list[Any]:
@@ -108,21 +112,32 @@ class CohereAnswer(BaseModel):
 
 
 class CohereRankRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """The JSON body of POST /v2/rerank."""
+    """The JSON body of POST /v2/rerank, with what clients of the first interface send along."""
 
     query: str
-    documents: list[str]
+    documents: list[str | Document]
     model: str = DEFAULT_MODEL
     top_n: Annotated[int, Meta(ge=1)] | None = None
+    return_documents: Annotated[bool | None, Meta(description="Whether the answer repeats the texts.")] = None
     max_tokens_per_doc: (
-        Annotated[int, Meta(ge=1, description="Read so many tokens of a query and a document together.")]
+        Annotated[
+            int,
+            Meta(ge=1, description="Read at most so many tokens of a query and a document together."),
+        ]
         | None
     ) = None
+    rank_fields: Annotated[list[str] | None, Meta(description="Only `text` is read.")] = None
+    max_chunks_per_doc: Annotated[int | None, Meta(description="Taken, and not used.")] = None
+    priority: Annotated[int | None, Meta(description="Taken, and not used.")] = None
+
+    def texts(self) -> list[str]:
+        return [each if isinstance(each, str) else each.text for each in self.documents]
 
 
 class CohereRankBody(BaseModel):
     index: int
     relevance_score: float
+    document: dict[str, str] | None = Field(default=None, description="Its `text`, if it was asked for.")
 
 
 class CohereRankAnswer(BaseModel):
@@ -130,6 +145,7 @@ class CohereRankAnswer(BaseModel):
 
     id: str
     results: list[CohereRankBody]
+    meta: dict[str, Any]
 
 
 COHERE_RANK_DECODER: Final = msgspec.json.Decoder(CohereRankRequest)

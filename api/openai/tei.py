@@ -6,9 +6,10 @@ import msgspec
 from msgspec import Meta
 from pydantic import BaseModel, Field
 
-from api.queries.wishes import Wish
-from vectormill.domain.encoding import FAIL, TRUNCATE
+from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingOptions
+from vectormill.domain.tasks.task import EMBED
 from vectormill.models.registry import DEFAULT_MODEL, Registry
+from vectormill.requests.wishes import Wish
 
 MODEL_HELP: Final = "Ours: the only model, or the packaged one, when it is left out."
 
@@ -32,13 +33,14 @@ class EmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
     model: Annotated[str | None, Meta(description=MODEL_HELP)] = None
 
     def wish(self, registry: Registry) -> Wish:
-        return Wish(
-            choose_model(registry, self.model),
+        options = EncodingOptions(
             dimensions=self.dimensions,
             prompt=self.prompt_name,
             normalize=self.normalize,
             long_texts=TRUNCATE if self.truncate else FAIL,
+            task=EMBED,
         )
+        return Wish(choose_model(registry, self.model), options)
 
 
 class RankRequest(msgspec.Struct, forbid_unknown_fields=True):

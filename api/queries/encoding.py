@@ -23,6 +23,7 @@ from vectormill.db.jobs.waiting import explain_query_wait
 from vectormill.db.workers import has_worker_without_queries
 from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingSpec
 from vectormill.domain.errors import EncodingTimeout, InvalidItem, Unavailable
+from vectormill.domain.jobs.chunk_size import TokenEstimate
 from vectormill.domain.jobs.item import find_text_failure
 from vectormill.settings import Settings
 
@@ -60,10 +61,22 @@ async def encode_texts(
     resources: Resources, spec: EncodingSpec, texts: Sequence[bytes]
 ) -> npt.NDArray[np.float32]:
     """What the spec's task makes of each text or pair, float32 [texts, spec.dimensions]. Raises as encode_queries."""
+    return (await answer_all(resources, spec, texts)).vectors
+
+
+async def answer_all(resources: Resources, spec: EncodingSpec, texts: Sequence[bytes]) -> Answered:
+    """Give what the task makes of the texts, of which none has failed. Raises as encode_queries."""
     answered = await answer_many(resources, spec, texts)
     for reason in answered.failures.values():
         raise InvalidItem(f"The query cannot be encoded: {reason}.")
-    return answered.vectors
+    return answered
+
+
+def count_tokens(answered: Answered, spec: EncodingSpec, texts: Sequence[bytes]) -> int:
+    """Give the tokens that were read of the texts; an estimate when a worker of an earlier release read them."""
+    if answered.num_tokens is not None:
+        return answered.num_tokens
+    return sum(map(TokenEstimate(spec).of, texts))
 
 
 async def answer_many(resources: Resources, spec: EncodingSpec, texts: Sequence[bytes]) -> Answered:

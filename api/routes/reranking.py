@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from typing import Any, Final
+from uuid import uuid4
 
 import numpy as np
 from fastapi import APIRouter, Request
@@ -12,7 +13,7 @@ from api.dependencies import Resources, ResourcesDependency
 from api.door.media_types import require_json
 from api.intake.requests import decode_body
 from api.intake.submissions import read_body
-from api.queries.encoding import check_query, encode_texts
+from api.queries.encoding import answer_all, check_query, count_tokens
 from vectormill.domain.encoding import EncodingOptions, EncodingSpec
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.tasks.pair import pair_with_each
@@ -50,8 +51,8 @@ async def post_rerank(request: Request, resources: ResourcesDependency) -> Reran
         body = await read_body(request, resources.settings, hold)
         with resources.gates.searches.enter():  # not before: a body may come slowly
             wanted, spec, pairs = await run_in_threadpool(read_pairs, body, resources)
-            numbers = await encode_texts(resources, spec, pairs)
-            return rank(wanted, spec, numbers)
+            answered = await answer_all(resources, spec, pairs)
+            return rank(wanted, spec, answered.vectors, count_tokens(answered, spec, pairs))
 
 
 def read_pairs(body: bytes, resources: Resources) -> tuple[RerankRequest, EncodingSpec, list[bytes]]:
@@ -94,10 +95,15 @@ def order_scores(
 
 
 def rank(
-    wanted: RerankRequest, spec: EncodingSpec, numbers: "np.ndarray[Any, np.dtype[np.float32]]"
+    wanted: RerankRequest,
+    spec: EncodingSpec,
+    numbers: "np.ndarray[Any, np.dtype[np.float32]]",
+    num_tokens: int,
 ) -> RerankAnswer:
     texts = wanted.texts()
     return RerankAnswer(
+        id=str(uuid4()),
+        usage={"prompt_tokens": num_tokens, "total_tokens": num_tokens},
         model=wanted.model,
         results=[
             RankedDocument(

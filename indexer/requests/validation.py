@@ -27,17 +27,16 @@ from vectormill.domain.requests.request_batch import BatchFault
 from vectormill.domain.requests.request_file import RequestFile, name_file
 from vectormill.domain.tasks.task import JUDGE
 from vectormill.key_ledger import KeyLedger
-from vectormill.models.registry import make_spec
 from vectormill.requests.line_reader import read_lines
 from vectormill.requests.request_lines import (
     SHARED_OPTIONS,
     RefusedLine,
     RequestLine,
-    Wish,
     find_custom_id,
     make_key,
     parse_line,
 )
+from vectormill.requests.wishes import Wish, make_wished_spec
 
 REFUSALS_AT_ONCE: Final = 500
 # Of a batch that failed: enough to see what is wrong with it.
@@ -164,7 +163,7 @@ class Validation:
             reason = f"the model is {wish.model[:100]!r}, and that of the batch {known.model!r}; a batch has one model."
             raise RefusedLine("mismatched_model", reason, custom_id=line.custom_id, param="model")
         for name in SHARED_OPTIONS:
-            theirs, ours = getattr(wish.options, name), getattr(known.options, name)
+            theirs, ours = wish.find(name), known.find(name)
             if theirs != ours:
                 reason = (
                     f"{name} is {theirs!r}, and that of the batch's first line {ours!r}; a batch has one."
@@ -177,9 +176,7 @@ class Validation:
             earlier = self._unusable[line.wish]
             raise RefusedLine(earlier.code, earlier.message, custom_id=line.custom_id, param=earlier.param)
         try:
-            if "\0" in (line.wish.options.prompt or ""):
-                raise InvalidOption("prompt contains a NUL character (U+0000).")
-            spec = make_spec(self._held.registry.card(line.wish.model), line.wish.options)
+            spec = make_wished_spec(self._held.registry, line.wish)
             if spec.task == JUDGE and len(spec.labels) > 2:
                 raise InvalidOption(f"{spec.model} tells {len(spec.labels)} labels apart, and ranks nothing.")
         except ModelError:

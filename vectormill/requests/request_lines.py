@@ -5,29 +5,29 @@ A line is `{"custom_id", "method", "url", "body"}`; the body is that of the endp
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 
-from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingOptions
+from vectormill.domain.encoding import TRUNCATE, EncodingOptions
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.requests.request_batch import EMBEDDINGS, RERANK
 from vectormill.domain.tasks.pair import pair_with_each
-from vectormill.domain.tasks.task import EMBED, JUDGE
-from vectormill.domain.tasks.token_ids import LARGEST_ID, write_token_ids
+from vectormill.domain.tasks.task import JUDGE
+from vectormill.models.registry import DEFAULT_MODEL
+from vectormill.requests.embeddings_request import EMBEDDINGS_DECODER, read_inputs
+from vectormill.requests.wishes import Wish
 
 # Of one line: all of them are in memory at once.
-MAX_INPUTS: Final = 2048
 MAX_DOCUMENTS: Final = 1000
 # What a key has beside the custom_id.
 KEY_ROOM: Final = 32
 
-FLOAT: Final = "float"
 BASE64: Final = "base64"
 
 
 # Of a line's options those that must be the same in all lines of a batch.
-SHARED_OPTIONS: Final = ("dimensions", "prompt", "normalize", "long_texts", "max_tokens")
+SHARED_OPTIONS: Final = ("dimensions", "prompt", "input_type", "normalize", "long_texts", "max_tokens")
 
 
 class RefusedLine(Exception):
@@ -41,14 +41,6 @@ class RefusedLine(Exception):
         self.message = message
         self.custom_id = custom_id
         self.param = param
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """What has to be the same for all lines of a batch, since it is what their job does."""
-
-    model: str
-    options: EncodingOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,19 +64,6 @@ class _CustomId(msgspec.Struct):
     custom_id: str
 
 
-class EmbeddingsBody(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of a line for /v1/embeddings."""
-
-    model: str
-    input: str | list[str | int | list[int]]
-    dimensions: int | None = None
-    encoding_format: Literal["float", "base64"] | None = None
-    user: str | None = None
-    prompt: str | None = None
-    normalize: bool | None = None
-    long_texts: Literal["truncate", "fail", "passages"] = FAIL
-
-
 class _Document(msgspec.Struct):
     text: str
 
@@ -92,9 +71,9 @@ class _Document(msgspec.Struct):
 class RerankBody(msgspec.Struct, forbid_unknown_fields=True):
     """The body of a line for /v1/rerank."""
 
-    model: str
     query: str
     documents: list[str | _Document]
+    model: str = DEFAULT_MODEL
     top_n: int | None = None
     return_documents: bool = False
     max_tokens: int | None = None
@@ -102,7 +81,6 @@ class RerankBody(msgspec.Struct, forbid_unknown_fields=True):
 
 _ENVELOPE: Final = msgspec.json.Decoder(_Envelope)
 _CUSTOM_ID: Final = msgspec.json.Decoder(_CustomId)
-_EMBEDDINGS: Final = msgspec.json.Decoder(EmbeddingsBody)
 _RERANK: Final = msgspec.json.Decoder(RerankBody)
 _ERRORS: Final = (msgspec.DecodeError, ValueError, RecursionError)
 
@@ -172,39 +150,12 @@ Parsed = tuple[Wish, Sequence[bytes], Mapping[str, Any]]
 
 
 def _parse_embeddings(content: bytes) -> Parsed:
-    body = _EMBEDDINGS.decode(content)
-    options = EncodingOptions(
-        task=EMBED,
-        dimensions=body.dimensions,
-        prompt=body.prompt,
-        normalize=body.normalize,
-        long_texts=body.long_texts,
-    )
+    body = EMBEDDINGS_DECODER.decode(content)
     facts = {"encoding_format": BASE64} if body.encoding_format == BASE64 else {}
-    return Wish(body.model, options), read_inputs(body.input), facts
-
-
-def read_inputs(given: str | Sequence[str | int | list[int]]) -> list[bytes]:
-    """A text, the ids of one's tokens, or a list of such. Raises RefusedLine."""
-    kinds = {str} if isinstance(given, str) else set(map(type, given))
-    if len(kinds) > 1:
-        reason = "input has texts, or lists of token ids, or is one such list; it has several of these."
-        raise RefusedLine("invalid_request", reason, param="input")
-    inputs = [given] if isinstance(given, str) or kinds == {int} else list(given)
-    if not 1 <= len(inputs) <= MAX_INPUTS:
-        raise RefusedLine(
-            "invalid_request", f"input must be 1 to {MAX_INPUTS:,} texts, not {len(inputs):,}.", param="input"
-        )
-    return [each.encode() if isinstance(each, str) else _write_ids(each) for each in inputs]
-
-
-def _write_ids(ids: Any) -> bytes:
-    """Which of them the model has, the worker knows."""
-    if not ids or not all(0 <= number <= LARGEST_ID for number in ids):
-        raise RefusedLine(
-            "invalid_request", f"token ids are numbers from 0 to {LARGEST_ID}, at least one.", param="input"
-        )
-    return write_token_ids(ids)
+    try:
+        return body.wish(), read_inputs(body), facts
+    except InvalidOption as error:
+        raise RefusedLine("invalid_request", str(error), param="input") from error
 
 
 def _parse_rerank(content: bytes) -> Parsed:

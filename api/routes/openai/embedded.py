@@ -6,16 +6,17 @@ from typing import Final, TypeVar
 from fastapi import Request
 from fastapi.concurrency import run_in_threadpool
 
-from api.bodies.embeddings import read_text, refuse_failures
+from api.bodies.embeddings import check_text, refuse_failures
 from api.dependencies import Resources
 from api.door.media_types import require_json
 from api.intake.submissions import read_body
 from api.limits.gates import Hold
-from api.queries.encoding import answer_many
+from api.queries.encoding import answer_many, count_tokens
 from api.queries.lanes import Answered
-from api.queries.wishes import Wish, find_spec
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.jobs.chunk_size import TokenEstimate
+from vectormill.models.registry import Registry
+from vectormill.requests.embeddings_request import write_input
+from vectormill.requests.wishes import Wish, make_wished_spec
 
 T = TypeVar("T")
 
@@ -57,9 +58,14 @@ async def embed(
         hold.take(num_bytes * 5 // 16)
     answered = await answer_many(resources, spec, texts)
     refuse_failures(field, answered, is_list=is_list)
-    if answered.num_tokens is not None:
-        return answered, answered.num_tokens
-    return answered, sum(map(TokenEstimate(spec).of, texts))
+    return answered, count_tokens(answered, spec, texts)
+
+
+async def find_spec(registry: Registry, wish: Wish) -> EncodingSpec:
+    """Make the spec of a wish, in a thread where that may wait for a hub. Raises as make_wished_spec."""
+    if registry.is_read(wish.model):
+        return make_wished_spec(registry, wish)
+    return await run_in_threadpool(make_wished_spec, registry, wish)
 
 
 async def write(answered: Answered, work: Callable[[], bytes]) -> bytes:
@@ -74,4 +80,7 @@ def measure(spec: EncodingSpec, texts: Sequence[bytes]) -> int:
 def read_texts(texts: Sequence[str], field: str, resources: Resources) -> list[bytes]:
     """Raises Problem for the first that can have no vector."""
     max_chars = resources.settings.max_text_chars
-    return [read_text(text, max_chars, f"/{field}/{number}") for number, text in enumerate(texts)]
+    encoded = list(map(write_input, texts))
+    for number, text in enumerate(encoded):
+        check_text(text, max_chars, f"/{field}/{number}")
+    return encoded

@@ -6,16 +6,11 @@ from typing import Any, Final
 from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
 
-from api.bodies.embeddings import (
-    EMBEDDINGS_DECODER,
-    EmbeddingsAnswer,
-    EmbeddingsRequest,
-    read_inputs,
-    write_answer,
-)
+from api.bodies.embeddings import EmbeddingsAnswer, read_checked_inputs, write_answer
 from api.dependencies import Resources, ResourcesDependency
 from api.intake.requests import decode_body
 from api.routes.openai.embedded import embed, read_at_once, write
+from vectormill.requests.embeddings_request import EMBEDDINGS_DECODER, EmbeddingsRequest
 
 
 class EmbeddingsRoute(APIRoute):
@@ -64,4 +59,4 @@ async def post_embeddings(request: Request, resources: ResourcesDependency) -> R
 def read_request(body: bytes, resources: Resources) -> tuple[EmbeddingsRequest, list[bytes]]:
     """Raises Problem and InvalidOption."""
     wanted = decode_body(body, EMBEDDINGS_DECODER)
-    return wanted, read_inputs(wanted, resources.settings.max_text_chars)
+    return wanted, read_checked_inputs(wanted, resources.settings.max_text_chars)

@@ -6,12 +6,12 @@ from uuid import uuid4
 from fastapi import APIRouter, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
-from api.bodies.embeddings import MAX_INPUTS
 from api.dependencies import Resources, ResourcesDependency
 from api.intake.requests import decode_body
 from api.openai.cohere import (
     COHERE_DECODER,
     COHERE_RANK_DECODER,
+    RANK_META,
     CohereAnswer,
     CohereEmbedRequest,
     CohereRankAnswer,
@@ -34,6 +34,7 @@ from api.routes.reranking import order_scores, pair_up
 from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingOptions, EncodingSpec
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.tasks.task import JUDGE
+from vectormill.requests.embeddings_request import MAX_INPUTS
 from vectormill.vectors.decimals import write_decimals
 
 router = APIRouter(tags=["other APIs"])
@@ -148,6 +149,7 @@ def read_cohere(body: bytes, resources: Resources) -> tuple[CohereEmbedRequest, 
 @router.post(
     "/v2/rerank",
     openapi_extra=takes("CohereRankRequest", {"query": "dates", "documents": ["strptime", "zlib"]}),
+    response_model_exclude_none=True,
 )
 async def post_cohere_rank(request: Request, resources: ResourcesDependency) -> CohereRankAnswer:
     """Documents by their relevance to a query, as Cohere answers them."""
@@ -155,11 +157,16 @@ async def post_cohere_rank(request: Request, resources: ResourcesDependency) -> 
         wanted, (spec, pairs) = await read_wanted(request, resources, hold, read_cohere_rank)
         with resources.gates.searches.enter():  # not before: a body may come slowly
             numbers = await encode_texts(resources, spec, pairs)
+            texts = wanted.texts()
             results = [
-                CohereRankBody(index=index, relevance_score=score)
+                CohereRankBody(
+                    index=index,
+                    relevance_score=score,
+                    document={"text": texts[index]} if wanted.return_documents else None,
+                )
                 for index, score in order_scores(numbers, spec, wanted.top_n)
             ]
-            return CohereRankAnswer(id=str(uuid4()), results=results)
+            return CohereRankAnswer(id=str(uuid4()), results=results, meta=RANK_META)
 
 
 def read_cohere_rank(
@@ -167,5 +174,8 @@ def read_cohere_rank(
 ) -> tuple[CohereRankRequest, tuple[EncodingSpec, list[bytes]]]:
     """Raises as pair_up."""
     wanted = decode_body(body, COHERE_RANK_DECODER)
-    options = EncodingOptions(task=JUDGE, max_tokens=wanted.max_tokens_per_doc)
-    return wanted, pair_up(resources, wanted.model, options, wanted.query, wanted.documents)
+    max_tokens = wanted.max_tokens_per_doc
+    if max_tokens is not None:  # a cap, which clients set for models that read more
+        max_tokens = min(max_tokens, resources.registry.card(wanted.model).max_tokens)
+    options = EncodingOptions(task=JUDGE, max_tokens=max_tokens)
+    return wanted, pair_up(resources, wanted.model, options, wanted.query, wanted.texts())

@@ -13,12 +13,12 @@ import openai
 import pytest
 from numpy.typing import NDArray
 
-from api.bodies.embeddings import MAX_INPUTS
 from tests.api_server import JSON
 from tests.front_door import FrontDoor, open_front_door
 from tests.reference import packaged_reference
 from vectormill.client import AsyncClient, Client
 from vectormill.models.registry import DEFAULT_MODEL
+from vectormill.requests.embeddings_request import MAX_INPUTS
 
 TEXTS = [
     "The mill grinds slowly.",
@@ -28,6 +28,7 @@ TEXTS = [
     "I do not know, he said; it's unaffable!",
 ]
 KEY = "any key, where none is wanted"
+OWN_IDS = {"token_ids": True}
 
 
 @pytest.fixture(scope="module")
@@ -111,21 +112,28 @@ def test_token_ids_are_read_as_they_are(client: openai.OpenAI, expected: NDArray
     """Whether or not the special tokens are among them; a text's own tokens, not those of what they are decoded to."""
     bare = [ids_of(text, special=False) for text in TEXTS]
     for given in (bare, [ids_of(text) for text in TEXTS]):
-        answer = client.embeddings.create(model=DEFAULT_MODEL, input=given)
+        answer = client.embeddings.create(model=DEFAULT_MODEL, input=given, extra_body=OWN_IDS)
         assert_same([each.embedding for each in answer.data], expected)
         assert answer.usage.prompt_tokens == sum(len(ids_of(text)) for text in TEXTS)
-    one = client.embeddings.create(model=DEFAULT_MODEL, input=bare[0])
+    one = client.embeddings.create(model=DEFAULT_MODEL, input=bare[0], extra_body=OWN_IDS)
     assert_same([one.data[0].embedding], expected[:1])
     split = bare[4][3:]  # no text has these: it begins in the middle of a word of another
-    twice = client.embeddings.create(model=DEFAULT_MODEL, input=[split + split])
+    twice = client.embeddings.create(model=DEFAULT_MODEL, input=[split + split], extra_body=OWN_IDS)
     assert twice.usage.prompt_tokens == 2 * len(split) + 2
 
 
 @pytest.mark.parametrize(("ids", "said"), [([101, 40_000], "40000"), ([-1], "-1"), ([2**40], "30521")])
 def test_ids_of_another_vocabulary_are_refused(client: openai.OpenAI, ids: list[int], said: str) -> None:
     with pytest.raises(openai.BadRequestError, match=said) as refused:
-        client.embeddings.create(model=DEFAULT_MODEL, input=[[2054], ids])
+        client.embeddings.create(model=DEFAULT_MODEL, input=[[2054], ids], extra_body=OWN_IDS)
     assert (refused.value.param, refused.value.code) == ("input[1]", "invalid_item")
+
+
+@pytest.mark.parametrize("ids", [[2054, 2003], [[2054], [2003]]])
+def test_ids_that_nobody_says_are_the_model_s_own_are_refused(client: openai.OpenAI, ids: list[Any]) -> None:
+    """LangChain sends those of tiktoken unless it is told otherwise, and small ones exist in every vocabulary."""
+    with pytest.raises(openai.BadRequestError, match="check_embedding_ctx_length=False"):
+        client.embeddings.create(model=DEFAULT_MODEL, input=ids)
 
 
 def test_fewer_dimensions_and_prompts_are_those_of_a_job(
@@ -144,7 +152,7 @@ def test_fewer_dimensions_and_prompts_are_those_of_a_job(
 def test_a_long_input_is_cut_and_told_of(client: openai.OpenAI) -> None:
     (mill,) = ids_of("mill", special=False)
     as_text, as_ids = (
-        client.embeddings.create(model=DEFAULT_MODEL, input=given)
+        client.embeddings.create(model=DEFAULT_MODEL, input=given, extra_body=OWN_IDS)
         for given in (["mill " * 1000, "mill"], [[mill] * 1000, [mill]])
     )
     for answer in (as_text, as_ids):
@@ -263,8 +271,34 @@ def test_rerank_answers_as_its_clients_know(door: FrontDoor, expected: NDArray[n
     cohere = {"query": TEXTS[0], "documents": TEXTS, "top_n": 2}
     results = door.http.post("/v2/rerank", json=cohere).json()["results"]
     assert [row["index"] for row in results] == best[:2]
+    sent_by_litellm = {**cohere, "return_documents": True, "max_chunks_per_doc": None, "rank_fields": None}
+    answer = door.http.post("/v2/rerank", json=sent_by_litellm).json()
+    assert answer["results"][0]["document"] == {"text": TEXTS[best[0]]}
+    assert answer["meta"]["billed_units"] == {"search_units": 1}
     raw = door.http.post("/rerank", json={**body, "raw_scores": True})
     assert (raw.status_code, "activation" in raw.json()["error"]) == (400, True)
+
+
+def test_a_cap_of_tokens_beyond_what_the_model_reads_caps_nothing(door: FrontDoor) -> None:
+    """Haystack's CohereRanker always sends 4,096."""
+    body = {"query": TEXTS[0], "documents": ["mill " * 400, TEXTS[1]]}
+    uncapped, capped = (
+        door.http.post("/v2/rerank", json=body | cap).json()["results"]
+        for cap in ({}, {"max_tokens_per_doc": 4096})
+    )
+    assert capped == uncapped
+    assert door.http.post("/v2/rerank", json=body | {"max_tokens_per_doc": 8}).json()["results"] != uncapped
+
+
+def test_a_ranking_has_an_id_and_says_what_it_read(door: FrontDoor) -> None:
+    body = {"query": TEXTS[0], "documents": TEXTS[:2]}
+    first, again = (door.http.post("/v1/rerank", json=body).json() for _ in range(2))
+    assert first["id"] != again["id"]
+    assert (
+        first["usage"]["total_tokens"]
+        == first["usage"]["prompt_tokens"]
+        >= sum(len(ids_of(text)) for text in TEXTS[:2])
+    )
 
 
 def test_embed_answers_as_cohere(door: FrontDoor, expected: NDArray[np.float32]) -> None:

@@ -1,16 +1,23 @@
 """Lines of request files, without a database: how they are read, refused, and told apart."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from api.bodies.embeddings import read_checked_inputs
 from tests.request_batches import line, write
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.requests.request_batch import EMBEDDINGS, RERANK, parse_window
 from vectormill.key_ledger import KeyLedger
+from vectormill.models.registry import DEFAULT_MODEL, Registry
+from vectormill.requests.embeddings_request import EMBEDDINGS_DECODER
 from vectormill.requests.line_reader import read_lines
 from vectormill.requests.request_lines import RefusedLine, make_key, parse_line, split_key
+from vectormill.requests.wishes import make_wished_spec
+from vectormill.settings import Settings
 
+REGISTRY = Registry(Settings().models)
 FILE = b"\xef\xbb\xbfone\n\n  \ntwo\r\nlonger than ten bytes\nlast"
 LINES = [(1, b"one"), (4, b"two\r"), (5, None), (6, b"last")]
 
@@ -31,15 +38,42 @@ def test_a_last_line_that_is_too_long_is_told_too() -> None:
     [
         ("a", [b"a"]),
         (["a", "b"], [b"a", b"b"]),
-        ([1, 2], [b"\xfe1,2"]),
-        ([[1, 2], [3]], [b"\xfe1,2", b"\xfe3"]),
     ],
 )
-def test_an_input_is_a_text_token_ids_or_a_list_of_either(given: object, texts: list[bytes]) -> None:
+def test_an_input_is_a_text_or_a_list_of_texts(given: object, texts: list[bytes]) -> None:
     assert parse_line(write(line("x", given)), EMBEDDINGS, 1024).texts == texts
 
 
-@pytest.mark.parametrize("given", [[], ["a", 1], [[1], "a"], [[]], [-1], [1 << 31], 5, None, ["a"] * 2049])
+@pytest.mark.parametrize(
+    ("given", "texts"), [([1, 2], [b"\xfe1,2"]), ([[1, 2], [3]], [b"\xfe1,2", b"\xfe3"])]
+)
+def test_numbers_are_token_ids_only_where_the_line_says_so(given: object, texts: list[bytes]) -> None:
+    assert parse_line(write(line("x", given, token_ids=True)), EMBEDDINGS, 1024).texts == texts
+    with pytest.raises(RefusedLine, match="token_ids"):
+        parse_line(write(line("x", given)), EMBEDDINGS, 1024)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"input": "a"},
+        {"input": ["a", "b"], "input_type": "query"},
+        {"input": [[1, 2], [3]], "token_ids": True},
+        {"input": "a", "long_texts": "fail", "dimensions": 8, "normalize": False},
+        {"input": "a", "model": "m", "prompt": "query: ", "encoding_format": "base64", "user": "u"},
+    ],
+)
+def test_a_body_means_the_same_as_a_line_of_a_batch_and_by_itself(body: dict[str, object]) -> None:
+    asked = {"custom_id": "x", "method": "POST", "url": EMBEDDINGS, "body": body}
+    as_line = parse_line(json.dumps(asked).encode(), EMBEDDINGS, 1024)
+    by_itself = EMBEDDINGS_DECODER.decode(json.dumps(body))
+    spec = make_wished_spec(REGISTRY, replace(by_itself.wish(), model=DEFAULT_MODEL))
+    assert make_wished_spec(REGISTRY, replace(as_line.wish, model=DEFAULT_MODEL)) == spec
+    assert as_line.texts == read_checked_inputs(by_itself, 1000)
+    assert spec.long_texts == body.get("long_texts", "truncate")
+
+
+@pytest.mark.parametrize("given", [[], ["a", 1], [[1], "a"], [[]], [1], 5, None, ["a"] * 2049])
 def test_an_input_that_is_neither_is_refused_by_its_name(given: object) -> None:
     with pytest.raises(RefusedLine) as refused:
         parse_line(write(line("x", given)), EMBEDDINGS, 1024)
