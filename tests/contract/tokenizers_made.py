@@ -41,6 +41,26 @@ def _finish(tokenizer: Tokenizer) -> str:
     return tokenizer.to_str()
 
 
+def _sentencepiece_bpe() -> str:
+    """As Llama 2 and Mistral: no pre-tokenizer, spaces become a mark, and no piece goes on behind one."""
+    mark = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    trainer = trainers.BpeTrainer(vocab_size=3000, special_tokens=SPECIAL, initial_alphabet=["。", "、"])
+    trained = _train(models.BPE(unk_token="<unk>", fuse_unk=True), trainer, None, pre_tokenizers.Metaspace())
+    trained.normalizer, trained.pre_tokenizer = mark, None
+    description = json.loads(_finish(trained))
+    description["pre_tokenizer"] = None
+    return json.dumps(description)
+
+
+def _with_runs_of_spaces() -> str:
+    """As GPT-NeoX and ModernBERT, whose runs of spaces are added tokens."""
+    tokenizer = Tokenizer.from_str(
+        _byte_level(normalizers.NFC(), pre_tokenizers.ByteLevel(add_prefix_space=False))
+    )
+    tokenizer.add_tokens([AddedToken(" " * count, normalized=True) for count in range(2, 25)])
+    return tokenizer.to_str()
+
+
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", AddedToken("<mask>", lstrip=True)]
 
 
@@ -51,7 +71,9 @@ def _with_added_words() -> str:
 
 
 def _unigram(normalizer: Any, pre_tokenizer: Any) -> str:
-    trainer = trainers.UnigramTrainer(vocab_size=3000, special_tokens=SPECIAL, unk_token="<unk>")
+    trainer = trainers.UnigramTrainer(
+        vocab_size=3000, special_tokens=SPECIAL, unk_token="<unk>", initial_alphabet=["。", "、"]
+    )
     return _finish(_train(models.Unigram(), trainer, normalizer, pre_tokenizer))
 
 
@@ -107,6 +129,8 @@ TOKENIZERS: dict[str, tuple[Callable[[], str], bool]] = {
     ),
     "Qwen": (lambda: _byte_level(normalizers.NFC(), _split(r"\p{N}")), True),
     "Llama 3": (lambda: _byte_level(None, _split(r"\p{N}{1,3}")), True),
+    "Llama 2": (_sentencepiece_bpe, False),
+    "ModernBERT": (_with_runs_of_spaces, False),
     "a pattern of its own": (lambda: _byte_level(None, _split(r"\p{N}{1,2}")), False),
     "a pattern that NFKC gives spaces": (lambda: _byte_level(normalizers.NFKC(), _split(r"\p{N}")), False),
 }

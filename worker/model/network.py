@@ -59,6 +59,7 @@ class EncoderNetwork(nn.Module):
         # Dense modules work on one vector a sequence: their cost in fp32 is nothing, their error in bf16 is not.
         self.dense = load_dense(card)
         self.modes = card.pooling
+        self.pad_token_id = find_pad_token_id(self.transformer.config.to_dict())  # once, not in every batch
         self.eval()
 
     def forward(
@@ -71,10 +72,6 @@ class EncoderNetwork(nn.Module):
         hidden_states = self.transformer(input_ids=input_ids, attention_mask=attention_mask, **tokens)[0]
         vectors: Tensor = self.dense(pool_hidden_states(hidden_states, pool_mask, self.modes))
         return vectors
-
-    @property
-    def pad_token_id(self) -> int:
-        return find_pad_token_id(self.transformer.config.to_dict())
 
     @property
     def attention(self) -> str:

@@ -5,11 +5,15 @@ part acts within what lies between two spaces, which itself is dropped (BERT). O
 behind it (RoBERTa, Qwen, T5): then a text is cut before each single space between two characters that are none, where
 no part begins before the space and ends behind it. Of such parts there are tables here, with the reason for each; any
 other combination has none. Texts with characters for which it does not hold are not split.
+
+A long text of which only the first tokens are wanted needs less: one place behind which nothing changes the tokens
+before it. More tokenizers have such places than have words, and texts without spaces have them too.
 """
 
 import re
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 # Whitespace to str.split() that BERT removes as control characters, joining what lies around them.
@@ -38,6 +42,25 @@ def _write_pattern(numbers: str) -> str:
 SPLITS_BEFORE_A_SPACE: Final = frozenset({_write_pattern(r"\p{N}{1,3}"), _write_pattern(r"\p{N}")})
 
 
+# Each acts on a character and what belongs to it, never across a single space between two plain characters.
+CUTTABLE_NORMALIZERS: Final = METASPACE_NORMALIZERS | {
+    "BertNormalizer",
+    "Nmt",
+    "Precompiled",
+    "Prepend",
+    "Strip",
+}
+MARK: Final = "▁"
+# A letter or digit that no normalizer joins with what follows, or turns into one that has a space at its end: not those
+# that prepend themselves to the next character, nor Arabic presentation forms, nor any outside the basic plane.
+PLAIN: Final = "[^\\W_\u0d4e\ufb50-\ufdff\ufe70-\ufeff\U00010000-\U0010ffff]"
+AT_A_SPACE: Final = f"(?<={PLAIN})(?= {PLAIN})"
+# Chinese and Japanese stops, which no normalizer changes.
+STOPS: Final = "。、"
+AT_A_STOP: Final = f"(?<={PLAIN})(?=[{STOPS}])"
+IDEOGRAPH: Final = "[\u4e00-\u9fff]"
+
+
 @dataclass(frozen=True, slots=True)
 class Splitting:
     """`split` gives a text's words, in which all its tokens are, if nothing in it is `unsplittable`."""
@@ -64,6 +87,85 @@ def find_splitting(description: dict[str, Any]) -> Splitting | None:
     if first["type"] not in SPLITS_AT_WHITESPACE or not _keeps_position_out(description["pre_tokenizer"]):
         return None
     return Splitting(str.split, CONTROL_SPACE) if normalizers <= NORMALIZERS else None
+
+
+def find_cuts(description: dict[str, Any]) -> re.Pattern[str] | None:
+    """Return what finds the places where a text may be cut so that the tokens before do not change, or None.
+
+    Every part of the tokenizer has to keep what lies before the place apart from what lies behind it. Where no
+    pre-tokenizer does, the vocabulary must: Unigram's best pieces and BPE's merges are found independently on both
+    sides of a place that no token of the vocabulary reaches across.
+    """
+    model = description.get("model") or {}
+    added = [token["content"] for token in description.get("added_tokens", [])]
+    # An added token is found in the whole text, so none may reach across a single space or a stop.
+    if model.get("dropout") or any(
+        re.search(rf"\S[\s{MARK}Ġ]|[\s{MARK}Ġ]\S|^\s$|[{STOPS}]", token) for token in added
+    ):
+        return None
+    normalizers = _parts(description.get("normalizer"), "normalizers")
+    if not all(_keeps_sides_apart(part) for part in normalizers):
+        return None
+    parts = _parts(description.get("pre_tokenizer"), "pretokenizers")
+    match [part["type"] for part in parts]:
+        case [("BertPreTokenizer" | "Whitespace"), *_]:
+            return re.compile(f"{AT_A_SPACE}|{AT_A_STOP}")
+        case ["ByteLevel"] if parts[0].get("use_regex", True):
+            return re.compile(f"{AT_A_SPACE}|{AT_A_STOP}")
+        case ["Split", "ByteLevel"] if _begins_pieces_at_spaces(parts, set()):
+            return re.compile(f"{AT_A_SPACE}|{AT_A_STOP}")
+        case ["WhitespaceSplit"] | ["WhitespaceSplit", "Metaspace"] | ["Metaspace"]:
+            is_split = parts != [] and (parts[0]["type"] == "WhitespaceSplit" or parts[0].get("split", True))
+        case [] | ["Split"]:
+            is_split = False
+        case _:
+            return None
+    vocabulary = model.get("vocab") or {}
+    if model.get("type") not in ("BPE", "Unigram"):
+        return re.compile(AT_A_SPACE) if is_split else None
+    tokens = [piece for piece, _ in vocabulary] if isinstance(vocabulary, list) else list(vocabulary)
+    at_a_stop = _find_cuts_at_stops(tokens)
+    if is_split:
+        return re.compile(f"{AT_A_SPACE}|{at_a_stop}")
+    return (
+        re.compile(f"{AT_A_SPACE}|{at_a_stop}") if _ends_tokens_at_marks(parts, normalizers, tokens) else None
+    )
+
+
+def _keeps_sides_apart(normalizer: dict[str, Any]) -> bool:
+    """Whether a normalizer gives the beginning of a text what it gives the whole."""
+    if normalizer["type"] != "Replace":
+        return normalizer["type"] in CUTTABLE_NORMALIZERS
+    pattern = normalizer["pattern"]
+    if "Regex" in pattern:
+        return bool(pattern["Regex"] == " {2,}")
+    return pattern["String"] == " " or not re.search(rf"[\s{STOPS}]", pattern["String"])
+
+
+def _ends_tokens_at_marks(
+    parts: Sequence[dict[str, Any]], normalizers: Sequence[dict[str, Any]], tokens: Sequence[str]
+) -> bool:
+    """Whether each space becomes a mark, behind which no token goes on that began before it."""
+    makes_marks = any(
+        part["type"] == "Metaspace"
+        or (part["type"] == "Replace" and part["pattern"].get("String") == " " and part["content"] == MARK)
+        for part in (*normalizers, *parts)
+    )
+    splits_nothing = all(
+        part["type"] == "Metaspace" or part["pattern"].get("String") == " " for part in parts
+    )
+    is_apart = MARK in tokens and not any(re.search(f"[^{MARK}]{MARK}", token) for token in tokens)
+    return makes_marks and splits_nothing and is_apart
+
+
+def _find_cuts_at_stops(tokens: Sequence[str]) -> str:
+    """The pattern of places between an ideograph and a stop that no token reaches across; of none, without stops."""
+    known = "".join(stop for stop in STOPS if stop in tokens)
+    if not known:
+        return "(?!)"
+    joined = {before for token in tokens for before, stop in pairwise(token) if stop in known}
+    apart = f"(?<![{re.escape(''.join(sorted(joined)))}])" if joined else ""
+    return f"(?<={IDEOGRAPH}){apart}(?=[{known}])"
 
 
 def _begins_pieces_at_spaces(parts: Sequence[dict[str, Any]], normalizers: Set[str]) -> bool:

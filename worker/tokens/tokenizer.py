@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,17 +21,15 @@ from worker.tokens.given_ids import Surrounding
 from worker.tokens.pairs import PairFrame, find_frame
 from worker.tokens.passages import PassageFrame
 from worker.tokens.reference import Reference
-from worker.tokens.splitting import find_splitting
+from worker.tokens.splitting import find_cuts, find_splitting
 from worker.tokens.tokenized import INPUT_IDS, TOKEN_TYPE_IDS, TokenizedTexts
 from worker.tokens.word_cache import WordCache, WordTally
 
 logger = logging.getLogger(__name__)
 
-# Pre-tokenizers that never join two words across a space, so that the tokens of a text cut at a space are the first
-# tokens of the whole text. Anything else is tokenized whole.
-SPLITS_AT_SPACES: Final = frozenset({"BertPreTokenizer", "Whitespace", "WhitespaceSplit"})
-# Where a long text is cut at first. A guess that is too small costs a second look at the text, never a wrong token.
-CHARS_PER_TOKEN: Final = 14
+# Where a long text is cut at first. Where these are too few characters, twice as many are read, so that the first
+# tokens of any text cost what they need, whatever follows.
+CHARS_PER_TOKEN: Final = 6
 # On which joining is tried, and longer than any two of these.
 PAIRS_TRIED: Final = 20
 LARGEST_PAIR: Final = 1 << 20
@@ -50,7 +48,7 @@ class Tokenizer:
         description = self._reference.description
         self._encoding, self.way = _choose_way(self._reference, words or WordTally())
         logger.info("Texts are tokenized %s.", self.way)
-        self._can_cut_text = _splits_at_spaces(description)
+        self._cuts = find_cuts(description)
         self._special_ids = frozenset(
             token["id"] for token in description.get("added_tokens", []) if token.get("special")
         )
@@ -58,15 +56,7 @@ class Tokenizer:
 
     def tokenize(self, texts: Sequence[str], max_tokens: int, truncate: bool) -> TokenizedTexts:
         """The ids of all texts; a text of more than `max_tokens` is cut, or fails when `truncate` is not set."""
-        is_cut = (
-            truncate
-            and self._can_cut_text
-            and max(map(len, texts), default=0) > 2 * max_tokens * CHARS_PER_TOKEN
-        )
-        given = [self._cut_text(text, max_tokens) for text in texts] if is_cut else texts
-        rows = self._encoding.encode(given)
-        if is_cut:
-            rows = self._encode_again_whole(texts, given, rows, max_tokens)
+        rows = self._encode_beginnings(texts, max_tokens)[0] if truncate else self._encoding.encode(texts)
         return self._fit(rows, max_tokens, truncate)
 
     def take_ids(
@@ -123,7 +113,16 @@ class Tokenizer:
                 f"of two texts at least {frame.num_special + 2} tokens are read, and {max_tokens} are allowed"
             )
             return _fail_pairs(len(first), TOO_MANY_TOKENS, least)
-        rows = self._encoding.encode([*first, *second])
+        both = [*first, *second]
+        if truncate:
+            rows, is_cut = self._encode_beginnings(
+                both, max_tokens + len(self._reference.prefix) + self._num_suffix
+            )
+            # Of two long texts their true lengths may decide which one keeps a token more.
+            is_long_pair = (rows.lengths > max_tokens // 2).reshape(2, -1).all(axis=0)
+            rows = self._encode_again(both, rows, np.flatnonzero(is_cut & np.tile(is_long_pair, 2)))
+        else:
+            rows = self._encoding.encode(both)
         own = _strip(rows, len(self._reference.prefix), self._num_suffix)
         texts, others = own.part(0, len(first)), own.part(len(first), len(own))
         inputs, is_long = frame.join(texts, others, max_tokens)
@@ -164,29 +163,41 @@ class Tokenizer:
         ids = self._reference.encode_one(prompt)
         return len(ids) - (1 if ids and ids[-1] in self._special_ids else 0)
 
-    def _cut_text(self, text: str, max_tokens: int) -> str:
-        """The text up to a space that lies far enough behind, so that a book is not tokenized for its first page."""
-        limit = max_tokens * CHARS_PER_TOKEN
-        if len(text) <= 2 * limit:
-            return text
-        end = text.rfind(" ", limit // 2, limit)
-        return text if end < 0 or text[end - 1].isspace() else text[:end]
+    def _encode_beginnings(self, texts: Sequence[str], max_tokens: int) -> tuple[Ragged, NDArray[np.bool_]]:
+        """The ids of all texts, and which texts were cut first: of these there are more than `max_tokens`."""
+        num_chars = max_tokens * CHARS_PER_TOKEN
+        given = [self._cut_text(text, num_chars) for text in texts]
+        rows = self._encoding.encode(given)
+        is_cut = _find_cut(texts, given)
+        while len(short := np.flatnonzero(is_cut & (rows.lengths <= max_tokens))):
+            num_chars *= 2
+            for index in short.tolist():
+                given[index] = self._cut_text(texts[index], num_chars)
+            rows = self._encode_again(given, rows, short)
+            is_cut = _find_cut(texts, given)
+        return rows, is_cut
 
-    def _encode_again_whole(
-        self, texts: Sequence[str], given: Sequence[str], rows: Ragged, max_tokens: int
-    ) -> Ragged:
-        """The rows, but other ones for cut texts that turned out not to fill `max_tokens`."""
-        is_cut = np.fromiter(
-            (part is not text for text, part in zip(texts, given, strict=True)), np.bool_, count=len(texts)
-        )
-        short = np.flatnonzero(is_cut & (rows.lengths <= max_tokens))
-        if not len(short):
+    def _cut_text(self, text: str, num_chars: int) -> str:
+        """The text up to a place behind so many characters, so that a book is not tokenized for its first page."""
+        if self._cuts is None or len(text) <= 2 * num_chars:
+            return text
+        place = self._cuts.search(text, num_chars)
+        return text if place is None else text[: place.start()]
+
+    def _encode_again(self, texts: Sequence[str], rows: Ragged, chosen: NDArray[np.int64]) -> Ragged:
+        """The rows, with those of the chosen texts made anew."""
+        if not len(chosen):
             return rows
         places = np.arange(len(texts))
-        places[short] = len(texts) + np.arange(len(short))
-        return Ragged.join([rows, self._encoding.encode([texts[index] for index in short.tolist()])]).take(
-            places
-        )
+        places[chosen] = len(texts) + np.arange(len(chosen))
+        again = self._encoding.encode([texts[index] for index in chosen.tolist()])
+        return Ragged.join([rows, again]).take(places)
+
+
+def _find_cut(texts: Sequence[str], given: Sequence[str]) -> NDArray[np.bool_]:
+    """Which texts were not given as they are."""
+    is_cut = (part is not text for text, part in zip(texts, given, strict=True))
+    return np.fromiter(is_cut, np.bool_, count=len(texts))
 
 
 def _choose_way(reference: Reference, words: WordTally) -> tuple[Reference | WordCache, str]:
@@ -251,20 +262,3 @@ def _strip(rows: Ragged, num_prefix: int, num_suffix: int) -> Ragged:
     places = np.arange(len(rows.values)) - np.repeat(rows.offsets[:-1], rows.lengths)
     is_own = (places >= num_prefix) & (places < np.repeat(rows.lengths - num_suffix, rows.lengths))
     return Ragged.from_lengths(rows.values[is_own], rows.lengths - num_prefix - num_suffix)
-
-
-def _splits_at_spaces(description: dict[str, Any]) -> bool:
-    """Whether the first tokens of a text can never depend on what comes behind a later space."""
-    pre_tokenizer = description.get("pre_tokenizer") or {}
-    kind = pre_tokenizer.get("type")
-    is_split = (
-        kind in SPLITS_AT_SPACES
-        or (kind == "ByteLevel" and pre_tokenizer.get("use_regex", True))
-        or (kind == "Metaspace" and pre_tokenizer.get("split", True))
-    )
-    # An added token that holds a space, or eats spaces to its left, would be seen across the cut.
-    plain_tokens = all(
-        " " not in token["content"] and not token.get("lstrip")
-        for token in description.get("added_tokens", [])
-    )
-    return bool(is_split and plain_tokens)
