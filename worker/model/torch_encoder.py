@@ -36,6 +36,7 @@ from worker.model.packed.attention import EXACT, VARLEN
 from worker.model.packed.network import PackedNetwork, PackingFailed, compute_probes, pack_network
 from worker.model.packed.packing import pack_batch
 from worker.model.switched.switching import NotUndone, apply_switches
+from worker.model.tokenizer_check import check_tokenizer
 from worker.model.weights.quantization import apply_quantization
 
 logger = logging.getLogger(__name__)
@@ -163,6 +164,7 @@ class TorchEncoder(Encoder):
 
 def load_network(order: EncoderOrder, precision: str, device: torch.device) -> EncoderNetwork:
     """On the device, with weights in the precision."""
+    check_tokenizer(order.card)
     network = EncoderNetwork(order.card, DTYPES[find_arithmetic(precision, order.device)], order.on_read)
     if precision in COMPRESSED:
         apply_quantization(network.transformer)

@@ -32,7 +32,7 @@ from worker.tokens.tokenized import INPUT_IDS, TOKEN_TYPE_IDS
 WORD_EMBEDDINGS: Final = "word_embeddings"
 INPUTS: Final = (INPUT_IDS, "attention_mask", "pool_mask", WORD_EMBEDDINGS)
 # Grows when the network or its inputs change, so that a conversion made by older code is not used.
-CONVERSION_VERSION: Final = 3
+CONVERSION_VERSION: Final = 4
 COMPRESSION_VERSION: Final = 1
 LARGEST_DEVIATION: Final = 1e-3
 # What compressed weights must keep of the direction of a vector. Far below what real models keep (0.999 and 0.95): it
@@ -102,8 +102,10 @@ def convert_network(order: EncoderOrder, precision: str, folder: Path) -> None:
     from openvino.tools.ovc import convert_model
 
     from worker.model.network import EncoderNetwork
+    from worker.model.tokenizer_check import check_tokenizer
     from worker.openvino.wordless_network import WordlessNetwork
 
+    check_tokenizer(order.card)  # a conversion that is kept was compared
     whole = EncoderNetwork(order.card, torch.float32)
     # Another shape than the one that is traced, with padding: a shape or mask frozen by tracing shows here.
     probe = _make_input(torch, num_sequences=3, length=13)

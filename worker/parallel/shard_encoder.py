@@ -37,6 +37,7 @@ from worker.model.packed.attention import (
     varlen_kernel,
 )
 from worker.model.packed.network import make_probes
+from worker.model.tokenizer_check import check_tokenizer
 from worker.model.torch_encoder import DTYPES
 from worker.parallel.filling.skeleton import build_skeleton
 from worker.parallel.forms.choice import RankSwitches, choose_rank_switches
@@ -64,6 +65,8 @@ class ShardEncoder(Encoder):
         self._card = order.card
         self._rank = rank
         precision = choose_precision(order.precision, order.device)
+        if rank.is_first:
+            check_tokenizer(order.card)
         if is_published(order.card):
             check_published(order.card)
         self._transformer = build_skeleton(order.card, DTYPES[find_arithmetic(precision.value, order.device)])

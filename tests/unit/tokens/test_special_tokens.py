@@ -10,6 +10,7 @@ import pytest
 from tests.models import packaged_model
 from vectormill.domain.errors import ModelError
 from vectormill.models.model_card import read_model_card
+from worker.model.tokenizer_check import check_tokenizer
 from worker.tokens.tokenizer import Tokenizer
 
 CLS, SEP = 101, 102
@@ -87,6 +88,19 @@ def test_a_tokenizer_whose_tokens_are_not_known_is_refused_at_submission(
     model = write_tokenizer(tmp_path, adds, **config)
     with pytest.raises(ModelError, match=message):
         read_model_card("m", model, pooling=pooling)
+
+
+def test_a_tokenizer_json_that_differs_from_the_class_of_transformers_is_refused_when_it_is_loaded(
+    tmp_path: Path,
+) -> None:
+    model = write_tokenizer(tmp_path, ["[CLS]", "A", "[SEP]"], eos_token="[SEP]")
+    check_tokenizer(read_model_card("m", model))
+    path = model / "tokenizer_config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config["added_tokens_decoder"] = {"1996": {"content": "the", "special": False}}
+    path.write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(ModelError, match="gives other tokens than transformers' own class"):
+        check_tokenizer(read_model_card("m", model))
 
 
 def test_other_poolings_need_no_final_token(tmp_path: Path) -> None:
