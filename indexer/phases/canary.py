@@ -8,6 +8,7 @@ that is not so ends the run, and the live generation stays.
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
+from uuid import UUID
 
 from indexer.context import RunContext
 from indexer.measures import measure_recall, scan_validity, scan_vectors
@@ -23,7 +24,7 @@ from vectormill.db.collections.coverage import (
     list_writers,
 )
 from vectormill.db.collections.generations import find_generation_by_id, find_in_state
-from vectormill.db.collections.swaps import count_lagging_twins
+from vectormill.db.collections.swaps import list_lagging_twins
 from vectormill.domain.collection import BUILDING, LIVE, VECTORS, Generation
 from vectormill.domain.encoding import FLOAT16, FLOAT32
 from vectormill.domain.errors import CanaryFailed
@@ -38,8 +39,6 @@ MOST_FAILED_SHARE: Final = 0.01
 # Twins of puts that came last; a worker of the new model may load it first.
 TWINS_PATIENCE_SECONDS: Final = 600.0
 _PAUSE_SECONDS: Final = 0.2
-# A put that is committed to the live generation while it is looked for has its twin a moment later.
-_LOOKS_FOR_PUTS: Final = 5
 
 Wait = Callable[[float], object]
 
@@ -75,14 +74,20 @@ def check_generation(context: RunContext, wait: Wait = time.sleep) -> None:
 
 
 def await_twins(context: RunContext, building: Generation, wait: Wait) -> None:
-    """Until every put that its client was told of is in the new generation too. Raises CanaryFailed."""
+    """Until every put that its client was told of before is in the new generation too. Raises CanaryFailed.
+
+    Those of the meantime are not waited for: under sustained puts there is always one.
+    """
     follow_live_jobs(context.engine, building)
     until = time.monotonic() + TWINS_PATIENCE_SECONDS
+    awaited: set[UUID] | None = None
     while True:
         context.check()
         with context.engine.connect() as connection:
-            num_lagging = count_lagging_twins(connection, building.id)
+            lagging = list_lagging_twins(connection, building.id)
             num_open = count_open_jobs(connection, building.id)
+        awaited = lagging if awaited is None else awaited & lagging
+        num_lagging = len(awaited)
         if not num_lagging + num_open:
             return
         if time.monotonic() > until:
@@ -112,13 +117,7 @@ def _look_at_coverage(
         missing = Missing(0, [])
         if run.counts.num_seen:
             missing = find_missing_of_source(connection, building, seen, seq, writers)
-    puts = Missing(0, [])
-    for _ in range(_LOOKS_FOR_PUTS):
-        with context.engine.connect() as connection:
-            puts = find_missing_puts(connection, building, live, seq, writers)
-        if not puts.number:
-            break
-        wait(_PAUSE_SECONDS)
+        puts = find_missing_puts(connection, building, live, seq, writers)
     found["coverage"] = {
         "num_seen": run.counts.num_seen,
         "num_missing": missing.number,

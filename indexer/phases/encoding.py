@@ -1,4 +1,4 @@
-"""Encoding: new and changed texts as a job like any other; what needs no encoding is written while workers have it.
+"""Encoding: new and changed texts as a job like any other; what needs no encoding is written before.
 
 The job's id is the run's before anything of it is uploaded, and its place among the writers is that of the run. So an
 indexer that takes over finds the job: it waits for one that is complete, and removes an upload that broke off.
@@ -41,9 +41,9 @@ def encode(context: RunContext, progress: Progress, wait: Wait) -> None:
     """`wait` sleeps for the pause between two looks at the job."""
     run = context.run
     job_id = find_own_job(context, progress, run.job_id)
+    update_metadata(context, progress)  # first: it finds rows that older jobs have given another text
     if job_id is None and progress.counts.num_new + progress.counts.num_changed > progress.counts.num_moved:
         job_id = submit(context, progress)
-    update_metadata(context, progress)
     if job_id is None:
         return
     job = await_job(context, progress, job_id, wait)
@@ -120,13 +120,16 @@ def update_metadata(context: RunContext, progress: Progress) -> None:
             progress.save(connection)
             target = find_target(connection, run)
             require_stage(connection, target.stage)
-            after = write_metadata(
+            num_changed, after = write_metadata(
                 connection,
                 target.stage,
                 after=after,
                 limit=_ROWS_PER_BATCH,
                 keep_text=target.keep_text,
             )
+            counts = progress.add(num_changed=num_changed, num_metadata_only=-num_changed)
+            progress.save(connection, counts)
+        progress.counts = counts
 
 
 def await_job(context: RunContext, progress: Progress, job_id: UUID, wait: Wait) -> Job:

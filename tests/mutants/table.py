@@ -13,6 +13,7 @@ PAUSES: Final = "tests/integration/chunks/test_pauses.py"
 UPLOADS: Final = "tests/integration/jobs/test_uploads.py"
 LOST_MESSAGES: Final = "tests/integration/broker/test_lost_messages.py"
 ITEMS: Final = "tests/integration/rows/test_items.py"
+CANARY: Final = "tests/integration/runs/test_canary.py"
 ORDER: Final = "tests/integration/collections/test_order_of_writers.py"
 SCRUBBING: Final = "tests/integration/rows/test_scrubbing.py"
 GUARDS: Final = "tests/integration/chunks/test_guards.py"
@@ -258,5 +259,24 @@ MUTANTS: Final = (
             "tests/integration/chunks/test_bereavements.py::"
             "test_a_worker_that_returns_chunks_of_several_jobs_locks_one_job_at_a_time",
         ),
+        "a commit asks nothing of what a run has written beside the row",
+        "vectormill/db/rows/generation_tables.py",
+        "key = ANY(%(keys)s::text[]) AND job_seq > %(first_place)s::bigint",
+        "key = ANY(%(keys)s::text[]) AND job_seq > %(first_place)s::bigint AND false",
+        (f"{ORDER}::test_a_row_whose_metadata_alone_a_run_has_changed_is_not_parted_by_an_older_job",),
+    ),
+    Mutant(
+        "a run removes rows while commits go on",
+        "indexer/phases/encoding.py",
+        "    lock_deletions(connection, target.generation.collection_id)\n",
+        "",
+        (f"{ORDER}::test_a_commit_that_overlaps_a_run_s_removal_leaves_no_attributes",),
+    ),
+    Mutant(
+        "the canary demands the rows of jobs whose twins are open",
+        "vectormill/db/collections/coverage.py",
+        "twin.state NOT IN ('completed', 'completed_with_errors', 'failed')",
+        "false",
+        (f"{CANARY}::test_the_rows_of_a_job_that_is_still_running_are_no_failure",),
     ),
 )

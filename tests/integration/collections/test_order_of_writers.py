@@ -1,17 +1,22 @@
 """The newest write of a key wins in every generation, whoever carries it there: as clients and operators meet it."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from uuid import UUID
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Connection, Engine, text
 
+from indexer.phases.encoding import delete_keys
+from indexer.target import make_target
 from tests.api_server import encoding_meanwhile
-from tests.building import BITS, NEXT, ask, build, encode_all, put, rows_of, swap, table_of
-from tests.indexers import KeptSource, await_run, contents, indexing, look
-from tests.protocol import claim, complete, dispatch_all
+from tests.building import BITS, NEXT, ask, build, encode_all, make_run, put, rows_of, swap, table_of
+from tests.indexers import KeptSource, ListedSource, await_run, contents, indexing, look, row, wanted
+from tests.protocol import claim, complete, complete_on, dispatch_all, submit
 from tests.waiting import wait_for
 from vectormill.db.chunks.chunks import split_chunk
+from vectormill.db.collections.collections import find_generation
+from vectormill.db.jobs.jobs import draw_seq
 from vectormill.db.rows.items import delete_items
 from vectormill.db.runs.runs import create_run
 from vectormill.domain.encoding import EncodingSpec
@@ -123,3 +128,63 @@ def test_a_twin_that_is_open_after_a_swap_has_a_twin_in_the_same_place(engine: E
         complete(engine, claimed)
     assert rows_of(engine, table_of(second)) == {"stays": later.seq}
     assert {claimed.job_seq for claimed in claims} == {job.seq, later.seq}
+
+
+@pytest.mark.parametrize(
+    ("before", "source"),
+    [
+        (row("k", "text"), row("k", "text", page=1)),
+        (row("k", "text", page=1), row("k", "text")),
+    ],
+    ids=["metadata comes", "metadata goes"],
+)
+@pytest.mark.parametrize("when", ["while it reads", "after its end"])
+def test_a_row_whose_metadata_alone_a_run_has_changed_is_not_parted_by_an_older_job(
+    engine: Engine, before: Item, source: Item, when: str
+) -> None:
+    submit(engine, [before], collection="docs")
+    encode_all(engine)
+    submit(engine, [row("k", "older than the run", page=2)], collection="docs")
+    (older,) = claims_of(engine)
+
+    def commit(position: int) -> None:
+        if when == "while it reads" and position:
+            complete(engine, older)
+
+    rows = [source, row("l", "another")]
+    with indexing(engine, ListedSource(rows, batch=1, before=commit)), encoding_meanwhile(engine):
+        run = await_run(engine, start(engine, None))
+    assert (run.state, run.error) == (COMPLETED, None)
+    if when == "after its end":
+        complete(engine, older)
+    assert contents(engine) == wanted(rows)
+
+
+def test_a_commit_that_overlaps_a_run_s_removal_leaves_no_attributes(engine: Engine) -> None:
+    submit(engine, [row("k", "text")], collection="docs")
+    encode_all(engine)
+    submit(engine, [row("k", "older", page=1)], collection="docs")
+    (older,) = claims_of(engine)
+    generation = ask(engine, find_generation, "docs")
+    run = make_run(generation, ask(engine, draw_seq), 0, {})
+
+    def remove() -> None:
+        with engine.begin() as connection:
+            delete_keys(connection, make_target(connection, run, generation), ["k"], [run.seq or 0])
+
+    with engine.begin() as connection, ThreadPoolExecutor(1) as pool:
+        complete_on(connection, older)
+        removal = pool.submit(remove)
+        wait_for(lambda: ask(engine, count_waiting) == 1, 20, "the removal waited")
+        connection.commit()
+        removal.result(20)
+    assert rows_of(engine, table_of(generation)) == {}
+    with engine.connect() as connection:
+        attributes = text(f"SELECT key FROM {table_of(generation)}_attributes")
+        assert connection.execute(attributes).scalars().all() == []
+
+
+def count_waiting(connection: Connection) -> int:
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    number: int = connection.execute(text(waiting)).scalar_one()
+    return number

@@ -22,6 +22,7 @@ from vectormill.db.runs.run_claims import claim_run, hold_run
 from vectormill.db.runs.runs import cancel_run
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import CanaryFailed, LeaseLost, RunCancelled
+from vectormill.domain.jobs.chunk import Claim
 from vectormill.domain.jobs.item import EMPTY_TEXT, ENCODING_FAILED, ItemFailure
 
 ITEMS = make_items(30)
@@ -206,3 +207,45 @@ def test_a_run_that_was_cancelled_or_lost_since_its_last_look_makes_nothing_live
     with pytest.raises(RunCancelled if what == "cancelled" else LeaseLost):
         swap(context)
     assert ask(engine, find_building, "docs") == rebuild.generation
+
+
+def claim_by_spec(engine: Engine) -> tuple[list[Claim], list[Claim]]:
+    """Claims of what waits: of the live generation's chunks, and of the twins'."""
+    claims = [claimed for each in dispatch_all(engine) if (claimed := claim(engine, each.chunk_id))]
+    return [each for each in claims if each.spec != NEXT], [each for each in claims if each.spec == NEXT]
+
+
+def test_the_rows_of_a_job_that_is_still_running_are_no_failure(engine: Engine, rebuild: Rebuild) -> None:
+    encode_all(engine)
+    put(engine, *(f"bulk{number}" for number in range(8)), chunk_max_items=4)
+    originals, _ = claim_by_spec(engine)
+    complete(engine, originals[0])
+    rebuild.run = _with_options(rebuild, canary_sample=0)
+    check_generation(rebuild.context(), _waiting_too_long)
+    assert rebuild.reports["checking"]["coverage"]["num_missing_puts"] == 0
+
+
+def test_puts_that_never_pause_do_not_keep_a_generation_from_its_canary(
+    engine: Engine, rebuild: Rebuild
+) -> None:
+    encode_all(engine)
+    behind: list[Claim] = []
+
+    def put_one_more(_: float = 0.0) -> None:
+        """Ends a put in the live generation, and the twin of the put before."""
+        assert len(waits) < 20, "the canary waits for puts that came after it had begun"
+        waits.append(put(engine, f"put{len(waits)}"))
+        originals, twins = claim_by_spec(engine)
+        for each in [*originals, *behind]:
+            complete(engine, each)
+        behind[:] = twins
+
+    waits: list[object] = []
+    put_one_more()
+    rebuild.run = _with_options(rebuild, canary_sample=0)
+    check_generation(rebuild.context(), put_one_more)
+    assert len(waits) == 2
+
+
+def _waiting_too_long(_: float) -> None:
+    raise AssertionError("the canary waits for a job that has not ended")

@@ -63,6 +63,16 @@ COUNT_OPEN_JOBS = text("""
 """)
 
 
+# A twin commits its rows with its end: while it is open, or where a client gave it up, they need not be there.
+HAS_BEEN_PUT: Final = """
+    wanted.job_seq > :seq
+       AND NOT EXISTS (
+           SELECT 1 FROM vectormill.jobs AS twin
+            WHERE twin.generation_id = :generation_id AND coalesce(twin.place, twin.seq) = wanted.job_seq
+              AND twin.state NOT IN ('completed', 'completed_with_errors', 'failed'))
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Missing:
     """Rows that should be there; `keys` are the first of them."""
@@ -111,9 +121,8 @@ def find_missing_of_source(
 def find_missing_puts(
     connection: Connection, building: Generation, live: Generation, seq: int, job_ids: Sequence[UUID]
 ) -> Missing:
-    """Rows that clients have put since the run of this seq began to read; one of this very moment may be among them."""
-    wanted = f"vectormill.{live.table_name}"
-    return _find_missing(connection, building, wanted, "wanted.job_seq > :seq", seq, job_ids)
+    """Rows that clients have put since the run of this seq began to read, and whose twin has ended."""
+    return _find_missing(connection, building, f"vectormill.{live.table_name}", HAS_BEEN_PUT, seq, job_ids)
 
 
 def _find_missing(
@@ -125,7 +134,12 @@ def _find_missing(
     job_ids: Sequence[UUID],
 ) -> Missing:
     names = {"wanted": wanted, "condition": condition, "table": table_name(building.id)}
-    values: dict[str, Any] = {"collection_id": building.collection_id, "seq": seq, "job_ids": list(job_ids)}
+    values: dict[str, Any] = {
+        "collection_id": building.collection_id,
+        "generation_id": building.id,
+        "seq": seq,
+        "job_ids": list(job_ids),
+    }
     number = connection.execute(text(COUNT_MISSING.format(**names)), values).scalar_one()
     if not number:
         return Missing(0, [])

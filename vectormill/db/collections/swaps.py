@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
+from uuid import UUID
 
 import psycopg
 from sqlalchemy import Connection, text
@@ -46,8 +47,8 @@ MAKE_LIVE = text("""
 """)
 
 # An original that has ended was told to its client as searchable; one whose row is gone had ended too.
-COUNT_LAGGING_TWINS = text("""
-    SELECT count(*)
+LIST_LAGGING_TWINS = text("""
+    SELECT twin.id
       FROM vectormill.jobs AS twin
       LEFT JOIN vectormill.jobs AS original ON original.id = twin.twin_of
      WHERE twin.generation_id = :generation_id AND twin.twin_of IS NOT NULL
@@ -81,10 +82,9 @@ class Swap:
     live: Generation
 
 
-def count_lagging_twins(connection: Connection, generation_id: int) -> int:
+def list_lagging_twins(connection: Connection, generation_id: int) -> set[UUID]:
     """Twins that are still to be encoded although their original has ended."""
-    number: int = connection.execute(COUNT_LAGGING_TWINS, {"generation_id": generation_id}).scalar_one()
-    return number
+    return set(connection.execute(LIST_LAGGING_TWINS, {"generation_id": generation_id}).scalars())
 
 
 def swap_generations(
@@ -108,7 +108,7 @@ def swap_generations(
     live = find_in_state(connection, building.collection, LIVE)
     assert live is not None  # a collection has one from its first job on
     num_tries = round(DRAIN_SECONDS / _DRAIN_PAUSE_SECONDS)
-    while count_lagging_twins(connection, building_id):
+    while list_lagging_twins(connection, building_id):
         num_tries -= 1
         if num_tries <= 0:
             return None

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, text
 
-from vectormill.db.rows.tombstones import hold_deletions
+from vectormill.db.rows.tombstones import hold_deletions, lock_deletions
 from vectormill.db.runs.stages import LOOK_UP_BY_INDEX, Stage, driver_of, has_table
 
 COUNT_ROWS: Final = "SELECT count(*) FROM {table}"
@@ -141,26 +141,49 @@ LIST_METADATA_ONLY: Final = """
 """
 
 
+# An older job has given the row another text since it was compared: it is encoded with the others.
+MARK_CHANGED: Final = """
+    WITH marked AS (
+        UPDATE {changes} AS change SET kind = 'c'
+          FROM {table} AS live
+         WHERE change.ordinal = ANY(%(ordinals)s::bigint[]) AND change.kind = 'm' AND live.key = change.key
+           AND live.content_hash <> change.content_hash AND live.job_seq <= change.place
+        RETURNING 1
+    )
+    SELECT count(*) FROM marked
+"""
+
+
 def write_metadata(
     connection: Connection, stage: Stage, *, after: int, limit: int, keep_text: bool
-) -> int | None:
-    """Gives the next rows whose text is unchanged their metadata; the position of the last one."""
+) -> tuple[int, int | None]:
+    """Gives the next rows whose text is unchanged their metadata; how many have another text by now, and are to be
+    encoded, and the position of the last one.
+
+    No commit overlaps it: an older one would write its result beside these attributes.
+    """
     driver = driver_of(connection)
+    lock_deletions(connection, stage.generation.collection_id)
     rows = driver.execute(stage.fill_in(LIST_METADATA_ONLY), {"after": after, "limit": limit}).fetchall()
     ordinals = [row[0] for row in rows]
     if not ordinals:
-        return None
+        return 0, None
+    driver.execute(LOOK_UP_BY_INDEX)
+    num_changed = _number(connection, stage, MARK_CHANGED, {"ordinals": ordinals})
     _write_attributes(connection, stage, ordinals, keep_text=keep_text)
-    return int(ordinals[-1])
+    return num_changed, int(ordinals[-1])
 
 
-# The row with the result is locked and not changed: a put that comes at this moment is waited for, and wins.
+# The row with the result is locked and not changed: the attributes alone have the later place. So they stay where the
+# metadata is taken away: they tell an older job that it comes too late.
 WRITE_ATTRIBUTES: Final = """
     WITH change AS MATERIALIZED (
-        SELECT change.key, live.content_hash, change.metadata, change.metadata_hash, change.text, change.place,
+        SELECT change.kind, change.key, live.content_hash, change.metadata, change.metadata_hash, change.text,
+               change.place,
                position({mark} IN change.text) AS mark
           FROM {changes} AS change
           JOIN {table} AS live ON live.key = change.key AND live.job_seq <= change.place
+                              AND live.content_hash = change.content_hash
          WHERE change.ordinal = ANY(%(ordinals)s::bigint[])
          ORDER BY change.key
            FOR SHARE OF live
@@ -169,7 +192,7 @@ WRITE_ATTRIBUTES: Final = """
     SELECT key, content_hash, CAST(nullif(convert_from(metadata, 'UTF8'), '') AS jsonb), metadata_hash,
            {text_values}, place
       FROM change
-     WHERE metadata_hash IS NOT NULL OR %(keep_text)s::boolean
+     WHERE metadata_hash IS NOT NULL OR %(keep_text)s::boolean OR kind = 'm'
      ORDER BY key
     ON CONFLICT (key) DO UPDATE
        SET content_hash = excluded.content_hash, metadata = excluded.metadata,
@@ -183,7 +206,7 @@ CLEAR_ATTRIBUTES: Final = """
         SELECT change.key, change.metadata_hash, change.place
           FROM {changes} AS change
           JOIN {table} AS live ON live.key = change.key AND live.job_seq <= change.place
-         WHERE change.ordinal = ANY(%(ordinals)s::bigint[])
+         WHERE change.ordinal = ANY(%(ordinals)s::bigint[]) AND change.kind <> 'm'
     )
     DELETE FROM {attributes} AS kept USING change
      WHERE change.metadata_hash IS NULL AND kept.key = change.key AND kept.job_seq <= change.place
