@@ -10,7 +10,7 @@ from sqlalchemy import Engine, TextClause, text
 from tests.protocol import make_items, submit
 from vectormill.db.collections.coverage import COUNT_OPEN_JOBS
 from vectormill.db.collections.retired import LIST_PRUNABLE
-from vectormill.db.collections.swaps import COUNT_LAGGING_TWINS
+from vectormill.db.collections.swaps import LIST_LAGGING_TWINS
 from vectormill.db.jobs.twins import INSERT_TWIN, LIST_TWINS, LIST_UNWANTED_JOBS, LIST_WITHOUT_TWIN
 from vectormill.db.jsonb import to_jsonb
 from vectormill.db.search.search_plans import walk_plan
@@ -24,7 +24,7 @@ ENDED_JOBS = text("""
 ONE = str(uuid4())
 QUESTIONS: list[tuple[str, TextClause, dict[str, Any]]] = [
     ("twins of a job", LIST_TWINS, {"job_id": ONE}),
-    ("twins that lag", COUNT_LAGGING_TWINS, {"generation_id": 1}),
+    ("twins that lag", LIST_LAGGING_TWINS, {"generation_id": 1}),
     ("jobs that are unwanted", LIST_UNWANTED_JOBS, {}),
     ("generations to prune", LIST_PRUNABLE, {"seconds": 1.0}),
     ("open jobs", COUNT_OPEN_JOBS, {"generation_id": 1}),

@@ -86,7 +86,7 @@ def test_a_chunk_of_carried_rows_that_is_split_keeps_their_places(kept: Engine) 
     before = rows_of(kept, "docs")
 
     def split() -> None:
-        for dispatch in dispatch_all(kept):
+        for dispatch in wait_for(lambda: dispatch_all(kept), 20, "the whole job was queued"):
             claimed = claim(kept, dispatch.chunk_id)
             assert claimed is not None
             ask(kept, split_chunk, claimed, "lost twice")
