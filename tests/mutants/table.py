@@ -259,6 +259,8 @@ MUTANTS: Final = (
             "tests/integration/chunks/test_bereavements.py::"
             "test_a_worker_that_returns_chunks_of_several_jobs_locks_one_job_at_a_time",
         ),
+    ),
+    Mutant(
         "a commit asks nothing of what a run has written beside the row",
         "vectormill/db/rows/generation_tables.py",
         "key = ANY(%(keys)s::text[]) AND job_seq > %(first_place)s::bigint",
