@@ -23,7 +23,7 @@ def read_filter(written: str, told_as: str) -> dict[str, Any]:
     if written.lstrip().startswith("{"):
         try:
             parsed = json.loads(written, parse_constant=_refuse_constant)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidOption(f"{told_as} {written} is not JSON: {error}.") from error
         return dict(parsed)
     comparison = COMPARISON.fullmatch(written)
@@ -39,7 +39,7 @@ def read_value(written: str) -> Any:
     """2020 is a number, true and null are themselves, and what is no JSON is a string; "2020" in quotes is one too."""
     try:
         value = json.loads(written, parse_constant=lambda name: name)
-    except ValueError:
+    except (ValueError, RecursionError):  # nested too deeply is no value either
         return written.strip()
     return written.strip() if isinstance(value, dict | list) else value
 

@@ -16,6 +16,7 @@ from vectormill.db.collections.descriptions import (
     ScheduleSummary,
 )
 from vectormill.domain.collection import GENERATION_STATES, KINDS, find_kind
+from vectormill.domain.source import hide_files
 
 
 def in_utc(moment: datetime | None) -> datetime | None:
@@ -269,7 +270,7 @@ class CollectionDetail(CollectionBody):
             runs=[RunLine.from_summary(run) for run in found.runs],
             source=SourceLine(
                 kind=found.source_kind,
-                options=dict(found.source_options or {}),
+                options=hide_files(found.source_options or {}),
                 split=dict(found.source_split or {}),
             )
             if found.source_kind

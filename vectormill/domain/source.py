@@ -1,5 +1,6 @@
 """Source: where the texts of a collection come from."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -42,3 +43,20 @@ class SavedSource:
     source: Source
     created_at: datetime
     updated_at: datetime
+
+
+# Of a URL: a presigned address or a shared-access signature opens what it names to whoever reads it. A "?" of a glob
+# has no "=" behind it.
+QUERY_OF_URL: Final = re.compile(r"(?<=\?)[^\s?'\"]*=[^\s'\"]*")
+
+
+def hide_queries(text: str) -> str:
+    """Replace the query strings of URLs in a text by an ellipsis."""
+    return QUERY_OF_URL.sub("…", text) if "://" in text else text
+
+
+def hide_files(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options, without the query strings of file URLs: whoever has a key of scope read sees them."""
+    files = options.get("files")
+    hidden = {"files": [hide_queries(str(name)) for name in files]} if files else {}
+    return {**options, **hidden}

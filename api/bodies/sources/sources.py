@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 from pydantic import BaseModel, Field
 
-from vectormill.domain.source import SOURCE_KINDS, SavedSource
+from vectormill.domain.source import SOURCE_KINDS, SavedSource, hide_files
 from vectormill.sources.checking import SourceReport
 
 OPTIONS_DESCRIPTION = (
@@ -86,7 +86,7 @@ class SourceBody(BaseModel):
         return cls(
             collection=saved.collection,
             kind=saved.source.kind,
-            options=dict(saved.source.options),
+            options=hide_files(saved.source.options),
             split=dict(saved.source.split),
             created_at=saved.created_at.astimezone(UTC),
             updated_at=saved.updated_at.astimezone(UTC),

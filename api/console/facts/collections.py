@@ -8,6 +8,7 @@ from typing import Any, Final
 from vectormill.db.collections.descriptions import CollectionRow
 from vectormill.db.overviews.collections import Standing
 from vectormill.domain.collection import VECTORS, find_kind
+from vectormill.domain.source import hide_queries
 
 # What stands before an @ in an address may be a password, wherever it was written.
 _CREDENTIALS: Final = re.compile(r"(://)[^/\s@]+@")
@@ -46,4 +47,4 @@ class CollectionLine:
 
 def hide_credentials(options: Mapping[str, Any]) -> dict[str, str]:
     """A source's options as text. What opens a database is named and not kept; a URL may still carry a password."""
-    return {name: _CREDENTIALS.sub(r"\1…@", str(value)) for name, value in options.items()}
+    return {name: hide_queries(_CREDENTIALS.sub(r"\1…@", str(value))) for name, value in options.items()}

@@ -14,13 +14,16 @@ from api.intake.pushes import receive_push
 from api.intake.requests import UnreadableItem, decode_body, encode_metadata
 from api.intake.submissions import read_body
 from api.problems import Place, Problem
+from vectormill.addresses import is_loopback_host
 from vectormill.db.collections.collections import find_generation
 from vectormill.db.runs.sources import delete_source, find_source, save_source
 from vectormill.domain.errors import InvalidOption, SourceFailed
 from vectormill.domain.source import Source
+from vectormill.settings import Settings
 from vectormill.sources.checking import SourceReport, check_source
 from vectormill.sources.fitting import refuse_unfit
-from vectormill.sources.options import parse_options, parse_split
+from vectormill.sources.kinds.files import is_local
+from vectormill.sources.options import FileOptions, Options, TreeOptions, parse_options, parse_split
 from vectormill.sources.reader import SourcePlace
 
 router = APIRouter(tags=["sources"])
@@ -140,9 +143,25 @@ async def receive_source(request: Request, resources: Resources) -> Source:
         except UnreadableItem as error:
             raise InvalidOption(f"The source cannot be kept: {error.reason}.") from error
     source = Source(wanted.kind, wanted.options, wanted.split)
-    parse_options(source)
+    refuse_local(parse_options(source), resources.settings)
     parse_split(source)
     return source
+
+
+def refuse_local(options: Options, settings: Settings) -> None:
+    """Raises InvalidOption for files of the server's own, unless a folder is set apart for them.
+
+    Only where none but this machine can connect the server's files are those of who asks.
+    """
+    if settings.source_root is not None or is_loopback_host(settings.api_host):
+        return
+    if isinstance(options, TreeOptions) or (
+        isinstance(options, FileOptions) and any(map(is_local, options.files))
+    ):
+        raise InvalidOption(
+            "This API reads no files of its own machine for a source: set VECTORMILL_SOURCE_ROOT to the folder in "
+            "which they lie, for `vectormill api` and `vectormill indexer`, or name files of a store such as s3://."
+        )
 
 
 def look(source: Source, name: str, resources: Resources) -> SourceReport:

@@ -17,6 +17,7 @@ from vectormill.domain.filter import (
     fits,
     parse_filter,
 )
+from vectormill.typed_filters import read_filter
 
 
 def test_every_entry_of_a_filter_is_a_condition() -> None:
@@ -118,3 +119,10 @@ def test_a_filter_that_is_nested_for_ever_is_refused() -> None:
         written = {"not": written}
     with pytest.raises(InvalidOption, match="nested more than 8 deep"):
         parse_filter(written)
+
+
+def test_a_filter_nested_too_deeply_is_a_text_or_refused() -> None:
+    deep = "[" * 100_000
+    assert read_filter(f"lang={deep}", "The filter") == {"lang": {"eq": deep}}
+    with pytest.raises(InvalidOption, match="not JSON"):
+        read_filter('{"a": ' + deep, "The filter")

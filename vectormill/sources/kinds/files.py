@@ -16,6 +16,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from vectormill.domain.errors import SourceFailed, SourceInterrupted
 from vectormill.domain.jobs.item import Item
+from vectormill.domain.source import hide_queries
 from vectormill.files.formats import INPUT_FORMATS, by_suffix, describe_inputs
 from vectormill.files.tables import MAX_FIELD_CHARS
 from vectormill.sources.kinds.json_lines import read_json_lines
@@ -49,6 +50,8 @@ STAMPS: Final = (
 # Protocols whose URL names the machine that is spoken to.
 OF_MACHINES: Final = ("http", "https", "ftp", "sftp", "ssh", "hdfs", "webhdfs", "smb")
 
+COLUMN: Final = re.compile(r"[\w .()%/-]{1,64}")
+LOCAL: Final = ("file", "local")
 PARQUET_ROWS: Final = 4096
 # Where a file that is read without translation has its lines end.
 LINE_BREAK: Final = re.compile(r"\r\n|\r|\n")
@@ -67,15 +70,15 @@ class FileReader:
 
     def read(self) -> Iterator[list[Item]]:
         for store, path in self._find_files():
-            assembler = Assembler(path, self._place.settings.max_key_bytes, self.complaints)
+            assembler = Assembler(hide_queries(path), self._place.settings.max_key_bytes, self.complaints)
             try:
                 stamp = read_stamp(store, path)
                 for columns in self._read_columns(store, path):
                     yield assembler.assemble(*columns)
                 if read_stamp(store, path) != stamp:
                     raise SourceInterrupted(
-                        f"{path} was changed while it was read, so that what was read may be half of it. Write a new "
-                        "file beside it and rename that."
+                        f"{hide_queries(path)} was changed while it was read, so that what was read may be half of "
+                        "it. Write a new file beside it and rename that."
                     )
             except SourceFailed:
                 raise
@@ -107,7 +110,7 @@ class FileReader:
             except Exception as error:
                 raise SourceFailed(describe_failure(pattern, error)) from error
             if not found:
-                raise SourceFailed(f"No file fits {pattern} where the source is read.")
+                raise SourceFailed(f"No file fits {hide_queries(pattern)} where the source is read.")
             for path in found:
                 if isinstance(store, LocalFileSystem):
                     check_local(Path(path), self._place.settings.source_root)
@@ -143,6 +146,11 @@ class FileReader:
                     yield from read_csv(file, path, "," if format == "csv" else "\t", self._options)
 
 
+def is_local(name: str) -> bool:
+    """Tell whether a path, glob or URL names files of the machine that reads it."""
+    return "://" not in name or name.partition("://")[0] in LOCAL
+
+
 def open_store(name: str, root: Path | None) -> tuple[Any, str]:
     """The file system that a path, glob or URL belongs to, and the name there. Raises SourceFailed."""
     protocol = name.partition("://")[0] if "://" in name else "file"
@@ -150,7 +158,7 @@ def open_store(name: str, root: Path | None) -> tuple[Any, str]:
         raise SourceFailed(
             f"{name!r} is in no store that a source may be read from; there are {', '.join(STORES)}."
         )
-    if protocol in ("file", "local"):
+    if protocol in LOCAL:
         return LocalFileSystem(), str(check_local(Path(name.removeprefix(f"{protocol}://")), root))
     if protocol in OF_MACHINES:
         refuse_machine(name)
@@ -214,7 +222,7 @@ def read_csv(file: BinaryIO, path: str, delimiter: str, options: FileOptions) ->
         rows = csv.reader(content, delimiter=delimiter, strict=True)
         header = next(rows, None)
         if header is None:
-            raise SourceFailed(f"{path} is empty; its first line should name the columns.")
+            raise SourceFailed(f"{hide_queries(path)} is empty; its first line should name the columns.")
         positions = find_positions(header, options, path)
         size = BatchSize()
         while True:
@@ -224,7 +232,9 @@ def read_csv(file: BinaryIO, path: str, delimiter: str, options: FileOptions) ->
                 batch.extend(islice(rows, size.rows))
             except csv.Error as error:  # what was read before it is in the batch
                 line = num_lines + count_lines(batch) + 1
-                raise SourceFailed(f"{path}, in the row that begins at line {line}: {error}.") from error
+                raise SourceFailed(
+                    f"{hide_queries(path)}, in the row that begins at line {line}: {error}."
+                ) from error
             if not batch:
                 return
             if {len(row) for row in batch} != {len(header)}:
@@ -243,7 +253,9 @@ def check_widths(batch: Sequence[Sequence[str]], width: int, path: str, line: in
     for number, row in enumerate(batch):
         if row and len(row) != width:
             at = line + count_lines(batch[:number])
-            raise SourceFailed(f"{path}, line {at}: the row has {len(row)} cells, and the header {width}.")
+            raise SourceFailed(
+                f"{hide_queries(path)}, line {at}: the row has {len(row)} cells, and the header {width}."
+            )
 
 
 def count_lines(rows: Sequence[Sequence[str]]) -> int:
@@ -302,7 +314,7 @@ def find_positions(names: Sequence[str], options: FileOptions, path: str) -> lis
     wanted = (options.key, *list_texts(options), *options.metadata, *json_column)
     for name in wanted:
         if name not in names:
-            raise SourceFailed(f"{path} has no column {name!r}; its columns are {show(names)}.")
+            raise no_column(path, name, names)
     return [list(names).index(name) for name in wanted]
 
 
@@ -310,13 +322,21 @@ def check_fields(names: Sequence[str], options: FileOptions, path: str) -> None:
     """Raises SourceFailed unless key and texts are among the names."""
     for name in (options.key, *list_texts(options)):
         if name not in names:
-            raise SourceFailed(f"{path} has no column {name!r}; its columns are {show(names)}.")
+            raise no_column(path, name, names)
+
+
+def no_column(path: str, name: str, names: Sequence[str]) -> SourceFailed:
+    return SourceFailed(f"{hide_queries(path)} has no column {name!r}; its columns are {show(names)}.")
 
 
 def show(names: Sequence[str]) -> str:
-    return ", ".join(map(repr, names[:20])) or "none"
+    """Columns by name. What looks like no name may be the content of a file that is no table, and is only counted."""
+    known = [repr(name) for name in names if COLUMN.fullmatch(name)][:20]
+    if len(known) < len(names):
+        known.append(f"{len(names) - len(known)} more")
+    return ", ".join(known) or "none"
 
 
 def describe_failure(name: str, error: Exception) -> str:
     words = " ".join(str(error).split()) or type(error).__name__
-    return f"{name} cannot be read: {words.rstrip('.')}."
+    return hide_queries(f"{name} cannot be read: {words.rstrip('.')}.")

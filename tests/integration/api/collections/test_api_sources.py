@@ -17,6 +17,8 @@ from tests.protocol import make_items, submit
 from tests.waiting import wait_for
 from vectormill.cli.app import main
 from vectormill.client import Client
+from vectormill.db.api_keys import create_key
+from vectormill.domain.api_key import make_secret
 from vectormill.domain.errors import InvalidItem
 from vectormill.domain.jobs.item import Item
 from vectormill.domain.source import PUSH, Source
@@ -119,6 +121,50 @@ def test_a_collection_that_is_not_there_has_no_source(api: httpx.Client) -> None
     ):
         assert_problem(answer, 404, "collection-not-found")
     assert_problem(api.get(PATH), 404, "source-not-found")
+
+
+def test_an_api_that_others_reach_reads_no_files_of_its_own_machine(engine: Engine, tmp_path: Path) -> None:
+    submit(engine, make_items(1), collection="docs")
+    secret = make_secret()
+    with engine.begin() as connection:
+        create_key(connection, "admin", secret, "admin", None)
+    headers = {"Authorization": f"Bearer {secret}"}
+    local = [
+        {"kind": "files", "options": {"files": ["/proc/self/environ"], "format": "tsv"}},
+        {"kind": "files", "options": {"files": ["file:///proc/self/environ"], "format": "tsv"}},
+        {"kind": "tree", "options": {"folder": "/etc"}},
+    ]
+    with api_client(engine, api_host="0.0.0.0") as client:
+        for body in local:
+            answer = client.put(PATH, json=body, headers=headers)
+            assert_problem(answer, 422, "invalid-option", "VECTORMILL_SOURCE_ROOT")
+    (tmp_path / "rows.jsonl").write_bytes(b'{"key": "a", "text": "b"}\n')
+    with api_client(engine, api_host="0.0.0.0", source_root=tmp_path) as client:
+        body = {"kind": "files", "options": {"files": ["rows.jsonl"]}}
+        assert client.put(PATH, json=body, headers=headers).status_code == 200
+
+
+def test_a_table_that_is_none_is_refused_without_its_content(api: httpx.Client, tmp_path: Path) -> None:
+    (tmp_path / "environ").write_bytes(b"VECTORMILL_DATABASE_URL=postgresql://me:hunter2@db/x\0HOME=/root")
+    body = {"kind": "files", "options": {"files": [str(tmp_path / "environ")], "format": "tsv"}}
+    problem = assert_problem(api.put(PATH, json=body), 422, "source-failed", "no column 'key'")
+    assert "hunter2" not in json.dumps(problem)
+
+
+def test_a_source_is_read_from_no_address_where_a_cloud_tells_its_secrets(api: httpx.Client) -> None:
+    body = {"kind": "files", "options": {"files": ["http://169.254.169.254/latest/credentials.csv"]}}
+    assert_problem(api.put(PATH, json=body), 422, "source-failed", "tells its machines their secrets")
+
+
+def test_what_opens_a_presigned_file_is_shown_to_nobody(api: httpx.Client) -> None:
+    url = "https://files.example/rows.jsonl?X-Amz-Signature=hunter2&X-Amz-Expires=60"
+    body = {"kind": "files", "options": {"files": [url, "s3://bucket/part-?.csv"]}}
+    kept = api.put(PATH, json=body, params={"check": False}).json()
+    assert kept["options"]["files"] == ["https://files.example/rows.jsonl?…", "s3://bucket/part-?.csv"]
+    for path in (PATH, "/console/collections/docs", "/v1/collections/docs"):
+        answer = api.get(path)
+        assert answer.status_code == 200
+        assert "hunter2" not in answer.text, path
 
 
 def test_only_an_admin_has_the_server_read_what_it_can_reach() -> None:
