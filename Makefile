@@ -4,9 +4,11 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-STAMP  := $(VENV)/.installed
+# What `make run` needs, and that with the development tools: each is instant when nothing changed.
+STAMP     := $(VENV)/.installed
+DEV_STAMP := $(VENV)/.installed-dev
 
-# Another build of torch than the one pip picks by itself, for example CUDA 12.6 or CPU only (README, "torch").
+# Another build of torch than deploy/environment.py picks, for example CUDA 12.6 (README, "Which torch").
 TORCH_INDEX_URL ?=
 # Further flags for `make lock`, for example LOCK_FLAGS=--upgrade or LOCK_FLAGS='--upgrade-package celery'.
 LOCK_FLAGS ?=
@@ -23,10 +25,6 @@ SOAK_SECONDS ?= 600
 # Names and options for `make bench`, for example BENCH_FLAGS='engine --repeat 1'.
 BENCH_FLAGS ?=
 
-# pip shows its progress bars to a person and nothing to a log.
-PIP := $(BIN)/python -m pip --disable-pip-version-check
-QUIET = $$(test -t 1 || echo --quiet)
-
 # Asking for another torch makes the installation stale; not asking keeps whichever build is there.
 ifneq ($(TORCH_INDEX_URL),)
 ifneq ($(TORCH_INDEX_URL),$(shell cat $(VENV)/.torch-index 2>/dev/null))
@@ -39,12 +37,12 @@ endif
 help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
-setup: $(STAMP) ## Create .venv and install what requirements.lock names (instant when nothing changed)
+setup: $(DEV_STAMP) ## Create .venv with all that requirements.lock names, development tools too (instant when nothing changed)
 
-run: setup ## The main job: encode every docstring of the standard library, search them, leave nothing running
+run: $(STAMP) ## The main job: encode every docstring of the standard library, search them, leave nothing running
 	@$(BIN)/vectormill demo
 
-up: setup ## Start every process on this machine in the foreground; Ctrl-C stops them all
+up: $(STAMP) ## Start every process on this machine in the foreground; Ctrl-C stops them all
 	@$(BIN)/vectormill up
 
 # Dearest first, so that no long file is left for the end while the other processes have nothing to do.
@@ -88,14 +86,8 @@ docs-serve: setup ## Show the documentation site at http://127.0.0.1:8001 while 
 wheel: setup ## Build the wheel and the sdist into dist/
 	$(BIN)/python -m build --no-isolation --quiet
 
-# The lock serves every build of torch: no local version (+cpu), none of the CUDA libraries that one build pins by itself.
-lock: $(STAMP) ## Recompute requirements.lock from pyproject.toml (LOCK_FLAGS=--upgrade takes newer versions)
-	$(PIP) install $(QUIET) pip-tools==7.6.2
-	CUSTOM_COMPILE_COMMAND='make lock' $(BIN)/pip-compile --quiet --all-extras --strip-extras --allow-unsafe \
-		--unsafe-package pip --no-annotate --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
-		$(LOCK_FLAGS) --output-file requirements.lock pyproject.toml
-	sed -e 's/^\(torch==[0-9.]*\)+.*/\1/' -e '/^nvidia-ml-py==/!{/^nvidia-/d;}' -e '/^cuda-/d' -e '/^triton==/d' requirements.lock > requirements.lock.new
-	mv requirements.lock.new requirements.lock
+lock: ## Recompute requirements.lock from pyproject.toml (LOCK_FLAGS=--upgrade takes newer versions)
+	@$(PYTHON) deploy/environment.py lock -- $(LOCK_FLAGS)
 
 clean: ## Remove .venv, caches and build leftovers; data directories stay
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
@@ -106,19 +98,13 @@ clean: ## Remove .venv, caches and build leftovers; data directories stay
 torch-build-changes:
 
 # The editable installation lists the packages of the top level, so a new one makes it stale.
-$(STAMP): requirements.lock pyproject.toml $(wildcard */__init__.py) $(STALE)
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-		echo "Vectormill needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) -V 2>&1). Try: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; \
-		exit 1; }
-	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV) || { \
-		echo "Python cannot create a virtual environment here. On Debian and Ubuntu: apt install python3-venv" >&2; \
-		exit 1; }
-	@echo "Installing into $(VENV); the first time downloads half a gigabyte, and several more with a CUDA build of torch."
-ifneq ($(STALE),)
-	@$(PIP) uninstall --quiet --yes torch
-	@$(PIP) install $(QUIET) --index-url $(TORCH_INDEX_URL) "$$(grep '^torch==' requirements.lock)"
-	@printf '%s' '$(TORCH_INDEX_URL)' > $(VENV)/.torch-index
-endif
-	@$(PIP) install $(QUIET) --requirement requirements.lock
-	@$(PIP) install -qq --no-deps --no-build-isolation --editable .
-	@touch $(STAMP)
+INSTALLED_FROM := requirements.lock pyproject.toml deploy/environment.py $(wildcard */__init__.py) $(STALE)
+ENVIRONMENT = $(PYTHON) deploy/environment.py --torch-index='$(TORCH_INDEX_URL)'
+
+$(STAMP): $(INSTALLED_FROM)
+	@$(ENVIRONMENT) run
+	@touch $@
+
+$(DEV_STAMP): $(INSTALLED_FROM)
+	@$(ENVIRONMENT) dev
+	@touch $(STAMP) $@

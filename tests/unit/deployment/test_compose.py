@@ -99,7 +99,9 @@ def test_containers_run_what_up_runs() -> None:
     commands = {child.name: list(child.argv) for child in children}
     first_key = ["vectormill", "keys", "create", "compose", "--scope", "admin", "--from-environment"]
     assert commands | {"migrate": ["vectormill", "migrate"], "keys": first_key} == {
-        name: service["command"] for name, service in find_profile("gpu").items() if name in OWN
+        name: [re.sub(r"\$\{MODEL:-(.*)\}", r"\1", word) for word in service["command"]]
+        for name, service in find_profile("gpu").items()
+        if name in OWN
     }
 
 
@@ -242,6 +244,55 @@ def test_no_image_runs_as_root(dockerfile: str) -> None:
 
 
 @pytest.mark.parametrize("dockerfile", ["Dockerfile.api", "Dockerfile.worker"])
+def test_an_image_s_user_owns_the_caches_which_a_volume_keeps(dockerfile: str) -> None:
+    last = (ROOT / "deploy" / dockerfile).read_text(encoding="utf-8").split("\nFROM ")[-1]
+    assert re.search(
+        r"install --directory --owner vectormill --group vectormill /home/vectormill/\.cache$",
+        last,
+        re.MULTILINE,
+    )
+    for name, service in SERVICES.items():
+        if service.get("build", {}).get("dockerfile") == f"deploy/{dockerfile}":
+            assert "cache:/home/vectormill/.cache" in service["volumes"], name
+
+
+def test_uv_of_the_lock_installs_the_images(tmp_path: Path) -> None:
+    """The awk of the Dockerfiles finds the whole entry, with its hashes."""
+    text = (ROOT / "deploy" / "Dockerfile.api").read_text(encoding="utf-8")
+    (program,) = re.findall(r"awk '([^']*)'", text)
+    printed = subprocess.check_output(["awk", program, ROOT / "requirements.lock"], text=True).splitlines()
+    assert printed[0].startswith("uv==")
+    assert len(printed) > 10
+    assert all(line.lstrip().startswith("--hash=sha256:") for line in printed[1:])
+
+
+def test_the_worker_serves_the_model_that_the_environment_names() -> None:
+    assert {service["command"][-1] for name, service in SERVICES.items() if name.startswith("worker")} == {
+        "${MODEL:-all-MiniLM-L6-v2}"
+    }
+
+
+@pytest.mark.parametrize("name", [name for name, service in SERVICES.items() if "build" in service])
+def test_containers_of_ours_can_gain_and_write_nothing(name: str) -> None:
+    service = SERVICES[name]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["cap_drop"] == ["ALL"]
+    assert service["read_only"] is True
+    assert service["tmpfs"] == ["/tmp"]
+
+
+def test_the_servers_are_reached_by_our_containers_alone() -> None:
+    assert COMPOSE["networks"]["back"] == {"internal": True}
+    assert {name for name, service in SERVICES.items() if service["networks"] == ["back"]} == {
+        "postgres",
+        "valkey",
+    }
+    assert {"prometheus", "grafana"} == {
+        name for name, service in SERVICES.items() if service["networks"] == ["front"]
+    }
+
+
+@pytest.mark.parametrize("dockerfile", ["Dockerfile.api", "Dockerfile.worker"])
 def test_images_take_the_versions_of_the_lock(dockerfile: str) -> None:
     text = (ROOT / "deploy" / dockerfile).read_text(encoding="utf-8").replace("\\\n", "")
     installs = re.findall(r"pip install ([^&;\n]*)", text)
@@ -254,7 +305,7 @@ def test_images_are_made_of_the_wheel_and_hold_no_checkout(dockerfile: str) -> N
     text = (ROOT / "deploy" / dockerfile).read_text(encoding="utf-8").replace("\\\n", "")
     assert "--editable" not in text
     assert re.search(
-        r"-m build [^&]*--wheel --outdir /dist +&& pip install --no-deps /dist/vectormill-", text
+        r"-m build [^&]*--wheel --outdir /dist +&& uv pip install --no-deps /dist/vectormill-", text
     )
     copied = re.findall(r"^COPY (.*)$", text.split("\nFROM ")[-1], re.MULTILINE)
     assert copied == ["--from=build /opt/venv /opt/venv", "deploy/healthcheck.py /app/deploy/healthcheck.py"]
