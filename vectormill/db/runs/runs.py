@@ -241,10 +241,10 @@ PRUNE_RUNS = text("""
         SELECT run.id FROM vectormill.runs AS run
          WHERE run.created_at < now() - make_interval(secs => CAST(:seconds AS double precision))
            AND run.finished_at < now() - make_interval(secs => CAST(:seconds AS double precision))
-           AND EXISTS (SELECT 1 FROM vectormill.runs AS later
-                        WHERE later.collection_id = run.collection_id AND later.created_at > run.created_at
-                          AND later.kind = run.kind AND later.schedule_id IS NOT DISTINCT FROM run.schedule_id
-                          AND (later.state IN ('completed', 'completed_with_errors')
+           AND EXISTS (SELECT 1 FROM vectormill.runs AS other
+                        WHERE other.collection_id = run.collection_id AND other.created_at > run.created_at
+                          AND other.kind = run.kind AND other.schedule_id IS NOT DISTINCT FROM run.schedule_id
+                          AND (other.state IN ('completed', 'completed_with_errors')
                                OR run.state NOT IN ('completed', 'completed_with_errors')))
          ORDER BY run.created_at
          LIMIT :limit
