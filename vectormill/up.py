@@ -7,7 +7,7 @@ import http.client
 import json
 import logging
 import os
-import subprocess
+import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -17,6 +17,7 @@ from typing import Any, TextIO
 
 from vectormill.addresses import is_loopback_host
 from vectormill.domain.errors import Conflict, Unavailable
+from vectormill.embedded.ending import end_child
 from vectormill.embedded.errors import StartCancelled
 from vectormill.embedded.stack import EmbeddedStack
 from vectormill.processes import lifetimes as processes
@@ -226,22 +227,11 @@ def _migrate(
     with open_log(log_path) as output:
         process = processes.spawn(argv, env=environ, output=output)
     try:
-        while process.poll() is None:
+        while not processes.has_ended(process):
             if stopping.wait(MIGRATION_POLL_SECONDS):
                 raise StartCancelled
     finally:
-        if process.poll() is None:
-            process.terminate()
-            _wait_or_kill(process)
-        processes.kill_group(process.pid)
+        # A migration is one transaction: killed, it has not happened.
+        end_child(process, ((signal.SIGTERM, CHILDREN_GRACE_SECONDS),))
     if process.returncode != 0:
         raise MigrationFailed(f"the database could not be migrated:{tail_of(log_path)}")
-
-
-def _wait_or_kill(process: "subprocess.Popen[bytes]") -> None:
-    """A migration is one transaction: killed, it has not happened."""
-    try:
-        process.wait(CHILDREN_GRACE_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

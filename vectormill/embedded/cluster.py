@@ -9,7 +9,6 @@ changed. The link is all that refers to such a cluster: moving HOME keeps it, de
 new HOME of the same name gets a new one, so that nothing old comes back by surprise.
 """
 
-import contextlib
 import hashlib
 import logging
 import os
@@ -233,11 +232,10 @@ def _initdb_options(data: Path, password_path: Path) -> tuple[str, ...]:
 
 def _wait_for_initdb(process: "subprocess.Popen[bytes]", cancelled: threading.Event) -> None:
     deadline = time.monotonic() + INITDB_TIMEOUT_SECONDS
-    while process.poll() is None:
+    while not processes.has_ended(process):
         if cancelled.wait(POLL_SECONDS):
             # Killed in the middle it leaves System V shared memory that nobody reclaims; it takes a second or two.
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(INITDB_GRACE_SECONDS)
+            processes.wait_until_ended(process, INITDB_GRACE_SECONDS)
             raise StartCancelled
         if time.monotonic() > deadline:
             raise EmbeddedServerFailed(

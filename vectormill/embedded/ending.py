@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 import signal
 import subprocess
 import time
@@ -22,16 +23,19 @@ Ladder = Sequence[tuple[signal.Signals, float]]
 
 
 def end_child(process: "subprocess.Popen[bytes]", ladder: Ladder) -> None:
-    """Ends our child and all of its process group, and reaps it. One that has ended already is no error."""
+    """End our child and every process of its group, and reap it. One that somebody has reaped is left alone."""
+    if process.returncode is not None:
+        return  # its pid may be another program's by now
+    has_ended = processes.has_ended(process)
     for step, seconds in ladder:
-        if process.poll() is not None:
+        if has_ended:
             break
-        process.send_signal(step)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(seconds)
-    else:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, step)  # not send_signal, which reaps a child that has just ended
+        has_ended = processes.wait_until_ended(process, seconds)
+    if not has_ended:
         processes.kill_group(process.pid)
-    process.wait()
+    processes.wait_for_group(process)
 
 
 def end_leftovers(directory: Path, name: str, ladder: Ladder) -> None:

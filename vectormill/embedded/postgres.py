@@ -161,7 +161,7 @@ class EmbeddedPostgres:
         began = time.monotonic()
         told = False
         while not _is_ready(cluster, process.pid):
-            if process.poll() is not None:
+            if processes.has_ended(process):
                 raise EmbeddedServerFailed(f"Postgres ended while starting:{tail_of(self._log_path)}")
             if self._cancelled.wait(POLL_SECONDS):
                 raise StartCancelled

@@ -119,7 +119,7 @@ class EmbeddedValkey:
             host="127.0.0.1", port=port, password=self._password, socket_timeout=5, retry=NO_RETRY
         )
         with contextlib.closing(client):
-            while self._process.poll() is None:
+            while not processes.has_ended(self._process):
                 # Another server on that port would refuse the password, which no other knows.
                 with contextlib.suppress(redis.RedisError):
                     client.ping()
@@ -128,6 +128,7 @@ class EmbeddedValkey:
                     raise EmbeddedServerFailed(f"Valkey does not answer:{tail_of(self._log_path)}")
                 if self._cancelled.wait(POLL_SECONDS):
                     raise StartCancelled
+        processes.wait_for_group(self._process)  # reaped here: the next try takes its place
         return False
 
     def stop(self, timeout: float = 1.0) -> None:

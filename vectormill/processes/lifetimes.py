@@ -39,6 +39,7 @@ T = TypeVar("T")
 # Wall-clock start times are derived from the boot time, which moves by a little when the clock is set.
 START_TIME_TOLERANCE_SECONDS = 2.0
 PARENT_WATCH_SECONDS = 1.0
+END_POLL_SECONDS = 0.02
 _SERVER_PORTS = (20_000, 32_000)
 
 
@@ -214,6 +215,24 @@ def kill_group(pid: int) -> None:
     """Kills every process in the group that this pid leads or led; a group that is empty is no error."""
     with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: EPERM for a group of zombies
         os.killpg(pid, signal.SIGKILL)
+
+
+def has_ended(process: "subprocess.Popen[bytes]") -> bool:
+    """Say whether our child has ended, without reaping it, so that its group's number stays taken."""
+    if process.returncode is not None or not hasattr(os, "waitid"):  # macOS before Python 3.13
+        return process.poll() is not None
+    try:
+        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+    except ChildProcessError:  # another thread has reaped it
+        return True
+
+
+def wait_until_ended(process: "subprocess.Popen[bytes]", seconds: float) -> bool:
+    """Wait so long for our child to end, without reaping it; say whether it has."""
+    deadline = time.monotonic() + seconds
+    while not (is_over := has_ended(process)) and time.monotonic() < deadline:
+        time.sleep(END_POLL_SECONDS)  # waitid knows no time-out
+    return is_over
 
 
 def wait_for_group(process: "subprocess.Popen[bytes]") -> int:
