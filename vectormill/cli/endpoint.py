@@ -1,12 +1,21 @@
 """Endpoint: which API a command speaks to. Starts nothing."""
 
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 from vectormill.client import Client
+from vectormill.domain.errors import Unavailable
+from vectormill.embedded.lock import LOCK_NAME, read_holder
 from vectormill.embedded.running import find_running
 from vectormill.settings import Settings, load_settings
+
+# As long as `up` may take.
+START_SECONDS: Final = 300.0
+POLL_SECONDS: Final = 0.1
 
 
 def find_api_url(settings: Settings) -> str | None:
@@ -20,10 +29,53 @@ def find_running_stack(data_dir: Path) -> str | None:
     return running.api_url if running is not None else None
 
 
+def await_api_url(api_url: str | None, data_dir: Path | None, settings: Settings) -> str | None:
+    """Return the API that a command speaks to, and wait for a stack that is starting on the data directory.
+
+    `api_url` and `data_dir` are the command's own options. A directory that was given leads to no other stack, not even
+    to one that the environment names. Return None when there is none. Raise Unavailable when a stack does not start.
+    """
+    if api_url is None and data_dir is None and settings.api_url is not None:
+        return settings.api_url
+    return api_url or await_stack(settings.data_dir.expanduser())
+
+
+def await_stack(data_dir: Path, seconds: float = START_SECONDS) -> str | None:
+    """Return the API's URL of the `vectormill up` on this data directory, waiting while it starts; None without one.
+
+    Raise Unavailable when it has not started within so many seconds.
+    """
+    deadline = time.monotonic() + seconds
+    is_told = False
+    while (url := find_running_stack(data_dir)) is None and (
+        pid := read_holder(data_dir / LOCK_NAME)
+    ) is not None:
+        if time.monotonic() >= deadline:
+            raise Unavailable(
+                f"A stack (pid {pid}) holds {data_dir} and has named no API for {seconds:g} s; see "
+                f"{data_dir / 'logs'}, or name a service with --api-url."
+            )
+        if not is_told:
+            sys.stderr.write(f"Waiting for the stack (pid {pid}) that starts in {data_dir} …\n")
+            is_told = True
+        time.sleep(POLL_SECONDS)  # it is another process: there is no event to wait for
+    return url
+
+
 @contextmanager
 def connected(api_url: str | None, data_dir: Path | None = None) -> Iterator[Client]:
-    """A client of the API in question; when none is known, of the place where `vectormill up` would put it."""
+    """A client of the API in question; when none is known, of the place where `vectormill up` would put it.
+
+    Raise Unavailable when a data directory was given and no stack runs on it.
+    """
     settings = load_settings(api_url=api_url, data_dir=data_dir)
-    url = find_api_url(settings) or f"http://127.0.0.1:{settings.api_port}"
+    url = await_api_url(api_url, data_dir, settings)
+    if url is None:
+        if data_dir is not None:
+            raise Unavailable(
+                f"No stack runs on {data_dir}; start one with `vectormill up --data-dir {data_dir}`, or name a service "
+                "with --api-url."
+            )
+        url = f"http://127.0.0.1:{settings.api_port}"
     with Client(url, api_key=settings.api_key) as client:
         yield client

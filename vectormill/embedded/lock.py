@@ -3,8 +3,21 @@
 import fcntl
 import os
 from pathlib import Path
+from typing import Final
 
 from vectormill.embedded.errors import AlreadyRunning
+from vectormill.processes import lifetimes as processes
+
+LOCK_NAME: Final = "vectormill.lock"
+
+
+def read_holder(path: Path) -> int | None:
+    """Return the pid that the lock file names if that process runs. Take no lock: another's start would fail by it."""
+    try:
+        pid = int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+    return pid if processes.is_alive(pid) else None
 
 
 class DirectoryLock:

@@ -19,7 +19,7 @@ from typing import Self
 from vectormill.domain.errors import VectormillError
 from vectormill.embedded.account import make_directory
 from vectormill.embedded.errors import StartCancelled
-from vectormill.embedded.lock import DirectoryLock
+from vectormill.embedded.lock import LOCK_NAME, DirectoryLock
 from vectormill.embedded.postgres import EmbeddedPostgres
 from vectormill.embedded.running import RunningStack, remove_note, write_note
 from vectormill.embedded.valkey import EmbeddedValkey
@@ -49,7 +49,7 @@ class EmbeddedStack:
         """stopping, once set, gives up a start that is under way, and every restart."""
         self.data_dir = data_dir.expanduser().absolute()
         self._stopping = stopping or threading.Event()
-        self._lock = DirectoryLock(self.data_dir / "vectormill.lock")
+        self._lock = DirectoryLock(self.data_dir / LOCK_NAME)
         self._urls = {"postgres": database_url, "valkey": redis_url}
         own: tuple[Server, ...] = (
             EmbeddedPostgres(self.data_dir, cancelled=self._stopping),

@@ -3,14 +3,22 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.unit.fake_api import serving_fake_api
+from vectormill.cli import endpoint
 from vectormill.cli import stack as stacks
+from vectormill.cli.app import main
 from vectormill.cli.stack import Stack, StackFailed
 from vectormill.cli.workplace import workplace
-from vectormill.processes.lifetimes import is_alive
+from vectormill.domain.errors import Unavailable
+from vectormill.embedded.lock import LOCK_NAME, DirectoryLock
+from vectormill.embedded.running import RunningStack, write_note
+from vectormill.processes.lifetimes import is_alive, started_at
+from vectormill.settings import load_settings
 
 # Programs that run until they are ended: their long sleep is what a service does, no test waits for it.
 READY = """
@@ -106,3 +114,45 @@ def test_a_given_workplace_is_made_and_kept(tmp_path: Path) -> None:
         (directory / "file").write_text("x")
     assert (tmp_path / "a" / "b" / "file").exists()
     assert directory.stat().st_mode & 0o066 == 0, "nobody else looks around in it"
+
+
+def note_stack(directory: Path, api_url: str | None) -> None:
+    pid = os.getpid()
+    write_note(directory, RunningStack(pid, started_at(pid) or 0.0, "postgresql://", "redis://", api_url))
+
+
+@pytest.fixture
+def starting(tmp_path: Path) -> Iterator[Path]:
+    """A data directory on which a stack starts, whose servers run and whose API does not answer yet."""
+    lock = DirectoryLock(tmp_path / LOCK_NAME)
+    lock.acquire()
+    note_stack(tmp_path, None)
+    yield tmp_path
+    lock.release()
+
+
+def test_a_command_waits_for_the_stack_that_starts_on_its_data_directory(
+    starting: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving_fake_api() as api, serving_fake_api() as other:
+        # The stack names its API while the command pauses between two looks.
+        monkeypatch.setattr(time, "sleep", lambda seconds: note_stack(starting, api.url))
+        monkeypatch.setenv("VECTORMILL_API_URL", other.url)
+        assert endpoint.await_api_url(None, starting, load_settings(data_dir=starting)) == api.url
+    assert "Waiting for the stack" in capsys.readouterr().err
+
+
+def test_a_stack_that_names_no_api_ends_the_wait_with_a_sentence(starting: Path) -> None:
+    with pytest.raises(Unavailable, match=r"has named no API for 0 s; see .*logs"):
+        endpoint.await_stack(starting, seconds=0.0)
+
+
+def test_a_command_with_a_data_directory_on_which_nothing_runs_asks_no_other_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving_fake_api() as other:
+        monkeypatch.setenv("VECTORMILL_API_URL", other.url)
+        with pytest.raises(SystemExit) as end:
+            main(("workers", "--data-dir", str(tmp_path)))
+    assert end.value.code == 3
+    assert f"No stack runs on {tmp_path}" in capsys.readouterr().err

@@ -153,7 +153,7 @@ def carry_out(
 @contextmanager
 def _client(api_url: str | None, data_dir: Path | None, model: str | None) -> "Iterator[Client]":
     """A client of the service in question, or of a stack that lives as long as this block."""
-    from vectormill.cli.endpoint import find_api_url
+    from vectormill.cli.endpoint import await_api_url
     from vectormill.cli.stack import Stack
     from vectormill.client import Client
     from vectormill.models.registry import Registry
@@ -161,7 +161,7 @@ def _client(api_url: str | None, data_dir: Path | None, model: str | None) -> "I
 
     settings = load_settings(api_url=api_url, data_dir=data_dir)
     with ExitStack() as cleanup:
-        url = find_api_url(settings)
+        url = await_api_url(api_url, data_dir, settings)
         if url is None:
             if model is not None:
                 Registry(settings.models).entry(model)  # a wrong name is told before a minute of starting
