@@ -43,8 +43,10 @@ class RankedDocument(TypedDict):
 class RerankAnswer(TypedDict):
     """The documents by relevance, the best first."""
 
+    id: str
     model: str
     results: list[RankedDocument]
+    usage: dict[str, int]
 
 
 class EmbeddingBody(TypedDict):

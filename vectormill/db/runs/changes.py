@@ -180,7 +180,7 @@ def list_passages(connection: Connection, collection: str, documents: Sequence[s
 LIST_FAILED_JOBS = text("""
     SELECT id, coalesce(place, seq) AS place, generation_id FROM vectormill.jobs
      WHERE forget_at = 'infinity' AND finished_at IS NOT NULL AND num_failed > 0 AND metadata ? 'changes_of'
-       AND state IN ('completed_with_errors', 'failed', 'cancelled')
+       AND state <> 'deleting'
      ORDER BY seq LIMIT 20
 """)
 
