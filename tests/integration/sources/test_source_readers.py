@@ -1,6 +1,7 @@
 """Sources that Postgres itself is asked for: queries, pushes, and what a collection keeps."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -277,10 +278,10 @@ def test_a_collection_that_keeps_its_texts_gives_its_rows_as_they_are(
     with pytest.raises(SourceFailed, match="no text of 'k0', which was written before"):
         read_all(open_source(Source(OWN_TEXTS, {}), place))
     items = [Item(f"k{number:03}", f"text {number}".encode(), b'{"n":%d}' % number) for number in range(300)]
-    submit(engine, [Item("k0", b"again"), *items], collection="docs", chunk_max_items=1000)
+    job = submit(engine, [Item("k0", b"again"), *items], collection="docs", chunk_max_items=1000)
     complete(engine, claim_next(engine))
     reader = open_source(Source(OWN_TEXTS, {}), place)
-    assert read_all(reader) == [Item("k0", b"again"), *items]
+    assert read_all(reader) == [replace(item, place=job.seq) for item in (Item("k0", b"again"), *items)]
 
 
 def test_a_collection_that_is_removed_while_its_texts_are_read_ends_the_reading(
@@ -305,7 +306,7 @@ def test_a_collection_that_is_removed_while_its_texts_are_read_ends_the_reading(
             )
         )
     batches = open_source(Source(OWN_TEXTS, {}), place).read()
-    assert next(batches)[0] == Item("k1", b"a text")
+    assert next(batches)[0] == Item("k1", b"a text", place=1)
     with engine.begin() as connection:
         connection.execute(text(f"DROP TABLE {table} CASCADE"))
     with pytest.raises(SourceFailed, match="'docs' was removed, or got another generation"):
