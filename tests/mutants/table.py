@@ -245,7 +245,7 @@ MUTANTS: Final = (
         "     WHERE id = :run_id AND state IN ('running', 'cancelling')\n       FOR NO KEY UPDATE\n",
         (
             "tests/integration/runs/test_canary.py::"
-            "test_a_run_that_was_cancelled_or_lost_since_its_last_look_makes_nothing_live[lost]",
+            "test_a_run_that_was_cancelled_or_lost_since_its_last_look_makes_nothing_live",
         ),
     ),
     Mutant(

@@ -45,8 +45,10 @@ VectormillError
 │   ├── RunCancelled
 │   ├── CanaryFailed          a new generation is not fit to be searched
 │   └── SourceFailed          the source cannot be read, or not to its end
+│       └── SourceInterrupted  reading it again may help
 ├── ModelError                a model cannot be loaded as asked
-│   └── ModelDoesNotFit
+│   ├── ModelDoesNotFit
+│   └── UnsupportedModel      nothing says how it is encoded, or it is of a kind that no task reads
 ├── Unavailable               something needed is away; trying again later helps
 │   ├── DatabaseUnavailable
 │   ├── LocksHeld             others hold what this would have to have for itself
