@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.cases.host.bench import Bench
-from benchmarks.cases.host.cores import tabulate_cores
 from benchmarks.cases.host.host_tables import (
     BEFORE,
     NOW,
@@ -21,7 +20,7 @@ from benchmarks.cases.host.host_texts import HostTexts
 from benchmarks.cases.host.measured import Measured
 from benchmarks.cases.host.profiles import profile
 from benchmarks.cases.host.timed import count_steps, measure_timed
-from benchmarks.order import Order
+from benchmarks.order import BenchmarkFailed, Order
 from benchmarks.results.report import Report
 from benchmarks.results.table import Table, tabulate
 from benchmarks.systems.host.devices import EIGHTH, KINDS
@@ -34,6 +33,8 @@ from vectormill.models.registry import DEFAULT_MODEL, Registry
 NUM_TEXTS: Final[Mapping[int, int]] = {16: 100_000, 100: 40_000, 256: 20_000}
 FEWEST_TEXTS: Final = 2_000
 NUM_KINDS: Final = 3
+# Two passes of the same thing differed by half.
+FEWEST_PASSES: Final = 3
 
 NOTES: Final = (
     "Texts a second: end to end from the first chunk's claim to the last commit, the submission before it; the engine "
@@ -41,6 +42,8 @@ NOTES: Final = (
     "with a thread on every core.",
     "Processor time is user and system time of whole processes, the submission of the job included; cores busy is that "
     "of all processes since the submission, by the seconds from claim to commit.",
+    "The worker's own tokenizer is that of the checkout, word by word where it is exact: what is subtracted from the "
+    "worker's processor time, pass by pass.",
     "Stages are the job's own: seconds of threads, of which some wait for the interpreter's lock.",
     "Bytes in the pipe are those that the model's process wrote for a text (wchar of /proc), and bytes read those that "
     "the engine's process read: what lies in memory that both see is not among them. Blocks are Python's own blocks of "
@@ -50,14 +53,17 @@ NOTES: Final = (
     f"{EIGHTH.name[0].upper()}{EIGHTH.name[1:]} is to two cores what a whole one is to sixteen.",
     "Two workers are two Celery workers with half of the cores each, on one made-up device. For a real one the "
     "launcher has no such thing: it starts a worker for each replica of the model, and no device is named twice.",
-    "Cores for one GPU are the rate of the made-up device, by the processor time of the whole stack a text, as the "
-    "table of processor time has it: with a model of 384 numbers a text.",
 )
 
 
 def measure(order: Order) -> Report:
     if order.is_profiled:
         return profile(order)
+    if order.repeat < FEWEST_PASSES:
+        raise BenchmarkFailed(
+            f"host: {order.repeat} passes say nothing, for passes differ by half; give --repeat "
+            f"{FEWEST_PASSES} or more, and --items for shorter ones."
+        )
     card = Registry({}).card(DEFAULT_MODEL, weights=True)
     trees = {NOW: ROOT, **({BEFORE: order.against} if order.against else {})}
     sizes = plan_sizes(order.items)
@@ -105,7 +111,6 @@ def measure_null(
 def make_report(order: Order, card: ModelCard, results: Results, timed: Table) -> Report:
     num_cores = len(os.sched_getaffinity(0))
     measures = judge(results, num_cores)
-    host_micros = {num_tokens: named[NOW].host_micros() for num_tokens, named in results.items()}
     return Report(
         "host",
         f"texts of {', '.join(map(str, results))} tokens, no two equal; {card.name}, a device that takes no time, "
@@ -116,7 +121,6 @@ def make_report(order: Order, card: ModelCard, results: Results, timed: Table) -
             tabulate_micros(results),
             tabulate_stages(results),
             timed,
-            tabulate_cores(host_micros),
         ),
         NOTES,
     )

@@ -46,7 +46,7 @@ def tabulate_rates(results: Results, num_cores: int) -> Table:
 
 
 def tabulate_micros(results: Results) -> Table:
-    """Processor time of each process, of the bare tokenizer and of the engine alone."""
+    """Processor time of each process, of the bare and the own tokenizer, and of the engine alone."""
     names = (*PROCESSES, OTHERS)
     rows = tuple(
         (
@@ -54,12 +54,16 @@ def tabulate_micros(results: Results) -> Table:
             *(write_number(found.process_micros(each)) for each in names),
             write_number(found.host_micros()),
             write_number(found.tokenizer_micros()),
+            write_number(found.own_tokenizer_micros()),
             write_number(found.engine_micros()),
-            write_number(found.beside_tokenizer_micros()),
+            found.beside_tokenizer_micros().describe(write_number),
         )
         for num_tokens, name, found in _list(results)
     )
-    header = ("µs a text", *names, "together", "bare tokenizer", "engine alone", "worker beside tokenizer")
+    header = (
+        "µs a text", *names, "together", "bare tokenizer", "own tokenizer", "engine alone",
+        "worker beside its tokenizer",
+    )  # fmt: skip
     return Table(header, rows)
 
 
@@ -91,10 +95,11 @@ def judge(results: Results, num_cores: int) -> list[Measure]:
             busy.median >= BUSY_TARGET,
         ),
         Measure(
-            "processor time of the worker beside the tokenizer",
-            f"{write_number(beside)} µs a text",
+            "processor time of the worker beside its tokenizer",
+            f"{beside.describe(write_number)} µs a text",
             f"≤ {BESIDE_TARGET:g} µs",
-            beside <= BESIDE_TARGET,
+            # A worker that takes less than its own tokenizer was measured wrongly, and meets nothing.
+            beside.low > 0 and beside.median <= BESIDE_TARGET,
         ),
     ]
     for name, before in results[JUDGED_TOKENS].items():

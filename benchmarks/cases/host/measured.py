@@ -62,9 +62,23 @@ class Measured:
         """Processor time of the engine's process alone."""
         return MICRO * statistics.median(each.engine_cpu_seconds / each.num_texts for each in self.engine)
 
-    def beside_tokenizer_micros(self) -> float:
-        """Processor time of the Celery worker beyond what the bare tokenizer takes."""
-        return self.process_micros(CELERY_WORKER) - self.tokenizer_micros()
+    def own_tokenizer_micros(self) -> float:
+        """Return the processor time of the tokenizer that the worker itself uses."""
+        return MICRO * statistics.median(each.own_cpu_seconds / each.num_texts for each in self.tokenizer)
+
+    def beside_tokenizer_micros(self) -> Spread:
+        """Subtract from the Celery worker's processor time, pass by pass, what its own tokenizer takes."""
+        pairs = zip(self.jobs, self.tokenizer, strict=True)
+        return Spread.of(
+            [
+                MICRO
+                * (
+                    job.cpu_seconds.get(CELERY_WORKER, 0.0) / job.num_texts
+                    - own.own_cpu_seconds / own.num_texts
+                )
+                for job, own in pairs
+            ]
+        )
 
     def host_micros(self) -> float:
         """Processor time of the whole stack a text, its submission included."""
