@@ -44,7 +44,7 @@ from api.limits.request_limits import RequestLimits
 from api.limits.search_pool import SEARCH_CONNECTIONS, SearchPool
 from api.metrics.metrics import ApiMetrics, RequestMetrics
 from api.openai.cohere import CohereEmbedRequest, CohereRankRequest
-from api.openai.tei import EmbedRequest, RankRequest
+from api.openai.tei import EmbedRequest, RankRequest, SimilarityRequest
 from api.problems import MEDIA_TYPE, register_handlers
 from api.queries.exchange import QueryExchange
 from api.queries.live_generations import LiveGenerations
@@ -267,6 +267,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
                 EmbeddingsRequest,
                 EmbedRequest,
                 RankRequest,
+                SimilarityRequest,
                 CohereEmbedRequest,
                 CohereRankRequest,
                 ItemBody,

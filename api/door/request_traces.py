@@ -5,7 +5,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vectormill.tracing import is_tracing, span
 
 # Asked again and again by machines, and never slow for a reason of their own.
-NOT_TRACED = frozenset({"/livez", "/readyz", "/metrics"})
+NOT_TRACED = frozenset({"/livez", "/readyz", "/health", "/metrics"})
 
 
 class RequestTraces:

@@ -33,11 +33,15 @@ PRESSING: Final = (*LOOKING, "POST")
 RULES: Final = (
     Rule(("GET",), "/livez", None),
     Rule(("GET",), "/readyz", None),
+    Rule(("GET",), "/health", None),
     Rule(("POST",), "/v1/collections/{name}/search", READ),
     Rule(("POST",), "/v1/rerank", READ),
     Rule(("POST",), "/v1/embeddings", READ),
     # As text-embeddings-inference and Cohere have them.
+    Rule(("POST",), "/", READ),
     Rule(("POST",), "/embed", READ),
+    Rule(("POST",), "/similarity", READ),
+    Rule(("POST",), "/v1/embed", READ),
     Rule(("POST",), "/rerank", READ),
     Rule(("POST",), "/v2/embed", READ),
     Rule(("POST",), "/v2/rerank", READ),

@@ -14,7 +14,7 @@ from vectormill.domain.errors import BodyTimeout
 from vectormill.settings import Settings
 
 # Whoever asks whether a full process lives is told so.
-PROBES: Final = ("/livez", "/readyz")
+PROBES: Final = ("/livez", "/readyz", "/health")
 # Whoever has no key may send a form there. All of it has so long, and such requests are counted apart from others.
 LOGIN: Final = "/console/login"
 LOGIN_SECONDS: Final = 10.0

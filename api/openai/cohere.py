@@ -28,7 +28,7 @@ PROMPT_OF: Final = {"search_document": DOCUMENT, "search_query": QUERY}
 
 
 class CohereEmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """The JSON body of POST /v2/embed. int8 and uint8 are of measured ranges here, and of jobs."""
+    """The JSON body of POST /v2/embed and /v1/embed. int8 and uint8 are of measured ranges here, and of jobs."""
 
     texts: Annotated[list[str], Meta(min_length=1, max_length=MAX_INPUTS)]
     model: str = DEFAULT_MODEL
@@ -38,8 +38,8 @@ class CohereEmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
     embedding_types: Annotated[list[EmbeddingType], Meta(min_length=1)] | None = None
     output_dimension: Annotated[int, Meta(ge=1)] | None = None
     truncate: Annotated[
-        Literal["END", "NONE"] | None,
-        Meta(description="END, the default, cuts what is too long; NONE refuses it."),
+        Literal["END", "NONE", "START"] | None,
+        Meta(description="END, the default, cuts what is too long; NONE refuses it. START is refused."),
     ] = None
 
     def wish(self) -> Wish:
@@ -79,7 +79,7 @@ WRITERS: Final[dict[str, Callable[[Vectors], list[Any]]]] = {
 
 
 def write_cohere_answer(
-    wanted: CohereEmbedRequest, answered: Answered, num_tokens: int, answer_id: str
+    wanted: CohereEmbedRequest, answered: Answered, num_tokens: int, answer_id: str, version: str = "2"
 ) -> bytes:
     """As JSON."""
     kinds = dict.fromkeys(wanted.embedding_types or ["float"])
@@ -88,10 +88,31 @@ def write_cohere_answer(
             "id": answer_id,
             "embeddings": {kind: WRITERS[kind](answered.vectors) for kind in kinds},
             "texts": wanted.texts,
-            "meta": {"api_version": {"version": "2"}, "billed_units": {"input_tokens": num_tokens}},
+            "meta": write_meta(num_tokens, version),
             "response_type": "embeddings_by_type",
         }
     )
+
+
+def write_first_answer(
+    wanted: CohereEmbedRequest, answered: Answered, num_tokens: int, answer_id: str
+) -> bytes:
+    """Write what the first interface answers, which has rows alone where no types are asked for, as JSON."""
+    if wanted.embedding_types is not None:
+        return write_cohere_answer(wanted, answered, num_tokens, answer_id, version="1")
+    return msgspec.json.encode(
+        {
+            "id": answer_id,
+            "embeddings": write_floats(answered.vectors),
+            "texts": wanted.texts,
+            "meta": write_meta(num_tokens, "1"),
+            "response_type": "embeddings_floats",
+        }
+    )
+
+
+def write_meta(num_tokens: int, version: str) -> dict[str, Any]:
+    return {"api_version": {"version": version}, "billed_units": {"input_tokens": num_tokens}}
 
 
 class EmbeddingsByType(BaseModel):
@@ -106,6 +127,16 @@ class EmbeddingsByType(BaseModel):
 class CohereAnswer(BaseModel):
     id: str
     embeddings: EmbeddingsByType
+    texts: list[str]
+    meta: dict[str, Any]
+    response_type: str
+
+
+class CohereFirstAnswer(BaseModel):
+    """What the first interface answers: rows alone where no types are asked for."""
+
+    id: str
+    embeddings: list[list[float]] | EmbeddingsByType
     texts: list[str]
     meta: dict[str, Any]
     response_type: str

@@ -1,17 +1,32 @@
 """Bodies of text-embeddings-inference: texts and documents for one model, and what its clients read."""
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
 from pydantic import BaseModel, Field
 
+from api.bodies.reranking import Document
 from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingOptions
+from vectormill.domain.errors import InvalidOption
 from vectormill.domain.tasks.task import EMBED
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from vectormill.requests.wishes import Wish
 
 MODEL_HELP: Final = "Ours: the only model, or the packaged one, when it is left out."
+
+# Theirs writes it with a capital, and takes either.
+Direction = Annotated[
+    Literal["Right", "right", "Left", "left"] | None, Meta(description="Only the end of a text is cut.")
+]
+
+
+def check_direction(direction: str | None) -> None:
+    """Raises InvalidOption for what no model here does: cutting the start of a text."""
+    if direction in {"Left", "left", "START"}:
+        raise InvalidOption(
+            "A text that is too long is cut at its end here, never at its start; cut its start before it is sent."
+        )
 
 
 def choose_model(registry: Registry, asked: str | None) -> str:
@@ -21,13 +36,14 @@ def choose_model(registry: Registry, asked: str | None) -> str:
 
 
 class EmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """The JSON body of POST /embed."""
+    """The JSON body of POST /embed and of POST /."""
 
     inputs: str | list[str]
     normalize: bool = True
     truncate: Annotated[
         bool | None, Meta(description="Cut what is too long; else it is refused, as theirs does.")
     ] = False
+    truncation_direction: Direction = None
     prompt_name: Annotated[str | None, Meta(description="A prompt of the model, by name.")] = None
     dimensions: Annotated[int, Meta(ge=1)] | None = None
     model: Annotated[str | None, Meta(description=MODEL_HELP)] = None
@@ -47,11 +63,60 @@ class RankRequest(msgspec.Struct, forbid_unknown_fields=True):
     """The JSON body of POST /rerank."""
 
     query: str
-    texts: list[str]
+    texts: list[str] | None = None
+    documents: Annotated[
+        list[str | Document] | None, Meta(description="Other rerankers' name of `texts`.")
+    ] = None
     raw_scores: Annotated[bool, Meta(description="A classifier's numbers as they are.")] = False
     return_text: bool = False
     truncate: bool | None = False
+    truncation_direction: Direction = None
+    top_n: Annotated[
+        Annotated[int, Meta(ge=1)] | None, Meta(description="Ours: only so many of the best.")
+    ] = None
     model: Annotated[str | None, Meta(description=MODEL_HELP)] = None
+
+    def read_texts(self) -> tuple[str, list[str]]:
+        """Return the name of the field that has the texts, and the texts. Raises InvalidOption."""
+        if self.documents is None:
+            return "texts", self.texts or []
+        if self.texts is not None:
+            raise InvalidOption("texts and documents say the same; send one of them.")
+        return "documents", [each if isinstance(each, str) else each.text for each in self.documents]
+
+
+class Sentences(msgspec.Struct, forbid_unknown_fields=True):
+    """A text, and those that it is compared with."""
+
+    source_sentence: str
+    sentences: list[str]
+
+
+class SimilarityParameters(msgspec.Struct, forbid_unknown_fields=True):
+    """How the texts of POST /similarity are read."""
+
+    truncate: bool | None = False
+    truncation_direction: Direction = None
+    prompt_name: Annotated[str | None, Meta(description="A prompt of the model, by name.")] = None
+
+
+class SimilarityRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """The JSON body of POST /similarity."""
+
+    inputs: Sentences
+    parameters: SimilarityParameters | None = None
+    model: Annotated[str | None, Meta(description=MODEL_HELP)] = None
+
+    def as_embed_request(self) -> EmbedRequest:
+        """Ask for the vectors of all its texts, the source sentence first."""
+        how = self.parameters or SimilarityParameters()
+        return EmbedRequest(
+            inputs=[self.inputs.source_sentence, *self.inputs.sentences],
+            truncate=how.truncate,
+            truncation_direction=how.truncation_direction,
+            prompt_name=how.prompt_name,
+            model=self.model,
+        )
 
 
 class RankBody(BaseModel):
@@ -74,3 +139,4 @@ class InfoBody(BaseModel):
 
 EMBED_DECODER: Final = msgspec.json.Decoder(EmbedRequest)
 RANK_DECODER: Final = msgspec.json.Decoder(RankRequest)
+SIMILARITY_DECODER: Final = msgspec.json.Decoder(SimilarityRequest)

@@ -57,6 +57,8 @@ class Lookout:
         self._thread.shutdown()
 
 
+# What text-embeddings-inference calls it.
+@router.get("/health", response_model=Readiness, responses={503: {"model": Readiness}})
 @router.get("/readyz", response_model=Readiness, responses={503: {"model": Readiness}})
 async def get_readyz(request: Request) -> JSONResponse:
     """Ready while Postgres is: without Redis jobs are taken as always, and are encoded when it is back."""

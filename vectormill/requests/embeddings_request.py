@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from vectormill.domain.encoding import EncodingOptions, list_options
+from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingOptions, list_options
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.tasks.task import EMBED
 from vectormill.domain.tasks.token_ids import write_token_ids
@@ -44,6 +44,11 @@ class EmbeddingsRequest(msgspec.Struct, forbid_unknown_fields=True):
     long_texts: Annotated[
         Literal["truncate", "fail", "passages"] | None, Meta(description=f"Ours: {HELP['long_texts']}")
     ] = None
+    truncation: Annotated[bool | None, Meta(description="Voyage's: false refuses what is too long.")] = None
+    output_dimension: Annotated[
+        Annotated[int, Meta(ge=1)] | None, Meta(description="Voyage's: `dimensions`.")
+    ] = None
+    output_dtype: Annotated[Literal["float"] | None, Meta(description="Voyage's.")] = None
     token_ids: Annotated[
         bool,
         Meta(description="Ours: numbers in `input` are token ids of this model's own tokenizer."),
@@ -55,11 +60,19 @@ class EmbeddingsRequest(msgspec.Struct, forbid_unknown_fields=True):
         return not (isinstance(self.input, str) or isinstance(self.input[0], int))
 
     def wish(self) -> Wish:
+        """Say what is asked for. Raises InvalidOption for a wish that is spelled twice, in two ways."""
+        long_texts = self.long_texts
+        if self.truncation is not None:
+            if long_texts is not None:
+                raise InvalidOption("truncation and long_texts say the same; send one of them.")
+            long_texts = TRUNCATE if self.truncation else FAIL
+        if None not in (self.dimensions, self.output_dimension):
+            raise InvalidOption("dimensions and output_dimension say the same; send one of them.")
         options = EncodingOptions(
             normalize=self.normalize,
-            dimensions=self.dimensions,
+            dimensions=self.dimensions or self.output_dimension,
             prompt=self.prompt,
-            long_texts=self.long_texts,
+            long_texts=long_texts,
             task=EMBED,
         )
         return Wish(self.model, options, self.input_type)

@@ -1,5 +1,6 @@
 """The shapes of text-embeddings-inference and of Cohere over HTTP, as far as they say what ours can do."""
 
+from collections.abc import Callable
 from typing import Any, Final
 from uuid import uuid4
 
@@ -14,21 +15,26 @@ from api.openai.cohere import (
     RANK_META,
     CohereAnswer,
     CohereEmbedRequest,
+    CohereFirstAnswer,
     CohereRankAnswer,
     CohereRankBody,
     CohereRankRequest,
     write_cohere_answer,
+    write_first_answer,
 )
 from api.openai.tei import (
     EMBED_DECODER,
     RANK_DECODER,
+    SIMILARITY_DECODER,
     EmbedRequest,
     InfoBody,
     RankBody,
     RankRequest,
+    check_direction,
     choose_model,
 )
 from api.queries.encoding import encode_texts
+from api.queries.lanes import Answered
 from api.routes.openai.embedded import embed, read_texts, read_wanted, write
 from api.routes.reranking import order_scores, pair_up
 from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingOptions, EncodingSpec
@@ -48,6 +54,9 @@ def takes(name: str, example: dict[str, Any]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {JSON: {"schema": schema, "example": example}}}}
 
 
+@router.post(
+    "/", openapi_extra=takes("EmbedRequest", {"inputs": ["dates"]}), response_model=list[list[float]]
+)
 @router.post(
     "/embed", openapi_extra=takes("EmbedRequest", {"inputs": ["dates"]}), response_model=list[list[float]]
 )
@@ -69,6 +78,12 @@ async def post_embed(request: Request, resources: ResourcesDependency) -> Respon
 def read_embed(body: bytes, resources: Resources) -> tuple[EmbedRequest, list[bytes]]:
     """Raises Problem and InvalidOption."""
     wanted = decode_body(body, EMBED_DECODER)
+    return wanted, check_embed(wanted, resources)
+
+
+def check_embed(wanted: EmbedRequest, resources: Resources) -> list[bytes]:
+    """Return the texts. Raises Problem and InvalidOption."""
+    check_direction(wanted.truncation_direction)
     inputs = [wanted.inputs] if isinstance(wanted.inputs, str) else wanted.inputs
     if not 1 <= len(inputs) <= MAX_INPUTS:
         raise InvalidOption(f"inputs must be 1 to {MAX_INPUTS:,}, not {len(inputs):,}.")
@@ -77,7 +92,32 @@ def read_embed(body: bytes, resources: Resources) -> tuple[EmbedRequest, list[by
         if wanted.prompt_name not in prompts:
             known = ", ".join(sorted(prompts)) or "none"
             raise InvalidOption(f"The model has no prompt {wanted.prompt_name!r}; it has {known}.")
-    return wanted, read_texts(inputs, "inputs", resources)
+    return read_texts(inputs, "inputs", resources)
+
+
+@router.post(
+    "/similarity",
+    openapi_extra=takes(
+        "SimilarityRequest", {"inputs": {"source_sentence": "dates", "sentences": ["strptime", "zlib"]}}
+    ),
+)
+async def post_similarity(request: Request, resources: ResourcesDependency) -> list[float]:
+    """The cosine of each sentence with the source sentence, as text-embeddings-inference answers them."""
+    with resources.gates.json_bytes.hold() as hold:
+        wanted, texts = await read_wanted(request, resources, hold, read_similarity)
+        with resources.gates.searches.enter():  # not before: a body may come slowly
+            answered, _ = await embed(resources, hold, wanted.wish(resources.registry), texts, "inputs")
+            cosines = answered.vectors[1:] @ answered.vectors[0]
+            return [float(f"{cosine:.9g}") for cosine in cosines.tolist()]
+
+
+def read_similarity(body: bytes, resources: Resources) -> tuple[EmbedRequest, list[bytes]]:
+    """Raises Problem and InvalidOption."""
+    wanted = decode_body(body, SIMILARITY_DECODER)
+    if not wanted.inputs.sentences:
+        raise InvalidOption("inputs.sentences is empty, so there is nothing to compare; send one at least.")
+    request = wanted.as_embed_request()
+    return request, check_embed(request, resources)
 
 
 @router.post(
@@ -91,22 +131,25 @@ async def post_rank(request: Request, resources: ResourcesDependency) -> list[Ra
         wanted, (spec, pairs) = await read_wanted(request, resources, hold, read_rank)
         with resources.gates.searches.enter():  # not before: a body may come slowly
             numbers = await encode_texts(resources, spec, pairs)
+            _, texts = wanted.read_texts()
             return [
-                RankBody(index=index, score=score, text=wanted.texts[index] if wanted.return_text else None)
-                for index, score in order_scores(numbers, spec)
+                RankBody(index=index, score=score, text=texts[index] if wanted.return_text else None)
+                for index, score in order_scores(numbers, spec, wanted.top_n)
             ]
 
 
 def read_rank(body: bytes, resources: Resources) -> tuple[RankRequest, tuple[EncodingSpec, list[bytes]]]:
     """Raises as pair_up."""
     wanted = decode_body(body, RANK_DECODER)
+    check_direction(wanted.truncation_direction)
+    field, texts = wanted.read_texts()
     options = EncodingOptions(
         task=JUDGE,
         activation="raw" if wanted.raw_scores else None,
         long_texts=TRUNCATE if wanted.truncate else FAIL,
     )
     model = choose_model(resources.registry, wanted.model)
-    return wanted, pair_up(resources, model, options, wanted.query, wanted.texts, "texts")
+    return wanted, pair_up(resources, model, options, wanted.query, texts, field)
 
 
 @router.get("/info")
@@ -130,19 +173,37 @@ async def get_info(request: Request, resources: ResourcesDependency) -> InfoBody
 )
 async def post_cohere_embed(request: Request, resources: ResourcesDependency) -> Response:
     """Vectors in the types that are asked for, as Cohere answers them."""
+    return await answer_cohere(request, resources, write_cohere_answer)
+
+
+@router.post(
+    "/v1/embed",
+    openapi_extra=takes("CohereEmbedRequest", {"texts": ["dates"]}),
+    response_model=CohereFirstAnswer,
+)
+async def post_first_cohere_embed(request: Request, resources: ResourcesDependency) -> Response:
+    """Vectors as Cohere's first interface answers them: rows alone where no types are asked for."""
+    return await answer_cohere(request, resources, write_first_answer)
+
+
+async def answer_cohere(
+    request: Request,
+    resources: Resources,
+    write_answer: Callable[[CohereEmbedRequest, Answered, int, str], bytes],
+) -> Response:
+    """Answer either interface. Raises Problem, and as embed does."""
     with resources.gates.json_bytes.hold() as hold:
         wanted, texts = await read_wanted(request, resources, hold, read_cohere)
         with resources.gates.searches.enter():  # not before: a body may come slowly
             answered, num_tokens = await embed(resources, hold, wanted.wish(), texts, "texts")
-            content = await write(
-                answered, lambda: write_cohere_answer(wanted, answered, num_tokens, str(uuid4()))
-            )
+            content = await write(answered, lambda: write_answer(wanted, answered, num_tokens, str(uuid4())))
             return Response(content, media_type=JSON)
 
 
 def read_cohere(body: bytes, resources: Resources) -> tuple[CohereEmbedRequest, list[bytes]]:
-    """Raises Problem."""
+    """Raises Problem and InvalidOption."""
     wanted = decode_body(body, COHERE_DECODER)
+    check_direction(wanted.truncate)
     return wanted, read_texts(wanted.texts, "texts", resources)
 
 

@@ -262,6 +262,54 @@ def test_embed_answers_as_text_embeddings_inference(door: FrontDoor, expected: N
     assert (info["model_id"], info["max_input_length"]) == (DEFAULT_MODEL, 256)
 
 
+def test_similarity_and_the_root_answer_as_text_embeddings_inference(
+    door: FrontDoor, expected: NDArray[np.float32]
+) -> None:
+    """The root is what Hugging Face's InferenceClient asks when it is given a base URL."""
+    right = {"inputs": TEXTS, "truncation_direction": "Right"}
+    assert_same(door.http.post("/", json=right).json(), expected)
+    body = {"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS[1:]}, "parameters": {"truncate": True}}
+    assert door.http.post("/similarity", json=body).json() == pytest.approx(
+        (expected[1:] @ expected[0]).tolist(), abs=1e-4
+    )
+    nothing = door.http.post("/similarity", json={"inputs": {"source_sentence": "a", "sentences": []}})
+    assert (nothing.status_code, nothing.json()["error_type"]) == (400, "Validation")
+    ready, health = (door.http.get(path).json() for path in ("/readyz", "/health"))
+    assert health == ready
+
+
+def test_a_wish_to_cut_the_start_of_a_text_is_refused_in_a_sentence(door: FrontDoor) -> None:
+    rank = {"query": "a", "texts": ["b"], "truncation_direction": "left"}
+    for path, body, member in (
+        ("/embed", {"inputs": "a", "truncation_direction": "Left"}, "error"),
+        ("/rerank", rank, "error"),
+        ("/v2/embed", {"texts": ["a"], "truncate": "START"}, "message"),
+        ("/v1/embed", {"texts": ["a"], "truncate": "START"}, "message"),
+    ):
+        refused = door.http.post(path, json=body)
+        assert (refused.status_code, "at its end" in refused.json()[member]) == (400, True), path
+
+
+def test_rerank_takes_the_texts_by_either_name_and_not_by_both(door: FrontDoor) -> None:
+    body = {"query": TEXTS[0], "return_text": True, "top_n": 2}
+    by_texts = door.http.post("/rerank", json=body | {"texts": TEXTS}).json()
+    documents = [TEXTS[0], *({"text": text} for text in TEXTS[1:])]
+    assert door.http.post("/rerank", json=body | {"documents": documents}).json() == by_texts
+    assert len(by_texts) == 2
+    assert door.http.post("/rerank", json=body | {"documents": TEXTS, "texts": TEXTS}).status_code == 400
+    assert "texts must be 1" in door.http.post("/rerank", json=body).json()["error"]
+
+
+def test_voyage_s_names_mean_what_ours_do(door: FrontDoor) -> None:
+    ours = door.http.post("/v1/embeddings", json={"input": TEXTS, "dimensions": 64}).json()
+    voyage = {"input": TEXTS, "output_dimension": 64, "output_dtype": "float", "truncation": True}
+    assert door.http.post("/v1/embeddings", json=voyage).json()["data"] == ours["data"]
+    long = door.http.post("/v1/embeddings", json={"input": "mill " * 1000, "truncation": False})
+    assert (long.status_code, "1002 tokens" in long.json()["error"]["message"]) == (400, True)
+    for twice in (voyage | {"dimensions": 64}, voyage | {"long_texts": "fail"}):
+        assert "say the same" in door.http.post("/v1/embeddings", json=twice).json()["error"]["message"]
+
+
 def test_rerank_answers_as_its_clients_know(door: FrontDoor, expected: NDArray[np.float32]) -> None:
     body = {"query": TEXTS[0], "texts": TEXTS, "return_text": True}
     ranked = door.http.post("/rerank", json=body).json()
@@ -313,5 +361,8 @@ def test_embed_answers_as_cohere(door: FrontDoor, expected: NDArray[np.float32])
     assert found["ubinary"] == bits.tolist()
     assert found["binary"] == (bits.astype(int) - 128).tolist()
     assert answer["meta"]["billed_units"]["input_tokens"] == sum(len(ids_of(text)) for text in TEXTS)
+    first = door.http.post("/v1/embed", json={**body, "embedding_types": None}).json()
+    assert (first["embeddings"], first["response_type"]) == (found["float"], "embeddings_floats")
+    assert door.http.post("/v1/embed", json=body).json()["embeddings"] == found
     unknown = door.http.post("/v2/embed", json={"texts": ["a"], "model": "embed-v4.0"})
     assert (unknown.status_code, "no model" in unknown.json()["message"]) == (404, True)

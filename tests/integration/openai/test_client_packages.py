@@ -1,0 +1,107 @@
+"""Packages that ask other vendors' APIs, pointed at ours: each in an environment of its own, a real worker behind."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+from deploy.environment import VENV, read_pip_options, translate_pip_options
+from tests.front_door import FrontDoor, open_front_door
+from tests.reference import packaged_reference
+from vectormill.models.registry import DEFAULT_MODEL
+
+SCRIPTS: Final = Path(__file__).parent / "packages"
+TEXTS: Final = [
+    "The mill grinds slowly.",
+    "A windmill grinds grain into flour.",
+    "Zwölf Boxkämpfer jagen Viktor.",
+    "def parse(date): ...",
+]
+UV: Final = VENV / "bin" / "uv"
+STRATEGY: Final = {"UV_INDEX_STRATEGY": "unsafe-best-match", "UV_SYSTEM_CERTS": "true"}
+# None of them shall ask anybody but us, nor a proxy for us.
+QUIET: Final = {
+    "NO_PROXY": "127.0.0.1",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "HAYSTACK_TELEMETRY_ENABLED": "False",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ClientPackage:
+    """A package, what is installed for it, and the script that asks through it."""
+
+    name: str
+    pins: tuple[str, ...]
+    script: str
+
+
+PACKAGES: Final = (
+    ClientPackage("litellm", ("litellm==1.106.2",), "ask_litellm.py"),
+    ClientPackage("cohere", ("cohere==7.3.1",), "ask_cohere.py"),
+    ClientPackage("haystack", ("haystack-ai==3.4.0", "cohere-haystack==11.0.0"), "ask_haystack.py"),
+    ClientPackage("voyageai", ("voyageai==0.5.0",), "ask_voyageai.py"),
+    # numpy is what feature_extraction answers in, and the package leaves it to its extra.
+    ClientPackage("huggingface", ("huggingface_hub==2.4.0", "numpy"), "ask_huggingface.py"),
+)
+
+
+def make_environment(package: ClientPackage) -> Path:
+    """Return the Python that has the package, of an environment made once for each choice of versions."""
+    wanted = "\n".join((sys.version, *package.pins))
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = cache / "vectormill-tests" / f"{package.name}-{hashlib.sha256(wanted.encode()).hexdigest()[:12]}"
+    python, is_complete = folder / "bin" / "python", folder / "complete"
+    if not is_complete.exists():
+        subprocess.run((sys.executable, "-m", "venv", "--clear", str(folder)), check=True)
+        pip = (str(python), "-m", "pip", "--disable-pip-version-check")
+        listed = subprocess.run((*pip, "config", "list"), check=True, capture_output=True, text=True).stdout
+        variables = translate_pip_options(read_pip_options(listed.splitlines()))
+        uv = (str(UV), "pip", "install", "--python", str(python))
+        install = uv if UV.exists() else (*pip, "install", "--quiet")
+        subprocess.run((*install, *package.pins), check=True, env={**STRATEGY, **variables, **os.environ})
+        is_complete.touch()
+    return python
+
+
+@pytest.fixture(scope="module")
+def door(postgres_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontDoor]:
+    with open_front_door(postgres_url, redis_url, tmp_path_factory.mktemp("cache")) as door:
+        yield door
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # pip, where there is no uv, installs for minutes
+@pytest.mark.parametrize("package", PACKAGES, ids=[package.name for package in PACKAGES])
+def test_a_package_for_another_api_gets_the_vectors_and_the_order_of_the_reference(
+    package: ClientPackage, door: FrontDoor
+) -> None:
+    asked = {"url": door.url, "model": DEFAULT_MODEL, "texts": TEXTS}
+    done = subprocess.run(
+        (make_environment(package), SCRIPTS / package.script),
+        input=json.dumps(asked),
+        capture_output=True,
+        text=True,
+        env={**os.environ, **QUIET},
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, dict[str, Any]] = json.loads(done.stdout)
+    expected = packaged_reference().encode(TEXTS, show_progress_bar=False)
+    assert found["vectors"]
+    for name, vectors in found["vectors"].items():
+        assert np.shape(vectors) == expected.shape, name
+        assert (np.array(vectors) * expected).sum(axis=1).min() > 0.9999, name
+    best = np.argsort(-(expected @ expected[0])).tolist()
+    for name, order in found["orders"].items():
+        assert len(order) >= 3, name
+        assert order == best[: len(order)], name
