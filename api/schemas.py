@@ -223,6 +223,9 @@ class Readiness(BaseModel):
     postgres: bool
     redis: bool
     workers: int
+    failing_workers: int = Field(
+        description="Workers that run and cannot load their model; `workers` leaves them out."
+    )
     scheduler: bool
     indexer: bool
     schedules: ScheduleHealth | None = Field(description="Null while Postgres is away.")

@@ -23,7 +23,7 @@ from vectormill.embedded.stack import EmbeddedStack
 from vectormill.processes import lifetimes as processes
 from vectormill.processes.logfile import open_log, tail_of
 from vectormill.processes.stopping import StopSignals
-from vectormill.processes.supervisor import ChildSpec, Supervisor
+from vectormill.processes.supervisor import ChildNotReady, ChildSpec, Supervisor
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +31,7 @@ COMMAND = (sys.executable, "-m", "vectormill.cli")
 READY_TIMEOUT_SECONDS = 300.0  # a worker may load a large model from a slow disk
 MIGRATION_POLL_SECONDS = 0.1
 PROBE_TIMEOUT_SECONDS = 3.0
+WORKER_LINES = 4  # of each worker's log, where the reason stands last
 # Together under 15 s: the children, then each server, then at most 2 s for Postgres's immediate shutdown.
 CHILDREN_GRACE_SECONDS = 7.0
 SERVERS_GRACE_SECONDS = 2.5
@@ -191,8 +192,14 @@ def plan_children(
     # Flower's page leads to the console, whose port may have been chosen here.
     watching = {"VECTORMILL_CONSOLE_URL": f"{api.url}/console"} | dict(environ)
 
+    names = [_worker_name(model, len(options.models)) for model in options.models] or ["worker"]
+
     def workers_are_ready() -> bool:
-        return int(api.readiness().get("workers") or 0) >= max(1, len(options.models))
+        said = api.readiness()
+        if said.get("failing_workers"):
+            tails = "".join(tail_of(logs / f"{name}.log", WORKER_LINES) for name in names)
+            raise ChildNotReady(f"a worker cannot load its model:{tails}")
+        return int(said.get("workers") or 0) >= len(names)
 
     workers = [
         child(_worker_name(model, len(options.models)), workers_are_ready, "worker", "--model", model)

@@ -9,7 +9,8 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from uuid import UUID, uuid4
 
@@ -24,6 +25,7 @@ from vectormill.broker.query_desk import QueryDesk
 from vectormill.broker.query_messages import name_space
 from vectormill.broker.queues import QueueReader
 from vectormill.db.session import make_engine
+from vectormill.db.workers import ANSWERS_QUERIES
 from vectormill.domain.errors import ConfigurationError, ModelError
 from vectormill.models.model_card import ModelCard
 from vectormill.models.registry import Registry
@@ -42,7 +44,7 @@ from worker.encoder.allocator import keep_large_blocks_apart
 from worker.engine.engine import Engine
 from worker.event_buffer import BufferingConsumer
 from worker.former import Former, release_chunks_of
-from worker.identity import WorkerIdentity, take_name
+from worker.identity import FailureNotice, WorkerIdentity, take_name
 from worker.loading import LoadingDisplay
 from worker.placement.assignment import Assignment, read_assignment
 from worker.queries.listener import QueryListener
@@ -55,6 +57,9 @@ logger = logging.getLogger(__name__)
 # With the one of the leases a worker has six connections at the most (docs/OPERATIONS.md, "Connections"). Its slots
 # need theirs for moments, and wait their turn.
 POOL_SIZE = 5
+# What keeps a model from being loaded may pass, as want of memory does; a load that fails costs minutes of all cores.
+FIRST_LOAD_PAUSE_SECONDS = 30.0
+LONGEST_LOAD_PAUSE_SECONDS = 600.0
 
 
 def main() -> None:
@@ -128,15 +133,13 @@ def run_replica(
     )
     release_chunks_of(formers, heart)  # before the model is loaded: that may take longer than a lease
     stopping = threading.Event()
-    engine = Engine(
-        card,
-        devices[0],
-        worker_settings,
-        find_cache_dir(settings),
-        sharing=Sharing(assignment.replica, devices) if len(devices) > 1 else None,
-        display=display,
-    )
-    engine.start()
+    cache_dir = find_cache_dir(settings)
+    sharing = Sharing(assignment.replica, devices) if len(devices) > 1 else None
+
+    def make_one() -> Engine:
+        return Engine(card, devices[0], worker_settings, cache_dir, sharing=sharing, display=display)
+
+    engine = start_engine(make_one, FailureNotice(heart, identity, settings.heartbeat_seconds))
     timesheet = Timesheet(lambda: engine.run_seconds)
     waits, ledger = CommitWaits(), ChunkLedger()
     sampler = DeviceSampler(devices[0], lambda: engine.runner_pid)
@@ -201,6 +204,27 @@ def run_replica(
         heart.dispose()
         queues.close()
         doorbell.close()
+
+
+def start_engine(
+    make: Callable[[], Engine], notice: FailureNotice, wait: Callable[[float], object] = time.sleep
+) -> Engine:
+    """Start an engine. While its model cannot be loaded, tell so and try another one after a pause that doubles."""
+    pause = FIRST_LOAD_PAUSE_SECONDS
+    try:
+        while True:
+            engine = make()
+            try:
+                engine.start()
+            except ModelError as error:
+                notice.tell({**engine.report(), ANSWERS_QUERIES: True})
+                logger.error("The model is not loaded and is tried again in %.0f s: %s", pause, error)
+                wait(pause)
+                pause = min(2 * pause, LONGEST_LOAD_PAUSE_SECONDS)
+            else:
+                return engine
+    finally:
+        notice.end()
 
 
 def listen_for_queries(

@@ -4,6 +4,8 @@ Hosts may have one name (containers of one image do), and several launchers may 
 is taken in Postgres; only signs of life tell a worker that is there from one that was killed a moment ago.
 """
 
+import logging
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -12,8 +14,11 @@ from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import SQLAlchemyError
 
 from vectormill.db.workers import beat_worker, find_last_beats, name_owner
+
+logger = logging.getLogger(__name__)
 
 # Workers with one model, device and host name that are told apart.
 MAX_NAMESAKES = 1000
@@ -80,3 +85,44 @@ def beat_as(connection: Connection, identity: WorkerIdentity, report: Mapping[st
 def _numbered(identity: WorkerIdentity, number: int) -> WorkerIdentity:
     stem, _, host = identity.name.rpartition("@")
     return replace(identity, name=f"{stem}.{number}@{host}")
+
+
+class FailureNotice:
+    """Keep a worker that cannot load its model in the list of workers, with the reason and without a slot.
+
+    So jobs say why they wait, and nothing is dispatched to it. It gives its signs of life on a thread of its own, also
+    while the model is tried again.
+    """
+
+    def __init__(self, engine: Engine, identity: WorkerIdentity, seconds: float) -> None:
+        self._engine = engine
+        self._identity = replace(identity, slots=0)
+        self._seconds = seconds
+        self._report: Mapping[str, Any] = {}
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="failure notice", daemon=True)
+
+    def tell(self, report: Mapping[str, Any]) -> None:
+        """Show this report from now on."""
+        self._report = {**report, "max_tokens_in_flight": 0}
+        if self._thread.ident is None:
+            self._thread.start()
+
+    def end(self) -> None:
+        """Give no further sign; the worker's next one replaces the last."""
+        self._stopping.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        identity = None
+        while not self._stopping.is_set():
+            try:
+                if identity is None:
+                    identity = take_name(self._engine, self._identity, self._report, self._stopping.wait)
+                else:
+                    with self._engine.begin() as connection:
+                        beat_as(connection, identity, self._report)
+            except SQLAlchemyError as error:
+                logger.warning("The worker cannot tell that its model is not loaded: %s", error)
+            self._stopping.wait(self._seconds)

@@ -16,7 +16,7 @@ from api.dependencies import Resources, ResourcesDependency
 from api.problems import RETRY_AFTER_SECONDS
 from api.schemas import Liveness, Readiness, ScheduleHealth
 from vectormill.db.runs.schedules import count_schedules
-from vectormill.db.workers import INDEXER, SCHEDULER, count_workers, list_signs_of_life
+from vectormill.db.workers import INDEXER, SCHEDULER, count_failing_workers, count_workers, list_signs_of_life
 
 router = APIRouter(tags=["health"])
 
@@ -82,6 +82,7 @@ def check_readiness(resources: Resources) -> Readiness:
     try:
         with resources.engine.connect() as connection:
             num_workers = sum(count_workers(connection).values())
+            num_failing = count_failing_workers(connection)
             signs = list_signs_of_life(connection)
             counts = count_schedules(connection)
     except SQLAlchemyError as error:
@@ -91,6 +92,7 @@ def check_readiness(resources: Resources) -> Readiness:
             postgres=False,
             redis=has_redis,
             workers=0,
+            failing_workers=0,
             scheduler=False,
             indexer=False,
             schedules=None,
@@ -100,6 +102,7 @@ def check_readiness(resources: Resources) -> Readiness:
         postgres=True,
         redis=has_redis,
         workers=num_workers,
+        failing_workers=num_failing,
         scheduler=SCHEDULER in signs,
         indexer=INDEXER in signs,
         schedules=ScheduleHealth(

@@ -150,17 +150,31 @@ def list_plan_parts(connection: Connection, name: str) -> dict[str, dict[str, An
     return {row.name: row.part for row in rows}
 
 
+# One that cannot load its model has no slots.
 COUNT_WORKERS = text("""
     SELECT model, count(*) AS num_workers FROM vectormill.workers
-     WHERE heartbeat_at > now() - make_interval(secs => :alive_seconds)
+     WHERE heartbeat_at > now() - make_interval(secs => :alive_seconds) AND slots > 0
      GROUP BY model
+""")
+
+COUNT_FAILING_WORKERS = text("""
+    SELECT count(*) FROM vectormill.workers
+     WHERE heartbeat_at > now() - make_interval(secs => :alive_seconds) AND slots = 0
 """)
 
 
 def count_workers(connection: Connection) -> dict[str, int]:
-    """How many live workers each model has. Their reports, of kilobytes each, stay where they are."""
+    """Return how many live workers each model has that can load it.
+
+    Their reports, of kilobytes each, stay where they are.
+    """
     rows = connection.execute(COUNT_WORKERS, {"alive_seconds": ALIVE_SECONDS})
     return {row.model: row.num_workers for row in rows}
+
+
+def count_failing_workers(connection: Connection) -> int:
+    """Return how many live workers cannot load their model."""
+    return int(connection.execute(COUNT_FAILING_WORKERS, {"alive_seconds": ALIVE_SECONDS}).scalar_one())
 
 
 HAS_OLD_WORKER = text("""

@@ -45,6 +45,7 @@ def alive(name):
 class Answers(BaseHTTPRequestHandler):
     def do_GET(self):
         said = {"workers": int(alive("worker")), "scheduler": alive("scheduler"), "indexer": alive("indexer")}
+        said["failing_workers"] = int("WORKER_FAILS" in os.environ)
         self.send_response(200 if self.path in ("/readyz", "/healthcheck") else 404)
         self.end_headers()
         self.wfile.write(json.dumps(said).encode())
@@ -57,6 +58,8 @@ elif name in ("api", "flower"):
     host, port = arguments[arguments.index("--host") + 1], arguments[arguments.index("--port") + 1]
     HTTPServer((host, int(port)), Answers).serve_forever()
 else:
+    if "WORKER_FAILS" in os.environ:
+        print(os.environ["WORKER_FAILS"], flush=True)
     (state / name).write_text(str(os.getpid()))
     time.sleep(600)  # a process that runs until it is ended
 """
@@ -227,6 +230,16 @@ def test_a_migration_that_fails_ends_up_with_its_words(home: Path) -> None:
         "MigrationFailed: the database could not be migrated:\n    migrate\n    the table is upside down"
         in (up.output.read_text())
     )
+    assert find_running(up.data_dir) is None
+
+
+def test_a_model_that_cannot_be_loaded_ends_up_at_once_with_the_reason(home: Path) -> None:
+    up = Up(home, WORKER_FAILS="openvino was ended by SIGFPE")
+    assert up.process.wait(60) == 1
+    output = up.output.read_text()
+    assert "ChildNotReady: a worker cannot load its model:" in output
+    assert "openvino was ended by SIGFPE" in output.partition("ChildNotReady")[2]
+    assert up.ready_lines == []
     assert find_running(up.data_dir) is None
 
 

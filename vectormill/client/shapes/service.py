@@ -58,6 +58,7 @@ class Readiness(TypedDict):
     postgres: bool
     redis: bool
     workers: int
+    failing_workers: int
     scheduler: bool
     indexer: bool
     schedules: ScheduleHealth | None

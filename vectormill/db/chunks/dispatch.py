@@ -86,7 +86,7 @@ LIST_ROOMS = text("""
         SELECT model, slots, left(incarnation::text, 8) AS tag,
                coalesce(max_tokens_in_flight, slots * CAST(:slot_tokens AS bigint)) AS max_tokens
           FROM vectormill.workers
-         WHERE heartbeat_at > now() - make_interval(secs => :alive_seconds)
+         WHERE heartbeat_at > now() - make_interval(secs => :alive_seconds) AND slots > 0
     )
     SELECT slots.model, slots.slots, coalesce(held.outstanding, 0), coalesce(held.interactive, 0),
            slots.max_tokens, coalesce(held.tokens, 0)
