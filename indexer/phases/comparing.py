@@ -1,5 +1,6 @@
 """Comparing: what vanished, whether that is too much to be believed, and which texts have a vector already."""
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from sqlalchemy import Connection
@@ -10,7 +11,14 @@ from indexer.target import find_target, live_stage
 from vectormill.db.runs.differences import count_rows, note_moved, note_vanished, write_moved
 from vectormill.db.runs.stages import require_stage
 from vectormill.domain.errors import RunError
-from vectormill.domain.run import COMPARING, DEFAULT_MAX_CHANGE_SHARE, READING, Run, refuse_change
+from vectormill.domain.run import (
+    COMPARING,
+    DEFAULT_MAX_CHANGE_SHARE,
+    READING,
+    Run,
+    is_as_confirmed,
+    refuse_change,
+)
 
 _MOVED_PER_BATCH: Final = 2000
 
@@ -43,12 +51,17 @@ def look_for_vanished(context: RunContext, progress: Progress) -> None:
                 num_seen=run.counts.num_seen,
                 seq=run.seq,
             )
-        found = {"num_rows": num_rows, "num_vanished": num_vanished}
+        found: dict[str, Any] = {"num_rows": num_rows, "num_vanished": num_vanished}
         if target.is_live:
-            refusal = guard(run, num_rows, run.counts.num_changed, num_vanished)
+            change = {
+                "num_rows": num_rows,
+                "num_changed": run.counts.num_changed,
+                "num_vanished": num_vanished,
+            }
         else:
-            refusal = guard_build(connection, run)
-    context.report(COMPARING, found)
+            change = measure_build(connection, run)
+    refusal = guard(run, change)
+    context.report(COMPARING, found if refusal is None else found | {"held_for": change})
     if refusal is not None:
         raise RunHeld(refusal)
 
@@ -59,17 +72,19 @@ def tells_what_vanished(run: Run) -> bool:
     return is_complete and bool(run.report.get(READING, {}).get("tells_what_vanished", True))
 
 
-def guard(run: Run, num_rows: int, num_changed: int, num_vanished: int) -> str | None:
+def guard(run: Run, change: Mapping[str, int]) -> str | None:
     """The sentence for which the run is held, None when it may go on."""
-    if run.options.get("confirm"):
+    confirmed = run.options.get("confirmed")
+    if run.options.get("confirm") or (confirmed and is_as_confirmed(**change, confirmed=confirmed)):
         return None
-    return refuse_change(num_rows, num_changed, num_vanished, max_change_share(run.options))
+    return refuse_change(**change, max_share=max_change_share(run.options))
 
 
-def guard_build(connection: Connection, run: Run) -> str | None:
+def measure_build(connection: Connection, run: Run) -> dict[str, int]:
     """A new generation is encoded whole, as was asked for; but it would lack what the source has lost meanwhile."""
     num_rows = count_rows(connection, live_stage(connection, run))
-    return guard(run, num_rows, 0, max(0, num_rows - run.counts.num_seen))
+    num_vanished = max(0, num_rows - run.counts.num_seen)
+    return {"num_rows": num_rows, "num_changed": 0, "num_vanished": num_vanished}
 
 
 def max_change_share(options: Any) -> float:

@@ -28,6 +28,8 @@ from vectormill.domain.run import ENCODING
 # Texts in memory at a time, and rows of one transaction.
 _TEXTS_PER_BATCH: Final = 200
 _ROWS_PER_BATCH: Final = 2000
+# Beside the phases, in the run's report.
+KEPT_TEXTS: Final = "kept_texts"
 
 # Sleeps so many seconds, or less when the indexer is to stop.
 Wait = Callable[[float], object]
@@ -41,13 +43,16 @@ def encode(context: RunContext, progress: Progress, wait: Wait) -> None:
     """`wait` sleeps for the pause between two looks at the job."""
     run = context.run
     job_id = find_own_job(context, progress, run.job_id)
-    update_metadata(context, progress)  # first: it finds rows that older jobs have given another text
+    num_refused = update_metadata(
+        context, progress
+    )  # first: it finds rows that older jobs have given another text
     if job_id is None and progress.counts.num_new + progress.counts.num_changed > progress.counts.num_moved:
         job_id = submit(context, progress)
-    if job_id is None:
-        return
-    job = await_job(context, progress, job_id, wait)
-    delete_failed(context, progress, job)
+    if job_id is not None:
+        job = await_job(context, progress, job_id, wait)
+        delete_failed(context, progress, job)
+    if num_refused:
+        context.report(KEPT_TEXTS, {"num_refused": num_refused})
 
 
 def find_own_job(context: RunContext, progress: Progress, job_id: UUID | None) -> UUID | None:
@@ -66,7 +71,10 @@ def find_own_job(context: RunContext, progress: Progress, job_id: UUID | None) -
 
 
 def submit(context: RunContext, progress: Progress) -> UUID | None:
-    """Everything that is staged and has no vector yet, as one job; None if that is nothing."""
+    """Everything that is staged and has no vector yet, as one job; None if that is nothing.
+
+    The run is held while anything is written: an indexer that lost it leaves no job in the run's place.
+    """
     run = context.run
     assert run.seq is not None
     job_id = uuid4()
@@ -83,7 +91,7 @@ def submit(context: RunContext, progress: Progress) -> UUID | None:
         seq=run.seq,
         generation_id=target.generation.id,
     )
-    with JobWriter(context.engine, new_job, context.settings) as writer:
+    with JobWriter(context.engine, new_job, context.settings, hold=context.hold) as writer:
         after, num_items = 0, 0
         while True:
             context.check()
@@ -108,19 +116,23 @@ def submit(context: RunContext, progress: Progress) -> UUID | None:
         return writer.finish().id
 
 
-def update_metadata(context: RunContext, progress: Progress) -> None:
-    """Rows whose text is unchanged get their metadata, without touching the table that has the vectors."""
+def update_metadata(context: RunContext, progress: Progress) -> int:
+    """Give rows whose text is unchanged their metadata, without touching the table that has the vectors.
+
+    Answers how many texts Postgres refused to keep.
+    """
     run = context.run
     if progress.counts.num_metadata_only == 0:
-        return
+        return 0
     after: int | None = 0
+    num_refused = 0
     while after is not None:
         context.check()
         with context.engine.begin() as connection:
             progress.save(connection)
             target = find_target(connection, run)
             require_stage(connection, target.stage)
-            num_changed, after = write_metadata(
+            num_changed, num_without_text, after = write_metadata(
                 connection,
                 target.stage,
                 after=after,
@@ -130,6 +142,8 @@ def update_metadata(context: RunContext, progress: Progress) -> None:
             counts = progress.add(num_changed=num_changed, num_metadata_only=-num_changed)
             progress.save(connection, counts)
         progress.counts = counts
+        num_refused += num_without_text
+    return num_refused
 
 
 def await_job(context: RunContext, progress: Progress, job_id: UUID, wait: Wait) -> Job:

@@ -91,6 +91,8 @@ PHASES_BY_KIND: Final[Mapping[str, tuple[str, ...]]] = {
 
 # Of the rows that are there, so many may be encoded again or deleted by a run that nobody has confirmed.
 DEFAULT_MAX_CHANGE_SHARE: Final = 0.3
+# By so much of the rows a source may have moved on since the reading that was confirmed.
+CONFIRMED_MARGIN: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,10 +171,19 @@ def state_after_cancel(state: str) -> str:
 
 
 def state_after_confirm(state: str) -> str:
-    """A held run waits for an indexer again, which goes on where it was held. Raises WrongRunState."""
+    """A held run waits for an indexer again, which reads the source anew. Raises WrongRunState."""
     if state == HELD:
         return QUEUED
     raise WrongRunState(f"The run is {state}; only a held one can be confirmed.")
+
+
+def is_as_confirmed(num_rows: int, num_changed: int, num_vanished: int, confirmed: Mapping[str, int]) -> bool:
+    """Tell whether a fresh reading finds no more than was confirmed: of each kind its share, and a little more."""
+    num_then = max(1, confirmed["num_rows"])
+    return all(
+        number <= (confirmed[name] / num_then + CONFIRMED_MARGIN) * num_rows
+        for name, number in (("num_changed", num_changed), ("num_vanished", num_vanished))
+    )
 
 
 def refuse_change(num_rows: int, num_changed: int, num_vanished: int, max_share: float) -> str | None:

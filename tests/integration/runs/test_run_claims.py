@@ -1,6 +1,7 @@
 """How runs are held, lost, handed back, given up and cancelled."""
 
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,6 +11,9 @@ from sqlalchemy import Engine, text
 
 from indexer.context import RunContext
 from indexer.phases.encoding import await_job
+from indexer.phases.encoding import submit as submit_changes
+from indexer.phases.phases import Stopping
+from indexer.phases.reading import begin_reading, read_source
 from indexer.progress import Progress
 from tests.api_server import encode_waiting, encoding_meanwhile
 from tests.indexers import (
@@ -27,7 +31,15 @@ from tests.indexers import (
 from tests.protocol import submit
 from tests.waiting import wait_for
 from vectormill.db.jobs.jobs import find_job
-from vectormill.db.runs.run_claims import RunClaim, claim_run, end_run, fail_run, renew_runs, save_run
+from vectormill.db.runs.run_claims import (
+    RunClaim,
+    claim_run,
+    end_run,
+    fail_run,
+    hold_run,
+    renew_runs,
+    save_run,
+)
 from vectormill.db.runs.runs import cancel_run
 from vectormill.domain.errors import LeaseLost, SourceInterrupted
 from vectormill.domain.run import COMPLETED, ENCODING, READING, RunCounts
@@ -158,6 +170,47 @@ def test_a_source_that_is_lost_once_is_read_again(engine: Engine) -> None:
         run = await_run(engine, start_run(engine))
     assert (run.state, run.error, run.counts.num_seen) == ("completed", None, len(ROWS))
     assert contents(engine) == wanted(ROWS)
+
+
+def make_context(engine: Engine, claim: RunClaim, check: Callable[[], None] = lambda: None) -> RunContext:
+    return RunContext(
+        look(engine, claim.run.id),
+        engine,
+        Settings(),
+        Registry({}),
+        check,
+        lambda phase, found: None,
+        lambda connection: hold_run(connection, claim),
+    )
+
+
+def test_an_indexer_that_lost_its_run_leaves_no_job_in_the_place_of_the_run(engine: Engine) -> None:
+    make_collection(engine)
+    run_id = start_run(engine)
+    first = claim(engine)
+    assert first is not None
+    progress = Progress(first)
+    context = make_context(engine, first)
+    read_source(context, progress, ListedSource(ROWS), *begin_reading(context, progress))
+    taken_over: list[RunClaim] = []
+
+    def stop() -> None:
+        raise Stopping
+
+    def take_over() -> None:
+        if not taken_over:
+            expire(engine)
+            second = claim(engine)
+            assert second is not None
+            taken_over.append(second)
+            with pytest.raises(Stopping):
+                submit_changes(make_context(engine, second, stop), Progress(second))
+
+    with pytest.raises(LeaseLost):
+        submit_changes(make_context(engine, first, take_over), progress)
+    job_id = submit_changes(make_context(engine, taken_over[0]), Progress(taken_over[0]))
+    assert job_id == look(engine, run_id).job_id
+    assert count(engine, text("SELECT count(*) FROM vectormill.jobs")) == 1
 
 
 FIND_SLEEPERS = text("""

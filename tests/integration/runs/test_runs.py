@@ -181,6 +181,63 @@ def test_a_run_that_would_change_too_much_is_held_until_it_is_confirmed(
     assert contents(engine) == wanted(items)
 
 
+def test_a_run_that_was_confirmed_reads_again_and_takes_no_row_away_that_came_back(engine: Engine) -> None:
+    build(engine, ROWS)
+    source = ListedSource(ROWS[:6])
+    with indexing(engine, source), encoding_meanwhile(engine):
+        held = await_run(engine, start_run(engine))
+        assert held.state == "held"
+        source.items = [*ROWS[:6], ROWS[9]]
+        with engine.begin() as connection:
+            confirm_run(connection, held.id)
+        run = await_run(engine, held.id)
+    assert (run.state, run.error) == ("completed", None)
+    assert contents(engine) == wanted([*ROWS[:6], ROWS[9]])
+
+
+@pytest.mark.parametrize(
+    ("items", "said"),
+    [
+        ([], "10 are in the source no more"),
+        ([row(f"k{number}", f"other {number}", page=number) for number in range(10)], "10 have another text"),
+    ],
+)
+def test_a_run_that_finds_more_than_was_confirmed_is_held_again(
+    engine: Engine, items: list[Item], said: str
+) -> None:
+    build(engine, ROWS)
+    source = ListedSource(ROWS[:6])
+    with indexing(engine, source), encoding_meanwhile(engine):
+        held = await_run(engine, start_run(engine))
+        source.items = items
+        with engine.begin() as connection:
+            confirm_run(connection, held.id)
+        run = await_run(engine, held.id)
+        assert run.state == "held"
+        assert said in (run.error or "")
+        assert contents(engine) == wanted(ROWS)
+
+
+def test_one_text_that_cannot_be_kept_does_not_fail_the_run_that_keeps_the_others(engine: Engine) -> None:
+    # More words than the index of a full-text search takes of one text.
+    large = row("large", " ".join(f"w{number:06}" for number in range(110_000)), page=1)
+    items = [*ROWS[:4], large, *ROWS[4:]]
+    build(engine, items)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE vectormill.collections SET keep_text = true"))
+    with indexing(engine, ListedSource(items, batch=11)), encoding_meanwhile(engine):
+        run = await_run(engine, start_run(engine))
+    assert (run.state, run.error) == ("completed", None)
+    assert run.report["kept_texts"] == {"num_refused": 1}
+    assert contents(engine) == wanted(items)
+    with engine.connect() as connection:
+        table = connection.execute(text("SELECT id FROM vectormill.generations")).scalar_one()
+        kept = connection.execute(text(f"SELECT key, text FROM vectormill.generation_{table}_attributes"))
+        assert {row.key: row.text for row in kept} == {
+            item.key: None if item is large else item.text.decode() for item in items
+        }
+
+
 def test_a_held_run_keeps_no_other_run_of_the_collection_waiting_and_can_be_cancelled(engine: Engine) -> None:
     build(engine, ROWS)
     with indexing(engine, ListedSource([])), encoding_meanwhile(engine):

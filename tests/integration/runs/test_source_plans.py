@@ -27,7 +27,15 @@ FILL = (
     """,
     "ANALYZE vectormill.collections, vectormill.generations, vectormill.sources, vectormill.runs, vectormill.run_parts",
 )
-RUN = {"id": str(uuid4()), "run_id": str(uuid4()), "after": 1, "seq": 1, "num_items": 1, "items": b""}
+RUN = {
+    "id": str(uuid4()),
+    "run_id": str(uuid4()),
+    "after": 1,
+    "seq": 1,
+    "num_items": 1,
+    "items": b"",
+    "num_parts": 1,
+}
 KEPT = {"collection": "c77", "kind": "push", "options": "{}", "split": "{}", "name": "c77"}
 
 

@@ -105,8 +105,11 @@ class JobWriter:
         new_job: NewJob,
         settings: Settings,
         clock: Callable[[], float] = time.monotonic,
+        hold: Callable[[Connection], object] = lambda _: None,
     ) -> None:
+        """`hold` is called first in every transaction that writes the job; what it raises undoes it."""
         self._engine = engine
+        self._hold = hold
         self._clock = clock
         self._part_due = 0.0
         self._new_job = new_job
@@ -229,6 +232,7 @@ class JobWriter:
         )
 
     def _write_part(self, connection: Connection) -> None:
+        self._hold(connection)
         if not self._is_inserted:
             self._insert_job(connection)
         elif connection.execute(GIVE_SIGN_OF_LIFE, {"id": self._id}).one_or_none() is None:

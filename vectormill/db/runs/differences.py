@@ -7,8 +7,10 @@ one again. Nothing that a client wrote since the run began to read is touched.
 from collections.abc import Sequence
 from typing import Any, Final
 
+import psycopg
 from sqlalchemy import Connection, text
 
+from vectormill.db.outages import blames_a_value
 from vectormill.db.rows.tombstones import hold_deletions, lock_deletions
 from vectormill.db.runs.stages import LOOK_UP_BY_INDEX, Stage, driver_of, has_table
 
@@ -156,9 +158,11 @@ MARK_CHANGED: Final = """
 
 def write_metadata(
     connection: Connection, stage: Stage, *, after: int, limit: int, keep_text: bool
-) -> tuple[int, int | None]:
-    """Gives the next rows whose text is unchanged their metadata; how many have another text by now, and are to be
-    encoded, and the position of the last one.
+) -> tuple[int, int, int | None]:
+    """Give the next rows whose text is unchanged their metadata, and answer how many have another text by now.
+
+    Those are to be encoded. The second number is that of texts which Postgres refused to keep, and the last value the
+    position of the last row.
 
     No commit overlaps it: an older one would write its result beside these attributes.
     """
@@ -167,11 +171,11 @@ def write_metadata(
     rows = driver.execute(stage.fill_in(LIST_METADATA_ONLY), {"after": after, "limit": limit}).fetchall()
     ordinals = [row[0] for row in rows]
     if not ordinals:
-        return 0, None
+        return 0, 0, None
     driver.execute(LOOK_UP_BY_INDEX)
     num_changed = _number(connection, stage, MARK_CHANGED, {"ordinals": ordinals})
-    _write_attributes(connection, stage, ordinals, keep_text=keep_text)
-    return num_changed, int(ordinals[-1])
+    num_refused = _write_attributes(connection, stage, ordinals, keep_text=keep_text)
+    return num_changed, num_refused, int(ordinals[-1])
 
 
 # The row with the result is locked and not changed: the attributes alone have the later place. So they stay where the
@@ -215,13 +219,28 @@ CLEAR_ATTRIBUTES: Final = """
 
 def _write_attributes(
     connection: Connection, stage: Stage, ordinals: Sequence[int], *, keep_text: bool
-) -> None:
+) -> int:
+    """Write the attributes of these rows, and answer how many texts Postgres refused to keep.
+
+    A text that the full-text search cannot take (SQLSTATE 54000) is left out; its row keeps its vector and metadata.
+    """
     driver = driver_of(connection)
     values = {"ordinals": list(ordinals), "keep_text": keep_text}
     driver.execute(LOOK_UP_BY_INDEX)
-    driver.execute(stage.fill_in(WRITE_ATTRIBUTES), values)
+    try:
+        with driver.transaction():
+            driver.execute(stage.fill_in(WRITE_ATTRIBUTES), values)
+    except psycopg.Error as error:
+        if not keep_text or not blames_a_value(error):
+            raise
+        if len(ordinals) == 1:
+            return 1 + _write_attributes(connection, stage, ordinals, keep_text=False)
+        middle = len(ordinals) // 2
+        halves = ordinals[:middle], ordinals[middle:]
+        return sum(_write_attributes(connection, stage, half, keep_text=True) for half in halves)
     if not keep_text:
         driver.execute(stage.fill_in(CLEAR_ATTRIBUTES), values)
+    return 0
 
 
 LIST_VANISHED: Final = """

@@ -200,16 +200,24 @@ def cancel_run(connection: Connection, run_id: UUID) -> Run:
     return find_run(connection, run_id)
 
 
+# The source is read again: it may have changed since, and what was confirmed are shares and no rows. An indexer of the
+# former release held the run without saying for which; what it read is followed then.
 CONFIRM_RUN = text("""
     UPDATE vectormill.runs
-       SET state = :state, error = NULL, options = options || CAST('{"confirm": true}' AS jsonb), available_at = now(),
-           updated_at = now()
+       SET state = :state, error = NULL, available_at = now(), updated_at = now(), attempt = 0,
+           phase = CASE WHEN report -> 'comparing' ? 'held_for' THEN 'reading' ELSE phase END,
+           options = options || CASE WHEN report -> 'comparing' ? 'held_for'
+                                     THEN jsonb_build_object('confirmed', report -> 'comparing' -> 'held_for')
+                                     ELSE CAST('{"confirm": true}' AS jsonb) END
      WHERE id = :run_id
 """)
 
 
 def confirm_run(connection: Connection, run_id: UUID) -> Run:
-    """Lets a held run go on with what it was held for. Raises RunNotFound, and WrongRunState unless it is held."""
+    """Let a held run read again and change as much as it was held for; more is held again.
+
+    Raises RunNotFound, and WrongRunState unless it is held.
+    """
     run = _lock(connection, run_id)
     connection.execute(CONFIRM_RUN, {"run_id": run_id, "state": state_after_confirm(run.state)})
     return find_run(connection, run_id)
