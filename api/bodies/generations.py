@@ -1,11 +1,12 @@
 """What the API answers when another generation becomes the live one."""
 
 from typing import Any, Self
+from uuid import UUID
 
 from pydantic import BaseModel, Field
 
 from api.schemas import describe_spec
-from vectormill.db.collections.swaps import Swap
+from vectormill.db.collections.swaps import NewerRows, Rollback
 from vectormill.domain.collection import Generation
 
 
@@ -29,15 +30,21 @@ class RollbackAnswer(BaseModel):
     live: GenerationBody
     retired: GenerationBody
     num_newer_rows: int | None = Field(
-        description="Rows that were put since the retired one became live, and are missing now; null if counting them "
-        "took too long. The next re-index brings those that the source has."
+        description="Rows that were put since the retired one became live, which the run carries over; null if "
+        "counting them took too long."
     )
+    num_missing_rows: int | None = Field(
+        description="Of these, rows without a kept text: they are missing where no job has their text any more."
+    )
+    run_id: UUID = Field(description="The run that encodes newer rows for the generation that is live again.")
 
     @classmethod
-    def from_swap(cls, swap: Swap, num_newer_rows: int | None) -> Self:
+    def from_rollback(cls, swap: Rollback, newer: NewerRows | None) -> Self:
         return cls(
             collection=swap.live.collection,
             live=GenerationBody.from_generation(swap.live),
             retired=GenerationBody.from_generation(swap.retired),
-            num_newer_rows=num_newer_rows,
+            num_newer_rows=newer.num_rows if newer else None,
+            num_missing_rows=newer.num_missing if newer else None,
+            run_id=swap.run_id,
         )

@@ -31,6 +31,7 @@ VectormillError
 │   ├── WrongJobState
 │   ├── WrongRunState
 │   ├── SwapRefused           the view cannot be pointed at another generation
+│   ├── RowsMissing           a rollback would leave out rows whose texts are not kept
 │   ├── TextsNotKept          a search by words, of a collection without texts
 │   ├── CollectionInUse       others work on it, or depend on its view
 │   ├── TooManyCollections
@@ -193,6 +194,10 @@ class WrongRunState(Conflict):
 
 class SwapRefused(Conflict):
     """Another generation cannot become the live one, since other objects depend on the collection's view."""
+
+
+class RowsMissing(Conflict):
+    """A rollback would leave out rows that were put since the swap, because their texts are not kept."""
 
 
 class TextsNotKept(Conflict):

@@ -2,7 +2,8 @@
 
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter, Path, Query
+from pydantic import BaseModel, Field
 
 from api.bodies.generations import RollbackAnswer
 from api.dependencies import CollectionName, ResourcesDependency
@@ -20,21 +21,33 @@ PATIENCE_SECONDS: Final = 10.0
 GenerationId = Annotated[int, Path(ge=1, le=2**63 - 1, description="The generation's number.")]
 
 
-@router.post("/v1/collections/{name}/rollback")
-def post_rollback(resources: ResourcesDependency, name: CollectionName) -> RollbackAnswer:
-    """Makes the generation live that was live before the last swap or rollback; twice, and all is as it was.
+class RollbackWish(BaseModel):
+    """What a client says of a rollback."""
 
-    409 when there is none, when a run is at work on the collection, or when other objects depend on a view that would
-    have to be made anew.
+    allow_missing: bool = Field(
+        default=False, description="Roll back although rows put since have no kept text, and may be missing."
+    )
+
+
+@router.post("/v1/collections/{name}/rollback")
+def post_rollback(
+    resources: ResourcesDependency, name: CollectionName, wanted: Annotated[RollbackWish, Query()]
+) -> RollbackAnswer:
+    """Makes the generation live that was live before the last swap or rollback; a run carries what was put since.
+
+    409 when there is none, when a run is at work on the collection, when other objects depend on a view that would
+    have to be made anew, or when texts that were put since are not kept and `allow_missing` is not said.
     """
     engine = resources.engine
     timeout_seconds = resources.settings.search_timeout_seconds
     with engine.connect() as connection:
-        num_newer_rows = count_newer_rows(connection, name, timeout_seconds=timeout_seconds)
+        newer = count_newer_rows(connection, name, timeout_seconds=timeout_seconds)
     swap = act_in_short_locks(
-        engine, lambda connection: roll_back(connection, name), patience_seconds=PATIENCE_SECONDS
+        engine,
+        lambda connection: roll_back(connection, name, newer=newer, allow_missing=wanted.allow_missing),
+        patience_seconds=PATIENCE_SECONDS,
     )
-    return RollbackAnswer.from_swap(swap, num_newer_rows)
+    return RollbackAnswer.from_rollback(swap, newer)
 
 
 @router.delete("/v1/collections/{name}/generations/{generation_id}", status_code=204)

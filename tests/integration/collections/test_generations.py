@@ -18,7 +18,7 @@ from vectormill.db.collections.building import (
 from vectormill.db.collections.collections import find_generation
 from vectormill.db.collections.generations import find_building, list_written_generations
 from vectormill.db.collections.retired import prune_retired_generations
-from vectormill.db.collections.swaps import count_newer_rows, roll_back, swap_generations
+from vectormill.db.collections.swaps import NewerRows, count_newer_rows, roll_back, swap_generations
 from vectormill.db.jobs.export import read_vectors
 from vectormill.db.jobs.jobs import cancel_job, find_job, list_jobs, retry_job
 from vectormill.db.jobs.twins import cancel_unwanted_jobs, wish_for_twins
@@ -146,7 +146,7 @@ def test_a_swap_changes_states_view_and_search_and_a_rollback_changes_them_back(
     assert ask(engine, find_generation, "docs").id == building.id
     put_later = submit(engine, make_items(2, "later"), collection="docs", spec=following)
     encode_all(engine)
-    assert ask(engine, count_newer_rows, "docs") == 2
+    assert ask(engine, count_newer_rows, "docs") == NewerRows(2, 2)
     with pytest.raises(SpecMismatch, match="revision is '2', not '1'"):
         put(engine, "z", spec=spec)
     undone = act_in_short_locks(engine, lambda connection: roll_back(connection, "docs"))

@@ -149,7 +149,13 @@ def test_a_row_whose_metadata_alone_a_run_has_changed_is_not_parted_by_an_older_
 
     def commit(position: int) -> None:
         if when == "while it reads" and position:
+            wait_for(count_compared, 20, "the first row was compared")
             complete(engine, older)
+
+    def count_compared() -> int:
+        with engine.connect() as connection:
+            number: int = connection.execute(text("SELECT sum(num_seen) FROM vectormill.runs")).scalar_one()
+        return number
 
     rows = [source, row("l", "another")]
     with indexing(engine, ListedSource(rows, batch=1, before=commit)), encoding_meanwhile(engine):

@@ -1,15 +1,24 @@
 """A collection goes back to the generation that was live before: by the API, the client and the command line."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+from uuid import UUID
 
 import pytest
 from sqlalchemy import Engine, text
 
-from tests.api_server import api_client
+from tests.api_server import api_client, encoding_meanwhile
 from tests.building import NEXT, ask, build, encode_all, put, rows_of, swap
+from tests.indexers import KeptSource, await_run, contents, indexing, look
 from vectormill.cli.app import main
 from vectormill.client import Client
 from vectormill.db.collections.collections import find_generation
+from vectormill.db.collections.retired import prune_retired_generations
+from vectormill.db.collections.swaps import roll_back
+from vectormill.db.rows.items import delete_items
+from vectormill.domain.jobs.item import Item
+from vectormill.domain.run import CANCELLED, COMPLETED
 from vectormill.problems import ApiError
 
 
@@ -28,8 +37,12 @@ def make_swapped(engine: Engine) -> tuple[int, int]:
 def test_the_client_rolls_back_and_is_told_what_is_missing_then(engine: Engine) -> None:
     first, second = make_swapped(engine)
     with api_client(engine) as http, Client(str(http.base_url)) as client:
-        answer = client.rollback_collection("docs")
-        assert (answer["live"]["id"], answer["retired"]["id"], answer["num_newer_rows"]) == (first, second, 1)
+        with pytest.raises(ApiError, match=r"of 1 row, which was put since .* allow_missing") as refused:
+            client.rollback_collection("docs")
+        assert (refused.value.status, set(rows_of(engine, "docs"))) == (409, {"since"})
+        answer = client.rollback_collection("docs", allow_missing=True)
+        assert (answer["live"]["id"], answer["retired"]["id"]) == (first, second)
+        assert (answer["num_newer_rows"], answer["num_missing_rows"]) == (1, 1)
         assert set(rows_of(engine, "docs")) == {"old"}
         assert client.rollback_collection("docs")["live"]["id"] == second
         assert set(rows_of(engine, "docs")) == {"since"}
@@ -63,7 +76,7 @@ def test_a_collection_at_which_a_run_is_at_work_is_not_rolled_back(engine: Engin
         Client(str(http.base_url)) as client,
         pytest.raises(ApiError, match="is at work on collection 'docs'; cancel it"),
     ):
-        client.rollback_collection("docs")
+        client.rollback_collection("docs", allow_missing=True)
 
 
 def test_the_command_line_rolls_back(
@@ -74,10 +87,80 @@ def test_the_command_line_rolls_back(
         place = ["--api-url", str(http.base_url)]
         with pytest.raises(SystemExit) as end:
             main(["collections", "rollback", "docs", *place])
+        assert end.value.code
+        assert "--yes" in capsys.readouterr().err
+        with pytest.raises(SystemExit) as end:
+            main(["collections", "rollback", "docs", "--yes", *place])
         assert not end.value.code
         said = capsys.readouterr().out
         assert f"docs is generation {first} again (fake, " in said
-        assert "1 rows that were put since it was live are missing" in said
+        assert "1 row that was put since it was live has no kept text" in said
         with pytest.raises(SystemExit) as end:
             main(["collections", "discard", "docs", str(second), *place])
         assert not end.value.code
+
+
+def keep_texts(engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE vectormill.collections SET keep_text = true"))
+
+
+def follow(engine: Engine, answer: Mapping[str, Any]) -> None:
+    """Let the run of a rollback come to its end, beside workers."""
+    source = KeptSource()
+    with indexing(engine, source, on_open=source.open), encoding_meanwhile(engine):
+        run = await_run(engine, UUID(answer["run_id"]))
+    assert (run.state, run.error) == (COMPLETED, None)
+
+
+def test_what_was_put_and_deleted_since_the_swap_is_so_after_a_rollback_too(engine: Engine) -> None:
+    put(engine, "seed")
+    keep_texts(engine)
+    put(engine, "old", "changed", "gone", content="before")
+    encode_all(engine)
+    swap(engine, build(engine))
+    since = put(engine, "changed", "new", "new and gone", content="since", spec=NEXT)
+    encode_all(engine)
+    ask(engine, delete_items, "docs", ["gone", "new and gone"])
+    still_open = put(engine, "open", content="since", spec=NEXT)
+    with api_client(engine) as http, Client(str(http.base_url)) as client:
+        follow(engine, client.rollback_collection("docs"))
+    rows = rows_of(engine, "docs")
+    assert set(rows) == {"seed", "old", "changed", "new", "open"}
+    assert (rows["changed"], rows["new"], rows["open"]) == (since.seq, since.seq, still_open.seq)
+    assert contents(engine)["changed"][0] == Item("changed", b"since changed").content_hash()
+
+
+def test_a_rollback_before_the_run_of_the_last_one_has_ended_loses_nothing(engine: Engine) -> None:
+    put(engine, "seed")
+    keep_texts(engine)
+    encode_all(engine)
+    swap(engine, build(engine))
+    put(engine, "new", spec=NEXT)
+    encode_all(engine)
+    with api_client(engine) as http, Client(str(http.base_url)) as client:
+        first = client.rollback_collection("docs")
+        client.rollback_collection("docs")
+        last = client.rollback_collection("docs")
+        assert look(engine, UUID(first["run_id"])).state == CANCELLED
+        follow(engine, last)
+    assert set(rows_of(engine, "docs")) == {"seed", "new"}
+
+
+def test_the_generation_from_which_a_rollback_carries_rows_stays_until_its_run_has_ended(
+    engine: Engine,
+) -> None:
+    put(engine, "seed")
+    keep_texts(engine)
+    encode_all(engine)
+    swap(engine, build(engine))
+    encode_all(engine)
+    undone = ask(engine, roll_back, "docs")
+    with engine.begin() as connection:
+        connection.execute(
+            text("UPDATE vectormill.generations SET retired_at = now() - interval '1 day' WHERE id = :id"),
+            {"id": undone.retired.id},
+        )
+    assert prune_retired_generations(engine, 0) == 0
+    follow(engine, {"run_id": str(undone.run_id)})
+    assert prune_retired_generations(engine, 0) == 1

@@ -148,6 +148,8 @@ class RollbackAnswer(TypedDict):
     live: LiveGenerationBody
     retired: LiveGenerationBody
     num_newer_rows: int | None
+    num_missing_rows: int | None
+    run_id: str
 
 
 class OneIndexBody(TypedDict):

@@ -179,7 +179,7 @@ LIST_COLLECTIONS = """
               FROM vectormill.generations WHERE collection_id = collections.id) AS num_bytes,
            (SELECT count(*) FROM vectormill.generations WHERE collection_id = collections.id) AS num_generations,
            (SELECT max(finished_at) FROM vectormill.runs
-             WHERE collection_id = collections.id AND kind = 'reindex'
+             WHERE collection_id = collections.id AND kind = 'reindex' AND NOT options ? 'carry_from'
                AND state IN ('completed', 'completed_with_errors')) AS synced_at
       FROM vectormill.collections
       JOIN vectormill.generations AS live ON live.collection_id = collections.id AND live.state = 'live'

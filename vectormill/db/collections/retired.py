@@ -26,6 +26,11 @@ _WHERE_PRUNABLE = """
        AND NOT EXISTS (
            SELECT 1 FROM vectormill.runs
             WHERE runs.generation_id = generations.id AND runs.state IN ('running', 'cancelling'))
+       AND NOT EXISTS (
+           SELECT 1 FROM vectormill.runs
+            WHERE runs.collection_id = generations.collection_id
+              AND runs.state IN ('queued', 'running', 'cancelling')
+              AND CAST(runs.options ->> 'carry_from' AS bigint) = generations.id)
 """
 
 LIST_PRUNABLE = text(f"""

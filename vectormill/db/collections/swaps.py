@@ -14,6 +14,7 @@ import psycopg
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import OperationalError
 
+from vectormill.db.collections.collections import find_generation, keeps_texts
 from vectormill.db.collections.generations import (
     FROM_GENERATIONS,
     GENERATION_COLUMNS,
@@ -24,10 +25,13 @@ from vectormill.db.collections.generations import (
 )
 from vectormill.db.collections.views import replace_view
 from vectormill.db.jobs.jobs import draw_seq
+from vectormill.db.rows.attributes import attributes_name
 from vectormill.db.rows.generation_tables import table_name
+from vectormill.db.runs.runs import cancel_run, create_run
 from vectormill.db.short_locks import limit_time
 from vectormill.domain.collection import BUILDING, LIVE, Generation
-from vectormill.domain.errors import CollectionNotFound, Conflict
+from vectormill.domain.errors import Conflict, RowsMissing
+from vectormill.domain.run import REINDEX
 
 # So long submissions are held back while the last twins end.
 DRAIN_SECONDS: Final = 0.5
@@ -38,7 +42,7 @@ RETIRE_LIVE = text("""
      WHERE id = :generation_id AND state = 'live'
 """)
 
-# Jobs behind `live_seq` wrote this generation only: after a rollback their rows are missing.
+# Jobs behind `live_seq` wrote this generation only: a rollback carries their rows back.
 MAKE_LIVE = text("""
     UPDATE vectormill.generations
        SET state = 'live', live_at = now(), retired_at = NULL,
@@ -64,14 +68,32 @@ FIND_LATEST_RETIRED = text(f"""
 
 IS_RUNNING = text("""
     SELECT id FROM vectormill.runs
-     WHERE collection_id = :collection_id AND state IN ('running', 'cancelling') LIMIT 1
+     WHERE collection_id = :collection_id AND state IN ('running', 'cancelling') AND NOT options ? 'carry_from'
+     LIMIT 1
 """)
 
 FIND_LIVE_SEQ = text("""
     SELECT CAST(report ->> 'live_seq' AS bigint) FROM vectormill.generations WHERE id = :generation_id
 """)
 
-COUNT_NEWER_ROWS: Final = "SELECT count(*) FROM vectormill.{table} WHERE job_seq > :live_seq"
+COUNT_NEWER_ROWS: Final = """
+    SELECT count(*) AS num_rows, count(*) FILTER (WHERE kept.text IS NULL) AS num_missing
+      FROM vectormill.{table} AS row LEFT JOIN vectormill.{attributes} AS kept ON kept.key = row.key
+     WHERE greatest(row.job_seq, kept.job_seq) > :live_seq
+"""
+
+# A rollback whose run did not complete has left rows behind: the next one carries them too.
+FIND_CARRIED_SINCE = text("""
+    SELECT least(CAST(:live_seq AS bigint), min(CAST(options ->> 'carry_since' AS bigint)))
+      FROM vectormill.runs
+     WHERE collection_id = :collection_id AND state NOT IN ('completed', 'completed_with_errors')
+       AND CAST(options ->> 'carry_from' AS bigint) = :generation_id
+""")
+
+LIST_OPEN_CARRIES = text("""
+    SELECT id FROM vectormill.runs
+     WHERE collection_id = :collection_id AND state IN ('queued', 'running') AND options ? 'carry_from'
+""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +102,27 @@ class Swap:
 
     retired: Generation
     live: Generation
+
+
+@dataclass(frozen=True, slots=True)
+class Rollback(Swap):
+    """A swap, and the run that carries what was put since into the generation that is live again."""
+
+    run_id: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class NewerRows:
+    """Rows that only the live generation has, in the version written since it became live.
+
+    `num_missing` of them have no kept text, so that a rollback cannot encode them again.
+    """
+
+    num_rows: int
+    num_missing: int
+
+
+NOTHING_NEWER: Final = NewerRows(0, 0)
 
 
 def list_lagging_twins(connection: Connection, generation_id: int) -> set[UUID]:
@@ -125,36 +168,65 @@ def _exchange(connection: Connection, live: Generation, next_live: Generation) -
     return Swap(live, next_live)
 
 
-def count_newer_rows(connection: Connection, collection: str, timeout_seconds: float = 30.0) -> int | None:
-    """Rows that only the live generation has, in the version that was written since it became live.
+def count_newer_rows(
+    connection: Connection, collection: str, timeout_seconds: float = 30.0
+) -> NewerRows | None:
+    """Count what a rollback has to carry.
 
-    Reads all rows; None when that takes too long. Raises CollectionNotFound.
+    Read all rows; answer None when that takes too long. Raise CollectionNotFound.
     """
-    live = find_in_state(connection, collection, LIVE)
-    if live is None:
-        raise CollectionNotFound(f"There is no collection {collection!r}.")
+    live = find_generation(connection, collection)
     live_seq = connection.execute(FIND_LIVE_SEQ, {"generation_id": live.id}).scalar_one_or_none()
-    statement = COUNT_NEWER_ROWS.format(table=table_name(live.id))
+    statement = COUNT_NEWER_ROWS.format(table=table_name(live.id), attributes=attributes_name(live.id))
     limit_time(connection, timeout_seconds)
     try:
-        number: int = connection.execute(text(statement), {"live_seq": live_seq or 0}).scalar_one()
+        row = connection.execute(text(statement), {"live_seq": live_seq or 0}).one()
     except OperationalError as error:
         if not isinstance(error.orig, psycopg.errors.QueryCanceled):
             raise
         return None
-    return number
+    return NewerRows(row.num_rows, row.num_missing)
 
 
-def roll_back(connection: Connection, collection: str) -> Swap:
-    """Makes the generation live that was live before, and retires the live one; done twice, all is as it was.
+def refuse_missing(connection: Connection, live: Generation, newer: NewerRows | None) -> None:
+    """Raise RowsMissing where a rollback would leave rows out, or where that could not be counted in time."""
+    if newer is None:
+        if keeps_texts(connection, live.collection_id):
+            return
+        said = "the texts of rows that were put"
+    elif newer.num_missing == 0:
+        return
+    elif newer.num_missing == 1:
+        said = "the text of 1 row, which was put"
+    else:
+        said = f"the texts of {newer.num_missing:,} rows, which were put"
+    raise RowsMissing(
+        f"Collection {live.collection!r} does not keep {said} since its generation became live, so a rollback cannot "
+        "encode them again, and what no job has any more would be missing. Nothing was changed; to roll back "
+        "nevertheless, say allow_missing."
+    )
 
-    In a transaction with short locks. Raises CollectionNotFound, Conflict and SwapRefused.
+
+def roll_back(
+    connection: Connection,
+    collection: str,
+    *,
+    newer: NewerRows | None = NOTHING_NEWER,
+    allow_missing: bool = False,
+) -> Rollback:
+    """Make the generation live that was live before, retire the live one, and queue a run that carries what is newer.
+
+    In a transaction with short locks. `newer` was counted before. Raise RowsMissing where it has rows without a kept
+    text, unless with `allow_missing`, which lets the run use the texts of jobs instead; and CollectionNotFound,
+    Conflict and SwapRefused.
     """
+    of_collection = {"collection_id": find_generation(connection, collection).collection_id}
+    # First, as an indexer locks its run before it holds the collection.
+    for carry_id in connection.execute(LIST_OPEN_CARRIES, of_collection).scalars().all():
+        cancel_run(connection, carry_id)
     lock_collection(connection, collection)
-    live = find_in_state(connection, collection, LIVE)
-    if live is None:
-        raise CollectionNotFound(f"There is no collection {collection!r}.")
-    run_id = connection.execute(IS_RUNNING, {"collection_id": live.collection_id}).scalar_one_or_none()
+    live = find_generation(connection, collection)
+    run_id = connection.execute(IS_RUNNING, of_collection).scalar_one_or_none()
     if run_id is not None:
         raise Conflict(
             f"Run {run_id} is at work on collection {collection!r}; cancel it or wait for its end, then roll back."
@@ -165,4 +237,18 @@ def roll_back(connection: Connection, collection: str) -> Swap:
             f"Collection {collection!r} has no generation to roll back to: it never had another, or its retired ones "
             "were removed after VECTORMILL_RETIRED_GENERATION_DAYS."
         )
-    return _exchange(connection, live, read_generation(row))
+    if not allow_missing:
+        refuse_missing(connection, live, newer)
+    live_seq = connection.execute(FIND_LIVE_SEQ, {"generation_id": live.id}).scalar_one_or_none()
+    since = {**of_collection, "generation_id": live.id, "live_seq": live_seq or 0}
+    options = {
+        "carry_from": live.id,
+        "carry_since": connection.execute(FIND_CARRIED_SINCE, since).scalar_one(),
+        "allow_missing": allow_missing,
+        "is_complete": False,
+        "confirm": True,
+    }
+    run = create_run(connection, collection, REINDEX, options=options)
+    assert run is not None  # it has no schedule
+    swap = _exchange(connection, live, read_generation(row))
+    return Rollback(swap.retired, swap.live, run.id)

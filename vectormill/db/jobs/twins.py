@@ -9,10 +9,14 @@ from uuid import UUID, uuid4
 
 from sqlalchemy import Connection, Engine, text
 
-from vectormill.db.collections.generations import find_building, share_collection
+from vectormill.db.collections.generations import (
+    find_building,
+    find_generation_by_id,
+    share_collection,
+)
 from vectormill.db.jobs.jobs import cancel_job, lock_job
 from vectormill.db.jsonb import to_jsonb
-from vectormill.domain.collection import Generation
+from vectormill.domain.collection import BUILDING, LIVE, Generation
 from vectormill.domain.errors import JobNotFound, WrongJobState
 from vectormill.domain.jobs.job import Job
 
@@ -62,6 +66,9 @@ LIST_WITHOUT_TWIN = text("""
        AND NOT EXISTS (
            SELECT 1 FROM vectormill.jobs AS twin WHERE twin.twin_of = job.id AND twin.generation_id = :building_id)
        AND NOT EXISTS (SELECT 1 FROM vectormill.runs WHERE runs.job_id = job.id)
+       AND NOT EXISTS (
+           SELECT 1 FROM vectormill.jobs AS original
+            WHERE original.id = job.twin_of AND original.generation_id = :building_id)
      ORDER BY job.seq
 """)
 
@@ -105,9 +112,9 @@ def add_missing_twins(engine: Engine, building: Generation, live_id: int, since_
         with engine.begin() as connection:
             share_collection(connection, building.collection)
             lock_job(connection, job_id)  # no chunk of it is split meanwhile
-            now_building = find_building(connection, building.collection)
+            now = find_generation_by_id(connection, building.id)
             has_twin = connection.execute(HAS_TWIN, {"job_id": job_id, "generation_id": building.id})
-            if now_building is not None and now_building.id == building.id and not has_twin.scalar_one():
+            if now is not None and now.state in (LIVE, BUILDING) and not has_twin.scalar_one():
                 _insert_twin(connection, job_id, building)
     return len(job_ids)
 

@@ -1,9 +1,9 @@
-"""Own texts: those that the collection itself keeps, for a build of a new generation. Nothing of them is split.
+"""Own texts: those that the collection itself keeps, for a build or after a rollback. Nothing of them is split.
 
 Each row keeps the place in the order of writers that it has: it is carried, and nobody has written it anew.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 from vectormill.db.collections.collections import keeps_texts
 from vectormill.db.collections.generations import find_in_state
 from vectormill.db.outages import DATABASE_ERRORS
-from vectormill.db.rows.collection_rows import Inclusion, RowPage, read_pages
+from vectormill.db.rows.collection_rows import Inclusion, RowPage, find_exported, read_pages
 from vectormill.db.rows.estimates import estimate_num_rows
 from vectormill.domain.collection import LIVE, Generation
 from vectormill.domain.errors import Conflict, SourceFailed
@@ -75,6 +75,53 @@ class OwnTextReader:
                 "another source, or make the collection keep them."
             )
         return generation
+
+
+class CarriedTextReader:
+    """Read what was put into a generation since a place in the order, after a rollback to the one before it.
+
+    Deletions since have reached both. Rows without a kept text are counted and left out: the rollback has told of them.
+    """
+
+    tells_what_vanished: Final = False
+
+    def __init__(self, place: SourcePlace, generation_id: int, since_seq: int) -> None:
+        self._place = place
+        self._generation_id = generation_id
+        self._since_seq = since_seq
+        self.complaints = Complaints()
+
+    def read(self) -> Iterator[list[Item]]:
+        name = f"Collection {self._place.collection!r}"
+        assembler = Assembler(name, self._place.settings.max_key_bytes, self.complaints)
+        try:
+            with self._place.engine.connect() as connection:
+                generation = find_exported(connection, self._place.collection, self._generation_id)
+            for page in read_pages(self._place.engine, generation, WITHOUT_VECTORS):
+                places = dict(zip(page.keys, page.places or [], strict=True))
+                texts = page.texts["text"]
+                newer = [number for number, key in enumerate(page.keys) if places[key] > self._since_seq]
+                carried = [number for number in newer if texts[number] is not None]
+                self.complaints.num_left_out += len(newer) - len(carried)
+                for items in read_page(assembler, take_rows(page, carried)):
+                    yield [replace(item, place=places[item.key]) for item in items]
+        except Conflict as error:
+            raise SourceFailed(
+                f"Generation {self._generation_id} of {name} was removed before all of its rows were carried over."
+            ) from error
+        except DATABASE_ERRORS as error:
+            raise describe_database_error(name, error) from error
+
+
+def take_rows(page: RowPage, numbers: Sequence[int]) -> RowPage:
+    """Keep these rows of a page that was read without results."""
+    return replace(
+        page,
+        keys=[page.keys[number] for number in numbers],
+        metadata=[page.metadata[number] for number in numbers],
+        texts={column: [values[number] for number in numbers] for column, values in page.texts.items()},
+        places=None,
+    )
 
 
 def read_page(assembler: Assembler, page: RowPage) -> Iterator[list[Item]]:
