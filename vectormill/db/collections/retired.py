@@ -29,7 +29,7 @@ _WHERE_PRUNABLE = """
        AND NOT EXISTS (
            SELECT 1 FROM vectormill.runs
             WHERE runs.collection_id = generations.collection_id
-              AND runs.state IN ('queued', 'running', 'cancelling')
+              AND runs.finished_at IS NULL
               AND CAST(runs.options ->> 'carry_from' AS bigint) = generations.id)
 """
 

@@ -92,7 +92,7 @@ FIND_CARRIED_SINCE = text("""
 
 LIST_OPEN_CARRIES = text("""
     SELECT id FROM vectormill.runs
-     WHERE collection_id = :collection_id AND state IN ('queued', 'running') AND options ? 'carry_from'
+     WHERE collection_id = :collection_id AND finished_at IS NULL AND options ? 'carry_from'
 """)
 
 
