@@ -207,6 +207,7 @@ def detect_cuda_devices(visible: str | None, num_threads: int, nvml: Nvml | None
             num_tokenizer_threads=max(1, num_threads // len(gpus)),  # GPUs share the cores evenly
             uuid=gpu.uuid,
             free_bytes=round_free_bytes(gpu.memory_bytes, gpu.free_bytes),
+            card=gpu.card,
         )
         for index, gpu in enumerate(gpus)
     ]

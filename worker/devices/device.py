@@ -45,6 +45,9 @@ class Device:
     num_tokenizer_threads: int = 0
     uuid: str = ""  # what names a GPU whichever are visible: the driver's own name, or AMD's number of it
     free_bytes: int | None = None
+    card: str = (
+        ""  # of a part of a GPU that is cut (MIG): what names the whole; the same for parts of one GPU
+    )
 
     @property
     def has_bf16(self) -> bool:

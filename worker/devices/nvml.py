@@ -51,6 +51,7 @@ class Gpu:
     memory_bytes: int
     free_bytes: int
     capability: tuple[int, int]
+    card: str = ""  # of a part: the UUID of the GPU that is cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +99,12 @@ def list_gpus(nvml: Nvml) -> list[Gpu]:
 
 def _describe(nvml: Nvml, index: int, whole: Any) -> Iterator[Gpu]:
     capability = nvml.nvmlDeviceGetCudaComputeCapability(whole)
-    for handle in _find_parts(nvml, whole) if _is_cut(nvml, whole) else [whole]:
+    is_cut = _is_cut(nvml, whole)
+    card = nvml.nvmlDeviceGetUUID(whole) if is_cut else ""
+    for handle in _find_parts(nvml, whole) if is_cut else [whole]:
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
         name = nvml.nvmlDeviceGetName(handle)
-        yield Gpu(index, nvml.nvmlDeviceGetUUID(handle), name, memory.total, memory.free, capability)
+        yield Gpu(index, nvml.nvmlDeviceGetUUID(handle), name, memory.total, memory.free, capability, card)
 
 
 def _is_cut(nvml: Nvml, handle: Any) -> bool:

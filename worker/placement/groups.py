@@ -1,5 +1,6 @@
 """Groups: which devices share a replica; those with fast links between them come together. Knows no models."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import product
 
@@ -13,9 +14,15 @@ Group = tuple[Room, ...]
 
 
 def group_rooms(rooms: Sequence[Room], size: int, links: Links) -> list[Group]:
-    """Groups of `size` rooms of one kind; within islands of the fastest links first, then across. Some may be left."""
+    """Groups of `size` rooms of one kind; within islands of the fastest links first, then across. Some may be left.
+
+    Parts of one GPU are dealt out to different groups, since they cannot share a replica.
+    """
     groups: list[Group] = []
-    left = sorted(rooms, key=lambda room: (room.kind, -room.capacity_bytes, room.name))
+    places = find_places(rooms)
+    left = sorted(
+        rooms, key=lambda room: (room.kind, -room.capacity_bytes, places.get(room.name, 0), room.name)
+    )
     for kind in sorted(LINK_KINDS, key=BYTES_PER_SECOND.__getitem__, reverse=True):
         remaining: list[Room] = []
         for island in find_islands(left, links, BYTES_PER_SECOND[kind]):
@@ -24,6 +31,17 @@ def group_rooms(rooms: Sequence[Room], size: int, links: Links) -> list[Group]:
             remaining += island[whole:]
         left = remaining
     return groups
+
+
+def find_places(rooms: Sequence[Room]) -> dict[str, int]:
+    """Number the parts of each GPU that is cut, by name; whole GPUs are left out."""
+    places: dict[str, int] = {}
+    counts: Counter[str] = Counter()
+    for room in rooms:
+        if room.card:
+            places[room.name] = counts[room.card]
+            counts[room.card] += 1
+    return places
 
 
 def find_islands(rooms: Sequence[Room], links: Links, bytes_per_second: float) -> list[list[Room]]:

@@ -55,6 +55,15 @@ class Needs:
     tensor_obstacle: str = ""
 
 
+def find_parts_of_one_card(rooms: Sequence[Room]) -> list[str]:
+    """Return the names of rooms that are parts of one GPU; empty where each is on a GPU of its own."""
+    cards: dict[str, list[str]] = {}
+    for room in rooms:
+        if room.card:
+            cards.setdefault(room.card, []).append(room.name)
+    return next((names for names in cards.values() if len(names) > 1), [])
+
+
 class ReplicaBuilder:
     """Knows the model; is given devices."""
 
@@ -100,6 +109,10 @@ class ReplicaBuilder:
             return self._build_alone(rooms[0])
         if self._needs.sharing_obstacle:
             return TooTight(self._needs.sharing_obstacle)
+        if parts := find_parts_of_one_card(rooms):
+            return TooTight(
+                f"{' and '.join(parts)} are parts of one GPU (MIG), between which NCCL makes no connection"
+            )
         builders = {
             PIPELINE: self._build_stages,
             TENSOR: self._build_tensor,

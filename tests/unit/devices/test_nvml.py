@@ -101,6 +101,7 @@ def test_gpus_are_listed_in_the_order_of_the_bus_with_the_parts_of_one_that_is_c
     ]
     assert (gpus[0].memory_bytes, gpus[0].free_bytes, gpus[0].capability) == (141 * GIB, 111 * GIB, (9, 0))
     assert gpus[1].memory_bytes == 18 * GIB
+    assert [gpu.card for gpu in gpus] == ["", "GPU-bb02", "GPU-bb02", ""]
     assert "GPU 3 is left out" in caplog.text
 
 

@@ -1,7 +1,7 @@
 """plan_placement, as a table of machines and models, and what has to hold for every plan."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given, settings
@@ -327,3 +327,30 @@ def test_a_description_that_cannot_be_read_is_refused_with_an_example(text: str)
 def test_groups_are_made_where_the_links_are_fast() -> None:
     placement = plan("4x16GiB,nvlink-pairs", "7B", "bf16")
     assert [replica.devices for replica in placement.replicas] == [("cuda:0", "cuda:1"), ("cuda:2", "cuda:3")]
+
+
+def cut_into_parts(cards: str) -> Inventory:
+    """As many devices as letters, on the GPU that the letter names."""
+    inventory = describe_inventory(f"{len(cards)}x12GiB")
+    parts = zip(inventory.accelerators, cards, strict=True)
+    return replace(inventory, accelerators=tuple(replace(device, card=card) for device, card in parts))
+
+
+@pytest.mark.parametrize("strategy", SHARED)
+def test_parts_of_one_gpu_share_no_model_and_the_reason_is_said(strategy: str) -> None:
+    with pytest.raises(ModelDoesNotFit, match="cuda:0 and cuda:1 are parts of one GPU"):
+        plan_placement(cut_into_parts("aa"), MODELS["7B"].shape, PlanSettings("bf16", 512, strategy=strategy))
+
+
+def test_parts_of_different_gpus_share_a_model() -> None:
+    placement = plan_placement(cut_into_parts("aabb"), MODELS["7B"].shape, PlanSettings("bf16", 512))
+    assert [set(replica.devices) for replica in placement.replicas] == [
+        {"cuda:0", "cuda:2"},
+        {"cuda:1", "cuda:3"},
+    ]
+
+
+def test_parts_of_one_gpu_hold_a_replica_each() -> None:
+    placement = plan_placement(cut_into_parts("aa"), MODELS["22M"].shape, PlanSettings("bf16", 256))
+    assert placement.strategy == REPLICATE
+    assert len(placement.replicas) == 2

@@ -48,6 +48,7 @@ class Room:
     capacity_bytes: int
     flops: float
     used_bytes: int = 0  # by others
+    card: str = ""  # of a part of a GPU: which GPU
 
 
 def measure_room(device: Device, memory_share: float) -> Room:
@@ -55,7 +56,7 @@ def measure_room(device: Device, memory_share: float) -> Room:
     share = memory_share * (MPS_SHARE if device.kind == MPS else 1)
     used = count_used_bytes(device)
     capacity = int(device.memory_bytes * share) - used - OVERHEAD_BYTES[device.kind]
-    return Room(device.name, device.kind, max(0, capacity), guess_flops(device), used)
+    return Room(device.name, device.kind, max(0, capacity), guess_flops(device), used, device.card)
 
 
 def count_used_bytes(device: Device) -> int:
