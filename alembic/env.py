@@ -1,5 +1,7 @@
 """Runs migrations against the database that vectormill.db.migrations names."""
 
+import time
+
 from alembic import context
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
@@ -10,6 +12,7 @@ from vectormill.domain.errors import ConfigurationError
 
 # Any number that only Vectormill's migrations use.
 ADVISORY_LOCK = 0x766D696C6C
+TURN_SECONDS = 0.2
 
 
 def enable_pgvector(connection: Connection) -> None:
@@ -24,9 +27,19 @@ def enable_pgvector(connection: Connection) -> None:
         ) from error
 
 
+def take_turn(connection: Connection) -> None:
+    """Wait until nobody else migrates, in no transaction: an index that is made concurrently waits for each of them."""
+    while not connection.execute(
+        text("SELECT pg_try_advisory_lock(:lock)"), {"lock": ADVISORY_LOCK}
+    ).scalar_one():
+        connection.commit()
+        time.sleep(TURN_SECONDS)
+
+
 def migrate(connection: Connection) -> None:
+    """Apply each migration in a transaction of its own; one that fails leaves those before it in place."""
     connection.execute(text("SET lock_timeout = '60s'"))
-    connection.execute(text("SELECT pg_advisory_lock(:lock)"), {"lock": ADVISORY_LOCK})
+    take_turn(connection)
     enable_pgvector(connection)
     connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}"))
     connection.commit()
@@ -37,6 +50,7 @@ def migrate(connection: Connection) -> None:
         include_schemas=True,
         include_name=lambda name, kind, _: kind != "schema" or name == SCHEMA,
         compare_server_default=True,
+        transaction_per_migration=True,
     )
     with context.begin_transaction():
         context.run_migrations()

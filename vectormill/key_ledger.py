@@ -12,6 +12,7 @@ import numpy.typing as npt
 _BLOCK_KEYS = 1 << 16
 # Keys sorted at a time: 16 bytes each, 16 MiB.
 _SHARE_KEYS = 1 << 20
+_ROW = np.dtype([("hash", np.uint64), ("position", np.int64)])
 
 
 class KeyLedger:
@@ -46,43 +47,64 @@ class KeyLedger:
 
     def find_duplicate(self) -> tuple[int, int] | None:
         """The positions of two equal keys, or None. Works through one share of the hash space at a time."""
-        num_shares = -(-self._num_keys // _SHARE_KEYS)
-        for share in range(num_shares):
-            duplicate = self._find_duplicate_in(share, num_shares)
-            if duplicate is not None:
-                return duplicate
+        for hashes, positions in self._shares():
+            order = np.argsort(hashes, kind="stable")
+            equal = np.flatnonzero(np.diff(hashes[order]) == 0)
+            if len(equal):
+                return int(positions[order[equal[0]]]), int(positions[order[equal[0] + 1]])
         return None
 
     def find_repeated(self) -> npt.NDArray[np.int64]:
         """The positions of all keys that an earlier one equals, in order; 8 bytes each."""
-        num_shares = -(-self._num_keys // _SHARE_KEYS)
         found = [np.zeros(0, dtype=np.int64)]
-        for share in range(num_shares):
-            hashes, positions = self._load_share(share, num_shares)
+        for hashes, positions in self._shares():
             order = np.argsort(hashes, kind="stable")
             equal = np.flatnonzero(np.diff(hashes[order]) == 0)
             found.append(positions[order[equal + 1]])
         return np.sort(np.concatenate(found))
 
-    def _find_duplicate_in(self, share: int, num_shares: int) -> tuple[int, int] | None:
-        all_hashes, all_positions = self._load_share(share, num_shares)
-        order = np.argsort(all_hashes, kind="stable")
-        equal = np.flatnonzero(np.diff(all_hashes[order]) == 0)
-        if not len(equal):
-            return None
-        return int(all_positions[order[equal[0]]]), int(all_positions[order[equal[0] + 1]])
+    def _shares(self) -> Iterator[tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]]:
+        """Give the hashes of each share of the hash space, with the positions of their keys in order.
 
-    def _load_share(
-        self, share: int, num_shares: int
-    ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
-        """The hashes of a share of the hash space, and their keys' positions."""
-        hashes: list[npt.NDArray[np.uint64]] = []
-        positions: list[npt.NDArray[np.int64]] = []
-        for start, block in self._blocks():
-            chosen = np.flatnonzero(block % np.uint64(num_shares) == share)
-            hashes.append(block[chosen])
-            positions.append(chosen + start)
-        return np.concatenate(hashes), np.concatenate(positions)
+        Many keys are first sorted by share into a second file, run by run, so that each key is read twice in all.
+        """
+        num_shares = -(-self._num_keys // _SHARE_KEYS)
+        if num_shares <= 1:
+            hashes = np.concatenate([block for _, block in self._blocks()])
+            yield hashes, np.arange(len(hashes))
+            return
+        width = np.uint64(2**64 // num_shares + 1)
+        with tempfile.TemporaryFile(prefix="vectormill-keys-") as sorted_keys:
+            runs: list[
+                npt.NDArray[np.int64]
+            ] = []  # where in the file each share of a run begins, and its last one ends
+            for start, hashes in self._runs():
+                shares = hashes // width
+                order = np.argsort(shares, kind="stable")
+                begin = sorted_keys.tell() // _ROW.itemsize
+                runs.append(
+                    begin + np.searchsorted(shares[order], np.arange(num_shares + 1, dtype=np.uint64))
+                )
+                rows = np.empty(len(hashes), dtype=_ROW)
+                rows["hash"], rows["position"] = hashes[order], order + start
+                sorted_keys.write(rows.tobytes())
+            for share in range(num_shares):
+                parts = [_read_rows(sorted_keys, int(run[share]), int(run[share + 1])) for run in runs]
+                rows = np.concatenate(parts)
+                yield rows["hash"], rows["position"]
+
+    def _runs(self) -> Iterator[tuple[int, npt.NDArray[np.uint64]]]:
+        """Give as many keys as are sorted at a time, with the position of the first."""
+        blocks: list[npt.NDArray[np.uint64]] = []
+        first = num_keys = 0
+        for _, block in self._blocks():
+            blocks.append(block)
+            num_keys += len(block)
+            if num_keys >= _SHARE_KEYS:
+                yield first, np.concatenate(blocks)
+                blocks, first, num_keys = [], first + num_keys, 0
+        if num_keys:
+            yield first, np.concatenate(blocks)
 
     def _blocks(self) -> Iterator[tuple[int, npt.NDArray[np.uint64]]]:
         """Pieces of the ledger with the position of their first key."""
@@ -98,3 +120,9 @@ class KeyLedger:
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
+
+
+def _read_rows(file: BinaryIO, begin: int, end: int) -> npt.NDArray[np.void]:
+    """Read the rows of a sorted file from one to before another."""
+    file.seek(begin * _ROW.itemsize)
+    return np.frombuffer(file.read((end - begin) * _ROW.itemsize), dtype=_ROW)

@@ -229,6 +229,26 @@ MUTANTS: Final = (
         (f"{ORDER}::test_a_chunk_of_carried_rows_that_is_split_keeps_their_places",),
     ),
     Mutant(
+        "a limit of Postgres blames no value",
+        "vectormill/db/outages.py",
+        'VALUE_CLASSES: Final = frozenset({"22", "54"})',
+        'VALUE_CLASSES: Final = frozenset({"22"})',
+        (
+            "tests/integration/runs/test_runs.py::"
+            "test_one_text_that_cannot_be_kept_does_not_fail_the_run_that_keeps_the_others",
+        ),
+    ),
+    Mutant(
+        "a push that was not heard of loses its parts",
+        "vectormill/db/runs/pushes.py",
+        "runs.id = :id AND runs.state = 'failed'",
+        "runs.id = :id AND runs.state <> 'queued'",
+        (
+            "tests/integration/sources/test_pushes.py::"
+            "test_a_push_whose_commit_was_not_heard_of_stays_whole_for_the_indexer_that_has_it",
+        ),
+    ),
+    Mutant(
         "a swap asks nothing of its run",
         "indexer/phases/swapping.py",
         "        context.hold(connection)  # first: a run that was cancelled or lost must change nothing\n",

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from alembic import command
@@ -86,6 +87,42 @@ def test_processes_that_migrate_at_once_do_not_disturb_each_other(database_url: 
     assert [process.wait(timeout=60) for process in processes] == [0, 0, 0]
     with connected_engine(database_url) as engine:
         assert find_missing_revision(engine) is None
+
+
+CONCURRENT_MIGRATION = """
+from alembic import op
+revision, down_revision = "concurrent", "{head}"
+def upgrade():
+    with op.get_context().autocommit_block():
+        op.execute("CREATE INDEX CONCURRENTLY made_concurrently ON vectormill.jobs (model)")
+def downgrade():
+    pass
+"""
+
+MIGRATE_FURTHER = """
+import sys
+from alembic import command
+from vectormill.db.migrations import make_config
+from vectormill.db.scripts import SCRIPTS
+config = make_config(sys.argv[1])
+config.set_main_option("path_separator", "newline")
+config.set_main_option("version_locations", f"{SCRIPTS}/versions\\n{sys.argv[2]}")
+command.upgrade(config, "head")
+"""
+
+
+def test_a_migration_can_make_an_index_concurrently_while_others_wait_for_their_turn(
+    database_url: str, engine: Engine, tmp_path: Path
+) -> None:
+    (tmp_path / "concurrent.py").write_text(CONCURRENT_MIGRATION.format(head=OLDEST_FIRST[-1]))
+    arguments = [sys.executable, "-c", MIGRATE_FURTHER, database_url, str(tmp_path)]
+    processes = [subprocess.Popen(arguments) for _ in range(3)]
+    assert [process.wait(timeout=60) for process in processes] == [0, 0, 0]
+    with engine.connect() as connection:
+        valid = text(
+            "SELECT indisvalid FROM pg_index WHERE indexrelid = 'vectormill.made_concurrently'::regclass"
+        )
+        assert connection.execute(valid).scalar_one() is True
 
 
 def downgrade(database_url: str, revision: str) -> None:
