@@ -8,8 +8,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-# sentence-transformers gives a bare encoder mean pooling: "Creating a new one with mean pooling", in
-# sentence_transformers/SentenceTransformer.py and on https://sbert.net/docs/sentence_transformer/usage/custom_models.html
+from vectormill.domain.errors import UnsupportedModel
+
+# sentence-transformers gives a model without modules.json mean pooling, and one …ForCausalLM the last token; read in
+# its sentence_transformer/model.py. Rows without a source of their own follow this convention, not their authors.
 BARE_ENCODER: Final = "a bare encoder, which sentence-transformers gives mean pooling"
 
 
@@ -28,18 +30,17 @@ PLAIN_EMBEDDERS: Final = {
         PlainEmbedder("AlbertModel", "mean", BARE_ENCODER),
         PlainEmbedder("BertModel", "mean", BARE_ENCODER),
         PlainEmbedder("CamembertModel", "mean", BARE_ENCODER),
-        # https://huggingface.co/facebook/contriever: "mean_pooling" in its own example.
+        # "average" is the default of the class Contriever; its descendant https://huggingface.co/CarperAI/carptriever-1
+        # has mean_pooling in its example.
         PlainEmbedder("Contriever", "mean", "Contriever, whose authors pool by the mean"),
         PlainEmbedder("DebertaModel", "mean", BARE_ENCODER),
         PlainEmbedder("DebertaV2Model", "mean", BARE_ENCODER),
         PlainEmbedder("DistilBertModel", "mean", BARE_ENCODER),
         PlainEmbedder("ElectraModel", "mean", BARE_ENCODER),
         PlainEmbedder("EuroBertModel", "mean", BARE_ENCODER),
-        # https://huggingface.co/docs/transformers/model_doc/jina_embeddings_v3: mean pooling in its example.
-        PlainEmbedder("JinaEmbeddingsV3Model", "mean", "jina-embeddings-v3, whose authors pool by the mean"),
         PlainEmbedder("MPNetModel", "mean", BARE_ENCODER),
         PlainEmbedder("ModernBertModel", "mean", BARE_ENCODER),
-        # https://huggingface.co/nomic-ai/nomic-embed-text-v1.5: "mean_pooling" in its own example.
+        # https://huggingface.co/nomic-ai/nomic-embed-text-v1/discussions/1/files: its pooling file and its example.
         PlainEmbedder("NomicBertModel", "mean", "nomic-embed, whose authors pool by the mean"),
         PlainEmbedder("RobertaModel", "mean", BARE_ENCODER),
         PlainEmbedder("XLMRobertaModel", "mean", BARE_ENCODER),
@@ -116,6 +117,55 @@ def refuse_plain(name: str, path: str, config: Mapping[str, Any], head: Head | N
         f'that, give it a pooling in VECTORMILL_MODELS: {{"{name}": {{"path": …, "pooling": "mean"}}}}'
     )
     return f"{what}; {reader + ', and ' if reader else ''}{way}."
+
+
+def find_adapters(config: Mapping[str, Any]) -> str:
+    """Return which adapters a model was trained with, one a task, of which none is read here; empty where none are.
+
+    The config.json of jinaai/jina-embeddings-v3 names them. The class of transformers for its conversion (…-hf) knows
+    no adapters, so that this is told by its architecture.
+    """
+    named = config.get("lora_adaptations") or []
+    if named or find_architecture(config) == "JinaEmbeddingsV3Model":
+        names = f" ({', '.join(map(str, named))})" if named else ""
+        return f"an adapter (LoRA) for each task{names}"
+    return ""
+
+
+def refuse_adapters(name: str, adapters: str) -> str:
+    """Return the sentence for a model whose vectors are another's without an adapter that nobody can choose here."""
+    return (
+        f"The model {name!r} was trained with {adapters}, and no option here chooses one: without it the vectors are "
+        "others. Merge the adapter of one task into the weights of its conversion for transformers "
+        "(jinaai/jina-embeddings-v3-hf; merge_and_unload of peft), and register that copy with the pooling it was "
+        f'trained with in VECTORMILL_MODELS: {{"{name}": {{"path": …, "pooling": "mean"}}}}'
+        "; with a pooling the model is encoded as its weights are."
+    )
+
+
+def judge_adapters(
+    name: str, config: Mapping[str, Any], pooling: str | None, must_encode: bool
+) -> tuple[str, ...]:
+    """Return what is to be said of a model's adapters. Raises ModelError where the user has given no pooling."""
+    adapters = find_adapters(config)
+    if not adapters:
+        return ()
+    if pooling is not None:
+        return (f"Such a model is trained with {adapters}; of adapters beside its weights none is read.",)
+    if must_encode:
+        raise UnsupportedModel(refuse_adapters(name, adapters))
+    return (f"No worker will load it: {refuse_adapters(name, adapters)}",)
+
+
+def tell_prompts(prompts: Mapping[str, str], default: str) -> tuple[str, ...]:
+    """Return what is to be said of prompts that a model was trained with, of which none is its default."""
+    spoken = sorted(key for key, text in prompts.items() if text)
+    if default or not spoken:
+        return ()
+    return (
+        f"Its authors name prompts ({', '.join(spoken)}) and no default: a text is encoded without any unless `prompt` "
+        "names one, and the vectors are worse then if the model was trained with them.",
+    )
 
 
 def describe_purpose(called: str, config: Mapping[str, Any]) -> tuple[str, str]:

@@ -6,7 +6,6 @@ the user gives; vectors of unit length).
 """
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -21,10 +20,12 @@ from vectormill.models.embedders import (
     find_architecture,
     find_head,
     find_plain_embedder,
+    judge_adapters,
     refuse_plain,
+    tell_prompts,
 )
 from vectormill.models.special_tokens import read_special_tokens, require_final_token
-from vectormill.models.weight_headers import read_header, read_header_bytes
+from vectormill.models.weight_headers import count_parameters, read_header, read_header_bytes
 
 CLS: Final = "cls"
 MEAN: Final = "mean"
@@ -119,14 +120,14 @@ def read_model_card(
     is_extractor = classifier is None and _is_extractor(config, weights or list_weights(directory))
     own_pooling, include_prompt = _read_pooling(directory, modules, name)
     unread = ""
-    notes: tuple[str, ...] = ()
+    notes = judge_adapters(name, config, pooling, must_encode)
     if classifier is not None:
         own_pooling = parse_pooling(classifier.pooling)
     elif is_extractor:
         own_pooling = (MEAN,)
     elif not modules:
-        wanted = pooling or (None if must_encode else MEAN)
-        own_pooling, unread, notes = _choose_pooling(name, directory, config, weights, wanted)
+        own_pooling, unread, said = _choose_pooling(name, directory, config, weights, pooling, must_encode)
+        notes += said
     modes = parse_pooling(pooling) if pooling else own_pooling
     if must_encode and not is_extractor:
         special = read_special_tokens(name, directory)
@@ -166,11 +167,11 @@ def read_model_card(
         include_prompt=include_prompt,
         dense=dense,
         lowercase=bool(transformer.get("do_lower_case")),
-        num_parameters=_count_parameters(weights) if weights else None,
+        num_parameters=count_parameters(weights) if weights else None,
         classifier=classifier,
         is_extractor=is_extractor,
         unread=unread,
-        notes=notes,
+        notes=notes + tell_prompts(prompts, default_prompt),
     )
 
 
@@ -312,11 +313,16 @@ def _read_pooling(directory: Path, modules: list[dict[str, Any]], name: str) -> 
 
 
 def _choose_pooling(
-    name: str, directory: Path, config: dict[str, Any], weights: Sequence[Path], wanted: str | None
+    name: str,
+    directory: Path,
+    config: dict[str, Any],
+    weights: Sequence[Path],
+    wanted: str | None,
+    must_encode: bool,
 ) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
     """Return the pooling of a model without modules.json, what of it is left out, and what is to be said of both.
 
-    Raises ModelError where neither a convention nor the user says how it is encoded.
+    Raises ModelError where neither a convention nor the user says how it is encoded, unless it is only planned for.
     """
     head = find_head(find_tensor_names(weights))
     plain = find_plain_embedder(find_architecture(config), head)
@@ -324,8 +330,10 @@ def _choose_pooling(
         pooling = wanted or plain.pooling
         whose = "as VECTORMILL_MODELS says" if wanted else f"by convention, since it is {plain.source}"
         return parse_pooling(pooling), "", (f"There is no modules.json: {pooling} pooling {whose}.",)
-    if wanted is None:
+    if wanted is None and must_encode:
         raise UnsupportedModel(refuse_plain(name, str(directory), config, head))
+    if wanted is None:
+        return (MEAN,), "", (f"No worker will load it: {refuse_plain(name, str(directory), config, head)}",)
     purpose, reader = describe_purpose(f"{name} {directory}", config)
     left_out = f"; {head.purpose} is left out" if head is not None else ""
     note = f"It is {purpose}, and is encoded with {wanted} pooling as VECTORMILL_MODELS says{left_out}."
@@ -390,7 +398,3 @@ def find_tensor_names(weights: Sequence[Path]) -> set[str]:
 def _is_extractor(config: dict[str, Any], weights: Sequence[Path]) -> bool:
     """RexUniNLU's config.json is any DeBERTa's; the names of its head's tensors tell."""
     return config.get("model_type") == REXUNINLU_TYPE and find_tensor_names(weights) >= EXTRACTOR_TENSORS
-
-
-def _count_parameters(weights: Sequence[Path]) -> int:
-    return sum(math.prod(tensor.shape) for path in weights for tensor in read_header(path).values())

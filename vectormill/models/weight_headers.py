@@ -6,12 +6,13 @@ what it may call is listed here, and is nothing but the making of tensors, for w
 
 import io
 import json
+import math
 import pickle
 import re
 import struct
 import zipfile
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -125,3 +126,8 @@ _MAKERS: Final[dict[tuple[str, str], Callable[..., Any]]] = {
     ("torch._utils", "_rebuild_tensor_v2"): _make_header,
     ("torch._utils", "_rebuild_parameter"): _keep,
 }
+
+
+def count_parameters(weights: Sequence[Path]) -> int:
+    """Return how many numbers the files hold; reads a few kilobytes of each."""
+    return sum(math.prod(tensor.shape) for path in weights for tensor in read_header(path).values())

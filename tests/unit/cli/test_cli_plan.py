@@ -90,3 +90,17 @@ def test_a_model_whose_weights_are_not_there_is_planned_by_its_configuration_alo
     assert weights[0] == weights[1]
     assert run("--model", str(tmp_path / "nowhere"), "--devices", "1x8GiB") == 2
     assert "does not exist" in capsys.readouterr().err
+
+
+def test_a_plan_of_a_model_that_no_worker_would_load_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    packaged = find_packaged_model()
+    assert packaged is not None
+    config = json.loads((packaged / "config.json").read_text()) | {"architectures": ["BertForMaskedLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert run("--model", str(tmp_path), "--devices", "1x8GiB") == 0
+    said = capsys.readouterr()
+    assert "No worker will load it" in said.err
+    assert "a masked language model" in said.err
+    assert said.out.startswith("replicate")

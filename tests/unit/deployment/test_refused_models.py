@@ -143,3 +143,46 @@ def test_a_symbolic_link_that_leads_a_module_out_is_refused(tmp_path: Path, is_f
         (directory / "1_Pooling" / "config.json").symlink_to(other / "config.json")
     with pytest.raises(ModelError, match=r"leads out of its directory.*Copy what it needs"):
         card_of(directory)
+
+
+JINA_TASKS = {"lora_adaptations": ["retrieval.query", "retrieval.passage"]}
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        (
+            config_of("XLMRobertaModel") | JINA_TASKS,
+            r"\(LoRA\) for each task \(retrieval.query, retrieval.passage\)",
+        ),
+        (config_of("JinaEmbeddingsV3Model"), r"\(LoRA\) for each task"),
+    ],
+)
+@pytest.mark.parametrize("has_modules", [True, False])
+def test_a_model_with_an_adapter_for_each_task_is_refused_unless_a_pooling_is_given(
+    tmp_path: Path, config: dict[str, Any], named: str, has_modules: bool
+) -> None:
+    layout: dict[str, Any] = {"1_Pooling__config": {"pooling_mode": "mean"}}
+    write_model(
+        tmp_path,
+        config=config,
+        **layout | {"modules": modules("Transformer", "Pooling") if has_modules else None},
+    )
+    with pytest.raises(ModelError, match=rf"{named}, and no option here chooses one.*merge_and_unload"):
+        card_of(tmp_path)
+    assert "of adapters beside its weights none is read" in card_of(tmp_path, pooling="mean").notes[0]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "default", "is_said"),
+    [
+        ({"query": "query: ", "document": ""}, None, True),
+        ({"query": "query: ", "document": ""}, "query", False),
+        ({"query": "", "document": ""}, None, False),  # as version 5 writes them of a model without any
+    ],
+)
+def test_prompts_without_a_default_are_said_of_a_model(
+    tmp_path: Path, prompts: dict[str, str], default: str | None, is_said: bool
+) -> None:
+    write_model(tmp_path, config_sentence_transformers={"prompts": prompts, "default_prompt_name": default})
+    assert ("name prompts (query) and no default" in " ".join(card_of(tmp_path).notes)) is is_said

@@ -69,6 +69,9 @@ def plan(
             "pip install 'vectormill[worker]'."
         )
     cards = [registry.outline(model) for model in names]
+    for card in cards:
+        for note in card.notes:
+            typer.echo(f"{card.name}: {note}", err=True)
     plans = plan_machine(cards, inventory, settings)
     if as_json:
         objects = {planned.name: placement_json(planned.placement) for planned in plans}
