@@ -27,11 +27,16 @@ from worker.model.packed.network import PackedNetwork
 from worker.model.packed.packing import pack_batch
 from worker.model.torch_encoder import TorchEncoder
 
-TOKENIZER = '{"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "b"}}'
+# Puts a final token behind a text, as models that read the last one need.
+TOKENIZER = """{"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "b"},
+"post_processor": {"type": "TemplateProcessing",
+"single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "b", "type_id": 0}}],
+"pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+"special_tokens": {"b": {"id": "b", "ids": [1], "tokens": ["b"]}}}}"""
 DEVICE = Device("cpu:0", CPU, 0, (), 1, 1 << 30)
 STUB = "vectormill_stub"
 POOLINGS = "mean+last_token"
-ALL_MODELS = (*MODELS, *PADDED_MODELS)
+ALL_MODELS = tuple(name for name in (*MODELS, *PADDED_MODELS) if not name.startswith("deberta-v2"))
 BATCHES = {
     "padded": Batch.from_ids(make_sequences()),
     "padded, with a prompt": Batch.from_ids(make_sequences(), [2, *[0] * (len(make_sequences()) - 1)]),
@@ -68,9 +73,23 @@ def test_no_padded_pass_reads_what_is_on_the_device(name: str, tmp_path: Path) -
         mask = find_attention_mask(padded, network.transformer.config)
         arrays = [padded.input_ids, padded.pool_mask] + ([] if mask is None else [mask])
         ids, pool_mask, *masks = (torch.from_numpy(array).to("meta") for array in arrays)
-        with torch.inference_mode():
+        with torch.inference_mode(), RefusesWaiting():
             vectors = network(ids, masks[0] if masks else None, pool_mask)
         assert vectors.shape == (len(batch), card.dimension)
+
+
+def test_a_padded_pass_of_deberta_v2_copies_from_the_host_so_that_none_is_queued_behind_it(
+    tmp_path: Path,
+) -> None:
+    network = EncoderNetwork(save_model(tmp_path, "deberta-v2"), torch.float32)
+    network.to("meta")
+    ids = torch.zeros((2, 5), dtype=torch.long, device="meta")
+    with (
+        pytest.raises(AssertionError, match="copies from the host"),
+        torch.inference_mode(),
+        RefusesWaiting(),
+    ):
+        network(ids, torch.ones_like(ids), torch.ones_like(ids))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -107,6 +126,26 @@ def test_a_wait_inside_a_pass_is_found() -> None:
     ):
         with pytest.raises(AssertionError, match="wait"), RefusesWaiting():
             ask()
+
+
+def test_a_copy_from_the_host_inside_a_pass_is_found() -> None:
+    there = torch.ones(3, device="meta")
+    for copy in (
+        lambda: torch.tensor(1.0).type_as(there),
+        lambda: torch.ones(3).to("meta"),
+        lambda: there.copy_(torch.ones(3)),
+        lambda: there[torch.tensor([0, 2])],
+    ):
+        for is_inference in (True, False):
+            with (
+                pytest.raises(AssertionError, match="waits"),
+                torch.inference_mode(is_inference),
+                RefusesWaiting(),
+            ):
+                copy()  # type: ignore[no-untyped-call]
+    with RefusesWaiting():
+        torch.ones(3).to("meta", non_blocking=True)
+        there.to(torch.float16)
 
 
 def test_inputs_go_to_a_gpu_in_one_pinned_copy_that_nobody_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:

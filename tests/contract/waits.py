@@ -1,4 +1,8 @@
-"""RefusesWaiting: within it, whatever would make the host wait for a GPU raises, on a CPU too, where nothing waits."""
+"""RefusesWaiting: within it, whatever would make the host wait for a GPU raises, on a CPU too, where nothing waits.
+
+A copy from the host waits too, unless it is of pinned memory and asked not to. It is seen where the model is on the
+meta device, which the host's own tensors are not; `torch.tensor` with a device of its own is not seen.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -24,6 +28,10 @@ WAITING = frozenset(
 )
 
 
+# Those that may bring a tensor of the host to the device.
+COPYING = frozenset({"_to_copy", "to", "type_as", "copy_"})
+
+
 class RefusesWaiting(TorchDispatchMode):
     """Raises AssertionError with the name of the operation."""
 
@@ -41,7 +49,16 @@ class RefusesWaiting(TorchDispatchMode):
             assert all(index.dtype not in (torch.bool, torch.uint8) for index in indices), (
                 f"{func} by a mask waits"
             )
+            assert all(index.device == args[0].device for index in indices), (
+                f"{func} by the host's numbers waits"
+            )
         if name == "repeat_interleave":
             assert (kwargs or {}).get("output_size") is not None, f"{func} without its output's size waits"
         run: Callable[..., Any] = func
-        return run(*args, **(kwargs or {}))
+        result = run(*args, **(kwargs or {}))
+        if name in COPYING and result.device.type != "cpu":
+            source = args[1] if name == "copy_" else args[0]
+            is_copied = source.device.type == "cpu"
+            may_go_on = (kwargs or {}).get("non_blocking", False)
+            assert not is_copied or may_go_on, f"{func} copies from the host and waits for the device"
+        return result
