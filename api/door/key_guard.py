@@ -3,6 +3,7 @@
 import logging
 import math
 import time
+from typing import Final
 
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.datastructures import Headers
@@ -17,6 +18,8 @@ from vectormill.domain.api_key import includes
 from vectormill.domain.errors import DatabaseUnavailable
 from vectormill.settings import Settings
 
+# Of the key with which a request came in, in the request's scope; nothing is there when it needed none.
+KEY_ID: Final = "vectormill.api_key_id"
 CHALLENGE = 'Bearer realm="vectormill"'
 
 logger = logging.getLogger(__name__)
@@ -51,6 +54,7 @@ class KeyGuard:
         gate = self._gates.setdefault(
             key.id, Gate(self._settings, "max_requests_per_key", f"requests of the key {key.name}")
         )
+        scope[KEY_ID] = key.id
         try:
             with gate.enter():
                 await self._app(scope, receive, send)

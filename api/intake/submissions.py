@@ -13,6 +13,7 @@ from fastapi.concurrency import contextmanager_in_threadpool, run_in_threadpool
 from starlette.datastructures import QueryParams
 
 from api.dependencies import Resources
+from api.door.key_guard import KEY_ID
 from api.door.media_types import JSON_TYPE, read_media_type, unsupported_media_type
 from api.intake.intake import Intake, load_pending
 from api.intake.requests import (
@@ -39,6 +40,7 @@ from vectormill.db.jobs.submission import JobWriter
 from vectormill.domain.collection import check_collection_name
 from vectormill.domain.encoding import EncodingOptions, EncodingSpec
 from vectormill.domain.errors import InvalidItem, InvalidOption, SubmissionTooLarge
+from vectormill.domain.idempotency import own_idempotency_key
 from vectormill.domain.jobs.item import Item, Items
 from vectormill.domain.jobs.job import Job, NewJob
 from vectormill.domain.tasks.task import TASKS
@@ -272,11 +274,12 @@ def refuse_parameter(name: str, reason: str) -> Problem:
 
 
 def read_idempotency_key(request: Request) -> str | None:
+    """Return the Idempotency-Key as it is kept, which tells the API keys apart. Raises Problem."""
     key = request.headers.get("idempotency-key")
     if key is not None and not IDEMPOTENCY_KEY.fullmatch(key):
         detail = "Idempotency-Key must have 1 to 255 visible ASCII characters."
         raise Problem(422, "invalid-request", detail, errors=[Place(detail, header="Idempotency-Key")])
-    return key
+    return None if key is None else own_idempotency_key(key, request.scope.get(KEY_ID))
 
 
 def make_inflater(request: Request, settings: Settings) -> Inflater | None:

@@ -56,6 +56,45 @@ def test_without_any_key_the_loopback_needs_none(client: httpx.Client) -> None:
     assert client.post("/v1/jobs", json=JOB).status_code == 202
 
 
+def test_an_idempotency_key_belongs_to_the_api_key_that_brought_it(
+    client: httpx.Client, engine: Engine
+) -> None:
+    repeated = {"Idempotency-Key": "nightly"}
+    before = client.post("/v1/jobs", json=JOB, headers=repeated | {"Idempotency-Key": "of-old"}).json()["id"]
+    ours, theirs = add_key(engine, "ours"), add_key(engine, "theirs")
+
+    first, again, other = (
+        client.post("/v1/jobs", json=JOB, headers=repeated | key).json()["id"] for key in (ours, ours, theirs)
+    )
+    assert first == again
+    assert other != first
+    # What a former release has kept has no owner yet, and whoever repeats it must not make a second job.
+    old = {"Idempotency-Key": "of-old"}
+    assert client.post("/v1/jobs", json=JOB, headers=old | ours).json()["id"] == before
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE vectormill.jobs SET created_at = now() - interval '25 hours'"))
+    assert client.post("/v1/jobs", json=JOB, headers=old | theirs).json()["id"] != before
+
+
+def test_batches_of_two_api_keys_with_one_idempotency_key_are_two(
+    client: httpx.Client, engine: Engine
+) -> None:
+    ours, theirs = add_key(engine, "ours"), add_key(engine, "theirs")
+    line = (
+        b'{"custom_id": "1", "method": "POST", "url": "/v1/embeddings", "body": {"model": "m", "input": "a"}}'
+    )
+    file_id = client.post(
+        "/v1/files", files={"file": ("a.jsonl", line)}, data={"purpose": "batch"}, headers=ours
+    ).json()["id"]
+    body = {"input_file_id": file_id, "endpoint": "/v1/embeddings", "completion_window": "24h"}
+    first, again, other = (
+        client.post("/v1/batches", json=body, headers={"Idempotency-Key": "nightly"} | key).json()["id"]
+        for key in (ours, ours, theirs)
+    )
+    assert first == again
+    assert other != first
+
+
 def test_once_a_key_exists_everything_but_the_probes_wants_one(client: httpx.Client, engine: Engine) -> None:
     add_key(engine, "first")
     for path in (

@@ -31,6 +31,7 @@ from vectormill.domain.errors import (
     SubmissionInProgress,
     UploadRemoved,
 )
+from vectormill.domain.idempotency import bare_idempotency_key
 from vectormill.domain.jobs.chunk_size import LARGEST_CHUNK_TOKENS, TokenEstimate, choose_chunk_tokens
 from vectormill.domain.jobs.item import Item, Items
 from vectormill.domain.jobs.job import UPLOADING, Job, NewJob
@@ -60,8 +61,12 @@ INSERT_JOB = text("""
     RETURNING seq
 """)
 
+# A bare key is that of a former release, which may still run beside this one, or of an API before its first API key:
+# for a day it answers whoever repeats it, so that an upgrade makes no second job.
 FIND_BY_IDEMPOTENCY_KEY = text("""
-    SELECT id, state, content_hash FROM vectormill.jobs WHERE idempotency_key = :key
+    SELECT id, state, content_hash FROM vectormill.jobs
+     WHERE idempotency_key = :key OR (idempotency_key = :bare_key AND created_at > now() - interval '1 day')
+     ORDER BY idempotency_key = :key DESC LIMIT 1
 """)
 
 # Locks the job until the part is committed, so that nobody removes it meanwhile.
@@ -154,8 +159,11 @@ class JobWriter:
 
     def _find_existing(self, connection: Connection, key: str) -> None:
         timeout = min(_YIELD_SECONDS, self._settings.upload_timeout_seconds)
-        discard_silent_upload(connection, key, timeout)
-        row = connection.execute(FIND_BY_IDEMPOTENCY_KEY, {"key": key}).one_or_none()
+        bare_key = bare_idempotency_key(key)
+        for kept in {key, bare_key}:
+            discard_silent_upload(connection, kept, timeout)
+        values = {"key": key, "bare_key": bare_key}
+        row = connection.execute(FIND_BY_IDEMPOTENCY_KEY, values).one_or_none()
         if row is None:
             return
         if row.state == UPLOADING:

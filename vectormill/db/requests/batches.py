@@ -16,6 +16,7 @@ from vectormill.domain.errors import (
     RequestFileNotFound,
     WrongJobState,
 )
+from vectormill.domain.idempotency import bare_idempotency_key
 from vectormill.domain.requests.request_batch import (
     IN_PROGRESS,
     REPEATED_SECONDS,
@@ -69,8 +70,11 @@ FIND_REPEATED = text("""
      ORDER BY seq DESC LIMIT 1
 """)
 
+# A bare key: see FIND_BY_IDEMPOTENCY_KEY of vectormill/db/jobs/submission.py.
 FIND_BY_KEY = text("""
-    SELECT id, content_hash FROM vectormill.request_batches WHERE idempotency_key = :idempotency_key
+    SELECT id, content_hash FROM vectormill.request_batches
+     WHERE idempotency_key = :key OR (idempotency_key = :bare_key AND created_at > now() - interval '1 day')
+     ORDER BY idempotency_key = :key DESC LIMIT 1
 """)
 
 # Locked until COMMIT, so that nobody deletes it before the batch is there, which keeps it.
@@ -142,7 +146,8 @@ def _find_known(connection: Connection, idempotency_key: str | None, content_has
         values = {"content_hash": content_hash, "repeated_seconds": REPEATED_SECONDS}
         known: UUID | None = connection.execute(FIND_REPEATED, values).scalar_one_or_none()
         return known
-    row = connection.execute(FIND_BY_KEY, {"idempotency_key": idempotency_key}).one_or_none()
+    keys = {"key": idempotency_key, "bare_key": bare_idempotency_key(idempotency_key)}
+    row = connection.execute(FIND_BY_KEY, keys).one_or_none()
     if row is None:
         return None
     if bytes(row.content_hash) != content_hash:
