@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from tests.processors import with_bf16, without_bf16
+from vectormill.domain.errors import UnsupportedModel
 from vectormill.models.model_card import POOLING_NAMES, ModelCard, parse_pooling
 from vectormill.models.registry import EncodingOptions, Registry, find_packaged_model, make_spec
 from vectormill.settings import ModelEntry
@@ -169,7 +170,11 @@ def reference(directory: Path, prompt: str = "") -> NDArray[np.float32]:
 
 
 def read_card(directory: Path) -> ModelCard:
-    return Registry({"m": ModelEntry(path=str(directory))}).card("m", weights=True)
+    """Read a model as published, or by mean pooling where nothing says how it is encoded."""
+    try:
+        return Registry({"m": ModelEntry(path=str(directory))}).card("m", weights=True)
+    except UnsupportedModel:
+        return Registry({"m": ModelEntry(path=str(directory), pooling="mean")}).card("m", weights=True)
 
 
 @cache

@@ -40,7 +40,7 @@ from vectormill.db.jobs.submission import JobWriter
 from vectormill.domain.collection import check_collection_name
 from vectormill.domain.encoding import EncodingOptions, EncodingSpec
 from vectormill.domain.errors import InvalidItem, InvalidOption, SubmissionTooLarge
-from vectormill.domain.idempotency import own_idempotency_key
+from vectormill.domain.jobs.idempotency import own_idempotency_key
 from vectormill.domain.jobs.item import Item, Items
 from vectormill.domain.jobs.job import Job, NewJob
 from vectormill.domain.tasks.task import TASKS

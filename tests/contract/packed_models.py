@@ -5,6 +5,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+# Puts a final token behind a text, as models that read the last one need.
+TOKENIZER = """{"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "b"},
+"post_processor": {"type": "TemplateProcessing",
+"single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "b", "type_id": 0}}],
+"pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+"special_tokens": {"b": {"id": "b", "ids": [1], "tokens": ["b"]}}}}"""
+
 SIZES = {
     "vocab_size": 300,
     "hidden_size": 32,

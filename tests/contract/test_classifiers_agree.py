@@ -43,7 +43,13 @@ def test_every_head_is_known_on_both_sides_and_tried_here() -> None:
 
 
 @pytest.mark.parametrize("model_type", CLASSIFIERS)
-def test_a_classifier_agrees_with_transformers(model_type: str, tmp_path: Path) -> None:
+def test_a_classifier_agrees_with_transformers(
+    model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if (
+        model_type == "qwen2"
+    ):  # transformers makes Qwen's own class of any tokenizer.json, so of this BERT's too
+        monkeypatch.setattr("worker.model.torch_encoder.check_tokenizer", lambda card: None)
     directory = write_classifier(tmp_path / "model", model_type)
     card = read_card(directory)
     expected = reference_logits(directory)

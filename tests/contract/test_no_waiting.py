@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AttentionInterface
 
-from tests.contract.packed_models import MODELS, PADDED_MODELS, make_sequences, make_transformer
+from tests.contract.packed_models import MODELS, PADDED_MODELS, TOKENIZER, make_sequences, make_transformer
 from tests.contract.waits import RefusesWaiting
 from vectormill.models.model_card import ModelCard, read_model_card
 from worker.batching.batch import Batch
@@ -27,12 +27,6 @@ from worker.model.packed.network import PackedNetwork
 from worker.model.packed.packing import pack_batch
 from worker.model.torch_encoder import TorchEncoder
 
-# Puts a final token behind a text, as models that read the last one need.
-TOKENIZER = """{"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "b"},
-"post_processor": {"type": "TemplateProcessing",
-"single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "b", "type_id": 0}}],
-"pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
-"special_tokens": {"b": {"id": "b", "ids": [1], "tokens": ["b"]}}}}"""
 DEVICE = Device("cpu:0", CPU, 0, (), 1, 1 << 30)
 STUB = "vectormill_stub"
 POOLINGS = "mean+last_token"

@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 
 from tests.contract.disagreeing_program import STRATEGIES, load_all
-from tests.contract.packed_models import make_transformer
+from tests.contract.packed_models import TOKENIZER, make_transformer
 from tests.contract.rank_program import DEVICE, NUM_LAYERS
 from tests.contract.ranks import run_ranks
 from worker.devices.device import device_environment
 from worker.parallel.loopback import loopback_environment
 from worker.parallel.meeting import find_first_objection
 
-TOKENIZER = '{"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "b"}}'
 WORLD_SIZE = 2
 
 Found = list[dict[str, Any]]

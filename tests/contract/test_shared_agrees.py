@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.classifiers import STRUCTBERT, write_classifier
-from tests.contract.packed_models import make_transformer
+from tests.contract.packed_models import TOKENIZER, make_transformer
 from tests.contract.rank_program import (
     COMPRESSED,
     EXTRACTING,
@@ -50,7 +50,6 @@ DEBERTA = ("deberta-v2", "deberta-v2, convolution")
 MODELS = ("bert", "xlm-roberta", "modernbert", "qwen3", "qwen3, window", "mistral, window", *DEBERTA)
 # Of numbers for labels, which vary by more.
 MAX_LOGIT_ERROR = 1e-4
-TOKENIZER = '{"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "b"}}'
 DEVICE = Device("cpu:0", CPU, 0, (), 1, 1 << 30)
 
 Shared = tuple[int, Path, list[Any]]

@@ -217,8 +217,8 @@ MUTANTS: Final = (
     Mutant(
         "a build carries rows in the place of its run",
         "vectormill/sources/kinds/own_texts.py",
-        "yield [replace(item, place=places[item.key]) for item in items]",
-        "yield items",
+        "read_page(assembler, page):\n                    yield [replace(item, place=places[item.key]) ",
+        "read_page(assembler, page):\n                    yield [item ",
         (f"{ORDER}::test_a_job_that_was_queued_when_a_build_from_own_texts_began_is_not_lost",),
     ),
     Mutant(

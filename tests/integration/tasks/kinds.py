@@ -45,6 +45,7 @@ class Kind:
     options: Mapping[str, Any] = field(default_factory=dict)
     factory: str = "worker.backends.factory:load_encoder"
     register: Callable[[pytest.MonkeyPatch], None] = lambda patch: None
+    pooling: str | None = None
 
     @property
     def id(self) -> str:
@@ -57,7 +58,8 @@ class Kind:
 
     def entry(self, directory: Path) -> dict[str, ModelEntry]:
         path = directory / self.model
-        return {self.model: ModelEntry(path=str(path if path.exists() else self.write(path)))}
+        found = str(path if path.exists() else self.write(path))
+        return {self.model: ModelEntry(path=found, pooling=self.pooling)}
 
     def card(self, directory: Path) -> ModelCard:
         return Registry(self.entry(directory)).card(self.model, weights=True)
@@ -167,5 +169,6 @@ KINDS: Final = (
         {"text": LONG},
         factory="tests.tagging.encoder:load_tagger",
         register=register,
+        pooling="mean",  # no table says how such a model is encoded
     ),
 )

@@ -31,8 +31,8 @@ from vectormill.domain.errors import (
     SubmissionInProgress,
     UploadRemoved,
 )
-from vectormill.domain.idempotency import bare_idempotency_key
 from vectormill.domain.jobs.chunk_size import LARGEST_CHUNK_TOKENS, TokenEstimate, choose_chunk_tokens
+from vectormill.domain.jobs.idempotency import bare_idempotency_key
 from vectormill.domain.jobs.item import Item, Items
 from vectormill.domain.jobs.job import UPLOADING, Job, NewJob
 from vectormill.key_ledger import KeyLedger

@@ -16,7 +16,7 @@ from vectormill.domain.errors import (
     RequestFileNotFound,
     WrongJobState,
 )
-from vectormill.domain.idempotency import bare_idempotency_key
+from vectormill.domain.jobs.idempotency import bare_idempotency_key
 from vectormill.domain.requests.request_batch import (
     IN_PROGRESS,
     REPEATED_SECONDS,

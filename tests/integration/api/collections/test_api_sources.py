@@ -192,7 +192,7 @@ def test_what_is_pushed_waits_for_an_indexer_as_a_run(client: Client, engine: En
     assert found == [Item(f"k{n}", b"x" * 50, b'{"a":1,"b":%d}' % n) for n in range(6000)]
     with engine.connect() as connection:
         run = connection.execute(text("SELECT kind, state, options FROM vectormill.runs")).one()
-    assert tuple(run) == ("reindex", "queued", {"is_complete": True})
+    assert tuple(run) == ("reindex", "queued", {"num_parts": 2, "is_complete": True})
 
 
 @pytest.mark.parametrize(
