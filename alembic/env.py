@@ -33,7 +33,9 @@ def take_turn(connection: Connection) -> None:
         text("SELECT pg_try_advisory_lock(:lock)"), {"lock": ADVISORY_LOCK}
     ).scalar_one():
         connection.commit()
-        time.sleep(TURN_SECONDS)
+        time.sleep(
+            TURN_SECONDS
+        )  # Postgres signals no release of an advisory lock to a session outside its queue
 
 
 def migrate(connection: Connection) -> None:

@@ -32,7 +32,7 @@ LOCK_SETTINGS: Final = ROOT / "deploy" / "lock.toml"
 PROJECT: Final = ROOT / "pyproject.toml"
 TORCH_CHOICE: Final = VENV / ".torch-index"
 OLDEST_PYTHON: Final = (3, 11)
-# What each goal installs: the extras of pyproject.toml.
+# The extras of pyproject.toml that each goal installs.
 EXTRAS: Final[Mapping[str, str]] = {"run": "all", "dev": "all,dev"}
 
 # pip's options and what uv calls them. pip joins several values by white space; uv wants commas between folders.

@@ -1,7 +1,7 @@
-"""What a followed table's trigger does when the column of its keys was renamed or dropped.
+"""Keep a followed table writable after its key column was renamed or dropped.
 
-It named the column and failed, and with it every write of the user's table. Now it warns, and notes a change of the whole
-table. It looks the column up instead of catching the error: a block that catches is a subtransaction of every statement.
+The trigger named the column and failed, and with it every write of the user's table. Now it warns, and notes a change of
+the whole table. It looks the column up instead of catching the error: a block that catches is a subtransaction of every statement.
 """
 
 from alembic import op

@@ -18,7 +18,7 @@ from vectormill.domain.api_key import includes
 from vectormill.domain.errors import DatabaseUnavailable
 from vectormill.settings import Settings
 
-# Of the key with which a request came in, in the request's scope; nothing is there when it needed none.
+# The entry of a request's ASGI scope that holds the id of its API key; it is absent where no key was needed.
 KEY_ID: Final = "vectormill.api_key_id"
 CHALLENGE = 'Bearer realm="vectormill"'
 

@@ -15,7 +15,7 @@ from vectormill.settings import Settings
 
 # Whoever asks whether a full process lives is told so.
 PROBES: Final = ("/livez", "/readyz", "/health")
-# Whoever has no key may send a form there. All of it has so long, and such requests are counted apart from others.
+# The login form needs no API key. It must arrive whole within this time, and logins have a limit of their own.
 LOGIN: Final = "/console/login"
 LOGIN_SECONDS: Final = 10.0
 FORM_TOO_SLOW: Final = Problem(
@@ -46,7 +46,11 @@ class RequestLimits:
                 await problem.response(scope["path"])(scope, receive, send)
 
     def _time(self, receive: Receive, whole_seconds: float | None = None) -> Receive:
-        """The same messages. Raises Problem when the next part of the body, or all of it, does not come in time."""
+        """Wrap `receive` with time limits.
+
+        Raises:
+            Problem: the next part of the body, or the whole body, did not arrive in time.
+        """
         is_whole = False
         deadline = (
             None

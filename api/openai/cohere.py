@@ -133,7 +133,7 @@ class CohereAnswer(BaseModel):
 
 
 class CohereFirstAnswer(BaseModel):
-    """What the first interface answers: rows alone where no types are asked for."""
+    """The answer of Cohere's v1 embed: plain rows, or rows by type where the request names types."""
 
     id: str
     embeddings: list[list[float]] | EmbeddingsByType

@@ -29,7 +29,7 @@ from vectormill.settings import Settings
 
 # Between two looks for a worker that takes queries, while there is none.
 ABSENCE_SECONDS: Final = 0.25
-# Of one request, at the workers or waiting for them; what comes meanwhile waits for no more than these.
+# A request has at most this many parts at the workers at once, so that other requests need not wait for all of it.
 PARTS_AT_ONCE: Final = 4
 
 

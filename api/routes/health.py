@@ -57,7 +57,7 @@ class Lookout:
         self._thread.shutdown()
 
 
-# What text-embeddings-inference calls it.
+# text-embeddings-inference has this route as /health.
 @router.get("/health", response_model=Readiness, responses={503: {"model": Readiness}})
 @router.get("/readyz", response_model=Readiness, responses={503: {"model": Readiness}})
 async def get_readyz(request: Request) -> JSONResponse:

@@ -184,7 +184,7 @@ def retry_unless_answered(connection: Connection, job_id: UUID) -> Job:
     return retry_job(connection, job_id)
 
 
-# What a client may wish of a job, over HTTP and in the console.
+# The actions on a job that the API and the console share, by name.
 WISHES: Final[dict[str, Wish]] = {
     "pause": pause_job,
     "resume": resume_job,

@@ -22,7 +22,7 @@ GenerationId = Annotated[int, Path(ge=1, le=2**63 - 1, description="The generati
 
 
 class RollbackWish(BaseModel):
-    """What a client says of a rollback."""
+    """The optional body of a rollback request."""
 
     allow_missing: bool = Field(
         default=False, description="Roll back although rows put since have no kept text, and may be missing."

@@ -11,7 +11,7 @@ import voyageai
 asked = json.load(sys.stdin)
 model, texts = asked["model"], asked["texts"]
 
-# Of its attempts, as many as are asked for: none without this number.
+# voyageai makes no request at all unless max_retries is at least one.
 client = voyageai.Client(api_key="any", base_url=f"{asked['url']}/v1", max_retries=1)
 plain = client.embed(texts, model=model)
 typed = client.embed(texts, model=model, input_type="document", truncation=True, output_dtype="float")
