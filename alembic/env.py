@@ -33,9 +33,7 @@ def take_turn(connection: Connection) -> None:
         text("SELECT pg_try_advisory_lock(:lock)"), {"lock": ADVISORY_LOCK}
     ).scalar_one():
         connection.commit()
-        time.sleep(
-            TURN_SECONDS
-        )  # Postgres signals no release of an advisory lock to a session outside its queue
+        time.sleep(TURN_SECONDS)  # waiting inside a statement would hold up a concurrent index build
 
 
 def migrate(connection: Connection) -> None:
