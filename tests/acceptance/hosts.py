@@ -5,6 +5,7 @@ servers' addresses: so cutting the link cuts the host off from Postgres and Redi
 """
 
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -74,7 +75,8 @@ def host(number: int, targets: Mapping[int, Target]) -> Iterator[Host]:
     from pyroute2 import IPRoute, NetNS, netns
 
     name = f"vm-{number}-{uuid4().hex[:6]}"
-    network = f"10.213.{number}"
+    # Drawn, since tests beside this one make hosts too, and one that was killed leaves its own behind.
+    network = f"10.{random.randrange(128, 256)}.{random.randrange(256)}"
     ours, theirs = f"vmo{number}{uuid4().hex[:6]}", f"vmt{number}{uuid4().hex[:6]}"
     with IPRoute() as links, ExitStack() as cleanup:
         netns.create(name)

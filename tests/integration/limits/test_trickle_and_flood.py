@@ -4,7 +4,7 @@ import re
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -120,8 +120,9 @@ def test_a_head_above_the_limit_is_told_so_and_one_below_it_is_served(engine: En
     with counted(engine) as (client, _):
         with connect(client) as connection:
             connection.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n")
-            for _ in range(2):  # each is less than the limit, and a read of its own or part of one
-                connection.sendall(b"X-Long: " + b"x" * (MAX_HEAD_BYTES * 5) + b"\r\n")
+            with suppress(OSError):  # the server may close before all of it was sent
+                for _ in range(2):  # each is above the limit, and a read of its own or part of one
+                    connection.sendall(b"X-Long: " + b"x" * (MAX_HEAD_BYTES * 5) + b"\r\n")
             assert read_all(connection)[:13] in (b"HTTP/1.1 431 ", b"")
         assert client.get("/livez", headers={"X-Long": "x" * (MAX_HEAD_BYTES // 2)}).status_code == 200
 
