@@ -81,7 +81,15 @@ def make_rows(vectors: npt.NDArray[np.float32], kind: VectorType, ranges: Ranges
     if kind.name == INT8:
         assert ranges is not None, "codes mean nothing without their ranges"
         return quantize(vectors, ranges)
-    return vectors.astype(kind.row)
+    return vectors.astype(kind.row, copy=False)
+
+
+def make_column_rows(vectors: npt.NDArray[np.float32], kind: VectorType, ranges: Ranges | None) -> Rows:
+    """Return rows of which `write_columns` makes the columns that it makes of `make_rows`.
+
+    float16 stays float32, which is rounded while it is written.
+    """
+    return vectors if kind.has_nan else make_rows(vectors, kind, ranges)
 
 
 def missing_rows(num_rows: int, kind: VectorType, dimensions: int) -> Rows:
@@ -90,10 +98,13 @@ def missing_rows(num_rows: int, kind: VectorType, dimensions: int) -> Rows:
 
 
 def write_columns(columns: npt.NDArray[np.uint8], rows: Rows, kind: VectorType, dimensions: int) -> None:
-    """Writes rows [n, width] into `columns` [n, kind.column_bytes(dimensions)], each as its column in binary form."""
+    """Writes rows [n, width] into `columns` [n, kind.column_bytes(dimensions)], each as its column in binary form.
+
+    The numbers are converted where they are written: no other copy of them is made.
+    """
     header = kind.header(dimensions)
     columns[:, : len(header)] = np.frombuffer(header, dtype=np.uint8)
-    columns[:, len(header) :] = rows.astype(kind.wire).view(np.uint8)
+    columns[:, len(header) :].view(kind.wire)[:] = rows
 
 
 def read_columns(wire: bytes, kind: VectorType, dimensions: int) -> Rows:
@@ -110,7 +121,7 @@ def pack_block(rows: Rows, present: npt.NDArray[np.bool_], kind: VectorType) -> 
     the first of them says whether there is a vector.
     """
     if kind.has_nan:
-        return rows.astype(kind.row).tobytes()
+        return rows.astype(kind.row, copy=False).tobytes()
     records = np.empty(len(rows), dtype=_record(kind, rows.shape[1]))
     records["present"], records["values"] = present, rows
     return records.tobytes()

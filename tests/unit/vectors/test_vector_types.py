@@ -1,6 +1,7 @@
 """Rows of every vector type survive the way into a column or a chunk's block, and back."""
 
 import struct
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from vectormill.vectors.quantization import measure_ranges
 from vectormill.vectors.vector_types import (
     VECTOR_TYPE_BY_NAME,
     VectorType,
+    make_column_rows,
     make_rows,
     measure_item,
     missing_rows,
@@ -52,6 +54,35 @@ def test_what_a_column_is_given_is_what_it_sends(kind: VectorType) -> None:
     write_columns(columns, rows, kind, DIMENSIONS)
     assert columns.tobytes() == b"".join(write_plainly(row, kind) for row in rows)
     assert np.array_equal(read_columns(columns.tobytes(), kind, DIMENSIONS), rows)
+
+
+@pytest.mark.parametrize("name", ["float32", "float16"])
+def test_vectors_are_copied_once_on_their_way_into_a_column(name: str) -> None:
+    kind, vectors = VECTOR_TYPE_BY_NAME[name], np.ones((500, 768), dtype=np.float32)
+    columns = np.zeros((500, kind.column_bytes(768)), dtype=np.uint8)
+    tracemalloc.start()
+    try:
+        write_columns(columns, make_column_rows(vectors, kind, None), kind, 768)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < columns.nbytes / 10  # buffers of some rows, and no matrix
+
+
+@given(
+    vectors=arrays(
+        np.float32,
+        st.tuples(st.integers(1, 5), st.integers(1, 20)),
+        elements=st.floats(-65504, 65504, width=32),
+    )
+)
+def test_halves_made_in_the_column_are_those_of_rows(vectors: np.ndarray) -> None:
+    kind = VECTOR_TYPE_BY_NAME["float16"]
+    num_rows, dimensions = vectors.shape
+    columns = np.zeros((2, num_rows, kind.column_bytes(dimensions)), dtype=np.uint8)
+    write_columns(columns[0], make_rows(vectors, kind, None), kind, dimensions)
+    write_columns(columns[1], make_column_rows(vectors, kind, None), kind, dimensions)
+    assert columns[0].tobytes() == columns[1].tobytes()
 
 
 def write_plainly(row: np.ndarray, kind: VectorType) -> bytes:

@@ -32,6 +32,7 @@ from vectormill.vectors.vector_types import (
     Rows,
     VectorType,
     choose_vector_type,
+    make_column_rows,
     make_rows,
     missing_rows,
     pack_block,
@@ -121,12 +122,12 @@ def complete_chunk(
 
     _end_under_fence(connection, claim, DONE)
     ranges = find_ranges(connection, spec) if kind.name == INT8 else None
-    rows = make_rows(vectors, kind, ranges)
     if claim.generation_id is not None:
+        rows = make_column_rows(vectors, kind, ranges)
         _upsert(connection, claim, claim.generation_id, items, stored, rows)
     else:
         counted = (encoded, outcome.item_tokens)
-        _store_with_chunk(connection, claim, stored, rows, kind, counted)
+        _store_with_chunk(connection, claim, stored, make_rows(vectors, kind, ranges), kind, counted)
     return _end(connection, claim, items, failures, outcome, num_done, num_failed, read_persist_seconds)
 
 

@@ -140,7 +140,8 @@ def upsert_rows(
 ) -> None:
     """Writes one row per item into the generation's table, and its attributes, inside the caller's transaction.
 
-    `results` has a row for each item, of its kind, as it is kept: numbers that are finite, or JSON that jsonb takes.
+    `results` has a row for each item, of its kind, as it is kept or as `make_column_rows` gives it: numbers that are
+    finite, or JSON that jsonb takes.
     Keys are unique within `items`. `job_seq` is the place among the writers of items that have none of their own. What
     was written or deleted in a later place is passed over, and until the transaction ends nothing is deleted from the
     collection.

@@ -20,7 +20,7 @@ from vectormill.vectors.vector_types import (
     VECTOR_TYPE_BY_NAME,
     VectorType,
     choose_vector_type,
-    make_rows,
+    make_column_rows,
     write_columns,
 )
 
@@ -120,7 +120,7 @@ def write_queries(connection: Connection, embeddings: npt.NDArray[np.float32], k
         find_oid(connection, kind.column), len(embeddings), kind.column_bytes(dimensions)
     )
     with np.errstate(over="ignore"):  # Postgres refuses what is infinite
-        write_columns(columns, make_rows(embeddings, kind, None), kind, dimensions)
+        write_columns(columns, make_column_rows(embeddings, kind, None), kind, dimensions)
     return array
 
 
