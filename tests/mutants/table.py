@@ -15,6 +15,7 @@ LOST_MESSAGES: Final = "tests/integration/broker/test_lost_messages.py"
 ITEMS: Final = "tests/integration/rows/test_items.py"
 CANARY: Final = "tests/integration/runs/test_canary.py"
 ORDER: Final = "tests/integration/collections/test_order_of_writers.py"
+TOKENS: Final = "tests/unit/tokens/test_tokens.py"
 SCRUBBING: Final = "tests/integration/rows/test_scrubbing.py"
 GUARDS: Final = "tests/integration/chunks/test_guards.py"
 WORLDS: Final = (
@@ -300,5 +301,28 @@ MUTANTS: Final = (
         "twin.state NOT IN ('completed', 'completed_with_errors', 'failed')",
         "false",
         (f"{CANARY}::test_the_rows_of_a_job_that_is_still_running_are_no_failure",),
+    ),
+    Mutant(
+        "words are looked up whatever the cores",
+        "worker/tokens/tokenizer.py",
+        "if num_free_cores >= LIBRARY_CORES:",
+        "if False:",
+        (f"{TOKENS}::test_texts_go_whole_to_the_library_where_it_has_cores_of_its_own",),
+    ),
+    Mutant(
+        "nobody tells the tokenizer its cores",
+        "worker/engine/engine.py",
+        "self._words, device.num_tokenizer_threads)",
+        "self._words, 0)",
+        (
+            "tests/integration/engine/test_engine.py::test_the_cores_that_a_gpu_leaves_decide_how_its_texts_are_tokenized",
+        ),
+    ),
+    Mutant(
+        "columns are converted elsewhere and copied",
+        "vectormill/vectors/vector_types.py",
+        "columns[:, len(header) :].view(kind.wire)[:] = rows",
+        "columns[:, len(header) :] = rows.astype(kind.wire).view(np.uint8)",
+        ("tests/unit/vectors/test_vector_types.py::test_vectors_are_copied_once_on_their_way_into_a_column",),
     ),
 )

@@ -29,8 +29,8 @@ class Device:
 
     `cores` are the logical processors that the encoding process is pinned to; empty leaves it unpinned.
     `num_threads` is how many of them do not share a physical core. `num_tokenizer_threads`, when not 0, is how many
-    tokenize for it instead. `memory_bytes` is the whole of it, `free_bytes` what nobody used of it when it was asked;
-    None where nobody says.
+    tokenize for it instead, while its model takes none of them. `memory_bytes` is the whole of it, `free_bytes` what
+    nobody used of it when it was asked; None where nobody says.
     """
 
     name: str

@@ -77,7 +77,7 @@ class Engine:
         self._tuner = Tuner(card, device, settings, cache_dir, sharing)
         self._limits = BatchLimits(self._tuner.max_batch_tokens(1))
         self._words = WordTally()
-        self._tasks = make_tasks(card, lambda: self._gives_vectors, self._words)
+        self._tasks = make_tasks(card, lambda: self._gives_vectors, self._words, device.num_tokenizer_threads)
         own = next(iter(self._tasks.values()))
         self._switchboard = Switchboard(self._limits)
         self._reuse = VectorReuse(settings.reuse_bytes)

@@ -1,6 +1,7 @@
 """The tasks that a worker does, by the kind of its model, of which vectormill.models.specs has a row each."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from vectormill.domain.tasks.task import EMBED, EXTRACT, JUDGE
 from vectormill.models.model_card import ModelCard
@@ -16,26 +17,38 @@ Tasks = Mapping[str, WorkerTask]
 
 
 def make_tasks(
-    card: ModelCard, gives_vectors: Callable[[], bool] = lambda: True, words: WordTally | None = None
+    card: ModelCard,
+    gives_vectors: Callable[[], bool] = lambda: True,
+    words: WordTally | None = None,
+    num_free_cores: int = 0,
 ) -> Tasks:
-    """By name, those that this model is for; `gives_vectors` as in Embed, words are counted in `words`."""
-    return TASKS_OF_KIND[find_kind(card).name](card, gives_vectors, words or WordTally())
+    """By name, those that this model is for; `gives_vectors` as in Embed, the others as in Tokenizer."""
+    tokenizer = partial(
+        Tokenizer, card.path, lowercase=card.lowercase, words=words, num_free_cores=num_free_cores
+    )
+    return TASKS_OF_KIND[find_kind(card).name](card, gives_vectors, tokenizer)
 
 
-def _of_embedder(card: ModelCard, gives_vectors: Callable[[], bool], words: WordTally) -> Tasks:
-    embed = Embed(card, Tokenizer(card.path, lowercase=card.lowercase, words=words), gives_vectors)
+def _of_embedder(
+    card: ModelCard, gives_vectors: Callable[[], bool], make_tokenizer: Callable[[], Tokenizer]
+) -> Tasks:
+    embed = Embed(card, make_tokenizer(), gives_vectors)
     return {EMBED: embed, JUDGE: Compare(embed)}
 
 
-def _of_classifier(card: ModelCard, gives_vectors: Callable[[], bool], words: WordTally) -> Tasks:
-    return {JUDGE: Classify(Tokenizer(card.path, lowercase=card.lowercase, words=words), card.max_tokens)}
+def _of_classifier(
+    card: ModelCard, gives_vectors: Callable[[], bool], make_tokenizer: Callable[[], Tokenizer]
+) -> Tasks:
+    return {JUDGE: Classify(make_tokenizer(), card.max_tokens)}
 
 
-def _of_extractor(card: ModelCard, gives_vectors: Callable[[], bool], words: WordTally) -> Tasks:
+def _of_extractor(
+    card: ModelCard, gives_vectors: Callable[[], bool], make_tokenizer: Callable[[], Tokenizer]
+) -> Tasks:
     return {EXTRACT: Extract(card.path)}
 
 
-TASKS_OF_KIND: dict[str, Callable[[ModelCard, Callable[[], bool], WordTally], Tasks]] = {
+TASKS_OF_KIND: dict[str, Callable[[ModelCard, Callable[[], bool], Callable[[], Tokenizer]], Tasks]] = {
     "embedder": _of_embedder,
     "classifier": _of_classifier,
     "extractor": _of_extractor,

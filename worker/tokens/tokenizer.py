@@ -32,6 +32,9 @@ logger = logging.getLogger(__name__)
 CHARS_PER_TOKEN: Final = 6
 # On which joining is tried, and longer than any two of these.
 PAIRS_TRIED: Final = 20
+# With so many the library is done first: it takes three times the processor's time of a look-up of known words, on all
+# of them and without the interpreter's lock, which look-ups hold.
+LIBRARY_CORES: Final = 4
 LARGEST_PAIR: Final = 1 << 20
 # The texts of many kinds and languages that calibration uses too.
 SAMPLE: Final = files("worker").joinpath("calibration_texts.txt")
@@ -43,10 +46,18 @@ class Tokenizer:
     `way` says how: word by word, or each text whole and why.
     """
 
-    def __init__(self, directory: Path, *, lowercase: bool = False, words: WordTally | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        lowercase: bool = False,
+        words: WordTally | None = None,
+        num_free_cores: int = 0,
+    ) -> None:
+        """Count words in `words`. `num_free_cores` are those on which nothing computes but the tokenizer."""
         self._reference = Reference(directory, lowercase=lowercase)
         description = self._reference.description
-        self._encoding, self.way = _choose_way(self._reference, words or WordTally())
+        self._encoding, self.way = _choose_way(self._reference, words or WordTally(), num_free_cores)
         logger.info("Texts are tokenized %s.", self.way)
         self._cuts = find_cuts(description)
         self._special_ids = frozenset(
@@ -200,8 +211,12 @@ def _find_cut(texts: Sequence[str], given: Sequence[str]) -> NDArray[np.bool_]:
     return np.fromiter(is_cut, np.bool_, count=len(texts))
 
 
-def _choose_way(reference: Reference, words: WordTally) -> tuple[Reference | WordCache, str]:
+def _choose_way(
+    reference: Reference, words: WordTally, num_free_cores: int
+) -> tuple[Reference | WordCache, str]:
     """What gives the tokens fastest and exactly: what the parts of a tokenizer promise is tried before it is used."""
+    if num_free_cores >= LIBRARY_CORES:
+        return reference, f"whole, since {num_free_cores} cores tokenize at once"
     splitting = find_splitting(reference.description)
     if splitting is None:
         return reference, "whole, since this tokenizer's parts are not known to read each word alone"

@@ -46,6 +46,20 @@ def encode(engine: Engine, texts: list[str], spec=SPEC, interactive: bool = Fals
     return engine.encode(EncodeRequest("r", spec, encoded, interactive, 1_000_000), threading.Event())
 
 
+@pytest.mark.parametrize(("num_tokenizer_threads", "looks_words_up"), [(0, True), (8, False)])
+def test_the_cores_that_a_gpu_leaves_decide_how_its_texts_are_tokenized(
+    num_tokenizer_threads: int, looks_words_up: bool, new_cache_dir: Callable[[], Path]
+) -> None:
+    device = replace(split_processor(detect_inventory(), 1)[0], num_tokenizer_threads=num_tokenizer_threads)
+    engine = Engine(CARD, device, WorkerSettings(backend="torch"), new_cache_dir())
+    engine.start()
+    try:
+        encode(engine, [text * 20 for text in TEXTS])
+        assert (engine.report()["num_words"] > 0) is looks_words_up
+    finally:
+        engine.stop()
+
+
 def test_a_text_has_the_same_vector_alone_and_in_any_company(engine: Engine) -> None:
     together = encode(engine, TEXTS)
     assert together.vectors.dtype == np.float32

@@ -56,6 +56,29 @@ def test_ids_equal_those_of_transformers_at_every_length(reference, max_tokens: 
     assert ours.truncated.tolist() == [length > max_tokens for length in whole]
 
 
+@pytest.mark.parametrize(
+    ("num_free_cores", "way"),
+    [
+        (0, "word by word"),  # the model computes on all of them: what takes least of their time
+        (3, "word by word"),
+        (4, "whole, since 4 cores tokenize at once"),
+        (14, "whole, since 14 cores tokenize at once"),
+    ],
+)
+def test_texts_go_whole_to_the_library_where_it_has_cores_of_its_own(num_free_cores: int, way: str) -> None:
+    tokenizer = Tokenizer(MODEL, num_free_cores=num_free_cores)
+    assert tokenizer.way == way
+    for found, expected in zip(
+        (tokenizer.tokenize(TEXTS, 64, truncate=True), tokenizer.tokenize_whole(TEXTS)),
+        (TOKENIZER.tokenize(TEXTS, 64, truncate=True), TOKENIZER.tokenize_whole(TEXTS)),
+        strict=True,
+    ):
+        assert [found.ids(index).tolist() for index in range(len(TEXTS))] == [
+            expected.ids(index).tolist() for index in range(len(TEXTS))
+        ]
+        assert found.truncated.tolist() == expected.truncated.tolist()
+
+
 def test_the_ids_lie_in_one_compact_array() -> None:
     texts = TOKENIZER.tokenize(["one", "two words"], 16, truncate=True)
     assert texts.inputs["input_ids"].values.dtype == np.int32
