@@ -66,6 +66,7 @@ def test_ids_equal_those_of_transformers_at_every_length(reference, max_tokens: 
     ],
 )
 def test_texts_go_whole_to_the_library_where_it_has_cores_of_its_own(num_free_cores: int, way: str) -> None:
+    assert MODEL is not None
     tokenizer = Tokenizer(MODEL, num_free_cores=num_free_cores)
     assert tokenizer.way == way
     for found, expected in zip(
