@@ -7,7 +7,7 @@ from typing import Final
 
 from starlette.routing import compile_path
 
-from vectormill.domain.api_key import ADMIN, READ, WRITE
+from vectormill.domain.api_key import ADMIN, READ, SOURCES, WEBHOOKS, WRITE
 
 METRICS_PATH: Final = "/metrics"
 # No scope of a key: the console's own guard decides, by the session of who visits it (api/console/guard.py).
@@ -50,9 +50,9 @@ RULES: Final = (
     Rule(("POST",), "/v1/collections/{name}/rollback", WRITE),
     Rule(("DELETE",), "/v1/collections/{name}/generations/{generation_id}", WRITE),
     # A source has the server read what it can reach: files, databases.
-    Rule(("PUT", "DELETE"), "/v1/collections/{name}/source", ADMIN),
+    Rule(("PUT", "DELETE"), "/v1/collections/{name}/source", SOURCES),
     # Or makes triggers on a table of somebody's.
-    Rule(("POST",), "/v1/collections/{name}/source/{wish}", ADMIN),
+    Rule(("POST",), "/v1/collections/{name}/source/{wish}", SOURCES),
     Rule(("POST",), "/v1/collections/{name}/push", WRITE),
     Rule(("POST",), "/v1/collections", WRITE),
     Rule(("PATCH", "DELETE"), "/v1/collections/{name}", WRITE),
@@ -72,8 +72,8 @@ RULES: Final = (
     Rule(PRESSING, "/console", CONSOLE),
     Rule(PRESSING, "/console/{path:path}", CONSOLE),
     # A webhook has the server connect where it says, and its URL may be a secret.
-    Rule((*LOOKING, "POST"), "/v1/webhooks", ADMIN),
-    Rule((*LOOKING, "POST", "PATCH", "DELETE"), "/v1/webhooks/{path:path}", ADMIN),
+    Rule((*LOOKING, "POST", "PATCH", "DELETE"), "/v1/webhooks", WEBHOOKS),
+    Rule((*LOOKING, "POST", "PATCH", "DELETE"), "/v1/webhooks/{path:path}", WEBHOOKS),
     Rule(LOOKING, "/{path:path}", READ),
 )
 PATTERNS: Final[dict[str, Pattern[str]]] = {rule.path: compile_path(rule.path)[0] for rule in RULES}

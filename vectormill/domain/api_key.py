@@ -13,9 +13,19 @@ from vectormill.domain.errors import InvalidOption
 
 READ: Final = "read"
 WRITE: Final = "write"
+SOURCES: Final = "sources"
+WEBHOOKS: Final = "webhooks"
 ADMIN: Final = "admin"
-# Each may do what those before it may.
-SCOPES: Final = (READ, WRITE, ADMIN)
+# What a key of each scope may do. Neither sources nor webhooks has the other: one has the server read what it can
+# reach, the other has it post where it says.
+OPENS: Final = {
+    READ: frozenset({READ}),
+    WRITE: frozenset({READ, WRITE}),
+    SOURCES: frozenset({READ, WRITE, SOURCES}),
+    WEBHOOKS: frozenset({READ, WRITE, WEBHOOKS}),
+    ADMIN: frozenset({READ, WRITE, SOURCES, WEBHOOKS, ADMIN}),
+}
+SCOPES: Final = tuple(OPENS)
 
 # Recognisable, so that a key in a log or a repository is found by who looks for leaked ones.
 SECRET_PREFIX: Final = "vmk_"  # noqa: S105 - what secrets begin with
@@ -55,8 +65,8 @@ def hash_secret(secret: str) -> bytes:
 
 
 def includes(scope: str, needed: str) -> bool:
-    """Whether a key of this scope may do what needs that one."""
-    return SCOPES.index(scope) >= SCOPES.index(needed)
+    """Tell whether a key of this scope may do what needs that one. A scope of a later release opens nothing."""
+    return needed in OPENS.get(scope, ())
 
 
 def check_secret(secret: str) -> str:

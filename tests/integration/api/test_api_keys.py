@@ -130,6 +130,32 @@ def test_a_key_opens_what_its_scope_says_and_names_the_one_that_is_missing(
     assert client.put("/v1/jobs", headers=admin).status_code == 405
 
 
+def test_who_may_submit_jobs_has_the_server_read_and_post_nowhere(
+    client: httpx.Client, engine: Engine
+) -> None:
+    write, sources, webhooks = (add_key(engine, scope, scope) for scope in ("write", "sources", "webhooks"))
+    hook = {"url": "https://example.com/hook", "events": ["job.failed"]}
+    source = {"kind": "nothing"}
+
+    def ask(header: dict[str, str]) -> tuple[httpx.Response, httpx.Response]:
+        return (
+            client.put("/v1/collections/docs/source", json=source, headers=header),
+            client.post("/v1/webhooks", json=hook, headers=header),
+        )
+
+    for header, needed in (
+        (write, ("sources", "webhooks")),
+        (sources, (None, "webhooks")),
+        (webhooks, ("sources", None)),
+    ):
+        for answer, scope in zip(ask(header), needed, strict=True):
+            if scope is None:
+                assert answer.status_code in (201, 422)
+            else:
+                assert_problem(answer, 403, "scope-missing", f"a key of scope {scope}")
+        assert client.post("/v1/jobs", json=JOB, headers=header).status_code == 202
+
+
 @pytest.mark.parametrize(
     "header", ["Bearer vmk_wrong", "Bearer", "Basic dXNlcjpwYXNz", "vmk_wrong", "Bearer \xe4"]
 )

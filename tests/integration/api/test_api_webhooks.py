@@ -95,8 +95,8 @@ def test_what_is_no_webhook_is_not_found(http: httpx.Client, path: str) -> None:
 
 @pytest.mark.parametrize("method", ["GET", "POST", "PATCH", "DELETE"])
 @pytest.mark.parametrize("path", ["/v1/webhooks", "/v1/webhooks/1", "/v1/webhooks/1/deliveries/2/replay"])
-def test_webhooks_need_a_key_of_the_scope_admin(method: str, path: str) -> None:
-    assert find_scope(method, path) == "admin"
+def test_webhooks_need_a_key_of_the_scope_webhooks(method: str, path: str) -> None:
+    assert find_scope(method, path) == "webhooks"
 
 
 def test_deliveries_are_listed_by_page_and_state_and_replayed(

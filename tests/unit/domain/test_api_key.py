@@ -35,16 +35,19 @@ def test_what_is_kept_of_a_secret_is_its_sha_256() -> None:
     assert len(hash_secret("\udcff")) == 32
 
 
-def test_a_scope_includes_those_before_it() -> None:
-    wide = [(scope, needed) for scope in SCOPES for needed in SCOPES if includes(scope, needed)]
-    assert wide == [
-        ("read", "read"),
-        ("write", "read"),
-        ("write", "write"),
-        ("admin", "read"),
-        ("admin", "write"),
-        ("admin", "admin"),
-    ]
+def test_sources_and_webhooks_include_write_and_not_each_other() -> None:
+    opened = {scope: [needed for needed in SCOPES if includes(scope, needed)] for scope in SCOPES}
+    assert opened == {
+        "read": ["read"],
+        "write": ["read", "write"],
+        "sources": ["read", "write", "sources"],
+        "webhooks": ["read", "write", "webhooks"],
+        "admin": ["read", "write", "sources", "webhooks", "admin"],
+    }
+
+
+def test_a_scope_of_a_later_release_opens_nothing() -> None:
+    assert not any(includes("later", needed) for needed in SCOPES)
 
 
 @pytest.mark.parametrize("secret", ["", "password", "vmk_short", "vmk_" + "x" * 42, "vmk_" + "x" * 50 + "\n"])

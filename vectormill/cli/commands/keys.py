@@ -28,8 +28,12 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="Whose key it is, to f
 def create(
     name: Name,
     scope: Annotated[
-        Literal["read", "write", "admin"],
-        typer.Option("--scope", help="read looks and searches, write submits and stops jobs too, admin all."),
+        Literal["read", "write", "sources", "webhooks", "admin"],
+        typer.Option(
+            "--scope",
+            help="read looks and searches; write submits and stops jobs too; sources, besides, has the server read "
+            "files and databases; webhooks, besides, has it post to addresses; admin all.",
+        ),
     ] = "write",
     expires: Annotated[
         str | None,

@@ -9,7 +9,7 @@ from vectormill.client.shapes import DeliveryBody, NewWebhookBody, ReplayedBody,
 
 
 class WebhookCalls(Transport):
-    """Of where the ends of jobs and runs are told. All of them need a key of the scope admin."""
+    """Of where the ends of jobs and runs are told. All of them need a key of the scope webhooks."""
 
     async def create_webhook(
         self, url: str, *, events: Sequence[str] = (), description: str = ""

@@ -10,7 +10,7 @@ from vectormill.client.sync.transport import Transport
 
 
 class WebhookCalls(Transport):
-    """Of where the ends of jobs and runs are told. All of them need a key of the scope admin."""
+    """Of where the ends of jobs and runs are told. All of them need a key of the scope webhooks."""
 
     def create_webhook(
         self, url: str, *, events: Sequence[str] = (), description: str = ""

@@ -167,10 +167,14 @@ def test_what_opens_a_presigned_file_is_shown_to_nobody(api: httpx.Client) -> No
         assert "hunter2" not in answer.text, path
 
 
-def test_only_an_admin_has_the_server_read_what_it_can_reach() -> None:
-    assert find_scope("PUT", PATH) == "admin"
-    assert find_scope("DELETE", PATH) == "admin"
-    assert find_scope("POST", PATH + "/check") == "admin"
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("PUT", PATH), ("DELETE", PATH), ("POST", PATH + "/check"), ("POST", PATH + "/follow")],
+)
+def test_only_a_key_of_the_scope_sources_has_the_server_read_what_it_can_reach(
+    method: str, path: str
+) -> None:
+    assert find_scope(method, path) == "sources"
     assert find_scope("GET", PATH) == "read"
     assert find_scope("POST", "/v1/collections/docs/push") == "write"
 
