@@ -3,9 +3,9 @@
 from typing import Final
 
 from indexer.context import RunContext
-from indexer.phases.encoding import delete_keys
 from indexer.progress import Progress
 from indexer.target import find_target
+from vectormill.db.rows.items import remove_items
 from vectormill.db.runs.differences import list_vanished
 from vectormill.db.runs.stages import require_stage
 
@@ -27,7 +27,7 @@ def delete_vanished(context: RunContext, progress: Progress) -> None:
             if not vanished:
                 return
             keys = [key for _, key in vanished]
-            num_deleted = delete_keys(connection, target, keys, [run.seq] * len(keys))
+            num_deleted = remove_items(connection, target.generation, keys, [run.seq] * len(keys))
             counts = progress.add(num_deleted=num_deleted)
             progress.save(connection, counts)
         progress.counts = counts

@@ -4,20 +4,17 @@ The job's id is the run's before anything of it is uploaded, and its place among
 indexer that takes over finds the job: it waits for one that is complete, and removes an upload that broke off.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 from uuid import UUID, uuid4
 
-from sqlalchemy import Connection
-
 from indexer.context import RunContext
 from indexer.progress import Progress
-from indexer.target import Target, find_target
+from indexer.target import find_target
 from vectormill.db.jobs.deletion import discard_upload
 from vectormill.db.jobs.jobs import find_job
 from vectormill.db.jobs.submission import JobWriter
-from vectormill.db.rows.items import delete_rows
-from vectormill.db.rows.tombstones import lock_deletions
+from vectormill.db.rows.items import remove_items
 from vectormill.db.runs.differences import list_failed_keys, write_metadata
 from vectormill.db.runs.run_claims import forget_attempts
 from vectormill.db.runs.stages import CHANGED, NEW, load_changes, require_stage
@@ -190,7 +187,7 @@ def delete_failed(context: RunContext, progress: Progress, job: Job) -> None:
             target = find_target(connection, run)
             failed = list_failed_keys(connection, job.id, after=after, limit=_ROWS_PER_BATCH)
             keys, places = [key for _, key, _ in failed], [place for _, _, place in failed]
-            num_deleted += delete_keys(connection, target, keys, places)
+            num_deleted += remove_items(connection, target.generation, keys, places)
         if not failed:
             break
         after = failed[-1][0]
@@ -208,12 +205,3 @@ def delete_failed(context: RunContext, progress: Progress, job: Job) -> None:
             "num_vectors_removed": num_deleted,
         },
     )
-
-
-def delete_keys(connection: Connection, target: Target, keys: Sequence[str], places: Sequence[int]) -> int:
-    """Removes rows of the run's generation that were written before these places; how many.
-
-    No commit overlaps it: one that has just given a row its attributes would leave them behind.
-    """
-    lock_deletions(connection, target.generation.collection_id)
-    return delete_rows(connection, target.generation.id, keys, places) if keys else 0

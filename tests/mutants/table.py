@@ -197,7 +197,7 @@ MUTANTS: Final = (
     Mutant(
         "a deletion does not wait for commits",
         "vectormill/db/rows/items.py",
-        "    lock_deletions(connection, collection_id)\n",
+        "    lock_deletions(connection, generations[0].collection_id)\n",
         "",
         (f"{ITEMS}::test_a_commit_and_a_deletion_that_overlap_leave_nothing_of_the_key",),
     ),
@@ -290,10 +290,17 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a run removes rows while commits go on",
-        "indexer/phases/encoding.py",
-        "    lock_deletions(connection, target.generation.collection_id)\n",
+        "vectormill/db/rows/items.py",
+        "    lock_deletions(connection, generation.collection_id)\n",
         "",
         (f"{ORDER}::test_a_commit_that_overlaps_a_run_s_removal_leaves_no_attributes",),
+    ),
+    Mutant(
+        "a removal by a run leaves no tombstone",
+        "vectormill/db/rows/items.py",
+        "    bury_keys(connection, generations[0].collection_id, keys, places)\n",
+        "",
+        (f"{ORDER}::test_a_key_that_a_run_has_removed_is_not_brought_back_by_an_older_job",),
     ),
     Mutant(
         "the canary demands the rows of jobs whose twins are open",

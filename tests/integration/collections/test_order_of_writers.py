@@ -7,22 +7,32 @@ from uuid import UUID
 import pytest
 from sqlalchemy import Connection, Engine, text
 
-from indexer.phases.encoding import delete_keys
-from indexer.target import make_target
+from scheduler.scrubber import Scrubber
 from tests.api_server import encoding_meanwhile
-from tests.building import BITS, NEXT, ask, build, encode_all, make_run, put, rows_of, swap, table_of
-from tests.indexers import KeptSource, ListedSource, await_run, contents, indexing, look, row, wanted
+from tests.building import BITS, NEXT, ask, build, encode_all, put, rows_of, swap, table_of
+from tests.indexers import (
+    KeptSource,
+    ListedSource,
+    await_run,
+    contents,
+    indexing,
+    look,
+    row,
+    start_run,
+    wanted,
+)
 from tests.protocol import claim, complete, complete_on, dispatch_all, submit
 from tests.waiting import wait_for
 from vectormill.db.chunks.chunks import split_chunk
 from vectormill.db.collections.collections import find_generation
-from vectormill.db.jobs.jobs import draw_seq
-from vectormill.db.rows.items import delete_items
+from vectormill.db.jobs.jobs import draw_seq, retry_job
+from vectormill.db.rows.items import delete_items, remove_items
+from vectormill.db.rows.scrubbing import delete_scrubbed
 from vectormill.db.runs.runs import create_run
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.jobs.chunk import Claim
-from vectormill.domain.jobs.item import Item
-from vectormill.domain.run import COMPLETED, REINDEX
+from vectormill.domain.jobs.item import ENCODING_FAILED, Item, ItemFailure
+from vectormill.domain.run import COMPLETED, REINDEX, Run
 
 KEYS = [f"k{number}" for number in range(9)]
 
@@ -172,11 +182,11 @@ def test_a_commit_that_overlaps_a_run_s_removal_leaves_no_attributes(engine: Eng
     submit(engine, [row("k", "older", page=1)], collection="docs")
     (older,) = claims_of(engine)
     generation = ask(engine, find_generation, "docs")
-    run = make_run(generation, ask(engine, draw_seq), 0, {})
+    seq = ask(engine, draw_seq)
 
     def remove() -> None:
         with engine.begin() as connection:
-            delete_keys(connection, make_target(connection, run, generation), ["k"], [run.seq or 0])
+            remove_items(connection, generation, ["k"], [seq])
 
     with engine.begin() as connection, ThreadPoolExecutor(1) as pool:
         complete_on(connection, older)
@@ -194,3 +204,62 @@ def count_waiting(connection: Connection) -> int:
     waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
     number: int = connection.execute(text(waiting)).scalar_one()
     return number
+
+
+def finish_run(engine: Engine, *rows: Item) -> Run:
+    """A run that reads all of these rows from outside, beside workers who do nothing else."""
+    with indexing(engine, ListedSource(list(rows))), encoding_meanwhile(engine):
+        run = await_run(engine, start_run(engine, confirm=True))
+    assert (run.state, run.error) == (COMPLETED, None)
+    return run
+
+
+def test_a_key_that_a_run_has_removed_is_not_brought_back_by_an_older_job(engine: Engine) -> None:
+    put(engine, "gone", "stays", content="former")
+    encode_all(engine)
+    put(engine, "gone", content="older than the run")
+    (older,) = claims_of(engine)
+    assert finish_run(engine, row("stays", "former stays")).counts.num_deleted == 1
+    complete(engine, older)
+    assert set(rows_of(engine, "docs")) == {"stays"}
+    later = put(engine, "gone", content="later")
+    encode_all(engine)
+    assert rows_of(engine, "docs")["gone"] == later.seq
+    Scrubber(engine).scrub(lambda: False)
+    with engine.begin() as connection:
+        assert delete_scrubbed(connection, -1) == 1
+        assert connection.execute(text("SELECT count(*) FROM vectormill.tombstones")).scalar_one() == 0
+
+
+def test_a_key_that_a_run_has_removed_does_not_come_back_by_a_rollback(engine: Engine) -> None:
+    put(engine, "gone", "stays")
+    encode_all(engine)
+    former = table_of(ask(engine, find_generation, "docs"))
+    building = build(engine)
+    encode_all(engine)
+    swap(engine, building)
+    put(engine, "gone", "stays", spec=NEXT)
+    encode_all(engine)
+    finish_run(engine, row("stays", "text stays"))
+    assert set(rows_of(engine, former)) == {"stays"}
+
+
+def test_a_text_of_a_run_that_cannot_be_encoded_is_not_followed_by_that_of_an_older_job(
+    engine: Engine,
+) -> None:
+    put(engine, "k", content="former")
+    encode_all(engine)
+    put(engine, "k", content="older than the run")
+    (older,) = claims_of(engine)
+    with indexing(engine, ListedSource([row("k", "newest")])):
+        run_id = start_run(engine, confirm=True)
+        (newest,) = wait_for(lambda: claims_of(engine), 20, "the job of the run was queued")
+        complete(engine, newest, {0: ItemFailure(ENCODING_FAILED, "so it is")})
+        run = await_run(engine, run_id)
+    assert run.counts.num_failed == 1
+    complete(engine, older)
+    assert rows_of(engine, "docs") == {}
+    assert newest.job_id is not None
+    ask(engine, retry_job, newest.job_id)
+    encode_all(engine)
+    assert rows_of(engine, "docs") == {"k": run.seq}

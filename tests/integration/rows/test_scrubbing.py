@@ -14,9 +14,10 @@ from vectormill.db.chunks.chunks import split_chunk
 from vectormill.db.chunks.payloads import decode_payload, empty_items, encode_payload
 from vectormill.db.collections.collections import find_generation
 from vectormill.db.jobs.export import read_vectors
-from vectormill.db.jobs.jobs import retry_job
+from vectormill.db.jobs.jobs import draw_seq, retry_job
 from vectormill.db.jobs.submission import JobWriter
-from vectormill.db.rows.scrubbing import delete_scrubbed
+from vectormill.db.rows.items import remove_items
+from vectormill.db.rows.scrubbing import Pass, delete_scrubbed, find_pass, finish_pass
 from vectormill.domain.errors import LeaseLost
 from vectormill.domain.jobs.item import Item, ItemFailure
 from vectormill.domain.jobs.job import Job, NewJob
@@ -180,6 +181,24 @@ def test_a_pass_that_was_broken_off_is_made_again(engine: Engine, monkeypatch: p
     Scrubber(engine).scrub(lambda: next(stops))  # killed after its first payloads
     assert residue(engine)
     assert count_unscrubbed(engine) == 2
+    scrub(engine)
+    assert (residue(engine), count_unscrubbed(engine)) == ([], 0)
+
+
+def test_a_removal_in_an_earlier_place_waits_for_the_next_pass(engine: Engine) -> None:
+    write(engine, [*make_items(1), *secret_items()])
+    with engine.begin() as connection:
+        place = draw_seq(connection)
+    delete(engine, "k0")
+    with engine.begin() as connection:
+        found = find_pass(connection, 0)
+        assert isinstance(found, Pass)
+    with engine.begin() as connection:
+        assert remove_items(connection, find_generation(connection, "docs"), ["k"], [place]) == 1
+    with engine.begin() as connection:
+        assert finish_pass(connection, found, "") == "k0"
+        assert finish_pass(connection, found, "k0") is None
+    assert count_unscrubbed(engine) == 1
     scrub(engine)
     assert (residue(engine), count_unscrubbed(engine)) == ([], 0)
 

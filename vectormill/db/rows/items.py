@@ -8,12 +8,13 @@ from sqlalchemy import Connection, text
 
 from vectormill.db.collections.collections import find_generation
 from vectormill.db.collections.generations import list_written_generations
+from vectormill.db.jobs.jobs import draw_seq
 from vectormill.db.kinds.kinds import choose_kind
 from vectormill.db.kinds.row_kind import Results
 from vectormill.db.rows.attributes import attributes_name
 from vectormill.db.rows.generation_tables import table_name
 from vectormill.db.rows.tombstones import bury_keys, lock_deletions
-from vectormill.domain.collection import LIVE
+from vectormill.domain.collection import LIVE, Generation
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import CollectionNotFound, ItemNotFound
 from vectormill.domain.tasks.task import VECTOR
@@ -92,10 +93,10 @@ DELETE_ROWS: Final = """
 def delete_rows(
     connection: Connection, generation_id: int, keys: Sequence[str], places: Sequence[int]
 ) -> int:
-    """Removes what was written under each key before its place in the order of writers; how many rows that were.
+    """Remove what was written under each key before its place in the order of writers; answer how many rows.
 
-    Leaves no tombstone: a job that is under way may bring a key back. For clients see `delete_items`. The caller has
-    locked the deletions of the collection, or knows that nobody else writes these rows.
+    Leave no tombstone: see `delete_items` and `remove_items`. The caller has locked the deletions of the collection, or
+    knows that nobody else writes these rows.
     """
     if not keys:
         return 0
@@ -117,11 +118,35 @@ def delete_items(connection: Connection, collection: str, keys: Iterable[str]) -
         raise CollectionNotFound(f"There is no collection {collection!r}.")
     if not unique:
         return 0
-    collection_id = generations[0].collection_id
-    lock_deletions(connection, collection_id)
-    seq = bury_keys(connection, collection_id, unique)
+    lock_deletions(connection, generations[0].collection_id)
+    return _bury(connection, generations, unique, [draw_seq(connection)] * len(unique))
+
+
+def remove_items(
+    connection: Connection, generation: Generation, keys: Sequence[str], places: Sequence[int]
+) -> int:
+    """Remove what a run or a follower found to be gone, each key in its place; answer how many rows of the generation.
+
+    From the live generation it is removed as a deletion does, from all generations and with tombstones. A generation
+    that is being built loses the rows alone: nobody sees it yet, and it may never become live. The caller holds the
+    collection's generations as they are.
+    """
+    lock_deletions(connection, generation.collection_id)
+    if not keys:
+        return 0
+    if generation.state != LIVE:
+        return delete_rows(connection, generation.id, keys, places)
+    generations = list_written_generations(connection, generation.collection, is_deletion=True)
+    return _bury(connection, generations, keys, places)
+
+
+def _bury(
+    connection: Connection, generations: Sequence[Generation], keys: Sequence[str], places: Sequence[int]
+) -> int:
+    """Write tombstones and remove what is older from these generations; answer how many rows of the live one."""
+    bury_keys(connection, generations[0].collection_id, keys, places)
     num_deleted = 0
     for generation in generations:
-        num_rows = delete_rows(connection, generation.id, unique, [seq] * len(unique))
+        num_rows = delete_rows(connection, generation.id, keys, places)
         num_deleted += num_rows if generation.state == LIVE else 0
     return num_deleted

@@ -5,7 +5,8 @@ asks of each batch of keys which of them were deleted after the job. What is sti
 in a worker's memory, and a run has not even made its job.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from typing import Final
 from uuid import UUID
 
@@ -19,10 +20,11 @@ from vectormill.db.rows.tombstones import hold_deletions_of
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """Deletions of a collection up to `seq`, all of whose older jobs and runs have ended."""
+    """Deletions of a collection up to `seq` and before it `began`, all of whose older jobs and runs have ended."""
 
     collection_id: int
     seq: int
+    began: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ FIND_OLDEST_OPEN: Final = text("""
 
 # Whatever drew a seq before a deletion did, had begun by then: it has ended, or is seen here.
 FIND_LAST_DELETION: Final = text("""
-    SELECT max(seq) FROM vectormill.tombstones
+    SELECT max(seq) AS seq, clock_timestamp() AS began FROM vectormill.tombstones
      WHERE collection_id = :collection_id AND scrubbed_at IS NULL
        AND (CAST(:before_seq AS bigint) IS NULL OR seq < :before_seq)
        AND deleted_at < (SELECT coalesce(min(xact_start), now()) FROM pg_stat_activity
@@ -77,11 +79,12 @@ def find_pass(connection: Connection, after: int) -> Pass | int | None:
     collection_id = connection.execute(FIND_UNSCRUBBED, {"after": after}).scalar_one()
     if collection_id is None:
         return None
-    # No deletion is under way, so that every one with a smaller seq is seen, here and by the whole pass.
+    # No deletion is under way, so that every one before this moment is seen by the whole pass. A run and a follower may
+    # still write one with a smaller seq: that one waits for the next pass.
     hold_deletions_of(connection, collection_id)
     values = {"collection_id": collection_id, "before_seq": find_oldest_open(connection, collection_id)}
-    seq = connection.execute(FIND_LAST_DELETION, values).scalar_one()
-    return collection_id if seq is None else Pass(collection_id, seq)
+    last = connection.execute(FIND_LAST_DELETION, values).one()
+    return collection_id if last.seq is None else Pass(collection_id, last.seq, last.began)
 
 
 def find_oldest_open(connection: Connection, collection_id: int) -> int | None:
@@ -170,7 +173,8 @@ FIND_NAME: Final = text("SELECT name FROM vectormill.collections WHERE id = :col
 
 LIST_SCRUBBED: Final = text("""
     SELECT key, seq FROM vectormill.tombstones
-     WHERE collection_id = :collection_id AND scrubbed_at IS NULL AND seq <= :seq AND key > :after
+     WHERE collection_id = :collection_id AND scrubbed_at IS NULL AND seq <= :seq AND deleted_at < :began
+       AND key > :after
      ORDER BY key LIMIT :limit
 """)
 
@@ -186,7 +190,7 @@ def finish_pass(connection: Connection, wanted: Pass, after: str, limit: int = 1
 
     Rows are looked for once more: a worker of a former release knows of no tombstones.
     """
-    values = {"collection_id": wanted.collection_id, "seq": wanted.seq, "after": after, "limit": limit}
+    values = {**asdict(wanted), "after": after, "limit": limit}
     name = connection.execute(FIND_NAME, {"collection_id": wanted.collection_id}).scalar_one_or_none()
     rows = connection.execute(LIST_SCRUBBED, values).all()
     if not rows or name is None:

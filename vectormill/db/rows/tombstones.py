@@ -1,8 +1,8 @@
 """Tombstones: the memory that a key was deleted, so that a job submitted before does not bring it back.
 
-Jobs and deletions draw from one sequence. A commit writes no key whose tombstone is newer than its job, and no commit
-overlaps a deletion: it would have looked for tombstones before there was one, and the deletion for rows before there
-was one. So each commit holds a lock of its collection shared, and a deletion holds it alone.
+Jobs, runs and deletions draw from one sequence. A commit writes no key whose tombstone is newer than its job, and no
+commit overlaps a deletion: it would have looked for tombstones before there was one, and the deletion for rows before
+there was one. So each commit holds a lock of its collection shared, and a deletion holds it alone.
 """
 
 from collections.abc import Sequence
@@ -10,8 +10,6 @@ from typing import Any, Final
 
 from psycopg import Cursor
 from sqlalchemy import Connection, text
-
-from vectormill.db.jobs.jobs import draw_seq
 
 # The seed tells it from the lock of the collection's name, which stands for its generations.
 HOLD_DELETIONS: Final = """
@@ -50,19 +48,20 @@ def lock_deletions(connection: Connection, collection_id: int) -> None:
 
 # The clock and not the beginning of the transaction: whatever drew an earlier seq has begun before this moment.
 BURY_KEYS: Final = text("""
-    INSERT INTO vectormill.tombstones (collection_id, key, seq, deleted_at)
-    SELECT :collection_id, key, :seq, clock_timestamp() FROM unnest(CAST(:keys AS text[])) AS key
-     ORDER BY key
+    INSERT INTO vectormill.tombstones AS buried (collection_id, key, seq, deleted_at)
+    SELECT :collection_id, key, max(place), clock_timestamp()
+      FROM unnest(CAST(:keys AS text[]), CAST(:places AS bigint[])) AS gone (key, place)
+     GROUP BY key ORDER BY key
     ON CONFLICT (collection_id, key) DO UPDATE
        SET seq = excluded.seq, deleted_at = excluded.deleted_at, scrubbed_at = NULL
+     WHERE buried.seq < excluded.seq
 """)
 
 
-def bury_keys(connection: Connection, collection_id: int, keys: Sequence[str]) -> int:
-    """Writes a tombstone of each key, of which no two are equal; the seq of all of them.
+def bury_keys(connection: Connection, collection_id: int, keys: Sequence[str], places: Sequence[int]) -> None:
+    """Write a tombstone of each key in its place in the order of writers.
 
-    The caller has locked the deletions of the collection, so that no later seq is committed before this one.
+    The caller has locked the deletions of the collection.
     """
-    seq = draw_seq(connection)
-    connection.execute(BURY_KEYS, {"collection_id": collection_id, "seq": seq, "keys": list(keys)})
-    return seq
+    values = {"collection_id": collection_id, "keys": list(keys), "places": list(places)}
+    connection.execute(BURY_KEYS, values)

@@ -14,9 +14,9 @@ from sqlalchemy import Connection, text
 
 from vectormill.db.collections.generations import find_written, list_written_generations
 from vectormill.db.rows.generation_tables import table_name
-from vectormill.db.rows.items import delete_rows
-from vectormill.db.rows.tombstones import lock_deletions
+from vectormill.db.rows.items import remove_items
 from vectormill.db.runs.differences import list_failed_keys
+from vectormill.domain.collection import Generation
 from vectormill.domain.errors import Conflict
 from vectormill.domain.source import Source
 
@@ -178,7 +178,7 @@ def list_passages(connection: Connection, collection: str, documents: Sequence[s
 
 
 LIST_FAILED_JOBS = text("""
-    SELECT id, coalesce(place, seq) AS place, generation_id FROM vectormill.jobs
+    SELECT id, generation_id FROM vectormill.jobs
      WHERE forget_at = 'infinity' AND finished_at IS NOT NULL AND num_failed > 0 AND metadata ? 'changes_of'
        AND state <> 'deleting'
      ORDER BY seq LIMIT 20
@@ -192,16 +192,15 @@ KEEP_FAILED_JOB = text("""
 
 @dataclass(frozen=True, slots=True)
 class FailedJob:
-    """An ended job of changes in which some texts could not be encoded; `place` is that among the writers."""
+    """An ended job of changes in which some texts could not be encoded."""
 
     id: UUID
-    place: int
     generation_id: int
 
 
 def list_failed_jobs(connection: Connection) -> Sequence[FailedJob]:
     """List some whose former rows are still there, the oldest first."""
-    return [FailedJob(row.id, row.place, row.generation_id) for row in connection.execute(LIST_FAILED_JOBS)]
+    return [FailedJob(row.id, row.generation_id) for row in connection.execute(LIST_FAILED_JOBS)]
 
 
 def remove_failed(connection: Connection, job: FailedJob) -> int:
@@ -209,18 +208,20 @@ def remove_failed(connection: Connection, job: FailedJob) -> int:
 
     The job is kept from then on as long as any other, so that its errors can be read and it can be tried again.
     """
-    number, after = 0, -1
     try:
         generation = find_written(connection, job.generation_id)
     except Conflict:  # nobody reads what it wrote any more
-        failed = []
+        number = 0
     else:
-        lock_deletions(connection, generation.collection_id)
-        failed = list_failed_keys(connection, job.id, after=after, limit=1000)
-    while failed:
-        keys = [key for _, key, _ in failed]
-        number += delete_rows(connection, job.generation_id, keys, [job.place] * len(keys))
-        after = failed[-1][0]
-        failed = list_failed_keys(connection, job.id, after=after, limit=1000)
+        number = _remove_failed(connection, job.id, generation)
     connection.execute(KEEP_FAILED_JOB, {"job_id": job.id})
+    return number
+
+
+def _remove_failed(connection: Connection, job_id: UUID, generation: Generation) -> int:
+    number, after = 0, -1
+    while failed := list_failed_keys(connection, job_id, after=after, limit=1000):
+        keys, places = [key for _, key, _ in failed], [place for _, _, place in failed]
+        number += remove_items(connection, generation, keys, places)
+        after = failed[-1][0]
     return number

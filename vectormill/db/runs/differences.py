@@ -258,7 +258,8 @@ def list_vanished(connection: Connection, stage: Stage, *, after: int, limit: in
 
 # A row that was carried failed in its own place: what is newer in the generation stays.
 LIST_FAILED_KEYS: Final = text("""
-    SELECT failed.item, failed.key, coalesce(payload.places[failed.item - chunks.first_item + 1], jobs.seq) AS place
+    SELECT failed.item, failed.key,
+           coalesce(payload.places[failed.item - chunks.first_item + 1], jobs.place, jobs.seq) AS place
       FROM vectormill.item_errors AS failed
       JOIN vectormill.jobs ON jobs.id = failed.job_id
       LEFT JOIN vectormill.chunks ON chunks.id = failed.chunk_id
