@@ -13,8 +13,9 @@ from transformers import AttentionInterface
 
 from tests.contract.packed_models import MODELS, PADDED_MODELS, TOKENIZER, make_sequences, make_transformer
 from tests.contract.waits import RefusesWaiting
+from tests.rexuninlu import GOLDEN, extract_of, find_case, load
 from vectormill.models.model_card import ModelCard, read_model_card
-from worker.batching.batch import Batch
+from worker.batching.batch import TYPE_SEGMENTS, Batch
 from worker.devices.device import CPU, CUDA, Device
 from worker.encoder.encoder import Choice, EncoderOrder
 from worker.encoder.padding import pad_batch
@@ -26,6 +27,9 @@ from worker.model.packed.attention import make_attention
 from worker.model.packed.network import PackedNetwork
 from worker.model.packed.packing import pack_batch
 from worker.model.torch_encoder import TorchEncoder
+from worker.tasks.extract.model.head import find_cells, find_places, find_wanted, pad_inputs
+from worker.tasks.extract.model.network import load_network
+from worker.tokens.tokenized import TOKEN_TYPE_IDS
 
 DEVICE = Device("cpu:0", CPU, 0, (), 1, 1 << 30)
 STUB = "vectormill_stub"
@@ -102,6 +106,50 @@ def test_no_packed_pass_waits_for_the_device(name: str, tmp_path: Path) -> None:
         prompts = None if packed.prompt_lengths is None else torch.from_numpy(packed.prompt_lengths)
         with torch.inference_mode(), RefusesWaiting():
             network(ids, positions, bounds.int(), prompts, packed.max_seqlen)
+
+
+def make_extraction_batch() -> Batch:
+    prompts = extract_of(find_case("ee_biz")).start()
+    assert prompts is not None
+    return Batch(prompts.inputs)
+
+
+def test_an_extraction_waits_for_no_copy_to_the_device_and_not_before_its_cells_are_known() -> None:
+    there = torch.device("meta")
+    network = load_network(GOLDEN / "model", torch.float32, torch.device(CPU))
+    network.prepare(there, lambda part: part.to(there))
+    network.to(there)
+    with torch.inference_mode(), RefusesWaiting():
+        inputs = pad_inputs(make_extraction_batch(), there)
+        logits = network(**inputs.tokens, is_token=inputs.is_token)
+        is_text, is_type = find_places(
+            inputs.tokens[TOKEN_TYPE_IDS], inputs.tokens[TYPE_SEGMENTS], inputs.is_token
+        )
+        wanted = find_wanted(logits, is_text, is_type, inputs.is_blank)
+    assert wanted.shape == logits.shape
+
+
+def test_the_host_asks_twice_for_an_extraction_s_cells_how_many_and_which(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here = torch.device(CPU)
+    network, inputs = load("model"), pad_inputs(make_extraction_batch(), here)
+    asked: list[str] = []
+
+    def note(name: str) -> None:
+        method = getattr(torch.Tensor, name)
+        monkeypatch.setattr(
+            torch.Tensor,
+            name,
+            lambda self, *args, **kwargs: asked.append(name) or method(self, *args, **kwargs),
+        )
+
+    with torch.inference_mode():
+        logits = network(**inputs.tokens, is_token=inputs.is_token)
+        for name in ("nonzero", "cpu", "item", "tolist"):
+            note(name)
+        find_cells(logits, inputs)
+    assert asked == ["nonzero", "cpu"]
 
 
 def test_what_may_be_queued_is_what_was_found_not_to_wait() -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from vectormill.ragged import Ragged
 from worker.batching.batch import TYPE_SEGMENTS, Batch
 from worker.encoder.padding import pad_batch
+from worker.model.cuda_pass import copy_inputs
 from worker.tasks.extract.decode import CELL_WIDTH, NON_FINITE_ROW
 from worker.tasks.extract.layout import IS_BLANK
 from worker.tasks.extract.model.network import RexNetwork
@@ -47,15 +48,13 @@ def compute_cells(
 
 
 def pad_inputs(batch: Batch, device: torch.device) -> PaddedInputs:
+    """Copies a batch to the device, without waiting for what the device computes."""
     padded = pad_batch(batch, pad_token_id=0)
-    is_blank = torch.zeros(len(batch), dtype=torch.bool, device=device)
+    is_blank = np.zeros(len(batch), dtype=np.int64)
     if IS_BLANK in batch.inputs:
-        is_blank = torch.from_numpy(batch.inputs[IS_BLANK].covered).to(device).bool()
-    return PaddedInputs(
-        {name: torch.from_numpy(values).to(device) for name, values in padded.tokens.items()},
-        torch.from_numpy(padded.attention_mask).to(device).bool(),
-        is_blank,
-    )
+        is_blank[:] = batch.inputs[IS_BLANK].covered
+    *tokens, is_token, blank = copy_inputs([*padded.tokens.values(), padded.attention_mask, is_blank], device)
+    return PaddedInputs(dict(zip(padded.tokens, tokens, strict=True)), is_token.bool(), blank.bool())
 
 
 def find_cells(logits: Tensor, inputs: PaddedInputs, max_cells: int = MAX_CELLS) -> Ragged:
@@ -98,7 +97,10 @@ def find_wanted(logits: Tensor, is_text: Tensor, is_type: Tensor, is_blank: Tens
 
 
 def gather_cells(logits: Tensor, wanted: Tensor, is_token: Tensor, max_cells: int) -> Ragged:
-    """The wanted cells of each sequence, by row and then by column, on the host."""
+    """The wanted cells of each sequence, by row and then by column, on the host.
+
+    The host waits for the device twice: for the number of all cells, and for all numbers in one copy.
+    """
     counts = wanted.flatten(1).sum(dim=1)
     is_inside = is_token[:, :, None] & is_token[:, None, :]
     is_finite = (torch.isfinite(logits) | ~is_inside).flatten(1).all(dim=1)
@@ -109,11 +111,18 @@ def gather_cells(logits: Tensor, wanted: Tensor, is_token: Tensor, max_cells: in
         dim=1,
     )
     signs = torch.where(is_finite, counts.float(), NON_FINITE_ROW)
-    return _lay_rows(signs.cpu().numpy(), torch.where(is_sent, counts, 0).cpu().numpy(), cells.cpu().numpy())
+    # A number of cells that are sent is at most `max_cells`, which float32 counts exactly.
+    numbers = torch.cat((signs, torch.where(is_sent, counts, 0).float(), cells.flatten())).cpu().numpy()
+    num_sequences = len(counts)
+    return _lay_rows(
+        numbers[:num_sequences],
+        numbers[num_sequences : 2 * num_sequences].astype(np.int64),
+        numbers[2 * num_sequences :],
+    )
 
 
 def _lay_rows(signs: NDArray[Any], counts: NDArray[Any], cells: NDArray[Any]) -> Ragged:
-    """Rows of a sign and its cells. [n], [n] and [all cells, CELL_WIDTH]"""
+    """Rows of a sign and its cells. [n], [n] and [all cells * CELL_WIDTH]"""
     lengths = 1 + CELL_WIDTH * counts
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
@@ -121,5 +130,5 @@ def _lay_rows(signs: NDArray[Any], counts: NDArray[Any], cells: NDArray[Any]) ->
     is_sign = np.zeros(len(values), dtype=np.bool_)
     is_sign[offsets[:-1]] = True
     values[is_sign] = signs
-    values[~is_sign] = cells.reshape(-1)
+    values[~is_sign] = cells
     return Ragged(values, offsets)
