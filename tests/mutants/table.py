@@ -15,6 +15,7 @@ LOST_MESSAGES: Final = "tests/integration/broker/test_lost_messages.py"
 ITEMS: Final = "tests/integration/rows/test_items.py"
 CANARY: Final = "tests/integration/runs/test_canary.py"
 ORDER: Final = "tests/integration/collections/test_order_of_writers.py"
+WAITING: Final = "tests/contract/test_no_waiting.py"
 TOKENS: Final = "tests/unit/tokens/test_tokens.py"
 SCRUBBING: Final = "tests/integration/rows/test_scrubbing.py"
 GUARDS: Final = "tests/integration/chunks/test_guards.py"
@@ -331,5 +332,22 @@ MUTANTS: Final = (
         "columns[:, len(header) :].view(kind.wire)[:] = rows",
         "columns[:, len(header) :] = rows.astype(kind.wire).view(np.uint8)",
         ("tests/unit/vectors/test_vector_types.py::test_vectors_are_copied_once_on_their_way_into_a_column",),
+    ),
+    Mutant(
+        "the host waits for a batch's copy to the device",
+        "worker/model/cuda_pass.py",
+        "return split_inputs(host.to(device, non_blocking=True), [array.shape for array in inputs])",
+        "return split_inputs(host.to(device), [array.shape for array in inputs])",
+        (
+            f"{WAITING}::test_an_extraction_waits_for_no_copy_to_the_device_and_not_before_its_cells_are_known",
+            f"{WAITING}::test_inputs_go_to_a_gpu_in_one_pinned_copy_that_nobody_waits_for",
+        ),
+    ),
+    Mutant(
+        "the vectors of a large batch go through the pipe",
+        "worker/runner/channel.py",
+        "HALF_BYTES: Final = 320 << 20",
+        "HALF_BYTES: Final = 64 << 20",
+        ("tests/unit/runner/test_channel.py::test_vectors_of_the_largest_batch_of_short_texts_fit_a_block",),
     ),
 )

@@ -3,6 +3,7 @@
 import gc
 import multiprocessing
 import os
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
+from worker.batching.budget import LARGEST_TOKENS
 from worker.runner import channel as channel_module
 from worker.runner.channel import NUM_BLOCKS, Channel, make_memory
 from worker.runner.messages import Encode, Encoded
@@ -79,6 +81,21 @@ def test_no_array_goes_through_the_pipe_that_fits_a_block(ends: Ends) -> None:
     runner, process = ends
     runner.send(Encode(1, make_batch([1] * 100_000), is_urgent=False))
     assert len(process.connection.recv_bytes()) < 1000
+
+
+def test_vectors_of_the_largest_batch_of_short_texts_fit_a_block(ends: Ends) -> None:
+    runner, process = ends
+    vectors = np.zeros((LARGEST_TOKENS // 16, 1024), np.float32)
+    runner.send(Encode(1, make_batch([1]), is_urgent=False))
+    block = process.receive()[1]
+    # In a thread: through the pipe it would never end, for nobody reads.
+    sending = threading.Thread(
+        target=process.send, args=(Encoded(1, Ragged.from_matrix(vectors), 0.1), block), daemon=True
+    )
+    sending.start()
+    num_bytes = len(runner.connection.recv_bytes())
+    sending.join()
+    assert num_bytes < 1000
 
 
 def test_results_may_be_made_of_the_inputs_memory(ends: Ends) -> None:
