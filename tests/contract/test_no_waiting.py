@@ -138,11 +138,12 @@ def test_the_host_asks_twice_for_an_extraction_s_cells_how_many_and_which(
 
     def note(name: str) -> None:
         method = getattr(torch.Tensor, name)
-        monkeypatch.setattr(
-            torch.Tensor,
-            name,
-            lambda self, *args, **kwargs: asked.append(name) or method(self, *args, **kwargs),
-        )
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            asked.append(name)
+            return method(*args, **kwargs)
+
+        monkeypatch.setattr(torch.Tensor, name, noted)
 
     with torch.inference_mode():
         logits = network(**inputs.tokens, is_token=inputs.is_token)
