@@ -1,5 +1,7 @@
 """A collection goes back to the generation that was live before: by the API, the client and the command line."""
 
+import io
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -98,6 +100,43 @@ def test_the_command_line_rolls_back(
         with pytest.raises(SystemExit) as end:
             main(["collections", "discard", "docs", str(second), *place])
         assert not end.value.code
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stdin", "is_done", "asks"),
+    [
+        (Terminal("y\n"), True, True),
+        (Terminal("n\n"), False, True),
+        (Terminal("\n"), False, True),  # no is what Enter means
+        (Terminal(""), False, True),
+        (io.StringIO("y\n"), False, False),  # nobody is there to be asked
+    ],
+    ids=["yes", "no", "Enter", "end of input", "no terminal"],
+)
+def test_a_rollback_that_leaves_rows_out_asks_on_a_terminal_and_nowhere_else(
+    engine: Engine,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    stdin: io.StringIO,
+    is_done: bool,
+    asks: bool,
+) -> None:
+    make_swapped(engine)
+    stdin.seek(0)
+    monkeypatch.setattr(sys, "stdin", stdin)
+    with api_client(engine) as http, pytest.raises(SystemExit) as end:
+        main(["collections", "rollback", "docs", "--api-url", str(http.base_url)])
+    said = capsys.readouterr()
+    assert (not end.value.code) == is_done
+    assert set(rows_of(engine, "docs")) == ({"old"} if is_done else {"since"})
+    assert ("Roll back? [y/N]" in said.err) == asks
+    assert ("--yes" in said.err) == (not asks)
+    assert ("docs is generation" in said.out) == is_done
 
 
 def keep_texts(engine: Engine) -> None:

@@ -9,19 +9,20 @@ from sqlalchemy import Engine, text
 
 from indexer.phases import canary
 from indexer.phases.canary import check_generation
-from indexer.phases.swapping import swap
+from indexer.phases.swapping import PATIENCE_SECONDS, swap
 from tests.api_server import encoding_meanwhile
 from tests.building import BITS, NEXT, Rebuild, ask, build, encode_all, put, rows_of, table_of
 from tests.indexers import start_run
 from tests.kinds import RECORDS, SCORES
 from tests.protocol import SPEC, claim, complete, dispatch_all, make_items
+from vectormill.db.collections import swaps
 from vectormill.db.collections.collections import find_generation
 from vectormill.db.collections.generations import find_building
 from vectormill.db.rows.items import delete_items
 from vectormill.db.runs.run_claims import claim_run, hold_run
 from vectormill.db.runs.runs import cancel_run
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.errors import CanaryFailed, LeaseLost, RunCancelled
+from vectormill.domain.errors import CanaryFailed, LeaseLost, RunCancelled, SwapRefused
 from vectormill.domain.jobs.chunk import Claim
 from vectormill.domain.jobs.item import EMPTY_TEXT, ENCODING_FAILED, ItemFailure
 
@@ -245,6 +246,57 @@ def test_puts_that_never_pause_do_not_keep_a_generation_from_its_canary(
     rebuild.run = _with_options(rebuild, canary_sample=0)
     check_generation(rebuild.context(), put_one_more)
     assert len(waits) == 2
+
+
+def test_puts_that_never_pause_do_not_keep_a_generation_from_its_swap(
+    engine: Engine, rebuild: Rebuild, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(swaps, "DRAIN_SECONDS", 0.0)
+    encode_all(engine)
+    behind: list[Claim] = []
+    now = 0.0
+
+    def go_on(seconds: float = 0.0) -> None:
+        """Puts one more, ends what the live model has in hand, and the twins that it had in hand before."""
+        nonlocal now
+        now += seconds
+        put(engine, f"put{now}")
+        originals, twins = claim_by_spec(engine)
+        for each in [*originals, *behind]:
+            complete(engine, each)
+        behind[:] = twins
+
+    go_on()
+    swap(rebuild.context(), go_on, lambda: now)
+    assert rebuild.reports["swapping"]["live"] == rebuild.generation.id
+    assert now < PATIENCE_SECONDS / 10
+    for each in behind:
+        complete(engine, each)
+    encode_all(engine)
+    with engine.connect() as connection:
+        states = connection.execute(text("SELECT DISTINCT state FROM vectormill.jobs")).scalars().all()
+    assert states == ["completed"]
+    assert len([key for key in rows_of(engine, "docs") if key.startswith("put")]) == 2 * now + 1
+
+
+def test_a_swap_holds_nothing_back_while_its_twins_do_not_advance(
+    engine: Engine, rebuild: Rebuild, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(swaps, "DRAIN_SECONDS", 0.0)
+    encode_all(engine)
+    now = 0.0
+
+    def go_on(seconds: float = 0.0) -> None:
+        nonlocal now
+        now += max(seconds, 30.0)
+        put(engine, f"put{now}")
+        originals, _ = claim_by_spec(engine)
+        assert len(originals) == 1, "a put waits for a model that has no worker"
+        complete(engine, originals[0])
+
+    go_on()
+    with pytest.raises(SwapRefused, match="check that its workers keep up"):
+        swap(rebuild.context(), go_on, lambda: now)
 
 
 def _waiting_too_long(_: float) -> None:

@@ -12,8 +12,9 @@ from vectormill.domain.jobs.demand import Demand, Room
 # So many of each model: thousands of jobs whose model no worker serves must not hide those of another. A job ages while
 # nothing moves in it, and not while it is served: a night of bulk work would end up before everything else. Ten times a
 # second and more, so it reads the first of an index and stops: 3 ms with 100,000 open jobs. Of a job its next chunk is
-# read: those behind it have about as many tokens.
+# read: those behind it have about as many tokens. Jobs of a generation that is held back are left out: see swaps.py.
 LIST_DEMANDS = text("""
+    WITH held AS MATERIALIZED (SELECT id FROM vectormill.generations WHERE held_until > now())
     SELECT waiting.id, seq, model, priority, extract(epoch FROM now() - updated_at)::float8, chunk_tokens,
            num_open_chunks
       FROM (SELECT urgent.*
@@ -27,6 +28,7 @@ LIST_DEMANDS = text("""
                            WHERE job_id = jobs.id AND state = 'pending' AND available_at <= now()
                            ORDER BY chunks.seq LIMIT 1) AS next_chunk
                     WHERE jobs.model = served.model AND jobs.state IN ('queued', 'running')
+                      AND coalesce(jobs.generation_id, 0) <> ALL(ARRAY(SELECT id FROM held))
                     ORDER BY priority, jobs.seq
                     LIMIT :limit) AS urgent
              UNION
@@ -37,7 +39,8 @@ LIST_DEMANDS = text("""
                      FROM vectormill.chunks
                     WHERE job_id = jobs.id AND state = 'pending' AND available_at <= now()
                     ORDER BY chunks.seq LIMIT 1) AS next_chunk
-             WHERE id = ANY(CAST(:aged AS uuid[])) AND jobs.state IN ('queued', 'running')) AS waiting
+             WHERE id = ANY(CAST(:aged AS uuid[])) AND jobs.state IN ('queued', 'running')
+               AND coalesce(jobs.generation_id, 0) <> ALL(ARRAY(SELECT id FROM held))) AS waiting
 """)
 
 

@@ -38,7 +38,7 @@ DRAIN_SECONDS: Final = 0.5
 _DRAIN_PAUSE_SECONDS: Final = 0.02
 
 RETIRE_LIVE = text("""
-    UPDATE vectormill.generations SET state = 'retired', retired_at = now()
+    UPDATE vectormill.generations SET state = 'retired', retired_at = now(), held_until = NULL
      WHERE id = :generation_id AND state = 'live'
 """)
 
@@ -58,6 +58,11 @@ LIST_LAGGING_TWINS = text("""
      WHERE twin.generation_id = :generation_id AND twin.twin_of IS NOT NULL
        AND twin.state IN ('queued', 'running', 'paused', 'cancelling')
        AND (original.id IS NULL OR original.finished_at IS NOT NULL)
+""")
+
+HOLD_BACK = text("""
+    UPDATE vectormill.generations SET held_until = now() + make_interval(secs => CAST(:seconds AS double precision))
+     WHERE collection_id = :collection_id AND state = 'live'
 """)
 
 FIND_LATEST_RETIRED = text(f"""
@@ -128,6 +133,15 @@ NOTHING_NEWER: Final = NewerRows(0, 0)
 def list_lagging_twins(connection: Connection, generation_id: int) -> set[UUID]:
     """Twins that are still to be encoded although their original has ended."""
     return set(connection.execute(LIST_LAGGING_TWINS, {"generation_id": generation_id}).scalars())
+
+
+def hold_back_jobs(connection: Connection, building: Generation, seconds: float) -> None:
+    """Dispatch no chunk of the live generation's jobs for so long, so that no job ends before its twin.
+
+    Nothing is refused or lost: these jobs wait. Without the scheduler's next look nothing changes, so that one of a
+    former release goes on as it always did.
+    """
+    connection.execute(HOLD_BACK, {"collection_id": building.collection_id, "seconds": float(seconds)})
 
 
 def swap_generations(

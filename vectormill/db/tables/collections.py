@@ -52,6 +52,8 @@ generations = Table(
     moment("retired_at"),
     # Of its canary, and of its index: what was chosen and why.
     Column("report", JSONB, nullable=False, server_default=text("'{}'")),
+    # Until then no chunk of its jobs is dispatched: a swap waits for their twins in the next generation.
+    moment("held_until"),
     # A collection has at most one live generation: the one its view reads.
     Index("uq_generations_live", "collection_id", unique=True, postgresql_where=text("state = 'live'")),
     # And at most one that is being built beside it.

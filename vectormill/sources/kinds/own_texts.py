@@ -24,44 +24,61 @@ from vectormill.sources.rows import Assembler
 WITHOUT_VECTORS: Final = Inclusion(result=False, text=True, place=True)
 
 
-class OwnTextReader:
-    """Reads the live generation. Raises SourceFailed when texts are not kept, or one of them is missing."""
+class KeptTextReader:
+    """Read kept texts of one generation: which one, and which of its rows, a subclass says."""
 
     # What a client puts while pages are read may be missed: it comes into the new generation by a job of its own. And
     # what clients delete is deleted there too.
     tells_what_vanished: Final = False
 
-    def __init__(self, place: SourcePlace) -> None:
+    def __init__(self, place: SourcePlace, gone: str) -> None:
         self._place = place
+        self._name = f"Collection {place.collection!r}"
+        self._gone = gone
         self.complaints = Complaints()
 
     def read(self) -> Iterator[list[Item]]:
-        name = f"Collection {self._place.collection!r}"
-        assembler = Assembler(name, self._place.settings.max_key_bytes, self.complaints)
+        assembler = Assembler(self._name, self._place.settings.max_key_bytes, self.complaints)
         try:
             with self._place.engine.connect() as connection:
                 generation = self._find_generation(connection)
             for page in read_pages(self._place.engine, generation, WITHOUT_VECTORS):
-                texts = page.texts["text"]
-                if None in texts:
-                    key = page.keys[texts.index(None)]
-                    raise SourceFailed(
-                        f"{name} has no text of {key!r}, which was written before it kept texts; read them once from "
-                        "their source."
-                    )
                 places = dict(zip(page.keys, page.places or [], strict=True))
-                for items in read_page(assembler, page):
+                for items in read_page(assembler, self._choose_rows(page)):
                     yield [replace(item, place=places[item.key]) for item in items]
         except Conflict as error:
-            raise SourceFailed(
-                f"{name} was removed, or got another generation, while it was read."
-            ) from error
+            raise SourceFailed(self._gone) from error
         except DATABASE_ERRORS as error:
-            raise describe_database_error(name, error) from error
+            raise describe_database_error(self._name, error) from error
+
+    def _find_generation(self, connection: Connection) -> Generation:
+        raise NotImplementedError
+
+    def _choose_rows(self, page: RowPage) -> RowPage:
+        """Keep the rows of a page that are read, each with its text."""
+        raise NotImplementedError
+
+
+class OwnTextReader(KeptTextReader):
+    """Read the live generation. Raise SourceFailed when texts are not kept, or one of them is missing."""
+
+    def __init__(self, place: SourcePlace) -> None:
+        name = f"Collection {place.collection!r}"
+        super().__init__(place, f"{name} was removed, or got another generation, while it was read.")
 
     def count_rows(self) -> int | None:
         with self._place.engine.connect() as connection:
             return estimate_num_rows(connection, self._find_generation(connection).table_name)
+
+    def _choose_rows(self, page: RowPage) -> RowPage:
+        texts = page.texts["text"]
+        if None in texts:
+            key = page.keys[texts.index(None)]
+            raise SourceFailed(
+                f"{self._name} has no text of {key!r}, which was written before it kept texts; read them once from "
+                "their source."
+            )
+        return page
 
     def _find_generation(self, connection: Connection) -> Generation:
         generation = find_in_state(connection, self._place.collection, LIVE)
@@ -71,46 +88,35 @@ class OwnTextReader:
             )
         if not keeps_texts(connection, generation.collection_id):
             raise SourceFailed(
-                f"Collection {self._place.collection!r} does not keep its texts, so they cannot be read from it; name "
-                "another source, or make the collection keep them."
+                f"{self._name} does not keep its texts, so they cannot be read from it; name another source, or make "
+                "the collection keep them."
             )
         return generation
 
 
-class CarriedTextReader:
+class CarriedTextReader(KeptTextReader):
     """Read what was put into a generation since a place in the order, after a rollback to the one before it.
 
     Deletions since have reached both. Rows without a kept text are counted and left out: the rollback has told of them.
     """
 
-    tells_what_vanished: Final = False
-
     def __init__(self, place: SourcePlace, generation_id: int, since_seq: int) -> None:
-        self._place = place
+        collection = f"collection {place.collection!r}"
+        super().__init__(
+            place,
+            f"Generation {generation_id} of {collection} was removed before all of its rows were carried over.",
+        )
         self._generation_id = generation_id
         self._since_seq = since_seq
-        self.complaints = Complaints()
 
-    def read(self) -> Iterator[list[Item]]:
-        name = f"Collection {self._place.collection!r}"
-        assembler = Assembler(name, self._place.settings.max_key_bytes, self.complaints)
-        try:
-            with self._place.engine.connect() as connection:
-                generation = find_exported(connection, self._place.collection, self._generation_id)
-            for page in read_pages(self._place.engine, generation, WITHOUT_VECTORS):
-                places = dict(zip(page.keys, page.places or [], strict=True))
-                texts = page.texts["text"]
-                newer = [number for number, key in enumerate(page.keys) if places[key] > self._since_seq]
-                carried = [number for number in newer if texts[number] is not None]
-                self.complaints.num_left_out += len(newer) - len(carried)
-                for items in read_page(assembler, take_rows(page, carried)):
-                    yield [replace(item, place=places[item.key]) for item in items]
-        except Conflict as error:
-            raise SourceFailed(
-                f"Generation {self._generation_id} of {name} was removed before all of its rows were carried over."
-            ) from error
-        except DATABASE_ERRORS as error:
-            raise describe_database_error(name, error) from error
+    def _find_generation(self, connection: Connection) -> Generation:
+        return find_exported(connection, self._place.collection, self._generation_id)
+
+    def _choose_rows(self, page: RowPage) -> RowPage:
+        newer = [number for number, place in enumerate(page.places or []) if place > self._since_seq]
+        carried = [number for number in newer if page.texts["text"][number] is not None]
+        self.complaints.num_left_out += len(newer) - len(carried)
+        return take_rows(page, carried)
 
 
 def take_rows(page: RowPage, numbers: Sequence[int]) -> RowPage:
