@@ -145,6 +145,9 @@ class ModelBody(BaseModel):
     notes: list[str] = Field(
         default_factory=list, description="What is not as its files alone would have it."
     )
+    unprompted: str | None = Field(
+        default=None, description="That of the notes which is true of jobs without a prompt alone."
+    )
 
     @classmethod
     def from_card(cls, card: ModelCard, num_workers: int) -> Self:
@@ -161,6 +164,7 @@ class ModelBody(BaseModel):
             revision=card.revision,
             workers=num_workers,
             notes=list(card.notes),
+            unprompted=card.unprompted or None,
         )
 
 

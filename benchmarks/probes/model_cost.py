@@ -10,7 +10,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from vectormill.models.model_card import ModelCard, find_weights
+from vectormill.models.model_card import ModelCard
+from vectormill.models.weight_files import find_weights
 
 # Looked up, or not used for the vector: neither is multiplied with.
 NOT_MULTIPLIED = ("embeddings", "embed_tokens", "pooler")

@@ -4,14 +4,18 @@ A transformer gives a vector for each token. Which of them make the vector of a 
 trained, and guessing it gives wrong vectors without a word. Knows no files.
 """
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from vectormill.domain.errors import UnsupportedModel
 
-# sentence-transformers gives a model without modules.json mean pooling, and one …ForCausalLM the last token; read in
-# its sentence_transformer/model.py. Rows without a source of their own follow this convention, not their authors.
+# Authors pool one architecture in different ways: BERT's by the mean (https://huggingface.co/intfloat/e5-base-v2) and
+# by the first token (https://huggingface.co/BAAI/bge-base-en-v1.5). So of a checkpoint without modules.json only a
+# convention tells: that of sentence-transformers, which gives mean pooling, and to a …ForCausalLM the last token
+# (`_load_default_modules` of version 6.2.0):
+# https://github.com/huggingface/sentence-transformers/blob/v6.2.0/sentence_transformers/sentence_transformer/model.py
 BARE_ENCODER: Final = "a bare encoder, which sentence-transformers gives mean pooling"
 
 
@@ -30,8 +34,8 @@ PLAIN_EMBEDDERS: Final = {
         PlainEmbedder("AlbertModel", "mean", BARE_ENCODER),
         PlainEmbedder("BertModel", "mean", BARE_ENCODER),
         PlainEmbedder("CamembertModel", "mean", BARE_ENCODER),
-        # "average" is the default of the class Contriever; its descendant https://huggingface.co/CarperAI/carptriever-1
-        # has mean_pooling in its example.
+        # https://github.com/facebookresearch/contriever/blob/main/src/contriever.py: `forward` divides the sum of the
+        # last hidden states by the number of tokens.
         PlainEmbedder("Contriever", "mean", "Contriever, whose authors pool by the mean"),
         PlainEmbedder("DebertaModel", "mean", BARE_ENCODER),
         PlainEmbedder("DebertaV2Model", "mean", BARE_ENCODER),
@@ -46,6 +50,28 @@ PLAIN_EMBEDDERS: Final = {
         PlainEmbedder("XLMRobertaModel", "mean", BARE_ENCODER),
     )
 }
+
+
+@dataclass(frozen=True, slots=True)
+class PromptedFamily:
+    """Models whose authors want a prompt that no file names, told by the last part of a repository's name."""
+
+    name: str
+    pattern: re.Pattern[str]
+    prompts: tuple[str, ...]
+
+
+PROMPTED_FAMILIES: Final = (
+    # https://huggingface.co/intfloat/e5-base-v2 and those beside it: "Each input text should start with …". Not
+    # …-instruct, whose queries carry an instruction.
+    PromptedFamily(
+        "E5",
+        re.compile(
+            r"(?:^|[\s/]|--)(?:multilingual-)?e5-(?:small|base|large)(?:-v2|-unsupervised)?(?=$|[\s/])"
+        ),
+        ("query: ", "passage: "),
+    ),
+)
 
 LATE_INTERACTION: Final = "a late-interaction model (ColBERT), which keeps a vector for each token"
 SPARSE: Final = "a sparse encoder (SPLADE), whose vectors have a number for each word of the vocabulary"
@@ -157,14 +183,26 @@ def judge_adapters(
     return (f"No worker will load it: {refuse_adapters(name, adapters)}",)
 
 
-def tell_prompts(prompts: Mapping[str, str], default: str) -> tuple[str, ...]:
-    """Return what is to be said of prompts that a model was trained with, of which none is its default."""
+def tell_prompts(called: str, prompts: Mapping[str, str], default: str) -> str:
+    """Return what is to be said of texts without a prompt; empty where the authors want none, or one is the default.
+
+    `called` is the model's name and directory.
+    """
     spoken = sorted(key for key, text in prompts.items() if text)
-    if default or not spoken:
-        return ()
+    if default:
+        return ""
+    if spoken:
+        return (
+            f"Its authors name prompts ({', '.join(spoken)}) and no default: a text is encoded without any unless "
+            "`prompt` names one, and the vectors are worse then if the model was trained with them."
+        )
+    family = next((family for family in PROMPTED_FAMILIES if family.pattern.search(called)), None)
+    if family is None:
+        return ""
+    wanted = " or ".join(f'"{prompt}"' for prompt in family.prompts)
     return (
-        f"Its authors name prompts ({', '.join(spoken)}) and no default: a text is encoded without any unless `prompt` "
-        "names one, and the vectors are worse then if the model was trained with them.",
+        f"By its name it is of the family {family.name}, whose authors have each text begin with {wanted}, and its "
+        "files name no prompt: a text is encoded without any unless `prompt` gives one, and the vectors are worse then."
     )
 
 

@@ -8,7 +8,6 @@ the user gives; vectors of unit length).
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +24,13 @@ from vectormill.models.embedders import (
     tell_prompts,
 )
 from vectormill.models.special_tokens import read_special_tokens, require_final_token
-from vectormill.models.weight_headers import count_parameters, read_header, read_header_bytes
+from vectormill.models.weight_files import (
+    find_tensor_names,
+    find_weights,
+    fingerprint_directory,
+    list_weights,
+)
+from vectormill.models.weight_headers import count_parameters
 
 CLS: Final = "cls"
 MEAN: Final = "mean"
@@ -54,9 +59,6 @@ OFFSET_POSITIONS: Final = frozenset(
 # Of RexUniNLU: whose configuration it has, and its head.
 REXUNINLU_TYPE: Final = "deberta-v2"
 EXTRACTOR_TENSORS: Final = frozenset({"ffnq.weight", "ffnk.weight", "rotary_emb.freqs"})
-PICKLED_WEIGHTS: Final = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5")
-# A pickle by torch, of which tensors alone are read; a large model has several.
-TORCH_WEIGHTS: Final = "pytorch_model*.bin"
 # A tokenizer that knows no limit says 10^30.
 LARGEST_MAX_TOKENS: Final = 1 << 20
 
@@ -69,7 +71,8 @@ class ModelCard:
     modules that follow, relative to `path`. `dimension` is the length of the vectors after both.
     `default_prompt` is text. A model with a `classifier` answers a number for each of its labels instead of a vector:
     `dimension` counts these, and `pooling` is what its head reads. An extractor answers records, of no dimension.
-    `unread` says which trained head is left out because the user gave a pooling. `notes` are sentences for people.
+    `unread` says which trained head is left out because the user gave a pooling. `unprompted` is what is to be said of
+    texts that are encoded without a prompt, where the authors want one. `notes` are sentences for people.
     """
 
     name: str
@@ -89,6 +92,7 @@ class ModelCard:
     classifier: Classifier | None = None
     is_extractor: bool = False
     unread: str = ""
+    unprompted: str = ""
     notes: tuple[str, ...] = ()
 
 
@@ -150,6 +154,8 @@ def read_model_card(
             f"The model {name!r} reads at most {longest} tokens; max_tokens {max_tokens} is more."
         )
     prompts, default_prompt = _read_prompts(directory)
+    is_embedder = classifier is None and not is_extractor
+    unprompted = tell_prompts(f"{name} {directory}", prompts, default_prompt) if is_embedder else ""
     architectures = config.get("architectures") or [config.get("model_type", "unknown")]
     return ModelCard(
         name=name,
@@ -171,7 +177,8 @@ def read_model_card(
         classifier=classifier,
         is_extractor=is_extractor,
         unread=unread,
-        notes=notes + tell_prompts(prompts, default_prompt),
+        unprompted=unprompted,
+        notes=(*notes, unprompted) if unprompted else notes,
     )
 
 
@@ -185,53 +192,6 @@ def parse_pooling(text: str | Sequence[str]) -> tuple[str, ...]:
                 f"The pooling {name!r} is not known; there are {', '.join(POOLING_NAMES)}, joined by '+'."
             )
     return tuple(by_alias[name] for name in names)
-
-
-def find_weights(directory: Path, name: str) -> list[Path]:
-    """Return the files of the transformer's own weights, in order of name. Raises ModelError where there are none.
-
-    Of pickles only those that torch writes are read, and tensors alone of them.
-    """
-    files = list_weights(directory)
-    if files:
-        return files
-    pickles = sorted(path.name for pattern in PICKLED_WEIGHTS for path in directory.glob(pattern))
-    if pickles:
-        raise UnsupportedModel(
-            f"The model {name!r} has its weights only in {pickles[0]}, which is not read: it may run any code. "
-            "Convert it once where you trust it: AutoModel.from_pretrained(…).save_pretrained(…) of transformers "
-            "writes safetensors."
-        )
-    raise ModelError(f"The model {name!r} has no weights: there is no *.safetensors file in {directory}.")
-
-
-def list_weights(directory: Path) -> list[Path]:
-    """Return the safetensors files in order of name, or else those of torch; perhaps none is there."""
-    return sorted(directory.glob("*.safetensors")) or sorted(directory.glob(TORCH_WEIGHTS))
-
-
-def fingerprint_directory(directory: Path, weights: Sequence[Path]) -> str:
-    """Sixteen hex digits of the model's content, the same on every machine: neither paths nor dates go in.
-
-    All small files are read whole. Of the weights, the header, the size and 64 samples are enough to tell two
-    fine-tuned copies of one architecture apart, without reading gigabytes.
-    """
-    digest = blake2b(digest_size=8)
-    vocabulary = [] if (directory / "tokenizer.json").is_file() else sorted(directory.glob("vocab.txt"))
-    for path in sorted(directory.glob("*.json")) + sorted(directory.glob("*/config.json")) + vocabulary:
-        digest.update(path.relative_to(directory).as_posix().encode() + b"\0" + path.read_bytes())
-    inner = sorted(directory.glob("*/*.safetensors"))
-    folders = {path.parent for path in inner}
-    inner += [path for path in sorted(directory.glob(f"*/{TORCH_WEIGHTS}")) if path.parent not in folders]
-    for path in [*weights, *inner]:
-        size = path.stat().st_size
-        header, start = read_header_bytes(path)
-        digest.update(f"{path.name}:{size}".encode() + header)
-        with path.open("rb") as file:
-            for sample in range(64):
-                file.seek(start + (size - start) * sample // 64)
-                digest.update(file.read(4096))
-    return digest.hexdigest()
 
 
 def _tokenizer_files(config: dict[str, Any]) -> tuple[str, ...]:
@@ -388,11 +348,6 @@ def _longest_input(directory: Path, config: dict[str, Any]) -> int:
         if isinstance(said, (int, float)) and said > 0:
             limit = min(limit, int(min(said, LARGEST_MAX_TOKENS)))
     return limit
-
-
-def find_tensor_names(weights: Sequence[Path]) -> set[str]:
-    """As the headers of the files have them; reads a few kilobytes of each."""
-    return {name for path in weights for name in read_header(path)}
 
 
 def _is_extractor(config: dict[str, Any], weights: Sequence[Path]) -> bool:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from vectormill.domain.errors import ModelError
-from vectormill.models.model_card import ModelCard, find_weights
+from vectormill.models.model_card import ModelCard
+from vectormill.models.weight_files import find_weights
 from vectormill.models.weight_headers import SAFETENSORS
 from worker.batching.batch import TOKEN_INPUTS
 from worker.encoder.encoder import OnRead

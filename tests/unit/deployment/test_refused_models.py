@@ -186,3 +186,32 @@ def test_prompts_without_a_default_are_said_of_a_model(
 ) -> None:
     write_model(tmp_path, config_sentence_transformers={"prompts": prompts, "default_prompt_name": default})
     assert ("name prompts (query) and no default" in " ".join(card_of(tmp_path).notes)) is is_said
+
+
+@pytest.mark.parametrize(
+    ("name", "directory", "is_said"),
+    [
+        ("intfloat/e5-base-v2", "model", True),
+        ("mine", "multilingual-e5-small", True),
+        ("mine", "models--intfloat--e5-large/snapshots/0a1b", True),
+        ("intfloat/multilingual-e5-large-instruct", "model", False),  # whose queries carry an instruction
+        ("e5-mistral-7b-instruct", "model", False),
+        ("some-e5-base-v2-tuned", "model", False),
+    ],
+)
+def test_a_prompt_that_no_file_names_is_said_of_the_family_whose_authors_want_it(
+    tmp_path: Path, name: str, directory: str, is_said: bool
+) -> None:
+    write_model(tmp_path / directory)
+    card = Registry({name: ModelEntry(path=str(tmp_path / directory))}).card(name)
+    assert ('begin with "query: " or "passage: "' in card.unprompted) is is_said
+    assert (card.unprompted in card.notes) is is_said
+
+
+def test_prompts_that_the_files_of_a_model_name_go_before_those_of_its_family(tmp_path: Path) -> None:
+    prompts = {"query": "query: ", "passage": "passage: "}
+    named = write_model(tmp_path / "a" / "e5-base-v2", config_sentence_transformers={"prompts": prompts})
+    default = {"prompts": prompts, "default_prompt_name": "query"}
+    settled = write_model(tmp_path / "b" / "e5-base-v2", config_sentence_transformers=default)
+    assert "name prompts (passage, query)" in card_of(named).unprompted
+    assert card_of(settled).unprompted == ""

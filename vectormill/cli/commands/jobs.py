@@ -152,6 +152,7 @@ def status(
 ) -> None:
     """Show how a job stands, or what the workers do, with rates, memory and bottleneck, and how schedules stand."""
     from vectormill.cli.endpoint import connected
+    from vectormill.cli.views.summary import describe_missing_prompt
     from vectormill.client.views.job_progress import look_at_job
     from vectormill.client.views.progress import Progress
 
@@ -166,7 +167,10 @@ def status(
                 job = client.wait(job_id, progress)
         else:
             job = client.job(job_id)
+        told = [] if json else describe_missing_prompt(job, client.models())
     _print_job(job, json)
+    for sentence in told:
+        typer.echo(sentence, err=True)
     if watch:
         raise typer.Exit(exit_code_of_job(job["state"]))
 

@@ -86,6 +86,14 @@ def describe_long_texts(job: Mapping[str, Any]) -> list[str]:
     return sentences
 
 
+def describe_missing_prompt(job: Mapping[str, Any], models: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a sentence where the authors of the job's model want a prompt and the job has none."""
+    if job["options"].get("prompt") or not _has_vectors(job):
+        return []
+    told = [model.get("unprompted") for model in models if model["name"] == job["model"]]
+    return [f"The texts were encoded without a prompt. {sentence}" for sentence in told if sentence]
+
+
 def _has_vectors(job: Mapping[str, Any]) -> bool:
     return TASKS[job["options"].get("task", EMBED)].result == VECTOR
 

@@ -21,6 +21,7 @@ class ModelBody(TypedDict):
     workers: int
     problem: NotRequired[str | None]
     notes: NotRequired[list[str]]
+    unprompted: NotRequired[str | None]
 
 
 class ModelList(TypedDict):

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from vectormill.domain.errors import ModelError
 from vectormill.models.classifiers import STRUCTBERT
-from vectormill.models.model_card import ModelCard, find_weights
+from vectormill.models.model_card import ModelCard
+from vectormill.models.weight_files import find_weights
 from vectormill.models.weight_headers import read_header
 from worker.model.runtime import transformers
 from worker.model.weights.stored import open_weights

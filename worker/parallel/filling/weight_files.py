@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from vectormill.domain.errors import ModelError
-from vectormill.models.model_card import ModelCard, find_weights
+from vectormill.models.model_card import ModelCard
+from vectormill.models.weight_files import find_weights
 from vectormill.models.weight_headers import TensorHeader, read_header
 from worker.model.classifiers.published import list_published_names
 from worker.model.weights.stored import open_weights

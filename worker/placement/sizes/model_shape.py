@@ -13,7 +13,8 @@ from typing import Any, Final
 
 from vectormill.domain.errors import ModelError
 from vectormill.models.classifiers import is_structbert
-from vectormill.models.model_card import ModelCard, find_weights
+from vectormill.models.model_card import ModelCard
+from vectormill.models.weight_files import find_weights
 from vectormill.models.weight_headers import read_header
 
 # Of a classifier's head (worker.model.classifiers.heads), which vectors do not pass through.

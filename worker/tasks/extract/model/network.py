@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vectormill.domain.errors import ModelError
 from vectormill.domain.tasks.prompt_size import MAX_WINDOW_TOKENS
-from vectormill.models.model_card import find_weights
+from vectormill.models.weight_files import find_weights
 from vectormill.models.weight_headers import read_header
 from worker.model.weights.stored import open_weights
 from worker.tasks.extract.model.deberta import Embeddings, Encoder
