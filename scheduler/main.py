@@ -84,6 +84,7 @@ def _serve(settings: Settings, database_url: str, redis_url: str, stop: threadin
             settings.retention_days * 86400,
             settings.upload_timeout_seconds,
             settings.retired_generation_days * 86400,
+            settings.load_failure_seconds,
         )
         with pruner, WebhookSender(posting, settings):
             yield

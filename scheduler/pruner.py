@@ -1,5 +1,6 @@
 """Removes what is past its time: deleted jobs, ended jobs beyond their retention, abandoned uploads, files of requests,
-dead workers, deliveries of webhooks, and generations that others have replaced.
+dead workers, deliveries of webhooks, and generations that others have replaced. Fails jobs whose model no worker could
+load for too long.
 
 On a thread and a connection of its own: a job of ten million vectors takes minutes, and nobody waits for it.
 """
@@ -26,6 +27,7 @@ from vectormill.db.jobs.deletion import (
     discard_expired_jobs,
     discard_stale_uploads,
 )
+from vectormill.db.jobs.failing import fail_waiting_chunks, find_stuck_jobs
 from vectormill.db.requests.batches import delete_old_batches
 from vectormill.db.requests.files import delete_file_batch, discard_old_files
 from vectormill.db.runs.pushes import prune_pushes
@@ -37,6 +39,8 @@ logger = logging.getLogger(__name__)
 # Of one transaction. 100 chunks of 1 MiB of text are some 50,000 rows for Postgres, which keeps long values in pieces.
 BATCH_CHUNKS = 100
 BATCH_ERRORS = 10_000
+# Each of up to 2,048 items by default, and each item becomes a row.
+BATCH_FAILED_CHUNKS = 10
 BATCH_DELIVERIES = 10_000
 BATCH_RUNS = 1_000
 # After so long the other duties have their turn, and the removal goes on behind them.
@@ -54,10 +58,12 @@ class Pruner:
         retention_seconds: float,
         upload_timeout_seconds: float,
         retired_seconds: float = 7 * 86400,
+        load_failure_seconds: float = 86400,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._retired_seconds = retired_seconds
+        self._load_failure_seconds = load_failure_seconds
         self._retention_seconds = retention_seconds
         self._upload_timeout_seconds = upload_timeout_seconds
         self._clock = clock
@@ -113,6 +119,7 @@ class Pruner:
         num_tables = drop_orphaned_tables(self._engine)
         if num_tables:
             logger.info("Dropped %d tables of collections that were deleted.", num_tables)
+        self._fail_stuck_jobs()
         self._delete_files()
         num_jobs = 0
         until = self._clock() + DELETING_SECONDS
@@ -128,6 +135,21 @@ class Pruner:
         if num_jobs:
             logger.info("Removed %d jobs that were deleted or past their retention.", num_jobs)
         return num_jobs
+
+    def _fail_stuck_jobs(self) -> None:
+        """Fail what waits of such jobs, for DELETING_SECONDS at most; a later round goes on."""
+        with self._engine.begin() as connection:
+            reasons = find_stuck_jobs(connection, self._load_failure_seconds)
+        until = self._clock() + DELETING_SECONDS
+        for job_id, reason in reasons.items():
+            logger.warning("Job %s fails, since it has waited long enough: %s", job_id, reason)
+            num_failed = BATCH_FAILED_CHUNKS
+            while num_failed == BATCH_FAILED_CHUNKS:
+                if self._stopping.is_set() or self._clock() >= until:
+                    self._has_more = True
+                    return
+                with self._engine.begin() as connection:
+                    num_failed = fail_waiting_chunks(connection, job_id, reason, BATCH_FAILED_CHUNKS)
 
     def _delete_files(self) -> None:
         num_files = 0

@@ -147,6 +147,9 @@ class Settings(BaseSettings):
     ageing_seconds: float = Field(
         default=600.0, gt=0, description="So long without progress lifts a job by one priority."
     )
+    load_failure_seconds: float = Field(
+        default=86400.0, gt=0, description="A job fails whose model no worker could load for so long."
+    )
     upload_timeout_seconds: float = Field(
         default=3600.0, gt=0, description="An upload silent for so long is removed."
     )

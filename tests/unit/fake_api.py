@@ -59,6 +59,8 @@ class FakeApi:
         self.headers: list[dict[str, str]] = []
         self.final_state: str | None = None
         self.waiting_because: str | None = None
+        self.load_failure: str | None = None  # of its one worker, for which every job waits then
+        self.unprompted: str | None = None
         self.missing_vectors: set[str] = set()
         self.failures_before_success = 0  # answers 503
         self.drops_before_success = 0  # closes the connection after the job is stored
@@ -100,7 +102,11 @@ class FakeApi:
             "bound_by": {"value": "run", "reason": "the model: the device was computing in 90% of the time"},
             "stage_seconds": {"tokenize": 0.5, "run": 3.6},
             "options": {"dimensions": 2, "max_tokens": 256}
-            | {name: parameters[name] for name in ("long_texts", "passage_overlap") if name in parameters},
+            | {
+                name: parameters[name]
+                for name in ("long_texts", "passage_overlap", "prompt")
+                if name in parameters
+            },
             "metadata": json.loads(parameters.get("metadata", "{}")),
             "_final": {
                 "state": self.final_state or ("completed_with_errors" if num_failed else "completed"),
@@ -115,13 +121,22 @@ class FakeApi:
         return self.jobs[job_id]
 
     def poll(self, job: dict[str, Any]) -> dict[str, Any]:
-        if job["state"] == "queued":
+        if job["state"] == "queued" and self.load_failure is not None:
+            job["waiting_because"] = f"No worker for mini is ready: {self.load_failure}."
+        elif job["state"] == "queued":
             job["state"] = "running"
+            job["waiting_because"] = self.waiting_because
         elif job["state"] == "cancelling":
             job["state"] = "cancelling" if job.pop("_is_new", False) else "cancelled"
         elif job["state"] == "running":
             job.update(job["_final"])
         return job
+
+    def worker(self) -> dict[str, Any]:
+        worker = {"name": "mini-cpu0@host", "model": "mini", "slots": 6, "report": REPORT}
+        if self.load_failure is None:
+            return worker
+        return worker | {"slots": 0, "report": REPORT | {"state": "dead", "state_reason": self.load_failure}}
 
     def vectors(self, job_id: str) -> list[dict[str, Any]]:
         return [
@@ -267,16 +282,10 @@ class FakeHandler(BaseHTTPRequestHandler):
             case ["v1", "jobs", job_id, "vectors"]:
                 self._export(self.fake.vectors(job_id), parameters)
             case ["v1", "models"]:
-                self._json(
-                    {
-                        "data": [
-                            {"name": "mini", "task": "embed", "dimension": 2, "max_tokens": 256, "workers": 1}
-                        ]
-                    }
-                )
+                mini = {"name": "mini", "task": "embed", "dimension": 2, "max_tokens": 256, "workers": 1}
+                self._json({"data": [mini | {"unprompted": self.fake.unprompted}]})
             case ["v1", "workers"]:
-                worker = {"name": "mini-cpu0@host", "model": "mini", "slots": 6, "report": REPORT}
-                self._json({"data": [worker]})
+                self._json({"data": [self.fake.worker()]})
             case ["readyz"]:
                 ready = {"status": "ok", "postgres": True, "redis": True, "workers": 1, "scheduler": True}
                 self._json(ready)

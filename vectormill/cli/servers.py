@@ -99,10 +99,9 @@ def ask_api(url: str, api_key: str | None) -> Iterator[Finding]:
         with httpx.Client(timeout=TIMEOUT_SECONDS, trust_env=not is_loopback(url)) as client:
             answer = client.get(f"{url}/readyz")
             headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-            is_closed = (
-                client.get(f"{url}/v1/models", headers=headers).status_code == httpx.codes.UNAUTHORIZED
-            )
+            listed = client.get(f"{url}/v1/workers", headers=headers)
         readiness = answer.json()
+        workers = listed.json().get("data", [])
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         yield Finding("service", FAIL, f"{url}: {error}", "Start it with `vectormill up`.")
         return
@@ -114,8 +113,17 @@ def ask_api(url: str, api_key: str | None) -> Iterator[Finding]:
         yield Finding(
             "service", WARN, f"{detail}; away: {', '.join(absent)}", "Jobs are taken, but they wait."
         )
-    elif is_closed:
+    elif listed.status_code == httpx.codes.UNAUTHORIZED:
         advice = "Set VECTORMILL_API_KEY to a key of it; `vectormill keys create NAME` prints a new one."
         yield Finding("service", WARN, f"{detail}; it wants an API key that it knows", advice)
     else:
         yield Finding("service", OK, detail)
+    for worker in workers:
+        if not worker["slots"]:  # its model is not loaded
+            reason = worker["report"].get("state_reason") or "it gives no reason"
+            advice = (
+                "Its jobs wait, and it tries again: mend that, or start a worker for the model elsewhere."
+            )
+            yield Finding(
+                f"worker {worker['name']}", FAIL, f"cannot load {worker['model']}: {reason}", advice
+            )

@@ -62,6 +62,16 @@ def test_a_service_that_runs_is_asked_how_it_is(tmp_path: Path, capsys: pytest.C
     assert findings["service"]["detail"] == f"{api.url} is ok, 1 workers"
 
 
+def test_a_worker_that_cannot_load_its_model_is_named_with_its_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving_fake_api() as api:
+        api.load_failure = "openvino was ended by SIGFPE"
+        code, findings = diagnose(capsys, "--data-dir", str(tmp_path), "--api-url", api.url)
+    assert code == 1
+    assert findings["worker mini-cpu0@host"]["detail"] == "cannot load mini: openvino was ended by SIGFPE"
+
+
 @pytest.mark.parametrize("key", [None, "vmk_ours", "vmk_another"])
 def test_a_service_that_wants_another_key_than_ours_is_a_warning(
     key: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -8,6 +8,7 @@ import pytest
 
 from tests.unit.fake_api import FakeApi, serving_fake_api
 from vectormill.cli.app import main
+from vectormill.cli.views import job_watch
 from vectormill.client import Client
 
 
@@ -62,6 +63,20 @@ def test_texts_that_were_cut_are_told_with_the_way_out(
     assert "longer than" not in capsys.readouterr().err
 
 
+def test_a_prompt_that_the_authors_want_and_nobody_gave_is_told(
+    api: FakeApi, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api.unprompted = 'The authors have each text begin with "query: ".'
+    assert encode(api, tmp_path, ["one"]) == 0
+    assert run("status", "job-1", "--api-url", api.url) == 0
+    assert (
+        capsys.readouterr().err.count('without a prompt. The authors have each text begin with "query: "')
+        == 2
+    )
+    assert encode(api, tmp_path, ["one"], "--prompt", "query: ") == 0
+    assert "without a prompt" not in capsys.readouterr().err
+
+
 def test_the_file_of_errors_is_there_and_empty_when_nothing_failed(api: FakeApi, tmp_path: Path) -> None:
     assert encode(api, tmp_path, ["one"], "--errors", str(tmp_path / "failed.jsonl")) == 0
     assert (tmp_path / "failed.jsonl").read_bytes() == b""
@@ -98,13 +113,44 @@ def test_an_interrupted_job_is_cancelled(
     interruption: BaseException,
     code: int,
 ) -> None:
-    def interrupted(self: Client, *arguments: Any) -> dict[str, Any]:
+    def interrupted(self: Client, *arguments: Any, **options: Any) -> dict[str, Any]:
         raise interruption
 
     monkeypatch.setattr(Client, "wait", interrupted)
     assert encode(api, tmp_path, ["one"]) == code
     assert api.jobs["job-1"]["state"] == "cancelled"
     assert "cancelled, nothing was written" in capsys.readouterr().err
+
+
+def test_a_model_that_no_worker_loads_ends_the_command_with_the_reason_and_leaves_the_job(
+    api: FakeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(job_watch, "PATIENCE_SECONDS", 0.0)
+    api.load_failure = "openvino was ended by SIGFPE"
+    assert encode(api, tmp_path, ["one"]) == 3
+    said = capsys.readouterr().err
+    assert "ended by SIGFPE" in said
+    assert "`vectormill status job-1 --watch`" in said
+    assert api.jobs["job-1"]["state"] == "queued"
+    assert not (tmp_path / "out.parquet").exists()
+
+
+def test_who_wishes_it_waits_until_a_worker_has_loaded_the_model(
+    api: FakeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_watch, "PATIENCE_SECONDS", 0.0)
+    api.load_failure = "openvino was ended by SIGFPE"
+    poll, answers = api.poll, []
+
+    def load_at_the_second(job: dict[str, Any]) -> dict[str, Any]:
+        answers.append(job["waiting_because"])
+        if len(answers) == 2:
+            api.load_failure = None
+        return poll(job)
+
+    monkeypatch.setattr(api, "poll", load_at_the_second)
+    assert encode(api, tmp_path, ["one"], "--wait") == 0
+    assert any("SIGFPE" in (answer or "") for answer in answers)
 
 
 def test_a_service_that_is_away_has_its_own_code(tmp_path: Path, api: FakeApi) -> None:

@@ -228,14 +228,12 @@ def _keep_searchable(place: _Place, *, is_json: bool) -> None:
 
 def _encode(client: "Client", texts: Mapping[str, str], model: str | None) -> Mapping[str, Any]:
     """Submits the texts over HTTP and shows how the job goes, until it ends."""
-    from vectormill.client.views.job_progress import look_at_job
-    from vectormill.client.views.progress import Progress
+    from vectormill.cli.views.job_watch import watch_job
 
     items: list[ItemJson] = [{"key": key, "text": text} for key, text in texts.items()]
     job = client.submit(items, model=model, collection=COLLECTION)
     _say(f"Submitted {job['num_items']:,} docstrings of {describe_python()} as job {job['id']}.")
-    with Progress(look_at_job) as progress:
-        return client.wait(job["id"], progress, poll_seconds=POLL_SECONDS)
+    return watch_job(client, job, poll_seconds=POLL_SECONDS)
 
 
 def _count_vectors(client: "Client", job_id: str, texts: Mapping[str, str]) -> int:

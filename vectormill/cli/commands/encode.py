@@ -73,6 +73,12 @@ def encode(
     key_field: KeyField = None,
     text_field: TextField = "text",
     strict: Strict = False,
+    wait: Annotated[
+        bool,
+        typer.Option(
+            "--wait", help="Wait on where no worker can load the model; else that ends the command."
+        ),
+    ] = False,
     api_url: ApiUrl = None,
     data_dir: DataDir = None,
     json: Json = False,
@@ -94,6 +100,7 @@ def encode(
         Service(api_url, data_dir, model),
         {"collection": collection, "priority": priority, **asdict(options)},
         is_strict=strict,
+        is_patient=wait,
     )
     report(job, out, is_json=json)
     raise typer.Exit(exit_code_of_job(job["state"]))
@@ -124,8 +131,10 @@ def carry_out(
     wanted: dict[str, Any],
     *,
     is_strict: bool,
+    is_patient: bool = False,
 ) -> Mapping[str, Any]:
     """The job, which has ended and whose results are in `out`. Raises CommandFailed when there are none."""
+    from vectormill.cli.views.summary import describe_missing_prompt
     from vectormill.files.outputs import check_output, choose_format, write_vectors
     from vectormill.files.texts import look_at_texts, read_texts
 
@@ -141,12 +150,14 @@ def carry_out(
         if path is not None:
             check_output(path)
     with _client(service.api_url, service.data_dir, service.model) as client:
-        job = _watch(client, client.submit(items, model=service.model, **wanted))
+        job = _watch(client, client.submit(items, model=service.model, **wanted), is_patient=is_patient)
         if exit_code_of_job(job["state"]) == JOB_NOT_COMPLETED:
             _report_failures(client, job, errors)
             raise CommandFailed(f"Job {job['id']} {job['state']}; {out} was not written.", JOB_NOT_COMPLETED)
         write_vectors(lambda file, kind: client.export(job["id"], file, kind), out, kind)
         _report_failures(client, job, errors)
+        for sentence in describe_missing_prompt(job, client.models()):
+            typer.echo(sentence, err=True)
     return job
 
 
@@ -171,15 +182,13 @@ def _client(api_url: str | None, data_dir: Path | None, model: str | None) -> "I
         yield cleanup.enter_context(Client(url))
 
 
-def _watch(client: "Client", job: Mapping[str, Any]) -> Mapping[str, Any]:
+def _watch(client: "Client", job: Mapping[str, Any], *, is_patient: bool) -> Mapping[str, Any]:
     """Follows the job to its end. Interrupted, it cancels it: nobody would fetch what it goes on making."""
-    from vectormill.client.views.job_progress import look_at_job
-    from vectormill.client.views.progress import Progress
+    from vectormill.cli.views.job_watch import watch_job
     from vectormill.domain.errors import VectormillError
 
     try:
-        with Progress(look_at_job) as progress:
-            return client.wait(job["id"], progress)
+        return watch_job(client, job, is_patient=is_patient)
     except (KeyboardInterrupt, SystemExit):
         with contextlib.suppress(VectormillError):
             client.cancel(job["id"])

@@ -20,14 +20,12 @@ def run_task(
     client: "Client", demo: "TaskDemo", items: Sequence["ItemJson"], weights: "Weights", *, is_json: bool
 ) -> None:
     """Raises CommandFailed unless every item has a sound result."""
+    from vectormill.cli.views.job_watch import watch_job
     from vectormill.cli.views.summary import summarize_job
-    from vectormill.client.views.job_progress import look_at_job
-    from vectormill.client.views.progress import Progress
 
     job = client.submit(items, model=weights.model, task=demo.task, **demo.options)
     typer.echo(f"Submitted {job['num_items']:,} {demo.noun}s as job {job['id']}.", err=True)
-    with Progress(look_at_job) as progress:
-        job = client.wait(job["id"], progress, poll_seconds=POLL_SECONDS)
+    job = watch_job(client, job, poll_seconds=POLL_SECONDS)
     wanted = {item["key"] for item in items}
     results = {
         result["key"]: result

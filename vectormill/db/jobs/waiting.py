@@ -21,7 +21,7 @@ from vectormill.domain.jobs.waiting import (
 # Reports are a few kilobytes of JSON each: only those of workers that serve a model in question are opened, and once.
 LIST_SERVING_WORKERS = text("""
     SELECT name, model, slots, told.revision, told.pooling, told.state, told.state_reason,
-           max_tokens_in_flight
+           max_tokens_in_flight, extract(epoch FROM now() - started_at)::float8 AS seconds_since_start
       FROM vectormill.workers
      CROSS JOIN LATERAL jsonb_to_record(CASE WHEN model = ANY(CAST(:models AS text[])) THEN report ELSE '{}' END)
                      AS told (revision text, pooling text, state text, state_reason text)

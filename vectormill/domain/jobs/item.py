@@ -15,6 +15,7 @@ ENCODING_FAILED: Final = "encoding_failed"
 NON_FINITE_VECTOR: Final = "non_finite_vector"
 OUT_OF_MEMORY: Final = "out_of_memory"
 CRASHED_WORKER: Final = "crashed_worker"
+MODEL_NOT_LOADED: Final = "model_not_loaded"
 NOT_STORED: Final = "not_stored"
 NO_PAIR: Final = "no_pair"
 UNSTORABLE_RECORD: Final = "unstorable_record"
@@ -29,6 +30,7 @@ ITEM_ERROR_CODES: Final = {
     NON_FINITE_VECTOR: "the model answered NaN or infinity, or a value too large for the collection's vector type",
     OUT_OF_MEMORY: "the device has too little memory to encode this text, even alone",
     CRASHED_WORKER: "encoding this text alone ended the worker's model process",
+    MODEL_NOT_LOADED: "no live worker could load the job's model for as long as is waited for that",
     NO_PAIR: "the model compares two texts, and there is no text_pair",
     UNSTORABLE_RECORD: "what was found in the text is no JSON that Postgres keeps in a collection",
     NOT_STORED: "the database refused the text, or its whole chunk, for a reason that does not pass",

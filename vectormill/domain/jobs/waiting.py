@@ -19,7 +19,10 @@ _MAX_NAMES: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class ServingWorker:
-    """A live worker. What a worker of an earlier release does not report is None, and is taken to fit."""
+    """A live worker. What a worker of an earlier release does not report is None, and is taken to fit.
+
+    One that cannot load its model has no slots, and the seconds since its start are those since its first failure.
+    """
 
     name: str
     model: str
@@ -29,6 +32,7 @@ class ServingWorker:
     state: str | None = None
     state_reason: str | None = None
     max_tokens_in_flight: int | None = None
+    seconds_since_start: float = 0.0
 
     def has_model_of(self, spec: EncodingSpec) -> bool:
         return self.revision in (None, spec.revision) and self.pooling in (None, spec.pooling)
@@ -107,6 +111,16 @@ def explain_absence(spec: EncodingSpec, workers: Sequence[ServingWorker]) -> str
     if not any(worker.is_ready for worker in fitting):
         return _tell_not_ready(spec.model, fitting)
     return None
+
+
+def explain_load_failure(spec: EncodingSpec, workers: Sequence[ServingWorker], seconds: float) -> str | None:
+    """Return why each live worker for this spec has failed to load its model for so many seconds; None where one has
+    not, and where there is none.
+    """
+    fitting = [worker for worker in workers if worker.model == spec.model and worker.has_model_of(spec)]
+    if not fitting or any(worker.slots or worker.seconds_since_start < seconds for worker in fitting):
+        return None
+    return _tell_not_ready(spec.model, fitting)
 
 
 def _tell_no_dispatch(around: Surroundings) -> str | None:
