@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from vectormill.cli.exits import UNAVAILABLE, CommandFailed
 from vectormill.client import Client
+from vectormill.client.shapes.jobs import JobBody
 from vectormill.client.views.job_progress import look_at_job
 from vectormill.client.views.progress import Progress
 
@@ -15,7 +16,7 @@ PATIENCE_SECONDS: Final = 45.0
 
 def watch_job(
     client: Client, job: Mapping[str, Any], *, poll_seconds: float = 0.5, is_patient: bool = False
-) -> Mapping[str, Any]:
+) -> JobBody:
     """Show how a job goes until it ends, and return it as it is then.
 
     Raise CommandFailed when no live worker has been able to load its model for PATIENCE_SECONDS, unless `is_patient`.
