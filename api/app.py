@@ -23,7 +23,6 @@ from sqlalchemy.exc import SQLAlchemyError
 from api.bodies.collection_requests import CollectionChange, CollectionRequest
 from api.bodies.items import DeleteRequest, PutRequest
 from api.bodies.requests.batches import BatchRequest
-from api.bodies.reranking import RerankRequest
 from api.bodies.searches import ONE_OR_MANY, ONE_QUERY, SearchQuery, SearchRequest
 from api.bodies.sources.sources import SourceRequest
 from api.console.console import Console
@@ -61,6 +60,7 @@ from vectormill.db.session import make_engine
 from vectormill.domain.errors import ConfigurationError
 from vectormill.models.registry import Registry
 from vectormill.requests.embeddings_request import INPUT_SCHEMA, EmbeddingsRequest
+from vectormill.requests.rerank_request import RerankRequest
 from vectormill.settings import Settings
 
 GRACEFUL_SHUTDOWN_SECONDS: Final = 10

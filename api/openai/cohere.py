@@ -9,13 +9,14 @@ import numpy.typing as npt
 from msgspec import Meta
 from pydantic import BaseModel, Field
 
-from api.bodies.reranking import Document
+from api.bodies.reranking import RankedDocument
 from api.queries.lanes import Answered
 from api.streams.decimal_tables import write_wholes
 from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingOptions
 from vectormill.domain.tasks.task import EMBED
 from vectormill.models.registry import DEFAULT_MODEL
 from vectormill.requests.embeddings_request import MAX_INPUTS
+from vectormill.requests.rerank_request import Document, read_documents
 from vectormill.requests.wishes import DOCUMENT, QUERY, Wish
 from vectormill.vectors.decimals import write_decimals
 
@@ -162,20 +163,14 @@ class CohereRankRequest(msgspec.Struct, forbid_unknown_fields=True):
     priority: Annotated[int | None, Meta(description="Taken, and not used.")] = None
 
     def texts(self) -> list[str]:
-        return [each if isinstance(each, str) else each.text for each in self.documents]
-
-
-class CohereRankBody(BaseModel):
-    index: int
-    relevance_score: float
-    document: dict[str, str] | None = Field(default=None, description="Its `text`, if it was asked for.")
+        return read_documents(self.documents)
 
 
 class CohereRankAnswer(BaseModel):
     """The documents by relevance, the best first."""
 
     id: str
-    results: list[CohereRankBody]
+    results: list[RankedDocument]
     meta: dict[str, Any]
 
 

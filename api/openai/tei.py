@@ -6,11 +6,11 @@ import msgspec
 from msgspec import Meta
 from pydantic import BaseModel, Field
 
-from api.bodies.reranking import Document
 from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingOptions
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.tasks.task import EMBED
 from vectormill.models.registry import DEFAULT_MODEL, Registry
+from vectormill.requests.rerank_request import Document, read_documents
 from vectormill.requests.wishes import Wish
 
 MODEL_HELP: Final = "Ours: the only model, or the packaged one, when it is left out."
@@ -82,7 +82,7 @@ class RankRequest(msgspec.Struct, forbid_unknown_fields=True):
             return "texts", self.texts or []
         if self.texts is not None:
             raise InvalidOption("texts and documents say the same; send one of them.")
-        return "documents", [each if isinstance(each, str) else each.text for each in self.documents]
+        return "documents", read_documents(self.documents)
 
 
 class Sentences(msgspec.Struct, forbid_unknown_fields=True):

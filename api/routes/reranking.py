@@ -4,22 +4,20 @@ from collections.abc import Sequence
 from typing import Any, Final
 from uuid import uuid4
 
-import numpy as np
 from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
 
-from api.bodies.reranking import MAX_DOCUMENTS, RERANK_DECODER, RankedDocument, RerankAnswer, RerankRequest
+from api.bodies.reranking import RankedDocument, RerankAnswer, VoyageRankedDocument, VoyageRerankAnswer
 from api.dependencies import Resources, ResourcesDependency
 from api.door.media_types import require_json
 from api.intake.requests import decode_body
 from api.intake.submissions import read_body
 from api.queries.encoding import answer_all, check_query, count_tokens
-from vectormill.domain.encoding import EncodingOptions, EncodingSpec
-from vectormill.domain.errors import InvalidOption
+from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.tasks.pair import pair_with_each
-from vectormill.domain.tasks.task import JUDGE
-from vectormill.models.registry import make_spec
-from vectormill.vectors.scores import choose_scores
+from vectormill.requests.rerank_request import RERANK_DECODER, RerankRequest, check_documents, check_ranks
+from vectormill.requests.wishes import Wish, make_wished_spec
+from vectormill.vectors.scores import Numbers, rank_scores
 
 router = APIRouter(tags=["results"])
 
@@ -40,8 +38,8 @@ RERANK_DOCS: Final[dict[str, Any]] = {
 }
 
 
-@router.post("/v1/rerank", openapi_extra=RERANK_DOCS)
-async def post_rerank(request: Request, resources: ResourcesDependency) -> RerankAnswer:
+@router.post("/v1/rerank", openapi_extra=RERANK_DOCS, response_model=RerankAnswer | VoyageRerankAnswer)
+async def post_rerank(request: Request, resources: ResourcesDependency) -> RerankAnswer | VoyageRerankAnswer:
     """The documents that answer a query best, best first: by a classifier of pairs, or by the cosine of two vectors.
 
     The score of two labels is the second one's probability. A document that is too long is cut.
@@ -58,59 +56,47 @@ async def post_rerank(request: Request, resources: ResourcesDependency) -> Reran
 def read_pairs(body: bytes, resources: Resources) -> tuple[RerankRequest, EncodingSpec, list[bytes]]:
     """What is asked for, and the pairs that are to be judged. Raises Problem, InvalidOption and InvalidItem."""
     wanted = decode_body(body, RERANK_DECODER)
-    options = EncodingOptions(task=JUDGE, max_tokens=wanted.max_tokens)
-    return wanted, *pair_up(resources, wanted.model, options, wanted.query, wanted.texts())
+    return wanted, *pair_up(resources, wanted.wish(), wanted.query, wanted.texts())
 
 
 def pair_up(
-    resources: Resources,
-    model: str,
-    options: EncodingOptions,
-    query: str,
-    texts: Sequence[str],
-    field: str = "documents",
+    resources: Resources, wish: Wish, query: str, texts: list[str], field: str = "documents"
 ) -> tuple[EncodingSpec, list[bytes]]:
     """The query with each text of the request's field. Raises UnknownModel, InvalidOption and InvalidItem."""
-    if not 1 <= len(texts) <= MAX_DOCUMENTS:
-        raise InvalidOption(f"{field} must be 1 to {MAX_DOCUMENTS:,}, not {len(texts):,}.")
+    check_documents(texts, field)
     check_query(query, "", resources.settings)
     for index, text in enumerate(texts):
         check_query(text, f"{field}[{index}]: ", resources.settings, what="document")
-    spec = make_spec(resources.registry.card(model), options)
-    if len(spec.labels) > 2:
-        raise InvalidOption(
-            f"The model {model!r} tells {len(spec.labels)} labels apart ({', '.join(spec.labels[:3])}, …), and "
-            "which of them ranks documents is not said; use a model of one label or of two."
-        )
+    spec = make_wished_spec(resources.registry, wish)
+    check_ranks(spec)
     return spec, pair_with_each(query.encode(), [text.encode() for text in texts])
 
 
-def order_scores(
-    numbers: "np.ndarray[Any, np.dtype[np.float32]]", spec: EncodingSpec, limit: int | None = None
-) -> list[tuple[int, float]]:
-    """Places and scores, the best first; equal scores in the order in which they were sent."""
-    scores, _ = choose_scores(numbers, spec.labels)
-    order = np.argsort(-scores, kind="stable")[:limit]
-    return [(index, float(f"{scores[index]:.9g}")) for index in order.tolist()]
-
-
 def rank(
-    wanted: RerankRequest,
-    spec: EncodingSpec,
-    numbers: "np.ndarray[Any, np.dtype[np.float32]]",
-    num_tokens: int,
-) -> RerankAnswer:
-    texts = wanted.texts()
-    return RerankAnswer(
-        id=str(uuid4()),
-        usage={"prompt_tokens": num_tokens, "total_tokens": num_tokens},
-        model=wanted.model,
-        results=[
-            RankedDocument(
-                index=index,
-                relevance_score=score,
-                document={"text": texts[index]} if wanted.return_documents else None,
-            )
-            for index, score in order_scores(numbers, spec, wanted.top_n)
-        ],
-    )
+    wanted: RerankRequest, spec: EncodingSpec, numbers: Numbers, num_tokens: int
+) -> RerankAnswer | VoyageRerankAnswer:
+    """Answer in the shape that the names of the request are of."""
+    usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+    texts = wanted.texts() if wanted.return_documents else None
+    if not wanted.is_voyages:
+        results = rank_documents(numbers, spec, texts, wanted.limit)
+        return RerankAnswer(id=str(uuid4()), usage=usage, model=wanted.model, results=results)
+    data = [
+        VoyageRankedDocument(
+            index=index, relevance_score=score, document=None if texts is None else texts[index]
+        )
+        for index, score in rank_scores(numbers, spec.labels, wanted.limit)
+    ]
+    return VoyageRerankAnswer(data=data, model=wanted.model, usage=usage)
+
+
+def rank_documents(
+    numbers: Numbers, spec: EncodingSpec, texts: Sequence[str] | None, limit: int | None
+) -> list[RankedDocument]:
+    """Return the best first, with their texts unless these are None."""
+    return [
+        RankedDocument(
+            index=index, relevance_score=score, document=None if texts is None else {"text": texts[index]}
+        )
+        for index, score in rank_scores(numbers, spec.labels, limit)
+    ]

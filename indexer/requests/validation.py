@@ -25,7 +25,6 @@ from vectormill.domain.jobs.item import Items
 from vectormill.domain.jobs.job import NewJob
 from vectormill.domain.requests.request_batch import BatchFault
 from vectormill.domain.requests.request_file import RequestFile, name_file
-from vectormill.domain.tasks.task import JUDGE
 from vectormill.key_ledger import KeyLedger
 from vectormill.requests.line_reader import read_lines
 from vectormill.requests.request_lines import (
@@ -36,6 +35,7 @@ from vectormill.requests.request_lines import (
     make_key,
     parse_line,
 )
+from vectormill.requests.rerank_request import check_ranks
 from vectormill.requests.wishes import Wish, make_wished_spec
 
 REFUSALS_AT_ONCE: Final = 500
@@ -177,8 +177,7 @@ class Validation:
             raise RefusedLine(earlier.code, earlier.message, custom_id=line.custom_id, param=earlier.param)
         try:
             spec = make_wished_spec(self._held.registry, line.wish)
-            if spec.task == JUDGE and len(spec.labels) > 2:
-                raise InvalidOption(f"{spec.model} tells {len(spec.labels)} labels apart, and ranks nothing.")
+            check_ranks(spec)
         except ModelError:
             raise
         except UnknownModel as error:

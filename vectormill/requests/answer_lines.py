@@ -20,7 +20,7 @@ from vectormill.domain.requests.request_batch import CANCELLED, EMBEDDINGS, EXPI
 from vectormill.domain.tasks.pair import split_pair
 from vectormill.requests.request_lines import BASE64, split_key
 from vectormill.vectors.decimals import SLOT_BYTES, write_decimals
-from vectormill.vectors.scores import choose_scores
+from vectormill.vectors.scores import rank_scores
 
 # So many bytes of decimals are made at a time.
 STRIP_BYTES: Final = 256 << 10
@@ -197,19 +197,19 @@ class AnswerWriter:
         )
 
     def _write_ranking(self, line: AnsweredLine) -> bytes:
-        scores, _ = choose_scores(np.stack(line.rows).astype(np.float32), self._spec.labels)
-        order = np.argsort(-scores, kind="stable")[: line.facts.get("top_n")]
-        results = []
-        for index in order.tolist():
-            document = None
+        is_voyages = "is_voyages" in line.facts
+        numbers = np.stack(line.rows).astype(np.float32)
+        rows: list[dict[str, Any]] = []
+        for index, score in rank_scores(numbers, self._spec.labels, line.facts.get("top_n")):
+            document: str | dict[str, str] | None = None
             if line.texts:
-                _, text = split_pair(line.texts[index])
-                document = {"text": (text or b"").decode("utf-8", "replace")}
-            results.append(
-                {"index": index, "relevance_score": float(f"{scores[index]:.9g}"), "document": document}
-            )
+                _, second = split_pair(line.texts[index])
+                text = (second or b"").decode("utf-8", "replace")
+                document = text if is_voyages else {"text": text}
+            rows.append({"index": index, "relevance_score": score, "document": document})
+        told = {"object": "list", "data": rows} if is_voyages else {"results": rows}
         usage = {"prompt_tokens": line.num_tokens, "total_tokens": line.num_tokens}
-        return msgspec.json.encode({"model": self._spec.model, "results": results, "usage": usage})
+        return msgspec.json.encode({"model": self._spec.model, **told, "usage": usage})
 
 
 def _name_line(kind: str, batch_id: UUID, line: int) -> bytes:

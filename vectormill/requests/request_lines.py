@@ -9,17 +9,13 @@ from typing import Any, Final
 
 import msgspec
 
-from vectormill.domain.encoding import TRUNCATE, EncodingOptions
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.requests.request_batch import EMBEDDINGS, RERANK
 from vectormill.domain.tasks.pair import pair_with_each
-from vectormill.domain.tasks.task import JUDGE
-from vectormill.models.registry import DEFAULT_MODEL
 from vectormill.requests.embeddings_request import EMBEDDINGS_DECODER, read_inputs
+from vectormill.requests.rerank_request import RERANK_DECODER
 from vectormill.requests.wishes import Wish
 
-# Of one line: all of them are in memory at once.
-MAX_DOCUMENTS: Final = 1000
 # What a key has beside the custom_id.
 KEY_ROOM: Final = 32
 
@@ -64,24 +60,8 @@ class _CustomId(msgspec.Struct):
     custom_id: str
 
 
-class _Document(msgspec.Struct):
-    text: str
-
-
-class RerankBody(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of a line for /v1/rerank."""
-
-    query: str
-    documents: list[str | _Document]
-    model: str = DEFAULT_MODEL
-    top_n: int | None = None
-    return_documents: bool = False
-    max_tokens: int | None = None
-
-
 _ENVELOPE: Final = msgspec.json.Decoder(_Envelope)
 _CUSTOM_ID: Final = msgspec.json.Decoder(_CustomId)
-_RERANK: Final = msgspec.json.Decoder(RerankBody)
 _ERRORS: Final = (msgspec.DecodeError, ValueError, RecursionError)
 
 
@@ -159,28 +139,19 @@ def _parse_embeddings(content: bytes) -> Parsed:
 
 
 def _parse_rerank(content: bytes) -> Parsed:
-    body = _RERANK.decode(content)
-    if not 1 <= len(body.documents) <= MAX_DOCUMENTS:
-        raise RefusedLine(
-            "invalid_request",
-            f"documents must be 1 to {MAX_DOCUMENTS:,}, not {len(body.documents):,}.",
-            param="documents",
-        )
-    if body.top_n is not None and body.top_n < 1:
-        raise RefusedLine("invalid_request", "top_n must be at least 1.", param="top_n")
-    query = body.query.encode()
-    texts = [each if isinstance(each, str) else each.text for each in body.documents]
+    body = RERANK_DECODER.decode(content)
     facts: dict[str, Any] = {}
-    if body.top_n is not None:
-        facts["top_n"] = body.top_n
+    if body.limit is not None:
+        facts["top_n"] = body.limit
     if body.return_documents:
         facts["return_documents"] = True
-    options = EncodingOptions(task=JUDGE, max_tokens=body.max_tokens, long_texts=TRUNCATE)
+    if body.is_voyages:
+        facts["is_voyages"] = True
     try:
-        pairs = pair_with_each(query, [each.encode() for each in texts])
+        pairs = pair_with_each(body.query.encode(), [text.encode() for text in body.texts()])
     except InvalidOption as error:
-        raise RefusedLine("invalid_request", str(error), param="query") from None
-    return Wish(body.model, options), pairs, facts
+        raise RefusedLine("invalid_request", str(error), param="documents") from None
+    return body.wish(), pairs, facts
 
 
 PARSERS: Final = {EMBEDDINGS: _parse_embeddings, RERANK: _parse_rerank}

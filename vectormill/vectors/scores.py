@@ -40,6 +40,15 @@ def choose_scores(numbers: Numbers, labels: tuple[str, ...]) -> tuple[Numbers, "
     return np.take_along_axis(numbers, best[:, np.newaxis], axis=1)[:, 0], best
 
 
+def rank_scores(
+    numbers: Numbers, labels: tuple[str, ...], limit: int | None = None
+) -> list[tuple[int, float]]:
+    """Return places and scores, the best first; equal scores in the order in which they were sent."""
+    scores, _ = choose_scores(numbers, labels)
+    order = np.argsort(-scores, kind="stable")[:limit]
+    return [(place, _shorten(scores[place])) for place in order.tolist()]
+
+
 def describe_numbers(numbers: Numbers, labels: tuple[str, ...]) -> list[Numbered]:
     """One for each row; numbers with as many digits as float32 has."""
     scores, best = choose_scores(numbers, labels)

@@ -17,7 +17,6 @@ from api.openai.cohere import (
     CohereEmbedRequest,
     CohereFirstAnswer,
     CohereRankAnswer,
-    CohereRankBody,
     CohereRankRequest,
     write_cohere_answer,
     write_first_answer,
@@ -36,12 +35,14 @@ from api.openai.tei import (
 from api.queries.encoding import encode_texts
 from api.queries.lanes import Answered
 from api.routes.openai.embedded import embed, read_texts, read_wanted, write
-from api.routes.reranking import order_scores, pair_up
+from api.routes.reranking import pair_up, rank_documents
 from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingOptions, EncodingSpec
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.tasks.task import JUDGE
 from vectormill.requests.embeddings_request import MAX_INPUTS
+from vectormill.requests.wishes import Wish
 from vectormill.vectors.decimals import write_decimals
+from vectormill.vectors.scores import rank_scores
 
 router = APIRouter(tags=["other APIs"])
 
@@ -134,7 +135,7 @@ async def post_rank(request: Request, resources: ResourcesDependency) -> list[Ra
             _, texts = wanted.read_texts()
             return [
                 RankBody(index=index, score=score, text=texts[index] if wanted.return_text else None)
-                for index, score in order_scores(numbers, spec, wanted.top_n)
+                for index, score in rank_scores(numbers, spec.labels, wanted.top_n)
             ]
 
 
@@ -149,7 +150,7 @@ def read_rank(body: bytes, resources: Resources) -> tuple[RankRequest, tuple[Enc
         long_texts=TRUNCATE if wanted.truncate else FAIL,
     )
     model = choose_model(resources.registry, wanted.model)
-    return wanted, pair_up(resources, model, options, wanted.query, texts, field)
+    return wanted, pair_up(resources, Wish(model, options), wanted.query, texts, field)
 
 
 @router.get("/info")
@@ -218,15 +219,8 @@ async def post_cohere_rank(request: Request, resources: ResourcesDependency) -> 
         wanted, (spec, pairs) = await read_wanted(request, resources, hold, read_cohere_rank)
         with resources.gates.searches.enter():  # not before: a body may come slowly
             numbers = await encode_texts(resources, spec, pairs)
-            texts = wanted.texts()
-            results = [
-                CohereRankBody(
-                    index=index,
-                    relevance_score=score,
-                    document={"text": texts[index]} if wanted.return_documents else None,
-                )
-                for index, score in order_scores(numbers, spec, wanted.top_n)
-            ]
+            texts = wanted.texts() if wanted.return_documents else None
+            results = rank_documents(numbers, spec, texts, wanted.top_n)
             return CohereRankAnswer(id=str(uuid4()), results=results, meta=RANK_META)
 
 
@@ -239,4 +233,4 @@ def read_cohere_rank(
     if max_tokens is not None:  # a cap, which clients set for models that read more
         max_tokens = min(max_tokens, resources.registry.card(wanted.model).max_tokens)
     options = EncodingOptions(task=JUDGE, max_tokens=max_tokens)
-    return wanted, pair_up(resources, wanted.model, options, wanted.query, wanted.texts())
+    return wanted, pair_up(resources, Wish(wanted.model, options), wanted.query, wanted.texts())

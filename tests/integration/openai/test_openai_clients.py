@@ -310,6 +310,17 @@ def test_voyage_s_names_mean_what_ours_do(door: FrontDoor) -> None:
         assert "say the same" in door.http.post("/v1/embeddings", json=twice).json()["error"]["message"]
 
 
+def test_a_ranking_that_is_asked_for_by_voyage_s_names_is_answered_in_its_shape(door: FrontDoor) -> None:
+    body = {"query": TEXTS[0], "documents": TEXTS, "return_documents": True}
+    ours = door.http.post("/v1/rerank", json=body | {"top_n": 2}).json()
+    voyage = door.http.post("/v1/rerank", json=body | {"top_k": 2, "truncation": True}).json()
+    assert voyage["data"] == [row | {"document": row["document"]["text"]} for row in ours["results"]]
+    assert (voyage["object"], voyage["usage"], "results" in voyage) == ("list", ours["usage"], False)
+    long = body | {"documents": ["mill " * 1000], "truncation": False}
+    assert door.http.post("/v1/rerank", json=long).status_code == 422
+    assert "say the same" in door.http.post("/v1/rerank", json=body | {"top_n": 2, "top_k": 2}).text
+
+
 def test_rerank_answers_as_its_clients_know(door: FrontDoor, expected: NDArray[np.float32]) -> None:
     body = {"query": TEXTS[0], "texts": TEXTS, "return_text": True}
     ranked = door.http.post("/rerank", json=body).json()

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from api.bodies.collection_requests import CollectionChange, CollectionRequest
-from api.bodies.reranking import RerankRequest
 from api.bodies.searches import SearchQuery
 from api.bodies.sources.schedules import ScheduleChange, ScheduleRequest
 from api.bodies.webhooks import WebhookChange, WebhookRequest
@@ -20,6 +19,7 @@ from vectormill.cli.commands import webhooks
 from vectormill.cli.commands.collections import collections, searches
 from vectormill.cli.commands.sources import schedules
 from vectormill.domain.encoding import EncodingOptions, list_options
+from vectormill.requests.rerank_request import RerankRequest
 
 # Of every command and every call, whatever it says.
 OF_ALL = {"self", "api_url", "data_dir", "json"}
@@ -92,8 +92,8 @@ def arguments_of(call: Callable[..., Any]) -> set[str]:
 
 @pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
 def test_a_call_of_the_client_takes_what_the_api_takes(words: Words) -> None:
-    short_forms = {"hybrid"}  # of mode
-    assert arguments_of(words.call) - set(words.beside) == fields_of(words.body) - short_forms
+    other_names = {"hybrid", "top_k", "truncation"}  # of mode, and what Voyage calls top_n and long_texts
+    assert arguments_of(words.call) - set(words.beside) == fields_of(words.body) - other_names
 
 
 @pytest.mark.parametrize(

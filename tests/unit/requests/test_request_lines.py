@@ -9,11 +9,13 @@ from api.bodies.embeddings import read_checked_inputs
 from tests.request_batches import line, write
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.requests.request_batch import EMBEDDINGS, RERANK, parse_window
+from vectormill.domain.tasks.pair import pair_with_each
 from vectormill.key_ledger import KeyLedger
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from vectormill.requests.embeddings_request import EMBEDDINGS_DECODER
 from vectormill.requests.line_reader import read_lines
 from vectormill.requests.request_lines import RefusedLine, make_key, parse_line, split_key
+from vectormill.requests.rerank_request import RERANK_DECODER
 from vectormill.requests.wishes import make_wished_spec
 from vectormill.settings import Settings
 
@@ -94,6 +96,30 @@ def test_what_the_answer_has_to_know_goes_with_the_line() -> None:
     ranked = parse_line(json.dumps(asked).encode(), RERANK, 1024)
     assert ranked.facts == {"top_n": 1, "return_documents": True}
     assert ranked.texts == [b"q\xffa", b"q\xffb"]
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [{}, {"max_tokens": 64, "top_n": 1}, {"top_k": 1, "truncation": False}, {"truncation": True}],
+)
+def test_a_ranking_means_the_same_as_a_line_of_a_batch_and_by_itself(wanted: dict[str, object]) -> None:
+    body = {"query": "q", "documents": ["a", {"text": "b"}], **wanted}
+    asked = {"custom_id": "x", "method": "POST", "url": RERANK, "body": body}
+    as_line = parse_line(json.dumps(asked).encode(), RERANK, 1024)
+    by_itself = RERANK_DECODER.decode(json.dumps(body))
+    assert as_line.wish == by_itself.wish()
+    assert as_line.facts.get("top_n") == by_itself.limit
+    assert ("is_voyages" in as_line.facts) == ("truncation" in wanted)
+    assert as_line.texts == pair_with_each(b"q", [text.encode() for text in by_itself.texts()])
+
+
+@pytest.mark.parametrize("wrong", [{"top_n": 0}, {"top_n": 1, "top_k": 1}, {"documents": []}, {"rank": 1}])
+def test_a_ranking_that_is_refused_by_itself_is_refused_as_a_line(wrong: dict[str, object]) -> None:
+    body = {"query": "q", "documents": ["a"], **wrong}
+    asked = {"custom_id": "x", "method": "POST", "url": RERANK, "body": body}
+    with pytest.raises(RefusedLine) as refused:
+        parse_line(json.dumps(asked).encode(), RERANK, 1024)
+    assert (refused.value.code, refused.value.custom_id) == ("invalid_request", "x")
 
 
 def test_a_line_whose_query_is_too_long_for_its_documents_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Asks Vectormill through Voyage AI's own client, whose interface of embeddings is nearly that of OpenAI.
+"""Asks Vectormill through Voyage AI's own client, whose interface is nearly that of OpenAI and Jina.
 
 It runs in the environment of that package alone; see test_client_packages.py.
 """
@@ -15,6 +15,8 @@ model, texts = asked["model"], asked["texts"]
 client = voyageai.Client(api_key="any", base_url=f"{asked['url']}/v1", max_retries=1)
 plain = client.embed(texts, model=model)
 typed = client.embed(texts, model=model, input_type="document", truncation=True, output_dtype="float")
+ranked = client.rerank(texts[0], texts, model=model, top_k=3)
+every = client.rerank(texts[0], texts, model=model)
 print(
     json.dumps(
         {
@@ -22,7 +24,10 @@ print(
                 "plain": list(map(list, plain.embeddings)),
                 "typed": list(map(list, typed.embeddings)),
             },
-            "orders": {},  # its reranking reads `data`, and ours answers `results` as the others do
+            "orders": {
+                "three": [row.index for row in ranked.results],
+                "all": [row.index for row in every.results],
+            },
         }
     )
 )
