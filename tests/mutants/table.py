@@ -350,4 +350,38 @@ MUTANTS: Final = (
         "HALF_BYTES: Final = 64 << 20",
         ("tests/unit/runner/test_channel.py::test_vectors_of_the_largest_batch_of_short_texts_fit_a_block",),
     ),
+    Mutant(
+        "a twin is given up with the generation of its original",
+        "vectormill/db/jobs/twins.py",
+        "AND (former.state IN ('building', 'live') OR former.live_at IS NOT NULL))",
+        ")",
+        (f"{ORDER}::test_a_job_outlives_the_generation_that_was_live_when_it_was_submitted",),
+    ),
+    Mutant(
+        "jobs are given up while a rollback still carries them",
+        "vectormill/db/jobs/twins.py",
+        "generations.live_at IS NULL AND NOT {IS_CARRIED_FROM})",
+        "generations.live_at IS NULL)",
+        (f"{ORDER}::test_a_job_of_a_generation_that_is_given_up_while_a_rollback_carries_it_is_not_lost",),
+    ),
+    Mutant(
+        "a rollback gives no twins to the jobs that are open",
+        "indexer/opening.py",
+        "        add_missing_twins(engine, live, retired_id, twins_since)\n",
+        "",
+        (
+            f"{ORDER}::"
+            "test_a_job_that_a_worker_holds_through_a_rollback_is_in_the_generation_that_is_live_again",
+        ),
+    ),
+    Mutant(
+        "a generation is dropped while a rollback carries its rows",
+        "vectormill/db/collections/retired.py",
+        "       AND NOT {IS_CARRIED_FROM}\n",
+        "",
+        (
+            "tests/integration/collections/test_rollback.py::"
+            "test_the_generation_from_which_a_rollback_carries_rows_stays_until_its_run_has_ended",
+        ),
+    ),
 )

@@ -24,8 +24,11 @@ from tests.indexers import (
 from tests.protocol import claim, complete, complete_on, dispatch_all, submit
 from tests.waiting import wait_for
 from vectormill.db.chunks.chunks import split_chunk
+from vectormill.db.collections.building import discard_generation
 from vectormill.db.collections.collections import find_generation
+from vectormill.db.collections.swaps import roll_back
 from vectormill.db.jobs.jobs import draw_seq, retry_job
+from vectormill.db.jobs.twins import cancel_unwanted_jobs
 from vectormill.db.rows.items import delete_items, remove_items
 from vectormill.db.rows.scrubbing import delete_scrubbed
 from vectormill.db.runs.runs import create_run
@@ -263,3 +266,48 @@ def test_a_text_of_a_run_that_cannot_be_encoded_is_not_followed_by_that_of_an_ol
     ask(engine, retry_job, newest.job_id)
     encode_all(engine)
     assert rows_of(engine, "docs") == {"k": run.seq}
+
+
+def test_a_job_outlives_the_generation_that_was_live_when_it_was_submitted(engine: Engine) -> None:
+    put(engine, "old")
+    encode_all(engine)
+    first = ask(engine, find_generation, "docs")
+    second = build(engine)
+    job = put(engine, "new")
+    swap(engine, second)
+    ask(engine, discard_generation, first.id)
+    for _ in range(2):  # rounds of the scheduler
+        cancel_unwanted_jobs(engine)
+    encode_all(engine)
+    assert rows_of(engine, "docs") == {"new": job.seq}
+
+
+def test_a_job_of_a_generation_that_is_given_up_while_a_rollback_carries_it_is_not_lost(kept: Engine) -> None:
+    swap(kept, build(kept))
+    encode_all(kept)
+    job = put(kept, "new", spec=NEXT)
+    undone = ask(kept, roll_back, "docs")
+    ask(kept, discard_generation, undone.retired.id)
+    cancel_unwanted_jobs(kept)
+    source = KeptSource()
+    with indexing(kept, source, on_open=source.open), encoding_meanwhile(kept):
+        run = await_run(kept, undone.run_id)
+    assert (run.state, run.error) == (COMPLETED, None)
+    assert rows_of(kept, "docs")["new"] == job.seq
+
+
+def test_a_job_that_a_worker_holds_through_a_rollback_is_in_the_generation_that_is_live_again(
+    kept: Engine,
+) -> None:
+    swap(kept, build(kept))
+    encode_all(kept)
+    job = put(kept, "new", spec=NEXT)
+    (held,) = [claimed for claimed in claims_of(kept) if claimed.job_id == job.id]
+    undone = ask(kept, roll_back, "docs")
+    source = KeptSource()
+    with indexing(kept, source, on_open=source.open), encoding_meanwhile(kept):
+        run = await_run(kept, undone.run_id)
+    assert (run.state, run.error) == (COMPLETED, None)
+    complete(kept, held)
+    encode_all(kept)
+    assert rows_of(kept, "docs")["new"] == job.seq

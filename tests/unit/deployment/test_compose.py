@@ -156,16 +156,6 @@ def test_a_dependency_on_health_is_one_on_a_service_that_has_a_health_check() ->
             )
 
 
-def test_the_superuser_of_postgres_is_not_the_role_of_the_services() -> None:
-    postgres = SERVICES["postgres"]
-    assert "POSTGRES_USER" not in postgres["environment"]  # then it is called postgres
-    assert "./deploy/postgres/role.sql:/docker-entrypoint-initdb.d/role.sql:ro" in postgres["volumes"]
-    script = (ROOT / "deploy/postgres/role.sql").read_text(encoding="utf-8")
-    assert "CREATE ROLE vectormill LOGIN NOSUPERUSER" in script
-    for name in OWN:
-        assert "://vectormill:$" in SERVICES[name]["environment"]["VECTORMILL_DATABASE_URL"], name
-
-
 def test_a_submission_needs_no_redis() -> None:
     assert "valkey" not in SERVICES["api"]["depends_on"]
 

@@ -22,6 +22,13 @@ FROM_GENERATIONS = """
       JOIN vectormill.collections ON collections.id = generations.collection_id
 """
 
+# A rollback still takes rows and open jobs from it.
+IS_CARRIED_FROM = """
+    EXISTS (SELECT 1 FROM vectormill.runs
+             WHERE runs.collection_id = generations.collection_id AND runs.finished_at IS NULL
+               AND CAST(runs.options ->> 'carry_from' AS bigint) = generations.id)
+"""
+
 SHARE_COLLECTION = text("SELECT pg_advisory_xact_lock_shared(hashtextextended(:name, 7))")
 
 LOCK_COLLECTION = text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 7))")

@@ -4,7 +4,12 @@ from typing import Final
 
 from sqlalchemy import Connection, Engine, text
 
-from vectormill.db.collections.generations import FROM_GENERATIONS, GENERATION_COLUMNS, lock_collection
+from vectormill.db.collections.generations import (
+    FROM_GENERATIONS,
+    GENERATION_COLUMNS,
+    IS_CARRIED_FROM,
+    lock_collection,
+)
 from vectormill.db.jobs.twins import cancel_unwanted_jobs
 from vectormill.db.rows.attributes import attributes_name
 from vectormill.db.rows.generation_tables import table_name
@@ -15,7 +20,7 @@ from vectormill.domain.errors import LocksHeld
 GRACE_SECONDS: Final = 300.0
 
 # One that never was live is wanted by nobody. While a job or a run writes a generation, its tables stay.
-_WHERE_PRUNABLE = """
+_WHERE_PRUNABLE = f"""
      WHERE generations.state = 'retired'
        AND (generations.live_at IS NULL
             OR generations.retired_at < now() - make_interval(secs => CAST(:seconds AS double precision)))
@@ -26,12 +31,8 @@ _WHERE_PRUNABLE = """
        AND NOT EXISTS (
            SELECT 1 FROM vectormill.runs
             WHERE runs.generation_id = generations.id AND runs.state IN ('running', 'cancelling'))
-       AND NOT EXISTS (
-           SELECT 1 FROM vectormill.runs
-            WHERE runs.collection_id = generations.collection_id
-              AND runs.finished_at IS NULL
-              AND CAST(runs.options ->> 'carry_from' AS bigint) = generations.id)
-"""
+       AND NOT {IS_CARRIED_FROM}
+"""  # noqa: S608 - a condition of ours
 
 LIST_PRUNABLE = text(f"""
     SELECT {GENERATION_COLUMNS} {FROM_GENERATIONS}

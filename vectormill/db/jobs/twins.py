@@ -10,6 +10,7 @@ from uuid import UUID, uuid4
 from sqlalchemy import Connection, Engine, text
 
 from vectormill.db.collections.generations import (
+    IS_CARRIED_FROM,
     find_building,
     find_generation_by_id,
     share_collection,
@@ -139,17 +140,20 @@ def wish_for_twins(engine: Engine, wish: Wish, job_id: UUID) -> None:
             continue
 
 
-# What the API that cancelled the original did not come to, and the open jobs of a generation that is not wanted.
-LIST_UNWANTED_JOBS = text("""
+# What the API that cancelled the original did not come to, and the open jobs of a generation that is not wanted. An
+# original that was cancelled with its generation was not wished away by its client: its twins go on.
+LIST_UNWANTED_JOBS = text(f"""
     SELECT job.id
       FROM vectormill.jobs AS job
       JOIN vectormill.generations ON generations.id = job.generation_id
       LEFT JOIN vectormill.jobs AS original ON original.id = job.twin_of
+      LEFT JOIN vectormill.generations AS former ON former.id = original.generation_id
      WHERE job.state IN ('queued', 'running', 'paused')
-       AND ((generations.state = 'retired' AND generations.live_at IS NULL)
-            OR original.state IN ('cancelling', 'cancelled'))
+       AND ((generations.state = 'retired' AND generations.live_at IS NULL AND NOT {IS_CARRIED_FROM})
+            OR original.state IN ('cancelling', 'cancelled')
+               AND (former.state IN ('building', 'live') OR former.live_at IS NOT NULL))
      ORDER BY job.seq LIMIT 1000
-""")
+""")  # noqa: S608 - a condition of ours
 
 
 def cancel_unwanted_jobs(engine: Engine) -> int:
