@@ -18,7 +18,7 @@ from vectormill.models.specs import (
 )
 from worker.tasks.course import WorkerTask
 from worker.tasks.table import TASKS_OF_KIND
-from worker.tokens.word_cache import WordTally
+from worker.tokens.tokenizer import Tokenizer
 
 TAG = "tag"
 TASK = Task(TAG, "a label for each span of a text", RECORD)
@@ -49,7 +49,7 @@ KIND = ModelKind(
 
 
 def make_tagger_tasks(
-    card: ModelCard, gives_vectors: Callable[[], bool], words: WordTally
+    card: ModelCard, gives_vectors: Callable[[], bool], make_tokenizer: Callable[[], Tokenizer]
 ) -> Mapping[str, WorkerTask]:
     return {TAG: Tag(card)}
 
