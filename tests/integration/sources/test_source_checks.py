@@ -1,7 +1,9 @@
 """What a look at a source tells before a run relies on it."""
 
 import os
+import threading
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from vectormill.domain.tasks.task import EXTRACT, JUDGE
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from vectormill.settings import Settings
 from vectormill.sources.checking import check_source
+from vectormill.sources.kinds import files
 from vectormill.sources.opening import open_source
 from vectormill.sources.reader import SourcePlace
 
@@ -117,6 +120,50 @@ def test_no_file_is_read_from_where_a_cloud_tells_its_machines_their_secrets(
     source = Source(FILES, {"files": [f"{protocol}://{host}/latest/meta-data.jsonl"]})
     with pytest.raises(SourceFailed, match="where a cloud tells its machines their secrets"):
         check_source(source, place(engine))
+
+
+def test_no_file_is_read_from_where_a_server_redirects_to_a_place_of_secrets(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    class Redirecting(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            host, port = self.connection.getsockname()[:2]
+            asked.append(str(host))
+            body = b'{"key": "k", "text": "a secret"}\n'
+            if host == "127.0.0.1":
+                self.send_response(302)
+                self.send_header("Location", f"http://127.0.0.2:{port}{self.path}")
+                body = b""
+            else:
+                self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        do_HEAD = do_GET  # noqa: N815 - the name that http.server asks for
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            pass
+
+    def refuse(written: str, *, allows_private: bool) -> str | None:
+        return "secrets are told there." if written == "127.0.0.2" else None
+
+    monkeypatch.setattr(files, "refuse_address", refuse)
+    with (
+        ThreadingHTTPServer(("127.0.0.1", 0), Redirecting) as first,
+        ThreadingHTTPServer(("127.0.0.2", first.server_port), Redirecting) as second,
+    ):
+        for server in (first, second):
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{first.server_port}/rows.jsonl"
+        with pytest.raises(SourceFailed):
+            list(open_source(Source(FILES, {"files": [url]}), place(engine)).read())
+        for server in (first, second):
+            server.shutdown()
+    assert set(asked) == {"127.0.0.1"}
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])

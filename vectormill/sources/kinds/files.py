@@ -162,8 +162,9 @@ def open_store(name: str, root: Path | None) -> tuple[Any, str]:
         return LocalFileSystem(), str(check_local(Path(name.removeprefix(f"{protocol}://")), root))
     if protocol in OF_MACHINES:
         refuse_machine(name)
+    options = {"get_client": make_guarded_session} if protocol in ("http", "https") else {}
     try:
-        return cast("tuple[Any, str]", fsspec.url_to_fs(name))
+        return cast("tuple[Any, str]", fsspec.url_to_fs(name, **options))
     except ImportError as error:
         raise SourceFailed(
             f"{name!r} needs a package that is not installed ({error}). `pip install 'vectormill[fsspec]'` brings "
@@ -176,7 +177,7 @@ def open_store(name: str, root: Path | None) -> tuple[Any, str]:
 def refuse_machine(name: str) -> None:
     """Raise SourceFailed for a URL that leads to where a cloud tells its machines their secrets.
 
-    Private addresses are allowed: files lie there. Where a server redirects to is not looked at.
+    Private addresses are allowed: files lie there. For a redirection see `make_guarded_session`.
     """
     host = urlsplit(name).hostname or ""
     try:
@@ -187,6 +188,24 @@ def refuse_machine(name: str) -> None:
         reason = refuse_address(address, allows_private=True)
         if reason is not None:
             raise SourceFailed(f"{host} cannot be the host of a source: {reason}")
+
+
+async def make_guarded_session(**options: Any) -> Any:
+    """Make the session of HTTP that fsspec asks for; it speaks to no address that `refuse_machine` refuses.
+
+    The address itself is looked at for each connection, so that neither a redirection nor a name that has changed since
+    leads there.
+    """
+    import aiohttp
+
+    def make_socket(found: Any) -> socket.socket:
+        family, kind, protocol, _, address = found
+        reason = refuse_address(str(address[0]), allows_private=True)
+        if reason is not None:
+            raise SourceFailed(f"A server leads to {address[0]}: {reason}")
+        return socket.socket(family, kind, protocol)
+
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(socket_factory=make_socket), **options)
 
 
 def read_stamp(store: Any, path: str) -> dict[str, Any]:
