@@ -353,7 +353,7 @@ MUTANTS: Final = (
     Mutant(
         "a twin is given up with the generation of its original",
         "vectormill/db/jobs/twins.py",
-        "AND (former.state IN ('building', 'live') OR former.live_at IS NOT NULL))",
+        "AND (former.state = 'building' OR former.live_at IS NOT NULL))",
         ")",
         (f"{ORDER}::test_a_job_outlives_the_generation_that_was_live_when_it_was_submitted",),
     ),

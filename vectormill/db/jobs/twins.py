@@ -151,7 +151,7 @@ LIST_UNWANTED_JOBS = text(f"""
      WHERE job.state IN ('queued', 'running', 'paused')
        AND ((generations.state = 'retired' AND generations.live_at IS NULL AND NOT {IS_CARRIED_FROM})
             OR original.state IN ('cancelling', 'cancelled')
-               AND (former.state IN ('building', 'live') OR former.live_at IS NOT NULL))
+               AND (former.state = 'building' OR former.live_at IS NOT NULL))
      ORDER BY job.seq LIMIT 1000
 """)  # noqa: S608 - a condition of ours
 
