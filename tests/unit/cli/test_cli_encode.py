@@ -1,4 +1,7 @@
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -6,6 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from tests.unit.deployment.test_registry import write_model
 from tests.unit.fake_api import FakeApi, serving_fake_api
 from vectormill.cli.app import main
 from vectormill.cli.views import job_watch
@@ -177,6 +181,39 @@ def test_an_unknown_model_is_told_before_a_stack_is_started(
     assert run(*arguments) == 2
     assert "Did you mean 'all-MiniLM-L6-v2'?" in capsys.readouterr().err
     assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture", "words"),
+    [
+        ("bert-base-uncased", "BertForMaskedLM", "a masked language model"),
+        ("qwen2", "Qwen2ForCausalLM", "a causal language model"),
+        (
+            "colbertv2.0",
+            "HF_ColBERT",
+            "a late-interaction model (ColBERT), which keeps a vector for each token",
+        ),
+        ("Qwen3-Reranker-0.6B", "Qwen3ForCausalLM", "a generative reranker"),
+    ],
+)
+def test_a_model_that_nothing_says_how_to_encode_ends_the_command_before_anything_is_started(
+    tmp_path: Path, name: str, architecture: str, words: str
+) -> None:
+    config = {"model_type": "bert", "hidden_size": 4, "max_position_embeddings": 64}
+    model = write_model(tmp_path / name, config=config | {"architectures": [architecture]})
+    (tmp_path / "in.jsonl").write_text('{"text": "one"}')
+    given = [tmp_path / "in.jsonl", "-o", tmp_path / "out.npy", "--data-dir", tmp_path / "data"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "vectormill.cli", "encode", *map(str, given), "--model", name],
+        env={"PATH": os.defpath, "VECTORMILL_MODELS": json.dumps({name: {"path": str(model)}})},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 2
+    assert words in ended.stderr
+    assert not (tmp_path / "data").exists()
+    assert not (tmp_path / "out.npy").exists()
 
 
 @pytest.mark.parametrize("flags", [("--strict",), ()])

@@ -175,7 +175,7 @@ def _client(api_url: str | None, data_dir: Path | None, model: str | None) -> "I
         url = await_api_url(api_url, data_dir, settings)
         if url is None:
             if model is not None:
-                Registry(settings.models).entry(model)  # a wrong name is told before a minute of starting
+                Registry(settings.models).card(model)  # what is refused is told before a minute of starting
             directory = settings.data_dir.expanduser()
             typer.echo(f"Starting Vectormill in {directory} …", err=True)
             url = cleanup.enter_context(Stack(directory, model)).wait_until_ready()
