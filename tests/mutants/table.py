@@ -21,7 +21,7 @@ SCRUBBING: Final = "tests/integration/rows/test_scrubbing.py"
 GUARDS: Final = "tests/integration/chunks/test_guards.py"
 WORLDS: Final = (
     "tests/integration/interleavings/test_interleavings.py::"
-    "test_no_overlap_of_transactions_loses_doubles_or_blocks_anything --first-seed 0 --interleavings 60"
+    "test_no_overlap_of_transactions_loses_doubles_or_blocks_anything --first-seed 0 --interleavings 150"
 )
 CRASHES: Final = "tests/integration/crashes/test_crash_points.py"
 

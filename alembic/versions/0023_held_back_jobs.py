@@ -2,8 +2,8 @@
 
 from alembic import op
 
-revision = "0025"
-down_revision = "0024"
+revision = "0023"
+down_revision = "0022"
 branch_labels = None
 depends_on = None
 
