@@ -18,6 +18,8 @@ ORDER: Final = "tests/integration/collections/test_order_of_writers.py"
 WAITING: Final = "tests/contract/test_no_waiting.py"
 TOKENS: Final = "tests/unit/tokens/test_tokens.py"
 SCRUBBING: Final = "tests/integration/rows/test_scrubbing.py"
+REFUSED: Final = "tests/unit/deployment/test_refused_models.py"
+UNLOADED: Final = "tests/integration/jobs/test_failing_workers.py"
 GUARDS: Final = "tests/integration/chunks/test_guards.py"
 WORLDS: Final = (
     "tests/integration/interleavings/test_interleavings.py::"
@@ -219,8 +221,8 @@ MUTANTS: Final = (
     Mutant(
         "a build carries rows in the place of its run",
         "vectormill/sources/kinds/own_texts.py",
-        "read_page(assembler, page):\n                    yield [replace(item, place=places[item.key]) ",
-        "read_page(assembler, page):\n                    yield [item ",
+        "yield [replace(item, place=places[item.key]) ",
+        "yield [item ",
         (f"{ORDER}::test_a_job_that_was_queued_when_a_build_from_own_texts_began_is_not_lost",),
     ),
     Mutant(
@@ -383,5 +385,63 @@ MUTANTS: Final = (
             "tests/integration/collections/test_rollback.py::"
             "test_the_generation_from_which_a_rollback_carries_rows_stays_until_its_run_has_ended",
         ),
+    ),
+    Mutant(
+        "token ids of another vocabulary are read",
+        "vectormill/requests/embeddings_request.py",
+        "if kinds != {str} and not request.token_ids:",
+        "if False:",
+        (
+            "tests/integration/openai/test_openai_clients.py::"
+            "test_ids_that_nobody_says_are_the_model_s_own_are_refused",
+        ),
+    ),
+    Mutant(
+        "a head is left out without a word",
+        "vectormill/models/embedders.py",
+        "return None if head is not None else PLAIN_EMBEDDERS.get(architecture)",
+        "return PLAIN_EMBEDDERS.get(architecture)",
+        (f"{REFUSED}::test_a_head_that_would_be_left_out_is_named_and_its_scores_do_not_become_cosines",),
+    ),
+    Mutant(
+        "adapters that nobody chose are left out",
+        "vectormill/models/embedders.py",
+        "        raise UnsupportedModel(refuse_adapters(name, adapters))\n",
+        "        pass\n",
+        (f"{REFUSED}::test_a_model_with_an_adapter_for_each_task_is_refused_unless_a_pooling_is_given",),
+    ),
+    Mutant(
+        "a text's last word stands for all of it",
+        "vectormill/models/special_tokens.py",
+        "if not tokens.suffix:",
+        "if False:",
+        (
+            "tests/unit/tokens/test_special_tokens.py::"
+            "test_a_tokenizer_whose_tokens_are_not_known_is_refused_at_submission",
+        ),
+    ),
+    Mutant(
+        "parts of one GPU share a model",
+        "worker/placement/replicas.py",
+        "if parts := find_parts_of_one_card(rooms):",
+        "if parts := []:",
+        (
+            "tests/unit/placement/test_planner.py::"
+            "test_parts_of_one_gpu_share_no_model_and_the_reason_is_said",
+        ),
+    ),
+    Mutant(
+        "a job fails as soon as its model is not loaded",
+        "vectormill/domain/jobs/waiting.py",
+        "if not fitting or any(worker.slots or worker.seconds_since_start < seconds for worker in fitting):",
+        "if not fitting or any(worker.slots for worker in fitting):",
+        (f"{UNLOADED}::test_a_job_fails_only_when_it_and_the_failure_to_load_are_older_than_the_limit",),
+    ),
+    Mutant(
+        "a job fails though another worker has its model",
+        "vectormill/domain/jobs/waiting.py",
+        "if not fitting or any(worker.slots or worker.seconds_since_start < seconds for worker in fitting):",
+        "if not fitting:",
+        (f"{UNLOADED}::test_a_job_that_another_worker_may_encode_or_that_nobody_was_started_for_waits_on",),
     ),
 )
