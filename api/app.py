@@ -29,7 +29,7 @@ from api.console.console import Console
 from api.console.guard import ConsoleGuard
 from api.console.routes import CONSOLE_ROUTERS
 from api.dependencies import Resources
-from api.door.host_guard import HostGuard, parse_allowed_hosts
+from api.door.host_guard import HostGuard, parse_allowed_hosts, parse_trusted_proxies
 from api.door.key_guard import KeyGuard
 from api.door.keyring import Keyring
 from api.door.request_ids import RequestIds
@@ -184,7 +184,13 @@ def add_door(app: FastAPI, settings: Settings, engine: Engine) -> None:
     app.state.console, app.state.keyring = Console(app.version), keyring
     app.add_middleware(KeyGuard, keyring=keyring, is_local=is_local, settings=settings)
     # Before the key: a browser that brings none to / or /docs is shown the way.
-    app.add_middleware(ConsoleGuard, console=app.state.console, keyring=keyring, is_local=is_local)
+    app.add_middleware(
+        ConsoleGuard,
+        console=app.state.console,
+        keyring=keyring,
+        is_local=is_local,
+        hsts_seconds=settings.hsts_seconds,
+    )
     app.add_middleware(HostGuard, allowed=parse_allowed_hosts(settings.api_host, settings.allowed_hosts))
 
 
@@ -339,6 +345,7 @@ def run(settings: Settings) -> None:
         app,
         head_seconds=settings.body_idle_seconds,
         max_connections=settings.max_connections,
+        forwarded_allow_ips=parse_trusted_proxies(settings.trusted_proxies),
         host=settings.api_host,
         port=settings.api_port,
         log_config=None,

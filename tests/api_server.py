@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from sqlalchemy import Engine, text
 
 from api.app import ApiServer, create_app
+from api.door.host_guard import parse_trusted_proxies
 from api.limits.patience import PatientConfig
 from tests.protocol import claim, complete, dispatch_all
 from tests.services import connected_engine, migrated_database
@@ -46,6 +47,7 @@ def serving(app: FastAPI, patience_seconds: int | None = 5) -> Iterator[str]:
             app,
             head_seconds=app.state.resources.settings.body_idle_seconds,
             max_connections=app.state.resources.settings.max_connections,
+            forwarded_allow_ips=parse_trusted_proxies(app.state.resources.settings.trusted_proxies),
             log_config=None,
             timeout_graceful_shutdown=patience_seconds,
         )

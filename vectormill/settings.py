@@ -57,6 +57,10 @@ class Settings(BaseSettings):
     api_url: str | None = Field(default=None, description="Where the command line finds the API.")
     api_key: str | None = Field(default=None, description="What the command line and the client send.")
     allowed_hosts: str = Field(default="", description="Names of the API besides loopback's, with commas.")
+    trusted_proxies: str = Field(
+        default="", description="Addresses and networks of our proxies, with commas."
+    )
+    hsts_seconds: int = Field(default=0, ge=0, description="How long a browser then asks by TLS alone.")
     open_metrics: bool = Field(default=False, description="Whether /metrics is read without a key.")
     flower_host: str = "127.0.0.1"
     flower_port: int = Field(default=5555, ge=0, le=65535)

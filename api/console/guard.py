@@ -62,11 +62,14 @@ logger = logging.getLogger(__name__)
 class ConsoleGuard:
     """ASGI middleware. `is_local`: only this machine can connect, so that without any key all may come in."""
 
-    def __init__(self, app: ASGIApp, console: Console, keyring: Keyring, *, is_local: bool) -> None:
+    def __init__(
+        self, app: ASGIApp, console: Console, keyring: Keyring, *, is_local: bool, hsts_seconds: int = 0
+    ) -> None:
         self._app = app
         self._console = console
         self._keyring = keyring
         self._is_local = is_local
+        self._hsts_seconds = hsts_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not is_for_people(scope):
@@ -147,6 +150,8 @@ class ConsoleGuard:
                     start = message
                     return
                 headers.update(HEADERS)
+                if self._hsts_seconds and scope["scheme"] == "https":
+                    headers["Strict-Transport-Security"] = f"max-age={self._hsts_seconds}"
                 headers.setdefault("Cache-Control", "no-store")
             elif start:
                 body.extend(message.get("body", b""))

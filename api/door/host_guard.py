@@ -6,7 +6,7 @@ no browsers forge both, and are met by the key.
 """
 
 from dataclasses import dataclass
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from api.door.scopes import LOOKING, find_scope
 from api.problems import Problem
 from vectormill.addresses import is_loopback_host, parse_address
+from vectormill.domain.errors import ConfigurationError
 
 EVERY_HOST = "*"
 
@@ -43,6 +44,22 @@ def parse_allowed_hosts(bound: str, setting: str) -> AllowedHosts:
     """`setting` is VECTORMILL_ALLOWED_HOSTS: names with commas between them."""
     names = (name.strip().lower().rstrip(".") for name in setting.split(","))
     return AllowedHosts(bound.lower(), frozenset(name for name in names if name))
+
+
+def parse_trusted_proxies(setting: str) -> list[str] | None:
+    """Parse VECTORMILL_TRUSTED_PROXIES; None, uvicorn's default, when it is empty. Raises ConfigurationError."""
+    if not setting.strip():
+        return None
+    proxies = [proxy.strip() for proxy in setting.split(",")]
+    for proxy in proxies:
+        try:
+            ip_network(proxy)
+        except ValueError as error:
+            raise ConfigurationError(
+                f"VECTORMILL_TRUSTED_PROXIES has {proxy!r}, which is no address or network: write 10.0.0.7 or "
+                "10.1.0.0/16, with commas between several."
+            ) from error
+    return proxies
 
 
 class HostGuard:

@@ -25,6 +25,7 @@ WORLDS: Final = (
     "tests/integration/interleavings/test_interleavings.py::"
     "test_no_overlap_of_transactions_loses_doubles_or_blocks_anything --first-seed 0 --interleavings 150"
 )
+FLOODS: Final = "tests/integration/limits/test_trickle_and_flood.py"
 CRASHES: Final = "tests/integration/crashes/test_crash_points.py"
 
 
@@ -443,5 +444,28 @@ MUTANTS: Final = (
         "if not fitting or any(worker.slots or worker.seconds_since_start < seconds for worker in fitting):",
         "if not fitting:",
         (f"{UNLOADED}::test_a_job_that_another_worker_may_encode_or_that_nobody_was_started_for_waits_on",),
+    ),
+        "pairs of any size are made",
+        "vectormill/domain/tasks/pair.py",
+        "if num_bytes > MAX_PAIRS_BYTES:",
+        "if False:",
+        (f"{FLOODS}::test_a_query_of_a_megabyte_for_a_thousand_documents_is_refused_unmultiplied",),
+    ),
+    Mutant(
+        "a login may be sent for ever",
+        "api/limits/request_limits.py",
+        "LOGIN_SECONDS if is_login else None",
+        "None",
+        (f"{FLOODS}::test_a_login_that_is_sent_byte_by_byte_ends_although_it_is_never_silent",),
+    ),
+    Mutant(
+        "an API that others reach reads local files",
+        "api/routes/sources/sources.py",
+        "    refuse_local(parse_options(source), resources.settings)\n",
+        "",
+        (
+            "tests/integration/api/collections/test_api_sources.py::"
+            "test_an_api_that_others_reach_reads_no_files_of_its_own_machine",
+        ),
     ),
 )

@@ -14,10 +14,12 @@ from api.console.guard import HEADERS
 from api.console.routes import CONSOLE_ROUTERS
 from api.console.sessions import SESSION_COOKIE, SESSION_SECONDS, open_session, seal_session
 from api.door import keyring
+from api.door.host_guard import parse_trusted_proxies
 from tests.api_server import api_client, assert_problem
 from tests.protocol import make_items, submit
 from vectormill.db.api_keys import create_key, load_keys, revoke_key
 from vectormill.domain.api_key import make_secret
+from vectormill.domain.errors import ConfigurationError
 
 PAGE = {"Accept": "text/html"}
 TOKEN = re.compile(r'"X-CSRF-Token": "([0-9a-f]{64})"')
@@ -222,6 +224,29 @@ def test_what_fails_is_a_page_for_a_person_and_a_notice_on_the_page_that_asked(c
     assert notice.headers["hx-retarget"] == "#notices"
     assert "<html" not in notice.text
     assert_problem(client.get("/nothing"), 404, "not-found")
+
+
+@pytest.mark.parametrize(
+    ("trusted", "is_believed"), [("", False), ("10.0.0.0/8", False), ("127.0.0.0/29", True)]
+)
+def test_only_a_proxy_that_was_named_tells_that_a_page_came_by_tls(
+    engine: Engine, trusted: str, is_believed: bool
+) -> None:
+    with api_client(engine, trusted_proxies=trusted, hsts_seconds=60) as client:
+        elsewhere = httpx.HTTPTransport(local_address="127.0.0.2")  # no address that is believed unnamed
+        with httpx.Client(base_url=client.base_url, transport=elsewhere) as proxy:
+            page = proxy.get("/console/login", headers={"X-Forwarded-Proto": "https"})
+            assert page.headers["set-cookie"].endswith("; Secure") == is_believed
+            assert page.headers.get("strict-transport-security") == ("max-age=60" if is_believed else None)
+            plain = proxy.get("/console/login")
+            assert "strict-transport-security" not in plain.headers
+            assert not plain.headers.get("set-cookie", "").endswith("; Secure")
+
+
+@pytest.mark.parametrize("trusted", ["*", "proxy.example", "10.0.0.0/99", "10.0.0.1,,"])
+def test_a_trusted_proxy_is_named_by_its_address(trusted: str) -> None:
+    with pytest.raises(ConfigurationError, match="VECTORMILL_TRUSTED_PROXIES"):
+        parse_trusted_proxies(trusted)
 
 
 def test_behind_tls_the_cookie_is_sent_over_tls_alone(engine: Engine) -> None:
