@@ -445,6 +445,7 @@ MUTANTS: Final = (
         "if not fitting:",
         (f"{UNLOADED}::test_a_job_that_another_worker_may_encode_or_that_nobody_was_started_for_waits_on",),
     ),
+    Mutant(
         "pairs of any size are made",
         "vectormill/domain/tasks/pair.py",
         "if num_bytes > MAX_PAIRS_BYTES:",
