@@ -32,7 +32,7 @@ STALE := torch-build-changes
 endif
 endif
 
-.PHONY: help setup run up test test-again test-browser test-all soak mutants check lint bench docs docs-serve wheel lock clean torch-build-changes
+.PHONY: help setup run up test test-again test-blackbox test-browser test-all soak mutants check lint bench docs docs-serve wheel lock clean torch-build-changes
 
 help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -52,11 +52,15 @@ test: lint ## Everything continuous integration runs: lint and all tests but the
 test-again: setup ## What failed in the last make test, once more and one by one; fails where that run was broken off
 	$(PYTEST) --last-failed --last-failed-no-failures=none tests
 
+test-blackbox: setup ## A running service seen from outside alone: commands, HTTP, SQL, kills (BLACKBOX_FLAGS="--vectormill PROGRAM" for another release)
+	$(PYTEST) tests/blackbox $(BLACKBOX_FLAGS)
+
 test-browser: setup ## The console in a real Chromium; make test skips these where none is, and this fails
 	$(PYTEST) --require-browser tests/browser
 
 test-all: lint ## Before a release: make test, and the slow tests: a minute of chaos, outages, an old release beside a new one
 	$(PYTEST) $(PARALLEL) -m 'slow or not slow' tests/acceptance tests/integration tests/browser tests/contract tests/unit tests/architecture
+	$(PYTEST) tests/blackbox
 
 soak: setup ## Ten minutes of random kills and stops under load (SOAK_SECONDS=3600 for an hour)
 	$(PYTEST) -m slow tests/acceptance/test_chaos.py --soak-seconds=$(SOAK_SECONDS)
