@@ -23,7 +23,7 @@ from benchmarks.cases.host.timed import count_steps, measure_timed
 from benchmarks.order import BenchmarkFailed, Order
 from benchmarks.results.report import Report
 from benchmarks.results.table import Table, tabulate
-from benchmarks.systems.host.devices import EIGHTH, KINDS
+from benchmarks.systems.host.devices import KINDS
 from benchmarks.systems.host.tree import ROOT
 from vectormill.cli.workplace import workplace
 from vectormill.models.model_card import ModelCard
@@ -49,8 +49,7 @@ NOTES: Final = (
     "the engine's process read: what lies in memory that both see is not among them. Blocks are Python's own blocks of "
     "memory for each text in flight, at their peak (sys.getallocatedblocks every 5 ms, in a pass of its own).",
     "A made-up device computes for as long as the arithmetic of a batch takes, by worker/placement/sizes/speed.py, and "
-    f"queues the next one behind it. Assumed, not measured: {'; '.join(each.describe() for each in KINDS.values())}. "
-    f"{EIGHTH.name[0].upper()}{EIGHTH.name[1:]} is to two cores what a whole one is to sixteen.",
+    f"queues the next one behind it. Assumed, not measured: {'; '.join(each.describe() for each in KINDS.values())}.",
     "Two workers are two Celery workers with half of the cores each, on one made-up device. For a real one the "
     "launcher has no such thing: it starts a worker for each replica of the model, and no device is named twice.",
 )
