@@ -43,7 +43,7 @@ from api.limits.request_limits import RequestLimits
 from api.limits.search_pool import SEARCH_CONNECTIONS, SearchPool
 from api.metrics.metrics import ApiMetrics, RequestMetrics
 from api.openai.cohere import CohereEmbedRequest, CohereRankRequest
-from api.openai.tei import EmbedRequest, RankRequest, SimilarityRequest
+from api.openai.tei import EmbedRequest, PredictRequest, RankRequest, SimilarityRequest
 from api.problems import MEDIA_TYPE, register_handlers
 from api.queries.exchange import QueryExchange
 from api.queries.live_generations import LiveGenerations
@@ -272,6 +272,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
                 RerankRequest,
                 EmbeddingsRequest,
                 EmbedRequest,
+                PredictRequest,
                 RankRequest,
                 SimilarityRequest,
                 CohereEmbedRequest,

@@ -41,6 +41,7 @@ RULES: Final = (
     Rule(("POST",), "/", READ),
     Rule(("POST",), "/embed", READ),
     Rule(("POST",), "/similarity", READ),
+    Rule(("POST",), "/predict", READ),
     Rule(("POST",), "/v1/embed", READ),
     Rule(("POST",), "/rerank", READ),
     Rule(("POST",), "/v2/embed", READ),

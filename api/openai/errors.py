@@ -10,7 +10,7 @@ from typing import Any, Final
 # Whose refusals are told so; what is below them too. A route that is added for these clients is added here.
 OPENAI_PATHS: Final = ("/v1/embeddings", "/v1/models", "/v1/files", "/v1/batches")
 # Of text-embeddings-inference, and of Cohere.
-TEI_PATHS: Final = ("/", "/embed", "/similarity", "/rerank", "/info")
+TEI_PATHS: Final = ("/", "/embed", "/similarity", "/predict", "/rerank", "/info")
 COHERE_PATHS: Final = ("/v1/embed", "/v2/embed", "/v2/rerank")
 
 # Their clients raise by status: 400 is BadRequestError, 404 NotFoundError; of 422 few have heard.

@@ -1,6 +1,6 @@
 """Bodies of text-embeddings-inference: texts and documents for one model, and what its clients read."""
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, cast
 
 import msgspec
 from msgspec import Meta
@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingOptions
 from vectormill.domain.errors import InvalidOption
-from vectormill.domain.tasks.task import EMBED
+from vectormill.domain.tasks.task import EMBED, JUDGE
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from vectormill.requests.rerank_request import Document, read_documents
 from vectormill.requests.wishes import Wish
@@ -119,6 +119,59 @@ class SimilarityRequest(msgspec.Struct, forbid_unknown_fields=True):
         )
 
 
+class PredictRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """The JSON body of POST /predict."""
+
+    inputs: Annotated[
+        str | list[str | list[str]],
+        Meta(
+            description="A text, a list that is one pair of texts, or lists of one text or of one pair each."
+        ),
+    ]
+    raw_scores: Annotated[bool, Meta(description="A classifier's numbers as they are.")] = False
+    truncate: bool | None = False
+    truncation_direction: Direction = None
+    model: Annotated[str | None, Meta(description=MODEL_HELP)] = None
+
+    @property
+    def is_many(self) -> bool:
+        """Whether the answer is a list of predictions for each input."""
+        return not isinstance(self.inputs, str) and any(isinstance(each, list) for each in self.inputs)
+
+    def read_sequences(self) -> list[list[str]]:
+        """Return the text, or the two texts, of each input. Raises InvalidOption."""
+        given = self.inputs if self.is_many else [self.inputs]
+        sequences = [[each] if isinstance(each, str) else each for each in given]
+        texts = [text for each in sequences for text in each]
+        if not all(isinstance(text, str) for text in texts) or any(
+            len(each) not in (1, 2) for each in sequences
+        ):
+            raise InvalidOption("inputs must be a text, a pair of texts, or lists of one text or of two.")
+        return cast("list[list[str]]", sequences)
+
+    def wish(self, registry: Registry) -> Wish:
+        """Ask for the numbers of all labels. Raises UnknownModel, ModelError, and InvalidOption if it has none."""
+        model = choose_model(registry, self.model)
+        if registry.card(model).classifier is None:
+            raise InvalidOption(
+                f"The model {model!r} has no labels, so it predicts nothing; name a classifier of texts in model, or "
+                "ask /embed for vectors."
+            )
+        options = EncodingOptions(
+            task=JUDGE,
+            activation="raw" if self.raw_scores else None,
+            long_texts=TRUNCATE if self.truncate else FAIL,
+        )
+        return Wish(model, options)
+
+
+class PredictionBody(BaseModel):
+    """What a classifier says of one label."""
+
+    score: float
+    label: str
+
+
 class RankBody(BaseModel):
     """One text's score."""
 
@@ -140,3 +193,4 @@ class InfoBody(BaseModel):
 EMBED_DECODER: Final = msgspec.json.Decoder(EmbedRequest)
 RANK_DECODER: Final = msgspec.json.Decoder(RankRequest)
 SIMILARITY_DECODER: Final = msgspec.json.Decoder(SimilarityRequest)
+PREDICT_DECODER: Final = msgspec.json.Decoder(PredictRequest)

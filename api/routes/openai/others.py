@@ -1,9 +1,10 @@
 """The shapes of text-embeddings-inference and of Cohere over HTTP, as far as they say what ours can do."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 from uuid import uuid4
 
+import msgspec
 from fastapi import APIRouter, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
@@ -23,10 +24,13 @@ from api.openai.cohere import (
 )
 from api.openai.tei import (
     EMBED_DECODER,
+    PREDICT_DECODER,
     RANK_DECODER,
     SIMILARITY_DECODER,
     EmbedRequest,
     InfoBody,
+    PredictionBody,
+    PredictRequest,
     RankBody,
     RankRequest,
     check_direction,
@@ -38,9 +42,10 @@ from api.routes.openai.embedded import embed, read_texts, read_wanted, write
 from api.routes.reranking import pair_up, rank_documents
 from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingOptions, EncodingSpec
 from vectormill.domain.errors import InvalidOption
+from vectormill.domain.tasks.pair import join_pair
 from vectormill.domain.tasks.task import JUDGE
 from vectormill.requests.embeddings_request import MAX_INPUTS
-from vectormill.requests.wishes import Wish
+from vectormill.requests.wishes import Wish, make_wished_spec
 from vectormill.vectors.decimals import write_decimals
 from vectormill.vectors.scores import rank_scores
 
@@ -151,6 +156,47 @@ def read_rank(body: bytes, resources: Resources) -> tuple[RankRequest, tuple[Enc
     )
     model = choose_model(resources.registry, wanted.model)
     return wanted, pair_up(resources, Wish(model, options), wanted.query, texts, field)
+
+
+@router.post(
+    "/predict",
+    openapi_extra=takes("PredictRequest", {"inputs": [["a question", "an answer"], ["a text"]]}),
+    response_model=list[PredictionBody] | list[list[PredictionBody]],
+)
+async def post_predict(request: Request, resources: ResourcesDependency) -> Response:
+    """The labels of a classifier for texts or pairs, the best first, as text-embeddings-inference answers them."""
+    with resources.gates.json_bytes.hold() as hold:
+        wanted, (wish, sequences) = await read_wanted(request, resources, hold, read_predict)
+        with resources.gates.searches.enter():  # not before: a body may come slowly
+            answered, _ = await embed(resources, hold, wish, sequences, "inputs", is_list=wanted.is_many)
+            labels = make_wished_spec(resources.registry, wish).labels
+
+            def write_rows() -> bytes:
+                rows = [write_predictions(labels, row) for row in answered.vectors.tolist()]
+                return b"[" + b",".join(rows) + b"]" if wanted.is_many else rows[0]
+
+            return Response(await write(answered, write_rows), media_type=JSON)
+
+
+def read_predict(body: bytes, resources: Resources) -> tuple[PredictRequest, tuple[Wish, list[bytes]]]:
+    """Raises Problem, UnknownModel, InvalidOption and ModelError."""
+    wanted = decode_body(body, PREDICT_DECODER)
+    check_direction(wanted.truncation_direction)
+    sequences = wanted.read_sequences()
+    if not 1 <= len(sequences) <= MAX_INPUTS:
+        raise InvalidOption(f"inputs must be 1 to {MAX_INPUTS:,}, not {len(sequences):,}.")
+    fields = (f"inputs/{index}" if wanted.is_many else "inputs" for index in range(len(sequences)))
+    encoded = [
+        read_texts(sequence, field, resources) for field, sequence in zip(fields, sequences, strict=True)
+    ]
+    texts = [join_pair(*each) if len(each) == 2 else each[0] for each in encoded]
+    return wanted, (wanted.wish(resources.registry), texts)
+
+
+def write_predictions(labels: Sequence[str], numbers: Sequence[float]) -> bytes:
+    """Write the labels of one input as JSON, the best first."""
+    ranked = sorted(zip(labels, numbers, strict=True), key=lambda each: -each[1])
+    return msgspec.json.encode([{"score": float(f"{score:.9g}"), "label": label} for label, score in ranked])
 
 
 @router.get("/info")

@@ -270,6 +270,42 @@ def test_documents_are_ranked_by_how_they_answer_a_query(
     assert best[0]["document"] == {"text": documents[best[0]["index"] % len(documents)]}
 
 
+def test_predictions_are_labels_of_the_reference_best_first(
+    client: httpx.Client, engine: Engine, model: EncodingEngine
+) -> None:
+    pairs = [[case["text_a"], case["text_b"]] for case in CASES]
+    with working(engine, model, MODEL):
+        many = client.post("/predict", json={"inputs": [*pairs, [pairs[0][0]]], "model": MODEL}).json()
+        one = client.post("/predict", json={"inputs": pairs[0], "model": MODEL}).json()
+        raw = client.post("/predict", json={"inputs": pairs[0], "model": MODEL, "raw_scores": True}).json()
+        alone = client.post("/predict", json={"inputs": pairs[0][0], "model": MODEL}).json()
+    found = [{each["label"]: each["score"] for each in row} for row in many]
+    assert np.abs([[row["0"], row["1"]] for row in found[:-1]] - PROBABILITIES).max() < 2e-5
+    assert all(row[0]["score"] >= row[1]["score"] for row in many)
+    assert (one, alone) == (many[0], many[-1])
+    logits = {each["label"]: each["score"] for each in raw}
+    assert np.allclose([logits["0"], logits["1"]], CASES[0]["max_length_512"]["logits"], atol=1e-5)
+    for body, said in (
+        ({"inputs": "a", "model": "all-MiniLM-L6-v2"}, "no labels"),
+        ({"inputs": [["a", "b", "c"]], "model": MODEL}, "lists of one text or of two"),
+        ({"inputs": [], "model": MODEL}, "lists of one text or of two"),
+        ({"inputs": [["a"], ["b", " "]], "model": MODEL}, "inputs[1][1]"),
+    ):
+        refused = client.post("/predict", json=body)
+        assert (refused.status_code, said in refused.json()["error"]) == (400, True), refused.text
+
+
+def test_a_text_that_is_too_long_to_predict_is_cut_where_that_is_asked_for_and_refused_else(
+    client: httpx.Client, engine: Engine, model: EncodingEngine
+) -> None:
+    body = {"inputs": [["a"], ["word " * 600]], "model": MODEL}
+    with working(engine, model, MODEL):
+        refused = client.post("/predict", json=body)
+        cut = client.post("/predict", json={**body, "truncate": True})
+    assert (refused.status_code, "inputs[1] cannot be encoded" in refused.json()["error"]) == (400, True)
+    assert [{each["label"] for each in row} for row in cut.json()] == [{"0", "1"}] * 2
+
+
 def test_a_reranking_that_cannot_be_is_refused(client: httpx.Client) -> None:
     body = {"model": MODEL, "query": "a", "documents": ["b"]}
     for change, code, said in (
