@@ -7,6 +7,7 @@ from typing import Final
 
 from starlette.routing import compile_path
 
+from api.door.item_path import ITEM_PATH
 from vectormill.domain.api_key import ADMIN, READ, SOURCES, WEBHOOKS, WRITE
 
 METRICS_PATH: Final = "/metrics"
@@ -46,7 +47,8 @@ RULES: Final = (
     Rule(("POST",), "/rerank", READ),
     Rule(("POST",), "/v2/embed", READ),
     Rule(("POST",), "/v2/rerank", READ),
-    Rule(("PUT", "DELETE"), "/v1/collections/{name}/items/{key:path}", WRITE),
+    Rule(("PUT", "DELETE"), ITEM_PATH, WRITE),
+    Rule(LOOKING, ITEM_PATH, READ),
     Rule(("POST",), "/v1/collections/{name}/items:delete", WRITE),
     Rule(("POST",), "/v1/collections/{name}/rollback", WRITE),
     Rule(("DELETE",), "/v1/collections/{name}/generations/{generation_id}", WRITE),
@@ -75,6 +77,7 @@ RULES: Final = (
     # A webhook has the server connect where it says, and its URL may be a secret.
     Rule((*LOOKING, "POST", "PATCH", "DELETE"), "/v1/webhooks", WEBHOOKS),
     Rule((*LOOKING, "POST", "PATCH", "DELETE"), "/v1/webhooks/{path:path}", WEBHOOKS),
+    # Of one line: the router takes "/v1/webhooks" and a line break for "/v1/webhooks", which no rule above does.
     Rule(LOOKING, "/{path:path}", READ),
 )
 PATTERNS: Final[dict[str, Pattern[str]]] = {rule.path: compile_path(rule.path)[0] for rule in RULES}

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from api.bodies.items import DeleteAnswer, DeleteRequest, ItemAnswer, PutAnswer, PutRequest
 from api.dependencies import CollectionName, Resources, ResourcesDependency
+from api.door.item_path import ITEM_PATH
 from api.door.media_types import require_json
 from api.intake.puts import Followed
 from api.intake.requests import ItemBody, UnreadableItem, check_key, decode_body, make_item
@@ -96,7 +97,7 @@ class PutParameters(BaseModel):
     )
 
 
-@router.get("/v1/collections/{name}/items/{key:path}", response_model_exclude_unset=True)
+@router.get(ITEM_PATH, response_model_exclude_unset=True)
 def get_item(
     name: CollectionName,
     key: ItemKey,
@@ -110,7 +111,7 @@ def get_item(
 
 
 @router.put(
-    "/v1/collections/{name}/items/{key:path}",
+    ITEM_PATH,
     openapi_extra=PUT_DOCS,
     responses={
         202: {"model": PutAnswer, "description": "Committed, and not searchable yet: ask for its job."}
@@ -213,7 +214,7 @@ def describe_failure(failure: ItemFailure) -> Problem:
     )
 
 
-@router.delete("/v1/collections/{name}/items/{key:path}", status_code=204)
+@router.delete(ITEM_PATH, status_code=204)
 def delete_item(name: CollectionName, key: ItemKey, resources: ResourcesDependency) -> None:
     """Removes what is under the key, and what jobs submitted before would still write; whether or not there is any.
 

@@ -286,6 +286,17 @@ def test_the_api_says_which_scope_each_route_needs() -> None:
     assert len(RULES) < 50
 
 
+def test_an_item_needs_the_same_scope_whatever_its_key() -> None:
+    for key in ("a", "a/b", "a\nb", "a\n"):
+        path = f"/v1/collections/docs/items/{key}"
+        assert [find_scope(method, path) for method in ("GET", "PUT", "DELETE")] == ["read", "write", "write"]
+
+
+def test_a_line_break_lowers_the_scope_of_no_route() -> None:
+    for path in ("/v1/webhooks\n", "/v1/webhooks/a\nb", "/v1/jobs\n", "/livez\n"):
+        assert find_scope("GET", path) == "admin", path
+
+
 def test_a_route_that_nobody_thought_of_needs_admin() -> None:
     assert find_scope("POST", "/v1/anything") == find_scope("DELETE", "/v1/models/mini") == "admin"
 
