@@ -50,6 +50,7 @@ def applies(requirement: Requirement, extras: Iterable[str]) -> bool:
     return marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *extras))
 
 
+@cache
 def find_importable(*extras: str) -> frozenset[str]:
     """Top-level modules that such an environment has besides the standard library and our own."""
     there = find_distributions(*extras)
@@ -60,6 +61,7 @@ def find_importable(*extras: str) -> frozenset[str]:
     )
 
 
+@cache
 def find_foreign(*extras: str) -> frozenset[str]:
     """Top-level modules that are here and would not be in such an environment."""
     here = packages_distributions().keys() - sys.stdlib_module_names - {*PACKAGES, "_distutils_hack"}

@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,8 +21,22 @@ def find_sources(*folders: str) -> list[Path]:
     return found
 
 
+@cache
+def read_source(path: Path) -> str:
+    """Return the text of a file of the project; the path is relative to the root."""
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+@cache
 def parse(path: Path) -> ast.Module:
-    return ast.parse((ROOT / path).read_text(encoding="utf-8"), filename=str(path))
+    """Return the syntax tree of a file of the project. Every caller gets the same one: do not change it."""
+    return ast.parse(read_source(path), filename=str(path))
+
+
+@cache
+def find_imports_of(path: Path) -> frozenset[str]:
+    """Return the dotted names of all modules that a file imports, inside its functions too."""
+    return frozenset(find_imports(parse(path)))
 
 
 def find_imports(tree: ast.AST) -> Iterator[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.architecture.extras import EXTRAS, find_distributions, find_foreign, find_importable
-from tests.architecture.sources import PACKAGES, ROOT, find_imports, find_sources, parse
+from tests.architecture.sources import PACKAGES, ROOT, find_imports_of, find_sources
 from tests.unit.fake_api import serving_fake_api
 
 # Before all else in sys.path; says of what is not to be there that it is not.
@@ -73,7 +73,7 @@ def test_a_role_s_extra_brings_what_its_packages_import(extra: str, packages: tu
     lacking = {
         f"{path}: {name}"
         for path in find_sources(*packages)
-        for name in find_imports(parse(path))
+        for name in find_imports_of(path)
         if name.partition(".")[0] not in there
     }
     assert not lacking, "the extra's list in pyproject.toml has to name it"

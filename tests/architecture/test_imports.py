@@ -3,9 +3,9 @@
 The contracts that import-linter checks are in pyproject.toml.
 """
 
+import ast
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -15,6 +15,7 @@ from tests.architecture.sources import (
     ROOT,
     find_import_time_imports,
     find_imports,
+    find_imports_of,
     find_sources,
     parse,
 )
@@ -36,22 +37,42 @@ def find_loaded_modules(program: str) -> frozenset[str]:
     return frozenset(done.stdout.rpartition("loaded ")[2].split())
 
 
-@pytest.mark.parametrize("path", find_sources("vectormill/domain"), ids=str)
-def test_the_domain_imports_only_the_standard_library(path: Path) -> None:
-    foreign = {
-        name
-        for name in find_imports(parse(path))
+def test_the_domain_imports_only_the_standard_library() -> None:
+    foreign = [
+        f"{path}: {name}"
+        for path in find_sources("vectormill/domain")
+        for name in sorted(find_imports_of(path))
         if name.partition(".")[0] not in sys.stdlib_module_names and not name.startswith("vectormill.domain")
-    }
-    assert not foreign
+    ]
+    assert foreign == [], "the edges translate: hand the domain plain values"
 
 
-@pytest.mark.parametrize("path", find_sources("vectormill"), ids=str)
-def test_what_all_share_loads_neither_api_nor_scheduler_nor_worker(path: Path) -> None:
-    owners = {name.partition(".")[0] for name in find_import_time_imports(parse(path))}
-    assert not owners & {"api", "indexer", "scheduler", "worker"}, (
-        "import it inside the function that needs it"
-    )
+def test_what_all_share_loads_neither_api_nor_scheduler_nor_worker() -> None:
+    loaded = [
+        f"{path}: {name}"
+        for path in find_sources("vectormill")
+        for name in find_import_time_imports(parse(path))
+        if name.partition(".")[0] in {"api", "indexer", "scheduler", "worker"}
+    ]
+    assert loaded == [], "import it inside the function that needs it"
+
+
+def test_an_import_inside_a_function_or_for_the_type_checker_is_none_at_import_time() -> None:
+    program = """
+import one
+from two import three
+if TYPE_CHECKING:
+    import four
+else:
+    import five
+class Six:
+    import seven
+    def run(self):
+        import eight
+"""
+    tree = ast.parse(program)
+    assert set(find_import_time_imports(tree)) == {"one", "two", "two.three", "five", "seven"}
+    assert set(find_imports(tree)) == {"one", "two", "two.three", "four", "five", "seven", "eight"}
 
 
 @pytest.mark.parametrize(
@@ -115,22 +136,19 @@ def test_who_names_no_collector_loads_nothing_of_traces() -> None:
     users = {
         str(path)
         for path in find_sources(*PACKAGES)
-        if any(name.startswith("opentelemetry") for name in find_imports(parse(path)))
+        if any(name.startswith("opentelemetry") for name in find_imports_of(path))
     }
     assert users == {"vectormill/tracing.py"}
 
 
 def test_one_file_asks_the_driver_for_gpus() -> None:
-    askers = {
-        str(path) for path in find_sources(*PACKAGES) if "worker.devices.nvml" in find_imports(parse(path))
-    }
-    assert askers == {"worker/devices/detect.py"}
-    askers = {
-        str(path) for path in find_sources(*PACKAGES) if "worker.devices.kfd" in find_imports(parse(path))
-    }
-    assert askers == {"worker/devices/detect.py"}
-    bound = {str(path) for path in find_sources(*PACKAGES) if "pynvml" in find_imports(parse(path))}
-    assert bound == {"worker/devices/nvml.py"}
+    assert find_importers("worker.devices.nvml") == {"worker/devices/detect.py"}
+    assert find_importers("worker.devices.kfd") == {"worker/devices/detect.py"}
+    assert find_importers("pynvml") == {"worker/devices/nvml.py"}
+
+
+def find_importers(module: str) -> set[str]:
+    return {str(path) for path in find_sources(*PACKAGES) if module in find_imports_of(path)}
 
 
 def test_the_command_line_answers_help_without_loading_anything_heavy() -> None:

@@ -4,21 +4,37 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
-
-from tests.architecture.sources import PACKAGES, ROOT, find_imports, find_sources, parse
+from tests.architecture.sources import PACKAGES, find_imports_of, find_sources, parse, read_source
 
 STATEMENT = re.compile(r'"""(.*?)"""', re.DOTALL)
 NUMBER = r"(?::[a-z_]+|(?<![\w.])\d+)"
 COMPUTED = re.compile(rf"{NUMBER} *[-+*/] *:[a-z_]+|:[a-z_]+ *[-+*/] *{NUMBER}")
 
 
-@pytest.mark.parametrize("path", find_sources(*PACKAGES), ids=str)
-def test_a_number_that_sql_computes_with_has_a_type(path: Path) -> None:
+def find_untyped(source: str) -> list[str]:
+    """Return what the statements of a source compute with a parameter that has no type, each with its line."""
+    return [
+        f"{count_lines(source, statement.start(1) + found.start())}: {found[0]}"
+        for statement in STATEMENT.finditer(source)
+        for found in COMPUTED.finditer(statement[1])
+    ]
+
+
+def count_lines(source: str, end: int) -> int:
+    return source.count("\n", 0, end) + 1
+
+
+def test_a_number_that_sql_computes_with_has_a_type() -> None:
     # The driver sends the smallest type that holds the value: 256 * 1,536 overflowed a smallint.
-    statements = STATEMENT.findall((ROOT / path).read_text(encoding="utf-8"))
-    untyped = [found for statement in statements for found in COMPUTED.findall(statement)]
-    assert not untyped, "compute it in Python, or write CAST(:name AS bigint)"
+    untyped = [
+        f"{path}:{found}" for path in find_sources(*PACKAGES) for found in find_untyped(read_source(path))
+    ]
+    assert untyped == [], "compute it in Python, or write CAST(:name AS bigint)"
+
+
+def test_a_number_without_a_type_is_found_in_a_statement() -> None:
+    source = 'A = 1\nB = """\nSELECT :size * :num, CAST(:size AS bigint) * 2,\n  a.b - 1, 4 + :most"""'
+    assert find_untyped(source) == ["3: :size * :num", "4: 4 + :most"]
 
 
 def test_migrations_are_numbered_in_one_line() -> None:
@@ -43,13 +59,20 @@ SESSION_STATE = re.compile(
     r"LISTEN|pg_(?:try_)?advisory_lock|set_config\([^()]*, *false|execute\(text\(f?[\"']SET (?!LOCAL)"
 )
 
-SCHEDULERS = (Path("scheduler/main.py"), Path("vectormill/db/election.py"))
+ELECTION = Path("vectormill/db/election.py")
 
 
-@pytest.mark.parametrize("path", find_sources(*PACKAGES), ids=str)
-def test_only_the_scheduler_keeps_anything_in_its_session(path: Path) -> None:
-    found = SESSION_STATE.findall((ROOT / path).read_text(encoding="utf-8"))
-    assert not found or path in SCHEDULERS, "docs/OPERATIONS.md, Connections: PgBouncer"
+def test_only_the_election_of_schedulers_keeps_anything_in_its_session() -> None:
+    kept = [
+        (path, f"{path}:{count_lines(source, found.start())}: {found[0]}")
+        for path in find_sources(*PACKAGES)
+        for source in [read_source(path)]
+        for found in SESSION_STATE.finditer(source)
+    ]
+    assert kept, "what is looked for is no longer found where it is known to be"
+    assert [place for path, place in kept if path != ELECTION] == [], (
+        "docs/OPERATIONS.md, Connections: PgBouncer"
+    )
 
 
 # What asks somebody's database, or a server about itself.
@@ -58,9 +81,11 @@ OTHER_DATABASES = frozenset(
 )
 
 
-@pytest.mark.parametrize("path", find_sources(*PACKAGES), ids=str)
-def test_statements_stand_in_db_alone(path: Path) -> None:
-    is_db = path.is_relative_to("vectormill/db") or any(
-        path.is_relative_to(other) for other in OTHER_DATABASES
-    )
-    assert is_db or "sqlalchemy.text" not in find_imports(parse(path)), "move it into vectormill/db"
+def test_statements_stand_in_db_alone() -> None:
+    elsewhere = [
+        str(path)
+        for path in find_sources(*PACKAGES)
+        if "sqlalchemy.text" in find_imports_of(path)
+        and not any(path.is_relative_to(place) for place in ("vectormill/db", *OTHER_DATABASES))
+    ]
+    assert elsewhere == [], "move the statements into vectormill/db"

@@ -6,12 +6,13 @@ of states in the domain; a row more, and every list that should have it or not f
 
 import re
 from collections.abc import Mapping
+from functools import cache
 from types import ModuleType
 from typing import Final
 
 import pytest
 
-from tests.architecture.sources import PACKAGES, ROOT, find_sources
+from tests.architecture.sources import PACKAGES, find_sources, read_source
 from vectormill.domain import collection, run
 from vectormill.domain.jobs import chunk, job
 from vectormill.domain.requests import request_batch, request_file
@@ -45,11 +46,12 @@ KNOWN: Final[Lists] = {
 }
 
 
+@cache
 def find_lists() -> list[tuple[str, str, frozenset[str]]]:
     """Place, table and states of every list in the statements of the packages."""
     found = []
     for path in find_sources(*PACKAGES):
-        source = (ROOT / path).read_text(encoding="utf-8")
+        source = read_source(path)
         for match in LIST.finditer(source):
             before = TABLE.findall(source, 0, match.start())
             noun = NOUN_OF_NAME[match[1]] if match[1] else before[-1]
