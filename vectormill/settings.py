@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
@@ -191,6 +192,13 @@ SECRET_VARIABLES = frozenset(
     | {API_KEY_VARIABLE, "FLOWER_BASIC_AUTH"}
 )
 
+# Secrets of others: a word of the name says so (PGPASSWORD, HF_TOKEN, AWS_ACCESS_KEY_ID, and the headers that carry
+# traces to a collector), or the value has a password in it.
+SECRET_NAME: Final = re.compile(
+    r"(?:SECRET|PASSWORD|PASSWD|PASSPHRASE|TOKEN|KEY|CREDENTIAL|AUTH|HEADER)S?(?:_|$)", re.IGNORECASE
+)
+SECRET_VALUE: Final = re.compile(r"://[^:/?#\s]*:[^@\s]*@|\bpassword\s*=", re.IGNORECASE)
+
 # Variables that are read by another settings class, for instance worker.settings.
 WORKER_PREFIX = PREFIX + "WORKER_"
 
@@ -242,5 +250,9 @@ def find_collector(settings: Settings) -> str | None:
 
 
 def drop_secrets(environment: Mapping[str, str]) -> dict[str, str]:
-    """What is left for a process that speaks to no service: neither the URLs with their passwords, nor a key."""
-    return {name: value for name, value in environment.items() if name not in SECRET_VARIABLES}
+    """Keep what a process that speaks to no service may read, by the names of variables and by what they hold."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name not in SECRET_VARIABLES and not SECRET_NAME.search(name) and not SECRET_VALUE.search(value)
+    }

@@ -17,15 +17,40 @@ from worker.runner.starter import RunnerStarter
 DEVICE = Device("cpu:0", CPU, 0, (), 1, 1 << 30)
 
 
-def test_the_model_process_gets_neither_the_database_nor_redis_nor_a_key(
+# Names of things that are no secrets, as models, their libraries and their devices have them.
+KEPT = {
+    "PATH": "/bin",
+    "HF_HOME": "/hub",
+    "HF_ENDPOINT": "https://hub.example.com:8443/",
+    "TOKENIZERS_PARALLELISM": "true",
+    "NCCL_SOCKET_IFNAME": "eth0",
+    "LD_LIBRARY_PATH": "/opt/lib:/usr/lib",
+    "PWD": "/srv",
+    "SOME_MAIL": "somebody@example.com",
+}
+# Of services that the worker speaks to, or that share its environment, by their names or by their values.
+SECRETS = {
+    **dict.fromkeys(SECRET_VARIABLES, "moonshine"),
+    **dict.fromkeys(("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "GITHUB_TOKEN", "TOKENS"), "moonshine"),
+    **dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "OPENAI_API_KEY"), "moonshine"),
+    **dict.fromkeys(("PGPASSWORD", "SMTP_PASSWD", "REDISCLI_AUTH", "SSH_AUTH_SOCK"), "moonshine"),
+    **dict.fromkeys(("GOOGLE_APPLICATION_CREDENTIALS", "secret_of_ours"), "moonshine"),
+    "OTEL_EXPORTER_OTLP_HEADERS": "authorization=Bearer moonshine",
+    "SOURCE_OF_TEXTS": "postgresql://reader:moonshine@db/texts",
+    "CACHE": "redis://:moonshine/@cache:6379/0",
+    "HTTPS_PROXY": "http://me:moonshine@proxy:3128",
+    "SENTINELS": "redis://a:1,redis://:moonshine@b:2",
+    "CONNECTION": "host=db user=me password=moonshine",
+    "PLACE": "postgresql:///texts?host=db&password=moonshine",
+}
+
+
+def test_the_model_process_gets_no_secret_and_everything_else(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     seen: list[Mapping[str, str]] = []
     monkeypatch.setattr(starter, "Runner", lambda load, environment: seen.append(environment))
     order: Any = EncoderOrder(CARD, replace(DEVICE), "auto", "auto", 1, tmp_path)
-    environment = dict.fromkeys(SECRET_VARIABLES, "moonshine") | {"PATH": "/bin", "HF_HOME": "/hub"}
-    RunnerStarter("module:function", order, environment, collective_timeout_seconds=1).start()
-    assert "VECTORMILL_DATABASE_URL" in environment
-    assert "VECTORMILL_REDIS_URL" in environment
-    assert "moonshine" not in seen[0].values()
-    assert (seen[0]["PATH"], seen[0]["HF_HOME"]) == ("/bin", "/hub")
+    RunnerStarter("module:function", order, SECRETS | KEPT, collective_timeout_seconds=1).start()
+    assert {name for name in SECRETS if name in seen[0]} == set()
+    assert {name: seen[0][name] for name in KEPT} == KEPT
