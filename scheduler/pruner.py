@@ -1,6 +1,6 @@
 """Removes what is past its time: deleted jobs, ended jobs beyond their retention, abandoned uploads, files of requests,
-dead workers, deliveries of webhooks, and generations that others have replaced. Fails jobs whose model no worker could
-load for too long.
+dead workers, deliveries of webhooks, old Idempotency-Keys, and generations that others have replaced. Fails jobs whose
+model no worker could load for too long.
 
 On a thread and a connection of its own: a job of ten million vectors takes minutes, and nobody waits for it.
 """
@@ -19,6 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from scheduler.scrubber import Scrubber
 from vectormill.db.collections.removals import drop_orphaned_tables
 from vectormill.db.collections.retired import prune_retired_generations
+from vectormill.db.idempotency import delete_old_keys
 from vectormill.db.jobs.deletion import (
     delete_batch,
     delete_dead_workers,
@@ -109,6 +110,7 @@ class Pruner:
             discard_old_files(connection, self._upload_timeout_seconds)
             prune_deliveries(connection, self._retention_seconds, BATCH_DELIVERIES)
             delete_old_batches(connection, self._retention_seconds)
+            delete_old_keys(connection)
         with self._engine.begin() as connection:
             prune_runs(connection, self._retention_seconds, BATCH_RUNS)
         if num_uploads:

@@ -3,6 +3,7 @@
 Leaving early, for an error or because the client left, removes what was written.
 """
 
+import hashlib
 from typing import Final
 
 from fastapi import Request
@@ -12,6 +13,7 @@ from api.dependencies import Resources
 from api.intake.multipart import MultipartReader, read_boundary
 from api.intake.submissions import make_inflater, read_blocks
 from api.problems import Limit, Place, Problem
+from vectormill.db.jsonb import to_jsonb
 from vectormill.db.requests.file_writer import FileWriter
 from vectormill.domain.errors import SubmissionTooLarge
 from vectormill.domain.requests.request_file import BATCH, RequestFile
@@ -24,14 +26,18 @@ LEAST_LIFETIME_SECONDS: Final = 1
 MOST_LIFETIME_SECONDS: Final = 10 * 365 * 86400
 
 
-async def receive_file(request: Request, resources: Resources) -> RequestFile:
-    """The file that the form brings, committed. Raises Problem and UploadRemoved."""
+async def receive_file(request: Request, resources: Resources, idempotency_key: str | None) -> RequestFile:
+    """Return the file that the form brings, or that an earlier form with the same Idempotency-Key brought, committed.
+
+    Raises Problem, UploadRemoved and IdempotencyMismatch.
+    """
     limit = Limit.of(resources.settings, "max_file_bytes")
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit.value + FORM_BYTES:
         raise file_too_large(limit)
     boundary = read_boundary(request)
     inflater = make_inflater(request, resources.settings)
+    content = hashlib.blake2b()
     with resources.gates.uploads.enter():
         async with contextmanager_in_threadpool(FileWriter(resources.engine)) as writer:
 
@@ -39,6 +45,7 @@ async def receive_file(request: Request, resources: Resources) -> RequestFile:
                 if writer.num_bytes + len(piece) > limit.value:
                     raise file_too_large(limit)
                 writer.add(piece)
+                content.update(piece)
 
             reader = MultipartReader(boundary, take)
 
@@ -52,7 +59,10 @@ async def receive_file(request: Request, resources: Resources) -> RequestFile:
                 reader.finish()
                 assert reader.filename is not None
                 lifetime = read_lifetime(reader.fields, resources.settings.file_retention_days * 86400)
-                return writer.finish(read_purpose(reader.fields), reader.filename, lifetime)
+                purpose = read_purpose(reader.fields)
+                named = [writer.num_bytes, reader.filename, sorted(reader.fields.items())]
+                content.update(to_jsonb(named).encode())
+                return writer.finish(purpose, reader.filename, lifetime, idempotency_key, content.digest())
 
             async for block in read_blocks(request):
                 await run_in_threadpool(store, block)

@@ -22,7 +22,9 @@ from vectormill.sources.fitting import takes_pairs
 from vectormill.sources.rows import encode_metadata
 
 
-async def receive_push(request: Request, name: str, resources: Resources, *, is_complete: bool) -> PushBody:
+async def receive_push(
+    request: Request, name: str, resources: Resources, *, is_complete: bool, idempotency_key: str | None
+) -> PushBody:
     """What was pushed, committed. Raises Problem and the errors of a push."""
     media_type = read_media_type(request)
     if media_type not in NDJSON_TYPES:
@@ -45,7 +47,7 @@ async def receive_push(request: Request, name: str, resources: Resources, *, is_
             inflater.finish()
         write(writer, reader.finish(), intake)
 
-    writer = PushWriter(resources.engine, name, {"is_complete": is_complete})
+    writer = PushWriter(resources.engine, name, {"is_complete": is_complete}, idempotency_key=idempotency_key)
     with resources.gates.uploads.enter():
         async with contextmanager_in_threadpool(writer):
             intake = Intake(settings, await run_in_threadpool(load_pending, resources.engine))

@@ -3,7 +3,6 @@
 The event loop only receives bytes. Leaving early, for an error or because the client left, removes what was written.
 """
 
-import re
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import Any, Final
 
@@ -13,7 +12,6 @@ from fastapi.concurrency import contextmanager_in_threadpool, run_in_threadpool
 from starlette.datastructures import QueryParams
 
 from api.dependencies import Resources
-from api.door.key_guard import KEY_ID
 from api.door.media_types import JSON_TYPE, read_media_type, unsupported_media_type
 from api.intake.intake import Intake, load_pending
 from api.intake.requests import (
@@ -40,7 +38,6 @@ from vectormill.db.jobs.submission import JobWriter
 from vectormill.domain.collection import check_collection_name
 from vectormill.domain.encoding import EncodingOptions, EncodingSpec
 from vectormill.domain.errors import InvalidItem, InvalidOption, SubmissionTooLarge
-from vectormill.domain.jobs.idempotency import own_idempotency_key
 from vectormill.domain.jobs.item import Item, Items
 from vectormill.domain.jobs.job import Job, NewJob
 from vectormill.domain.tasks.task import TASKS
@@ -56,26 +53,24 @@ NDJSON_TYPES: Final = (
     "application/x-jsonlines",
     "application/jsonlines",
 )
-IDEMPOTENCY_KEY: Final = re.compile(r"[\x20-\x7e]{1,255}")
 
 
-async def receive_job(request: Request, resources: Resources) -> Job:
+async def receive_job(request: Request, resources: Resources, idempotency_key: str | None) -> Job:
     """The job that the request asks for, committed. Raises Problem and the errors of a submission."""
     media_type = read_media_type(request)
     with resources.gates.uploads.enter():
         if media_type in NDJSON_TYPES:
-            job = await receive_stream(request, resources)
+            job = await receive_stream(request, resources, idempotency_key)
         elif media_type == JSON_TYPE:
-            job = await receive_document(request, resources)
+            job = await receive_document(request, resources, idempotency_key)
         else:
             raise unsupported_media_type(media_type, JSON_TYPE, NDJSON_TYPES[0])
     return job
 
 
-async def receive_document(request: Request, resources: Resources) -> Job:
+async def receive_document(request: Request, resources: Resources, idempotency_key: str | None) -> Job:
     """A job whose items all come in one JSON object."""
     parameters = parse_parameters(request.query_params)
-    idempotency_key = read_idempotency_key(request)
     with resources.gates.json_bytes.hold() as hold:
         body = await read_body(request, resources.settings, hold)
 
@@ -91,11 +86,10 @@ async def receive_document(request: Request, resources: Resources) -> Job:
             return await finish(writer, resources)
 
 
-async def receive_stream(request: Request, resources: Resources) -> Job:
+async def receive_stream(request: Request, resources: Resources, idempotency_key: str | None) -> Job:
     """A job whose items come one a line; memory does not grow with the job."""
     settings = resources.settings
     parameters = parse_parameters(request.query_params)
-    idempotency_key = read_idempotency_key(request)
     new_job = await run_in_threadpool(make_streamed_job, parameters, resources, idempotency_key)
     reader = ItemReader(
         max_line_bytes=settings.max_line_bytes,
@@ -271,15 +265,6 @@ def parse_parameters(query: QueryParams) -> StreamParameters:
 
 def refuse_parameter(name: str, reason: str) -> Problem:
     return Problem(422, "invalid-request", f"{name}: {reason}.", errors=[Place(reason, parameter=name)])
-
-
-def read_idempotency_key(request: Request) -> str | None:
-    """Return the Idempotency-Key as it is kept, which tells the API keys apart. Raises Problem."""
-    key = request.headers.get("idempotency-key")
-    if key is not None and not IDEMPOTENCY_KEY.fullmatch(key):
-        detail = "Idempotency-Key must have 1 to 255 visible ASCII characters."
-        raise Problem(422, "invalid-request", detail, errors=[Place(detail, header="Idempotency-Key")])
-    return None if key is None else own_idempotency_key(key, request.scope.get(KEY_ID))
 
 
 def make_inflater(request: Request, settings: Settings) -> Inflater | None:

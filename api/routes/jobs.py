@@ -3,13 +3,14 @@
 from typing import Annotated, Any, Final
 from uuid import UUID
 
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
 from api.cursors import After, decode_cursor, encode_cursor
 from api.dependencies import JobId, Resources, ResourcesDependency
+from api.intake.idempotency import IdempotencyKey
 from api.intake.job_bodies import describe_job, describe_jobs, describe_new_job
 from api.intake.options import parameters_of
 from api.intake.submissions import receive_job
@@ -42,9 +43,6 @@ router = APIRouter(tags=["jobs"])
 
 # When to ask for the job the first time.
 POLL_AFTER_SECONDS = 1
-
-# Visible ASCII characters, and spaces between them.
-KEY_PATTERN = "^[!-~]([ -~]{0,253}[!-~])?$"
 
 STREAM_PARAMETERS = [
     *(
@@ -112,16 +110,10 @@ async def create_job(
     request: Request,
     response: Response,
     resources: ResourcesDependency,
-    idempotency_key: Annotated[
-        str | None,
-        Header(
-            description="The same key with the same content answers the same job, never a second one.",
-            json_schema_extra={"anyOf": [{"type": "string", "pattern": KEY_PATTERN}, {"type": "null"}]},
-        ),
-    ] = None,
+    idempotency_key: IdempotencyKey,
 ) -> JobBody:
     """Takes items as one JSON object, or as a stream of NDJSON of any length (gzip accepted)."""
-    job = await receive_job(request, resources)
+    job = await receive_job(request, resources, idempotency_key)
     response.headers["Location"] = f"/v1/jobs/{job.id}"
     response.headers["Retry-After"] = str(POLL_AFTER_SECONDS)
     return await run_in_threadpool(describe_new_job, resources.engine, job)

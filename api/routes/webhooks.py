@@ -21,6 +21,8 @@ from api.bodies.webhooks import (
 )
 from api.cursors import After, decode_cursor, encode_cursor
 from api.dependencies import Resources, ResourcesDependency
+from api.intake.idempotency import IdempotencyKey
+from vectormill.db.idempotency import make_once
 from vectormill.db.webhooks.deliveries import (
     find_delivery,
     list_deliveries,
@@ -32,6 +34,7 @@ from vectormill.db.webhooks.webhooks import (
     change_webhook,
     create_webhook,
     delete_webhook,
+    find_first_secret,
     find_webhook,
     list_webhooks,
     rotate_secret,
@@ -89,11 +92,19 @@ def check_text(text: str) -> str:
 
 
 @router.post("/v1/webhooks", status_code=201)
-def post_webhook(body: WebhookRequest, resources: ResourcesDependency, response: Response) -> NewWebhookBody:
-    """Be told of the ends of jobs and runs, in signed messages. The secret is shown this once."""
-    url, events, secret = check_target(resources, body.url), check_events(body.events), make_secret()
+def post_webhook(
+    body: WebhookRequest, resources: ResourcesDependency, response: Response, idempotency_key: IdempotencyKey
+) -> NewWebhookBody:
+    """Be told of the ends of jobs and runs, in signed messages. The secret is shown this once, and to a repetition."""
+    url, events, description = check_target(resources, body.url), check_events(body.events), body.description
+
+    def make() -> str:
+        return str(create_webhook(connection, url, check_text(description), events, make_secret()).id)
+
+    content = body.model_dump_json(exclude_unset=True).encode()
     with resources.engine.begin() as connection:
-        webhook = create_webhook(connection, url, check_text(body.description), events, secret)
+        webhook_id = int(make_once(connection, "webhook", idempotency_key, content, make))
+        webhook, secret = find_webhook(connection, webhook_id), find_first_secret(connection, webhook_id)
     response.headers["Location"] = f"/v1/webhooks/{webhook.id}"
     return NewWebhookBody.from_webhook(webhook, secret=secret)
 

@@ -26,6 +26,7 @@ WORLDS: Final = (
     "test_no_overlap_of_transactions_loses_doubles_or_blocks_anything --first-seed 0 --interleavings 150"
 )
 FLOODS: Final = "tests/integration/limits/test_trickle_and_flood.py"
+REPEATED: Final = "tests/integration/api/test_api_idempotency.py"
 CRASHES: Final = "tests/integration/crashes/test_crash_points.py"
 
 
@@ -468,5 +469,26 @@ MUTANTS: Final = (
             "tests/integration/api/collections/test_api_sources.py::"
             "test_an_api_that_others_reach_reads_no_files_of_its_own_machine",
         ),
+    ),
+    Mutant(
+        "a push that was sent again leaves a run of its own",
+        "vectormill/db/runs/pushes.py",
+        '                    connection.execute(DELETE_UPLOAD, {"id": self.id})\n',
+        "                    pass\n",
+        (f"{REPEATED}::test_a_repeated_request_answers_what_the_first_has_made[push]",),
+    ),
+    Mutant(
+        "a key with other content answers the first",
+        "vectormill/db/idempotency.py",
+        "if bytes(kept.content_hash) != content_hash:",
+        "if False:",
+        (f"{REPEATED}::test_the_same_key_with_another_body_is_refused_and_makes_nothing",),
+    ),
+    Mutant(
+        "a repetition is shown a secret that came after the first",
+        "vectormill/db/webhooks/webhooks.py",
+        "WHERE id = :id AND former_secret_until IS NULL",
+        "WHERE id = :id",
+        (f"{REPEATED}::test_the_secret_of_a_webhook_that_was_rotated_is_not_shown_for_the_key_that_made_it",),
     ),
 )

@@ -2,6 +2,7 @@
 
 import json
 import ssl
+import uuid
 from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import quote
@@ -97,6 +98,11 @@ def is_loopback(url: str) -> bool:
 
 def given(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
+
+
+def make_key_header(idempotency_key: str | None) -> dict[str, str]:
+    """Return the header that makes a request safe to repeat: with a key of its own, unless one is given."""
+    return {"Idempotency-Key": idempotency_key or str(uuid.uuid4())}
 
 
 def make_path(*parts: str) -> str:

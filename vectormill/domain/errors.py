@@ -157,7 +157,7 @@ class Conflict(VectormillError):
 
 
 class IdempotencyMismatch(Conflict):
-    """This Idempotency-Key was used for a job with other content; use a new key for a new job."""
+    """This Idempotency-Key was used for a request with other content; use a new key for a new request."""
 
 
 class SubmissionInProgress(Conflict):

@@ -3,7 +3,7 @@
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter, Depends, Header, Path, Query, Request
+from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.concurrency import run_in_threadpool
 
 from api.bodies.requests.batches import (
@@ -16,11 +16,11 @@ from api.bodies.requests.batches import (
 )
 from api.dependencies import Resources, ResourcesDependency
 from api.door.media_types import require_json
+from api.intake.idempotency import IdempotencyKey
 from api.intake.intake import Intake, load_pending
 from api.intake.requests import decode_body
-from api.intake.submissions import is_storable, read_body, read_idempotency_key
+from api.intake.submissions import is_storable, read_body
 from api.problems import Place, Problem
-from api.routes.jobs import KEY_PATTERN
 from vectormill.db.requests.batches import cancel_batch, create_batch, find_batch, list_batches
 from vectormill.domain.requests.request_batch import NewRequestBatch, parse_batch_name
 from vectormill.domain.requests.request_file import parse_file_name
@@ -42,13 +42,7 @@ BatchId = Annotated[UUID, Depends(take_batch_id)]
 async def post_batch(
     request: Request,
     resources: ResourcesDependency,
-    idempotency_key: Annotated[
-        str | None,
-        Header(
-            description="The same key with the same content answers the same batch, never a second one.",
-            json_schema_extra={"anyOf": [{"type": "string", "pattern": KEY_PATTERN}, {"type": "null"}]},
-        ),
-    ] = None,
+    idempotency_key: IdempotencyKey,
 ) -> BatchBody:
     """Answers the lines of a file by a job, and then by a file of answers.
 
@@ -56,10 +50,9 @@ async def post_batch(
     what was not answered in time. Other metadata, or an Idempotency-Key of its own, makes another.
     """
     require_json(request)
-    key = read_idempotency_key(request)
     with resources.gates.json_bytes.hold() as hold:
         wanted = decode_body(await read_body(request, resources.settings, hold), BATCH_DECODER)
-    return await run_in_threadpool(create, resources, wanted, key)
+    return await run_in_threadpool(create, resources, wanted, idempotency_key)
 
 
 def create(resources: Resources, wanted: BatchRequest, idempotency_key: str | None) -> BatchBody:

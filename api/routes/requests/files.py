@@ -9,6 +9,7 @@ from fastapi.concurrency import run_in_threadpool
 from api.bodies.requests.files import FILE_FORM, DeletedFile, FileBody, FileFilter, FilePage
 from api.dependencies import ResourcesDependency
 from api.intake.file_uploads import receive_file
+from api.intake.idempotency import IdempotencyKey
 from api.problems import Place, Problem
 from api.streams.vector_streams import PieceResponse, start_reading
 from vectormill.db.requests.files import discard_file, find_file, list_files
@@ -31,9 +32,11 @@ FileId = Annotated[UUID, Depends(take_file_id)]
 
 
 @router.post("/v1/files", openapi_extra=FILE_FORM)
-async def post_file(request: Request, resources: ResourcesDependency) -> FileBody:
+async def post_file(
+    request: Request, resources: ResourcesDependency, idempotency_key: IdempotencyKey
+) -> FileBody:
     """Takes a file of requests as a stream, of any number of lines; it is there when it is answered."""
-    return FileBody.from_file(await receive_file(request, resources))
+    return FileBody.from_file(await receive_file(request, resources, idempotency_key))
 
 
 @router.get("/v1/files")

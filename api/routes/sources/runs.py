@@ -10,7 +10,9 @@ from sqlalchemy import Connection
 from api.bodies.sources.runs import RunBody, RunPage, RunRequest
 from api.cursors import After, decode_cursor, encode_cursor
 from api.dependencies import CollectionName, Resources, ResourcesDependency
+from api.intake.idempotency import IdempotencyKey
 from vectormill.db.collections.collections import find_generation
+from vectormill.db.idempotency import make_once
 from vectormill.db.jobs.jobs import find_job
 from vectormill.db.runs.runs import (
     cancel_run,
@@ -50,15 +52,25 @@ class RunFilter(BaseModel):
 
 @router.post("/v1/collections/{name}/runs", status_code=202)
 def post_run(
-    resources: ResourcesDependency, name: CollectionName, body: RunRequest, response: Response
+    resources: ResourcesDependency,
+    name: CollectionName,
+    body: RunRequest,
+    response: Response,
+    idempotency_key: IdempotencyKey,
 ) -> RunBody:
     """Start a run. An indexer carries it out; one of a collection at a time, the others wait."""
-    with resources.engine.begin() as connection:
+
+    def make() -> str:
         spec = choose_spec(connection, resources, name, body)
         if body.kind == REINDEX:
             refuse_without_texts(connection, name)
         run = create_run(connection, name, body.kind, options=body.options.to_options(), spec=spec)
-    assert run is not None, "only a due time of a schedule has a run already"
+        assert run is not None, "only a due time of a schedule has a run already"
+        return str(run.id)
+
+    content = f"{name}\n{body.model_dump_json(exclude_unset=True)}".encode()
+    with resources.engine.begin() as connection:
+        run = find_run(connection, UUID(make_once(connection, "run", idempotency_key, content, make)))
     response.headers["Location"] = f"/v1/runs/{run.id}"
     return RunBody.from_run(run)
 

@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Final
+from uuid import UUID
 
 from fastapi import APIRouter, Depends, Path, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
@@ -16,6 +17,8 @@ from api.bodies.sources.schedules import (
 )
 from api.cursors import After, decode_cursor, encode_cursor
 from api.dependencies import ResourcesDependency, parse_collection_name
+from api.intake.idempotency import IdempotencyKey
+from vectormill.db.idempotency import make_once
 from vectormill.db.runs.due_times import run_schedule_now
 from vectormill.db.runs.schedules import (
     change_schedule,
@@ -120,10 +123,17 @@ def post_resume(resources: ResourcesDependency, name: ScheduleName) -> ScheduleB
 
 
 @router.post("/v1/schedules/{name}/run", status_code=202)
-def post_run(resources: ResourcesDependency, name: ScheduleName) -> ScheduledRunBody:
+def post_run(
+    resources: ResourcesDependency, name: ScheduleName, idempotency_key: IdempotencyKey
+) -> ScheduledRunBody:
     """A run now, beside the due times; it waits for one of the collection that goes on."""
+
+    def make() -> str:
+        return str(run_schedule_now(connection, name))
+
     with resources.engine.begin() as connection:
-        run = find_scheduled_run(connection, run_schedule_now(connection, name))
+        made = make_once(connection, "run of a schedule", idempotency_key, name.encode(), make)
+        run = find_scheduled_run(connection, UUID(made))
     return ScheduledRunBody.from_run(run)
 
 

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from api.bodies.sources.sources import PushBody, SourceBody, SourceCheckBody, SourceRequest
 from api.dependencies import CollectionName, Resources, ResourcesDependency
 from api.door.media_types import require_json
+from api.intake.idempotency import IdempotencyKey
 from api.intake.pushes import receive_push
 from api.intake.requests import UnreadableItem, decode_body, encode_metadata
 from api.intake.submissions import read_body
@@ -125,9 +126,12 @@ async def post_push(
     name: CollectionName,
     resources: ResourcesDependency,
     wanted: Annotated[PushParameters, Query()],
+    idempotency_key: IdempotencyKey,
 ) -> PushBody:
     """Takes rows as a stream of NDJSON (gzip accepted) for a run that follows them. All of them, or none."""
-    answer = await receive_push(request, name, resources, is_complete=wanted.complete)
+    answer = await receive_push(
+        request, name, resources, is_complete=wanted.complete, idempotency_key=idempotency_key
+    )
     response.headers["Location"] = f"/v1/runs/{answer.run}"
     return answer
 

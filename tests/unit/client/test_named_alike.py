@@ -70,7 +70,11 @@ WORDS = {
         CollectionChange, Client.change_collection, collections.change, beside=("name",)
     ),
     "create a webhook": Words(
-        WebhookRequest, Client.create_webhook, webhooks.create, named={"events": "event"}
+        WebhookRequest,
+        Client.create_webhook,
+        webhooks.create,
+        named={"events": "event"},
+        beside=("idempotency_key",),
     ),
     "change a webhook": Words(
         WebhookChange,

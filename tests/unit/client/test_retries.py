@@ -164,10 +164,33 @@ def test_a_submission_is_repeated_under_one_key_with_the_same_items(do: Do) -> N
     assert len(server.requests) == 3
 
 
-def test_items_that_come_once_are_sent_once(do: Do) -> None:
+@pytest.mark.parametrize(
+    "call",
+    [
+        ("push", "docs", [{"key": "a", "text": "one"}]),
+        ("start_run", "docs", "check"),
+        ("reindex", "docs"),
+        ("run_schedule", "nightly"),
+        ("create_webhook", "https://example.com/hook"),
+    ],
+    ids=lambda call: call[0],
+)
+def test_what_makes_something_is_repeated_under_one_key_with_the_same_body(
+    do: Do, call: tuple[Any, ...]
+) -> None:
+    server = Server([busy(503), busy(429, retry_after="1")])
+    do(server, call, call)
+    assert len(server.requests) == 4
+    keys = [request.headers["Idempotency-Key"] for request in server.requests]
+    assert keys[0] == keys[1] == keys[2] != keys[3]  # another call means another thing
+    assert len({(request.url, request.content) for request in server.requests}) == 1
+
+
+@pytest.mark.parametrize("call", [("submit",), ("push", "docs")], ids=lambda call: call[0])
+def test_items_that_come_once_are_sent_once(do: Do, call: tuple[str, ...]) -> None:
     server = Server([busy(503)])
     with pytest.raises(ApiFailure):
-        do(server, ("submit", iter([{"key": "a", "text": "one"}])))
+        do(server, (*call, iter([{"key": "a", "text": "one"}])))
     assert len(server.requests) == 1
 
 

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 
 from vectormill.client.aio.transport import Transport
-from vectormill.client.requests import Json, given, make_path
+from vectormill.client.requests import Json, given, make_key_header, make_path
 from vectormill.client.shapes import DeliveryBody, NewWebhookBody, ReplayedBody, WebhookBody
 
 
@@ -12,12 +12,17 @@ class WebhookCalls(Transport):
     """Of where the ends of jobs and runs are told. All of them need a key of the scope webhooks."""
 
     async def create_webhook(
-        self, url: str, *, events: Sequence[str] = (), description: str = ""
+        self,
+        url: str,
+        *,
+        events: Sequence[str] = (),
+        description: str = "",
+        idempotency_key: str | None = None,
     ) -> NewWebhookBody:
         """Told of these events, or of all. The answer has its `secret`, which is shown this once."""
         body = {"url": url, "events": list(events), "description": description}
-        # Not repeated: each attempt makes one.
-        return await self.call(NewWebhookBody, "POST", "/v1/webhooks", json=body, is_repeatable=False)
+        headers = make_key_header(idempotency_key)
+        return await self.call(NewWebhookBody, "POST", "/v1/webhooks", json=body, headers=headers)
 
     def webhooks(self) -> AsyncIterator[WebhookBody]:
         """Every webhook, the oldest first, page by page."""

@@ -13,6 +13,7 @@ from uuid import UUID, uuid4
 import zstandard
 from sqlalchemy import Connection, Engine, text
 
+from vectormill.db.idempotency import make_once
 from vectormill.db.requests.files import find_file
 from vectormill.domain.errors import UploadRemoved
 from vectormill.domain.requests.request_file import BATCH, RequestFile
@@ -110,14 +111,22 @@ class FileWriter:
         purpose: str,
         filename: str,
         lifetime_seconds: float | None,
+        idempotency_key: str | None = None,
+        content: bytes = b"",
     ) -> RequestFile:
-        """Makes the file visible. `lifetime_seconds` counts from its creation, None is for ever.
+        """Make the file visible, unless an earlier one with the same key and content is, which is returned instead.
 
-        Raises UploadRemoved.
+        `lifetime_seconds` counts from its creation, None is for ever. Raises UploadRemoved, IdempotencyMismatch, and
+        RequestFileNotFound where the earlier one is gone.
         """
+
+        def make() -> str:
+            return str(self.finish_in(connection, purpose, filename, lifetime_seconds).id)
+
         with self._engine.begin() as connection:
-            file = self.finish_in(connection, purpose, filename, lifetime_seconds)
-        self._is_finished = True
+            file_id = UUID(make_once(connection, "file", idempotency_key, content, make))
+            file = find_file(connection, file_id)
+        self._is_finished = file_id == self.id
         return file
 
     def finish_in(

@@ -3,6 +3,7 @@
 Parts are written while they arrive, below a run in state `uploading`; a last transaction makes the run `queued`.
 """
 
+import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from uuid import UUID, uuid4
 from sqlalchemy import Connection, Engine, text
 
 from vectormill.db.chunks.payloads import decode_payload, encode_payload
+from vectormill.db.idempotency import make_once
 from vectormill.db.jsonb import to_jsonb
 from vectormill.db.outages import DATABASE_ERRORS
 from vectormill.db.runs.sources import find_source
@@ -56,6 +58,9 @@ FAIL_RUN = text("""
     UPDATE vectormill.runs SET state = 'failed', error = :error, finished_at = now(), updated_at = now()
      WHERE id = :id AND state = 'uploading'
 """)
+
+# With its parts: a repetition leaves no run.
+DELETE_UPLOAD = text("DELETE FROM vectormill.runs WHERE id = :id AND state = 'uploading'")
 
 FIND_STATE = text("SELECT state FROM vectormill.runs WHERE id = :id")
 
@@ -115,6 +120,8 @@ class PushWriter:
         collection: str,
         options: dict[str, object],
         clock: Callable[[], float] = time.monotonic,
+        *,
+        idempotency_key: str | None = None,
     ) -> None:
         self._engine = engine
         self._collection = collection
@@ -128,6 +135,8 @@ class PushWriter:
         self.num_items = 0
         self._num_parts = 0
         self._keys = KeyLedger()
+        self._idempotency_key = idempotency_key
+        self._hash = hashlib.blake2b(to_jsonb([collection, options]).encode())
 
     def __enter__(self) -> Self:
         values = {"id": self.id, "collection": self._collection, "options": to_jsonb(self._options)}
@@ -143,7 +152,10 @@ class PushWriter:
 
     def add(self, item: Item) -> None:
         """Takes one more row; writes a part when it is full."""
-        self._keys.add(item.key.encode())
+        key = item.key.encode()
+        self._keys.add(key)
+        sizes = len(key), len(item.text), len(item.metadata)
+        self._hash.update(b"%d,%d,%d;%b%b%b" % (*sizes, key, item.text, item.metadata))
         self._items.append(item)
         self._item_bytes += len(item.text) + len(item.metadata)
         self.num_items += 1
@@ -171,7 +183,10 @@ class PushWriter:
         self._part_due = self._clock() + PART_SECONDS
 
     def finish(self) -> UUID:
-        """Hands the run to the indexers, and answers its id. Raises EmptyJob, DuplicateKey or UploadRemoved."""
+        """Hand the run to the indexers and return its id, or that of an earlier push with the same key and content.
+
+        Raises EmptyJob, DuplicateKey, UploadRemoved or IdempotencyMismatch.
+        """
         if self.num_items == 0:
             raise EmptyJob("The push has no rows; to empty a collection, delete it or its items.")
         duplicate = self._keys.find_duplicate()
@@ -180,15 +195,24 @@ class PushWriter:
             raise DuplicateKey(
                 f"Row {first + 1} and row {second + 1} have the same key; a key is one row's alone."
             )
+
+        def queue() -> str:
+            self._write_part(connection)
+            connection.execute(QUEUE_RUN, {"id": self.id, "num_parts": self._num_parts}).one()
+            return str(self.id)
+
+        run_id = self.id
         try:
             with self._engine.begin() as connection:
-                self._write_part(connection)
-                connection.execute(QUEUE_RUN, {"id": self.id, "num_parts": self._num_parts}).one()
+                content = self._hash.digest()
+                run_id = UUID(make_once(connection, "push", self._idempotency_key, content, queue))
+                if run_id != self.id:
+                    connection.execute(DELETE_UPLOAD, {"id": self.id})
         except DATABASE_ERRORS:
             if not self._was_queued():
                 raise
         self._is_finished = True
-        return self.id
+        return run_id
 
     def _was_queued(self) -> bool:
         """Read whether the run was queued by a COMMIT whose answer was lost."""

@@ -14,6 +14,7 @@ from vectormill.domain.errors import (
     CollectionNotFound,
     Conflict,
     InvalidOption,
+    RunNotFound,
     ScheduleNotFound,
     SourceNotFound,
 )
@@ -206,7 +207,11 @@ FIND_SCHEDULED_RUN = text(f"{SCHEDULED_RUNS} WHERE runs.id = :id")
 
 
 def find_scheduled_run(connection: Connection, run_id: UUID) -> ScheduledRun:
-    return _scheduled_run(connection.execute(FIND_SCHEDULED_RUN, {"id": run_id}).one())
+    """Return a run as the history of its schedule has it. Raises RunNotFound."""
+    row = connection.execute(FIND_SCHEDULED_RUN, {"id": run_id}).one_or_none()
+    if row is None:
+        raise RunNotFound
+    return _scheduled_run(row)
 
 
 FIND_SCHEDULE_ID = text("SELECT id FROM vectormill.schedules WHERE name = :name")

@@ -1,4 +1,5 @@
-"""Files of requests, and request batches: what the OpenAI-compatible interface keeps beside jobs."""
+"""Files of requests, and request batches: what the OpenAI-compatible interface keeps beside jobs; and what the
+Idempotency-Keys of other requests have made."""
 
 from sqlalchemy import (
     BigInteger,
@@ -116,4 +117,16 @@ request_refusals = Table(
     Column("code", Text, nullable=False),
     Column("message", Text, nullable=False),
     Column("param", Text),
+)
+
+idempotency_keys = Table(
+    "idempotency_keys",
+    metadata,
+    Column("operation", Text, primary_key=True),
+    Column("idempotency_key", Text, primary_key=True),
+    Column("content_hash", LargeBinary, nullable=False),
+    # NULL only inside the transaction that makes it.
+    Column("made_id", Text),
+    moment("created_at", is_now=True),
+    Index("ix_idempotency_keys_created_at", "created_at"),
 )

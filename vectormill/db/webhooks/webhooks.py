@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, Row, text
 
-from vectormill.domain.errors import TooManyWebhooks, WebhookNotFound
+from vectormill.domain.errors import Conflict, TooManyWebhooks, WebhookNotFound
 from vectormill.domain.webhooks.webhook import MAX_WEBHOOKS, Webhook
 
 # Two that are made at once may go one beyond the limit, which is there against thousands.
@@ -45,6 +45,21 @@ FIND_WEBHOOK = text("""
 def find_webhook(connection: Connection, webhook_id: int) -> Webhook:
     """Raises WebhookNotFound."""
     return _found(connection.execute(FIND_WEBHOOK, {"id": webhook_id}).one_or_none())
+
+
+FIND_FIRST_SECRET = text("""
+    SELECT secret FROM vectormill.webhooks WHERE id = :id AND former_secret_until IS NULL
+""")
+
+
+def find_first_secret(connection: Connection, webhook_id: int) -> str:
+    """Return the secret that the webhook was made with. Raises Conflict when it was rotated since."""
+    secret: str | None = connection.execute(FIND_FIRST_SECRET, {"id": webhook_id}).scalar_one_or_none()
+    if secret is None:
+        raise Conflict(
+            "The secret of this webhook was rotated since it was made; rotate it again to be shown one."
+        )
+    return secret
 
 
 LIST_WEBHOOKS = text("""

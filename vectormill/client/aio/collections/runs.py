@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Unpack
 
 from vectormill.client.aio.transport import Transport
-from vectormill.client.requests import Json, given, make_path
+from vectormill.client.requests import Json, given, make_key_header, make_path
 from vectormill.client.shapes import RunBody, RunLine
 from vectormill.domain.encoding import OptionArguments
 from vectormill.domain.run import HELD, TERMINAL_RUN_STATES
@@ -48,13 +48,13 @@ class RunCalls(Transport):
         }
         return await self.start_run(collection, "reindex", given(wishes))
 
-    async def start_run(self, collection: str, kind: str, options: Json | None = None) -> RunBody:
+    async def start_run(
+        self, collection: str, kind: str, options: Json | None = None, *, idempotency_key: str | None = None
+    ) -> RunBody:
         """A run of any kind: reindex, index or check."""
         path = make_path("/v1/collections", collection, "runs")
-        # Not repeated: the second attempt would make a second run.
-        return await self.call(
-            RunBody, "POST", path, json={"kind": kind, "options": options or {}}, is_repeatable=False
-        )
+        body = {"kind": kind, "options": options or {}}
+        return await self.call(RunBody, "POST", path, json=body, headers=make_key_header(idempotency_key))
 
     async def run(self, run_id: str) -> RunBody:
         return await self.call(RunBody, "GET", make_path("/v1/runs", run_id))

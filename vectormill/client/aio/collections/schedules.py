@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 
 from vectormill.client.aio.transport import Transport
-from vectormill.client.requests import Json, given, make_path
+from vectormill.client.requests import Json, given, make_key_header, make_path
 from vectormill.client.shapes import ScheduleBody, ScheduledRunBody
 
 
@@ -55,11 +55,10 @@ class ScheduleCalls(Transport):
         """Ends a pause; what fell due in it stays missed."""
         return await self.call(ScheduleBody, "POST", make_path("/v1/schedules", name, "resume"))
 
-    async def run_schedule(self, name: str) -> ScheduledRunBody:
+    async def run_schedule(self, name: str, *, idempotency_key: str | None = None) -> ScheduledRunBody:
         """Its run, now; answers it as the history has it."""
-        return await self.call(
-            ScheduledRunBody, "POST", make_path("/v1/schedules", name, "run"), is_repeatable=False
-        )
+        path = make_path("/v1/schedules", name, "run")
+        return await self.call(ScheduledRunBody, "POST", path, headers=make_key_header(idempotency_key))
 
     async def delete_schedule(self, name: str) -> None:
         """Its runs stay."""

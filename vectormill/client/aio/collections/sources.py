@@ -5,7 +5,7 @@ from typing import Any
 
 from vectormill.client.aio import flow
 from vectormill.client.aio.transport import Transport
-from vectormill.client.requests import NDJSON_HEADERS, Json, given, make_path
+from vectormill.client.requests import NDJSON_HEADERS, Json, given, make_key_header, make_path
 from vectormill.client.shapes import FollowingBody, PushBody, SourceBody, SourceCheckBody
 from vectormill.files.ndjson import ItemJson
 
@@ -52,21 +52,25 @@ class SourceCalls(Transport):
         *,
         complete: bool = False,
         gzip: bool = False,
+        idempotency_key: str | None = None,
     ) -> PushBody:
         """Streams rows to a collection whose source is a push, and answers `{"run", "num_items", …}`.
 
-        `complete` says that these are all rows: those of the collection that are not among them are deleted. Not
-        repeated when the connection breaks: nothing was written then.
+        `complete` says that these are all rows: those of the collection that are not among them are deleted. When
+        `items` can be iterated again, a lost connection is survived, as by `submit`.
         """
+        headers = NDJSON_HEADERS | make_key_header(idempotency_key)
+        if gzip:
+            headers["Content-Encoding"] = "gzip"
         return await self.call(
             PushBody,
             "POST",
             make_path("/v1/collections", collection, "push"),
             params={"complete": "true" if complete else "false"},
-            headers=NDJSON_HEADERS | ({"Content-Encoding": "gzip"} if gzip else {}),
+            headers=headers,
             make_body=lambda: flow.encode_body(items, gzip=gzip),
             timeout=self.long_timeout,
-            is_repeatable=False,
+            is_repeatable=flow.can_repeat(items),
         )
 
     async def follow(

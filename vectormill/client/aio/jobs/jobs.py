@@ -2,7 +2,6 @@
 
 import json
 import time
-import uuid
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Unpack
@@ -11,7 +10,7 @@ from vectormill.client.aio import flow
 from vectormill.client.aio.transport import Transport
 from vectormill.client.events import EventReader
 from vectormill.client.frames.items import Columns
-from vectormill.client.requests import NDJSON_HEADERS, Json, given, make_path
+from vectormill.client.requests import NDJSON_HEADERS, Json, given, make_key_header, make_path
 from vectormill.client.shapes import ItemErrorBody, JobBody, TruncatedItemBody
 from vectormill.client.views.shown import showing
 from vectormill.domain.encoding import RequestedArguments
@@ -57,7 +56,7 @@ class JobCalls(Transport):
             "metadata": json.dumps(dict(metadata)) if isinstance(metadata, Mapping) else None,
             **options,
         }
-        headers = NDJSON_HEADERS | {"Idempotency-Key": idempotency_key or str(uuid.uuid4())}
+        headers = NDJSON_HEADERS | make_key_header(idempotency_key)
         if gzip:
             headers["Content-Encoding"] = "gzip"
         job = await self.call(

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Unpack
 
-from vectormill.client.requests import Json, given, make_path
+from vectormill.client.requests import Json, given, make_key_header, make_path
 from vectormill.client.shapes import RunBody, RunLine
 from vectormill.client.sync.transport import Transport
 from vectormill.domain.encoding import OptionArguments
@@ -49,13 +49,13 @@ class RunCalls(Transport):
         }
         return self.start_run(collection, "reindex", given(wishes))
 
-    def start_run(self, collection: str, kind: str, options: Json | None = None) -> RunBody:
+    def start_run(
+        self, collection: str, kind: str, options: Json | None = None, *, idempotency_key: str | None = None
+    ) -> RunBody:
         """A run of any kind: reindex, index or check."""
         path = make_path("/v1/collections", collection, "runs")
-        # Not repeated: the second attempt would make a second run.
-        return self.call(
-            RunBody, "POST", path, json={"kind": kind, "options": options or {}}, is_repeatable=False
-        )
+        body = {"kind": kind, "options": options or {}}
+        return self.call(RunBody, "POST", path, json=body, headers=make_key_header(idempotency_key))
 
     def run(self, run_id: str) -> RunBody:
         return self.call(RunBody, "GET", make_path("/v1/runs", run_id))

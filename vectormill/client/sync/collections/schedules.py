@@ -3,7 +3,7 @@
 
 from collections.abc import Iterator
 
-from vectormill.client.requests import Json, given, make_path
+from vectormill.client.requests import Json, given, make_key_header, make_path
 from vectormill.client.shapes import ScheduleBody, ScheduledRunBody
 from vectormill.client.sync.transport import Transport
 
@@ -56,11 +56,10 @@ class ScheduleCalls(Transport):
         """Ends a pause; what fell due in it stays missed."""
         return self.call(ScheduleBody, "POST", make_path("/v1/schedules", name, "resume"))
 
-    def run_schedule(self, name: str) -> ScheduledRunBody:
+    def run_schedule(self, name: str, *, idempotency_key: str | None = None) -> ScheduledRunBody:
         """Its run, now; answers it as the history has it."""
-        return self.call(
-            ScheduledRunBody, "POST", make_path("/v1/schedules", name, "run"), is_repeatable=False
-        )
+        path = make_path("/v1/schedules", name, "run")
+        return self.call(ScheduledRunBody, "POST", path, headers=make_key_header(idempotency_key))
 
     def delete_schedule(self, name: str) -> None:
         """Its runs stay."""
