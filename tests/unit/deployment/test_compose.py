@@ -20,6 +20,7 @@ from tests.architecture.sources import PACKAGES
 from tests.waiting import wait_for
 from vectormill.cli.app import app
 from vectormill.embedded.binaries import find_valkey_server
+from vectormill.embedded.valkey import NO_RETRY
 from vectormill.processes.lifetimes import free_port
 from vectormill.settings import PREFIX, Settings
 from vectormill.up import CHILDREN_GRACE_SECONDS, SERVERS_GRACE_SECONDS, Endpoint, UpOptions, plan_children
@@ -193,7 +194,7 @@ def test_valkey_asks_for_the_password_and_keeps_nothing(tmp_path: Path) -> None:
         [shell, flag, script], env=environment, cwd=tmp_path, stdout=subprocess.DEVNULL
     ) as server:
         try:
-            with Redis(port=int(environment["PORT"]), password="moonshine") as client:
+            with Redis(port=int(environment["PORT"]), password="moonshine", retry=NO_RETRY) as client:
                 wait_for(lambda: answers(client), because="Valkey answers")
                 wanted = {
                     "save": "",
@@ -203,7 +204,10 @@ def test_valkey_asks_for_the_password_and_keeps_nothing(tmp_path: Path) -> None:
                 }
                 assert {name: client.config_get(name)[name] for name in wanted} == wanted
                 assert not any("moonshine" in word for word in psutil.Process(server.pid).cmdline())
-            with Redis(port=int(environment["PORT"])) as stranger, pytest.raises(AuthenticationError):
+            with (
+                Redis(port=int(environment["PORT"]), retry=NO_RETRY) as stranger,
+                pytest.raises(AuthenticationError),
+            ):
                 stranger.ping()
         finally:
             server.terminate()
