@@ -3,6 +3,8 @@
 Evidence for the settings is in docs/OPERATIONS.md; issue numbers are celery's or kombu's on GitHub.
 """
 
+import ssl
+
 from celery import Celery
 
 ENCODE_CHUNK = "encode.chunk"
@@ -25,6 +27,8 @@ def make_app(redis_url: str) -> Celery:
         task_ignore_result=True,
         task_serializer="json",
         accept_content=["json"],
+        # kombu alone would believe any certificate of a rediss:// URL that names no ssl_cert_reqs; redis-py does not.
+        broker_use_ssl={"ssl_cert_reqs": ssl.CERT_REQUIRED} if redis_url.startswith("rediss:") else None,
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,  # the default gives up after 100
         broker_connection_timeout=5,
