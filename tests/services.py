@@ -18,11 +18,15 @@ from vectormill.embedded.valkey import EmbeddedValkey
 
 @contextmanager
 def running_postgres() -> Iterator[str]:
-    """A Postgres of our own; its URL."""
+    """Start a Postgres of our own and yield its URL. It writes nothing through to the disk: no test cuts the power."""
     with new_directory() as home:
         server = EmbeddedPostgres(home)
         try:
-            yield server.start()
+            url = server.start()
+            with _administering(url) as connection:
+                connection.execute("ALTER SYSTEM SET fsync = off")
+                connection.execute("SELECT pg_reload_conf()")
+            yield url
         finally:
             server.destroy()
 
@@ -52,7 +56,7 @@ def migrated_database(postgres_url: str) -> Iterator[str]:
 
 @cache
 def _migrated_template(postgres_url: str) -> str:
-    """The name of a database from which others are copied: a copy takes 0.02 s, all migrations 0.17 s.
+    """Return the name of a database from which others are copied, since to migrate each would take longer.
 
     Nobody can connect to it, so no test changes it, and no autovacuum is in the way of a copy.
     """
@@ -66,7 +70,8 @@ def _migrated_template(postgres_url: str) -> str:
 
 def _create_database(connection: "psycopg.Connection[tuple[object, ...]]", *, template: str) -> str:
     name = f"test_{uuid4().hex[:12]}"
-    create = sql.SQL("CREATE DATABASE {} TEMPLATE {}")
+    # Copied as files it takes half the time that it takes page by page through the log.
+    create = sql.SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY file_copy")
     connection.execute(create.format(sql.Identifier(name), sql.Identifier(template)))
     return name
 
