@@ -6,8 +6,8 @@ from typing import Any
 from sqlalchemy import Engine, text
 
 from tests.protocol import make_items, submit
-from vectormill.db.runs.schedules import create_schedule
-from vectormill.domain.schedule import NewSchedule, Schedule
+from vectormill.schedules.schedule import NewSchedule, Schedule
+from vectormill.schedules.schedules import create_schedule
 
 INSERT_SOURCE = text("""
     INSERT INTO vectormill.sources (collection_id, kind, options)

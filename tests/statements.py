@@ -1,7 +1,7 @@
 """Every statement and COMMIT of the product's code, seen before it is sent, under the name of its SQL constant.
 
-A new constant in vectormill/db is a new name by itself. Statements that bypass SQLAlchemy (COPY, the staged upsert) are
-seen too: what is watched is the driver's connection.
+A new constant in vectormill/db, or in the folder of a feature, is a new name by itself. Statements that bypass
+SQLAlchemy (COPY, the staged upsert) are seen too: what is watched is the driver's connection.
 """
 
 import importlib
@@ -17,8 +17,10 @@ from psycopg import sql
 from sqlalchemy import Engine, TextClause, create_engine, event
 
 import vectormill.db
+import vectormill.schedules
 
 COMMIT = "COMMIT"
+WITH_SQL = (vectormill.db, vectormill.schedules)
 # What the pool asks before it hands out a connection; no step of ours.
 _PINGS = ("", ";", "SELECT 1")
 _UNNAMED_WORDS = 6
@@ -38,7 +40,12 @@ class Watcher(Protocol):
 def named_patterns() -> tuple[tuple[re.Pattern[str], str], ...]:
     dialect = create_engine("postgresql+psycopg://").dialect
     found = []
-    for module in pkgutil.walk_packages(vectormill.db.__path__, "vectormill.db."):
+    modules = [
+        module
+        for package in WITH_SQL
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+    ]
+    for module in modules:
         for name, constant in vars(importlib.import_module(module.name)).items():
             if isinstance(constant, TextClause):
                 found.append((re.compile(re.escape(str(constant.compile(dialect=dialect)).strip())), name))

@@ -17,10 +17,7 @@ from vectormill.db.collections.descriptions import (
 )
 from vectormill.domain.collection import GENERATION_STATES, KINDS, find_kind
 from vectormill.domain.source import hide_files
-
-
-def in_utc(moment: datetime | None) -> datetime | None:
-    return moment.astimezone(UTC) if moment else None
+from vectormill.moments import in_utc
 
 
 class CollectionBody(BaseModel):

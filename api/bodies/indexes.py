@@ -5,7 +5,6 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from api.bodies.collections import in_utc
 from vectormill.db.indexes.index_builds import BuildProgress
 from vectormill.db.indexes.index_plans import Outlook
 from vectormill.db.indexes.indexes import FoundIndex
@@ -23,6 +22,7 @@ from vectormill.domain.index_plan import (
     MOST_WORKERS,
     check_fields,
 )
+from vectormill.moments import in_utc
 
 
 class IndexRequest(BaseModel):

@@ -6,7 +6,6 @@ from typing import Any, Literal, Self
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
-from api.bodies.collections import in_utc
 from vectormill.domain.webhooks.webhook import (
     DELIVERY_STATES,
     EVENTS,
@@ -19,6 +18,7 @@ from vectormill.domain.webhooks.webhook import (
     Webhook,
     name_message,
 )
+from vectormill.moments import in_utc
 
 URL_DESCRIPTION = (
     "https or http. Private addresses are refused unless VECTORMILL_WEBHOOK_PRIVATE_TARGETS allows them."

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from vectormill.domain.schedule import Schedule
+from vectormill.schedules.schedule import Schedule
 
 
 def describe_schedules(schedules: Sequence[Schedule]) -> list[Metric]:

@@ -7,12 +7,12 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from api.bodies.collections import in_utc
 from api.intake.options import StorableText, model_of
 from api.schemas import describe_spec
 from vectormill.domain.encoding import EncodingOptions
 from vectormill.domain.jobs.job import DEFAULT_PRIORITY, LEAST_URGENT_PRIORITY, MOST_URGENT_PRIORITY, Job
 from vectormill.domain.run import DEFAULT_MAX_CHANGE_SHARE, RUN_KINDS, RUN_PHASES, RUN_STATES, Run
+from vectormill.moments import in_utc
 
 # Options that a run's phases know by the same names.
 LIMITS: Final = {

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from vectormill.cron import find_timezone
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.run import HELD, QUEUED, RUNNING
-from vectormill.domain.schedule import Schedule, ScheduledRun
+from vectormill.schedules.cron import find_timezone
+from vectormill.schedules.schedule import Schedule, ScheduledRun
 
 # A due time is dealt with within two seconds; after so many nobody looks at it.
 OVERDUE_SECONDS: Final = 60.0

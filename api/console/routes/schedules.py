@@ -15,8 +15,11 @@ from api.console.live import LiveStream, Rendered
 from api.cursors import After, decode_cursor, encode_cursor
 from api.dependencies import Resources, ResourcesDependency
 from api.routes.sources.schedules import ScheduleName
-from vectormill.db.runs.due_times import run_schedule_now
-from vectormill.db.runs.schedules import (
+from vectormill.db.workers import INDEXER, SCHEDULER, list_signs_of_life
+from vectormill.domain.errors import ScheduleNotFound
+from vectormill.schedules.due_times import run_schedule_now
+from vectormill.schedules.schedule import Schedule, ScheduleCounts, ScheduledRun
+from vectormill.schedules.schedules import (
     count_schedules,
     find_schedule,
     list_scheduled_runs,
@@ -24,9 +27,6 @@ from vectormill.db.runs.schedules import (
     pause_schedule,
     resume_schedule,
 )
-from vectormill.db.workers import INDEXER, SCHEDULER, list_signs_of_life
-from vectormill.domain.errors import ScheduleNotFound
-from vectormill.domain.schedule import Schedule, ScheduleCounts, ScheduledRun
 
 router = APIRouter(include_in_schema=False)
 

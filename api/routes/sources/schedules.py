@@ -7,7 +7,12 @@ from uuid import UUID
 from fastapi import APIRouter, Depends, Path, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from api.bodies.sources.schedules import (
+from api.cursors import After, decode_cursor, encode_cursor
+from api.dependencies import ResourcesDependency, parse_collection_name
+from api.intake.idempotency import IdempotencyKey
+from vectormill.db.idempotency import make_once
+from vectormill.domain.errors import ScheduleNotFound
+from vectormill.schedules.bodies import (
     ScheduleBody,
     ScheduleChange,
     ScheduledRunBody,
@@ -15,12 +20,9 @@ from api.bodies.sources.schedules import (
     SchedulePage,
     ScheduleRequest,
 )
-from api.cursors import After, decode_cursor, encode_cursor
-from api.dependencies import ResourcesDependency, parse_collection_name
-from api.intake.idempotency import IdempotencyKey
-from vectormill.db.idempotency import make_once
-from vectormill.db.runs.due_times import run_schedule_now
-from vectormill.db.runs.schedules import (
+from vectormill.schedules.due_times import run_schedule_now
+from vectormill.schedules.schedule import SCHEDULE_NAME, NewSchedule
+from vectormill.schedules.schedules import (
     change_schedule,
     create_schedule,
     delete_schedule,
@@ -31,8 +33,6 @@ from vectormill.db.runs.schedules import (
     pause_schedule,
     resume_schedule,
 )
-from vectormill.domain.errors import ScheduleNotFound
-from vectormill.domain.schedule import SCHEDULE_NAME, NewSchedule
 
 router = APIRouter(tags=["schedules"])
 

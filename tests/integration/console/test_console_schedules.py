@@ -12,10 +12,10 @@ from scheduler.schedules import fire_due_schedules
 from tests.api_server import api_client
 from tests.schedules import list_runs, make_collection, make_due, make_schedule
 from vectormill.db.api_keys import create_key
-from vectormill.db.runs.due_times import run_schedule_now
-from vectormill.db.runs.schedules import delete_schedule
 from vectormill.db.workers import beat_indexer, beat_scheduler
 from vectormill.domain.api_key import make_secret
+from vectormill.schedules.due_times import run_schedule_now
+from vectormill.schedules.schedules import delete_schedule
 
 TOKEN = re.compile(r'"X-CSRF-Token": "([0-9a-f]{64})"')
 

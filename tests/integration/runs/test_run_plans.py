@@ -19,7 +19,6 @@ from vectormill.db.runs.differences import (
 )
 from vectormill.db.runs.run_claims import CLAIM_RUN, FIRST_PHASES
 from vectormill.db.runs.runs import LIST_RUNS_OF_COLLECTION, prune_runs
-from vectormill.db.runs.schedules import COUNT_SCHEDULES, LIST_RUNS_OF_SCHEDULE
 from vectormill.db.runs.stages import (
     COMPARE_BATCH,
     LOAD_CHANGES,
@@ -30,6 +29,7 @@ from vectormill.db.runs.stages import (
     pack_rows,
 )
 from vectormill.domain.jobs.item import Item
+from vectormill.schedules.schedules import COUNT_SCHEDULES, LIST_RUNS_OF_SCHEDULE
 
 NUM_ROWS = 20_000
 NUM_CHANGES = 5_000

@@ -15,9 +15,17 @@ from tests.schedules import list_runs, make_collection, make_due, make_schedule
 from tests.services import connected_engine
 from tests.statements import COMMIT, watch
 from tests.waiting import wait_for
-from vectormill.cron import next_due
-from vectormill.db.runs.due_times import LIST_DUE_SCHEDULES, run_schedule_now
-from vectormill.db.runs.schedules import (
+from vectormill.domain.errors import (
+    CollectionNotFound,
+    Conflict,
+    InvalidOption,
+    ScheduleNotFound,
+    SourceNotFound,
+)
+from vectormill.schedules.cron import next_due
+from vectormill.schedules.due_times import LIST_DUE_SCHEDULES, run_schedule_now
+from vectormill.schedules.schedule import NewSchedule, Schedule
+from vectormill.schedules.schedules import (
     change_schedule,
     create_schedule,
     delete_schedule,
@@ -26,14 +34,6 @@ from vectormill.db.runs.schedules import (
     pause_schedule,
     resume_schedule,
 )
-from vectormill.domain.errors import (
-    CollectionNotFound,
-    Conflict,
-    InvalidOption,
-    ScheduleNotFound,
-    SourceNotFound,
-)
-from vectormill.domain.schedule import NewSchedule, Schedule
 
 END_RUN = text("""
     UPDATE vectormill.runs SET state = :state, error = :error, finished_at = now()

@@ -8,8 +8,8 @@ from cronsim import CronSim
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vectormill.cron import check_cron, find_timezone, newest_due, next_due
 from vectormill.domain.errors import InvalidOption
+from vectormill.schedules.cron import check_cron, find_timezone, newest_due, next_due
 
 
 def due_times(cron: str, zone: str, first: str, count: int) -> list[str]:

@@ -5,5 +5,16 @@ States are TEXT with a CHECK, never ENUM: adding one must not need a lock.
 
 from vectormill.db.tables import collections, jobs, processes, requests, runs, webhooks
 from vectormill.db.tables.schema import SCHEMA, metadata
+from vectormill.schedules import table as schedules
 
-__all__ = ["SCHEMA", "collections", "jobs", "metadata", "processes", "requests", "runs", "webhooks"]
+__all__ = [
+    "SCHEMA",
+    "collections",
+    "jobs",
+    "metadata",
+    "processes",
+    "requests",
+    "runs",
+    "schedules",
+    "webhooks",
+]

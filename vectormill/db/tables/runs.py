@@ -1,4 +1,4 @@
-"""What keeps a collection true: its source, schedules, runs, changes that wait, and the memory of what was deleted."""
+"""What keeps a collection true: its source, runs, changes that wait, and the memory of what was deleted."""
 
 from sqlalchemy import (
     BigInteger,
@@ -18,9 +18,8 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB
 
 from vectormill.db.tables.collections import collections, generations
-from vectormill.db.tables.schema import BUSY, count, metadata, moment, one_of
+from vectormill.db.tables.schema import BUSY, SCHEMA, count, metadata, moment, one_of
 from vectormill.domain.run import CLAIMED_RUN_STATES, OPEN_RUN_STATES, RUN_KINDS, RUN_PHASES, RUN_STATES
-from vectormill.domain.schedule import OVERLAPS
 from vectormill.domain.source import SOURCE_KINDS
 
 sources = Table(
@@ -33,25 +32,6 @@ sources = Table(
     Column("split", JSONB, nullable=False, server_default=text("'{}'")),
     moment("created_at", is_now=True),
     moment("updated_at", is_now=True),
-)
-
-schedules = Table(
-    "schedules",
-    metadata,
-    Column("id", BigInteger, Identity(always=True), primary_key=True),
-    Column("name", Text, nullable=False, unique=True),
-    Column("collection_id", ForeignKey(collections.c.id, ondelete="CASCADE"), nullable=False),
-    Column("cron", Text, nullable=False),
-    Column("timezone", Text, nullable=False),
-    Column("overlap", Text, CheckConstraint(one_of("overlap", OVERLAPS), name="overlap"), nullable=False),
-    # Of the runs that it makes.
-    Column("options", JSONB, nullable=False, server_default=text("'{}'")),
-    moment("next_due_at"),
-    moment("paused_at"),
-    moment("created_at", is_now=True),
-    moment("updated_at", is_now=True),
-    Index("ix_schedules_collection_id", "collection_id"),
-    Index("ix_schedules_next_due_at", "next_due_at", postgresql_where=text("paused_at IS NULL")),
 )
 
 runs = Table(
@@ -80,7 +60,7 @@ runs = Table(
     count("num_failed"),
     Column("report", JSONB, nullable=False, server_default=text("'{}'")),
     Column("error", Text),
-    Column("schedule_id", ForeignKey(schedules.c.id, ondelete="SET NULL")),
+    Column("schedule_id", ForeignKey(f"{SCHEMA}.schedules.id", ondelete="SET NULL")),
     moment("due_at"),
     count("fence"),
     count("attempt", Integer),

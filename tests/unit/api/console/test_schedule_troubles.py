@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from api.console.facts.schedules import describe_schedule
-from vectormill.domain.schedule import Schedule
+from vectormill.schedules.schedule import Schedule
 
 NOW = datetime(2026, 11, 23, 12, 0, tzinfo=UTC)
 SCHEDULE = Schedule(

@@ -13,12 +13,13 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Row, text
 
-from vectormill.cron import newest_due, next_due
 from vectormill.db.runs.runs import create_run
-from vectormill.db.runs.schedules import describe_moment, lock_schedule
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.run import FAILED, QUEUED, REINDEX, SKIPPED, Run
-from vectormill.domain.schedule import SKIP
+from vectormill.moments import describe_moment
+from vectormill.schedules.cron import newest_due, next_due
+from vectormill.schedules.schedule import SKIP
+from vectormill.schedules.schedules import lock_schedule
 
 # A schedule whose due times cannot be computed here is looked at again so much later.
 UNREADABLE_PAUSE: Final = timedelta(hours=1)

@@ -8,7 +8,6 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Row, text
 
-from vectormill.cron import check_cron, find_timezone, next_due
 from vectormill.db.jsonb import to_jsonb
 from vectormill.domain.errors import (
     CollectionNotFound,
@@ -19,7 +18,9 @@ from vectormill.domain.errors import (
     SourceNotFound,
 )
 from vectormill.domain.run import RunCounts
-from vectormill.domain.schedule import (
+from vectormill.domain.source import PUSH
+from vectormill.schedules.cron import check_cron, find_timezone, next_due
+from vectormill.schedules.schedule import (
     NewSchedule,
     Schedule,
     ScheduleCounts,
@@ -27,7 +28,6 @@ from vectormill.domain.schedule import (
     check_overlap,
     check_schedule_name,
 )
-from vectormill.domain.source import PUSH
 
 # The counts read the runs of one schedule since its last success, by the index of (schedule_id, due_at).
 SCHEDULES_WITH_RUNS = """
@@ -260,10 +260,6 @@ def lock_schedule(connection: Connection, name: str) -> Row[Any]:
     if row is None:
         raise _not_found(name)
     return row
-
-
-def describe_moment(moment: datetime) -> str:
-    return moment.strftime("%Y-%m-%d %H:%M UTC")
 
 
 def _not_found(name: str) -> ScheduleNotFound:

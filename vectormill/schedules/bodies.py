@@ -7,11 +7,11 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from api.bodies.collections import in_utc
-from vectormill.cron import MAX_CRON_CHARS, MAX_TIMEZONE_CHARS, find_timezone
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.run import RUN_PHASES, RUN_STATES
-from vectormill.domain.schedule import OVERLAPS, SCHEDULE_NAME, Schedule, ScheduledRun
+from vectormill.moments import in_utc
+from vectormill.schedules.cron import MAX_CRON_CHARS, MAX_TIMEZONE_CHARS, find_timezone
+from vectormill.schedules.schedule import OVERLAPS, SCHEDULE_NAME, Schedule, ScheduledRun
 
 CRON_DESCRIPTION = (
     "Minute, hour, day of the month, month, day of the week, as in a crontab; or @hourly, @daily, @weekly, @monthly, "
