@@ -57,6 +57,14 @@ def test_the_schema_refuses_a_misspelt_key() -> None:
         jsonschema.Draft202012Validator(schema).validate({"services": {"api": {"comand": []}}})
 
 
+def test_every_foreign_image_names_its_patch_release() -> None:
+    images = {service["image"] for service in SERVICES.values()}
+    foreign = sorted(image for image in images if not image.startswith("vectormill-"))
+    assert foreign
+    for image in foreign:
+        assert re.search(r":v?\d+\.\d+\.\d+", image), f"{image} is another one tomorrow"
+
+
 @pytest.mark.parametrize("name", OWN)
 def test_the_command_line_accepts_every_command(name: str) -> None:
     group = typer.main.get_command(app)
