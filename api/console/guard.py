@@ -22,7 +22,7 @@ from api.console.assets import PREFIX as STATIC_PREFIX
 from api.console.console import Console
 from api.console.sessions import SESSION_COOKIE, VISIT_COOKIE, make_csrf_token, make_visit, open_session
 from api.console.visitor import Visitor
-from api.door.key_guard import NO_KEY_EXISTS, scope_missing
+from api.door.key_guard import KEY_HEADERS, NO_KEY_EXISTS, scope_missing
 from api.door.keyring import Keyring
 from api.door.scopes import LOOKING
 from api.problems import MEDIA_TYPE, Problem, describe_error, is_database_away
@@ -187,7 +187,8 @@ def is_for_people(scope: Scope) -> bool:
     if path == ROOT or path.startswith(f"{ROOT}/"):
         return True
     headers = Headers(scope=scope)
-    is_browser = "text/html" in headers.get("accept", "") and "authorization" not in headers
+    brings_key = any(name in headers for name in ("authorization", *KEY_HEADERS))
+    is_browser = "text/html" in headers.get("accept", "") and not brings_key
     return path in ("/", "/docs") and scope["method"] in LOOKING and is_browser
 
 

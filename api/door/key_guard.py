@@ -21,6 +21,8 @@ from vectormill.settings import Settings
 # The entry of a request's ASGI scope that holds the id of its API key; it is absent where no key was needed.
 KEY_ID: Final = "vectormill.api_key_id"
 CHALLENGE = 'Bearer realm="vectormill"'
+# Where clients of other APIs put a key alone: that of Azure's OpenAI the first, tools for Anthropic's API the second.
+KEY_HEADERS: Final = ("api-key", "x-api-key")
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +84,10 @@ class KeyGuard:
                 return describe_error(DatabaseUnavailable())
         if not keys:
             return None if self._is_local else NO_KEY_EXISTS
-        secret = read_bearer(Headers(scope=scope).get("authorization", ""))
+        secrets = read_secrets(Headers(scope=scope))
+        if len(secrets) > 1:
+            return KEYS_DIFFER
+        secret = next(iter(secrets), None)
         key = find_key(keys, secret) if secret is not None else None
         if key is None:
             self._note_refusal(scope)
@@ -106,6 +111,13 @@ class KeyGuard:
         self._num_refused, self._logged_at = 0, time.monotonic()
 
 
+def read_secrets(headers: Headers) -> set[str]:
+    """Return the different secrets that a request brings, by whichever header."""
+    bearers = map(read_bearer, headers.getlist("authorization"))
+    alone = (value.strip() for name in KEY_HEADERS for value in headers.getlist(name))
+    return {secret for secret in (*bearers, *alone) if secret}
+
+
 def read_bearer(header: str) -> str | None:
     """The secret of `Authorization: Bearer SECRET` (RFC 6750); None when the header brings none."""
     scheme, _, secret = header.strip().partition(" ")
@@ -124,6 +136,13 @@ KEY_MISSING = Problem(
     "This API wants a key, as `Authorization: Bearer vmk_…`; the command line and the Python client take it from "
     "VECTORMILL_API_KEY, and `vectormill keys create NAME` makes one.",
     headers={"WWW-Authenticate": CHALLENGE},
+)
+# RFC 6750, 3.1, has this status for a token that is brought in more than one way.
+KEYS_DIFFER = Problem(
+    400,
+    "keys-differ",
+    "The request brings different keys, in Authorization, api-key or x-api-key; send the one that is meant.",
+    headers={"WWW-Authenticate": f'{CHALLENGE}, error="invalid_request"'},
 )
 KEY_UNKNOWN = Problem(
     401,

@@ -166,6 +166,49 @@ def test_what_is_no_key_opens_nothing(client: httpx.Client, engine: Engine, head
     assert_problem(answer, 401, code)
 
 
+def test_a_key_is_taken_from_the_headers_of_other_apis_clients_by_the_same_rules(
+    client: httpx.Client, engine: Engine
+) -> None:
+    read = add_key(engine, "me", "read")["Authorization"].removeprefix("Bearer ")
+    for name in ("api-key", "x-api-key", "X-API-Key"):
+        assert client.get("/v1/jobs", headers={name: read}).status_code == 200
+        assert_problem(client.post("/v1/jobs", json=JOB, headers={name: read}), 403, "scope-missing")
+        assert_problem(client.get("/v1/jobs", headers={name: "vmk_wrong"}), 401, "key-unknown")
+        assert_problem(client.get("/v1/jobs", headers={name: ""}), 401, "key-missing")
+    # A proxy's own Authorization is no key.
+    assert client.get("/v1/jobs", headers={"Authorization": "Basic eA==", "api-key": read}).status_code == 200
+
+
+def test_a_request_with_two_different_keys_is_refused_whichever_opens(
+    client: httpx.Client, engine: Engine
+) -> None:
+    read, admin = (
+        add_key(engine, scope, scope)["Authorization"].removeprefix("Bearer ") for scope in ("read", "admin")
+    )
+    for headers in (
+        [("Authorization", f"Bearer {read}"), ("api-key", admin)],
+        [("api-key", admin), ("x-api-key", "vmk_wrong")],
+        [("x-api-key", read), ("x-api-key", admin)],
+        [("Authorization", f"Bearer {read}"), ("Authorization", f"Bearer {admin}")],
+    ):
+        refused = client.get("/v1/jobs", headers=headers)
+        assert_problem(refused, 400, "keys-differ", "different keys")
+        assert read not in refused.text
+        assert admin not in refused.text
+    same = {"Authorization": f"Bearer {read}", "api-key": read, "x-api-key": read}
+    assert client.get("/v1/jobs", headers=same).status_code == 200
+
+
+def test_a_page_of_another_site_changes_nothing_by_a_key_in_such_a_header(
+    client: httpx.Client, engine: Engine
+) -> None:
+    write = add_key(engine, "me")["Authorization"].removeprefix("Bearer ")
+    header = {"x-api-key": write, "Origin": "https://elsewhere.example"}
+    assert_problem(client.post("/v1/jobs", json=JOB, headers=header), 403, "foreign-page")
+    asked = {**header, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x-api-key"}
+    assert "access-control-allow-origin" not in client.options("/v1/jobs", headers=asked).headers
+
+
 def test_a_revoked_or_expired_key_opens_nothing_any_more(client: httpx.Client, engine: Engine) -> None:
     add_key(engine, "other")
     header, expired = add_key(engine, "me"), add_key(engine, "old", lifetime=timedelta(seconds=-1))
