@@ -5,12 +5,10 @@ twice. Any number may follow; the nightly run stays as the truth.
 """
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from psycopg import sql
 from sqlalchemy import Connection, Engine
@@ -45,6 +43,7 @@ from vectormill.settings import Settings
 from vectormill.sources.opening import open_source
 from vectormill.sources.options import NONE, parse_split
 from vectormill.sources.reader import SourcePlace
+from vectormill.work.loop import Loop
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +69,7 @@ class Setback:
     until: float
 
 
-class Follower:
+class Follower(Loop):
     """Works on a thread and on connections of its own from the beginning of the block to its end."""
 
     def __init__(
@@ -80,6 +79,7 @@ class Follower:
         registry: Registry,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__("followed tables", pause_seconds=PAUSE_SECONDS, stop_seconds=_STOP_SECONDS)
         # One holds the place of the follower, one reads, one writes.
         self._engine = make_engine(
             database_url, application_name="vectormill follower", pool_size=1, max_overflow=2
@@ -88,34 +88,12 @@ class Follower:
         self._registry = registry
         self._clock = clock
         self._setbacks: dict[int, Setback] = {}
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="follower", daemon=True)
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stopping.set()
-        self._thread.join(_STOP_SECONDS)
+    def close(self) -> None:
         self._engine.dispose()
 
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            has_more = False
-            try:
-                has_more = self.follow_all()
-            except DATABASE_ERRORS as error:
-                logger.warning("Changes cannot be followed; trying again: %s", error)
-            except Exception:
-                logger.exception("Changes cannot be followed; trying again.")
-            if not has_more:
-                self._stopping.wait(PAUSE_SECONDS)
-
-    def follow_all(self) -> bool:
-        """One round over all collections of which something has changed; whether there is more to do at once."""
+    def step(self) -> bool:
+        """Do one round over all collections of which something has changed; return True if there is more to do."""
         with self._engine.connect() as connection:
             failed = list_failed_jobs(connection)
             changed = list_changed_collections(connection)
@@ -134,7 +112,7 @@ class Follower:
         has_more = False
         for collection_id in changed:
             setback = self._setbacks.get(collection_id)
-            if self._stopping.is_set() or (setback is not None and self._clock() < setback.until):
+            if self.stopping.is_set() or (setback is not None and self._clock() < setback.until):
                 continue
             try:
                 has_more |= follow_collection(self._engine, self._settings, self._registry, collection_id)

@@ -5,8 +5,6 @@ outages: a run whose indexer was away for longer than its lease is another's.
 """
 
 import logging
-import os
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -29,6 +27,7 @@ from vectormill.domain.errors import ConfigurationError
 from vectormill.models.registry import Registry
 from vectormill.processes.stopping import StopSignals
 from vectormill.settings import Settings
+from vectormill.work.loop import name_owner
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +63,7 @@ def serve(
     heart = make_engine(
         database_url, application_name="vectormill indexer leases", pool_size=1, max_overflow=0
     )
-    owner = f"{socket.gethostname()}:{os.getpid()}"
+    owner = name_owner()
     claims = Claims(engine, heart, owner, most, settings.lease_seconds)
     tools = Tools(engine, settings, registry, open_source, claims.is_stopping.wait)
     heartbeat = threading.Thread(

@@ -6,15 +6,10 @@ On a thread and a connection of its own: a job of ten million vectors takes minu
 """
 
 import logging
-import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
-from typing import Self
 
-import psycopg
 from sqlalchemy import Engine
-from sqlalchemy.exc import SQLAlchemyError
 
 from scheduler.scrubber import Scrubber
 from vectormill.db.collections.removals import drop_orphaned_tables
@@ -34,6 +29,7 @@ from vectormill.db.requests.files import delete_file_batch, discard_old_files
 from vectormill.db.runs.pushes import prune_pushes
 from vectormill.db.runs.runs import prune_runs
 from vectormill.db.webhooks.deliveries import prune_deliveries
+from vectormill.work.loop import Loop
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +46,7 @@ _PAUSE_SECONDS = 10.0
 _STOP_SECONDS = 5.0
 
 
-class Pruner:
+class Pruner(Loop):
     """Works from the beginning of the block to its end. Killed in the middle of a job, it goes on there."""
 
     def __init__(
@@ -62,6 +58,8 @@ class Pruner:
         load_failure_seconds: float = 86400,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        # A batch that takes longer ends with the process, and is rolled back.
+        super().__init__("pruning", pause_seconds=_PAUSE_SECONDS, stop_seconds=_STOP_SECONDS)
         self._engine = engine
         self._retired_seconds = retired_seconds
         self._load_failure_seconds = load_failure_seconds
@@ -69,34 +67,13 @@ class Pruner:
         self._upload_timeout_seconds = upload_timeout_seconds
         self._clock = clock
         self._has_more = False
-        self._stopping = threading.Event()
         self._scrubber = Scrubber(engine)
-        self._thread = threading.Thread(target=self._run, name="pruner", daemon=True)
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stopping.set()
-        self._thread.join(
-            _STOP_SECONDS
-        )  # a batch that takes longer ends with the process, and is rolled back
-
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            self._has_more = False
-            try:
-                self.prune()
-                self._scrubber.scrub(self._stopping.is_set)
-            except (SQLAlchemyError, psycopg.Error) as error:
-                logger.warning("What is past its time could not be removed; trying again: %s", error)
-            except Exception:
-                logger.exception("What is past its time could not be removed; trying again.")
-            if not self._has_more:
-                self._stopping.wait(_PAUSE_SECONDS)
+    def step(self) -> bool:
+        self._has_more = False
+        self.prune()
+        self._scrubber.scrub(self.stopping.is_set)
+        return self._has_more
 
     def prune(self) -> int:
         """Do one round, in which jobs are removed for DELETING_SECONDS at most; answer how many are gone."""
@@ -125,7 +102,7 @@ class Pruner:
         self._delete_files()
         num_jobs = 0
         until = self._clock() + DELETING_SECONDS
-        while not self._stopping.is_set():
+        while not self.stopping.is_set():
             if self._clock() >= until:
                 self._has_more = True
                 break
@@ -147,7 +124,7 @@ class Pruner:
             logger.warning("Job %s fails, since it has waited long enough: %s", job_id, reason)
             num_failed = BATCH_FAILED_CHUNKS
             while num_failed == BATCH_FAILED_CHUNKS:
-                if self._stopping.is_set() or self._clock() >= until:
+                if self.stopping.is_set() or self._clock() >= until:
                     self._has_more = True
                     return
                 with self._engine.begin() as connection:
@@ -155,7 +132,7 @@ class Pruner:
 
     def _delete_files(self) -> None:
         num_files = 0
-        while not self._stopping.is_set():
+        while not self.stopping.is_set():
             with self._engine.begin() as connection:
                 is_gone = delete_file_batch(connection)
             if is_gone is None:

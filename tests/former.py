@@ -3,6 +3,8 @@
 import subprocess
 import sys
 import tarfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Final
@@ -15,6 +17,8 @@ from tests.architecture.sources import ROOT
 OLD_RELEASE: Final = "58b23b1"
 # The last one before jobs came from files of requests, with the schema at 0016.
 LAST_RELEASE: Final = "38cb954"
+# The last one whose deliveries and batches had claims of their own.
+BEFORE_LEASED_WORK: Final = "7ad9e9e"
 
 # Run by that release's code: what it makes of jobs in every stage. Its own helpers of tests submit, claim and commit.
 FILL: Final = """
@@ -86,3 +90,55 @@ def fill_as_release(tree: Path, database_url: str) -> None:
         timeout=200,
     )
     assert done.returncode == 0, done.stderr
+
+
+# Run by the code of BEFORE_LEASED_WORK: claims and carries out, as it is told, and answers with the number of claims.
+CARRY_OUT: Final = """
+import sys
+from indexer.requests.batch_keeper import bring_on
+from indexer.requests.held_batch import HeldBatch
+from vectormill.db.requests.batch_claims import claim_batch
+from vectormill.db.session import make_engine
+from vectormill.db.webhooks.deliveries import claim_deliveries, record_reply
+from vectormill.domain.webhooks.webhook import Reply
+from vectormill.models.registry import Registry
+from vectormill.settings import Settings
+
+engine = make_engine(sys.argv[1], application_name="the release before", pool_size=2)
+for line in sys.stdin:
+    command, user = line.split()
+    if command == "claim" and user == "Deliveries":
+        with engine.begin() as connection:
+            claims = list(claim_deliveries(connection, {}, most=4, room=9, lease_seconds=30))
+    elif command == "claim":
+        with engine.begin() as connection:
+            claims = [each for each in [claim_batch(connection, "before", 30)] if each is not None]
+    elif user == "Deliveries":
+        with engine.begin() as connection:
+            record_reply(connection, claims[0], Reply(200), None)
+    else:
+        bring_on(HeldBatch(claims[0], engine, Settings(), Registry({}), lambda: False))
+    print(len(claims), flush=True)
+"""
+
+
+@contextmanager
+def former_process(tree: Path, database_url: str) -> Iterator[Callable[[str], int]]:
+    """Start a process of BEFORE_LEASED_WORK from that folder; yield what gives it a command and returns its answer."""
+    with subprocess.Popen(
+        [sys.executable, "-c", CARRY_OUT, database_url],
+        cwd=tree,
+        env={"PYTHONPATH": str(tree), "PATH": "/usr/bin:/bin"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        asking, answers = process.stdin, process.stdout
+
+        def tell(command: str) -> int:
+            print(command, file=asking, flush=True)
+            return int(answers.readline())
+
+        yield tell

@@ -44,5 +44,7 @@ def make_deliveries_due(engine: Engine) -> None:
     """As if the pause before the next attempt, or the lease of one, were over."""
     with engine.begin() as connection:
         connection.execute(
-            text("UPDATE vectormill.webhook_deliveries SET due_at = now() WHERE state = 'pending'")
+            text(
+                "UPDATE vectormill.webhook_deliveries SET due_at = now(), lease_until = NULL WHERE state = 'pending'"
+            )
         )

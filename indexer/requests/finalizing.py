@@ -15,7 +15,7 @@ from indexer.requests.held_batch import HeldBatch
 from vectormill.db.jobs.deletion import discard_upload
 from vectormill.db.jobs.jobs import find_job
 from vectormill.db.requests.answers import Refusal, read_answers, read_refusals
-from vectormill.db.requests.batch_claims import add_output, end_batch, fail_batch, keep_batch
+from vectormill.db.requests.batch_claims import add_output, end_batch, fail_batch
 from vectormill.db.requests.file_writer import FileWriter
 from vectormill.domain.errors import JobNotFound
 from vectormill.domain.jobs.job import CANCELLED as JOB_CANCELLED
@@ -44,20 +44,19 @@ class _Tally:
 
 def finalize(held: HeldBatch) -> None:
     """Ends the batch. Raises LeaseLost and Stopping."""
-    batch = held.claim.batch
+    batch = held.batch
     job = find_written_job(held, batch)
     if job is not None:
         write_answers(held, job)
     elif batch.state == CANCELLING:  # before its lines were read
         with held.engine.begin() as connection:
-            keep_batch(connection, held.claim)
-            end_batch(connection, held.claim, CANCELLED)
+            end_batch(connection, held.lease, CANCELLED)
     else:
         fault = BatchFault(
             "job_removed", f"The job {batch.job_id} was removed before its answers were written."
         )
         with held.engine.begin() as connection:
-            fail_batch(connection, held.claim, [fault], batch.num_lines)
+            fail_batch(connection, held.lease, [fault], batch.num_lines)
 
 
 def find_written_job(held: HeldBatch, batch: RequestBatch) -> Job | None:
@@ -84,7 +83,7 @@ def choose_end(batch: RequestBatch, job: Job) -> str:
 
 def write_answers(held: HeldBatch, job: Job) -> None:
     """Counts the lines, writes the error file, and ends the batch, all at once in the last transaction."""
-    batch, end_state = held.claim.batch, choose_end(held.claim.batch, job)
+    batch, end_state = held.batch, choose_end(held.batch, job)
     lines = AnswerWriter(batch, job.spec, end_state)
     tally = _Tally()
     with FileWriter(held.engine) as errors:
@@ -104,19 +103,19 @@ def write_answers(held: HeldBatch, job: Job) -> None:
 
 
 def _end(held: HeldBatch, job: Job, errors: FileWriter, tally: _Tally, end_state: str) -> None:
-    batch = held.claim.batch
+    batch = held.batch
     lifetime = batch.output_lifetime_seconds or held.settings.file_retention_days * DAY_SECONDS
     output_file_id: UUID | None = uuid4() if tally.num_completed else None
     error_file_id = errors.id if tally.num_failed else None
     with held.engine.begin() as connection:
-        keep_batch(connection, held.claim)
+        held.lease.keep(connection)
         if output_file_id is not None:
-            add_output(connection, held.claim, output_file_id, tally.output_bytes, lifetime)
+            add_output(connection, batch, output_file_id, tally.output_bytes, lifetime)
         if error_file_id is not None:
             errors.finish_in(connection, BATCH_OUTPUT, f"{batch.name}_error.jsonl", lifetime)
         end_batch(
             connection,
-            held.claim,
+            held.lease,
             end_state,
             num_completed=tally.num_completed,
             num_failed=tally.num_failed,

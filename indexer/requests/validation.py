@@ -17,7 +17,7 @@ from indexer.requests.held_batch import HeldBatch
 from vectormill.db.jobs.deletion import discard_upload
 from vectormill.db.jobs.submission import JobWriter
 from vectormill.db.requests.answers import Refusal, add_refusals
-from vectormill.db.requests.batch_claims import begin_progress, begin_reading, fail_batch, keep_batch
+from vectormill.db.requests.batch_claims import begin_progress, begin_reading, fail_batch
 from vectormill.db.requests.files import find_whole_file, read_file
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import InvalidOption, ModelError, RequestFileNotFound, UnknownModel
@@ -48,13 +48,13 @@ def validate(held: HeldBatch) -> None:
     """Ends with a job that is queued, or with a batch that has failed. Raises LeaseLost, Stopping, ModelError."""
     try:
         with held.engine.connect() as connection:
-            file = find_whole_file(connection, held.claim.batch.input_file_id)
+            file = find_whole_file(connection, held.batch.input_file_id)
         Validation(held, file).run()
     except RequestFileNotFound:
-        name = name_file(held.claim.batch.input_file_id)
+        name = name_file(held.batch.input_file_id)
         fault = BatchFault("input_file_not_found", f"The file {name} was removed before it was read.")
         with held.engine.begin() as connection:
-            fail_batch(connection, held.claim, [fault])
+            fail_batch(connection, held.lease, [fault])
 
 
 class Validation:
@@ -63,7 +63,7 @@ class Validation:
     def __init__(self, held: HeldBatch, file: RequestFile) -> None:
         self._held = held
         self._file = file
-        self._batch = held.claim.batch
+        self._batch = held.batch
         self._job_id = uuid4()
         self._wish: Wish | None = None
         self._spec: EncodingSpec | None = None
@@ -76,7 +76,7 @@ class Validation:
 
     def run(self) -> None:
         with self._held.engine.begin() as connection:
-            begin_reading(connection, self._held.claim, self._job_id)
+            begin_reading(connection, self._held.lease, self._job_id)
             if self._batch.job_id is not None:  # what an attempt that broke off has written
                 discard_upload(connection, self._batch.job_id)
         repeated = self._find_repeated()
@@ -100,7 +100,7 @@ class Validation:
     def _read(self) -> Iterator[tuple[int, bytes | None]]:
         pieces = read_file(self._held.engine, self._file)
         for number, line in read_lines(pieces, self._held.settings.max_line_bytes):
-            if number % LINES_BETWEEN_LOOKS == 0:
+            if number % LINES_BETWEEN_LOOKS == 1:  # lines count from 1
                 self._held.keep()
             yield number, line
 
@@ -225,7 +225,7 @@ class Validation:
     def _store_refusals(self) -> None:
         if self._refusals:
             with self._held.engine.begin() as connection:
-                keep_batch(connection, self._held.claim)
+                self._held.lease.keep(connection)
                 add_refusals(connection, self._batch.id, self._refusals)
             self._refusals = []
 
@@ -233,7 +233,7 @@ class Validation:
         assert self._spec is not None
         begin_progress(
             connection,
-            self._held.claim,
+            self._held.lease,
             model=self._spec.model,
             num_lines=self._num_lines,
             num_refused=self._num_refused,
@@ -242,4 +242,4 @@ class Validation:
     def _fail(self) -> None:
         faults = self._faults or [BatchFault("empty_file", "The file has no requests; write one a line.")]
         with self._held.engine.begin() as connection:
-            fail_batch(connection, self._held.claim, faults, self._num_lines)
+            fail_batch(connection, self._held.lease, faults, self._num_lines)

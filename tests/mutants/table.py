@@ -28,6 +28,8 @@ WORLDS: Final = (
 FLOODS: Final = "tests/integration/limits/test_trickle_and_flood.py"
 REPEATED: Final = "tests/integration/api/test_api_idempotency.py"
 CRASHES: Final = "tests/integration/crashes/test_crash_points.py"
+WORK: Final = "tests/integration/work/test_contract.py"
+SENDER: Final = "tests/integration/webhooks/test_webhook_sender.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -490,5 +492,78 @@ MUTANTS: Final = (
         "WHERE id = :id AND former_secret_until IS NULL",
         "WHERE id = :id",
         (f"{REPEATED}::test_the_secret_of_a_webhook_that_was_rotated_is_not_shown_for_the_key_that_made_it",),
+    ),
+    Mutant(
+        "leased work compares no fence",
+        "vectormill/work/work.py",
+        'f"id = :key AND fence = :fence AND {',
+        'f"id = :key AND {',
+        (
+            f"{WORK}::test_whoever_lost_the_lease_writes_nothing",
+            f"{WORK}::test_a_row_that_is_cancelled_at_any_step_ends_cancelled_or_was_done_before",
+        ),
+    ),
+    Mutant(
+        "leased work asks nothing of the row's state",
+        "vectormill/work/work.py",
+        "AND fence = :fence AND {_one_of(self.working)}",
+        "AND fence = :fence",
+        (f"{WORK}::test_a_row_that_has_ended_is_claimed_and_written_by_nobody",),
+    ),
+    Mutant(
+        "a claim of leased work counts no attempt",
+        "vectormill/work/work.py",
+        "= {row}.{self.attempt} + 1",
+        "= {row}.{self.attempt}",
+        (f"{WORK}::test_what_never_comes_through_is_given_up_with_a_reason",),
+    ),
+    Mutant(
+        "a claim of leased work raises no fence",
+        "vectormill/work/work.py",
+        'f"fence = {row}.fence + 1"',
+        'f"fence = {row}.fence"',
+        (f"{WORK}::test_whoever_lost_the_lease_writes_nothing",),
+    ),
+    Mutant(
+        "a claim of leased work asks for no lease",
+        "vectormill/work/work.py",
+        'f"AND ({row}.lease_until IS NULL OR {row}.lease_until <= now())"',
+        '""',
+        (f"{WORK}::test_two_claimants_never_hold_one_row",),
+    ),
+    Mutant(
+        "a claim of leased work waits for another's",
+        "vectormill/work/work.py",
+        "OF {row} SKIP LOCKED",
+        "OF {row}",
+        (f"{WORK}::test_two_claimants_never_hold_one_row",),
+    ),
+    Mutant(
+        "a cancellation of leased work leaves it to its holder",
+        "vectormill/work/work.py",
+        "SET fence = fence + 1, {_FREE}, {sets} WHERE",
+        "SET {_FREE}, {sets} WHERE",
+        (f"{WORK}::test_a_row_that_is_cancelled_at_any_step_ends_cancelled_or_was_done_before",),
+    ),
+    Mutant(
+        "a delivery that is held looks free to a scheduler of the release before",
+        "vectormill/db/webhooks/deliveries.py",
+        ', due_at = now() + make_interval(secs => CAST(:lease_seconds AS double precision))\n    """,',
+        '\n    """,',
+        (f"{SENDER}::test_during_an_attempt_a_delivery_is_due_when_its_lease_ends",),
+    ),
+    Mutant(
+        "a process that stops counts what it hands back as an attempt",
+        "vectormill/work/work.py",
+        "THEN 0 ELSE 1 END",
+        "THEN 0 ELSE 0 END",
+        (f"{WORK}::test_a_process_that_stops_hands_back_what_it_has_uncounted",),
+    ),
+    Mutant(
+        "leased work that met an error waits for its lease",
+        "vectormill/work/loop.py",
+        "lease.hand_back(connection, pause_seconds=pause, is_counted=True)",
+        "pass",
+        (f"{WORK}::test_an_error_is_counted_and_the_pause_after_it_doubles",),
     ),
 )

@@ -50,9 +50,9 @@ def run(http: httpx.Client, capsys: pytest.CaptureFixture[str]) -> Run:
 def fail_all(engine: Engine) -> int:
     """What a receiver refused to the last; how many."""
     with engine.begin() as connection:
-        claimed = claim_deliveries(connection, {}, most=9, room=9, lease_seconds=60)
-        for posting in claimed:
-            record_reply(connection, posting, Reply(500), None)
+        claimed = claim_deliveries(connection, {}, owner="test", most=9, room=9, lease_seconds=60)
+        for lease, posting in claimed:
+            record_reply(connection, lease, posting, Reply(500), None)
     return len(claimed)
 
 

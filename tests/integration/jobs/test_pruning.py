@@ -135,18 +135,18 @@ def test_two_pruners_do_not_wait_for_each_other(engine: Engine) -> None:
 
 def test_a_pruner_that_finds_no_database_tries_again(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     attempts = [OSError("no file descriptors"), OperationalError("SELECT 1", {}, Exception("away")), None]
+    monkeypatch.setattr(pruner, "_PAUSE_SECONDS", 0.01)
     pruning = Pruner(engine, NEVER, NEVER)
 
     def prune() -> None:
         error = attempts.pop(0)
         if error is not None:
             raise error
-        pruning._stopping.set()
+        pruning.stopping.set()
 
-    monkeypatch.setattr(pruner, "_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(pruning, "prune", prune)
     with pruning:
-        pruning._thread.join(80)
+        assert pruning.stopping.wait(80)
     assert attempts == []
 
 

@@ -1,14 +1,14 @@
-"""Batches when something ends in the middle: a client's connection, an indexer at any of its steps, a lease."""
+"""Batches when something ends in the middle: a client's connection, a lease. An indexer: tests/integration/work."""
 
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import openai
 import pytest
-from sqlalchemy import Engine, event, text
+from sqlalchemy import Engine, text
 
 from indexer.requests.batch_keeper import bring_on
 from indexer.requests.held_batch import HeldBatch
@@ -16,10 +16,12 @@ from tests.acceptance.relay import relay
 from tests.api_server import api_client, encode_waiting
 from tests.request_batches import create, end_leases, keep_all, line, load_file, official_client, write
 from vectormill.db.jobs.submission import JobWriter
-from vectormill.db.requests.batch_claims import BatchClaim, claim_batch
+from vectormill.db.requests.batch_claims import claim_batch
 from vectormill.db.requests.file_writer import FileWriter
+from vectormill.domain.requests.request_batch import RequestBatch
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
+from vectormill.work.work import Lease
 
 CONTENT = write(line("good", "x"), b"no json", line("empty", " "), line("last", ["y", "z"]))
 
@@ -123,47 +125,26 @@ def finish(engine: Engine) -> None:
     keep_all(engine)
 
 
-class Killed(BaseException):
-    """Where a process was ended: nothing that it would have done afterwards is done."""
+Claimed = tuple[Lease, RequestBatch]
 
 
-def claim(engine: Engine, owner: str) -> BatchClaim:
+def claim(engine: Engine, owner: str) -> Claimed:
     with engine.begin() as connection:
         claimed = claim_batch(connection, owner, 30)
     assert claimed is not None
     return claimed
 
 
-def hold(engine: Engine, claimed: BatchClaim) -> HeldBatch:
-    return HeldBatch(claimed, engine, Settings(), Registry({}), lambda: False)
-
-
-def kill_at(database: Engine, number: int, act: Callable[[Engine], object]) -> bool:
-    """Whether there was a statement or COMMIT of that number in what `act` does; nothing from there on was done.
-
-    An engine of its own, whose every later statement fails too, as it does for a process that is gone.
-    """
-    num_steps = 0
-    is_dead = False
-
-    def step(*arguments: Any, **options: Any) -> None:
-        nonlocal num_steps, is_dead
-        num_steps += 1
-        if is_dead or num_steps > number:
-            is_dead = True
-            raise Killed
-
-    engine = database.execution_options()
-    event.listen(engine, "before_cursor_execute", step)
-    event.listen(engine, "commit", step)
-    try:
-        act(engine)
-    except Killed:
-        return True
-    finally:
-        event.remove(engine, "before_cursor_execute", step)
-        event.remove(engine, "commit", step)
-    return is_dead
+def hold(engine: Engine, claimed: Claimed) -> HeldBatch:
+    lease, batch = claimed
+    return HeldBatch(
+        engine=engine,
+        lease=lease,
+        is_stopping=lambda: False,
+        batch=batch,
+        settings=Settings(),
+        registry=Registry({}),
+    )
 
 
 EXPECTED = ["good", "last"]
@@ -180,28 +161,6 @@ def check_outcome(client: openai.OpenAI, engine: Engine, batch_id: str) -> None:
     assert [each["custom_id"] for each in errors] == [None, "empty"]
     assert count(engine, "jobs", "state NOT IN ('uploading', 'deleting')") == 1
     assert count(engine, "request_files", "state = 'processed'") == 3
-
-
-@pytest.mark.parametrize("phase", ["validation", "finalizing"])
-def test_an_indexer_killed_at_any_step_leaves_a_batch_that_another_brings_to_its_end(
-    client: openai.OpenAI, engine: Engine, phase: str
-) -> None:
-    number, was_killed = 0, True
-    while was_killed:
-        batch = create(client, CONTENT, metadata={"number": str(number)})
-        if phase == "finalizing":
-            keep_all(engine)
-            encode_waiting(engine)
-        claimed = claim(engine, "first")
-        was_killed = kill_at(engine, number, lambda killed, c=claimed: bring_on(hold(killed, c)))  # type: ignore[misc]
-        end_leases(engine)
-        finish(engine)
-        check_outcome(client, engine, batch.id)
-        with engine.begin() as connection:
-            for table in ("request_batches", "request_files", "jobs"):
-                connection.execute(text(f"DELETE FROM vectormill.{table}"))
-        number += 1
-    assert number > 8, "statements and COMMITs of a phase"
 
 
 def test_who_lost_the_lease_of_a_batch_writes_nothing_of_it(

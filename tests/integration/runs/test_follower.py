@@ -282,8 +282,8 @@ def test_a_collection_whose_lock_is_not_had_leaves_the_others_their_turn(
     monkeypatch.setattr(follower, "list_changed_collections", lambda connection: [1, 2])
     monkeypatch.setattr(follower, "follow_collection", follow_one)
     changes = Follower(database_url, Settings(), Registry({}), clock=lambda: 0.0)
-    changes.follow_all()
-    changes.follow_all()
+    changes.step()
+    changes.step()
     changes._engine.dispose()
     assert followed == [1, 2, 2]
 
@@ -303,7 +303,7 @@ def test_a_row_whose_new_text_cannot_be_encoded_loses_its_former_vector_and_its_
         discard_ended_puts(connection)
     assert set(content(engine)) == {"1", "2"}
     changes = Follower(database_url, Settings(), Registry({}))
-    changes.follow_all()
+    changes.step()
     changes._engine.dispose()
     assert set(content(engine)) == {"2"}
     with engine.begin() as connection:

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,7 @@ from vectormill.domain.errors import WebhookDisabled
 from vectormill.domain.jobs.job import Job
 from vectormill.domain.webhooks.webhook import Posting, Reply, make_secret
 from vectormill.settings import Settings
+from vectormill.work.work import Lease
 
 
 @pytest.fixture
@@ -65,14 +67,17 @@ def end_job(engine: Engine, prefix: str = "k") -> Job:
     return job
 
 
-def claim(engine: Engine, lease_seconds: float = 60) -> list[Posting]:
-    with engine.begin() as connection:
-        return list(claim_deliveries(connection, {}, most=4, room=100, lease_seconds=lease_seconds))
+Claimed = tuple[Lease, Posting]
 
 
-def record(engine: Engine, posting: Posting, reply: Reply, pause: float | None) -> bool:
+def claim(engine: Engine, lease_seconds: float = 60) -> list[Claimed]:
     with engine.begin() as connection:
-        return record_reply(connection, posting, reply, pause)
+        return claim_deliveries(connection, {}, owner="test", most=4, room=100, lease_seconds=lease_seconds)
+
+
+def record(engine: Engine, claimed: Claimed, reply: Reply, pause: float | None) -> bool:
+    with engine.begin() as connection:
+        return record_reply(connection, *claimed, reply, pause)
 
 
 def test_the_end_of_a_job_reaches_a_receiver_that_checks_its_signature(
@@ -175,18 +180,16 @@ def running_scheduler(database_url: str, redis_url: str, folder: Path) -> Iterat
             process.send_signal(signal.SIGKILL)
 
 
-def test_an_attempt_that_outlived_its_lease_records_nothing(engine: Engine) -> None:
+def test_during_an_attempt_a_delivery_is_due_when_its_lease_ends(engine: Engine) -> None:
     webhook, _ = make_webhook(engine)
     end_job(engine)
-    (first,) = claim(engine, lease_seconds=0)
-    (second,) = claim(engine)
-    assert (first.message_id, first.fence + 1) == (second.message_id, second.fence)
-    assert claim(engine) == []
-    record(engine, first, Reply(500), None)
-    assert deliveries_of(engine, webhook)[0].state == "pending"
-    record(engine, second, Reply(200), None)
-    assert deliveries_of(engine, webhook)[0].state == "delivered"
-    assert look_at(engine, webhook).num_refused == 0
+    claim(engine, lease_seconds=60)
+    (delivery,) = deliveries_of(engine, webhook)
+    assert delivery.due_at is not None
+    assert delivery.attempted_at is not None
+    assert delivery.due_at - delivery.attempted_at == timedelta(seconds=60), (
+        "by it the release before knows a lease"
+    )
 
 
 def test_a_private_address_is_refused_with_a_visible_reason(engine: Engine, receiver: Receiver) -> None:
@@ -231,7 +234,7 @@ def test_days_without_a_success_disable_a_webhook_and_what_waited_can_be_replaye
         enabled = change_webhook(connection, webhook, is_enabled=True)
         assert (enabled.disabled_reason, enabled.failing_since) == (None, None)
         assert replay_failed(connection, webhook, failed[1].created_at) == 1
-    assert [each.message_id for each in claim(engine)] == [second.message_id]
+    assert [each.message_id for _, each in claim(engine)] == [second[1].message_id]
 
 
 def test_a_delivered_message_can_be_sent_once_more_with_the_same_id(
@@ -255,11 +258,11 @@ def test_while_a_secret_is_rotated_both_are_believed_and_then_the_new_one_alone(
     with engine.begin() as connection:
         rotate_secret(connection, webhook, newest, 3600)
     end_job(engine)
-    (posting,) = claim(engine, lease_seconds=0)
+    ((_, posting),) = claim(engine, lease_seconds=0)
     assert posting.secrets == [newest, former]
     with engine.begin() as connection:
         connection.execute(text("UPDATE vectormill.webhooks SET former_secret_until = now()"))
-    (posting,) = claim(engine)
+    ((_, posting),) = claim(engine)
     assert posting.secrets == [newest]
 
 
@@ -267,8 +270,8 @@ def test_deliveries_are_pruned_when_they_ended_and_their_time_is_over(engine: En
     webhook, _ = make_webhook(engine)
     for prefix in "abc":
         end_job(engine, prefix)
-    for posting in claim(engine)[:2]:
-        record(engine, posting, Reply(200), None)
+    for claimed in claim(engine)[:2]:
+        record(engine, claimed, Reply(200), None)
     with engine.begin() as connection:
         assert prune_deliveries(connection, 3600, 100) == 0
         assert prune_deliveries(connection, -1, 1) == 1
@@ -303,4 +306,4 @@ def test_a_failure_after_weeks_of_silence_is_the_first_again(engine: Engine) -> 
     assert not record(engine, second, Reply(503), 5)
     found = look_at(engine, webhook)
     assert found.is_enabled
-    assert [each.id for each in deliveries_of(engine, webhook, "pending")] == [second.delivery_id]
+    assert [each.id for each in deliveries_of(engine, webhook, "pending")] == [second[0].key]

@@ -19,7 +19,7 @@ PUBLIC = "93.184.216.34"
 
 
 def posting(url: str, secrets: Sequence[str] = SECRETS) -> Posting:
-    return Posting(1, 1, 1, 1, "msg_1", '{"type":"job.completed"}', url, secrets)
+    return Posting(1, "msg_1", '{"type":"job.completed"}', url, secrets)
 
 
 def post(url: str, *, allows_private: bool = True, seconds: float = 30, names: Resolve = resolve) -> Reply:

@@ -18,17 +18,29 @@ from vectormill.domain.errors import (
 )
 from vectormill.domain.jobs.idempotency import bare_idempotency_key
 from vectormill.domain.requests.request_batch import (
+    CANCELLING,
+    FINALIZING,
     IN_PROGRESS,
     REPEATED_SECONDS,
+    VALIDATING,
     NewRequestBatch,
     RequestBatch,
     parse_window,
     state_after_cancel,
 )
 from vectormill.domain.requests.request_file import BATCH, name_file
+from vectormill.work.work import Work
+
+BATCHES: Final = Work(
+    table="vectormill.request_batches",
+    row="batch",
+    # A batch in progress is nobody's matter until its job has ended.
+    begins={IN_PROGRESS: FINALIZING},
+    working=(VALIDATING, FINALIZING, CANCELLING),
+)
 
 # The job of a batch that has ended may be gone.
-FIND_BATCH = text("""
+_BATCH: Final = """
     SELECT batch.id, batch.seq, batch.state, batch.endpoint, batch.input_file_id, batch.completion_window,
            batch.metadata, batch.output_lifetime_seconds, batch.model, batch.job_id, batch.num_lines,
            batch.num_refused, batch.num_completed, batch.num_failed, batch.num_tokens, batch.errors,
@@ -39,23 +51,9 @@ FIND_BATCH = text("""
            job.num_tokens AS job_tokens
       FROM vectormill.request_batches AS batch
       LEFT JOIN vectormill.jobs AS job ON job.id = batch.job_id
-     WHERE batch.id = :batch_id
-""")
-
-LIST_BATCHES = text("""
-    SELECT batch.id, batch.seq, batch.state, batch.endpoint, batch.input_file_id, batch.completion_window,
-           batch.metadata, batch.output_lifetime_seconds, batch.model, batch.job_id, batch.num_lines,
-           batch.num_refused, batch.num_completed, batch.num_failed, batch.num_tokens, batch.errors,
-           batch.output_file_id, batch.error_file_id, batch.is_overdue, batch.created_at, batch.expires_at,
-           batch.in_progress_at, batch.finalizing_at, batch.completed_at, batch.failed_at, batch.expired_at,
-           batch.cancelling_at, batch.cancelled_at, batch.fence, batch.attempt, job.state AS job_state,
-           job.num_items AS job_items, job.num_done AS job_done, job.num_failed AS job_failed,
-           job.num_tokens AS job_tokens
-      FROM vectormill.request_batches AS batch
-      LEFT JOIN vectormill.jobs AS job ON job.id = batch.job_id
-     WHERE batch.seq < :before_seq
-     ORDER BY batch.seq DESC LIMIT :limit
-""")
+"""
+FIND_BATCH = text(f"{_BATCH} WHERE batch.id = :batch_id")
+LIST_BATCHES = text(f"{_BATCH} WHERE batch.seq < :before_seq ORDER BY batch.seq DESC LIMIT :limit")
 _MAX_SEQ: Final = 2**63 - 1
 
 # Whoever asks for the same waits here, so that the second of two finds what the first has made.
@@ -192,13 +190,10 @@ def _batch(row: Row[Any]) -> RequestBatch:
 LOCK_BATCH = text("SELECT 1 FROM vectormill.request_batches WHERE id = :batch_id FOR NO KEY UPDATE")
 
 # An indexer that validates it loses the batch with this.
-MARK_CANCELLING = text("""
-    UPDATE vectormill.request_batches
-       SET state = 'cancelling', cancelling_at = now(), available_at = now(), lease_until = NULL, fence = fence + 1,
-           attempt = 0,
-           updated_at = now()
-     WHERE id = :batch_id
-""")
+MARK_CANCELLING = BATCHES.compose_revocation(
+    "state = 'cancelling', cancelling_at = now(), available_at = now(), attempt = 0, updated_at = now()",
+    where="id = :batch_id",
+)
 
 
 def cancel_batch(connection: Connection, batch_id: UUID) -> RequestBatch:

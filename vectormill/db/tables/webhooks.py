@@ -64,6 +64,8 @@ webhook_deliveries = Table(
     ),
     count("fence"),
     count("num_attempts", Integer),
+    Column("lease_owner", Text),
+    moment("lease_until"),
     Column("status_code", Integer),
     Column("error", Text),
     # When it is tried next; during an attempt when that is held to be lost.

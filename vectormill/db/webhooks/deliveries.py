@@ -1,19 +1,19 @@
-"""Deliveries: claimed for an attempt, recorded, looked at, replayed, pruned.
-
-A claim moves the due time by a lease, and its fence is one higher: of a scheduler that died in an attempt nothing has
-to be cleaned up, and one that was too slow records nothing.
-"""
+"""Deliveries: claimed for an attempt, recorded, looked at, replayed, pruned."""
 
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import Any, Final
 
 from sqlalchemy import Connection, Row, text
 
 from vectormill.domain.errors import DeliveryNotFound, WebhookDisabled, WebhookNotFound
 from vectormill.domain.webhooks.webhook import (
+    DELIVERED,
+    FAILED,
     FAILING_SECONDS,
     GONE,
+    PENDING,
     SILENT_SECONDS,
     TEST_EVENT,
     Delivery,
@@ -23,70 +23,68 @@ from vectormill.domain.webhooks.webhook import (
     describe_failure,
     name_message,
 )
+from vectormill.work.work import Lease, Work, claim
+
+DELIVERIES: Final = Work(
+    table="vectormill.webhook_deliveries",
+    row="delivery",
+    working=(PENDING,),
+    attempt="num_attempts",
+    available_at="due_at",
+)
 
 # From each webhook as many as it has room for, so that a slow one holds up nobody else's; one that fails is tried with
 # one at a time, and after those that do not.
-CLAIM_DELIVERIES = text("""
-    WITH due AS (
-        SELECT delivery.id, webhook.url, webhook.secret,
+CLAIM_DELIVERIES = DELIVERIES.compose_claim(
+    """
+        SELECT due.id, webhook.url, webhook.secret,
                CASE WHEN webhook.former_secret_until > now() THEN webhook.former_secret END AS former_secret
           FROM vectormill.webhooks AS webhook
           LEFT JOIN unnest(CAST(:busy_ids AS bigint[]), CAST(:busy_counts AS integer[])) AS busy (id, num)
             ON busy.id = webhook.id
          CROSS JOIN LATERAL (
-               SELECT id FROM vectormill.webhook_deliveries
-                WHERE webhook_id = webhook.id AND state = 'pending' AND due_at <= now()
-                ORDER BY due_at
+               SELECT delivery.id FROM vectormill.webhook_deliveries AS delivery
+                WHERE delivery.webhook_id = webhook.id AND {claimable}
+                ORDER BY delivery.due_at
                 LIMIT greatest(0, CASE WHEN webhook.failing_since IS NULL THEN CAST(:most AS integer) ELSE 1 END
                                   - coalesce(busy.num, 0))
-                  FOR UPDATE SKIP LOCKED) AS delivery
+                {lock}) AS due
          WHERE webhook.is_enabled
-         ORDER BY webhook.failing_since NULLS FIRST, delivery.id
-         LIMIT CAST(:room AS integer))
-    UPDATE vectormill.webhook_deliveries AS delivery
-       SET fence = fence + 1, num_attempts = num_attempts + 1, attempted_at = now(),
-           due_at = now() + make_interval(secs => CAST(:lease_seconds AS double precision))
-      FROM due
-     WHERE delivery.id = due.id
-    RETURNING delivery.id, delivery.webhook_id, delivery.fence, delivery.num_attempts, delivery.event_id,
-              delivery.payload, due.url, due.secret, due.former_secret
-""")
+         ORDER BY webhook.failing_since NULLS FIRST, due.id
+         LIMIT CAST(:room AS integer)
+    """,
+    # During an attempt a delivery is due when its lease ends. A scheduler of the release before looks at nothing else.
+    sets="""
+        attempted_at = now(), due_at = now() + make_interval(secs => CAST(:lease_seconds AS double precision))
+    """,
+    returning="""
+        delivery.webhook_id, delivery.event_id, delivery.payload, candidate.url, candidate.secret,
+        candidate.former_secret
+    """,
+)
 
 
 def claim_deliveries(
-    connection: Connection, busy: Mapping[int, int], *, most: int, room: int, lease_seconds: float
-) -> Sequence[Posting]:
-    """Up to `room` that are due, no more than `most` of one webhook with those it is `busy` with already."""
-    values = {
-        "busy_ids": list(busy.keys()),
-        "busy_counts": list(busy.values()),
-        "most": most,
-        "room": room,
-        "lease_seconds": lease_seconds,
-    }
-    return [
-        Posting(
-            delivery_id=row.id,
-            webhook_id=row.webhook_id,
-            fence=row.fence,
-            num_attempts=row.num_attempts,
-            message_id=name_message(row.event_id),
-            payload=row.payload,
-            url=row.url,
-            secrets=[secret for secret in (row.secret, row.former_secret) if secret is not None],
-        )
-        for row in connection.execute(CLAIM_DELIVERIES, values)
-    ]
+    connection: Connection, busy: Mapping[int, int], *, owner: str, most: int, room: int, lease_seconds: float
+) -> list[tuple[Lease, Posting]]:
+    """Claim up to `room` that are due, no more than `most` of one webhook with those it is `busy` with already."""
+    values = {"busy_ids": list(busy.keys()), "busy_counts": list(busy.values()), "most": most, "room": room}
+    claimed = claim(
+        connection, DELIVERIES, CLAIM_DELIVERIES, owner=owner, lease_seconds=lease_seconds, **values
+    )
+    return [(lease, _posting(row)) for lease, row in claimed]
 
 
-RECORD_REPLY = text("""
-    UPDATE vectormill.webhook_deliveries
-       SET state = :state, status_code = :status_code, error = :error,
-           due_at = CASE WHEN CAST(:state AS text) = 'pending'
-                         THEN now() + make_interval(secs => CAST(:pause_seconds AS double precision)) END,
-           ended_at = CASE WHEN CAST(:state AS text) <> 'pending' THEN now() END
-     WHERE id = :delivery_id AND fence = :fence AND state = 'pending'
-    RETURNING id
+def _posting(row: Row[Any]) -> Posting:
+    secrets = [secret for secret in (row.secret, row.former_secret) if secret is not None]
+    return Posting(row.webhook_id, name_message(row.event_id), row.payload, row.url, secrets)
+
+
+RECORD_REPLY = DELIVERIES.compose_release("""
+    state = :state, status_code = :status_code, error = :error,
+    due_at = CASE WHEN CAST(:state AS text) = 'pending'
+                  THEN now() + make_interval(secs => CAST(:pause_seconds AS double precision)) END,
+    ended_at = CASE WHEN CAST(:state AS text) <> 'pending' THEN now() END
 """)
 
 NOTE_SUCCESS = text("""
@@ -118,36 +116,34 @@ DISABLE_WEBHOOK = text("""
 """)
 
 # Whoever enables it again replays what it wants of them.
-FAIL_PENDING = text("""
-    UPDATE vectormill.webhook_deliveries
-       SET state = 'failed', error = :error, fence = fence + 1, due_at = NULL, ended_at = now()
-     WHERE webhook_id = :webhook_id AND state = 'pending'
-    RETURNING id
-""")
+FAIL_PENDING = DELIVERIES.compose_revocation(
+    "state = 'failed', error = :error, due_at = NULL, ended_at = now()",
+    where="webhook_id = :webhook_id AND {open}",
+)
 
 
-def record_reply(connection: Connection, posting: Posting, reply: Reply, pause_seconds: float | None) -> bool:
-    """Ends the attempt, and with `pause_seconds` of None the delivery. True when this disabled the webhook.
+def record_reply(
+    connection: Connection, lease: Lease, posting: Posting, reply: Reply, pause_seconds: float | None
+) -> bool:
+    """End the attempt, and with `pause_seconds` of None the delivery; return True if this disabled the webhook.
 
-    Nothing is recorded of an attempt that somebody else has made again meanwhile.
+    Raises LeaseLost: somebody else has made the attempt again meanwhile.
     """
-    state = "delivered" if reply.is_success else "failed" if pause_seconds is None else "pending"
-    values = {
-        "delivery_id": posting.delivery_id,
-        "fence": posting.fence,
-        "state": state,
-        "status_code": reply.status_code,
-        "error": describe_failure(reply),
-        "pause_seconds": pause_seconds or 0.0,
-    }
-    if connection.execute(RECORD_REPLY, values).one_or_none() is None:
-        return False
+    state = DELIVERED if reply.is_success else FAILED if pause_seconds is None else PENDING
+    lease.release(
+        connection,
+        RECORD_REPLY,
+        state=state,
+        status_code=reply.status_code,
+        error=describe_failure(reply),
+        pause_seconds=pause_seconds or 0.0,
+    )
     if reply.is_success:
         connection.execute(NOTE_SUCCESS, {"webhook_id": posting.webhook_id})
         return False
     values = {
         "webhook_id": posting.webhook_id,
-        "num_failed": int(state == "failed"),
+        "num_failed": int(state == FAILED),
         "is_gone": reply.status_code == GONE,
         "failing_seconds": FAILING_SECONDS,
         "silent_seconds": SILENT_SECONDS,
@@ -161,44 +157,32 @@ def record_reply(connection: Connection, posting: Posting, reply: Reply, pause_s
 
 
 def fail_pending(connection: Connection, webhook_id: int, error: str, reason: str) -> None:
-    """What still waits for a webhook that is disabled is given up with this error."""
+    """Give up with this error what still waits for a webhook that is disabled."""
     ended = connection.execute(FAIL_PENDING, {"webhook_id": webhook_id, "error": error}).all()
     values = {"webhook_id": webhook_id, "reason": reason, "num_failed": len(ended)}
     connection.execute(DISABLE_WEBHOOK, values)
 
 
-FIND_DELIVERY = text("""
+_SELECT: Final = """
     SELECT id, webhook_id, event_id, event_type, payload, state, num_attempts, status_code, error, due_at,
            attempted_at, ended_at, created_at
-      FROM vectormill.webhook_deliveries WHERE id = :id AND webhook_id = :webhook_id
-""")
+      FROM vectormill.webhook_deliveries
+     WHERE webhook_id = :webhook_id
+"""
+_BEFORE: Final = """
+       AND id < coalesce(CAST(:before AS bigint), 9223372036854775807) ORDER BY id DESC LIMIT CAST(:limit AS integer)
+"""
+FIND_DELIVERY = text(f"{_SELECT} AND id = :id")
+LIST_DELIVERIES = text(f"{_SELECT} {_BEFORE}")
+LIST_DELIVERIES_IN_STATE = text(f"{_SELECT} AND state = :state {_BEFORE}")
 
 
 def find_delivery(connection: Connection, webhook_id: int, delivery_id: int) -> Delivery:
     """Raises DeliveryNotFound."""
-    return _found(
-        connection.execute(FIND_DELIVERY, {"id": delivery_id, "webhook_id": webhook_id}).one_or_none()
-    )
-
-
-LIST_DELIVERIES = text("""
-    SELECT id, webhook_id, event_id, event_type, payload, state, num_attempts, status_code, error, due_at,
-           attempted_at, ended_at, created_at
-      FROM vectormill.webhook_deliveries
-     WHERE webhook_id = :webhook_id AND id < coalesce(CAST(:before AS bigint), 9223372036854775807)
-     ORDER BY id DESC
-     LIMIT CAST(:limit AS integer)
-""")
-
-LIST_DELIVERIES_IN_STATE = text("""
-    SELECT id, webhook_id, event_id, event_type, payload, state, num_attempts, status_code, error, due_at,
-           attempted_at, ended_at, created_at
-      FROM vectormill.webhook_deliveries
-     WHERE webhook_id = :webhook_id AND state = :state
-       AND id < coalesce(CAST(:before AS bigint), 9223372036854775807)
-     ORDER BY id DESC
-     LIMIT CAST(:limit AS integer)
-""")
+    row = connection.execute(FIND_DELIVERY, {"id": delivery_id, "webhook_id": webhook_id}).one_or_none()
+    if row is None:
+        raise DeliveryNotFound
+    return Delivery(**row._mapping)
 
 
 def list_deliveries(
@@ -212,60 +196,50 @@ def list_deliveries(
     """The newest first; `before` is the id of the last one that is known already."""
     statement = LIST_DELIVERIES if state is None else LIST_DELIVERIES_IN_STATE
     values = {"webhook_id": webhook_id, "state": state, "before": before, "limit": limit}
-    return [_delivery(row) for row in connection.execute(statement, values)]
+    return [Delivery(**row._mapping) for row in connection.execute(statement, values)]
 
 
-REPLAY_DELIVERY = text("""
-    UPDATE vectormill.webhook_deliveries
-       SET state = 'pending', fence = fence + 1, num_attempts = 0, error = NULL, status_code = NULL, due_at = now(),
-           ended_at = NULL
-     WHERE id = :id AND webhook_id = :webhook_id
-    RETURNING id, webhook_id, event_id, event_type, payload, state, num_attempts, status_code, error, due_at,
-              attempted_at, ended_at, created_at
-""")
+_ANEW: Final = """
+    state = 'pending', num_attempts = 0, error = NULL, status_code = NULL, due_at = now(), ended_at = NULL
+"""
+REPLAY_DELIVERY = DELIVERIES.compose_revocation(_ANEW, where="id = :id AND webhook_id = :webhook_id")
+REPLAY_FAILED = DELIVERIES.compose_revocation(
+    _ANEW, where="webhook_id = :webhook_id AND state = 'failed' AND created_at >= :since"
+)
 
 
 def replay_delivery(connection: Connection, webhook_id: int, delivery_id: int) -> Delivery:
-    """Sends it once more, with the same message id, whatever became of it.
+    """Send it once more, with the same message id, whatever became of it.
 
     Raises WebhookNotFound, WebhookDisabled and DeliveryNotFound.
     """
     _lock_enabled(connection, webhook_id)
-    values = {"id": delivery_id, "webhook_id": webhook_id}
-    return _found(connection.execute(REPLAY_DELIVERY, values).one_or_none())
-
-
-REPLAY_FAILED = text("""
-    UPDATE vectormill.webhook_deliveries
-       SET state = 'pending', fence = fence + 1, num_attempts = 0, error = NULL, status_code = NULL, due_at = now(),
-           ended_at = NULL
-     WHERE webhook_id = :webhook_id AND state = 'failed' AND created_at >= :since
-""")
+    connection.execute(REPLAY_DELIVERY, {"id": delivery_id, "webhook_id": webhook_id})
+    return find_delivery(connection, webhook_id, delivery_id)
 
 
 def replay_failed(connection: Connection, webhook_id: int, since: datetime) -> int:
-    """Sends all once more that were given up and whose event is not older; how many.
+    """Send all once more that were given up and whose event is not older; return how many.
 
     Raises WebhookNotFound and WebhookDisabled.
     """
     _lock_enabled(connection, webhook_id)
-    return connection.execute(REPLAY_FAILED, {"webhook_id": webhook_id, "since": since}).rowcount
+    return len(connection.execute(REPLAY_FAILED, {"webhook_id": webhook_id, "since": since}).all())
 
 
 INSERT_TEST = text("""
     INSERT INTO vectormill.webhook_deliveries (webhook_id, event_type, payload)
     VALUES (:webhook_id, :event_type, :payload)
-    RETURNING id, webhook_id, event_id, event_type, payload, state, num_attempts, status_code, error, due_at,
-              attempted_at, ended_at, created_at
+    RETURNING id
 """)
 
 
 def post_test(connection: Connection, webhook_id: int, now: datetime) -> Delivery:
-    """An event that says nothing but that events arrive. Raises WebhookNotFound and WebhookDisabled."""
+    """Send an event that says nothing but that events arrive. Raises WebhookNotFound and WebhookDisabled."""
     _lock_enabled(connection, webhook_id)
     event = {"type": TEST_EVENT, "timestamp": now.isoformat(), "data": {"webhook_id": webhook_id}}
     values = {"webhook_id": webhook_id, "event_type": TEST_EVENT, "payload": json.dumps(event)}
-    return _delivery(connection.execute(INSERT_TEST, values).one())
+    return find_delivery(connection, webhook_id, connection.execute(INSERT_TEST, values).scalar_one())
 
 
 # Until the transaction ends, nobody disables it.
@@ -298,13 +272,3 @@ def prune_deliveries(connection: Connection, retention_seconds: float, limit: in
     """Removes up to so many of events that are older; how many."""
     values = {"seconds": retention_seconds, "limit": limit}
     return connection.execute(PRUNE_DELIVERIES, values).rowcount
-
-
-def _delivery(row: Row[tuple[object, ...]]) -> Delivery:
-    return Delivery(**row._mapping)
-
-
-def _found(row: Row[tuple[object, ...]] | None) -> Delivery:
-    if row is None:
-        raise DeliveryNotFound
-    return _delivery(row)

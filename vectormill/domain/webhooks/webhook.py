@@ -39,6 +39,7 @@ LONGEST_ROTATION_SECONDS: Final = 30 * 86_400.0
 
 # After each failed attempt; after the last of them, three days later, a delivery is given up.
 RETRY_SECONDS: Final = (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400)
+MAX_ATTEMPTS: Final = len(RETRY_SECONDS) + 1
 # Of a pause, more or less: what failed together is not to come together again.
 JITTER: Final = 0.1
 LONGEST_RETRY_AFTER_SECONDS: Final = 86_400.0
@@ -90,12 +91,9 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Posting:
-    """A delivery that is being attempted, with what an attempt needs. Its secrets: the newest first."""
+    """What an attempt to deliver a message needs. Its secrets: the newest first."""
 
-    delivery_id: int
     webhook_id: int
-    fence: int
-    num_attempts: int
     message_id: str
     payload: str
     url: str
@@ -137,7 +135,7 @@ def pause_after(num_attempts: int, reply: Reply, chance: float) -> float | None:
 
     `chance` of 0 to 1 is where in the jitter it lies. A receiver may ask for a longer pause.
     """
-    if reply.status_code == GONE or num_attempts > len(RETRY_SECONDS):
+    if reply.status_code == GONE or num_attempts >= MAX_ATTEMPTS:
         return None
     pause = RETRY_SECONDS[num_attempts - 1] * (1 - JITTER + 2 * JITTER * chance)
     return max(pause, min(reply.retry_after or 0.0, LONGEST_RETRY_AFTER_SECONDS))

@@ -1,0 +1,177 @@
+"""Users of the kernel of leased work, each as the contract suite drives it: one row that is made, claimed, carried out.
+
+Carrying out is the product's own code. `during` is asked in the middle of it: True means that the process is to stop.
+"""
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from sqlalchemy import Connection, Engine, text
+
+from indexer.requests.batch_keeper import bring_on
+from indexer.requests.held_batch import HeldBatch
+from scheduler.webhooks import attempt
+from tests.api_server import encode_waiting
+from tests.request_batches import keep_all, line, write
+from tests.webhooks import make_webhook
+from vectormill.db.requests.batch_claims import claim_batch
+from vectormill.db.requests.batches import BATCHES, cancel_batch, create_batch
+from vectormill.db.requests.file_writer import FileWriter
+from vectormill.db.webhooks.deliveries import DELIVERIES, claim_deliveries, fail_pending, post_test
+from vectormill.domain.errors import WrongBatchState
+from vectormill.domain.requests.request_batch import EMBEDDINGS, NewRequestBatch
+from vectormill.domain.requests.request_file import BATCH
+from vectormill.domain.webhooks.webhook import MAX_ATTEMPTS, Posting, Reply
+from vectormill.models.registry import Registry
+from vectormill.settings import Settings
+from vectormill.work.work import Lease, Work
+
+Claimed = tuple[Lease, Any]
+During = Callable[[], bool]
+
+
+def never() -> bool:
+    return False
+
+
+class User(Protocol):
+    """One table that takes part, with one row."""
+
+    work: Work
+    max_attempts: int
+    done: str  # the state in which its row ends when nothing is wrong
+    cancelled: frozenset[str]  # its states after a cancellation, the final one among them
+    tables: tuple[str, ...]
+
+    def make(self, engine: Engine) -> None: ...
+
+    def claim(self, connection: Connection, lease_seconds: float = 30) -> Claimed | None: ...
+
+    def carry_out(self, engine: Engine, claimed: Claimed, during: During = never) -> None: ...
+
+    def finish(self, engine: Engine) -> None:
+        """Bring the row to its end, with whatever others do for it."""
+
+    def cancel(self, connection: Connection) -> None:
+        """Cancel the row; nothing happens to one that cannot be cancelled any more."""
+
+    def count_effects(self, connection: Connection) -> Any:
+        """Return what the work has left behind, which is the same however often it was interrupted."""
+
+
+class Deliveries:
+    """A message for a receiver that takes it."""
+
+    work = DELIVERIES
+    max_attempts = MAX_ATTEMPTS
+    done = "delivered"
+    cancelled: frozenset[str] = frozenset({"failed"})
+    tables: tuple[str, ...] = ("webhook_deliveries", "webhooks")
+
+    def make(self, engine: Engine) -> None:
+        webhook, _ = make_webhook(engine)
+        with engine.begin() as connection:
+            post_test(connection, webhook, datetime.now(UTC))
+
+    def claim(self, connection: Connection, lease_seconds: float = 30) -> Claimed | None:
+        claimed = claim_deliveries(connection, {}, owner="test", most=4, room=9, lease_seconds=lease_seconds)
+        return claimed[0] if claimed else None
+
+    def carry_out(self, engine: Engine, claimed: Claimed, during: During = never) -> None:
+        async def post(posting: Posting) -> Reply:
+            if during():
+                raise asyncio.CancelledError
+            return Reply(200)
+
+        asyncio.run(attempt(engine, post, *claimed))
+
+    def finish(self, engine: Engine) -> None:
+        while True:
+            with engine.begin() as connection:
+                claimed = self.claim(connection)
+            if claimed is None:
+                return
+            self.carry_out(engine, claimed)
+
+    def cancel(self, connection: Connection) -> None:
+        webhook = connection.execute(text("SELECT id FROM vectormill.webhooks")).scalar_one()
+        fail_pending(connection, webhook, "It was cancelled.", "It was cancelled.")
+
+    def count_effects(self, connection: Connection) -> Any:
+        counts = connection.execute(
+            text("SELECT num_delivered, num_refused, num_failed FROM vectormill.webhooks")
+        )
+        return tuple(counts.one())
+
+
+class ValidatingBatches:
+    """A batch whose lines are read: two that are answered, and two that are refused."""
+
+    work = BATCHES
+    max_attempts = Settings().max_attempts
+    done = "completed"
+    cancelled: frozenset[str] = frozenset({"cancelling", "cancelled"})
+    tables: tuple[str, ...] = ("request_batches", "request_files", "jobs")
+
+    def make(self, engine: Engine) -> None:
+        content = write(line("good", "x"), b"no json", line("empty", " "), line("last", ["y", "z"]))
+        with FileWriter(engine) as writer:
+            writer.add(content)
+            file = writer.finish(BATCH, "lines.jsonl", None)
+        with engine.begin() as connection:
+            create_batch(connection, NewRequestBatch(EMBEDDINGS, file.id, "24h"))
+
+    def claim(self, connection: Connection, lease_seconds: float = 30) -> Claimed | None:
+        return claim_batch(connection, "test", lease_seconds)
+
+    def carry_out(self, engine: Engine, claimed: Claimed, during: During = never) -> None:
+        lease, batch = claimed
+        held = HeldBatch(
+            engine=engine,
+            lease=lease,
+            is_stopping=during,
+            batch=batch,
+            settings=Settings(),
+            registry=Registry({}),
+        )
+        bring_on(held)
+
+    def finish(self, engine: Engine) -> None:
+        keep_all(engine)
+        while encode_waiting(engine):
+            keep_all(engine)
+        keep_all(engine)
+
+    def cancel(self, connection: Connection) -> None:
+        batch_id = connection.execute(text("SELECT id FROM vectormill.request_batches")).scalar_one()
+        try:
+            cancel_batch(connection, batch_id)
+        except WrongBatchState:
+            return
+
+    def count_effects(self, connection: Connection) -> Any:
+        batch = connection.execute(
+            text("SELECT num_lines, num_refused, num_completed, num_failed FROM vectormill.request_batches")
+        ).one()
+        jobs = connection.execute(
+            text("SELECT count(*) FROM vectormill.jobs WHERE state NOT IN ('uploading', 'deleting')")
+        ).scalar_one()
+        files = connection.execute(
+            text("SELECT filename, num_bytes FROM vectormill.request_files WHERE state = 'processed'")
+        )
+        sizes = sorted((row.filename.rpartition("_")[2], row.num_bytes) for row in files)
+        return (*batch, jobs, sizes)
+
+
+class FinalizingBatches(ValidatingBatches):
+    """The same batch when its job has ended: its answers are counted and written."""
+
+    def make(self, engine: Engine) -> None:
+        super().make(engine)
+        keep_all(engine)
+        encode_waiting(engine)
+
+
+USERS: tuple[User, ...] = (Deliveries(), ValidatingBatches(), FinalizingBatches())

@@ -1,0 +1,138 @@
+"""Loop: carries out leased work on threads, and gives back what it cannot finish. Knows no feature."""
+
+import logging
+import os
+import socket
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Final, Self
+
+from sqlalchemy import Engine
+
+from vectormill.db.outages import DATABASE_ERRORS
+from vectormill.domain.errors import LeaseLost
+from vectormill.work.work import Lease
+
+logger = logging.getLogger(__name__)
+
+# Share of a lease after which it is renewed.
+RENEWAL_SHARE: Final = 1 / 4
+_FIRST_BACK_OFF_SECONDS: Final = 1.0
+_LONGEST_BACK_OFF_SECONDS: Final = 60.0
+
+
+class Stopping(Exception):
+    """The process is to end; what it holds is handed back."""
+
+
+def name_owner() -> str:
+    """Return how this process is named as the owner of leases: host and process id."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def back_off(attempt: int) -> float:
+    """Return the seconds until work is tried again after so many attempts that failed."""
+    return float(min(_FIRST_BACK_OFF_SECONDS * 2 ** min(attempt, 16), _LONGEST_BACK_OFF_SECONDS))
+
+
+@dataclass(slots=True, kw_only=True)
+class Held:
+    """Claimed work that takes long. Call `keep` between transactions, every second at least."""
+
+    engine: Engine
+    lease: Lease
+    is_stopping: Callable[[], bool]
+    clock: Callable[[], float] = time.monotonic
+    _renewed_at: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._renewed_at = self.clock()
+
+    def keep(self) -> None:
+        """Renew the lease when that is due. Raises LeaseLost, or Stopping when the process is to end."""
+        if self.is_stopping():
+            raise Stopping
+        if self.clock() >= self._renewed_at + RENEWAL_SHARE * self.lease.seconds:
+            with self.engine.begin() as connection:
+                self.lease.keep(connection)
+            self._renewed_at = self.clock()
+
+
+@contextmanager
+def handing_back(engine: Engine, lease: Lease) -> Iterator[None]:
+    """Hand the work back if the block raises: uncounted for Stopping, with back-off for any other error.
+
+    Raises an error of the database that the hand-back itself meets; the lease runs out then.
+    """
+    name = f"{lease.work.row.capitalize()} {lease.key}"
+    try:
+        try:
+            yield
+        except Stopping:
+            with engine.begin() as connection:
+                lease.hand_back(connection)
+        except LeaseLost:
+            raise
+        except Exception as error:
+            pause = back_off(lease.attempt)
+            logger.error("%s met an error; it is tried again in %g s.", name, pause, exc_info=error)
+            with engine.begin() as connection:
+                lease.hand_back(connection, pause_seconds=pause, is_counted=True)
+    except LeaseLost as error:
+        logger.warning("%s: %s", name, error)
+
+
+class Loop(ABC):
+    """Repeats `step` on threads of its own from the beginning of a block to its end, whatever it raises.
+
+    With `stop_seconds` the end of the block waits no longer than that; work that takes longer is left to its lease.
+    """
+
+    def __init__(
+        self, name: str, *, pause_seconds: float, num_threads: int = 1, stop_seconds: float | None = None
+    ) -> None:
+        self.stopping = threading.Event()
+        self._name = name
+        self._pause_seconds = pause_seconds
+        self._stop_seconds = stop_seconds
+        self._threads = [
+            threading.Thread(target=self._run, name=f"{name} {number}", daemon=stop_seconds is not None)
+            for number in range(num_threads)
+        ]
+
+    @abstractmethod
+    def step(self) -> bool:
+        """Do some of what there is to do; return True if there is more to do at once."""
+
+    def close(self) -> None:  # noqa: B027 - most have nothing to free
+        """Free what the steps have used."""
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stopping.set()
+        for thread in self._threads:
+            thread.join(self._stop_seconds)
+        self.close()
+
+    def _run(self) -> None:
+        while not self.stopping.is_set():
+            has_more = False
+            try:
+                has_more = self.step()
+            except DATABASE_ERRORS as error:
+                logger.warning("Waiting for Postgres, then going on with %s: %s", self._name, error)
+            except Exception:
+                logger.exception("Trying again after an error in %s.", self._name)
+            if not has_more:
+                self.stopping.wait(self._pause_seconds)
