@@ -6,8 +6,17 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from vectormill.domain.errors import ConfigurationError
@@ -34,6 +43,21 @@ class ModelEntry(BaseModel):
     max_tokens: int | None = Field(default=None, ge=3, description="Overrides the model's longest input.")
 
 
+def check_redis_url(url: str | None) -> str | None:
+    """Refuse what no client could read, without quoting it: a port that is none is often part of the password."""
+    try:
+        is_read = url is None or (
+            urlsplit(url).scheme in ("redis", "rediss", "unix") and urlsplit(url).port != 0
+        )
+    except ValueError:
+        is_read = False
+    if not is_read:
+        raise ValueError(
+            "it is no address of a Redis; write redis://:PASSWORD@HOST:6379/0, with / in the password as %2F, # as %23"
+        )
+    return url
+
+
 class Settings(BaseSettings):
     """Settings shared by all processes. Each is documented in docs/CONFIGURATION.md."""
 
@@ -42,7 +66,9 @@ class Settings(BaseSettings):
     )
 
     database_url: str | None = Field(default=None, description="Postgres; embedded when unset.")
-    redis_url: str | None = Field(default=None, description="Redis or Valkey; embedded when unset.")
+    redis_url: Annotated[str | None, AfterValidator(check_redis_url)] = Field(
+        default=None, description="Redis or Valkey; embedded when unset."
+    )
     data_dir: Path = Field(
         default=Path("~/.vectormill"), description="Where the embedded servers keep their files."
     )

@@ -22,3 +22,15 @@ def test_a_heartbeat_that_one_loss_would_make_too_late_is_refused(heartbeat: flo
 @pytest.mark.parametrize(("heartbeat", "lease"), [(5, 30), (1, 5), (5, 15), (0.1, 4)])
 def test_a_heartbeat_that_fits_three_times_into_everything_is_taken(heartbeat: float, lease: float) -> None:
     assert load_settings(heartbeat_seconds=heartbeat, lease_seconds=lease).lease_seconds == lease
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://:moon/shine@queue:6379/0", "redis://:moonshine@queue:moon/0", "moonshine"]
+)
+def test_an_address_of_redis_that_nobody_can_read_is_refused_without_its_password(
+    monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    monkeypatch.setenv("VECTORMILL_REDIS_URL", url)
+    with pytest.raises(ConfigurationError, match="no address of a Redis") as refused:
+        load_settings()
+    assert "moon" not in str(refused.value)
