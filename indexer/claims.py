@@ -7,11 +7,12 @@ from uuid import UUID
 
 from sqlalchemy import Engine
 
-from indexer.phases.phases import Stopping, Tools, carry_out
+from indexer.phases.phases import Tools, carry_out
 from vectormill.db.outages import DATABASE_ERRORS
 from vectormill.db.runs.run_claims import RunClaim, claim_run, fail_exhausted, renew_runs
 from vectormill.domain.errors import LeaseLost, RunCancelled
 from vectormill.domain.run import CANCELLING
+from vectormill.work.loop import Stopping
 
 logger = logging.getLogger(__name__)
 

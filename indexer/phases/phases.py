@@ -44,17 +44,11 @@ from vectormill.domain.run import (
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
 from vectormill.tracing import span
+from vectormill.work.loop import Stopping, back_off
 
 logger = logging.getLogger(__name__)
 
 _OUTAGE_SECONDS: Final = 1.0
-# Before another indexer tries a run that met an error which nobody foresaw; doubled each time.
-_FIRST_PAUSE_SECONDS: Final = 1.0
-_LONGEST_PAUSE_SECONDS: Final = 60.0
-
-
-class Stopping(Exception):
-    """The indexer is to end; its runs are handed back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +196,7 @@ def _fail(tools: Tools, claim: RunClaim, reason: str) -> None:
 
 
 def _hand_back_failed(tools: Tools, claim: RunClaim, error: Exception) -> None:
-    pause = min(_FIRST_PAUSE_SECONDS * 2**claim.run.attempt, _LONGEST_PAUSE_SECONDS)
+    pause = back_off(claim.run.attempt)
     logger.error("Run %s met an error; it is tried again in %g s.", claim.run.id, pause, exc_info=error)
     reason = f"{type(error).__name__}: {error}"[:1000]
     _write(

@@ -12,7 +12,6 @@ from sqlalchemy import Engine, text
 from indexer.context import RunContext
 from indexer.phases.encoding import await_job
 from indexer.phases.encoding import submit as submit_changes
-from indexer.phases.phases import Stopping
 from indexer.phases.reading import begin_reading, read_source
 from indexer.progress import Progress
 from tests.api_server import encode_waiting, encoding_meanwhile
@@ -48,6 +47,7 @@ from vectormill.models.registry import Registry
 from vectormill.settings import Settings
 from vectormill.sources.opening import open_source
 from vectormill.sources.reader import SourcePlace
+from vectormill.work.loop import Stopping
 
 ROWS = [row(f"k{number}", f"text {number}", page=number) for number in range(10)]
 CHANGED = [*ROWS[:8], row("k8", "another"), row("new", "new")]
