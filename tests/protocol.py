@@ -17,7 +17,7 @@ from vectormill.db.jobs.submission import JobWriter
 from vectormill.db.workers import beat_worker, name_owner
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.jobs.chunk import ChunkOutcome, Claim, Dispatch
-from vectormill.domain.jobs.item import Item, ItemFailure
+from vectormill.domain.jobs.item import EMPTY_TEXT, Item, ItemFailure
 from vectormill.domain.jobs.job import Job, NewJob
 from vectormill.domain.tasks.task import RECORD, SCORE
 from vectormill.ragged import Ragged
@@ -38,6 +38,9 @@ INCARNATION = uuid4()
 
 # What the text of an item begins with that a worker would cut.
 LONG = b"long "
+
+# And of one that no model can encode.
+FAULTY = b"faulty"
 
 
 def make_items(count: int, prefix: str = "k") -> list[Item]:
@@ -137,6 +140,12 @@ def complete_on(
         item_tokens=[10] * len(wanted),
     )
     return complete_chunk(connection, claimed, items, wanted, results, outcome)
+
+
+def fail_faulty(items: Sequence[Item], positions: Iterable[int]) -> dict[int, ItemFailure]:
+    """The failures of those at these positions that cannot be encoded."""
+    failure = ItemFailure(EMPTY_TEXT, "This text cannot be encoded, as this test wants it.")
+    return {position: failure for position in positions if items[position].text.startswith(FAULTY)}
 
 
 def results_of(spec: EncodingSpec, items: Sequence[Item]) -> Ragged:

@@ -20,6 +20,8 @@ import vectormill.db
 import vectormill.schedules
 
 COMMIT = "COMMIT"
+# Told as a step when Postgres has ended the transaction, for another one and it waited for each other.
+DEADLOCK = "DEADLOCK"
 WITH_SQL = (vectormill.db, vectormill.schedules)
 # What the pool asks before it hands out a connection; no step of ours.
 _PINGS = ("", ";", "SELECT 1")
@@ -80,7 +82,13 @@ class WatchedCursor(psycopg.Cursor[Any]):
 
     def execute(self, query: Any, *arguments: Any, **options: Any) -> "WatchedCursor":
         self._announce(query)
-        return super().execute(query, *arguments, **options)
+        try:
+            return super().execute(query, *arguments, **options)
+        except psycopg.errors.DeadlockDetected:
+            connection = self.connection
+            assert isinstance(connection, WatchedConnection)
+            connection.watcher.before(connection, DEADLOCK)
+            raise
 
     def executemany(self, query: Any, *arguments: Any, **options: Any) -> None:
         self._announce(query)

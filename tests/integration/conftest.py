@@ -12,7 +12,9 @@ from tests.services import connected_engine, migrated_database, running_postgres
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("interleavings", "transactions that overlap (tests/integration/interleavings)")
-    group.addoption("--interleavings", type=int, metavar="N", help="how many worlds are played instead of 30")
+    group.addoption(
+        "--interleavings", type=int, metavar="N", help="how many worlds are played instead of a few"
+    )
     group.addoption(
         "--first-seed", type=int, metavar="SEED", help="the first one's seed, instead of a random one"
     )

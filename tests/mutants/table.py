@@ -566,4 +566,24 @@ MUTANTS: Final = (
         "pass",
         (f"{WORK}::test_an_error_is_counted_and_the_pause_after_it_doubles",),
     ),
+    Mutant(
+        "a run that waits goes before that of a rollback",
+        "vectormill/db/runs/run_claims.py",
+        "(NOT other.options ? 'carry_from', other.created_at)",
+        "(NOT run.options ? 'carry_from', other.created_at)",
+        (
+            "tests/integration/collections/test_rollback.py::"
+            "test_a_run_that_was_queued_before_a_rollback_waits_until_what_is_newer_was_carried",
+        ),
+    ),
+    Mutant(
+        "a rollback carries what is newer than the live generation alone",
+        "vectormill/db/collections/swaps.py",
+        "SELECT coalesce(CAST(retired.report ->> 'retired_seq' AS bigint), CAST(",
+        "SELECT coalesce(CAST(",
+        (
+            "tests/integration/collections/test_rollback.py::"
+            "test_a_rollback_past_a_generation_that_was_given_up_carries_all_that_is_newer",
+        ),
+    ),
 )

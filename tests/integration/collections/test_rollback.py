@@ -3,6 +3,7 @@
 import io
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -15,12 +16,15 @@ from tests.building import NEXT, ask, build, encode_all, put, rows_of, swap
 from tests.indexers import KeptSource, await_run, contents, indexing, look
 from vectormill.cli.app import main
 from vectormill.client import Client
+from vectormill.db.collections.building import discard_generation
 from vectormill.db.collections.collections import find_generation
 from vectormill.db.collections.retired import prune_retired_generations
-from vectormill.db.collections.swaps import roll_back
+from vectormill.db.collections.swaps import NewerRows, count_newer_rows, roll_back
 from vectormill.db.rows.items import delete_items
+from vectormill.db.runs.run_claims import claim_run, end_run
+from vectormill.db.runs.runs import create_run
 from vectormill.domain.jobs.item import Item
-from vectormill.domain.run import CANCELLED, COMPLETED
+from vectormill.domain.run import CANCELLED, COMPLETED, REINDEX
 from vectormill.problems import ApiError
 
 
@@ -203,3 +207,42 @@ def test_the_generation_from_which_a_rollback_carries_rows_stays_until_its_run_h
     assert prune_retired_generations(engine, 0) == 0
     follow(engine, {"run_id": str(undone.run_id)})
     assert prune_retired_generations(engine, 0) == 1
+
+
+def test_a_run_that_was_queued_before_a_rollback_waits_until_what_is_newer_was_carried(
+    engine: Engine,
+) -> None:
+    put(engine, "seed")
+    keep_texts(engine)
+    encode_all(engine)
+    swap(engine, build(engine))
+    encode_all(engine)
+    waiting = ask(engine, create_run, "docs", REINDEX)
+    assert waiting is not None
+    undone = ask(engine, roll_back, "docs")
+    claimed = ask(engine, claim_run, "indexer", 30.0)
+    assert claimed is not None
+    assert claimed.run.id == undone.run_id
+    assert ask(engine, claim_run, "indexer", 30.0) is None
+    assert ask(engine, end_run, claimed, COMPLETED)
+    later = ask(engine, claim_run, "indexer", 30.0)
+    assert later is not None
+    assert later.run.id == waiting.id
+
+
+def test_a_rollback_past_a_generation_that_was_given_up_carries_all_that_is_newer(engine: Engine) -> None:
+    put(engine, "seed")
+    keep_texts(engine)
+    encode_all(engine)
+    swap(engine, build(engine))
+    put(engine, "second", spec=NEXT)
+    encode_all(engine)
+    third = replace(NEXT, revision="3")
+    swap(engine, build(engine, third))
+    encode_all(engine)
+    undone = ask(engine, roll_back, "docs")
+    follow(engine, {"run_id": str(undone.run_id)})
+    ask(engine, discard_generation, undone.retired.id)
+    assert ask(engine, count_newer_rows, "docs") == NewerRows(1, 0)
+    follow(engine, {"run_id": str(ask(engine, roll_back, "docs").run_id)})
+    assert set(rows_of(engine, "docs")) == {"seed", "second"}

@@ -4,97 +4,52 @@ A seed makes jobs in some state, two or three actors, their order and their brok
 same again. `pytest tests/integration/interleavings --interleavings 5000 --first-seed 0` looks longer.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from random import Random, SystemRandom
-from unittest.mock import patch
-from uuid import UUID
+from random import Random
 
-import psycopg
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 
-from tests.integration.interleavings.steps import Actor, BrokenCommit, StepScheduler
-from tests.integration.interleavings.world import World, list_jobs
+from tests.integration.interleavings.stage import Role, Stage, choose_actors
+from tests.integration.interleavings.steps import Actor
+from tests.integration.interleavings.world import World, list_jobs, repair
 from tests.promises import Witness, check_items
 from tests.protocol import SPEC, complete_on, dispatch_all
-from tests.statements import watch
 from vectormill.db.chunks.chunks import claim_chunk
-from vectormill.db.chunks.rescue import (
-    end_cancelled_jobs,
-    recall_paused_chunks,
-    rescue_expired_chunks,
-    rescue_unclaimed_chunks,
-)
 from vectormill.db.jobs.deletion import discard_stale_uploads
 from vectormill.db.jobs.jobs import cancel_job, find_job, pause_job, resume_job
-from vectormill.db.session import make_engine
 from vectormill.domain.jobs.job import PAUSED
 
 # Actors meet so often in one world: what one meeting leaves behind is where the next one begins.
 ROUNDS = 4
 # New ones in every run: some 5 s on an idle machine, and 100 before a release.
 WORLDS, MANY_WORLDS = 30, 600
-# Statistics and the place of a row must be the same whenever a seed is played.
-STEADY = """
-    ALTER TABLE vectormill.jobs SET (autovacuum_enabled = false);
-    ALTER TABLE vectormill.chunks SET (autovacuum_enabled = false);
-    DO $$ BEGIN
-        EXECUTE format('ALTER DATABASE %I SET deadlock_timeout = ''20ms''', current_database());
-    END $$;
-"""
-EMPTY = """
-    TRUNCATE vectormill.jobs, vectormill.collections RESTART IDENTITY CASCADE;
-    DO $$ DECLARE generation regclass; BEGIN
-        FOR generation IN
-            SELECT oid FROM pg_class WHERE relname ~ '^generation_[0-9]+(_attributes)?$' AND relkind = 'r'
-        LOOP
-            EXECUTE format('DROP TABLE %s CASCADE', generation);
-        END LOOP;
-    END $$;
-"""
 
 
-Role = tuple[str, Callable[[], None]]
+class Jobs:
+    """Jobs, and all who work on them: see Scene."""
 
+    def __init__(self, engine: Engine, random: Random) -> None:
+        self.witness = Witness(engine)
+        self.world = World(engine, self.witness, random)
 
-class Stage:
-    """The database and the scheduler on which one interleaving after the other is played."""
+    def noting(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
-    def __init__(self, url: str) -> None:
-        self.observer = psycopg.connect(url.replace("+psycopg", ""), autocommit=True)
-        self.observer.execute(STEADY)
-        self.scheduler = StepScheduler(self.observer)
-        self.engine = make_engine(url, application_name="interleavings", pool_size=5)
-        watch(self.engine, self.scheduler)
+    def set_up(self) -> None:
+        set_up(self.world)
 
-    def play(self, seed: int) -> list[str]:
-        """The world of a seed, from its beginning to its end; the steps that were taken in it."""
-        random = Random(seed)
-        self.observer.execute(EMPTY)
-        witness = Witness(self.engine)
-        world = World(self.engine, witness, random)
-        with patch(
-            "vectormill.db.jobs.submission.uuid4", lambda: UUID(int=random.getrandbits(128), version=4)
-        ):
-            set_up(world)
-            witness.look()
-            trace: list[str] = []
-            try:
-                for number in range(ROUNDS):
-                    world.hold_one()
-                    trace.append(f"-- round {number}")
-                    self.scheduler.run(cast_actors(world), random, witness.look, trace)
-                trace.append("-- the end")
-                finish(world)
-            except BaseException as error:
-                error.add_note("\n".join([f"Replay with --interleavings 1 --first-seed {seed}", *trace]))
-                raise
-        return trace
+    def cast(self) -> list[Actor]:
+        self.world.hold_one()
+        return cast_actors(self.world)
 
-    def close(self) -> None:
-        self.engine.dispose()
-        self.observer.close()
+    def look(self) -> None:
+        self.witness.look()
+
+    def finish(self) -> None:
+        finish(self.world)
 
 
 def set_up(world: World) -> None:
@@ -136,16 +91,7 @@ def cast_actors(world: World) -> list[Actor]:
     if random.random() < 0.2 or not jobs:
         submission = world.new_submission()
         roles = [*3 * [("submit", partial(world.submit, submission))], ("pruner", world.prune), *roles[:5]]
-    return [
-        Actor(f"{number} {name}", act, broken_commit=break_a_commit(random))
-        for number, (name, act) in enumerate(random.sample(roles, random.choice([2, 2, 3])))
-    ]
-
-
-def break_a_commit(random: Random) -> BrokenCommit | None:
-    if random.random() < 0.7:
-        return None
-    return BrokenCommit(random.choice([1, 1, 2, 3]), arrives=random.random() < 0.8)
+    return choose_actors(roles, random)
 
 
 def finish(world: World) -> None:
@@ -181,43 +127,24 @@ def finish(world: World) -> None:
         check_items(engine, job_id, items, newer_keys=shared)
 
 
-def repair(engine: Engine) -> None:
-    with engine.begin() as connection:
-        connection.execute(
-            text("UPDATE vectormill.chunks SET lease_until = now() - interval '1 s' WHERE state = 'leased'")
-        )
-        rescue_expired_chunks(connection)
-        rescue_unclaimed_chunks(connection, timeout_seconds=-1)
-        recall_paused_chunks(connection)
-        connection.execute(text("UPDATE vectormill.chunks SET available_at = now() WHERE state = 'pending'"))
-        end_cancelled_jobs(connection)
-
-
 @pytest.fixture
 def stage(database_url: str) -> Iterator[Stage]:
-    stage = Stage(database_url)
+    stage = Stage(database_url, Jobs, ROUNDS)
     yield stage
     stage.close()
-
-
-def play_worlds(stage: Stage, config: pytest.Config, default_worlds: int) -> None:
-    num_worlds, first_seed = config.getoption("interleavings"), config.getoption("first_seed")
-    first_seed = SystemRandom().randrange(1 << 32) if first_seed is None else first_seed
-    for seed in range(first_seed, first_seed + (num_worlds or default_worlds)):
-        stage.play(seed)
 
 
 @pytest.mark.timeout(300)
 def test_no_overlap_of_transactions_loses_doubles_or_blocks_anything(
     stage: Stage, pytestconfig: pytest.Config
 ) -> None:
-    play_worlds(stage, pytestconfig, WORLDS)
+    stage.play_many(pytestconfig, WORLDS)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_no_overlap_in_many_more_worlds_does_either(stage: Stage, pytestconfig: pytest.Config) -> None:
-    play_worlds(stage, pytestconfig, MANY_WORLDS)
+    stage.play_many(pytestconfig, MANY_WORLDS)
 
 
 def test_the_same_seed_takes_the_same_steps(stage: Stage) -> None:

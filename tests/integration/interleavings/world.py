@@ -288,3 +288,16 @@ def outage() -> Iterator[None]:
 def list_jobs(engine: Engine) -> list[UUID]:
     with engine.connect() as connection:
         return list(connection.execute(LIST_JOBS).scalars())
+
+
+def repair(engine: Engine) -> None:
+    """Lets every lease expire, and does what the scheduler does about it."""
+    with engine.begin() as connection:
+        connection.execute(
+            text("UPDATE vectormill.chunks SET lease_until = now() - interval '1 s' WHERE state = 'leased'")
+        )
+        rescue_expired_chunks(connection)
+        rescue_unclaimed_chunks(connection, timeout_seconds=-1)
+        recall_paused_chunks(connection)
+        connection.execute(text("UPDATE vectormill.chunks SET available_at = now() WHERE state = 'pending'"))
+        end_cancelled_jobs(connection)

@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
-import numpy as np
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     invariant,
@@ -18,7 +17,7 @@ from sqlalchemy import text
 from tests.building import ask
 from tests.integration.order.ledger import Ledger, Value, Write
 from tests.integration.order.stepped_run import SteppedRun, reading_in_step
-from tests.protocol import vector_of
+from tests.kept_rows import read_rows
 from tests.services import connected_engine, migrated_database
 from vectormill.db.chunks.payloads import load_payload
 from vectormill.db.collections.collections import find_generation
@@ -42,12 +41,6 @@ LIST_GENERATIONS = text(
 )
 LIST_OPEN_RUNS = text("SELECT id FROM vectormill.runs WHERE finished_at IS NULL")
 LAST_PLACE = text("SELECT last_value FROM vectormill.jobs_seq_seq")
-READ_ROWS = """
-    SELECT live.key, live.content_hash, live.embedding::text AS embedding, kept.text, kept.metadata::text AS metadata,
-           kept.content_hash AS described_hash
-      FROM vectormill.generation_{id} AS live
-      FULL JOIN vectormill.generation_{id}_attributes AS kept ON kept.key = live.key
-"""
 
 
 @dataclass(slots=True)
@@ -238,16 +231,7 @@ class Followed(RuleBasedStateMachine):
     def read(self, generation_id: int) -> dict[str, Value]:
         """Texts and metadata by key, each compared with the vector beside it."""
         with self.engine.connect() as connection:
-            rows = connection.execute(text(READ_ROWS.format(id=generation_id))).all()
-        found: dict[str, Value] = {}
-        for row in rows:
-            assert row.key is not None, "attributes without a row"
-            content = row.text.encode()
-            assert Item(row.key, content).content_hash() == row.content_hash == row.described_hash
-            vector = np.fromstring(row.embedding[1:-1], sep=",")
-            assert vector @ vector_of(content) > 0.99, "the vector of another text"
-            found[row.key] = row.text, (row.metadata or "").replace(" ", "")
-        return found
+            return {key: row.content for key, row in read_rows(connection, generation_id).items()}
 
     def find_run(self, run_id: UUID) -> Run:
         return ask(self.engine, find_run, run_id)

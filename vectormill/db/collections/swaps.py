@@ -37,16 +37,18 @@ from vectormill.domain.run import REINDEX
 DRAIN_SECONDS: Final = 0.5
 _DRAIN_PAUSE_SECONDS: Final = 0.02
 
+# Jobs behind `retired_seq` have not written this generation: a rollback carries their rows back.
 RETIRE_LIVE = text("""
-    UPDATE vectormill.generations SET state = 'retired', retired_at = now(), held_until = NULL
+    UPDATE vectormill.generations
+       SET state = 'retired', retired_at = now(), held_until = NULL,
+           report = report || jsonb_build_object('retired_seq', CAST(:seq AS bigint))
      WHERE id = :generation_id AND state = 'live'
 """)
 
-# Jobs behind `live_seq` wrote this generation only: a rollback carries their rows back.
 MAKE_LIVE = text("""
     UPDATE vectormill.generations
        SET state = 'live', live_at = now(), retired_at = NULL,
-           report = report || jsonb_build_object('live_seq', CAST(:live_seq AS bigint))
+           report = report || jsonb_build_object('live_seq', CAST(:seq AS bigint))
      WHERE id = :generation_id
 """)
 
@@ -77,19 +79,27 @@ IS_RUNNING = text("""
      LIMIT 1
 """)
 
-FIND_LIVE_SEQ = text("""
-    SELECT CAST(report ->> 'live_seq' AS bigint) FROM vectormill.generations WHERE id = :generation_id
+# Not the place in which the live one became so: another may have been live between the two. That one stands for what
+# was retired by a former release.
+FIND_RETIRED_SEQ = text("""
+    SELECT coalesce(CAST(retired.report ->> 'retired_seq' AS bigint), CAST(live.report ->> 'live_seq' AS bigint), 0)
+      FROM vectormill.generations AS live
+      LEFT JOIN LATERAL (
+          SELECT report FROM vectormill.generations
+           WHERE collection_id = live.collection_id AND state = 'retired' AND live_at IS NOT NULL
+           ORDER BY retired_at DESC, id DESC LIMIT 1) AS retired ON true
+     WHERE live.id = :live_id
 """)
 
 COUNT_NEWER_ROWS: Final = """
     SELECT count(*) AS num_rows, count(*) FILTER (WHERE kept.text IS NULL) AS num_missing
       FROM vectormill.{table} AS row LEFT JOIN vectormill.{attributes} AS kept ON kept.key = row.key
-     WHERE greatest(row.job_seq, kept.job_seq) > :live_seq
+     WHERE greatest(row.job_seq, kept.job_seq) > :retired_seq
 """
 
 # A rollback whose run did not complete has left rows behind: the next one carries them too.
 FIND_CARRIED_SINCE = text("""
-    SELECT least(CAST(:live_seq AS bigint), min(CAST(options ->> 'carry_since' AS bigint)))
+    SELECT least(CAST(:retired_seq AS bigint), min(CAST(options ->> 'carry_since' AS bigint)))
       FROM vectormill.runs
      WHERE collection_id = :collection_id AND state NOT IN ('completed', 'completed_with_errors')
        AND CAST(options ->> 'carry_from' AS bigint) = :generation_id
@@ -174,9 +184,9 @@ def swap_generations(
 
 
 def _exchange(connection: Connection, live: Generation, next_live: Generation) -> Swap:
-    connection.execute(RETIRE_LIVE, {"generation_id": live.id})
-    values = {"generation_id": next_live.id, "live_seq": draw_seq(connection)}
-    connection.execute(MAKE_LIVE, values)
+    seq = draw_seq(connection)
+    connection.execute(RETIRE_LIVE, {"generation_id": live.id, "seq": seq})
+    connection.execute(MAKE_LIVE, {"generation_id": next_live.id, "seq": seq})
     # Last: from here to COMMIT users' queries wait for the view.
     replace_view(connection, next_live)
     return Swap(live, next_live)
@@ -190,11 +200,11 @@ def count_newer_rows(
     Read all rows; answer None when that takes too long. Raise CollectionNotFound.
     """
     live = find_generation(connection, collection)
-    live_seq = connection.execute(FIND_LIVE_SEQ, {"generation_id": live.id}).scalar_one_or_none()
+    retired_seq = connection.execute(FIND_RETIRED_SEQ, {"live_id": live.id}).scalar_one()
     statement = COUNT_NEWER_ROWS.format(table=table_name(live.id), attributes=attributes_name(live.id))
     limit_time(connection, timeout_seconds)
     try:
-        row = connection.execute(text(statement), {"live_seq": live_seq or 0}).one()
+        row = connection.execute(text(statement), {"retired_seq": retired_seq}).one()
     except OperationalError as error:
         if not isinstance(error.orig, psycopg.errors.QueryCanceled):
             raise
@@ -253,8 +263,8 @@ def roll_back(
         )
     if not allow_missing:
         refuse_missing(connection, live, newer)
-    live_seq = connection.execute(FIND_LIVE_SEQ, {"generation_id": live.id}).scalar_one_or_none()
-    since = {**of_collection, "generation_id": live.id, "live_seq": live_seq or 0}
+    retired_seq = connection.execute(FIND_RETIRED_SEQ, {"live_id": live.id}).scalar_one()
+    since = {**of_collection, "generation_id": live.id, "retired_seq": retired_seq}
     options = {
         "carry_from": live.id,
         "carry_since": connection.execute(FIND_CARRIED_SINCE, since).scalar_one(),

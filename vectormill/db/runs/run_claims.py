@@ -27,8 +27,9 @@ class RunClaim:
     lease_seconds: float
 
 
-# A queued run waits while another of its collection is carried out, or waits longer. `attempt` counts claims since the
-# run last came to another phase: a hand-back takes its own back.
+# A queued run waits while another of its collection is carried out, or waits longer. One that follows a rollback goes
+# first: a swap in between would make rows that it carries older than the generation into which it carries them.
+# `attempt` counts claims since the run last came to another phase: a hand-back takes its own back.
 CLAIM_RUN = text("""
     WITH candidate AS (
         SELECT run.id
@@ -38,7 +39,9 @@ CLAIM_RUN = text("""
                         SELECT 1 FROM vectormill.runs AS other
                          WHERE other.collection_id = run.collection_id
                            AND (other.state IN ('running', 'cancelling')
-                                OR (other.state = 'queued' AND other.created_at < run.created_at)))
+                                OR (other.state = 'queued'
+                                    AND (NOT other.options ? 'carry_from', other.created_at)
+                                        < (NOT run.options ? 'carry_from', run.created_at))))
                     ELSE run.state IN ('running', 'cancelling') AND run.lease_until <= now() END
          ORDER BY run.created_at
          LIMIT 1
