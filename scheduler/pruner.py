@@ -28,7 +28,7 @@ from vectormill.db.requests.batches import delete_old_batches
 from vectormill.db.requests.files import delete_file_batch, discard_old_files
 from vectormill.db.runs.pushes import prune_pushes
 from vectormill.db.runs.runs import prune_runs
-from vectormill.db.webhooks.deliveries import prune_deliveries
+from vectormill.webhooks.deliveries import prune_deliveries
 from vectormill.work.loop import Loop
 
 logger = logging.getLogger(__name__)

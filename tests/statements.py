@@ -18,11 +18,12 @@ from sqlalchemy import Engine, TextClause, create_engine, event
 
 import vectormill.db
 import vectormill.schedules
+import vectormill.webhooks
 
 COMMIT = "COMMIT"
 # Told as a step when Postgres has ended the transaction, for another one and it waited for each other.
 DEADLOCK = "DEADLOCK"
-WITH_SQL = (vectormill.db, vectormill.schedules)
+WITH_SQL = (vectormill.db, vectormill.schedules, vectormill.webhooks)
 # What the pool asks before it hands out a connection; no step of ours.
 _PINGS = ("", ";", "SELECT 1")
 _UNNAMED_WORDS = 6

@@ -6,9 +6,9 @@ from typing import Any
 
 from sqlalchemy import Engine, text
 
-from vectormill.db.webhooks.deliveries import find_delivery, list_deliveries
-from vectormill.db.webhooks.webhooks import create_webhook, find_webhook
-from vectormill.domain.webhooks.webhook import Delivery, Webhook, check_events, make_secret
+from vectormill.webhooks.deliveries import find_delivery, list_deliveries
+from vectormill.webhooks.webhook import Delivery, Webhook, check_events, make_secret
+from vectormill.webhooks.webhooks import create_webhook, find_webhook
 
 
 def make_webhook(

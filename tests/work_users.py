@@ -19,13 +19,13 @@ from tests.webhooks import make_webhook
 from vectormill.db.requests.batch_claims import claim_batch
 from vectormill.db.requests.batches import BATCHES, cancel_batch, create_batch
 from vectormill.db.requests.file_writer import FileWriter
-from vectormill.db.webhooks.deliveries import DELIVERIES, claim_deliveries, fail_pending, post_test
 from vectormill.domain.errors import WrongBatchState
 from vectormill.domain.requests.request_batch import EMBEDDINGS, NewRequestBatch
 from vectormill.domain.requests.request_file import BATCH
-from vectormill.domain.webhooks.webhook import MAX_ATTEMPTS, Posting, Reply
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
+from vectormill.webhooks.deliveries import DELIVERIES, claim_deliveries, fail_pending, post_test
+from vectormill.webhooks.webhook import MAX_ATTEMPTS, Posting, Reply
 from vectormill.work.work import Lease, Work
 
 Claimed = tuple[Lease, Any]

@@ -21,9 +21,9 @@ from api.metrics.worker_metrics import describe_workers
 from vectormill.db.collections.descriptions import list_collection_rows
 from vectormill.db.jobs.backlog import list_waiting
 from vectormill.db.short_locks import limit_time
-from vectormill.db.webhooks.webhooks import count_deliveries
 from vectormill.db.workers import count_backlog, count_open_jobs, list_signs_of_life, list_workers
 from vectormill.schedules.schedules import list_schedules
+from vectormill.webhooks.webhooks import count_deliveries
 
 # A scrape that Postgres cannot answer in this time answers without the backlog.
 SCRAPE_SECONDS: Final = 2.0

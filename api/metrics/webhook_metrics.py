@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from vectormill.db.webhooks.webhooks import DeliveryCounts
+from vectormill.webhooks.webhooks import DeliveryCounts
 
 
 def describe_webhooks(counts: Sequence[DeliveryCounts]) -> list[Metric]:

@@ -6,7 +6,12 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from api.bodies.webhooks import (
+from api.cursors import After, decode_cursor, encode_cursor
+from api.dependencies import Resources, ResourcesDependency
+from api.intake.idempotency import IdempotencyKey
+from vectormill.db.idempotency import make_once
+from vectormill.domain.errors import DeliveryNotFound, InvalidOption, WebhookNotFound
+from vectormill.webhooks.bodies import (
     DeliveryBody,
     DeliveryPage,
     DeliveryState,
@@ -19,18 +24,16 @@ from api.bodies.webhooks import (
     WebhookPage,
     WebhookRequest,
 )
-from api.cursors import After, decode_cursor, encode_cursor
-from api.dependencies import Resources, ResourcesDependency
-from api.intake.idempotency import IdempotencyKey
-from vectormill.db.idempotency import make_once
-from vectormill.db.webhooks.deliveries import (
+from vectormill.webhooks.deliveries import (
     find_delivery,
     list_deliveries,
     post_test,
     replay_delivery,
     replay_failed,
 )
-from vectormill.db.webhooks.webhooks import (
+from vectormill.webhooks.targets import check_url
+from vectormill.webhooks.webhook import check_events, make_secret
+from vectormill.webhooks.webhooks import (
     change_webhook,
     create_webhook,
     delete_webhook,
@@ -39,9 +42,6 @@ from vectormill.db.webhooks.webhooks import (
     list_webhooks,
     rotate_secret,
 )
-from vectormill.domain.errors import DeliveryNotFound, InvalidOption, WebhookNotFound
-from vectormill.domain.webhooks.webhook import check_events, make_secret
-from vectormill.webhooks.targets import check_url
 
 router = APIRouter(tags=["webhooks"])
 

@@ -81,7 +81,7 @@ OTHER_DATABASES = frozenset(
 )
 
 # Folders that hold all of one feature, its SQL too (decision 0049).
-FEATURES = frozenset({"vectormill/schedules"})
+FEATURES = frozenset({"vectormill/schedules", "vectormill/webhooks"})
 
 
 def test_statements_stand_in_db_and_in_the_folders_of_features_alone() -> None:

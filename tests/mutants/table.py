@@ -488,7 +488,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a repetition is shown a secret that came after the first",
-        "vectormill/db/webhooks/webhooks.py",
+        "vectormill/webhooks/webhooks.py",
         "WHERE id = :id AND former_secret_until IS NULL",
         "WHERE id = :id",
         (f"{REPEATED}::test_the_secret_of_a_webhook_that_was_rotated_is_not_shown_for_the_key_that_made_it",),
@@ -547,7 +547,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a delivery that is held looks free to a scheduler of the release before",
-        "vectormill/db/webhooks/deliveries.py",
+        "vectormill/webhooks/deliveries.py",
         ', due_at = now() + make_interval(secs => CAST(:lease_seconds AS double precision))\n    """,',
         '\n    """,',
         (f"{SENDER}::test_during_an_attempt_a_delivery_is_due_when_its_lease_ends",),

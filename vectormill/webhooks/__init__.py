@@ -1,1 +1,1 @@
-"""Webhooks on their way: where they may go, and how they are signed."""
+"""Webhooks: who is told of the ends of jobs and runs. The tables, their SQL, the types, the bodies and the sending."""

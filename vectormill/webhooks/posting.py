@@ -12,9 +12,9 @@ from typing import Final
 
 import httpx
 
-from vectormill.domain.webhooks.webhook import Posting, Reply
 from vectormill.webhooks.signature import make_headers
 from vectormill.webhooks.targets import refuse_address
+from vectormill.webhooks.webhook import Posting, Reply
 
 USER_AGENT: Final = "Vectormill-Webhooks/1"
 

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from vectormill.addresses import is_loopback_host, parse_address
 from vectormill.domain.errors import InvalidOption
-from vectormill.domain.webhooks.webhook import MAX_URL_CHARS
+from vectormill.webhooks.webhook import MAX_URL_CHARS
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 

@@ -14,10 +14,10 @@ from tests.api_server import api_client, assert_problem, encode_waiting, many, s
 from tests.webhook_receiver import Receiver, receiving
 from vectormill.cli.app import main
 from vectormill.client import Client
-from vectormill.db.webhooks.deliveries import claim_deliveries, record_reply
-from vectormill.domain.webhooks.webhook import EVENTS, Reply
 from vectormill.problems import ApiError
 from vectormill.settings import Settings
+from vectormill.webhooks.deliveries import claim_deliveries, record_reply
+from vectormill.webhooks.webhook import EVENTS, Reply
 
 Run = Callable[..., str]
 URL = "https://example.com/hook"

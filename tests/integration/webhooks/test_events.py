@@ -32,8 +32,8 @@ from vectormill.db.runs.runs import cancel_run, create_run
 from vectormill.domain.jobs.item import ItemFailure
 from vectormill.domain.jobs.job import ALL_JOB_STATES, NewJob
 from vectormill.domain.run import REINDEX, RUN_STATES
-from vectormill.domain.webhooks.webhook import EVENTS
 from vectormill.settings import Settings
+from vectormill.webhooks.webhook import EVENTS
 
 FAILURE = ItemFailure("encoding_failed", "so it is")
 

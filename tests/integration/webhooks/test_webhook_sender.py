@@ -26,18 +26,18 @@ from tests.webhooks import (
 )
 from vectormill.db.jobs.deletion import discard_job
 from vectormill.db.session import make_engine
-from vectormill.db.webhooks.deliveries import (
+from vectormill.domain.errors import WebhookDisabled
+from vectormill.domain.jobs.job import Job
+from vectormill.settings import Settings
+from vectormill.webhooks.deliveries import (
     claim_deliveries,
     prune_deliveries,
     record_reply,
     replay_delivery,
     replay_failed,
 )
-from vectormill.db.webhooks.webhooks import change_webhook, rotate_secret
-from vectormill.domain.errors import WebhookDisabled
-from vectormill.domain.jobs.job import Job
-from vectormill.domain.webhooks.webhook import Posting, Reply, make_secret
-from vectormill.settings import Settings
+from vectormill.webhooks.webhook import Posting, Reply, make_secret
+from vectormill.webhooks.webhooks import change_webhook, rotate_secret
 from vectormill.work.work import Lease
 
 

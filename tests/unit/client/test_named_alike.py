@@ -12,7 +12,6 @@ import pytest
 
 from api.bodies.collection_requests import CollectionChange, CollectionRequest
 from api.bodies.searches import SearchQuery
-from api.bodies.webhooks import WebhookChange, WebhookRequest
 from vectormill import Client
 from vectormill.cli.commands import webhooks
 from vectormill.cli.commands.collections import collections, searches
@@ -20,6 +19,7 @@ from vectormill.cli.commands.sources import schedules
 from vectormill.domain.encoding import EncodingOptions, list_options
 from vectormill.requests.rerank_request import RerankRequest
 from vectormill.schedules.bodies import ScheduleChange, ScheduleRequest
+from vectormill.webhooks.bodies import WebhookChange, WebhookRequest
 
 # Of every command and every call, whatever it says.
 OF_ALL = {"self", "api_url", "data_dir", "json"}

@@ -3,7 +3,7 @@ import base64
 import pytest
 
 from vectormill.domain.errors import InvalidOption
-from vectormill.domain.webhooks.webhook import (
+from vectormill.webhooks.webhook import (
     EVENTS,
     RETRY_SECONDS,
     Reply,

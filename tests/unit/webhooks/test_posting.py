@@ -11,8 +11,8 @@ import pytest
 from standardwebhooks import WebhookVerificationError
 
 from tests.webhook_receiver import receiving
-from vectormill.domain.webhooks.webhook import Posting, Reply, make_secret
 from vectormill.webhooks.posting import JudgedTransport, Poster, Resolve, resolve
+from vectormill.webhooks.webhook import Posting, Reply, make_secret
 
 SECRETS = [make_secret(), make_secret()]
 PUBLIC = "93.184.216.34"

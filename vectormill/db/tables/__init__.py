@@ -3,9 +3,10 @@
 States are TEXT with a CHECK, never ENUM: adding one must not need a lock.
 """
 
-from vectormill.db.tables import collections, jobs, processes, requests, runs, webhooks
+from vectormill.db.tables import collections, jobs, processes, requests, runs
 from vectormill.db.tables.schema import SCHEMA, metadata
 from vectormill.schedules import table as schedules
+from vectormill.webhooks import table as webhooks
 
 __all__ = [
     "SCHEMA",

@@ -8,7 +8,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Row, text
 
 from vectormill.domain.errors import DeliveryNotFound, WebhookDisabled, WebhookNotFound
-from vectormill.domain.webhooks.webhook import (
+from vectormill.webhooks.webhook import (
     DELIVERED,
     FAILED,
     FAILING_SECONDS,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, Row, text
 
 from vectormill.domain.errors import Conflict, TooManyWebhooks, WebhookNotFound
-from vectormill.domain.webhooks.webhook import MAX_WEBHOOKS, Webhook
+from vectormill.webhooks.webhook import MAX_WEBHOOKS, Webhook
 
 # Two that are made at once may go one beyond the limit, which is there against thousands.
 INSERT_WEBHOOK = text("""

@@ -6,7 +6,8 @@ from typing import Any, Literal, Self
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
-from vectormill.domain.webhooks.webhook import (
+from vectormill.moments import in_utc
+from vectormill.webhooks.webhook import (
     DELIVERY_STATES,
     EVENTS,
     LONGEST_ROTATION_SECONDS,
@@ -18,7 +19,6 @@ from vectormill.domain.webhooks.webhook import (
     Webhook,
     name_message,
 )
-from vectormill.moments import in_utc
 
 URL_DESCRIPTION = (
     "https or http. Private addresses are refused unless VECTORMILL_WEBHOOK_PRIVATE_TARGETS allows them."

@@ -1,1 +1,0 @@
-"""Statements about webhooks and their deliveries."""

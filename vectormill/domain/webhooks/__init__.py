@@ -1,1 +1,0 @@
-"""Webhooks, deliveries, and what an attempt came to."""
