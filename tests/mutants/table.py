@@ -586,4 +586,14 @@ MUTANTS: Final = (
             "test_a_rollback_past_a_generation_that_was_given_up_carries_all_that_is_newer",
         ),
     ),
+    Mutant(
+        "what comes behind a wrong answer to the known text is believed",
+        "worker/execution/canary.py",
+        "return bool(self.num_due or self.numbers or self.flaw)",
+        "return bool(self.num_due or self.numbers)",
+        (
+            "tests/unit/execution/test_docket.py::"
+            "test_what_comes_behind_a_wrong_answer_to_the_known_text_is_not_delivered",
+        ),
+    ),
 )

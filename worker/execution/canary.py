@@ -61,7 +61,8 @@ class Trial:
 
     @property
     def is_open(self) -> bool:
-        return bool(self.num_due or self.numbers)
+        """True until every stream has answered as it should: a flaw leaves it open until the process is gone."""
+        return bool(self.num_due or self.numbers or self.flaw)
 
     def begin(self, num_streams: int, *, is_in_doubt: bool) -> None:
         """A process was loaded: its first answer is what the others are compared with. Where the one before it was

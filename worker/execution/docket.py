@@ -121,7 +121,7 @@ class Docket:
             self.trial.hear(message.number, message.results)
         else:
             self.trial.hear_failure(message.number, message.reason)
-        if not self.trial.is_open and not self.trial.flaw:
+        if not self.trial.is_open:
             self._has_halved = False
             self._believe()
 

@@ -123,6 +123,19 @@ def test_nothing_is_sent_behind_a_failure_before_the_canary_has_come_back() -> N
     assert desk.waiting()[:2] == [2, 2]
 
 
+def test_what_comes_behind_a_wrong_answer_to_the_known_text_is_not_delivered() -> None:
+    """The runner had the batch already, and both answers can be read at once."""
+    desk = Desk(4, 3)
+    failing, other = desk.start(), desk.start()
+    desk.fail(failing)
+    desk.sing(-VECTOR)
+    desk.docket.hear(Encoded(other, Ragged.from_matrix(np.zeros((3, 4), np.float32)), 0.1))
+    assert not desk.around.delivered
+    desk.docket.lose(RunnerLost("it is sick", is_sick=True))
+    desk.load()
+    assert sorted(desk.waiting()) == [2, 2, 3]
+
+
 def test_what_a_process_in_doubt_answers_is_delivered_when_it_turns_out_sound_and_else_encoded_again() -> (
     None
 ):
