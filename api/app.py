@@ -31,7 +31,6 @@ from api.console.routes import CONSOLE_ROUTERS
 from api.dependencies import Resources
 from api.door.host_guard import HostGuard, parse_allowed_hosts, parse_trusted_proxies
 from api.door.key_guard import KeyGuard
-from api.door.keyring import Keyring
 from api.door.request_ids import RequestIds
 from api.door.request_traces import RequestTraces
 from api.door.scopes import find_scope
@@ -55,9 +54,10 @@ from api.routes.sources import following, runs, schedules, sources
 from api.schemas import ProblemBody
 from api.watch import Watch
 from vectormill.addresses import is_loopback_host
-from vectormill.db.api_keys import require_key_beyond_loopback
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import ConfigurationError
+from vectormill.keys.api_keys import require_key_beyond_loopback
+from vectormill.keys.keyring import Keyring
 from vectormill.models.registry import Registry
 from vectormill.requests.embeddings_request import INPUT_SCHEMA, EmbeddingsRequest
 from vectormill.requests.rerank_request import RerankRequest

@@ -16,14 +16,12 @@ import psycopg
 from psycopg import sql
 from sqlalchemy import Engine, TextClause, create_engine, event
 
-import vectormill.db
-import vectormill.schedules
-import vectormill.webhooks
+from tests.architecture.sources import FEATURES, ROOT
 
 COMMIT = "COMMIT"
 # Told as a step when Postgres has ended the transaction, for another one and it waited for each other.
 DEADLOCK = "DEADLOCK"
-WITH_SQL = (vectormill.db, vectormill.schedules, vectormill.webhooks)
+WITH_SQL = ("vectormill/db", *FEATURES)
 # What the pool asks before it hands out a connection; no step of ours.
 _PINGS = ("", ";", "SELECT 1")
 _UNNAMED_WORDS = 6
@@ -45,8 +43,8 @@ def named_patterns() -> tuple[tuple[re.Pattern[str], str], ...]:
     found = []
     modules = [
         module
-        for package in WITH_SQL
-        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+        for folder in WITH_SQL
+        for module in pkgutil.walk_packages([str(ROOT / folder)], f"{folder.replace('/', '.')}.")
     ]
     for module in modules:
         for name, constant in vars(importlib.import_module(module.name)).items():

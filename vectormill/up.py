@@ -163,7 +163,7 @@ def refuse_to_open_without_key(host: str, stack: EmbeddedStack) -> None:
     if is_loopback_host(host):
         return
     # Only now: on the loopback this process does without SQLAlchemy and its 20 MiB.
-    from vectormill.db.api_keys import require_key_beyond_loopback
+    from vectormill.keys.api_keys import require_key_beyond_loopback
 
     require_key_beyond_loopback(stack.database_url, host, f" --data-dir {stack.data_dir}")
 

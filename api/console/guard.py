@@ -23,12 +23,12 @@ from api.console.console import Console
 from api.console.sessions import SESSION_COOKIE, VISIT_COOKIE, make_csrf_token, make_visit, open_session
 from api.console.visitor import Visitor
 from api.door.key_guard import KEY_HEADERS, NO_KEY_EXISTS, scope_missing
-from api.door.keyring import Keyring
 from api.door.scopes import LOOKING
 from api.problems import MEDIA_TYPE, Problem, describe_error, is_database_away
-from vectormill.db.api_keys import KeptKey
-from vectormill.domain.api_key import ADMIN, READ, WRITE, includes
 from vectormill.domain.errors import DatabaseUnavailable
+from vectormill.keys.api_key import ADMIN, READ, WRITE, includes
+from vectormill.keys.api_keys import KeptKey
+from vectormill.keys.keyring import Keyring
 
 ROOT: Final = "/console"
 HOME: Final = "/console/jobs"

@@ -14,8 +14,8 @@ from binascii import Error as NotBase64
 from collections.abc import Sequence
 from typing import Final
 
-from vectormill.db.api_keys import KeptKey
-from vectormill.domain.api_key import hash_secret
+from vectormill.keys.api_key import hash_secret
+from vectormill.keys.api_keys import KeptKey
 
 SESSION_COOKIE: Final = "vectormill_console"
 # So long after a login the key is asked for again.

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from fastapi import Request
 
-from vectormill.domain.api_key import WRITE, includes
+from vectormill.keys.api_key import WRITE, includes
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,13 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.door.keyring import Keyring, find_key
 from api.door.scopes import CONSOLE, METRICS_PATH, find_scope
 from api.limits.gates import Gate
 from api.problems import Problem, describe_error, is_database_away
-from vectormill.db.api_keys import KeptKey
-from vectormill.domain.api_key import includes
 from vectormill.domain.errors import DatabaseUnavailable
+from vectormill.keys.api_key import includes
+from vectormill.keys.api_keys import KeptKey
+from vectormill.keys.keyring import Keyring, find_key
 from vectormill.settings import Settings
 
 # The entry of a request's ASGI scope that holds the id of its API key; it is absent where no key was needed.

@@ -8,7 +8,7 @@ from typing import Final
 from starlette.routing import compile_path
 
 from api.door.item_path import ITEM_PATH
-from vectormill.domain.api_key import ADMIN, READ, SOURCES, WEBHOOKS, WRITE
+from vectormill.keys.api_key import ADMIN, READ, SOURCES, WEBHOOKS, WRITE
 
 METRICS_PATH: Final = "/metrics"
 # No scope of a key: the console's own guard decides, by the session of who visits it (api/console/guard.py).

@@ -9,6 +9,8 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 
 PACKAGES = ("api", "indexer", "scheduler", "vectormill", "worker")
+# Folders that hold all of one feature, its SQL too (decision 0049).
+FEATURES = ("vectormill/keys", "vectormill/schedules", "vectormill/webhooks")
 FOLDERS = (*PACKAGES, "alembic", "benchmarks", "deploy", "tests")
 
 

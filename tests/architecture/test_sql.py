@@ -4,7 +4,7 @@ import ast
 import re
 from pathlib import Path
 
-from tests.architecture.sources import PACKAGES, find_imports_of, find_sources, parse, read_source
+from tests.architecture.sources import FEATURES, PACKAGES, find_imports_of, find_sources, parse, read_source
 
 STATEMENT = re.compile(r'"""(.*?)"""', re.DOTALL)
 NUMBER = r"(?::[a-z_]+|(?<![\w.])\d+)"
@@ -79,9 +79,6 @@ def test_only_the_election_of_schedulers_keeps_anything_in_its_session() -> None
 OTHER_DATABASES = frozenset(
     {"vectormill/sources/kinds/sql.py", "vectormill/cli/servers.py", "vectormill/embedded"}
 )
-
-# Folders that hold all of one feature, its SQL too (decision 0049).
-FEATURES = frozenset({"vectormill/schedules", "vectormill/webhooks"})
 
 
 def test_statements_stand_in_db_and_in_the_folders_of_features_alone() -> None:

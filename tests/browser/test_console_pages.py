@@ -13,13 +13,13 @@ from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, Request, 
 from sqlalchemy import Engine, text
 
 from api.app import create_app
-from api.door import keyring
 from tests.api_server import serving
 from tests.protocol import claim_next, complete, make_items, register_worker, submit
-from vectormill.db.api_keys import create_key, revoke_key
 from vectormill.db.jobs.jobs import cancel_job, find_job
-from vectormill.domain.api_key import make_secret
 from vectormill.domain.jobs.item import ItemFailure
+from vectormill.keys import keyring
+from vectormill.keys.api_key import make_secret
+from vectormill.keys.api_keys import create_key, revoke_key
 from vectormill.settings import Settings
 
 TOO_LONG: Final = ItemFailure("text-too-long", "It has 1,200,000 characters, and at most 1,000,000 are read.")

@@ -14,8 +14,8 @@ from api.console.guard import FORGED, HOME, LOGIN, LOGOUT, REFERENCE, ROOT, writ
 from api.console.sessions import SESSION_COOKIE, SESSION_SECONDS, seal_session
 from api.console.visitor import find_visitor
 from api.dependencies import ResourcesDependency
-from api.door.keyring import find_key
 from api.problems import Problem
+from vectormill.keys.keyring import find_key
 
 router = APIRouter(include_in_schema=False)
 

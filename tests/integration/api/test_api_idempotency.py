@@ -10,15 +10,15 @@ import httpx
 import pytest
 from sqlalchemy import Engine, text
 
-from api.door import keyring
 from scheduler.pruner import Pruner
 from tests.api_server import NDJSON, api_client, assert_problem, lines, many
 from tests.protocol import make_items, submit
 from tests.waiting import wait_for
 from vectormill.client import Client
-from vectormill.db.api_keys import create_key
 from vectormill.db.idempotency import make_once
-from vectormill.domain.api_key import make_secret
+from vectormill.keys import keyring
+from vectormill.keys.api_key import make_secret
+from vectormill.keys.api_keys import create_key
 
 NEVER = 10**9
 NUM_POSTS = 12

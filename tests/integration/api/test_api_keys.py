@@ -10,14 +10,14 @@ import pytest
 from sqlalchemy import Engine, event, text
 
 from api.app import create_app
-from api.door import keyring
 from api.door.scopes import RULES, find_scope
 from tests.api_server import ITEMS, SMALL, api_client, assert_problem
 from vectormill.client import Client
-from vectormill.db.api_keys import create_key, list_keys, revoke_key
 from vectormill.db.session import make_engine
-from vectormill.domain.api_key import make_secret
 from vectormill.domain.errors import Conflict
+from vectormill.keys import keyring
+from vectormill.keys.api_key import make_secret
+from vectormill.keys.api_keys import create_key, list_keys, revoke_key
 from vectormill.problems import ApiError
 from vectormill.settings import Settings
 
@@ -271,7 +271,7 @@ def test_while_postgres_is_away_nobody_comes_in_and_the_process_lives() -> None:
 def test_there_are_no_more_keys_than_every_process_can_compare(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vectormill.db.api_keys.MAX_KEYS", 2)
+    monkeypatch.setattr("vectormill.keys.api_keys.MAX_KEYS", 2)
     add_key(engine, "first")
     add_key(engine, "second", lifetime=timedelta(seconds=-1))
     with pytest.raises(Conflict, match="There are 2 keys already; revoke"):

@@ -13,13 +13,13 @@ from sqlalchemy import Engine
 from api.console.guard import HEADERS
 from api.console.routes import CONSOLE_ROUTERS
 from api.console.sessions import SESSION_COOKIE, SESSION_SECONDS, open_session, seal_session
-from api.door import keyring
 from api.door.host_guard import parse_trusted_proxies
 from tests.api_server import api_client, assert_problem
 from tests.protocol import make_items, submit
-from vectormill.db.api_keys import create_key, load_keys, revoke_key
-from vectormill.domain.api_key import make_secret
 from vectormill.domain.errors import ConfigurationError
+from vectormill.keys import keyring
+from vectormill.keys.api_key import make_secret
+from vectormill.keys.api_keys import create_key, load_keys, revoke_key
 
 PAGE = {"Accept": "text/html"}
 TOKEN = re.compile(r'"X-CSRF-Token": "([0-9a-f]{64})"')

@@ -8,13 +8,13 @@ import httpx
 import pytest
 from sqlalchemy import Engine
 
-from api.door import keyring
 from tests.api_server import api_client, encode_waiting
 from tests.protocol import claim_next, complete, make_items, submit
-from vectormill.db.api_keys import create_key
 from vectormill.db.jobs.jobs import cancel_job, find_job, pause_job
-from vectormill.domain.api_key import make_secret
 from vectormill.domain.jobs.item import ItemFailure
+from vectormill.keys import keyring
+from vectormill.keys.api_key import make_secret
+from vectormill.keys.api_keys import create_key
 
 TOKEN = re.compile(r'"X-CSRF-Token": "([0-9a-f]{64})"')
 FAILURE = ItemFailure("text-too-long", "Too <b>long</b>.")

@@ -16,15 +16,15 @@ from sqlalchemy import Engine
 import api.routes.health
 from api.app import create_app
 from api.dependencies import Resources
-from api.door import keyring
 from api.limits.gates import Gates
 from api.limits.patience import MAX_HEAD_BYTES
 from api.schemas import Readiness
 from tests.api_server import assert_problem, serving
 from tests.waiting import wait_for
-from vectormill.db.api_keys import create_key
-from vectormill.domain.api_key import make_secret
 from vectormill.domain.tasks.pair import MAX_PAIRS_BYTES
+from vectormill.keys import keyring
+from vectormill.keys.api_key import make_secret
+from vectormill.keys.api_keys import create_key
 from vectormill.models.registry import DEFAULT_MODEL
 from vectormill.settings import Settings
 

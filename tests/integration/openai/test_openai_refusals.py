@@ -8,11 +8,11 @@ import openai
 import pytest
 from sqlalchemy import Engine
 
-from api.door import keyring
 from tests.api_server import api_client, count_jobs, encode_waiting
 from tests.waiting import wait_for
-from vectormill.db.api_keys import create_key
-from vectormill.domain.api_key import make_secret
+from vectormill.keys import keyring
+from vectormill.keys.api_key import make_secret
+from vectormill.keys.api_keys import create_key
 from vectormill.models.registry import DEFAULT_MODEL
 
 WRONG = "vmk_wrong"

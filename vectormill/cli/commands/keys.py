@@ -48,9 +48,9 @@ def create(
     data_dir: DataDir = None,
 ) -> None:
     """Make a key and print it, this once: what is kept is its hash."""
-    from vectormill.db.api_keys import create_key, find_key
-    from vectormill.domain.api_key import check_key_name, check_secret, make_secret, parse_lifetime
     from vectormill.domain.errors import ConfigurationError
+    from vectormill.keys.api_key import check_key_name, check_secret, make_secret, parse_lifetime
+    from vectormill.keys.api_keys import create_key, find_key
 
     check_key_name(name)
     lifetime = parse_lifetime(expires)
@@ -85,7 +85,7 @@ def list_all(data_dir: DataDir = None, json: Json = False) -> None:
     from datetime import UTC, datetime
 
     from vectormill.cli.views.listing import print_json, print_table
-    from vectormill.db.api_keys import list_keys
+    from vectormill.keys.api_keys import list_keys
 
     with connected(data_dir) as (engine, _), engine.connect() as connection:
         found = list_keys(connection)
@@ -111,7 +111,7 @@ def list_all(data_dir: DataDir = None, json: Json = False) -> None:
 @app.command(epilog="Example: vectormill keys revoke laptop")
 def revoke(name: Name, data_dir: DataDir = None) -> None:
     """End a key for good; every API process refuses it within seconds."""
-    from vectormill.db.api_keys import load_keys, revoke_key
+    from vectormill.keys.api_keys import load_keys, revoke_key
 
     with connected(data_dir) as (engine, _), engine.begin() as connection:
         revoke_key(connection, name)

@@ -5,6 +5,7 @@ States are TEXT with a CHECK, never ENUM: adding one must not need a lock.
 
 from vectormill.db.tables import collections, jobs, processes, requests, runs
 from vectormill.db.tables.schema import SCHEMA, metadata
+from vectormill.keys import table as keys
 from vectormill.schedules import table as schedules
 from vectormill.webhooks import table as webhooks
 
@@ -12,6 +13,7 @@ __all__ = [
     "SCHEMA",
     "collections",
     "jobs",
+    "keys",
     "metadata",
     "processes",
     "requests",

@@ -1,22 +1,9 @@
-"""Processes that give signs of life, and the keys of those who call."""
+"""The tables of processes that give signs of life."""
 
-from sqlalchemy import (
-    BigInteger,
-    CheckConstraint,
-    Column,
-    Identity,
-    Index,
-    Integer,
-    LargeBinary,
-    Table,
-    Text,
-    Uuid,
-    text,
-)
+from sqlalchemy import Column, Integer, Table, Text, Uuid, text
 from sqlalchemy.dialects.postgresql import JSONB
 
-from vectormill.db.tables.schema import BUSY, metadata, moment, one_of
-from vectormill.domain.api_key import SCOPES
+from vectormill.db.tables.schema import BUSY, metadata, moment
 
 workers = Table(
     "workers",
@@ -40,19 +27,4 @@ heartbeats = Table(
     Column("duty", Text, primary_key=True),  # see workers.py
     moment("beat_at", is_now=True),
     postgresql_with=BUSY | {"autovacuum_vacuum_threshold": "500"},
-)
-
-api_keys = Table(
-    "api_keys",
-    metadata,
-    Column("id", BigInteger, Identity(always=True), primary_key=True),
-    Column("name", Text, nullable=False),
-    Column("hash", LargeBinary, nullable=False, unique=True),  # SHA-256 of the secret
-    Column("scope", Text, CheckConstraint(one_of("scope", SCOPES), name="scope"), nullable=False),
-    moment("created_at", is_now=True),
-    moment("expires_at"),
-    moment("revoked_at"),
-    moment("last_used_at"),  # an hour coarse: a row is not written at every request
-    # A name is free again when its key is revoked, so that a secret can be replaced under the same name.
-    Index("uq_api_keys_name", "name", unique=True, postgresql_where=text("revoked_at IS NULL")),
 )

@@ -17,13 +17,13 @@ from tests.protocol import make_items, submit
 from tests.waiting import wait_for
 from vectormill.cli.app import main
 from vectormill.client import Client
-from vectormill.db.api_keys import create_key
-from vectormill.domain.api_key import make_secret
 from vectormill.domain.errors import InvalidItem
 from vectormill.domain.jobs.item import Item
 from vectormill.domain.source import PUSH, Source
 from vectormill.domain.tasks.pair import join_pair
 from vectormill.files.ndjson import ItemJson
+from vectormill.keys.api_key import make_secret
+from vectormill.keys.api_keys import create_key
 from vectormill.models.registry import Registry
 from vectormill.problems import ApiError
 from vectormill.settings import Settings

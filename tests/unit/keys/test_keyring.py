@@ -6,9 +6,9 @@ import anyio
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from api.door.keyring import FRESH_SECONDS, PATIENCE_SECONDS, Keyring, find_key
-from vectormill.db.api_keys import KeptKey
-from vectormill.domain.api_key import hash_secret
+from vectormill.keys.api_key import hash_secret
+from vectormill.keys.api_keys import KeptKey
+from vectormill.keys.keyring import FRESH_SECONDS, PATIENCE_SECONDS, Keyring, find_key
 
 KEY = KeptKey(1, "me", hash_secret("vmk_secret"), "read", is_expired=False, is_use_due=False)
 

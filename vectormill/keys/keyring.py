@@ -7,12 +7,12 @@ from hmac import compare_digest
 from typing import Final
 
 import anyio
-from fastapi.concurrency import run_in_threadpool
+import anyio.to_thread
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from vectormill.db.api_keys import KeptKey, load_keys, note_use
-from vectormill.domain.api_key import hash_secret
+from vectormill.keys.api_key import hash_secret
+from vectormill.keys.api_keys import KeptKey, load_keys, note_use
 
 # A revocation works within this time at every API process.
 FRESH_SECONDS: Final = 3.0
@@ -49,7 +49,7 @@ class Keyring:
             raise self._failure.with_traceback(None)  # or it would grow with every request
         began = self._clock()
         try:
-            self.last_known = await run_in_threadpool(self._load)
+            self.last_known = await anyio.to_thread.run_sync(self._load)
         except SQLAlchemyError as error:
             self._failure, self._failed_at = error, self._clock()
             raise
@@ -64,7 +64,7 @@ class Keyring:
         """Keeps the hour in which a key was used last; one statement an hour and process."""
         if key.is_use_due and key.id not in self._noted:
             self._noted.add(key.id)
-            await run_in_threadpool(self._note_use, key)
+            await anyio.to_thread.run_sync(self._note_use, key)
 
     def _note_use(self, key: KeptKey) -> None:
         try:

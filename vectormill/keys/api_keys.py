@@ -10,8 +10,8 @@ from sqlalchemy.exc import ProgrammingError
 
 from vectormill.addresses import is_loopback_host
 from vectormill.db.session import make_engine
-from vectormill.domain.api_key import ApiKey, hash_secret
 from vectormill.domain.errors import ConfigurationError, Conflict, NotFound
+from vectormill.keys.api_key import ApiKey, hash_secret
 
 # Every API process holds all keys that are not revoked, and compares each with what a request brings.
 MAX_KEYS = 1000

@@ -5,7 +5,8 @@ from datetime import timedelta
 
 import pytest
 
-from vectormill.domain.api_key import (
+from vectormill.domain.errors import InvalidOption
+from vectormill.keys.api_key import (
     SCOPES,
     check_key_name,
     check_secret,
@@ -14,7 +15,6 @@ from vectormill.domain.api_key import (
     make_secret,
     parse_lifetime,
 )
-from vectormill.domain.errors import InvalidOption
 
 
 def test_a_secret_has_256_bits_and_can_be_told_from_other_words() -> None:
