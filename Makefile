@@ -21,6 +21,8 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest
 # At the end the 15 dearest are told.
 # A test process that dies ends the run: xdist would start another and then wait for ever for what the dead one had in hand.
 PARALLEL := --numprocesses=$(PROCESSES) --dist=loadfile --no-loadscope-reorder --max-worker-restart=0 --durations=15
+# So that no long file is left for the end while the other processes have nothing to do.
+DEAREST_FIRST := tests/acceptance tests/integration tests/browser tests/contract tests/unit tests/architecture
 SOAK_SECONDS ?= 600
 # Names and options for `make bench`, for example BENCH_FLAGS='engine --repeat 1'.
 BENCH_FLAGS ?=
@@ -32,7 +34,7 @@ STALE := torch-build-changes
 endif
 endif
 
-.PHONY: help setup run up test test-again test-blackbox test-browser test-all soak mutants check lint bench docs docs-serve wheel lock clean torch-build-changes
+.PHONY: help setup run up test test-tail test-again test-blackbox test-browser test-all soak mutants check lint bench docs docs-serve wheel lock clean torch-build-changes
 
 help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -45,12 +47,14 @@ run: $(STAMP) ## The main job: encode every docstring of the standard library, s
 up: $(STAMP) ## Start every process on this machine in the foreground; Ctrl-C stops them all
 	@$(BIN)/vectormill up
 
-# Dearest first, so that no long file is left for the end while the other processes have nothing to do.
-test: lint ## Everything continuous integration runs: lint and all tests but the slow ones (15 to 30 minutes on two cores)
-	$(PYTEST) $(PARALLEL) tests/acceptance tests/integration tests/browser tests/contract tests/unit tests/architecture
+test: lint ## For every change: lint and the core of the tests, which has what finds faults (8 minutes on two cores)
+	$(PYTEST) $(PARALLEL) $(DEAREST_FIRST)
 
-test-again: setup ## What failed in the last make test, once more and one by one; fails where that run was broken off
-	$(PYTEST) --last-failed --last-failed-no-failures=none tests
+test-tail: setup ## What continuous integration runs behind make test: dear tests that seldom find a fault (decision 0052)
+	$(PYTEST) $(PARALLEL) -m 'tail and not slow' $(DEAREST_FIRST)
+
+test-again: setup ## What failed in the last run of tests, once more and one by one; fails where that run was broken off
+	$(PYTEST) -m '' --last-failed --last-failed-no-failures=none tests
 
 test-blackbox: setup ## A running service seen from outside alone: commands, HTTP, SQL, kills (BLACKBOX_FLAGS="--vectormill PROGRAM" for another release)
 	$(PYTEST) tests/blackbox $(BLACKBOX_FLAGS)
@@ -58,12 +62,12 @@ test-blackbox: setup ## A running service seen from outside alone: commands, HTT
 test-browser: setup ## The console in a real Chromium; make test skips these where none is, and this fails
 	$(PYTEST) --require-browser tests/browser
 
-test-all: lint ## Before a release: make test, and the slow tests: a minute of chaos, outages, an old release beside a new one
-	$(PYTEST) $(PARALLEL) -m 'slow or not slow' tests/acceptance tests/integration tests/browser tests/contract tests/unit tests/architecture
+test-all: lint ## Before a release: core, tail and slow tests: a minute of chaos, outages, an old release beside a new one
+	$(PYTEST) $(PARALLEL) -m '' $(DEAREST_FIRST)
 	$(PYTEST) tests/blackbox
 
 soak: setup ## Ten minutes of random kills and stops under load (SOAK_SECONDS=3600 for an hour)
-	$(PYTEST) -m slow tests/acceptance/test_chaos.py --soak-seconds=$(SOAK_SECONDS)
+	$(PYTEST) -m '' tests/acceptance/test_chaos.py --soak-seconds=$(SOAK_SECONDS)
 
 mutants: setup ## Remove what must not be removed, one line at a time, and show which test fails for each (some ten minutes)
 	$(BIN)/python -m tests.mutants

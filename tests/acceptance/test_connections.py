@@ -5,9 +5,12 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
+import pytest
 
 from tests.acceptance.stack import Stack
 from vectormill.models.registry import DEFAULT_MODEL
+
+pytestmark = pytest.mark.tail
 
 # docs/OPERATIONS.md, "Connections".
 BUDGET = {"worker": 6, "api": 10, "scheduler": 4, "indexer": 13}

@@ -20,7 +20,7 @@ from vectormill.domain.jobs.chunk import Dispatch
 from vectormill.domain.jobs.job import TERMINAL_JOB_STATES
 from vectormill.processes.lifetimes import free_port
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.tail]
 
 ITEMS = 200  # four chunks
 

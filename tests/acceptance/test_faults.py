@@ -98,6 +98,7 @@ def test_a_flushed_redis_costs_seconds_but_no_item(stack: Stack, collection: str
     job.assert_every_key_has_exactly_one_vector()
 
 
+@pytest.mark.tail
 def test_a_stack_stopped_in_the_middle_goes_on_when_it_is_started_again(
     stack: Stack, collection: str
 ) -> None:
@@ -110,6 +111,7 @@ def test_a_stack_stopped_in_the_middle_goes_on_when_it_is_started_again(
     job.assert_every_key_has_exactly_one_vector()
 
 
+@pytest.mark.tail
 def test_a_stack_killed_with_all_its_processes_recovers_and_goes_on(stack: Stack, collection: str) -> None:
     with caught_in_the_middle(stack, collection) as job:
         stack.kill_everything()
@@ -117,6 +119,7 @@ def test_a_stack_killed_with_all_its_processes_recovers_and_goes_on(stack: Stack
     job.assert_every_key_has_exactly_one_vector()
 
 
+@pytest.mark.tail
 @pytest.mark.parametrize("victim", ["scheduler", "api", "valkey-server", "postgres"])
 def test_a_killed_process_comes_back_and_the_job_goes_on(stack: Stack, collection: str, victim: str) -> None:
     with caught_in_the_middle(stack, collection) as job:
@@ -128,6 +131,7 @@ def test_a_killed_process_comes_back_and_the_job_goes_on(stack: Stack, collectio
     job.assert_every_key_has_exactly_one_vector()
 
 
+@pytest.mark.tail
 def test_a_cancelled_job_stops_and_adds_nothing_afterwards(stack: Stack, collection: str) -> None:
     # More than a worker holds at once: chunks in its hands are still committed.
     with caught_in_the_middle(stack, collection, 10 * NUM_ITEMS) as job, stack.client() as client:

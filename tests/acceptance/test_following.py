@@ -2,9 +2,13 @@
 
 import signal
 
+import pytest
+
 from tests.acceptance import tiny
 from tests.acceptance.parts import Parts
 from tests.waiting import wait_for
+
+pytestmark = pytest.mark.tail
 
 # A round a second, a job, and a busy machine.
 SECONDS = 60

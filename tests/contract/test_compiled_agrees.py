@@ -26,7 +26,7 @@ from worker.model.switched import compilation
 from worker.model.switched.compilation import MOST_GRAPHS, compile_layers, count_graphs, forget_graphs
 from worker.model.switched.switching import Step, Undo, apply_switches
 
-pytestmark = IGNORES_TORCHS_WARNING
+pytestmark = [IGNORES_TORCHS_WARNING, pytest.mark.tail]
 
 CPU = torch.device("cpu")
 TRACED = "eager"  # torch's own backend that makes graphs and compiles nothing

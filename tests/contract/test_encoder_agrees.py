@@ -43,7 +43,10 @@ CONVERT_IN_CHILD = conversion.convert_in_child
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(("precision", "bound"), PRECISIONS)
+@pytest.mark.parametrize(
+    ("precision", "bound"),
+    [PRECISIONS[0], *(pytest.param(*each, marks=pytest.mark.tail) for each in PRECISIONS[1:])],
+)
 def test_the_packaged_model_agrees_with_sentence_transformers(
     precision: str, bound: float, backend: str, cache_dir: Path
 ) -> None:
@@ -62,6 +65,7 @@ def test_compressed_weights_are_the_same_in_both_backends(cache_dir: Path) -> No
     assert smallest_cosine(by_torch, by_openvino) >= 0.9999
 
 
+@pytest.mark.tail
 @pytest.mark.parametrize("backend", ["torch", "openvino"])
 def test_compressed_weights_give_nearly_the_same_in_bf16_arithmetic(backend: str, cache_dir: Path) -> None:
     exact = encode(packaged_model(), backend, cache_dir, precision="int8")
@@ -70,7 +74,10 @@ def test_compressed_weights_give_nearly_the_same_in_bf16_arithmetic(backend: str
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("architecture", ["Bert", "Roberta", "MPNet", "Electra"])
+@pytest.mark.parametrize(
+    "architecture",
+    ["Bert", *(pytest.param(name, marks=pytest.mark.tail) for name in ("Roberta", "MPNet", "Electra"))],
+)
 def test_architectures_in_the_plain_layout_agree_alone_and_in_a_batch(
     architecture: str, backend: str, cache_dir: Path, models: TinyModels
 ) -> None:

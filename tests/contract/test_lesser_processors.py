@@ -15,6 +15,8 @@ import pytest
 from tests.architecture.sources import ROOT
 from worker.devices.detect import detect_inventory
 
+pytestmark = pytest.mark.tail
+
 BOUNDS = {"fp32": 0.9999, "bf16": 0.999, "int8": 0.999}
 # What torch is told, what oneDNN is, which feature it takes to be that, and what torch then says that it is.
 KINDS = (

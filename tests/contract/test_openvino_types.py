@@ -16,6 +16,8 @@ from worker.model.torch_encoder import TorchEncoder
 from worker.openvino.encoder import OpenVINOEncoder
 from worker.tokens.tokenized import TOKEN_TYPE_IDS
 
+pytestmark = pytest.mark.tail
+
 CLOSE = 1e-4
 LENGTHS = (13, 7, 2)
 

@@ -8,6 +8,8 @@ from tests.contract.pipeline_program import run_stages
 from tests.contract.ranks import run_ranks
 from worker.parallel.loopback import loopback_environment
 
+pytestmark = pytest.mark.tail
+
 PIPELINES = [
     (2, 8),
     (2, 1),  # layers on two devices, one of them busy

@@ -15,6 +15,8 @@ from worker.devices.device import device_environment
 from worker.parallel.loopback import loopback_environment
 from worker.parallel.meeting import find_first_objection
 
+pytestmark = pytest.mark.tail
+
 WORLD_SIZE = 2
 
 Found = list[dict[str, Any]]

@@ -48,6 +48,8 @@ from worker.placement.strategies import FULLY_SHARDED, PIPELINE, TENSOR
 # these with a convolution behind the first layer.
 DEBERTA = ("deberta-v2", "deberta-v2, convolution")
 MODELS = ("bert", "xlm-roberta", "modernbert", "qwen3", "qwen3, window", "mistral, window", *DEBERTA)
+# One that is joined and one that is causal say what nearly every change could break; the others are the tail.
+CORE = ("bert", "qwen3")
 # Of numbers for labels, which vary by more.
 MAX_LOGIT_ERROR = 1e-4
 DEVICE = Device("cpu:0", CPU, 0, (), 1, 1 << 30)
@@ -55,40 +57,50 @@ DEVICE = Device("cpu:0", CPU, 0, (), 1, 1 << 30)
 Shared = tuple[int, Path, list[Any]]
 
 
-def save_models(directory: Path, world_size: int) -> None:
-    """Key heads have to divide among the ranks."""
-    for name in MODELS:
+def leave_to_the_tail(name: str, *more: object) -> object:
+    """Return the case, marked unless its model is of the core."""
+    return pytest.param(name, *more, marks=() if name in CORE else pytest.mark.tail)
+
+
+def save_models(directory: Path, world_size: int, wanted: set[str]) -> None:
+    """Write the models that are wanted. Key heads have to divide among the ranks."""
+    for name in filter(wanted.__contains__, MODELS):
         grouped = {"num_key_value_heads": max(2, world_size)} if "wen" in name or "mistral" in name else {}
         make_transformer(name, num_hidden_layers=NUM_LAYERS, **grouped).save_pretrained(directory / name)
         (directory / name / "tokenizer.json").write_text(TOKENIZER)
     if world_size == 2:
-        save_models_of_two_ranks(directory)
+        save_models_of_two_ranks(directory, wanted)
 
 
-def save_models_of_two_ranks(directory: Path) -> None:
-    """Those by which more ranks would show nothing else."""
-    for name, kind in COMPRESSED.items():
+def save_models_of_two_ranks(directory: Path, wanted: set[str]) -> None:
+    """Write those of the wanted models by which more ranks would show nothing else."""
+    for name, kind in ((name, kind) for name, kind in COMPRESSED.items() if name in wanted):
         if "labels" in name:
             write_classifier(directory / name, kind, num_hidden_layers=NUM_LAYERS, **WIDE)
         else:
             make_transformer(kind, num_hidden_layers=NUM_LAYERS, **WIDE).save_pretrained(directory / name)
             (directory / name / "tokenizer.json").write_text(TOKENIZER)
-    for name, kind in LABELED.items():
+    for name in wanted & LABELED.keys():
+        kind = LABELED[name]
         if kind == "structbert":
             shutil.copytree(STRUCTBERT / "model", directory / name)
         else:
             write_classifier(directory / name, kind, vocab_size=SMALLEST_VOCABULARY)
-    for name, model in EXTRACTING.items():
+    for name in wanted & EXTRACTING.keys():
+        model = EXTRACTING[name]
         shutil.copytree(GOLDEN / model, directory / name)
         (directory / name / SEQUENCES).write_bytes(pickle.dumps(list_sequences(model)))
 
 
-@pytest.fixture(scope="module", params=[2, 4], ids=["2 ranks", "4 ranks"])
+@pytest.fixture(
+    scope="module", params=[2, pytest.param(4, marks=pytest.mark.tail)], ids=["2 ranks", "4 ranks"]
+)
 def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Shared:
     """The number of ranks, the directory of the models, and what every rank has answered."""
     world_size: int = request.param
     directory = tmp_path_factory.mktemp("shared")
-    save_models(directory, world_size)
+    cases = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
+    save_models(directory, world_size, {str(case["name"]) for case in cases if "shared" in case})
     environment = device_environment(DEVICE, 1) | loopback_environment()
     calls = [(number, world_size, directory) for number in range(world_size)]
     run_ranks(encode_with_all, calls, environment)
@@ -111,7 +123,7 @@ def join_answers(answers: list[Any], name: str) -> Ragged:
 @pytest.mark.parametrize(
     ("name", "strategy", "attention"),
     [
-        (name, strategy, attention)
+        leave_to_the_tail(name, strategy, attention)
         for name in (*MODELS, *COMPRESSED, *LABELED)
         for strategy in strategies_of(name)
         for attention in attentions_of(name)
@@ -142,7 +154,7 @@ def find_cosines(found: NDArray[np.float32], expected: NDArray[np.float32]) -> N
 
 
 @pytest.mark.parametrize("strategy", [FULLY_SHARDED, PIPELINE])
-@pytest.mark.parametrize("name", EXTRACTING)
+@pytest.mark.parametrize("name", [leave_to_the_tail(name) for name in EXTRACTING])
 def test_a_shared_extraction_finds_the_cells_and_records_of_a_whole_one(
     shared: Shared, name: str, strategy: str
 ) -> None:
@@ -165,7 +177,7 @@ def test_a_shared_extraction_finds_the_cells_and_records_of_a_whole_one(
 
 
 @pytest.mark.parametrize("strategy", [FULLY_SHARDED, PIPELINE])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [leave_to_the_tail(name) for name in MODELS])
 def test_the_ranks_together_read_the_weights_once(shared: Shared, name: str, strategy: str) -> None:
     world_size, directory, answers = shared
     read = sum(int(answers[number][f"{name}|{strategy}|bytes"]) for number in range(world_size))
@@ -181,7 +193,7 @@ def test_the_ranks_together_read_the_weights_once(shared: Shared, name: str, str
     assert read == sum(sizes.values()) + copies * shared
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name not in DEBERTA])
+@pytest.mark.parametrize("name", [leave_to_the_tail(name) for name in MODELS if name not in DEBERTA])
 def test_a_rank_of_a_tensor_parallel_model_reads_its_part_of_every_layer(shared: Shared, name: str) -> None:
     world_size, directory, answers = shared
     transformer = make_transformer(name, num_hidden_layers=NUM_LAYERS, **_grouped(directory, name))

@@ -29,6 +29,8 @@ from worker.model.packed.packing import pack_batch
 from worker.model.switched.fused_projections import FusedProjections, split_projections
 from worker.model.switched.switching import STEPS, Step, apply_switches
 
+pytestmark = pytest.mark.tail
+
 CPU = torch.device("cpu")
 CARD = Registry({}).card(DEFAULT_MODEL)
 

@@ -12,6 +12,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from worker.model.packed.attention import direct_kernel, varlen_kernel
 
+pytestmark = pytest.mark.tail
+
 
 @pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (64, 64)])
 @pytest.mark.parametrize(

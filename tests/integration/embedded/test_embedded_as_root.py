@@ -19,7 +19,10 @@ from vectormill.embedded.postgres import EmbeddedPostgres
 REPOSITORY = Path(__file__).resolve().parents[3]
 NOBODY = 65534
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root runs the server as another user")
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root runs the server as another user"),
+    pytest.mark.tail,
+]
 
 
 def modes_on_the_way(*paths: Path) -> dict[Path, tuple[int, int]]:

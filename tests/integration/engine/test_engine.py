@@ -31,7 +31,15 @@ TEXTS = [
 PACKED = {"backend": "auto", "attention": "packed"}  # on a processor torch alone can
 
 
-@pytest.fixture(scope="module", params=[{"backend": "torch"}, PACKED, {"backend": "auto"}], ids=str)
+@pytest.fixture(
+    scope="module",
+    params=[
+        PACKED,
+        pytest.param({"backend": "torch"}, marks=pytest.mark.tail),
+        pytest.param({"backend": "auto"}, marks=pytest.mark.tail),
+    ],
+    ids=str,
+)
 def engine(request: pytest.FixtureRequest, new_cache_dir: Callable[[], Path]) -> Iterator[Engine]:
     settings = WorkerSettings(**request.param, reuse_bytes=0)  # else a text alone is not computed at all
     device = split_processor(detect_inventory(), 1)[0]

@@ -32,10 +32,13 @@ from worker.encoder.encoder import DirectEncoder, Encoder, EncoderOrder, Encoder
 from worker.engine.engine import DEFAULT_FACTORY, EncodeRequest, EncodeResult, Engine
 from worker.settings import WorkerSettings
 
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux",
-    reason="RLIMIT_AS is not obeyed outside Linux, so that no allocation can be made to fail",
-)
+pytestmark = [
+    pytest.mark.skipif(
+        sys.platform != "linux",
+        reason="RLIMIT_AS is not obeyed outside Linux, so that no allocation can be made to fail",
+    ),
+    pytest.mark.tail,
+]
 
 MEBIBYTE = 1 << 20
 # As promised for a text in any company (docs/ARCHITECTURE.md).

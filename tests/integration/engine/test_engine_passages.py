@@ -19,6 +19,8 @@ from worker.devices.device import split_processor
 from worker.engine.engine import EncodeRequest, EncodeResult, Engine
 from worker.settings import WorkerSettings
 
+pytestmark = pytest.mark.tail
+
 CARD = Registry({}).card(DEFAULT_MODEL, weights=True)
 SPEC = make_spec(CARD, EncodingOptions(max_tokens=64, long_texts="passages", passage_overlap=8))
 SUBJECTS = (

@@ -19,6 +19,8 @@ from vectormill.models.registry import make_spec
 from worker.engine.engine import EncodeRequest, EncodeResult, Engine
 from worker.settings import WorkerSettings
 
+pytestmark = pytest.mark.tail
+
 CASES = [
     case
     for case in json.loads((STRUCTBERT / "cases.json").read_text(encoding="utf-8"))["cases"]

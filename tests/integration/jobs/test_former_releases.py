@@ -11,6 +11,8 @@ from tests.protocol import claim_next, complete, vector_of
 from vectormill.db.jobs.jobs import find_job
 from vectormill.db.migrations import find_missing_revision, upgrade
 
+pytestmark = pytest.mark.tail
+
 LIST_TABLES = text("""
     SELECT relname FROM pg_class WHERE relnamespace = 'vectormill'::regnamespace AND relkind IN ('r', 'p')
        AND relname <> 'alembic_version' ORDER BY relname

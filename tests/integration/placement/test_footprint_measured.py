@@ -16,6 +16,8 @@ from worker.placement.sizes.footprint import make_footprint
 from worker.placement.sizes.model_shape import read_model_shape
 from worker.placement.strategies import FULLY_SHARDED, PIPELINE
 
+pytestmark = pytest.mark.tail
+
 MEASURE = """
 import sys
 import numpy as np

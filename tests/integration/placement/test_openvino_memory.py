@@ -14,7 +14,10 @@ from worker.encoder.encoder import EncoderOrder
 from worker.openvino.buffers import BufferWatch
 from worker.openvino.conversion import find_or_convert
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux tells")
+pytestmark = [
+    pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux tells"),
+    pytest.mark.tail,
+]
 
 MEBIBYTE = 1 << 20
 # In a process of its own: this one has loaded torch.

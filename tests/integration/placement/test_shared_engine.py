@@ -26,6 +26,8 @@ from worker.placement.strategies import FULLY_SHARDED, PIPELINE, TENSOR
 from worker.runner.starter import Sharing
 from worker.settings import WorkerSettings
 
+pytestmark = pytest.mark.tail
+
 CARD = Registry({}).card(DEFAULT_MODEL, weights=True)
 SPEC = make_spec(CARD, EncodingOptions())
 TEXTS = [f"text number {number} of a few more, " + "and longer " * (number % 12) for number in range(60)]

@@ -26,10 +26,13 @@ from worker.placement.strategies import TENSOR
 from worker.runner.starter import Sharing
 from worker.settings import WorkerSettings
 
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux",
-    reason="RLIMIT_AS is not obeyed outside Linux, so that no allocation can be made to fail",
-)
+pytestmark = [
+    pytest.mark.skipif(
+        sys.platform != "linux",
+        reason="RLIMIT_AS is not obeyed outside Linux, so that no allocation can be made to fail",
+    ),
+    pytest.mark.tail,
+]
 
 DEVICES = "cpu:0,cpu:1"
 WORDS = ("the", "engine", "reads", "many", "words", "and", "gives", "every", "text", "one", "vector")

@@ -16,6 +16,8 @@ from deploy.site.notebook import render_notebook
 from deploy.site.routes import name_type, plain
 from tests.architecture.sources import DOCS, ROOT
 
+pytestmark = pytest.mark.tail
+
 # What a browser fetches by itself; a link is only followed by a person.
 FETCHED = {"script": "src", "img": "src", "link": "href", "iframe": "src", "source": "src"}
 
