@@ -70,9 +70,6 @@ def benchmarks(
             help="host: another checkout of the project, measured in turns with this one.",
         ),
     ] = None,
-    is_profiled: Annotated[
-        bool, typer.Option("--profile", help="host: write flame graphs into benchmarks/profiles instead.")
-    ] = False,
     state: Annotated[
         Path | None, typer.Option(file_okay=False, help="gpu: where its records are kept, to go on with.")
     ] = None,
@@ -106,7 +103,7 @@ def benchmarks(
     device = device or (CUDA if is_gpu else CPU)
     chosen = {
         "--items": items, "--mix": mix, "--system": system, "--model-shape": model_shape, "--max-tokens": max_tokens,
-        "--profile": is_profiled, "--quick": is_quick,
+        "--quick": is_quick,
     }  # fmt: skip
     if write and device != CPU and not is_gpu:
         raise typer.BadParameter("--write is for the processor; a report on another device is only shown")
@@ -135,7 +132,6 @@ def benchmarks(
                 tuple(model_shape or ()),
                 max_tokens,
                 against,
-                is_profiled,
                 state,
                 tuple(again or ()),
                 minutes,

@@ -17,8 +17,8 @@ class Order:
 
     What follows concerns `engine` alone: which mixes and systems (all of them where none is named), and how many tokens
     of a text are read (as many as the model's own card says). Where to measure, and which shapes of models, concerns
-    `placement` and `footprint` too. `against` is another checkout of the project, and `is_profiled` asks for profiles
-    instead of figures, of `host` alone. `is_quick` says that the mechanics alone are of interest. The rest is of `gpu`:
+    `placement` and `footprint` too. `against` is another checkout of the project, of
+    `host` alone. `is_quick` says that the mechanics alone are of interest. The rest is of `gpu`:
     where its records are, steps to be repeated, the minutes it may take, and whether the defaults of the card are to be
     written.
     """
@@ -33,7 +33,6 @@ class Order:
     shapes: tuple[str, ...] = ()
     max_tokens: int | None = None
     against: Path | None = None
-    is_profiled: bool = False
     state: Path | None = None
     again: tuple[str, ...] = ()
     minutes: float = 40.0

@@ -15,11 +15,11 @@ from benchmarks.cases import (
     start,
     submission,
 )
-from benchmarks.cases.engine import backends, engine, footprint, placement, short_texts, streams
+from benchmarks.cases.engine import engine, footprint, placement
 from benchmarks.cases.gpu import gpu
 from benchmarks.cases.host import host
 from benchmarks.cases.queries import embeddings, queries
-from benchmarks.cases.tasks import accuracy, extract, score
+from benchmarks.cases.tasks import extract, score
 from benchmarks.order import BenchmarkFailed, Order
 from benchmarks.results.report import Report
 from vectormill.domain.errors import VectormillError
@@ -33,8 +33,6 @@ BENCHMARKS: Final[Mapping[str, Callable[[Order], Report]]] = {
     "main_job": main_job.measure,
     "host": host.measure,
     "engine": engine.measure,
-    "backends": backends.measure,
-    "short_texts": short_texts.measure,
     "interactive": interactive.measure,
     "queries": queries.measure,
     "embeddings": embeddings.measure,
@@ -43,16 +41,14 @@ BENCHMARKS: Final[Mapping[str, Callable[[Order], Report]]] = {
     "collection": collection.measure,
     "placement": placement.measure,
     "footprint": footprint.measure,
-    "streams": streams.measure,
     "score": score.measure,
-    "accuracy": accuracy.measure,
     "extract": extract.measure,
     "gpu": gpu.measure,
 }
 # An hour of a card of its own: measured where it is named, and not with all others.
 GPU: Final = "gpu"
 # Those with a size that only shows that everything works.
-QUICK: Final = (GPU, "score", "accuracy", "extract")
+QUICK: Final = (GPU, "score", "extract")
 
 
 def run_benchmarks(names: Sequence[str], order: Order) -> Iterator[Report | BenchmarkFailed]:

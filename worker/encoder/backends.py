@@ -1,7 +1,6 @@
 """Backends: what can run a model, a row each, and which of them a device gets. Loads none of them.
 
-Which is the faster one on a processor was measured once, for the table in benchmarks/README.md (`backends`), and is not
-measured again at each start.
+Which one is faster on a processor was measured once (docs/decisions/0053) and is not measured again at each start.
 """
 
 from collections.abc import Callable, Mapping

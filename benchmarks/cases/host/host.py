@@ -18,7 +18,6 @@ from benchmarks.cases.host.host_tables import (
 )
 from benchmarks.cases.host.host_texts import HostTexts
 from benchmarks.cases.host.measured import Measured
-from benchmarks.cases.host.profiles import profile
 from benchmarks.cases.host.timed import count_steps, measure_timed
 from benchmarks.order import BenchmarkFailed, Order
 from benchmarks.results.report import Report
@@ -56,8 +55,6 @@ NOTES: Final = (
 
 
 def measure(order: Order) -> Report:
-    if order.is_profiled:
-        return profile(order)
     if order.repeat < FEWEST_PASSES:
         raise BenchmarkFailed(
             f"host: {order.repeat} passes say nothing, for passes differ by half; give --repeat "

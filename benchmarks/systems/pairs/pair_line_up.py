@@ -15,7 +15,7 @@ from worker.encoder.choice import BF16, FP32, INT8
 
 NAIVE: Final = "naive"
 NAIVE_BATCH: Final = 16
-# Weights in a quarter of the memory; what they change in decisions is told by `accuracy`.
+# Weights in a quarter of the memory; decision 0053 says what they change in decisions.
 INT8_ENGINE: Final = Peer(
     "engine-int8",
     "our engine alone, int8 weights",

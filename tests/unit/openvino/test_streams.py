@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cases.engine import streams as table
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from worker.devices.described import describe_inventory
 from worker.devices.device import CPU, parse_devices, split_processor
@@ -75,13 +74,6 @@ def test_a_core_does_as_much_whatever_the_number_of_its_fellows() -> None:
             assert min(pair) / max(pair) > bound, (number, is_large)
 
 
-@pytest.mark.parametrize(("processor", "gain"), [("1x32cores", 1.5), ("1x64cores", 1.5), ("2x32cores", 1.5)])
-def test_many_cores_do_more_than_with_four_streams(processor: str, gain: float) -> None:
-    *_, rate, ratio, _, _ = ("", *table.make_row(processor)[1:])
-    assert float(ratio.removesuffix("×")) >= gain
-    assert float(rate.removesuffix("%")) > 85
-
-
 def test_what_two_cores_were_seen_to_do_is_what_the_model_says() -> None:
     """Decision 0015: 7,330 tokens/s of two threads that share a batch, 8,550 of two batches."""
     host = 0.06
@@ -93,13 +85,6 @@ def test_what_two_cores_were_seen_to_do_is_what_the_model_says() -> None:
 def test_each_numa_node_has_streams_of_its_own(cores: int) -> None:
     one, two = (parse_devices(CPU, describe_inventory(f"{nodes}x{cores}cores,256GiB")) for nodes in (1, 2))
     assert [device.num_threads for device in (*one, *two)] == [cores] * 3
-    assert table.find_rate([cores] * 2, [count_streams(cores)] * 2) == pytest.approx(rate_a_core(cores))
-
-
-def test_every_processor_of_the_table_has_its_row() -> None:
-    rows = {row[0]: row for row in map(table.make_row, table.PROCESSORS)}
-    assert len(rows) == len(table.PROCESSORS)
-    assert rows["2 × 32"][1] == "2 × (31 × 1)"
 
 
 def test_the_batches_of_all_streams_have_memory_that_is_shared() -> None:
