@@ -180,7 +180,8 @@ def build_routes(app: FastAPI) -> None:
 
 def add_door(app: FastAPI, settings: Settings, engine: Engine) -> None:
     """Whoever knocks meets the last of these first: the name, then the key, or the session of a visitor's browser."""
-    keyring, is_local = Keyring(engine), is_loopback_host(settings.api_host)
+    keyring = Keyring(engine, settings.max_requests + settings.max_logins)
+    is_local = is_loopback_host(settings.api_host)
     app.state.console, app.state.keyring = Console(app.version), keyring
     app.add_middleware(KeyGuard, keyring=keyring, is_local=is_local, settings=settings)
     # Before the key: a browser that brings none to / or /docs is shown the way.
@@ -226,15 +227,19 @@ def make_resources(settings: Settings, engine: Engine, stop_request: StopRequest
     metrics = ApiMetrics(engine)
     queries = None
     if settings.redis_url is not None:
-        queries = QueryExchange(settings.redis_url, settings.max_text_chars, metrics.queries, is_stopping)
+        queries = QueryExchange(
+            settings.redis_url, settings.max_text_chars, metrics.queries, is_stopping, settings.max_requests
+        )
     return Resources(
         settings=settings,
         engine=engine,
-        searches=SearchPool(open_search_engine(engine), settings.search_timeout_seconds),
+        searches=SearchPool(
+            open_search_engine(engine), settings.search_timeout_seconds, settings.max_requests
+        ),
         registry=Registry(settings.models),
         doorbell=open_doorbell(settings.redis_url) if settings.redis_url else None,
         queries=queries,
-        generations=LiveGenerations(engine),
+        generations=LiveGenerations(engine, settings.max_requests),
         metrics=metrics,
         gates=Gates.of(settings),
         watch=Watch(engine),

@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 
 from api.openai.errors import name_parameter
 from api.problems import Place, Problem
-from api.queries.lanes import Answered
+from api.queries.exchange import Answered
 from vectormill.domain.errors import InvalidItem
 from vectormill.domain.jobs.item import find_text_failure
 from vectormill.domain.tasks.token_ids import has_token_ids

@@ -9,9 +9,8 @@ import asyncio
 import logging
 import math
 import time
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
@@ -20,6 +19,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from api.intake.intake import Intake, load_pending
+from vectormill.coalescer import Coalescer
 from vectormill.db.collections.collections import find_generation
 from vectormill.db.jobs.submission import JobWriter
 from vectormill.db.rows.puts import PutEnd, delete_ended_puts, find_ended_puts
@@ -55,14 +55,6 @@ class Followed:
     is_told: bool = False
 
 
-@dataclass(slots=True)
-class Line:
-    """What waits to be written to one collection."""
-
-    waiting: "deque[tuple[Item, asyncio.Future[Followed]]]" = field(default_factory=deque)
-    task: "asyncio.Task[None] | None" = None
-
-
 class Puts:
     """The puts of one API process. Used by the event loop alone."""
 
@@ -77,21 +69,28 @@ class Puts:
         self._settings = settings
         self._is_stopping = is_stopping
         self._clock = clock
-        self._lines: dict[str, Line] = {}
+        # Of two puts of one key the later one wins, so jobs of a collection are written one after the other.
+        self._coalescer: Coalescer[str, Item, Followed] = Coalescer(
+            self._write,
+            max_waiting=settings.max_requests,
+            max_running_of=lambda _: 1,
+            count=self._count_together,
+            choose_pause=lambda: max(GATHER_SECONDS, self._began + PACE_SECONDS - self._clock()),
+        )
         self._open: dict[UUID, Followed] = {}
         self._answered: list[UUID] = []
         self._began = -math.inf
         self._follower: asyncio.Task[None] | None = None
         self._remover: asyncio.Task[None] | None = None
 
+    @property
+    def num_waiting(self) -> int:
+        """The number of puts that wait to be written."""
+        return self._coalescer.num_waiting
+
     async def write(self, collection: str, item: Item) -> Followed:
         """The job with the item, committed; say `wait` next. Raises what a submission raises."""
-        line = self._lines.setdefault(collection, Line())
-        written: asyncio.Future[Followed] = asyncio.get_running_loop().create_future()
-        line.waiting.append((item, written))
-        if line.task is None:
-            line.task = asyncio.create_task(self._work_off(collection, line), name=f"puts of {collection}")
-        return await asyncio.shield(written)
+        return await self._coalescer.ask(collection, item)
 
     async def wait(self, followed: Followed, seconds: float) -> PutEnd | None:
         """How the job ended; None when it has not within so long, or when this process is told to stop."""
@@ -109,53 +108,39 @@ class Puts:
 
     async def close(self) -> None:
         """Waits for what is being written, and removes the jobs of those who were answered."""
-        tasks = [*(line.task for line in self._lines.values()), self._follower, self._remover]
-        await asyncio.gather(*(task for task in tasks if task is not None), return_exceptions=True)
+        await self._coalescer.close()
+        tasks = [task for task in (self._follower, self._remover) if task is not None]
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    async def _work_off(self, collection: str, line: Line) -> None:
-        while line.waiting:
-            await asyncio.sleep(max(GATHER_SECONDS, self._began + PACE_SECONDS - self._clock()))
-            self._began = self._clock()
-            batch = self._take_batch(line)
-            try:
-                job_id = await run_in_threadpool(self._submit, collection, [item for item, _ in batch])
-            except Exception as error:  # noqa: BLE001 - it is raised to each of the clients
-                for _, written in batch:
-                    written.set_exception(error)
-                    written.exception()  # nobody is left to hear it when its client has gone
-                continue
-            followed = Followed(job_id, self._clock(), asyncio.get_running_loop().create_future())
-            followed.num_waiters = len(batch)
-            self._open[job_id] = followed
-            self._follow()
-            for _, written in batch:
-                written.set_result(followed)
-        del self._lines[collection]
+    async def _write(self, collection: str, items: Sequence[Item]) -> list[Followed]:
+        self._began = self._clock()
+        job_id = await run_in_threadpool(self._submit, collection, items)
+        followed = Followed(job_id, self._clock(), asyncio.get_running_loop().create_future(), len(items))
+        self._open[job_id] = followed
+        self._follow()
+        return [followed] * len(items)
 
-    def _take_batch(self, line: Line) -> "list[tuple[Item, asyncio.Future[Followed]]]":
-        """What fits into a chunk, in its order; a key that comes again waits, and so does what is behind it."""
-        batch: list[tuple[Item, asyncio.Future[Followed]]] = []
+    def _count_together(self, _: str, items: Sequence[Item]) -> int:
+        """Return how many fit into a chunk, in their order; a key that comes again waits, and all that is behind it."""
         keys: set[str] = set()
         num_bytes = 0
-        while line.waiting and len(batch) < self._settings.chunk_max_items:
-            item = line.waiting[0][0]
+        for item in items[: self._settings.chunk_max_items]:
             num_bytes += len(item.text) + len(item.metadata)
-            if item.key in keys or (batch and num_bytes > self._settings.chunk_max_bytes):
+            if item.key in keys or (keys and num_bytes > self._settings.chunk_max_bytes):
                 break
             keys.add(item.key)
-            batch.append(line.waiting.popleft())
-        return batch
+        return len(keys)
 
-    def _submit(self, collection: str, items: list[Item]) -> UUID:
+    def _submit(self, collection: str, items: Sequence[Item]) -> UUID:
         Intake(self._settings, load_pending(self._engine)).take_items(len(items))
         try:
             return self._submit_once(collection, items)
         except SpecMismatch:  # another generation has become the live one in this moment
             return self._submit_once(collection, items)
 
-    def _submit_once(self, collection: str, items: list[Item]) -> UUID:
+    def _submit_once(self, collection: str, items: Sequence[Item]) -> UUID:
         with self._engine.connect() as connection:
             spec = find_generation(connection, collection).spec
         new_job = NewJob(spec, collection, INTERACTIVE_PRIORITY, lifetime_seconds=math.inf)

@@ -10,7 +10,7 @@ from msgspec import Meta
 from pydantic import BaseModel, Field
 
 from api.bodies.reranking import RankedDocument
-from api.queries.lanes import Answered
+from api.queries.exchange import Answered
 from api.streams.decimal_tables import write_wholes
 from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingOptions
 from vectormill.domain.tasks.task import EMBED

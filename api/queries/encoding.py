@@ -16,8 +16,14 @@ from fastapi.concurrency import run_in_threadpool
 from sqlalchemy import Engine
 
 from api.dependencies import Resources
-from api.queries.exchange import NobodyListens, QueryExchange
-from api.queries.lanes import MAX_BYTES, MAX_TEXTS, Answered
+from api.queries.exchange import (
+    MAX_BYTES,
+    MAX_TEXTS,
+    PARTS_AT_ONCE,
+    Answered,
+    NobodyListens,
+    QueryExchange,
+)
 from api.queries.query_jobs import encode_by_job
 from vectormill.db.jobs.waiting import explain_query_wait
 from vectormill.db.workers import has_worker_without_queries
@@ -29,8 +35,6 @@ from vectormill.settings import Settings
 
 # Between two looks for a worker that takes queries, while there is none.
 ABSENCE_SECONDS: Final = 0.25
-# A request has at most this many parts at the workers at once, so that other requests need not wait for all of it.
-PARTS_AT_ONCE: Final = 4
 
 
 def check_query(text: str, place: str, settings: Settings, *, what: str = "query") -> None:

@@ -6,30 +6,46 @@ more, each client's texts by themselves, so that no text takes its neighbours wi
 """
 
 import asyncio
+import functools
 import logging
 import secrets
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 from redis.exceptions import OutOfMemoryError, RedisError
 
 from api.metrics.query_metrics import QueryMetrics
-from api.queries.lanes import Answered, Asked, Lane, Parcel, end, hand_out
 from vectormill.broker.query_messages import (
     PULSE_SECONDS,
     Answer,
+    Encoded,
     NotEncoded,
     Query,
     Taken,
     UnreadableMessage,
+    name_space,
     write_message,
+    write_spec,
 )
 from vectormill.broker.query_post import QueryPost
+from vectormill.coalescer import Coalescer
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import QueryLost, Unavailable
 from vectormill.tracing import recorded_traceparent, span
 
-# Between two looks at what is not answered yet.
+# Of one message. A client's texts are never divided.
+MAX_TEXTS: Final = 64
+MAX_BYTES: Final = 1 << 20
+# A request has at most this many parts at the workers at once, so that other requests need not wait for all of it.
+PARTS_AT_ONCE: Final = 4
+# For each worker that answers: one message is encoded while the next is tokenized.
+MESSAGES_PER_WORKER: Final = 2
+# So long a worker counts that has answered.
+KNOWN_SECONDS: Final = 10.0
+# Between two looks at a message that is not answered yet.
 LOOK_SECONDS: Final = 0.1
 # Until the first of them, from when it was posted or taken: a pulse, and what it takes on a busy machine.
 FIRST_LOOK_SECONDS: Final = PULSE_SECONDS + 0.3
@@ -43,7 +59,6 @@ NO_OTHER: Final = (
     "The worker that had the query is gone, and no other takes queries for its model; send the query again when one "
     "is there."
 )
-
 TWICE: Final = "The query was not encoded, at the second attempt either: {reason}. Send it again."
 
 logger = logging.getLogger(__name__)
@@ -53,134 +68,197 @@ class NobodyListens(Exception):
     """No live worker takes queries of this space. Nothing was sent."""
 
 
+class MessageLost(Exception):
+    """A message was not answered, or with an answer that cannot be its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What one client's texts came to. The row of a text in `failures`, which has the reason, is zeros."""
+
+    vectors: npt.NDArray[np.float32]  # [texts, dimensions]
+    failures: Mapping[int, str]
+    num_tokens: int | None  # None from a worker of an earlier release
+    num_truncated: int
+
+
+@dataclass(slots=True, eq=False)
+class Asked:
+    """The texts of one client's request."""
+
+    texts: Sequence[bytes]
+    deadline: float  # on the event loop's clock
+    traceparent: str | None = None  # where the request is traced
+    is_repeated: bool = False
+    is_wanted: bool = True  # until its client is answered, or has gone
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(map(len, self.texts))
+
+
+@dataclass(slots=True, eq=False)
+class Message:
+    """A message that was posted."""
+
+    id: bytes
+    space: str
+    content: bytes
+    answer: "asyncio.Future[Encoded | NotEncoded]"
+    next_look: float  # when it is looked after, unless it is answered before
+    taker: str | None = None
+    is_missed: bool = False  # at the last look
+
+    def describe_loss(self) -> str:
+        if self.taker is None:
+            return "no worker has taken it, or Redis has lost it"
+        return f"worker {self.taker} had it and is gone, or Redis has lost its answer"
+
+
 class QueryExchange:
-    """`ask` from the event loop; `close` at its end. Connects, and starts its two tasks, when it is first asked."""
+    """`ask` from the event loop; `close` at its end. Connects, and hears answers, when it is first asked."""
 
     def __init__(
-        self, redis_url: str, max_text_chars: int, metrics: QueryMetrics, is_stopping: Callable[[], bool]
+        self,
+        redis_url: str,
+        max_text_chars: int,
+        metrics: QueryMetrics,
+        is_stopping: Callable[[], bool],
+        max_requests: int,
     ) -> None:
         self._redis_url = redis_url
         self._max_text_chars = max_text_chars
         self._metrics = metrics
         self._is_stopping = is_stopping
-        self._lanes: dict[EncodingSpec, Lane] = {}
-        self._parcels: dict[bytes, Parcel] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._coalescer: Coalescer[EncodingSpec, Asked, Answered] = Coalescer(
+            self._send,
+            max_waiting=max_requests * PARTS_AT_ONCE,
+            max_running_of=lambda spec: self._max_messages(find_space(spec)),
+            count=lambda _, waiting: count_together(waiting),
+        )
+        self._messages: dict[bytes, Message] = {}
+        self._takers: dict[str, dict[str, float]] = {}  # by space, when each worker has last taken a message
         self._post: QueryPost | None = None
+        self._hearing: asyncio.Task[None] | None = None
         self._clock_offset: float | None = None  # from the loop's clock to Redis's
-        self._has_parcels = asyncio.Event()
 
     async def ask(self, spec: EncodingSpec, texts: Sequence[bytes], deadline: float) -> Answered:
-        """What the texts come to. `deadline` is on the event loop's clock.
+        """Return what the texts come to. `deadline` is on the event loop's clock.
 
         Raises TimeoutError, QueryLost when two workers died with them, and NobodyListens.
         """
-        loop = asyncio.get_running_loop()
-        if self._post is None:
-            self._post = QueryPost(self._redis_url)
-            self._start(self._hear(self._post))
-            self._start(self._watch(self._post))
-        lane = self._lanes.get(spec)
-        if lane is None:
-            lane = self._lanes[spec] = Lane.of(spec)
-        asked = Asked(list(texts), deadline, loop.create_future())
-        lane.waiting.append(asked)
-        loop.call_soon(self._send_waiting, lane)  # with all that comes in this turn of the loop
+        asked = Asked(texts, deadline)
         try:
             with (
-                self._metrics.time(len(asked.texts)),
-                span("query", kind="client", model=spec.model, texts=len(asked.texts)) as note,
+                self._metrics.time(len(texts)),
+                span("query", kind="client", model=spec.model, texts=len(texts)) as note,
             ):
                 asked.traceparent = recorded_traceparent()
                 async with asyncio.timeout_at(deadline):
-                    answered = await asked.answer
-                note.tell(repeated=asked.is_repeated)
-                return answered
+                    try:
+                        return await self._coalescer.ask(spec, asked)
+                    except MessageLost:
+                        asked.is_repeated = True
+                        self._metrics.repeats.inc()
+                        (answered,) = await self._send(spec, [asked])
+                        return answered
+                    finally:
+                        note.tell(repeated=asked.is_repeated)
+        except MessageLost as loss:
+            raise QueryLost(TWICE.format(reason=str(loss).rstrip("."))) from None
         finally:
-            asked.forget()
-            self._drop_idle(lane)
+            asked.is_wanted = False
 
     async def close(self) -> None:
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._coalescer.close()
+        if self._hearing is not None:
+            self._hearing.cancel()
+            await asyncio.gather(self._hearing, return_exceptions=True)
         if self._post is not None:
             await self._post.close()
 
+    def _max_messages(self, space: str) -> int:
+        now = asyncio.get_running_loop().time()
+        takers = self._takers.get(space, {})
+        return MESSAGES_PER_WORKER * max(1, sum(now - seen < KNOWN_SECONDS for seen in takers.values()))
+
     # ---- to the workers
 
-    def _send_waiting(self, lane: Lane) -> None:
-        now = asyncio.get_running_loop().time()
-        while lane.waiting and lane.num_sent < lane.max_sent(now):
-            together = lane.next_together()
-            if together:
-                self._send(lane, together)
+    async def _send(self, spec: EncodingSpec, together: Sequence[Asked]) -> list[Answered]:
+        """Send the texts of these clients in one message. Return what each client gets.
 
-    def _send(self, lane: Lane, together: list[Asked]) -> None:
-        assert self._post is not None
-        lane.num_sent += 1
-        self._start(self._post_parcel(self._post, lane, together))
+        Raises MessageLost, NobodyListens, QueryLost when what is repeated finds no worker, and Unavailable.
+        """
+        try:
+            message = await self._post_message(self._connect(), spec, together)
+            try:
+                answer = await self._wait_for_answer(self._connect(), message, together)
+            finally:
+                del self._messages[message.id]
+            return split_answer(answer, together)
+        except MessageLost as loss:
+            logger.warning("A message of %d queries is not answered: %s", len(together), loss)
+            raise
 
-    async def _post_parcel(self, post: QueryPost, lane: Lane, together: list[Asked]) -> None:
-        """Posts until Redis has taken it, as long as somebody waits for it."""
+    def _connect(self) -> QueryPost:
+        if self._post is None:
+            self._post = QueryPost(self._redis_url)
+            self._hearing = asyncio.create_task(self._hear(self._post), name="answers to queries")
+            self._hearing.add_done_callback(log_failure)
+        return self._post
+
+    async def _post_message(self, post: QueryPost, spec: EncodingSpec, together: Sequence[Asked]) -> Message:
+        """Post until Redis has taken it, as long as somebody waits for it."""
         loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + RETURN_SECONDS if together[0].is_repeated else 0.0
-        while not all(asked.answer.done() for asked in together):
-            parcel = None
+        give_up_at = loop.time() + (RETURN_SECONDS if together[0].is_repeated else 0.0)
+        while True:
+            self._refuse_unwanted(together)
+            message = None
             try:
                 if self._clock_offset is None:
                     self._clock_offset = await post.ask_time() - loop.time()
-                parcel = self._pack(post, lane, together)
-                self._parcels[parcel.id] = parcel  # before its answer can come
-                seconds = max(asked.deadline for asked in together) - loop.time()
-                if seconds > 0 and await post.post(lane.space, parcel.message, seconds):
+                deadline = max(asked.deadline for asked in together)
+                message = self._pack(post, spec, together, deadline + self._clock_offset)
+                self._messages[message.id] = message  # before its answer can come
+                if await post.post(message.space, message.content, max(deadline - loop.time(), 0.001)):
                     self._metrics.messages.inc()
-                    self._has_parcels.set()
-                    return
-                if loop.time() < give_up_at:
-                    await asyncio.sleep(RETURN_SECONDS / 5)
-                else:
-                    self._refuse(together)
+                    posted, message = message, None
+                    return posted
+                if loop.time() >= give_up_at:
+                    raise QueryLost(NO_OTHER) if together[0].is_repeated else NobodyListens
+                await asyncio.sleep(RETURN_SECONDS / 5)
             except OutOfMemoryError:
-                end(together, Unavailable(FULL))
+                raise Unavailable(FULL) from None
             except RedisError as error:
                 self._clock_offset = None  # another Redis may answer next
                 logger.debug("A query waits for Redis: %s", error)
-                if self._is_stopping():
-                    end(together, Unavailable(STOPPING))
                 await asyncio.sleep(AWAY_SECONDS)
-            if parcel is not None:
-                self._parcels.pop(parcel.id, None)
-        self._settle(lane)
+            finally:
+                if message is not None:
+                    del self._messages[message.id]
 
-    def _pack(self, post: QueryPost, lane: Lane, together: list[Asked]) -> Parcel:
-        now = asyncio.get_running_loop().time()
-        assert self._clock_offset is not None
+    def _refuse_unwanted(self, together: Sequence[Asked]) -> None:
+        """Raise MessageLost when every client has gone, and Unavailable when the API stops."""
+        if self._is_stopping():
+            raise Unavailable(STOPPING)
+        if not any(asked.is_wanted for asked in together):
+            raise MessageLost("its clients have gone")
+
+    def _pack(
+        self, post: QueryPost, spec: EncodingSpec, together: Sequence[Asked], expires_at: float
+    ) -> Message:
+        loop = asyncio.get_running_loop()
         query = Query(
             secrets.token_bytes(8),
             post.address,
-            int((max(asked.deadline for asked in together) + self._clock_offset) * 1000),
+            int(expires_at * 1000),
             self._max_text_chars,
-            lane.spec_json,
+            spell_spec(spec),
             [text for asked in together for text in asked.texts],
             [asked.traceparent for asked in together if asked.traceparent is not None],
         )
-        return Parcel(query.id, lane, together, write_message(query), now + FIRST_LOOK_SECONDS)
-
-    def _refuse(self, together: list[Asked]) -> None:
-        """Nobody listens: what was never sent may go another way."""
-        for asked in together:
-            end([asked], QueryLost(NO_OTHER) if asked.is_repeated else NobodyListens())
-
-    def _settle(self, lane: Lane) -> None:
-        """One message less of the lane is at work."""
-        lane.num_sent -= 1
-        self._send_waiting(lane)
-        self._drop_idle(lane)
-
-    def _drop_idle(self, lane: Lane) -> None:
-        if not lane.waiting and not lane.num_sent and self._lanes.get(lane.spec) is lane:
-            del self._lanes[lane.spec]
+        next_look = loop.time() + FIRST_LOOK_SECONDS
+        return Message(query.id, find_space(spec), write_message(query), loop.create_future(), next_look)
 
     # ---- from the workers
 
@@ -190,95 +268,105 @@ class QueryExchange:
                 answer = await post.hear()
             except RedisError:
                 await asyncio.sleep(AWAY_SECONDS)
+                continue
             except UnreadableMessage as error:
                 logger.error("An answer to a query was passed over: %s", error)
-            else:
-                if answer is not None and (parcel := self._parcels.get(answer.id)) is not None:
-                    self._take(parcel, answer)
+                continue
+            if answer is not None and (message := self._messages.get(answer.id)) is not None:
+                self._take(message, answer)
 
-    def _take(self, parcel: Parcel, answer: Answer) -> None:
-        now = asyncio.get_running_loop().time()
+    def _take(self, message: Message, answer: Answer) -> None:
         if isinstance(answer, Taken):
-            parcel.taker, parcel.next_look = answer.worker, now + FIRST_LOOK_SECONDS
-            parcel.is_missed = False
-            parcel.lane.takers[answer.worker] = now
-            return
-        del self._parcels[parcel.id]
-        reason = answer.reason if isinstance(answer, NotEncoded) else hand_out(parcel.together, answer)
-        if parcel.is_lost:
-            return  # what it has not answered was sent again
-        if reason is None:
-            self._settle(parcel.lane)
-        else:
-            self._lose(parcel, reason)
+            now = asyncio.get_running_loop().time()
+            message.taker, message.is_missed = answer.worker, False
+            message.next_look = now + FIRST_LOOK_SECONDS
+            self._note_taker(message.space, answer.worker, now)
+        elif not message.answer.done():
+            message.answer.set_result(answer)
 
-    async def _watch(self, post: QueryPost) -> None:
-        """Looks after what is not answered, now and then."""
-        loop = asyncio.get_running_loop()
-        while True:
-            await self._has_parcels.wait()
-            await asyncio.sleep(LOOK_SECONDS)
-            for parcel in [parcel for parcel in self._parcels.values() if not parcel.is_wanted]:
-                del self._parcels[parcel.id]  # its clients have gone, or were answered
-                if not parcel.is_lost:
-                    self._settle(parcel.lane)
-            if self._is_stopping():
-                for parcel in self._parcels.values():
-                    end(parcel.together, Unavailable(STOPPING))
-            now = loop.time()
-            overdue = [
-                parcel for parcel in self._parcels.values() if now >= parcel.next_look and not parcel.is_lost
-            ]
+    def _note_taker(self, space: str, worker: str, now: float) -> None:
+        """Forget the workers that have not answered for long, so that no more are known than live."""
+        self._takers.setdefault(space, {})[worker] = now
+        for known in list(self._takers):
+            takers = self._takers[known]
+            self._takers[known] = {name: seen for name, seen in takers.items() if now - seen < KNOWN_SECONDS}
+            if not self._takers[known]:
+                del self._takers[known]
+
+    async def _wait_for_answer(self, post: QueryPost, message: Message, together: Sequence[Asked]) -> Encoded:
+        """Return the answer, as long as somebody waits for it. Raises MessageLost once two looks have missed it."""
+        while not (await asyncio.wait([message.answer], timeout=LOOK_SECONDS))[0]:
+            self._refuse_unwanted(together)
+            now = asyncio.get_running_loop().time()
+            if now < message.next_look:
+                continue
             try:
-                if overdue:
-                    await self._look_after(post, overdue)
+                is_there = await self._is_there(post, message)
             except RedisError as error:
                 logger.debug("Queries wait for Redis: %s", error)
-            if not self._parcels:
-                self._has_parcels.clear()
-
-    async def _look_after(self, post: QueryPost, overdue: list[Parcel]) -> None:
-        now = asyncio.get_running_loop().time()
-        workers = {parcel.taker for parcel in overdue if parcel.taker is not None}
-        in_hand = await post.look_at_workers(workers)
-        for parcel in overdue:
-            if parcel.taker is not None:
-                is_there = parcel.id in in_hand[parcel.taker]
-            else:
-                is_there = await post.waits(parcel.lane.space, parcel.message)
-            if is_there or not parcel.is_missed:
-                # At the first miss its answer, or who took it, may be on the way.
-                parcel.is_missed, parcel.next_look = not is_there, now + LOOK_SECONDS
-            elif self._parcels.get(parcel.id) is parcel:
-                self._lose(parcel, describe_loss(parcel))
-
-    def _lose(self, parcel: Parcel, reason: str) -> None:
-        """Each client's texts are sent once more, by themselves."""
-        logger.warning("A message of %d queries is not answered: %s", len(parcel.together), reason)
-        for asked in parcel.together:
-            if asked.answer.done():
                 continue
-            if asked.is_repeated:
-                end([asked], QueryLost(TWICE.format(reason=reason.rstrip("."))))
-            else:
-                asked.is_repeated = True
-                self._metrics.repeats.inc()
-                self._send(parcel.lane, [asked])
-        parcel.is_lost = True
-        self._settle(parcel.lane)
+            # At the first miss its answer, or who took it, may be on the way.
+            if not is_there and message.is_missed and not message.answer.done():
+                raise MessageLost(message.describe_loss())
+            message.is_missed, message.next_look = not is_there, now + LOOK_SECONDS
+        answer = message.answer.result()
+        if isinstance(answer, NotEncoded):
+            raise MessageLost(answer.reason)
+        return answer
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._end_task)
-
-    def _end_task(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("A task of the queries ended: %s", type(error).__name__, exc_info=error)
+    async def _is_there(self, post: QueryPost, message: Message) -> bool:
+        if message.taker is None:
+            return await post.waits(message.space, message.content)
+        in_hand = await post.look_at_workers([message.taker])
+        return message.id in in_hand[message.taker]
 
 
-def describe_loss(parcel: Parcel) -> str:
-    if parcel.taker is None:
-        return "no worker has taken it, or Redis has lost it"
-    return f"worker {parcel.taker} had it and is gone, or Redis has lost its answer"
+def log_failure(task: "asyncio.Task[None]") -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("Answers to queries are not heard any more", exc_info=error)
+
+
+@functools.lru_cache(maxsize=100)
+def find_space(spec: EncodingSpec) -> str:
+    return name_space(spec.model, spec.revision, spec.pooling)
+
+
+@functools.lru_cache(maxsize=100)
+def spell_spec(spec: EncodingSpec) -> bytes:
+    return write_spec(spec)
+
+
+def count_together(waiting: Sequence[Asked]) -> int:
+    """Return how many of these clients' texts go into one message, from the oldest; at least 1."""
+    num_texts = num_bytes = 0
+    for number, asked in enumerate(waiting):
+        num_texts += len(asked.texts)
+        num_bytes += asked.num_bytes
+        if number and (num_texts > MAX_TEXTS or num_bytes > MAX_BYTES):
+            return number
+    return len(waiting)
+
+
+def split_answer(answer: Encoded, together: Sequence[Asked]) -> list[Answered]:
+    """Return what each client gets of an answer. Raises MessageLost for one that cannot be of them."""
+    num_texts = sum(len(asked.texts) for asked in together)
+    if answer.dimensions <= 0 or len(answer.values) != 4 * num_texts * answer.dimensions:
+        raise MessageLost("its answer was of another length")
+    vectors = np.frombuffer(answer.values, dtype="<f4").reshape(num_texts, answer.dimensions)
+    counts = (
+        np.frombuffer(answer.num_tokens, dtype="<i4") if len(answer.num_tokens) == 4 * num_texts else None
+    )
+    answered: list[Answered] = []
+    start = 0
+    for asked in together:
+        end = start + len(asked.texts)
+        answered.append(
+            Answered(
+                vectors[start:end],
+                {row - start: why for row, why in answer.failures.items() if start <= row < end},
+                None if counts is None else int(counts[start:end].sum()),
+                sum(start <= row < end for row in answer.truncated),
+            )
+        )
+        start = end
+    return answered

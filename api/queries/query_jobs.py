@@ -14,7 +14,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from api.dependencies import Resources
-from api.queries.lanes import Answered
+from api.queries.exchange import Answered
 from vectormill.db.jobs.export import read_vectors
 from vectormill.db.jobs.jobs import delete_job, find_job, list_item_errors
 from vectormill.db.jobs.submission import JobWriter

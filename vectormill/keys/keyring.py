@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from hmac import compare_digest
 from typing import Final
 
-import anyio
 import anyio.to_thread
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
+from vectormill.coalescer import Coalescer
 from vectormill.keys.api_key import hash_secret
 from vectormill.keys.api_keys import KeptKey, load_keys, note_use
 
@@ -25,10 +25,12 @@ logger = logging.getLogger(__name__)
 class Keyring:
     """At most one statement every FRESH_SECONDS, whatever number of requests come and whatever keys they bring."""
 
-    def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, engine: Engine, max_waiting: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._engine = engine
         self._clock = clock
-        self._lock = anyio.Lock()
+        self._reads: Coalescer[None, None, Sequence[KeptKey]] = Coalescer(
+            self._read, max_waiting=max_waiting, max_running_of=lambda _: 1
+        )
         self._read_at = float("-inf")
         self._failed_at = float("-inf")
         self._failure: SQLAlchemyError | None = None
@@ -39,22 +41,21 @@ class Keyring:
         """All that are not revoked, expired ones with them. Raises SQLAlchemyError."""
         if self._clock() < self._read_at + FRESH_SECONDS:
             return self.last_known
-        async with self._lock:  # one reads for all who came meanwhile
-            if self._clock() >= self._read_at + FRESH_SECONDS:
-                await self._read()
-        return self.last_known
+        return await self._reads.ask(None, None)  # one reads for all who come meanwhile
 
-    async def _read(self) -> None:
+    async def _read(self, _: None, askers: Sequence[None]) -> list[Sequence[KeptKey]]:
         if self._failure is not None and self._clock() < self._failed_at + PATIENCE_SECONDS:
             raise self._failure.with_traceback(None)  # or it would grow with every request
         began = self._clock()
-        try:
-            self.last_known = await anyio.to_thread.run_sync(self._load)
-        except SQLAlchemyError as error:
-            self._failure, self._failed_at = error, self._clock()
-            raise
-        self._read_at, self._failure = began, None
-        self._noted.clear()
+        if began >= self._read_at + FRESH_SECONDS:
+            try:
+                self.last_known = await anyio.to_thread.run_sync(self._load)
+            except SQLAlchemyError as error:
+                self._failure, self._failed_at = error, self._clock()
+                raise
+            self._read_at, self._failure = began, None
+            self._noted.clear()
+        return [self.last_known] * len(askers)
 
     def _load(self) -> Sequence[KeptKey]:
         with self._engine.connect() as connection:

@@ -12,7 +12,7 @@ from api.door.media_types import require_json
 from api.intake.submissions import read_body
 from api.limits.gates import Hold
 from api.queries.encoding import answer_many, count_tokens
-from api.queries.lanes import Answered
+from api.queries.exchange import Answered
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.models.registry import Registry
 from vectormill.requests.embeddings_request import write_input

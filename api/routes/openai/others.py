@@ -37,7 +37,7 @@ from api.openai.tei import (
     choose_model,
 )
 from api.queries.encoding import encode_texts
-from api.queries.lanes import Answered
+from api.queries.exchange import Answered
 from api.routes.openai.embedded import embed, read_texts, read_wanted, write
 from api.routes.reranking import pair_up, rank_documents
 from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingOptions, EncodingSpec

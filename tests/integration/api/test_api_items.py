@@ -211,7 +211,7 @@ def is_blocked(engine: Engine) -> bool:
 
 
 def count_waiting(puts: Puts) -> int:
-    return sum(len(line.waiting) for line in list(puts._lines.values()))
+    return puts.num_waiting
 
 
 @pytest.mark.usefixtures("client")

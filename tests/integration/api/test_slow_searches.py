@@ -103,7 +103,7 @@ def test_searches_that_come_together_and_cost_alike_share_a_statement(engine: En
         gone.cancel()
         return [nearest.matches[0].key for (nearest,) in await gathered]
 
-    pool = SearchPool(engine, 30)
+    pool = SearchPool(engine, 30, 100)
     event.listen(engine, "begin", count)
     event.listen(engine, "before_cursor_execute", lambda *given: statements.append(given[2]))
     assert asyncio.run(find_all(pool)) == [f"k{number}" for number in range(30)]
@@ -136,7 +136,7 @@ def test_what_cheap_searches_take_is_learned_and_more_of_them_are_run_together(e
     async def ask_twice(pool: SearchPool) -> tuple[int, int]:
         return await ask(pool, 30, 10.0), await ask(pool, 30, 0.0001)
 
-    pool = SearchPool(engine, 30)
+    pool = SearchPool(engine, 30, 100)
     event.listen(engine, "begin", count)
     num_slow, num_fast = asyncio.run(ask_twice(pool))
     pool.close()

@@ -227,7 +227,7 @@ def test_of_searches_that_come_together_an_error_is_its_own_alone(engine: Engine
         asked = [pool.find(generation, [(Search(limit=1), vector)]) for vector in vectors]
         return await asyncio.gather(*asked, return_exceptions=True)
 
-    pool = SearchPool(engine, 30)
+    pool = SearchPool(engine, 30, 100)
     found = asyncio.run(ask_all(pool))
     pool.close()
     assert isinstance(found.pop(5), SQLAlchemyError)

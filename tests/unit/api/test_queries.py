@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from api.queries.encoding import cut_parts, make_query_spec
-from api.queries.lanes import MAX_BYTES, MAX_TEXTS
+from api.queries.exchange import MAX_BYTES, MAX_TEXTS
 from vectormill.models.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
 
 

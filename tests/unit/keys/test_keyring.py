@@ -21,7 +21,7 @@ class CountingKeyring(Keyring):
         self.num_reads = 0
         self.is_away = False
         engine: Any = None
-        super().__init__(engine, clock=lambda: self.now)
+        super().__init__(engine, 100, clock=lambda: self.now)
 
     def _load(self) -> list[KeptKey]:
         self.num_reads += 1

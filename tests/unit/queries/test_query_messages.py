@@ -1,12 +1,21 @@
 """Messages of queries, and which of them go together: read as they were written, and nothing else is taken for one."""
 
 import asyncio
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from prometheus_client import CollectorRegistry
 
-from api.queries.lanes import MAX_TEXTS, Asked, Lane, hand_out
+from api.metrics.query_metrics import QueryMetrics
+from api.queries.exchange import (
+    KNOWN_SECONDS,
+    MAX_TEXTS,
+    Asked,
+    MessageLost,
+    QueryExchange,
+    count_together,
+    split_answer,
+)
 from tests.protocol import SPEC
 from vectormill.broker.query_messages import (
     Answer,
@@ -86,60 +95,46 @@ def test_workers_with_another_model_share_no_queue() -> None:
     ],
 )
 def test_so_many_clients_go_into_one_message(sizes: list[int], together: int) -> None:
-    async def count() -> int:
-        lane = Lane.of(SPEC)
-        future = asyncio.get_running_loop().create_future
-        lane.waiting.extend(Asked([b"text"] * size, 1.0, future()) for size in sizes)
-        return len(lane.next_together())
-
-    assert asyncio.run(count()) == together
+    assert count_together([Asked([b"text"] * size, 1.0) for size in sizes]) == together
 
 
-def test_large_texts_go_by_themselves_and_who_has_left_is_passed_over() -> None:
-    async def run() -> list[int]:
-        lane = Lane.of(replace(SPEC, prompt="query: "))
-        future = asyncio.get_running_loop().create_future
-        asked = [Asked([b"t" * 700_000], 1.0, future()) for _ in range(4)]
-        lane.waiting.extend(asked)
-        asked[0].forget()
-        return [asked.index(lane.next_together()[0]) for _ in range(3)]
-
-    assert asyncio.run(run()) == [1, 2, 3]
+def test_large_texts_go_by_themselves() -> None:
+    assert count_together([Asked([b"t" * 700_000], 1.0) for _ in range(4)]) == 1
 
 
 def test_each_client_gets_its_rows_and_the_reason_of_its_own_failure() -> None:
-    async def run() -> None:
-        future = asyncio.get_running_loop().create_future
-        together = [Asked([b"t"] * size, 1.0, future()) for size in (2, 1, 1)]
-        values = np.arange(8, dtype="<f4").reshape(4, 2)
-        assert hand_out(together, Encoded(b"", 2, values.tobytes()[:-4], {}))
-        assert hand_out(together, Encoded(b"", 0, b"", {}))
-        counts = np.array([3, 4, 0, 5], dtype="<i4").tobytes()
-        answer = Encoded(b"", 2, values.tobytes(), {2: "the text is empty"}, counts, [1, 3])
-        assert hand_out(together, answer) is None
-        first, second, third = (asked.answer.result() for asked in together)
-        assert first.vectors.tolist() == [[0, 1], [2, 3]]
-        assert third.vectors.tolist() == [[6, 7]]
-        assert [dict(each.failures) for each in (first, second, third)] == [{}, {0: "the text is empty"}, {}]
-        assert [each.num_tokens for each in (first, second, third)] == [7, 0, 5]
-        assert [each.num_truncated for each in (first, second, third)] == [1, 0, 1]
-
-    asyncio.run(run())
+    together = [Asked([b"t"] * size, 1.0) for size in (2, 1, 1)]
+    values = np.arange(8, dtype="<f4").reshape(4, 2)
+    for wrong in (Encoded(b"", 2, values.tobytes()[:-4], {}), Encoded(b"", 0, b"", {})):
+        with pytest.raises(MessageLost):
+            split_answer(wrong, together)
+    counts = np.array([3, 4, 0, 5], dtype="<i4").tobytes()
+    answer = Encoded(b"", 2, values.tobytes(), {2: "the text is empty"}, counts, [1, 3])
+    first, second, third = split_answer(answer, together)
+    assert first.vectors.tolist() == [[0, 1], [2, 3]]
+    assert third.vectors.tolist() == [[6, 7]]
+    assert [dict(each.failures) for each in (first, second, third)] == [{}, {0: "the text is empty"}, {}]
+    assert [each.num_tokens for each in (first, second, third)] == [7, 0, 5]
+    assert [each.num_truncated for each in (first, second, third)] == [1, 0, 1]
 
 
 def test_a_worker_of_an_earlier_release_counts_no_tokens() -> None:
-    async def run() -> None:
-        asked = Asked([b"t"], 1.0, asyncio.get_running_loop().create_future())
-        assert hand_out([asked], Encoded(b"", 1, np.ones(1, dtype="<f4").tobytes(), {})) is None
-        assert asked.answer.result().num_tokens is None
-
-    asyncio.run(run())
+    answer = Encoded(b"", 1, np.ones(1, dtype="<f4").tobytes(), {})
+    (answered,) = split_answer(answer, [Asked([b"t"], 1.0)])
+    assert answered.num_tokens is None
 
 
 def test_more_messages_are_at_work_with_more_workers_that_answer() -> None:
-    lane = Lane.of(SPEC)
-    assert lane.max_sent(0.0) == 2
-    lane.takers = {"a": 0.0, "b": 5.0, "c": 5.0}
-    assert lane.max_sent(5.0) == 6
-    assert lane.max_sent(12.0) == 4
-    assert lane.max_sent(100.0) == 2
+    async def run() -> None:
+        exchange = QueryExchange(
+            "redis://127.0.0.1:1", 10, QueryMetrics(CollectorRegistry()), lambda: False, 1
+        )
+        now = asyncio.get_running_loop().time()
+        assert exchange._max_messages("space") == 2
+        for worker, seen in (("old", now - KNOWN_SECONDS - 5), ("a", now), ("b", now)):
+            exchange._note_taker("space", worker, seen)
+        assert exchange._max_messages("space") == 4
+        assert exchange._max_messages("other") == 2
+        assert exchange._takers == {"space": {"a": now, "b": now}}
+
+    asyncio.run(run())

@@ -1,0 +1,188 @@
+"""Coalescer: carries out together what callers ask for at the same time, and answers each of them by itself.
+
+Questions wait under a key, and only questions of one key go together. Belongs to one event loop. Knows nothing of what
+is asked: whoever makes it hands in the function that answers many questions at once.
+"""
+
+import asyncio
+import functools
+import itertools
+from collections import Counter
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+from vectormill.domain.errors import LimitReached
+
+KeyT = TypeVar("KeyT", bound=Hashable)
+Question = TypeVar("Question")
+Answer = TypeVar("Answer")
+
+NO_ROOM: Final = (
+    "This API process has {num:,} requests of this kind waiting, and no room for more; try again in a moment."
+)
+
+
+class NotBegun(TimeoutError):
+    """The question waited as long as it may for those before it, and was not begun."""
+
+
+@dataclass(slots=True, eq=False)
+class Waiting(Generic[Question, Answer]):
+    """One caller's question, and the future in which the caller waits for its answer."""
+
+    question: Question
+    answer: "asyncio.Future[Answer]"
+
+    def refuse(self, error: Exception) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+    def forget(self) -> None:
+        """Drop the answer: its caller has gone. An error that came a moment ago is read, or asyncio would log it."""
+        if not self.answer.cancel() and not self.answer.cancelled():
+            self.answer.exception()
+
+
+class Coalescer(Generic[KeyT, Question, Answer]):
+    """Asks `carry_out(key, questions)` for one answer per question, with as many questions as are there.
+
+    A caller that is cancelled is dropped while it waits; what has begun goes on for the others.
+
+    Args:
+        carry_out: answers the questions of one key, in their order. What it raises is raised to each of their callers.
+        max_waiting: questions that may wait; one more raises LimitReached.
+        max_running: calls of `carry_out` at once, of all keys together.
+        max_running_of: the same of one key; it is asked again before each call.
+        count: how many of the questions that wait under a key go into the next call, from the oldest; at least 1.
+        choose_pause: seconds from when something waits to the next call, in which more may come.
+        max_wait_seconds: how long a question may wait to be begun; then its caller gets NotBegun.
+        is_of_one: whether an error may be the fault of a single question. Each is then carried out alone.
+    """
+
+    def __init__(
+        self,
+        carry_out: Callable[[KeyT, Sequence[Question]], Awaitable[Sequence[Answer]]],
+        *,
+        max_waiting: int,
+        max_running: float = float("inf"),
+        max_running_of: Callable[[KeyT], float] = lambda _: float("inf"),
+        count: Callable[[KeyT, Sequence[Question]], int] = lambda _, questions: len(questions),
+        choose_pause: Callable[[], float] = lambda: 0.0,
+        max_wait_seconds: float | None = None,
+        is_of_one: Callable[[Exception], bool] = lambda _: False,
+    ) -> None:
+        self._carry_out = carry_out
+        self._max_waiting = max_waiting
+        self._max_running = max_running
+        self._max_running_of = max_running_of
+        self._count = count
+        self._choose_pause = choose_pause
+        self._max_wait_seconds = max_wait_seconds
+        self._is_of_one = is_of_one
+        self._numbers = itertools.count()
+        self._queues: dict[
+            KeyT, dict[int, Waiting[Question, Answer]]
+        ] = {}  # by number: the oldest comes first
+        self._running: Counter[KeyT] = Counter()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self.num_waiting = 0
+
+    @property
+    def num_running(self) -> int:
+        """The number of calls of `carry_out` that have not ended."""
+        return len(self._tasks)
+
+    async def ask(self, key: KeyT, question: Question) -> Answer:
+        """Return the answer. Raises what `carry_out` raises, LimitReached and NotBegun."""
+        if self.num_waiting >= self._max_waiting:
+            raise LimitReached(NO_ROOM.format(num=self.num_waiting))
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Answer] = loop.create_future()
+        number, waiting = next(self._numbers), Waiting(question, answer)
+        self._queues.setdefault(key, {})[number] = waiting
+        self.num_waiting += 1
+        self._wake()
+        patience = (
+            None
+            if self._max_wait_seconds is None
+            else loop.call_later(self._max_wait_seconds, self._give_up, key, number)
+        )
+        try:
+            return await answer
+        finally:
+            if patience is not None:
+                patience.cancel()
+            self._remove(key, number)
+            waiting.forget()
+
+    async def close(self) -> None:
+        """Wait until what was begun has ended. Call when nobody asks any more."""
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _give_up(self, key: KeyT, number: int) -> None:
+        if (waiting := self._remove(key, number)) is not None:
+            waiting.refuse(NotBegun())
+
+    def _remove(self, key: KeyT, number: int) -> Waiting[Question, Answer] | None:
+        """Take a question out of its queue. Return None when it is not there: it was begun."""
+        queue = self._queues.get(key, {})
+        waiting = queue.pop(number, None)
+        if waiting is not None:
+            self.num_waiting -= 1
+            if not queue:
+                del self._queues[key]
+        return waiting
+
+    def _wake(self) -> None:
+        """Begin a moment later, with all that comes in this turn of the event loop, or in the pause."""
+        if self._timer is None and self._queues:
+            self._timer = asyncio.get_running_loop().call_later(self._choose_pause(), self._begin)
+
+    def _begin(self) -> None:
+        """Begin as many calls as there is room for; the key whose oldest question waits longest comes first."""
+        self._timer = None
+        while self.num_running < self._max_running:
+            ready = [key for key in self._queues if self._running[key] < self._max_running_of(key)]
+            if not ready:
+                return
+            key = min(ready, key=lambda key: next(iter(self._queues[key])))
+            together = self._take(key)
+            task = asyncio.get_running_loop().create_task(self._answer(key, together))
+            self._running[key] += 1
+            self._tasks.add(task)
+            task.add_done_callback(functools.partial(self._end, key, together))
+
+    def _take(self, key: KeyT) -> list[Waiting[Question, Answer]]:
+        queue = self._queues[key]
+        num_together = self._count(key, [waiting.question for waiting in queue.values()])
+        taken = [self._remove(key, number) for number in list(queue)[:num_together]]
+        return [waiting for waiting in taken if waiting is not None]
+
+    def _end(
+        self, key: KeyT, together: Sequence[Waiting[Question, Answer]], task: "asyncio.Task[None]"
+    ) -> None:
+        for waiting in together:
+            waiting.answer.cancel()  # does nothing, unless the task itself was cancelled
+        self._tasks.discard(task)
+        self._running[key] -= 1
+        if not self._running[key]:
+            del self._running[key]
+        self._wake()
+
+    async def _answer(self, key: KeyT, together: Sequence[Waiting[Question, Answer]]) -> None:
+        try:
+            answers = await self._carry_out(key, [waiting.question for waiting in together])
+            for waiting, answer in zip(together, answers, strict=True):
+                if not waiting.answer.done():
+                    waiting.answer.set_result(answer)
+        except Exception as error:  # noqa: BLE001 - it is raised to each of the callers
+            if len(together) > 1 and self._is_of_one(error):
+                for waiting in together:
+                    if not waiting.answer.done():
+                        await self._answer(key, [waiting])
+            else:
+                for waiting in together:
+                    waiting.refuse(error)
