@@ -15,6 +15,7 @@ LOST_MESSAGES: Final = "tests/integration/broker/test_lost_messages.py"
 ITEMS: Final = "tests/integration/rows/test_items.py"
 CANARY: Final = "tests/integration/runs/test_canary.py"
 ORDER: Final = "tests/integration/collections/test_order_of_writers.py"
+COALESCER: Final = "tests/unit/queries/test_coalescer.py"
 WAITING: Final = "tests/contract/test_no_waiting.py"
 TOKENS: Final = "tests/unit/tokens/test_tokens.py"
 SCRUBBING: Final = "tests/integration/rows/test_scrubbing.py"
@@ -461,6 +462,20 @@ MUTANTS: Final = (
         "LOGIN_SECONDS if is_login else None",
         "None",
         (f"{FLOODS}::test_a_login_that_is_sent_byte_by_byte_ends_although_it_is_never_silent",),
+    ),
+    Mutant(
+        "what comes while its key is at work is begun beside it",
+        "vectormill/coalescer.py",
+        "if self._running[key] < self._max_running_of(key)",
+        "if True",
+        (f"{COALESCER}::test_what_comes_while_its_key_is_at_work_waits_for_the_next_call",),
+    ),
+    Mutant(
+        "the error of one question is told to all that went with it",
+        "vectormill/coalescer.py",
+        "if len(together) > 1 and self._is_of_one(error):",
+        "if False:",
+        (f"{COALESCER}::test_an_error_that_may_be_of_one_is_told_to_that_one_alone",),
     ),
     Mutant(
         "an API that others reach reads local files",
