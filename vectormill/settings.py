@@ -91,7 +91,6 @@ class Settings(BaseSettings):
     open_metrics: bool = Field(default=False, description="Whether /metrics is read without a key.")
     flower_host: str = "127.0.0.1"
     flower_port: int = Field(default=5555, ge=0, le=65535)
-    console_url: str | None = Field(default=None, description="Where a browser finds the console.")
     flower_basic_auth: str | None = Field(default=None, description="user:password for Flower.")
     log_level: Annotated[
         Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], BeforeValidator(str.upper)

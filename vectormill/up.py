@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -189,9 +189,6 @@ def plan_children(
     def child(name: str, ready: Callable[[], bool], *arguments: str) -> ChildSpec:
         return ChildSpec(name, (*options.command, *arguments), environ, ready, logs / f"{name}.log")
 
-    # Flower's page leads to the console, whose port may have been chosen here.
-    watching = {"VECTORMILL_CONSOLE_URL": f"{api.url}/console"} | dict(environ)
-
     names = [_worker_name(model, len(options.models)) for model in options.models] or ["worker"]
 
     def workers_are_ready() -> bool:
@@ -210,10 +207,7 @@ def plan_children(
         child("scheduler", lambda: bool(api.readiness().get("scheduler")), "scheduler"),
         child("indexer", lambda: bool(api.readiness().get("indexer")), "indexer"),
         *workers,
-        replace(
-            child("flower", lambda: flower.answer("/healthcheck") is not None, "flower", *_listen(flower)),
-            env=watching,
-        ),
+        child("flower", lambda: flower.answer("/healthcheck") is not None, "flower", *_listen(flower)),
     ]
 
 

@@ -6,7 +6,6 @@ from fastapi import Depends, Request
 from fastapi.responses import HTMLResponse
 
 from api.console.assets import Assets
-from api.console.facts.maps import Maps
 from api.console.jobs.history import Histories
 from api.console.live import LiveViews
 from api.console.navigation import NAVIGATION
@@ -21,7 +20,6 @@ class Console:
         self.assets = Assets()
         self.views = LiveViews()
         self.histories = Histories()
-        self.maps = Maps()
         self._templates = make_templates(asset=self.assets.url, navigation=NAVIGATION, version=version)
 
     def render(self, name: str, visitor: Visitor | None, path: str = "", **values: Any) -> str:

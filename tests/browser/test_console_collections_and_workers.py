@@ -1,4 +1,4 @@
-"""Workers, collections and schedules in a real Chromium: charts and maps are drawn, and everybody can use them."""
+"""Workers, collections and schedules in a real Chromium: charts are drawn, and everybody can use them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -138,8 +138,6 @@ def test_axe_finds_nothing_and_no_page_is_wider_than_its_window(
         for path in paths:
             beat(site.engine)
             page.goto(site.url + path)
-            if "collections/" in path:
-                expect(page.locator("svg.map circle").first).to_be_attached()
             if violations := find_violations(page):
                 found[path] = violations
             overflow = page.evaluate("document.documentElement.scrollWidth - innerWidth")
@@ -162,25 +160,6 @@ def test_a_worker_has_its_charts_and_its_state_moves_by_itself(browser: Browser,
         expect(page.get_by_text("9,216 MiB").first).to_be_visible()  # what was opened stays open
         page.get_by_text("prints it").click()
         expect(page.get_by_role("group", name="The plan as text")).to_contain_text("████████▒▒▒▒····")
-
-
-def test_a_map_is_drawn_coloured_and_leads_to_what_is_like_its_rows(browser: Browser, site: Site) -> None:
-    with open_page(browser, site) as page:
-        page.goto(f"{site.url}/console/collections/mapped")
-        circles = page.locator("svg.map circle")
-        expect(circles).to_have_count(300)
-        colours = page.evaluate(
-            "new Set([...document.querySelectorAll('svg.map circle')].map(c => getComputedStyle(c).fill)).size"
-        )
-        assert colours >= 3
-        page.get_by_label("Colour").select_option("lang")
-        groups = page.get_by_role("group", name="Groups of the map")
-        expect(groups.get_by_role("row", name="de")).to_contain_text("100")
-        near = groups.get_by_role("link").first
-        key = near.inner_text()
-        near.focus()
-        page.keyboard.press("Enter")
-        expect(page.get_by_role("status").filter(has_text="10 hits")).to_contain_text(f"like {key}")
 
 
 def test_a_schedule_is_paused_and_resumed_by_keyboard(browser: Browser, site: Site) -> None:

@@ -1,4 +1,4 @@
-"""Starts Flower, read-only: workers and tasks to look at, nothing to press."""
+"""Starts Flower in read-only mode: it shows workers and tasks and can change nothing."""
 
 import os
 import sys
@@ -17,7 +17,7 @@ def flower_command(host: str, port: int) -> list[str]:
     """The arguments of `celery` that start Flower; Celery's own come before the word flower, Flower's after it."""
     return [
         "-A",
-        "vectormill.flower_pages.app",
+        "vectormill.broker.flower_app",
         "flower",
         f"--address={host}",
         f"--port={port}",

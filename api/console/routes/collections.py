@@ -1,4 +1,4 @@
-"""The console's collections: a list, and of each what it holds, how it is built, a search box and a map."""
+"""The console's collections: a list, and for each its contents, how it is built, and a search box."""
 
 import time
 from dataclasses import dataclass
@@ -12,7 +12,6 @@ from api.console.console import Console, ConsoleDependency, VisitorDependency
 from api.console.facts.collections import CollectionLine, hide_credentials
 from api.console.facts.searching import MOST_CHARS, SearchForm, SearchOutcome, describe_hit
 from api.console.live import LiveStream, Rendered
-from api.console.pictures.collection_map import HEIGHT, WIDTH
 from api.cursors import After, decode_cursor, encode_cursor
 from api.dependencies import CollectionName, Resources, ResourcesDependency
 from api.problems import Problem
@@ -170,18 +169,3 @@ async def get_live_collection(
         f"collection {name} {can_write}",
         lambda: render_one(resources, console, name, can_write=can_write),
     )
-
-
-@router.get("/console/collections/{name}/map")
-async def get_map(
-    name: CollectionName, resources: ResourcesDependency, console: ConsoleDependency, colour: Text = ""
-) -> HTMLResponse:
-    """A part of the page: a map of a sample, coloured by a value of the metadata or by clusters."""
-
-    def render() -> str:
-        drawn = console.maps.find(resources.engine, name, colour or None)
-        return console.render(
-            "collections/map.html", None, collection=name, drawn=drawn, width=WIDTH, height=HEIGHT
-        )
-
-    return HTMLResponse(await run_in_threadpool(render))

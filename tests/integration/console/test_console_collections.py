@@ -1,4 +1,4 @@
-"""The console's collections on a real API and a real Postgres: the list, a page, its search box and its map."""
+"""The console's collections on a real API and a real Postgres: the list, a page and its search box."""
 
 import html
 import re
@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy import Engine, text
 
 from api.console.words import tell_bytes
-from tests.api_server import api_client, encode_waiting, encoding_meanwhile, many, submit
-from tests.indexed import draw_vectors, execute, make_collection
+from tests.api_server import api_client, encode_waiting, encoding_meanwhile, submit
+from tests.indexed import execute
 from tests.kinds import SCORES
 from tests.protocol import make_items
 from tests.protocol import submit as submit_job
@@ -129,41 +129,11 @@ def test_what_cannot_be_searched_is_refused_where_the_hits_would_be(
     assert said in html.unescape(refusal)
 
 
-def test_a_map_has_a_point_for_each_row_and_colours_by_metadata(client: httpx.Client) -> None:
-    part = client.get("/console/collections/docs/map")
-    assert sorted(re.findall(r"<circle [^>]+><title>([^<]+)</title>", part.text)) == sorted(
-        f"k{number}" for number in range(20)
-    )
-    assert "20 rows by chance, from 100 % of the table" in words_of(part)
-    assert '<option value="lang"' in part.text
-    coloured = client.get("/console/collections/docs/map?colour=page")
-    assert "0 to 2.71429 3" in words_of(coloured)
-    by_lang = client.get("/console/collections/docs/map?colour=lang")
-    assert "de<i> 20" in words_of(by_lang)
-    assert "<i>" not in by_lang.text
-    assert "no value 20" in words_of(client.get("/console/collections/docs/map?colour=none"))
-
-
-def test_a_map_is_drawn_once_a_minute_for_all(client: httpx.Client, engine: Engine) -> None:
-    first = client.get("/console/collections/docs/map")
-    submit(client, many(1), collection="docs", options={"dimensions": 8})
-    encode_waiting(engine)
-    assert client.get("/console/collections/docs/map").text == first.text
-
-
-def test_scores_have_a_histogram_and_records_and_nothing_have_none(engine: Engine) -> None:
+def test_scores_have_no_search_box(engine: Engine) -> None:
     submit_job(engine, make_items(30), collection="judged", spec=SCORES)
     encode_waiting(engine)
-    make_collection(engine, draw_vectors(1)[:0].reshape(0, 8), name="bare")
     with api_client(engine) as client:
-        part = client.get("/console/collections/judged/map")
-        counts = [int(count) for count in re.findall(r'<td class="number">(\d+)</td>', part.text)]
-        assert sum(counts) == 30
-        assert "by the best label" in words_of(part)
-        page = client.get("/console/collections/judged")
-        assert 'role="search"' not in page.text
-        assert "Scores of a sample" in page.text
-        assert "The collection has no rows." in words_of(client.get("/console/collections/bare/map"))
+        assert 'role="search"' not in client.get("/console/collections/judged").text
 
 
 def test_a_generation_that_is_built_shows_how_far_it_is_and_no_secret_of_the_source_is_shown(
