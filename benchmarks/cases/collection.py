@@ -22,7 +22,7 @@ from benchmarks.results.writing import write_number, write_ratio, write_seconds,
 from benchmarks.systems.own.articles import Articles
 from benchmarks.systems.own.own_indexer import COLLECTION
 from benchmarks.systems.own.updates import OwnUpdates
-from vectormill.cli.workplace import workplace
+from vectormill.cli.stack import workplace
 from vectormill.client import Client
 from vectormill.problems import ApiError, ApiUnreachable
 

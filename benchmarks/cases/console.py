@@ -15,7 +15,7 @@ from benchmarks.results.writing import write_seconds
 from benchmarks.systems.own.own_api import OwnApi
 from benchmarks.texts import list_lines
 from tests.chromium import ARGUMENTS, NO_BROWSER, find_chromium
-from vectormill.cli.workplace import workplace
+from vectormill.cli.stack import workplace
 from vectormill.db.session import make_engine
 from vectormill.files.ndjson import encode_parts
 

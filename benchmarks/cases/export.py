@@ -18,7 +18,7 @@ from benchmarks.results.writing import write_mebibytes, write_number
 from benchmarks.systems.own.own_api import OwnApi
 from benchmarks.systems.own.stored_job import store_job
 from benchmarks.texts import list_lines
-from vectormill.cli.workplace import workplace
+from vectormill.cli.stack import workplace
 from vectormill.client import EXPORT_FORMATS
 from vectormill.db.session import make_engine
 from vectormill.models.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec

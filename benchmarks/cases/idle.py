@@ -10,7 +10,7 @@ from benchmarks.results.report import Report
 from benchmarks.results.table import Measure, tabulate
 from benchmarks.results.writing import write_share
 from benchmarks.systems.own.own_stack import OwnStack
-from vectormill.cli.workplace import workplace
+from vectormill.cli.stack import workplace
 
 SETTLE_SECONDS: Final = 20.0
 WATCH_SECONDS: Final = 60.0

@@ -13,7 +13,7 @@ from benchmarks.results.table import Measure, tabulate
 from benchmarks.results.writing import write_ratio, write_seconds
 from benchmarks.systems.own.own_stack import OwnStack
 from benchmarks.texts import list_docstrings
-from vectormill.cli.workplace import workplace
+from vectormill.cli.stack import workplace
 from vectormill.client import Client
 from vectormill.domain.jobs.job import COMPLETED, RUNNING, TERMINAL_JOB_STATES
 from vectormill.files.ndjson import ItemJson

@@ -27,7 +27,7 @@ from benchmarks.results.writing import (
 from benchmarks.systems.line_up import ENGINE, SERVICE, LineUp
 from benchmarks.systems.turns import Record, Turns
 from benchmarks.texts import list_docstrings
-from vectormill.cli.workplace import workplace
+from vectormill.cli.stack import workplace
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 
 DOCSTRINGS: Final = "docstrings"

@@ -18,7 +18,7 @@ from benchmarks.results.writing import write_mebibytes, write_number, write_rati
 from benchmarks.systems.own.articles import Articles
 from benchmarks.systems.own.own_indexer import OwnIndexer, seconds_of
 from benchmarks.systems.own.updates import CocoIndexUpdates, OwnUpdates, Updates
-from vectormill.cli.workplace import workplace
+from vectormill.cli.stack import workplace
 from vectormill.domain.collection import HNSW
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 

@@ -11,8 +11,7 @@ from benchmarks.results.spread import Spread
 from benchmarks.results.table import Measure, tabulate
 from benchmarks.results.writing import write_seconds
 from benchmarks.systems.own.own_stack import OwnStack
-from vectormill.cli.stack import COMMAND
-from vectormill.cli.workplace import workplace
+from vectormill.cli.stack import COMMAND, workplace
 
 NUM_HELPS: Final = 10
 HELP_TARGET_SECONDS: Final = 0.4

@@ -10,7 +10,7 @@ from benchmarks.results.table import Measure, tabulate
 from benchmarks.results.writing import write_mebibytes, write_number
 from benchmarks.systems.own.own_api import OwnApi
 from benchmarks.texts import list_lines
-from vectormill.cli.workplace import workplace
+from vectormill.cli.stack import workplace
 from vectormill.files.ndjson import encode_parts
 
 NUM_ITEMS: Final = 200_000

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from vectormill.cli.settings import read_environment
+from vectormill.settings import process_environment
 from worker.devices.device import CPU, CUDA, Device, device_environment
 
 # On a processor: large enough to hide every start, small enough that three matrices of fp32 are 48 MiB. A GPU needs
@@ -28,7 +28,7 @@ def measure_matrix_rates(device: Device) -> dict[str, float]:
     precisions = ["fp32", "bf16"] if device.has_bf16 else ["fp32"]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.probes.matrix_rate", device.kind, *precisions],
-        env=read_environment() | device_environment(device),
+        env=process_environment() | device_environment(device),
         capture_output=True,
         text=True,
         timeout=TIMEOUT_SECONDS,

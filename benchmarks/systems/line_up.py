@@ -15,8 +15,8 @@ from benchmarks.systems.missing import MissingSystem
 from benchmarks.systems.protocol import BATCHES, ChildOrder
 from benchmarks.systems.service import Service
 from benchmarks.systems.system import System
-from vectormill.cli.settings import read_environment
 from vectormill.files.ndjson import ItemJson
+from vectormill.settings import process_environment
 from worker.devices.device import CPU, Device, device_environment
 
 SERVICE: Final = "service"
@@ -122,7 +122,7 @@ class LineUp:
 
     def _environment(self) -> dict[str, str]:
         """Every system has the threads that our worker has."""
-        return read_environment() | device_environment(self.device)
+        return process_environment() | device_environment(self.device)
 
     def _device_name(self) -> str:
         """The whole processor is `cpu`, whatever its one part is called."""

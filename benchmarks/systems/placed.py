@@ -25,8 +25,8 @@ from benchmarks.systems.gauged import ALONE_FACTORY, SHARD_FACTORY, Reading, rea
 from benchmarks.systems.peers.serving import WARM_UP_SHARE
 from benchmarks.systems.protocol import Pass
 from benchmarks.systems.system import EncodingProcesses
-from vectormill.cli.settings import read_environment
 from vectormill.models.model_card import ModelCard
+from vectormill.settings import process_environment
 from worker.batching.batch import Batch
 from worker.devices.detect import DeviceSampler
 from worker.devices.device import CUDA, Device
@@ -88,7 +88,7 @@ class PlacedModel:
         self._card = card
         self._precision = precision
         self._mixes = mixes
-        self._environment = read_environment() | dict(environment or {})
+        self._environment = process_environment() | dict(environment or {})
         self._exits = ExitStack()
         self._directories: list[Path] = []
         self._runners: list[Runner | RunnerGroup] = []

@@ -77,7 +77,7 @@ def test_only_the_election_of_schedulers_keeps_anything_in_its_session() -> None
 
 # What asks somebody's database, or a server about itself.
 OTHER_DATABASES = frozenset(
-    {"vectormill/sources/kinds/sql.py", "vectormill/cli/servers.py", "vectormill/embedded"}
+    {"vectormill/sources/kinds/sql.py", "vectormill/cli/doctor/servers.py", "vectormill/embedded"}
 )
 
 

@@ -13,19 +13,22 @@ import typer
 
 from vectormill.cli import exits
 from vectormill.cli.commands import (
+    collections,
     demo,
     doctor,
     encode,
+    items,
     jobs,
     keys,
     plan,
     processes,
+    runs,
+    schedules,
+    searches,
     service,
-    tasks,
+    sources,
     webhooks,
 )
-from vectormill.cli.commands.collections import collections, items, searches, vectors
-from vectormill.cli.commands.sources import runs, schedules, sources
 
 app = typer.Typer(
     name="vectormill",
@@ -46,7 +49,7 @@ class Globals:
 
 def _print_version(is_asked: bool) -> None:
     if is_asked:
-        from vectormill.cli.doctor.installation import describe_installation
+        from vectormill.cli.doctor.checks import describe_installation
 
         for line in describe_installation():
             typer.echo(line)
@@ -81,7 +84,7 @@ def vectormill(
         context.obj.command = context.invoked_subcommand
 
 
-for group in (demo, encode, tasks, jobs, vectors, searches, service, processes, plan, doctor):
+for group in (demo, encode, jobs, searches, service, processes, plan, doctor):
     app.add_typer(group.app)
 app.add_typer(items.app, name="items")
 app.add_typer(keys.app, name="keys")

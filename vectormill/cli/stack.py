@@ -1,22 +1,26 @@
-"""Stack: a `vectormill up` as a child, for the time of one command. Knows nothing of what it is used for."""
+"""Stack: a `vectormill up` that runs as a child during one command, and the data directory it runs on."""
 
 import contextlib
+import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Final, NoReturn, Self
 
 from vectormill.cli.extras import require_service
-from vectormill.cli.settings import read_environment
-from vectormill.cli.workplace import make_data_dir
 from vectormill.domain.errors import Unavailable
+from vectormill.embedded.account import make_directory
+from vectormill.embedded.cluster import remove_cluster
 from vectormill.processes.lifetimes import free_port, spawn
 from vectormill.processes.logfile import open_log, tail_of
-from vectormill.settings import PREFIX
+from vectormill.settings import PREFIX, process_environment
 
 COMMAND: Final = (sys.executable, "-m", "vectormill.cli")
 # The first start makes a Postgres cluster and loads a model; recovery after a crash may replay a large log.
@@ -54,7 +58,7 @@ class Stack:
         self._command = [*command, "up", "--data-dir", str(data_dir)]
         self._command += ["--api-port", str(api_port), "--flower-port", str(flower_port)]
         self._command += [] if model is None else ["--model", model]
-        self._environment = read_environment() | dict(variables or {})
+        self._environment = process_environment() | dict(variables or {})
         self._child: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -117,3 +121,29 @@ def stop(child: "subprocess.Popen[bytes]") -> None:
 
 def _exit_on_signal(number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(128 + number)
+
+
+def make_data_dir(directory: Path) -> Path:
+    """The directory, made if need be. Root's can be passed through: its Postgres runs as another user."""
+    directory = directory.expanduser().absolute()
+    if not directory.exists():
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(directory, 0o711 if os.geteuid() == 0 else 0o700)
+    return directory
+
+
+@contextmanager
+def workplace(data_dir: Path | None, keep: bool = False) -> Iterator[Path]:
+    """The directory that was given, or a temporary one that is removed at the end unless it shall be kept."""
+    if data_dir is not None:
+        yield make_data_dir(data_dir)
+        return
+    directory = Path(tempfile.mkdtemp(prefix="vectormill-"))
+    if os.geteuid() == 0:
+        directory.chmod(0o711)
+    try:
+        yield directory
+    finally:
+        if not keep:
+            remove_cluster(directory)  # it may lie elsewhere
+            shutil.rmtree(directory, ignore_errors=True)

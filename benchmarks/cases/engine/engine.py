@@ -20,7 +20,7 @@ from benchmarks.results.report import Report
 from benchmarks.results.writing import write_number
 from benchmarks.systems.line_up import BOUNDS, OURS, LineUp
 from benchmarks.systems.turns import Record, Turns
-from vectormill.cli.workplace import workplace
+from vectormill.cli.stack import workplace
 from vectormill.models.model_card import ModelCard, read_model_card
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 

@@ -15,7 +15,7 @@ from benchmarks.results.report import Report
 from benchmarks.results.table import Table, judge
 from benchmarks.results.writing import write_mebibytes, write_share
 from benchmarks.systems.placed import Ids, PlacedModel, Way
-from vectormill.cli.workplace import workplace
+from vectormill.cli.stack import workplace
 from vectormill.models.model_card import ModelCard, read_model_card
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from worker.devices.detect import detect_inventory

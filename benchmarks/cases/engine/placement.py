@@ -28,7 +28,7 @@ from benchmarks.systems.placed import Ids, PlacedModel, Way
 from benchmarks.systems.system import System
 from benchmarks.systems.turns import Record, Turns
 from benchmarks.texts import list_docstrings
-from vectormill.cli.workplace import workplace
+from vectormill.cli.stack import workplace
 from vectormill.corpus import take_evenly
 from vectormill.domain.errors import VectormillError
 from vectormill.models.model_card import ModelCard, read_model_card

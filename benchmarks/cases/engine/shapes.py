@@ -26,7 +26,7 @@ from benchmarks.results.table import Measure, tabulate
 from benchmarks.results.writing import write_number, write_ratio, write_seconds, write_share
 from benchmarks.systems.line_up import ENGINE, OURS, LineUp
 from benchmarks.systems.turns import Record, Turns
-from vectormill.cli.workplace import workplace
+from vectormill.cli.stack import workplace
 from vectormill.corpus import take_evenly
 from vectormill.models.model_card import ModelCard, read_model_card
 from vectormill.models.registry import DEFAULT_MODEL, Registry

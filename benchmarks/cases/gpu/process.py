@@ -19,8 +19,8 @@ from benchmarks.cases.gpu.plan import Step
 from benchmarks.cases.gpu.state import DONE, FAILED, TIMED_OUT
 from benchmarks.peers.environment import ROOT
 from benchmarks.results.writing import write_seconds
-from vectormill.cli.settings import read_environment
 from vectormill.processes.logfile import tail_of
+from vectormill.settings import process_environment
 
 # From the request to leave until it is killed: servers stop, and models in other processes end.
 LEAVE_SECONDS: Final = 10.0
@@ -72,7 +72,7 @@ class StepProcess:
                     stdout=file,
                     stderr=subprocess.STDOUT,
                     cwd=ROOT,
-                    env=read_environment() | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                    env=process_environment() | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                     start_new_session=True,
                 )
             try:

@@ -24,7 +24,7 @@ from benchmarks.results.report import Report
 from benchmarks.results.table import Table, tabulate
 from benchmarks.systems.host.devices import KINDS
 from benchmarks.systems.host.tree import ROOT
-from vectormill.cli.workplace import workplace
+from vectormill.cli.stack import workplace
 from vectormill.models.model_card import ModelCard
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 

@@ -17,7 +17,7 @@ from benchmarks.results.spread import Spread
 from benchmarks.results.table import Measure, Table, tabulate
 from benchmarks.results.writing import write_number, write_ratio, write_seconds
 from benchmarks.systems.own.own_stack import OwnStack
-from vectormill.cli.workplace import workplace
+from vectormill.cli.stack import workplace
 from vectormill.client import Client
 from vectormill.models.registry import DEFAULT_MODEL, find_packaged_model
 

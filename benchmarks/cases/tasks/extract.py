@@ -35,12 +35,12 @@ from benchmarks.systems.missing import MissingSystem
 from benchmarks.systems.protocol import ChildOrder
 from benchmarks.systems.system import System
 from benchmarks.systems.turns import Record, Turns
-from vectormill.cli.settings import read_environment
-from vectormill.cli.workplace import workplace
+from vectormill.cli.stack import workplace
 from vectormill.domain.errors import VectormillError
 from vectormill.domain.tasks.schema import list_types
 from vectormill.models.random_extractor import BASE, TINY, write_random_extractor
 from vectormill.models.registry import DEFAULT_MODEL, Registry
+from vectormill.settings import process_environment
 from worker.devices.device import device_environment
 
 NAME: Final = "extract"
@@ -133,7 +133,7 @@ class LineUp:
             str(self.directory / "cache" / name),
             options=options,
         )
-        environment = read_environment() | device_environment(benchmark_device())
+        environment = process_environment() | device_environment(benchmark_device())
         return ChildSystem(TITLES[key], f"benchmarks.systems.extraction.{module}", order, environment)
 
     def _make_placed(self, way: str) -> System:

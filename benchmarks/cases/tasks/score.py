@@ -28,7 +28,7 @@ from benchmarks.systems.pairs.pair_line_up import (
     make_naive,
 )
 from benchmarks.systems.turns import Record, Turns
-from vectormill.cli.workplace import workplace
+from vectormill.cli.stack import workplace
 from vectormill.models.model_card import ModelCard, read_model_card
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from worker.encoder.choice import BF16

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from benchmarks.order import BenchmarkFailed
 from benchmarks.systems.host.tree import python_environment
-from vectormill.cli.settings import read_environment
+from vectormill.settings import process_environment
 
 ANSWER_SECONDS: Final = 600.0
 SHOWN_CHARS: Final = 600
@@ -20,7 +20,7 @@ def run_pass(
 ) -> dict[str, Any]:
     """Raises BenchmarkFailed with its last words."""
     command = [sys.executable, "-m", module, json.dumps(order)]
-    whole = {**read_environment(), **python_environment(linked), **environment}
+    whole = {**process_environment(), **python_environment(linked), **environment}
     try:
         done = subprocess.run(command, capture_output=True, text=True, env=whole, timeout=ANSWER_SECONDS)
     except subprocess.TimeoutExpired as error:

@@ -16,12 +16,12 @@ from urllib.parse import urlsplit
 import psutil
 
 from benchmarks.order import BenchmarkFailed
-from vectormill.cli.settings import read_environment
 from vectormill.cli.stack import stop
 from vectormill.db.migrations import upgrade
 from vectormill.embedded.postgres import EmbeddedPostgres
 from vectormill.processes.lifetimes import free_port, spawn
 from vectormill.processes.logfile import open_log, tail_of
+from vectormill.settings import process_environment
 from vectormill.up import Endpoint
 
 HOST: Final = "127.0.0.1"
@@ -46,7 +46,7 @@ class OwnApi:
             exits.callback(postgres.stop)
             self.database_url = postgres.start()
             upgrade(self.database_url)
-            environment = read_environment() | {"VECTORMILL_DATABASE_URL": self.database_url}
+            environment = process_environment() | {"VECTORMILL_DATABASE_URL": self.database_url}
             # Without Redis it says "degraded" and takes jobs all the same.
             environment.pop("VECTORMILL_REDIS_URL", None)
             arguments = ("api", "--host", HOST, "--port", str(self._endpoint.port))

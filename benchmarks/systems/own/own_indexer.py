@@ -17,7 +17,6 @@ from benchmarks.order import BenchmarkFailed
 from benchmarks.probes.memory import MemorySampler
 from benchmarks.systems.own.articles import TABLE, Articles
 from benchmarks.systems.own.stub_worker import StubWorker
-from vectormill.cli.settings import read_environment
 from vectormill.cli.stack import stop
 from vectormill.db.collections.collections import open_collection
 from vectormill.db.jsonb import to_jsonb
@@ -32,6 +31,7 @@ from vectormill.embedded.postgres import EmbeddedPostgres
 from vectormill.models.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
 from vectormill.processes.lifetimes import spawn
 from vectormill.processes.logfile import open_log, tail_of
+from vectormill.settings import process_environment
 
 COLLECTION: Final = "docs"
 POLL_SECONDS: Final = 0.005
@@ -69,7 +69,7 @@ class OwnIndexer:
             self.articles = Articles(url)
             self.articles.fill(self._num_rows)
             self._make_collection()
-            environment = read_environment() | {"VECTORMILL_DATABASE_URL": url}
+            environment = process_environment() | {"VECTORMILL_DATABASE_URL": url}
             with open_log(self._home / "indexer.log") as log:
                 child = spawn(
                     (sys.executable, "-m", "vectormill.cli", "indexer"), env=environment, output=log

@@ -23,7 +23,7 @@ from tests.indexers import (
     wanted,
 )
 from tests.kinds import RECORDS, SCORES, grouped_of, numbers_of
-from vectormill.cli.doctor.check_report import print_check
+from vectormill.cli.views.collection_page import print_check
 from vectormill.db.collections.collections import create_collection, find_generation
 from vectormill.db.rows.items import find_item
 from vectormill.domain.collection import CollectionWishes

@@ -9,8 +9,8 @@ import torch
 from tests.unit.fake_api import FakeApi, serving_fake_api
 from vectormill import corpus
 from vectormill.cli.app import main
+from vectormill.cli.commands.demo import TASK_DEMOS, DemoTask
 from vectormill.cli.demos import weights
-from vectormill.cli.demos.table import TASK_DEMOS, DemoTask
 from vectormill.corpus import Docstring
 from vectormill.domain.errors import InvalidOption, UnknownModel
 from vectormill.domain.tasks.task import EMBED

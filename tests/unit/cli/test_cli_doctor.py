@@ -11,7 +11,7 @@ import pytest
 from tests.unit.fake_api import serving_fake_api
 from vectormill.cli.app import main
 from vectormill.cli.doctor import checks
-from vectormill.cli.servers import judge_pgvector, judge_postgres
+from vectormill.cli.doctor.servers import judge_pgvector, judge_postgres
 from vectormill.processes.lifetimes import free_port
 from vectormill.settings import Settings
 

@@ -4,9 +4,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from vectormill.cli.views.index_progress import look_at_indexing
 from vectormill.cli.views.listing import print_table
-from vectormill.cli.views.run_progress import describe_report, look_at_run
+from vectormill.cli.views.run_progress import describe_report, look_at_indexing, look_at_run
 from vectormill.cli.views.summary import Line, describe_choice, describe_long_texts, summarize_job
 from vectormill.client.views.job_progress import describe_counts, describe_seconds, look_at_job
 from vectormill.client.views.look import Look

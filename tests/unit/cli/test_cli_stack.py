@@ -12,8 +12,7 @@ from tests.unit.fake_api import serving_fake_api
 from vectormill.cli import endpoint
 from vectormill.cli import stack as stacks
 from vectormill.cli.app import main
-from vectormill.cli.stack import Stack, StackFailed
-from vectormill.cli.workplace import workplace
+from vectormill.cli.stack import Stack, StackFailed, workplace
 from vectormill.domain.errors import Unavailable
 from vectormill.embedded.lock import LOCK_NAME, DirectoryLock
 from vectormill.embedded.running import RunningStack, write_note

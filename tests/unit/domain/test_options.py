@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from api.bodies.sources.runs import RunOptionsBody
 from api.intake.options import model_of, parameters_of, struct_of
-from vectormill.cli.arguments.encoding_flags import take_encoding_flags
+from vectormill.cli.options import take_encoding_flags
 from vectormill.client.sync.collections.runs import RunCalls
 from vectormill.domain.encoding import (
     EncodingOptions,

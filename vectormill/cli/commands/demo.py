@@ -6,22 +6,28 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
-from vectormill.cli.arguments.options import Json
-from vectormill.cli.demos.table import TASK_DEMOS, DemoTask
+from vectormill.cli.demos import pairs, records
+from vectormill.cli.demos.task_demo import TaskDemo
 from vectormill.cli.exits import EXIT_CODES_HELP, ITEMS_FAILED, CommandFailed, exit_code_of_job
+from vectormill.cli.options import Json
 from vectormill.domain.tasks.task import EMBED
 
 if TYPE_CHECKING:
-    from vectormill.cli.demos.task_demo import TaskDemo, Weights
+    from vectormill.cli.demos.task_demo import Weights
     from vectormill.cli.views.summary import Line
     from vectormill.client import Client
     from vectormill.files.ndjson import ItemJson
 
 app = typer.Typer()
+
+# The demos of all tasks but `embed`, whose demo is the main job below.
+TASK_DEMOS: Final[Mapping[str, TaskDemo]] = {demo.task: demo for demo in (pairs.DEMO, records.DEMO)}
+# The values of --task for type checkers; a test compares them with the table.
+DemoTask = Literal["embed", "score", "extract"]
 
 COLLECTION: Final = "docstrings"
 QUERIES: Final = ("how to parse a date", "compress data without loss", "run a function in another process")
@@ -134,9 +140,9 @@ def _encode_docstrings(place: _Place, num_items: int | None, *, is_json: bool) -
         )
 
 
-def _run_task(place: _Place, demo: "TaskDemo", num_items: int | None, *, is_json: bool) -> None:
+def _run_task(place: _Place, demo: TaskDemo, num_items: int | None, *, is_json: bool) -> None:
     """Another task's job, on the service that is named or on a stack of its own."""
-    from vectormill.cli.demos.running import run_task
+    from vectormill.cli.demos.task_demo import run_task
     from vectormill.client import Client
 
     with _service(place, demo) as (weights, wait_until_ready):
@@ -147,7 +153,7 @@ def _run_task(place: _Place, demo: "TaskDemo", num_items: int | None, *, is_json
 
 
 @contextmanager
-def _service(place: _Place, demo: "TaskDemo | None" = None) -> "Iterator[tuple[Weights, Callable[[], str]]]":
+def _service(place: _Place, demo: TaskDemo | None = None) -> "Iterator[tuple[Weights, Callable[[], str]]]":
     """The model, and something to call for the API's URL, which waits until it is there: a stack of our own starts
     meanwhile.
     """
@@ -163,12 +169,11 @@ def _service(place: _Place, demo: "TaskDemo | None" = None) -> "Iterator[tuple[W
 
 @contextmanager
 def _workplace(
-    place: _Place, demo: "TaskDemo | None" = None
+    place: _Place, demo: TaskDemo | None = None
 ) -> "Iterator[tuple[Path, Weights, Callable[[], str]]]":
     """The data directory of a stack of our own, its model, and what waits for its API's URL."""
     from vectormill.cli.demos.weights import choose_weights, register
-    from vectormill.cli.stack import Stack
-    from vectormill.cli.workplace import workplace
+    from vectormill.cli.stack import Stack, workplace
     from vectormill.settings import load_settings
 
     settings = load_settings()  # a misspelt variable is told here too
@@ -187,7 +192,7 @@ def _keep_searchable(place: _Place, *, is_json: bool) -> None:
     import psycopg
     from sqlalchemy import make_url
 
-    from vectormill.cli import reindexing
+    from vectormill.cli.demos import reindexing
     from vectormill.cli.views.run_progress import look_at_run
     from vectormill.client import Client
     from vectormill.client.views.progress import Progress

@@ -5,7 +5,7 @@ from typing import Final
 
 import typer
 
-from vectormill.cli.arguments.options import ApiUrl, DataDir, Json
+from vectormill.cli.options import ApiUrl, DataDir, Json
 
 app = typer.Typer()
 

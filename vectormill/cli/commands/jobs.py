@@ -1,6 +1,7 @@
-"""Jobs: submit, watch, pause, resume, cancel, retry, delete, and their items. Each speaks to one API."""
+"""Jobs: submit, watch, pause, resume, cancel, retry, delete and export them, and list their items."""
 
 import itertools
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from http.client import NOT_FOUND
@@ -9,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from vectormill.cli.arguments.encoding_flags import take_encoding_flags
-from vectormill.cli.arguments.options import (
+from vectormill.cli.commands.encode import PAIR_FIELD
+from vectormill.cli.exits import EXIT_CODES_HELP, exit_code_of_job
+from vectormill.cli.options import (
     ApiUrl,
     Collection,
     DataDir,
@@ -23,12 +25,11 @@ from vectormill.cli.arguments.options import (
     Priority,
     Strict,
     TextField,
+    take_encoding_flags,
 )
-from vectormill.cli.commands.encode import PAIR_FIELD
-from vectormill.cli.exits import EXIT_CODES_HELP, exit_code_of_job
 from vectormill.domain.encoding import RequestedOptions
 from vectormill.domain.jobs.job import CANCELLING
-from vectormill.files.formats import INPUT_HELP
+from vectormill.files.formats import INPUT_HELP, OutputName
 
 if TYPE_CHECKING:
     from vectormill.client import Client
@@ -74,8 +75,8 @@ def submit(
     json: Json = False,
 ) -> None:
     """Submit a file of texts as a job and print the job's id."""
-    from vectormill.cli.arguments.options import parse_metadata
     from vectormill.cli.endpoint import connected
+    from vectormill.cli.options import parse_metadata
     from vectormill.cli.views.listing import print_json
     from vectormill.files.rows import FAIL_ALONE, REFUSE, Fields
     from vectormill.files.texts import look_at_texts, read_texts
@@ -304,3 +305,38 @@ def _print_job(job: Mapping[str, Any], is_json: bool) -> None:
     )
     for sentence in describe_long_texts(job):
         typer.echo(sentence, err=True)
+
+
+@app.command(
+    epilog="Examples: vectormill export JOB -o vectors.parquet\n\nvectormill export JOB -o - | jq .key\n\n"
+    "npy writes the keys beside it, a JSON string a line: vectors.npy.keys.txt."
+)
+def export(
+    job_id: Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")],
+    out: Annotated[
+        str, typer.Option("--out", "-o", metavar="OUT", help="A file, or - for NDJSON on stdout.")
+    ],
+    format: Annotated[OutputName | None, typer.Option("--format", help="Else told by OUT's name.")] = None,
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Also while the job runs: what is there now.")
+    ] = False,
+    api_url: ApiUrl = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Write a job's vectors to a file, which appears whole or not at all."""
+    from vectormill.cli.endpoint import connected
+    from vectormill.domain.errors import InvalidOption
+    from vectormill.files.outputs import choose_format, write_vectors
+
+    with connected(api_url, data_dir) as client:
+        if out == "-":
+            if format == "npy":
+                raise InvalidOption("npy needs a file to write, since its keys go beside it; give -o FILE.")
+            client.export(job_id, sys.stdout.buffer, format or "ndjson", partial=partial)
+            return
+        write_vectors(
+            lambda file, kind: client.export(job_id, file, kind, partial=partial),
+            Path(out),
+            choose_format(Path(out), format),
+        )
+    typer.echo(f"Wrote {out}.", err=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from vectormill.cli.arguments.options import DataDir, Json
+from vectormill.cli.options import DataDir, Json
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from vectormill.cli.arguments.options import DataDir
+from vectormill.cli.options import DataDir
 
 if TYPE_CHECKING:
     from vectormill.settings import Settings
@@ -51,7 +51,7 @@ def up(
     """
     from vectormill.broker.flower import refuse_without_password
     from vectormill.cli.extras import require_service
-    from vectormill.cli.settings import read_environment
+    from vectormill.settings import process_environment
 
     settings = begin_process(
         "up", data_dir=data_dir, api_host=host, api_port=api_port, flower_port=flower_port
@@ -70,7 +70,7 @@ def up(
         database_url=settings.database_url,
         redis_url=settings.redis_url,
         models=tuple(model or ()),
-        environ=read_environment(),
+        environ=process_environment(),
     )
     raise typer.Exit(run_up(options))
 

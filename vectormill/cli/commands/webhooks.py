@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
-from vectormill.cli.arguments.options import ApiUrl, DataDir, Json, NewestFirst
+from vectormill.cli.options import ApiUrl, DataDir, Json, NewestFirst
 
 if TYPE_CHECKING:
     from datetime import datetime

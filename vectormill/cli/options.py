@@ -1,11 +1,15 @@
 """Options: the flags that several commands share, each explained once. Knows no command."""
 
+import functools
+import inspect
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Final, Literal, NoReturn, ParamSpec, get_type_hints
 
 import typer
 
+from vectormill.domain.encoding import EncodingOptions, Option, list_options
 from vectormill.domain.errors import InvalidOption
 
 ApiUrl = Annotated[
@@ -91,3 +95,56 @@ def parse_metadata(text: str | None) -> dict[str, Any] | None:
     if not isinstance(value, dict):
         raise InvalidOption('--metadata must be a JSON object, as {"source": "arxiv"}.')
     return value
+
+
+PARAMETER: Final = "options"
+
+P = ParamSpec("P")
+
+
+def take_encoding_flags(command: Callable[P, None]) -> Callable[P, None]:
+    """The command with flags in the place of its parameter `options`, which it gets filled from them.
+
+    Typer reads a command's flags from its signature, so it is given one that has them.
+    """
+    kind: type[EncodingOptions] = get_type_hints(command)[PARAMETER]
+    flags = [
+        inspect.Parameter(
+            option.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=make_flag(option)
+        )
+        for option in list_options(kind)
+    ]
+
+    @functools.wraps(command)
+    def with_flags(*args: P.args, **given: P.kwargs) -> None:
+        values: dict[str, Any] = {flag.name: given.pop(flag.name) for flag in flags}
+        given[PARAMETER] = kind(**values)
+        command(*args, **given)
+
+    signature = inspect.signature(command, eval_str=True)
+    parameters: list[inspect.Parameter] = []
+    for parameter in signature.parameters.values():
+        parameters += flags if parameter.name == PARAMETER else [keyword_only(parameter)]
+    with_flags.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return with_flags
+
+
+def make_flag(option: Option) -> Any:
+    """`--long-texts [truncate|fail|passages]`, as Typer writes it."""
+    told = option.help
+    words = option.name.replace("_", "-")
+    kind = Literal[told.choices] if told.choices else option.kind
+    flag = typer.Option(
+        f"--{words}/--no-{words}" if option.kind is bool else f"--{words}",
+        metavar=told.metavar,
+        help=told.text,
+        min=told.least,
+        show_default=told.unset or False,
+        hidden=told.is_older_name,
+    )
+    return Annotated[kind | None, flag]
+
+
+def keyword_only(parameter: inspect.Parameter) -> inspect.Parameter:
+    """As Typer calls commands."""
+    return parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)

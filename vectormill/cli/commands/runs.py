@@ -7,15 +7,15 @@ from typing import Annotated, Any
 
 import typer
 
-from vectormill.cli.arguments.encoding_flags import take_encoding_flags
-from vectormill.cli.arguments.options import (
+from vectormill.cli.exits import EXIT_CODES_HELP, exit_code_of_job
+from vectormill.cli.options import (
     ApiUrl,
     DataDir,
     Json,
     Model,
     NewestFirst,
+    take_encoding_flags,
 )
-from vectormill.cli.exits import EXIT_CODES_HELP, exit_code_of_job
 from vectormill.domain.encoding import EncodingOptions
 
 app = typer.Typer(

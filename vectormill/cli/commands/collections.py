@@ -1,21 +1,20 @@
-"""Collections: make, list, look at, change, export, check and delete them."""
+"""Collections: make, list, look at, change, export, check and delete them, their generations and their indexes."""
 
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import typer
 
-from vectormill.cli.arguments.encoding_flags import take_encoding_flags
-from vectormill.cli.arguments.options import (
+from vectormill.cli.options import (
     ApiUrl,
     DataDir,
     Json,
     Model,
+    take_encoding_flags,
 )
-from vectormill.cli.commands.collections.generations import discard, rollback
-from vectormill.cli.commands.collections.indexes import EXAMPLES, index
 from vectormill.domain.encoding import EncodingOptions
 from vectormill.files.formats import OUTPUT_FORMATS, RowsName, describe_outputs
 
@@ -28,8 +27,6 @@ app = typer.Typer(
 COLUMNS: Final = ("name", "kind", "model", "rows", "size", "generations", "last re-index")
 
 Name = Annotated[str, typer.Argument(metavar="COLLECTION", help="The collection's name.")]
-
-
 KeepText = Annotated[
     bool | None,
     typer.Option(
@@ -242,9 +239,9 @@ def check(
     json: Json = False,
 ) -> None:
     """Check a collection: vectors, index, texts encoded again, and what belongs to nobody."""
-    from vectormill.cli.doctor.check_report import print_check
     from vectormill.cli.endpoint import connected
     from vectormill.cli.exits import ITEMS_FAILED, JOB_NOT_COMPLETED
+    from vectormill.cli.views.collection_page import print_check
     from vectormill.cli.views.listing import print_json
     from vectormill.cli.views.run_progress import look_at_run
     from vectormill.client.views.progress import Progress
@@ -266,6 +263,179 @@ def check(
         raise typer.Exit(ITEMS_FAILED)
 
 
-app.command(epilog="Example: vectormill collections rollback docs")(rollback)
-app.command(epilog=EXAMPLES)(index)
-app.command(epilog="Example: vectormill collections discard docs 12")(discard)
+@app.command(epilog="Example: vectormill collections rollback docs")
+def rollback(
+    name: Name,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Do not ask; leave out what was put since and has no kept text.")
+    ] = False,
+    api_url: ApiUrl = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Search again what was live before the last swap; a run encodes what was put since for it.
+
+    Where texts are not kept, it asks before it leaves out what was put.
+    """
+    from vectormill.cli.endpoint import connected
+    from vectormill.cli.views.listing import print_json
+    from vectormill.problems import ApiError
+
+    with connected(api_url, data_dir) as client:
+        try:
+            answer = client.rollback_collection(name, allow_missing=yes)
+        except ApiError as error:
+            if error.title != "Rows missing":
+                raise
+            if not sys.stdin.isatty():
+                raise ApiError(error.status, error.title, f"{error} (--yes does.)") from error
+            typer.confirm(f"{error} Roll back?", abort=True, err=True)
+            answer = client.rollback_collection(name, allow_missing=True)
+    if json:
+        print_json(answer)
+        return
+    live, retired = answer["live"], answer["retired"]
+    typer.echo(
+        f"{name} is generation {live['id']} again ({live['options']['model']}, {live['fingerprint']}); "
+        f"{retired['id']} ({retired['options']['model']}, {retired['fingerprint']}) is retired."
+    )
+    newer, missing = answer["num_newer_rows"], answer["num_missing_rows"]
+    if newer != 0:
+        typer.echo(f"Run {answer['run_id']} encodes for it what was put since it was live.")
+    if missing:
+        said = (
+            "1 row that was put since it was live has"
+            if missing == 1
+            else f"{missing:,} rows that were put have"
+        )
+        typer.echo(f"{said} no kept text, and is missing where no job has its text any more.")
+
+
+@app.command(
+    epilog="Examples: vectormill collections index docs\n\n"
+    "vectormill collections index docs --on lang --on year --wait\n\n"
+    "vectormill collections index docs --policy hnsw --m 24 --ef-construction 128 --wait"
+)
+def index(
+    name: Name,
+    policy: Annotated[
+        Literal["auto", "hnsw", "none"] | None,
+        typer.Option("--policy", help="A vector index from 10,000 rows on, always, or never."),
+    ] = None,
+    m: Annotated[
+        int | None,
+        typer.Option("--m", metavar="N", min=2, max=100, help="Neighbours of a row in the graph."),
+    ] = None,
+    ef_construction: Annotated[
+        int | None,
+        typer.Option(
+            "--ef-construction", metavar="N", min=4, max=1000, help="Candidates looked at for a row."
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option("--workers", metavar="N", min=0, max=31, help="Processes that help with a build."),
+    ] = None,
+    memory_mib: Annotated[
+        int | None,
+        typer.Option("--memory-mib", metavar="MIB", min=1, help="maintenance_work_mem of a build."),
+    ] = None,
+    on: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--on",
+            metavar="FIELD",
+            help="A field of the metadata that filters name, a dot leads into an object, * is all; repeat it. In the "
+            "place of those that were named before.",
+        ),
+    ] = None,
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="Build the vector index anew, though it serves.")
+    ] = False,
+    drop: Annotated[
+        bool, typer.Option("--drop", help="Drop the vector index; the policy becomes none.")
+    ] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Follow the run until it ends.")] = False,
+    api_url: ApiUrl = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Show the indexes of a collection; with options, have them built, rebuilt or dropped, while searches go on."""
+    from vectormill.cli.endpoint import connected
+    from vectormill.cli.exits import exit_code_of_job
+    from vectormill.cli.views.listing import print_json
+    from vectormill.cli.views.run_progress import describe_outcome, look_at_indexing
+    from vectormill.client.views.progress import Progress
+
+    wishes = (policy, m, ef_construction, workers, memory_mib, on)
+    with connected(api_url, data_dir) as client:
+        if all(wish is None for wish in wishes) and not (rebuild or drop or wait):
+            _print_indexes(client.index(name), json)
+            return
+        run = client.set_index(
+            name,
+            policy=policy,
+            m=m,
+            ef_construction=ef_construction,
+            workers=workers,
+            memory_bytes=None if memory_mib is None else memory_mib << 20,
+            filters=on,
+            rebuild=rebuild,
+            drop=drop,
+        )
+        if wait:
+            with Progress(look_at_indexing) as progress:
+                run = client.wait_run(run["id"], progress)
+    if json:
+        print_json(run)
+    elif wait:
+        typer.echo("\n".join([f"Run {run['id']} is {run['state']}.", *describe_outcome(run)]))
+    else:
+        typer.echo(f"Run {run['id']} is {run['state']}; `vectormill runs show {run['id']}` tells more.")
+    if wait:
+        raise typer.Exit(exit_code_of_job(run["state"]))
+
+
+@app.command(epilog="Example: vectormill collections discard docs 12")
+def discard(
+    name: Name,
+    generation_id: Annotated[
+        int, typer.Argument(metavar="GENERATION", help="Its number, as `collections show` has it.")
+    ],
+    api_url: ApiUrl = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Give up a generation that is being built, or is retired; its tables are dropped soon."""
+    from vectormill.cli.endpoint import connected
+
+    with connected(api_url, data_dir) as client:
+        client.discard_generation(name, generation_id)
+    typer.echo(f"Generation {generation_id} of {name} is given up; its tables are dropped within seconds.")
+
+
+def _print_indexes(found: Mapping[str, object], is_json: bool) -> None:
+    from vectormill.cli.views.listing import print_json, print_table
+
+    if is_json:
+        print_json(found)
+        return
+    indexes, plan, progress = found["indexes"], found["plan"], found["progress"]
+    assert isinstance(indexes, list)
+    assert isinstance(plan, dict)
+    rows = [
+        (
+            each["name"],
+            each["method"],
+            "ready" if each["is_valid"] else "not ready",
+            f"{each['num_bytes'] / (1 << 20):,.1f} MiB",
+            (each["last_used_at"] or "never")[:19],
+        )
+        for each in indexes
+    ]
+    print_table(("index", "method", "state", "size", "last used"), rows)
+    typer.echo(f"Policy {found['policy']}, {found['num_rows']:,} rows.")
+    for reason in plan["reasons"]:
+        typer.echo(reason)
+    if isinstance(progress, dict):
+        share = "" if progress["share"] is None else f", {progress['share']:.0%}"
+        typer.echo(f"A build goes on: {progress['phase']}{share}.")

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from vectormill.cli.arguments.options import ApiUrl, DataDir, Json
+from vectormill.cli.options import ApiUrl, DataDir, Json
 from vectormill.domain.search import MAX_LIMIT, MAX_OFFSET
 
 app = typer.Typer()

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vectormill.cli.arguments.options import ApiUrl, DataDir, Json
+from vectormill.cli.options import ApiUrl, DataDir, Json
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -47,8 +47,8 @@ def put(
     json: Json = False,
 ) -> None:
     """Encode a text, or score a pair, and keep the result under the key instead of what was there."""
-    from vectormill.cli.arguments.options import parse_metadata
     from vectormill.cli.endpoint import connected
+    from vectormill.cli.options import parse_metadata
     from vectormill.cli.views.listing import print_json
 
     found = parse_metadata(metadata)

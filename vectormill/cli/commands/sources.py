@@ -1,11 +1,13 @@
-"""Sources: where the texts of collections come from, and pushes to them. Each command speaks to one API."""
+"""Sources: where the texts of collections come from, tables that are followed, and pushes."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, Final
 
 import typer
 
-from vectormill.cli.arguments.options import (
+from vectormill.cli.commands.encode import PAIR_FIELD
+from vectormill.cli.options import (
     ApiUrl,
     DataDir,
     Json,
@@ -15,20 +17,22 @@ from vectormill.cli.arguments.options import (
     TextField,
     TextPair,
 )
-from vectormill.cli.commands.encode import PAIR_FIELD
-from vectormill.cli.commands.sources import following
+from vectormill.domain.errors import InvalidOption
 
 app = typer.Typer(
     no_args_is_help=True,
     epilog="Example: vectormill sources set handbook --tree docs/ --include '**/*.md' --split paragraphs",
     help="Say where the texts of a collection come from, so that it follows them.",
 )
-app.add_typer(following.app)
 # Beside the other commands that send texts.
 push_app = typer.Typer()
 
 Collection = Annotated[str, typer.Argument(metavar="COLLECTION", help="What follows the source.")]
+Followed = Annotated[str, typer.Argument(metavar="COLLECTION", help="With a SQL source in our own Postgres.")]
 Texts = list[str] | None
+
+# A query begins with one of these words.
+QUERY_WORDS: Final = ("SELECT", "WITH", "TABLE", "VALUES")
 
 
 @app.command(
@@ -101,7 +105,6 @@ def set_source(
     json: Json = False,
 ) -> None:
     """Set the source of a collection, and show its first rows. The API reads it: paths and variables are the API's."""
-    from vectormill.cli.arguments.source_options import absolute, choose_kind, parse_split
     from vectormill.cli.endpoint import connected
 
     columns: dict[str, Any] = {
@@ -166,6 +169,56 @@ def delete(collection: Collection, api_url: ApiUrl = None, data_dir: DataDir = N
     with connected(api_url, data_dir) as client:
         client.delete_source(collection)
     typer.echo(f"Collection {collection} has no source any more; its rows stay.")
+
+
+@app.command(
+    epilog="Examples: vectormill sources follow docs\n\n"
+    "vectormill sources follow docs --table public.papers --key-column id"
+)
+def follow(
+    collection: Followed,
+    table: Annotated[
+        str | None,
+        typer.Option("--table", metavar="TABLE", help="Else the one of the query.", show_default=False),
+    ] = None,
+    key_column: Annotated[
+        str | None,
+        typer.Option("--key-column", metavar="COLUMN", help="Else the query's key.", show_default=False),
+    ] = None,
+    api_url: ApiUrl = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Put triggers on the source's table: what changes there is encoded or deleted within seconds.
+
+    What changed before, a re-index brings; the nightly one stays as the truth.
+    """
+    from vectormill.cli.endpoint import connected
+
+    with connected(api_url, data_dir) as client:
+        _print_following(client.follow(collection, table=table, key_column=key_column), json)
+
+
+@app.command(epilog="Example: vectormill sources unfollow docs")
+def unfollow(
+    collection: Followed, api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False
+) -> None:
+    """Remove the triggers. Rows of the collection stay."""
+    from vectormill.cli.endpoint import connected
+
+    with connected(api_url, data_dir) as client:
+        _print_following(client.unfollow(collection), json)
+
+
+@app.command(epilog="Example: vectormill sources following docs")
+def following(
+    collection: Followed, api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False
+) -> None:
+    """Show which table a collection follows, and how many of its changes wait."""
+    from vectormill.cli.endpoint import connected
+
+    with connected(api_url, data_dir) as client:
+        _print_following(client.following(collection), json)
 
 
 @push_app.command(
@@ -240,3 +293,69 @@ def _print_check(found: Mapping[str, Any]) -> None:
     typer.echo(f"Read {read} rows; their keys are unique.", err=True)
     for example in found["complaints"]["examples"]:
         typer.echo(example, err=True)
+
+
+def _print_following(body: Mapping[str, Any], is_json: bool) -> None:
+    from vectormill.cli.views.listing import print_json
+
+    if is_json:
+        print_json(body)
+    elif body["table"] is None:
+        typer.echo(f"{body['collection']} follows no table.")
+    else:
+        waiting = (
+            f"{body['waiting_changes']:,} changes wait" if body["waiting_changes"] else "no change waits"
+        )
+        typer.echo(f"{body['collection']} follows {body['table']} by {body['key_column']}; {waiting}.")
+
+
+def choose_kind(said: Mapping[str, Mapping[str, Any] | None]) -> tuple[str, dict[str, Any]]:
+    """The one kind that options were given of, and those of them that were given. Raises InvalidOption."""
+    given = {kind: options for kind, options in said.items() if options is not None}
+    if len(given) != 1:
+        raise InvalidOption("Name one source: --sql, --files, --tree, --push or --own-texts.")
+    ((kind, options),) = given.items()
+    return kind, {name: value for name, value in options.items() if value not in (None, [])}
+
+
+def read_source(
+    where: str,
+    *,
+    key: str | None,
+    text: str | None,
+    metadata: list[str] | None,
+    text_pair: str | None = None,
+) -> tuple[str, dict[str, Any]]:
+    """Kind and options of a source that is said in a word: a query by its first one, a folder by being one."""
+    columns = {"key": key, "text": text, "text_pair": text_pair, "metadata": metadata}
+    words = where.split(None, 1)
+    is_query = len(words) > 1 and words[0].upper() in QUERY_WORDS
+    is_tree = not is_query and (where.endswith("/") or Path(where).expanduser().is_dir())
+    return choose_kind(
+        {
+            "sql": {"query": where, **columns, "key": key or "key", "text": text or "text"}
+            if is_query
+            else None,
+            "tree": {"folder": absolute(where)} if is_tree else None,
+            "files": None if is_query or is_tree else {"files": [absolute(where)], **columns},
+        }
+    )
+
+
+def absolute(name: str) -> str:
+    """A local path from the root, as another process has another working directory; a URL as it is."""
+    return name if "://" in name else str(Path(name).expanduser().absolute())
+
+
+def parse_split(how: str | None) -> dict[str, Any]:
+    """`paragraphs`, `paragraphs:200:1500`, `tokens:256`, `tokens:256:32` or `none`. Raises InvalidOption."""
+    if how in (None, "none"):
+        return {}
+    by, *numbers = how.split(":")
+    names = {"paragraphs": ("min_chars", "max_chars"), "tokens": ("tokens", "overlap")}.get(by, ())
+    if not names or len(numbers) > len(names) or not all(number.isdecimal() for number in numbers):
+        raise InvalidOption(
+            f"{how!r} is no way to split: give paragraphs, paragraphs:MIN:MAX (characters), tokens:N or "
+            "tokens:N:OVERLAP."
+        )
+    return {"by": by, **dict(zip(names, map(int, numbers), strict=False))}

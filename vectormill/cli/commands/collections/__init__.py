@@ -1,1 +1,0 @@
-"""Commands for collections and what is in them."""

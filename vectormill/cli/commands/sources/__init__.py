@@ -1,1 +1,0 @@
-"""Commands for sources, runs and schedules."""
