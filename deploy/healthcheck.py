@@ -21,7 +21,7 @@ from vectormill.settings import load_settings
 
 
 def find_complaint(subject: str) -> str | None:
-    """What is wrong with the process, as a sentence; None when it is well."""
+    """Return what is wrong with the process, as a sentence; None when it is well."""
     try:
         if subject not in (SCHEDULER, INDEXER, "worker"):
             urlopen(subject, timeout=4).close()  # noqa: S310 - the URL is one that docker-compose.yml names

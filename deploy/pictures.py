@@ -34,7 +34,7 @@ SHOWN_SHARE: Final = 0.4
 
 @contextmanager
 def running_stack(chunk_max_items: int) -> Iterator[httpx.Client]:
-    """A client of a `vectormill up` of its own, which is ended with the block."""
+    """Yield a client of a `vectormill up` of its own, which is ended with the block."""
     port, flower_port = find_ports(2)
     with new_directory() as home:
         command = [sys.executable, "-m", "vectormill.cli", "up", "--data-dir", str(home)]
@@ -115,7 +115,7 @@ def submit_work(client: httpx.Client, docstrings: Sequence[Docstring]) -> str:
 
 
 def open_pages(browser: Browser, url: str, job_id: str) -> dict[str, Page]:
-    """By the names of their pictures. From now on they follow what happens, as a visitor's do."""
+    """Open the pages, and return them by the names of their pictures. They follow what happens, as a visitor's do."""
     schemes: tuple[tuple[Literal["light", "dark"], str], ...] = (("light", ""), ("dark", "-dark"))
     pages = {}
     for scheme, suffix in schemes:

@@ -114,7 +114,7 @@ class Terminal:
 
 
 def run(command: Sequence[str], said: str) -> tuple[list[tuple[float, Screen]], int]:
-    """Every screen with the second at which it was there, and the exit status."""
+    """Return every screen with the second at which it was there, and the exit status."""
     terminal = Terminal()
     terminal.write(f"\x1b[32m$\x1b[0m \x1b[1m{said}\x1b[0m\r\n")
     begun = time.monotonic()
@@ -132,7 +132,7 @@ def run(command: Sequence[str], said: str) -> tuple[list[tuple[float, Screen]], 
 
 
 def read_all(descriptor: int) -> Iterator[str]:
-    """What is written, in the pieces in which it comes."""
+    """Yield what is written, in the pieces in which it arrives."""
     rest = b""
     while True:
         select.select([descriptor], [], [])
@@ -156,7 +156,7 @@ def cut(text: str) -> Iterator[str]:
 
 
 def choose(screens: Sequence[tuple[float, Screen]]) -> list[tuple[float, Screen]]:
-    """Some of them, each with how long it is shown: the first, the last ones, and of the rest what is evenly apart."""
+    """Choose screens, each with how long it is shown: the first, the last ones, and evenly spaced ones between."""
     distinct = [next(group) for _, group in groupby(screens, key=lambda each: each[1])]
     tail = distinct[-5:]
     body = distinct[1:-5]
@@ -168,7 +168,7 @@ def choose(screens: Sequence[tuple[float, Screen]]) -> list[tuple[float, Screen]
 
 
 def draw(frames: Sequence[tuple[float, Screen]], title: str) -> str:
-    """One SVG. Each frame is seen in its part of the time; who wants no motion sees the last."""
+    """Return one SVG. Each frame is seen in its part of the time; who wants no motion sees the last."""
     width, height = COLUMNS * CHAR_WIDTH + 2 * MARGIN, ROWS * LINE_HEIGHT + 3 * MARGIN
     total = sum(seconds for seconds, _ in frames)
     style, groups, start = [], [], 0.0

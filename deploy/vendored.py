@@ -83,7 +83,7 @@ def main() -> None:
 
 
 def renew(package: Package) -> str:
-    """Replaces every folder of the package by one of its version; the row that tells so."""
+    """Replace every folder of the package by one of its version; the row that tells so."""
     with tempfile.TemporaryDirectory() as directory:
         subprocess.run(
             ["npm", "pack", "--silent", f"{package.name}@{package.version}"], cwd=directory, check=True

@@ -76,11 +76,13 @@ class Dispatcher:
         return self._is_redis_full and not self._is_redis_away
 
     def begin_term(self) -> None:
-        """Whoever dispatched before may have died between COMMIT and publishing, so the next look trusts nothing."""
+        """Trust nothing at the next look: the dispatcher before may have died between COMMIT and publishing."""
         self._has_unrung = True
 
     def recall_lost_messages(self) -> bool:
-        """Looks whether Redis lost messages, and has these chunks dispatched again. False while Redis is away."""
+        """Check whether Redis lost messages, and have their chunks dispatched again. Return False while Redis is
+        away.
+        """
         try:
             is_lost = self._sentinel.has_lost_content()
             absent = self._find_absent()
@@ -104,7 +106,7 @@ class Dispatcher:
         return True
 
     def _find_absent(self) -> dict[str, Dispatch]:
-        """Dispatches that nobody has claimed and that do not wait in Redis, by task id."""
+        """Return by task id the dispatches that nobody has claimed and that do not wait in Redis."""
         with self._engine.connect() as connection:
             queued = {task_id_of(dispatch): dispatch for dispatch in list_queued(connection)}
         if not queued:
@@ -123,7 +125,7 @@ class Dispatcher:
             )
 
     def dispatch(self) -> int:
-        """Dispatches what there is room for; the number of chunks."""
+        """Dispatch as many chunks as the workers have capacity for, and return their number."""
         if self._is_redis_away:
             return 0
         began = time.time()
@@ -160,14 +162,14 @@ class Dispatcher:
         return dispatches
 
     def _welcome(self, job_ids: list[UUID]) -> None:
-        """A newcomer starts level with the job served least, so that it does not catch up on all they were given."""
+        """Start new jobs level with the job served least, so that they do not catch up on all earlier turns."""
         known = [self._served[job_id] for job_id in job_ids if job_id in self._served]
         level = min(known, default=0)
         self._served = defaultdict(int, {job_id: self._served.get(job_id, level) for job_id in job_ids})
 
 
 def _is_refused(error: BaseException | None) -> bool:
-    """Whether Redis took the command and said no, rather than nothing. kombu wraps what redis-py raises."""
+    """Return whether Redis took the command and said no, rather than nothing. kombu wraps what redis-py raises."""
     while error is not None:
         if isinstance(error, ResponseError):
             return True

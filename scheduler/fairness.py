@@ -1,4 +1,6 @@
-"""Which jobs get the free room: priority with ageing, then turns. Pure; knows nothing of databases or queues."""
+"""Fairness: which jobs get the free capacity, by ageing priority and then in turns. Pure; knows no database or
+queue.
+"""
 
 import heapq
 import sys
@@ -13,7 +15,7 @@ from vectormill.domain.jobs.job import INTERACTIVE_PRIORITY
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """So many chunks of one job are to be dispatched now."""
+    """The number of chunks of one job that are to be dispatched now."""
 
     job_id: UUID
     num_chunks: int
@@ -25,7 +27,9 @@ MAX_INTERACTIVE_CHUNKS = 64
 
 
 def effective_priority(demand: Demand, ageing_seconds: float) -> int:
-    """The job's priority, lifted by one class for every `ageing_seconds` it has waited, but never to interactive."""
+    """Return the job's priority, lifted by one class for every `ageing_seconds` it has waited, but never to
+    interactive.
+    """
     if demand.priority == INTERACTIVE_PRIORITY:
         return INTERACTIVE_PRIORITY
     return max(INTERACTIVE_PRIORITY + 1, demand.priority - int(demand.waited_seconds // ageing_seconds))
@@ -34,7 +38,7 @@ def effective_priority(demand: Demand, ageing_seconds: float) -> int:
 def plan_shares(
     demands: Sequence[Demand], rooms: Sequence[Room], served: Mapping[UUID, int], ageing_seconds: float
 ) -> list[Share]:
-    """Shares the room of each model among the jobs that demand it.
+    """Share the room of each model among the jobs that demand it.
 
     Within the most urgent class the next chunk is always of the job that was served the fewest tokens so far, so that
     jobs of long and of short texts have a device for equal times; a class is looked at only when all of the more urgent
@@ -63,7 +67,7 @@ def plan_shares(
 def _take_turns(
     jobs: Sequence[Demand], num_chunks: int, num_tokens: int, served: Mapping[UUID, int]
 ) -> Iterator[UUID]:
-    """Whose chunk is the next, as long as there is room for one more; the last may be larger than what is left."""
+    """Yield the job of each next chunk while there is capacity; the last chunk may be larger than what is left."""
     turns = [(served.get(demand.job_id, 0), demand.seq, 1, demand) for demand in jobs]
     heapq.heapify(turns)
     while turns and num_chunks > 0 and num_tokens > 0:

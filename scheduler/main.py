@@ -57,7 +57,7 @@ class Duty:
 
 
 def run(settings: Settings) -> None:
-    """Runs until SIGTERM or SIGINT."""
+    """Run until SIGTERM or SIGINT."""
     if settings.database_url is None or settings.redis_url is None:
         raise ConfigurationError(
             "The scheduler needs VECTORMILL_DATABASE_URL and VECTORMILL_REDIS_URL; `vectormill up` brings its own."
@@ -111,7 +111,7 @@ def _serve_term(
     settings: Settings,
     stop: threading.Event,
 ) -> None:
-    """Waits to be elected, then works until the lock's session breaks or the process is told to stop."""
+    """Wait to be elected, then works until the lock's session breaks or the process is told to stop."""
     with (
         engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection,
         ExitStack() as cleanup,
@@ -149,7 +149,7 @@ def _serve_term(
 
 
 def pause(driver: psycopg.Connection[Any], porter: Porter, seconds: float, stop: threading.Event) -> None:
-    """Until a job comes, a worker rings, or for so long."""
+    """Wait until a job comes, a worker rings, or the seconds are over."""
     porter.listen()
     if has_heard_of_job(driver):
         return

@@ -32,7 +32,7 @@ class Reaper:
         self._patient_until = 0.0
 
     def reap(self) -> int:
-        """One round; the number of chunks that go back to `pending`. Each repair is a short transaction of its own."""
+        """Carry out one round, each repair in a short transaction. Return how many chunks go back to `pending`."""
         expired = self._rescue_expired()
         with self._engine.begin() as connection:
             unclaimed = rescue_unclaimed_chunks(connection, self._queued_timeout_seconds)

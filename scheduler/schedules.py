@@ -10,7 +10,7 @@ logger = logging.getLogger(__name__)
 
 
 def fire_due_schedules(engine: Engine) -> int:
-    """The number of due times that were dealt with. Each is a transaction: one that fails stops no other.
+    """Return the number of due times that were dealt with. Each is a transaction: one that fails stops no other.
 
     Raises SQLAlchemyError when Postgres is away.
     """

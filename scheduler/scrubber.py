@@ -46,7 +46,7 @@ class Scrubber:
         self._prune_due = 0.0
 
     def scrub(self, is_stopping: Callable[[], bool]) -> None:
-        """One round: some seconds of work at the most, batch by batch."""
+        """Carry out one round: some seconds of work at most, batch by batch."""
         if self._clock() >= self._prune_due:
             self._prune_due = self._clock() + PRUNE_SECONDS
             with self._engine.begin() as connection:
@@ -60,7 +60,7 @@ class Scrubber:
             self._work_seconds += self._clock() - batch_began
 
     def _begin_pass(self) -> bool:
-        """Looks for a collection that has something to scrub, and is not resting; whether there is one."""
+        """Look for a collection that has something to scrub and is not resting. Return whether there is one."""
         after = 0
         while True:
             with self._engine.begin() as connection:
@@ -75,7 +75,7 @@ class Scrubber:
         return True
 
     def _go_on(self) -> None:
-        """The next payloads of the pass; after the last ones, its end."""
+        """Scrub the next payloads of the pass; end the pass after the last ones."""
         wanted = self._pass
         assert wanted is not None
         with self._engine.begin() as connection:

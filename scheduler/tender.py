@@ -1,4 +1,4 @@
-"""Sees to it that collections have the index that they want, with nobody asking: after loads, and after deletions."""
+"""Create index runs for collections that need one, after loads and after deletions, without being asked."""
 
 import logging
 from typing import Any, Final
@@ -32,7 +32,7 @@ class Tender:
         self._settings = settings
 
     def tend(self) -> int:
-        """One round; the number of runs."""
+        """Carry out one round and return the number of runs that were made."""
         settings = self._settings
         with self._engine.connect() as connection:
             tended = list_tended(connection, least_rows=settings.index_rows, in_use_seconds=IN_USE_SECONDS)
@@ -52,7 +52,7 @@ class Tender:
 
 
 def find_need(tended: TendedCollection, settings: Settings) -> dict[str, Any] | None:
-    """The options of the run that the collection needs now; None when it needs none."""
+    """Return the options of the run that the collection needs now; None when it needs none."""
     if tended.spec.result != VECTOR:
         return None
     vector_type = choose_vector_type(tended.spec, in_collection=True).name

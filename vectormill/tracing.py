@@ -30,7 +30,7 @@ MAX_WAITING_SPANS: Final = 4096
 
 
 class Note:
-    """What can be said of a span while it is open; nothing is kept where none is recorded."""
+    """The notes on an open span; nothing is kept where no span is recorded."""
 
     def __init__(self, span: "Span | None" = None) -> None:
         self._span = span
@@ -57,8 +57,10 @@ _provider: "TracerProvider | None" = None
 
 
 def begin_tracing(process: str, endpoint: str | None, ratio: float) -> None:
-    """From now on this process sends spans to the collector at `endpoint`, of that share of the traces that begin
-    here; nothing where there is none. Raises ConfigurationError when the packages are not installed.
+    """Send spans of this process to the collector at `endpoint` from now on; do nothing where there is none.
+
+    `ratio` is the share of the traces begun here that is recorded. Raise ConfigurationError when the packages are not
+    installed.
     """
     global _tracer, _provider
     if endpoint is None:
@@ -85,7 +87,7 @@ def begin_tracing(process: str, endpoint: str | None, ratio: float) -> None:
 
 
 def end_tracing() -> None:
-    """Sends what waits; afterwards nothing is recorded. A process that exits does so by itself."""
+    """Send what waits; afterwards nothing is recorded. A process that exits does so by itself."""
     global _tracer, _provider
     if _provider is not None:
         _provider.shutdown()
@@ -105,7 +107,8 @@ def span(
     began: float | None = None,
     **attributes: Value,
 ) -> AbstractContextManager[Note]:
-    """A span for as long as the block lasts, within the one that is open here, or within that of a `traceparent`.
+    """Return a span for as long as the block lasts, within the one that is open here, or within that of a
+    `traceparent`.
 
     `links` are traceparents of others that it served as well. `began` is a time of time.time(), of a span that began
     before. An error that leaves the block is noted.
@@ -149,7 +152,7 @@ def note_past(name: str, began: float, ended: float | None = None) -> None:
 
 
 def current_traceparent() -> str | None:
-    """Of the span that is open here, as W3C Trace Context writes it; None where none is recorded."""
+    """Return the open span as W3C Trace Context writes it; None where none is recorded."""
     if _tracer is None:
         return None
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -160,13 +163,13 @@ def current_traceparent() -> str | None:
 
 
 def recorded_traceparent() -> str | None:
-    """As above, and None too of a span that is passed on but not recorded."""
+    """Return the open span like current_traceparent, but None for a span that is passed on and not recorded."""
     from_here = current_traceparent()
     return from_here if from_here is not None and int(from_here.rpartition("-")[2], 16) & 1 else None
 
 
 def _read_parent(traceparent: str | None) -> "Context | None":
-    """None means the span that is open; what is no traceparent is no parent."""
+    """Return the parent that a traceparent names; None stands for the open span, and is returned for an invalid one."""
     if traceparent is None:
         return None
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator

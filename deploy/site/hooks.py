@@ -42,7 +42,7 @@ ITEM: Final = re.compile(r"^([-*]|\d+\.) ")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """The navigation as it is written, with all decisions."""
+    """Return the navigation as it is written, with all decisions."""
     assert config.nav is not None
     decisions = sorted(f"decisions/{path.name}" for path in (ROOT / "docs/decisions").glob("[0-9]*.md"))
     for section in config.nav:
@@ -71,7 +71,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """The page with links that lead to where the site has what the repository has elsewhere."""
+    """Return the page with links that lead to where the site has what the repository has elsewhere."""
     source = find_source(page.file.src_uri)
     text = LINK.sub(lambda link: rewrite_link(link, source, page.file.src_uri), markdown)
     if page.file.src_uri in OUTSIDE.values():
@@ -80,12 +80,14 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def find_source(page: str) -> Path:
-    """The file of the repository that a page is made of."""
+    """Return the file of the repository that a page is made of."""
     return next((ROOT / name for name, made in OUTSIDE.items() if made == page), ROOT / "docs" / page)
 
 
 def rewrite_link(link: re.Match[str], source: Path, page: str) -> str:
-    """A link of the repository as one of the site; one to a file that the site does not have becomes its name."""
+    """Return a link of the repository as one of the site; one to a file that the site does not have becomes its
+    name.
+    """
     target = (source.parent / link["target"]).resolve()
     if not target.is_relative_to(ROOT) or not target.exists():
         return link[0]
@@ -101,7 +103,7 @@ def rewrite_link(link: re.Match[str], source: Path, page: str) -> str:
 
 
 def separate_lists(text: str) -> str:
-    """With an empty line before each list: other readers of Markdown do without."""
+    """Put an empty line before each list, which only the site's reader of Markdown needs."""
     lines: list[str] = []
     is_code = False
     for line in text.split("\n"):

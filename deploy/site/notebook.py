@@ -23,7 +23,7 @@ def render_cell(cell: dict[str, Any]) -> Iterator[str]:
 
 
 def render_output(output: dict[str, Any]) -> str | None:
-    """What is text as text, and a picture as one; what only a notebook can show is left out."""
+    """Render text as text and a picture as a picture; return None for what only a notebook can show."""
     data = output.get("data", {})
     if "image/png" in data:
         picture = base64.b64encode(base64.b64decode("".join(data["image/png"]))).decode()

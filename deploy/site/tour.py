@@ -19,7 +19,7 @@ LANGUAGE: Final = {"name": "python"}
 
 
 def run_tour(api_url: str) -> Any:
-    """The notebook with its outputs, of a service there. Raises CellExecutionError for code that fails."""
+    """Return the notebook with its outputs, of a service there. Raise CellExecutionError for code that fails."""
     notebook = read_notebook(TOUR)
     connecting = next(cell for cell in notebook.cells if CONNECT in cell.source)
     connecting.source = connecting.source.replace(CONNECT, f'Client("{api_url}")')
@@ -38,7 +38,7 @@ def run_tour(api_url: str) -> Any:
 
 
 def read_notebook(path: Path) -> Any:
-    """Raises ValidationError for what is no notebook."""
+    """Raise ValidationError for what is no notebook."""
     notebook = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
     nbformat.validate(notebook)
     return notebook

@@ -1,1 +1,1 @@
-"""What API, scheduler and worker say to each other through Redis: a doorbell, never a store."""
+"""The messages between API, scheduler and worker through Redis: a wake-up channel, never a store."""

@@ -14,12 +14,12 @@ INTERACTIVE_STEP, BULK_STEP = 0, 9
 
 
 def queue_of(model: str) -> str:
-    """The queue of a model. Routing is by queue name only: a named exchange loses its bindings in a FLUSHALL."""
+    """Return the queue of a model. Routing is by queue name only: a named exchange loses its bindings in a FLUSHALL."""
     return QUEUE_PREFIX + model
 
 
 def make_app(redis_url: str) -> Celery:
-    """A Celery app on this Redis. Tasks are registered by the worker alone; others publish by name."""
+    """Return a Celery app on this Redis. Tasks are registered by the worker alone; others publish by name."""
     app = Celery("vectormill", broker=redis_url)
     app.conf.update(
         # Truth is in Postgres: no result backend, so no leaks and no chords.

@@ -20,20 +20,20 @@ _QUIET_SECONDS: Final = 5.0
 
 
 def _connect(redis_url: str) -> Redis:
-    """One that gives up at once: redis-py would try again for seconds."""
+    """Connect with a client that gives up at once: redis-py would try again for seconds."""
     return Redis.from_url(
         redis_url, socket_timeout=1, socket_connect_timeout=1, retry=Retry(NoBackoff(), retries=0)
     )
 
 
 class Wakes(Protocol):
-    """A connection on which something may come that is waited for as well."""
+    """Anything with a file descriptor that is also watched with select()."""
 
     def fileno(self) -> int: ...
 
 
 class Doorbell:
-    """Rings. Thread-safe, and raises nothing."""
+    """Rings the bell. Thread-safe, and raises nothing."""
 
     def __init__(self, redis_url: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._redis = _connect(redis_url)
@@ -53,7 +53,7 @@ class Doorbell:
 
 
 class Porter:
-    """Hears the bell. Not thread-safe. Without Redis it hears nothing, and waits all the same."""
+    """Listens to the bell. Not thread-safe. Without Redis it hears nothing, and waits all the same."""
 
     def __init__(self, redis_url: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._redis = _connect(redis_url)
@@ -62,7 +62,7 @@ class Porter:
         self._quiet_until = clock()
 
     def listen(self) -> None:
-        """Begins to hear, unless it hears already; call it while Redis is there."""
+        """Subscribe to the bell, unless that is done; call it while Redis is reachable."""
         if self._bell is not None or self._clock() < self._quiet_until:
             return
         bell: PubSub = self._redis.pubsub()  # type: ignore[no-untyped-call]
@@ -74,7 +74,9 @@ class Porter:
             self._quiet_until = self._clock() + _QUIET_SECONDS
 
     def wait(self, seconds: float, beside: Wakes) -> bool:
-        """Until it rings, something comes on the other connection, or so many seconds have passed. Whether it rang."""
+        """Wait until the bell rings, the other connection has something to read, or the seconds are over. Return
+        whether it rang.
+        """
         waited_for: list[Any] = [beside]
         if self._bell is not None:
             connection: Any = self._bell.connection
@@ -83,7 +85,7 @@ class Porter:
         return ready not in ([], [beside]) and self._hear_out()
 
     def _hear_out(self) -> bool:
-        """Reads what came, so that many rings are one."""
+        """Read all pending rings, so that many of them count as one. Return whether there was any."""
         assert self._bell is not None
         has_rung = False
         try:

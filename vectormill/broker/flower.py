@@ -14,7 +14,9 @@ _BUCKETS = "0.05,0.1,0.25,0.5,1,2,5,10,20,40,80,160,inf"
 
 
 def flower_command(host: str, port: int) -> list[str]:
-    """The arguments of `celery` that start Flower; Celery's own come before the word flower, Flower's after it."""
+    """Return the arguments of `celery` that start Flower; Celery's own come before the word flower, Flower's after
+    it.
+    """
     return [
         "-A",
         "vectormill.broker.flower_app",
@@ -29,7 +31,7 @@ def flower_command(host: str, port: int) -> list[str]:
 
 
 def refuse_without_password(host: str, basic_auth: str | None) -> None:
-    """Raises ConfigurationError for an address that others reach: Flower shows the names of workers and jobs."""
+    """Raise ConfigurationError for an address that others reach: Flower shows the names of workers and jobs."""
     if basic_auth is None and not is_loopback_host(host):
         raise ConfigurationError(
             f"Flower without a password is not opened to other machines ({host}): set VECTORMILL_FLOWER_BASIC_AUTH to "
@@ -38,7 +40,7 @@ def refuse_without_password(host: str, basic_auth: str | None) -> None:
 
 
 def run(settings: Settings, host: str, port: int) -> None:
-    """Becomes Flower; does not return."""
+    """Become Flower; does not return."""
     if settings.redis_url is None:
         raise ConfigurationError(
             "Flower needs VECTORMILL_REDIS_URL; `vectormill up` starts a Redis of its own."

@@ -15,12 +15,12 @@ BROKER_ERRORS = (KombuError, RedisError, OSError)
 
 
 def task_id_of(dispatch: Dispatch) -> str:
-    """Names the message; another dispatch of the same chunk has another."""
+    """Return names the message; another dispatch of the same chunk has another."""
     return f"{dispatch.job_id.hex[:8]}-{dispatch.seq:05d}-{dispatch.dispatch_seq}"
 
 
 def publish(app: Celery, dispatches: Iterable[Dispatch]) -> None:
-    """Rings the bell for every dispatch. Raises one of BROKER_ERRORS when Redis is away; the reaper repeats them."""
+    """Ring the bell for every dispatch. Raises one of BROKER_ERRORS when Redis is away; the reaper repeats them."""
     try:
         with app.producer_or_acquire() as producer:
             for dispatch in dispatches:

@@ -39,7 +39,7 @@ class QueryDesk:
         self._clock_offset = 0.0
 
     def beat(self, in_hand: set[bytes]) -> None:
-        """Says that this worker lives and takes queries, which of them it has, and asks for the time."""
+        """Say that this worker lives and take queries, which of them it has, and ask for the time."""
         milliseconds = int(DEAD_SECONDS * 1000)
         with self._redis.pipeline(transaction=False) as pipeline:
             pipeline.set(self._pulse, write_pulse(in_hand), px=milliseconds)
@@ -49,7 +49,7 @@ class QueryDesk:
         self._clock_offset = seconds + microseconds / 1e6 - time.monotonic()
 
     def take(self) -> Query | None:
-        """The oldest query; None when none came for a while. Raises UnreadableMessage."""
+        """Return the oldest query; None when none came for a while. Raise UnreadableMessage."""
         found = self._redis.blpop([self._bell, self._queue], timeout=TAKE_SECONDS)
         if found is None or found[0] == self._bell.encode():
             return None
@@ -63,7 +63,7 @@ class QueryDesk:
             pipeline.execute()
 
     def is_expired(self, query: Query) -> bool:
-        """Whether nobody waits for it any more."""
+        """Return whether nobody waits for the query any more."""
         return (time.monotonic() + self._clock_offset) * 1000 >= query.expires_at
 
     def answer(self, query: Query, answer: Answer) -> None:
@@ -73,9 +73,9 @@ class QueryDesk:
             pipeline.execute()
 
     def leave(self) -> None:
-        """Says that this worker has nothing in hand any more."""
+        """Say that this worker has nothing in hand any more."""
         self._redis.delete(self._pulse, self._bell)
 
     def close(self) -> None:
-        """Not while a thread is in any other method."""
+        """Close the connections. Call it while no thread is in any other method."""
         self._redis.close()

@@ -1,8 +1,8 @@
-"""What an API and a worker say to each other of queries, and the keys under which. Knows neither side, nor Redis.
+"""The messages about queries between an API and a worker, and the keys in Redis that carry them.
 
-The one kind of message that carries texts: a query is no durable work, and nobody wants it after its client has gone
-(docs/decisions/0023). Each message is a byte that tells its version, and MessagePack. What is added later goes to the
-end of a list, where an earlier release passes it over.
+Only these messages carry texts: a query is no durable work, and nobody wants it after its client has gone
+(docs/decisions/0023). Each message is a byte with its version, and MessagePack. New fields go to the end of a list,
+where an earlier release passes them over.
 """
 
 import hashlib
@@ -59,7 +59,7 @@ class Encoded(msgspec.Struct, frozen=True, array_like=True, tag="encoded"):
 
 
 class NotEncoded(msgspec.Struct, frozen=True, array_like=True, tag="not encoded"):
-    """Not by this worker; another, or this one in another company of texts, may succeed."""
+    """This worker did not encode the query; another one may, or this one beside other texts."""
 
     id: bytes
     reason: str
@@ -72,7 +72,7 @@ T = TypeVar("T")
 
 
 class UnreadableMessage(ValueError):
-    """Not a message of this version: whoever reaches Redis can write there."""
+    """The message is none of this version: whoever reaches Redis can write there."""
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
@@ -85,12 +85,12 @@ def write_message(message: Query | Answer) -> bytes:
 
 
 def read_query(message: bytes) -> Query:
-    """Raises UnreadableMessage."""
+    """Decode a query. Raise UnreadableMessage."""
     return _read(message, _QUERY_DECODER)
 
 
 def read_answer(message: bytes) -> Answer:
-    """Raises UnreadableMessage."""
+    """Decode an answer. Raise UnreadableMessage."""
     answer: Answer = _read(message, _ANSWER_DECODER)
     return answer
 
@@ -107,12 +107,12 @@ def _read(message: bytes, decoder: "msgspec.msgpack.Decoder[T]") -> T:
 
 
 def write_pulse(in_hand: set[bytes]) -> bytes:
-    """The ids of the queries that a worker has in hand."""
+    """Encode the ids of the queries that a worker has in hand."""
     return VERSION + _ENCODER.encode(sorted(in_hand))
 
 
 def read_pulse(message: bytes) -> set[bytes]:
-    """Raises UnreadableMessage."""
+    """Decode the ids of the queries that a worker has in hand. Raise UnreadableMessage."""
     return set(_read(message, msgspec.msgpack.Decoder(list[bytes])))
 
 
@@ -121,7 +121,7 @@ def write_spec(spec: EncodingSpec) -> bytes:
 
 
 def read_spec(message: bytes) -> EncodingSpec:
-    """Raises UnreadableMessage."""
+    """Decode a spec. Raise UnreadableMessage."""
     try:
         return EncodingSpec.from_json(msgspec.json.decode(message))
     except (msgspec.MsgspecError, TypeError, KeyError, AttributeError) as error:
@@ -129,13 +129,13 @@ def read_spec(message: bytes) -> EncodingSpec:
 
 
 def name_space(model: str, revision: str, pooling: str) -> str:
-    """Whose queries go to one list: of workers with this very model, so that none gets what it cannot encode."""
+    """Return the name of the list for queries of this very model, so that no worker gets one that it cannot encode."""
     space = "\0".join((model, revision, pooling)).encode()
     return hashlib.blake2b(space, digest_size=8).hexdigest()
 
 
 def queue_key(space: str) -> str:
-    """The list in which queries wait, the oldest first."""
+    """Return the list in which queries wait, the oldest first."""
     return f"{PREFIX}{space}"
 
 
@@ -149,7 +149,7 @@ def pulse_key(worker: str) -> str:
 
 
 def bell_key(worker: str) -> str:
-    """The list that wakes a worker's own threads when it is to end."""
+    """Return the list that wakes a worker's own threads when it is to end."""
     return f"{PREFIX}worker:{worker}:bell"
 
 

@@ -43,22 +43,22 @@ class QueryPost:
         self._post = self._redis.register_script(POST)
 
     async def ask_time(self) -> float:
-        """Seconds on Redis's clock, by which queries expire."""
+        """Return seconds on Redis's clock, by which queries expire."""
         seconds, microseconds = await self._redis.time()
         return float(seconds) + float(microseconds) / 1e6
 
     async def post(self, space: str, message: bytes, seconds: float) -> bool:
-        """Puts a query where workers of the space take it. False, and nothing is posted, while none does."""
+        """Put a query where workers of the space take it. False, and nothing is posted, while none does."""
         keys = [queue_key(space), listeners_key(space)]
         return bool(await self._post(keys=keys, args=[message, int(seconds * 1000)]))
 
     async def hear(self) -> Answer | None:
-        """The next answer; None when none came for a while. Raises UnreadableMessage."""
+        """Return the next answer; None when none came for a while. Raise UnreadableMessage."""
         found = await cast(Any, self._redis.blpop([self.address], timeout=HEAR_SECONDS))
         return None if found is None else read_answer(found[1])
 
     async def look_at_workers(self, workers: Iterable[str]) -> dict[str, set[bytes]]:
-        """The ids of the queries that each has in hand; who is dead has none."""
+        """Return the ids of the queries that each has in hand; who is dead has none."""
         names = list(workers)
         pulses = await cast(Any, self._redis.mget([pulse_key(name) for name in names])) if names else []
         found: dict[str, set[bytes]] = {}
@@ -70,7 +70,7 @@ class QueryPost:
         return found
 
     async def waits(self, space: str, message: bytes) -> bool:
-        """Whether the query was taken by nobody yet, and somebody lives who would. If nobody does, it is taken back."""
+        """Return whether no worker has taken the query yet and a live one still may; otherwise take it back."""
         async with self._redis.pipeline(transaction=False) as pipeline:
             pipeline.exists(listeners_key(space))
             pipeline.lpos(queue_key(space), cast(Any, message))

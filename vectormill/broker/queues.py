@@ -1,4 +1,4 @@
-"""What lies in the queues in Redis: messages that no worker has taken yet. Only reads; kombu alone writes there."""
+"""Read the queues in Redis: messages that no worker has taken yet. Only kombu writes there."""
 
 import json
 from collections.abc import Iterable
@@ -14,12 +14,12 @@ _MAX_READ = 10_000
 
 
 def step_of(priority: int) -> int:
-    """The step of Redis's lists that chunks of a job's priority ride on."""
+    """Return the step of Redis's lists that chunks of a job's priority ride on."""
     return INTERACTIVE_STEP if priority == INTERACTIVE_PRIORITY else BULK_STEP
 
 
 def list_of(model: str, priority: int) -> str:
-    """The key of the list in Redis: kombu keeps one a step, and adds the step to the queue's name above 0."""
+    """Return the key of the list in Redis: kombu keeps one a step, and adds the step to the queue's name above 0."""
     step = step_of(priority)
     return f"{queue_of(model)}{Channel.sep}{step}" if step else queue_of(model)
 
@@ -31,14 +31,16 @@ class QueueReader:
         self._redis = Redis.from_url(redis_url, socket_timeout=2, socket_connect_timeout=2)
 
     def count_messages(self, lists: Iterable[str]) -> int:
-        """How many messages wait in these lists together."""
+        """Return how many messages wait in these lists together."""
         with self._redis.pipeline(transaction=False) as pipeline:
             for name in lists:
                 pipeline.llen(name)
             return sum(pipeline.execute())
 
     def list_task_ids(self, lists: Iterable[str]) -> set[str]:
-        """The task ids of the messages that wait in these lists; those that workers have taken are not among them."""
+        """Return the task ids of the messages that wait in these lists; those that workers have taken are not among
+        them.
+        """
         with self._redis.pipeline(transaction=False) as pipeline:
             for name in lists:
                 pipeline.lrange(name, 0, _MAX_READ - 1)

@@ -41,7 +41,7 @@ app = typer.Typer(
 
 @dataclass(slots=True)
 class Globals:
-    """What is given before the command, and its name; `main` reads them after the command has failed."""
+    """The options before the command, and the command's name; `main` reads them after a command has failed."""
 
     is_debugging: bool = False
     command: str | None = None
@@ -98,7 +98,7 @@ app.add_typer(webhooks.app, name="webhooks")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs one command and exits; every error becomes one sentence on stderr and an exit code."""
+    """Run one command and exit; every error becomes one sentence on stderr and an exit code."""
     given = Globals()
     try:
         app(list(sys.argv[1:] if arguments is None else arguments), prog_name="vectormill", obj=given)

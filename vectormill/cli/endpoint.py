@@ -19,12 +19,12 @@ POLL_SECONDS: Final = 0.1
 
 
 def find_api_url(settings: Settings) -> str | None:
-    """The API that was named, or the one of the stack that runs on the data directory; None when neither is."""
+    """Return the URL of the named API, or that of the stack on the data directory; None when there is neither."""
     return settings.api_url or find_running_stack(settings.data_dir.expanduser())
 
 
 def find_running_stack(data_dir: Path) -> str | None:
-    """The API's URL of the `vectormill up` that runs on this data directory; None when none does."""
+    """Return the API's URL of the `vectormill up` that runs on this data directory; None when none does."""
     running = find_running(data_dir)
     return running.api_url if running is not None else None
 
@@ -64,7 +64,7 @@ def await_stack(data_dir: Path, seconds: float = START_SECONDS) -> str | None:
 
 @contextmanager
 def connected(api_url: str | None, data_dir: Path | None = None) -> Iterator[Client]:
-    """A client of the API in question; when none is known, of the place where `vectormill up` would put it.
+    """Yield a client of the API that a command speaks to; the default is where `vectormill up` puts it.
 
     Raise Unavailable when a data directory was given and no stack runs on it.
     """

@@ -32,7 +32,7 @@ class CommandFailed(VectormillError):
 
 
 def exit_code_of(error: BaseException) -> int:
-    """The code a command ends with when it raises this."""
+    """Return the exit code of a command that raised this exception."""
     if isinstance(error, CommandFailed):
         return error.exit_code
     if isinstance(error, KeyboardInterrupt):
@@ -45,12 +45,12 @@ def exit_code_of(error: BaseException) -> int:
 
 
 def exit_code_of_job(state: str) -> int:
-    """The code for a job that ended in this state."""
+    """Return the exit code for a job that ended in this state."""
     return {COMPLETED: SUCCESS, COMPLETED_WITH_ERRORS: ITEMS_FAILED}.get(state, JOB_NOT_COMPLETED)
 
 
 def describe(error: BaseException, command: str | None = None) -> str:
-    """One sentence for a person, whatever was raised, by the command of that name."""
+    """Describe an exception in one sentence for a person; `command` is the command that raised it."""
     if isinstance(error, VectormillError):
         return str(error)
     if isinstance(error, OSError) and error.filename is not None:

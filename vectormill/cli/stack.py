@@ -80,7 +80,7 @@ class Stack:
             signal.signal(number, handler)
 
     def wait_until_ready(self) -> str:
-        """The API's URL, once all processes are healthy. Raises StackFailed with the end of the log."""
+        """Return the API's URL, once all processes are healthy. Raise StackFailed with the end of the log."""
         assert self._child is not None, "the stack is started by entering it"
         deadline = time.monotonic() + START_SECONDS
         while not has_said_ready(self._log):
@@ -102,12 +102,12 @@ class Stack:
 
 
 def has_said_ready(log: Path) -> bool:
-    """Whether `up` has written its line `ready`."""
+    """Return whether `up` has written its line `ready`."""
     return any(line.startswith(b"ready") for line in log.read_bytes().splitlines())
 
 
 def stop(child: "subprocess.Popen[bytes]") -> None:
-    """Asks a child to stop and waits for it, however often Ctrl-C is pressed meanwhile; kills it when it won't."""
+    """Ask a child to stop and wait for it, however often Ctrl-C is pressed; kill it when it takes too long."""
     deadline = time.monotonic() + STOP_SECONDS
     with contextlib.suppress(ProcessLookupError):
         child.terminate()
@@ -124,7 +124,9 @@ def _exit_on_signal(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def make_data_dir(directory: Path) -> Path:
-    """The directory, made if need be. Root's can be passed through: its Postgres runs as another user."""
+    """Return the directory, made if necessary. Root's is traversable by others, since its Postgres runs as another
+    user.
+    """
     directory = directory.expanduser().absolute()
     if not directory.exists():
         directory.parent.mkdir(parents=True, exist_ok=True)
@@ -134,7 +136,7 @@ def make_data_dir(directory: Path) -> Path:
 
 @contextmanager
 def workplace(data_dir: Path | None, keep: bool = False) -> Iterator[Path]:
-    """The directory that was given, or a temporary one that is removed at the end unless it shall be kept."""
+    """Yield the given directory, or a temporary one that is removed at the end unless `keep` is set."""
     if data_dir is not None:
         yield make_data_dir(data_dir)
         return

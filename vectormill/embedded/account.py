@@ -1,8 +1,8 @@
-"""Who a server runs as, and where that user can reach its files. Knows nothing of the servers.
+"""Account: the user that a server runs as, and where that user can reach its files. Knows nothing of the servers.
 
 Postgres refuses to run as root. Started by root, it runs as an existing user without privileges, `postgres` or
-`nobody`; no user is added. Its files must lie where that user can go, and since no directory that is not ours changes
-its mode, they go to a place of ours when root's own directories are closed to others.
+`nobody`; no user is added. Its files must lie where that user can go. The mode of directories that are not ours is
+never changed, so the files go to a place of ours when root's own directories are closed to others.
 """
 
 import os
@@ -28,7 +28,7 @@ class Account:
     gid: int
 
     def can_enter(self, directory: Path) -> bool:
-        """Whether the user may traverse the directory and all above it, by their mode bits.
+        """Return whether the user may traverse the directory and all above it, by their mode bits.
 
         An access control list may allow more or less; then Postgres's own message tells.
         """
@@ -44,7 +44,7 @@ class Account:
 
 
 def server_account() -> Account | None:
-    """The user that Postgres runs as when we are root; None when we are not, and it runs as ourselves."""
+    """Return the user that Postgres runs as when we are root; None when we are not, and it runs as ourselves."""
     if os.geteuid() != 0:
         return None
     for name in ("postgres", "_postgres", "nobody"):  # the second is macOS's own
@@ -61,7 +61,7 @@ def server_account() -> Account | None:
 
 
 def owner_of(directory: Path) -> Account | None:
-    """The user that owns the directory, if it is another than ourselves."""
+    """Return the user that owns the directory, if it is another than ourselves."""
     status = directory.stat()
     if status.st_uid == os.geteuid():
         return None
@@ -73,7 +73,7 @@ def owner_of(directory: Path) -> Account | None:
 
 
 def place_of_ours(account: Account) -> Path:
-    """A directory owned by root where the account can go, for what it cannot reach elsewhere."""
+    """Return a directory owned by root where the account can go, for what it cannot reach elsewhere."""
     for place in (*OUR_PLACES, Path(tempfile.gettempdir()) / "vectormill-root"):
         try:
             if not place.is_dir():
@@ -89,7 +89,7 @@ def place_of_ours(account: Account) -> Path:
 
 
 def _is_ours(directory: Path) -> bool:
-    """Whether nobody but root can have put something there: /tmp is open to all, and its names can be guessed."""
+    """Return whether only root can have put something there: /tmp is open to all, and its names can be guessed."""
     status = directory.lstat()
     open_to_others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not open_to_others
@@ -104,7 +104,7 @@ def make_directory(directory: Path, mode: int, account: Account | None = None) -
 
 
 def write_private(path: Path, text: str, account: Account | None = None) -> None:
-    """Puts the text into a file that only its owner can read, all of it or none, replacing an earlier one."""
+    """Put the text into a file that only its owner can read, all of it or none, replacing an earlier one."""
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:

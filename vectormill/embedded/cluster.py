@@ -105,7 +105,7 @@ class Cluster:
             ) from None
 
     def spawn(self, argv: list[str], output: BinaryIO, death_signal: int) -> "subprocess.Popen[bytes]":
-        """Starts one of Postgres's programs as the cluster's owner; it gets the signal if we die."""
+        """Start one of Postgres's programs as the cluster's owner; it gets the signal if we die."""
         uid, gid = (self.account.uid, self.account.gid) if self.account else (None, None)
         return processes.spawn(
             argv,
@@ -119,7 +119,7 @@ class Cluster:
 
 
 def open_cluster(home: Path) -> Cluster:
-    """The cluster of this home, made if there is none. Its server may not have been initialised yet."""
+    """Return the cluster of this home, made if there is none. Its server may not have been initialised yet."""
     link = home / "postgres"
     if link.is_symlink() and not link.exists():
         raise EmbeddedServerFailed(
@@ -132,7 +132,7 @@ def open_cluster(home: Path) -> Cluster:
 
 
 def remove_cluster(home: Path) -> None:
-    """Deletes the cluster wherever it lies; its server must have been stopped."""
+    """Delete the cluster wherever it lies; its server must have been stopped."""
     link = home / "postgres"
     if link.is_symlink():
         shutil.rmtree(link.resolve(), ignore_errors=True)
@@ -186,7 +186,7 @@ def _new_cluster(home: Path, link: Path) -> Cluster:
 def initialise(
     cluster: Cluster, binaries: PostgresBinaries, log_path: Path, cancelled: threading.Event
 ) -> None:
-    """Makes the data directory with initdb, unless it is there. A half-made one of a killed start is made anew."""
+    """Make the data directory with initdb, unless it is there. A half-made one of a killed start is made anew."""
     if cluster.data.exists():
         version = (cluster.data / "PG_VERSION").read_text(encoding="utf-8").strip()
         if version != binaries.major_version:

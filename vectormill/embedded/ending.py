@@ -39,7 +39,7 @@ def end_child(process: "subprocess.Popen[bytes]", ladder: Ladder) -> None:
 
 
 def end_leftovers(directory: Path, name: str, ladder: Ladder) -> None:
-    """Ends every process of that name that works in the directory."""
+    """End every process of that name that works in the directory."""
     found = processes.running_in(directory, name)
     if not found:
         return

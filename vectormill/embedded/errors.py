@@ -1,4 +1,4 @@
-"""What can go wrong with the embedded servers, each a sentence that says what to do."""
+"""Errors of the embedded servers; each message says what to do."""
 
 from vectormill.domain.errors import Conflict, Unavailable
 

@@ -34,7 +34,7 @@ class DirectoryLock:
         return self._descriptor is not None
 
     def acquire(self) -> None:
-        """Takes the lock, or raises AlreadyRunning naming the pid that holds it."""
+        """Take the lock, or raise AlreadyRunning with the pid that holds it."""
         # O_NOFOLLOW: as root we open this in directories that another user may write.
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         try:
@@ -51,7 +51,7 @@ class DirectoryLock:
         self._descriptor = descriptor
 
     def release(self) -> None:
-        """Lets go; releasing twice is no error."""
+        """Let go; releasing twice is no error."""
         if self._descriptor is not None:
             os.ftruncate(self._descriptor, 0)
             os.close(self._descriptor)

@@ -76,9 +76,9 @@ class EmbeddedPostgres:
         return self._process.pid if self._process is not None else None
 
     def start(self) -> str:
-        """Starts the server, creating or recovering the cluster, and returns a SQLAlchemy URL of its database.
+        """Start the server, creating or recovering the cluster, and return a SQLAlchemy URL of its database.
 
-        Raises EmbeddedServerFailed, with the end of the log, AlreadyRunning or StartCancelled.
+        Raise EmbeddedServerFailed, with the end of the log, AlreadyRunning or StartCancelled.
         """
         self.stop()
         cluster = self._hold_cluster()
@@ -89,7 +89,7 @@ class EmbeddedPostgres:
             raise
 
     def _hold_cluster(self) -> Cluster:
-        """The cluster, locked. A lock on the home would not do: a copied home links to the same cluster."""
+        """Return the cluster, locked. A lock on the home would not do: a copied home links to the same cluster."""
         cluster = open_cluster(self._home)
         lock = DirectoryLock(cluster.directory / "vectormill.lock", self._home)
         lock.acquire()
@@ -110,7 +110,7 @@ class EmbeddedPostgres:
         return _url(parameters)
 
     def stop(self, timeout: float = 10.0) -> None:
-        """Ends the server, by immediate shutdown if a fast one takes longer than the time-out (seconds).
+        """End the server, by immediate shutdown if a fast one takes longer than the time-out (seconds).
 
         Stopping a server that is not running is no error.
         """
@@ -122,13 +122,13 @@ class EmbeddedPostgres:
             self._lock = None
 
     def wait(self) -> None:
-        """Blocks until the running server has ended, for whatever reason."""
+        """Block until the running server has ended, for whatever reason."""
         process = self._process
         if process is not None:
             processes.wait_for_group(process)
 
     def destroy(self) -> None:
-        """Stops the server and deletes its cluster, wherever it lies. Raises AlreadyRunning if another has it."""
+        """Stop the server and delete its cluster, wherever it lies. Raise AlreadyRunning if another has it."""
         self.stop(timeout=5.0)
         if not (self._home / "postgres").exists():
             return
@@ -157,7 +157,7 @@ class EmbeddedPostgres:
         return {"host": "127.0.0.1", "port": str(self._port)}
 
     def _wait_until_ready(self, process: "subprocess.Popen[bytes]", cluster: Cluster) -> None:
-        """Waits for the status line that the server keeps in its pid file, as pg_ctl does."""
+        """Wait for the status line that the server keeps in its pid file, as pg_ctl does."""
         began = time.monotonic()
         told = False
         while not _is_ready(cluster, process.pid):
@@ -176,7 +176,7 @@ class EmbeddedPostgres:
 
 
 def _end_left_over_server(cluster: Cluster) -> None:
-    """Ends what an earlier, killed start left running, and removes what it left lying.
+    """End what an earlier, killed start left running, and remove what it left lying.
 
     We hold the cluster's lock, so nobody needs that server. Its backends count too: while one lives, it holds the
     shared memory and a new server refuses to start. Pid and socket lock files are removed because the pid in them
@@ -198,13 +198,13 @@ def _is_ready(cluster: Cluster, pid: int) -> bool:
 
 
 def _socket_path_fits(sockets: Path) -> bool:
-    """Whether clients can be told of a socket there: not too long, and no comma, which parts hosts in libpq."""
+    """Return whether clients can name a socket there: libpq limits its length and separates hosts by commas."""
     path = os.fsencode(sockets / f".s.PGSQL.{SOCKET_PORT}")
     return len(path) <= MAX_SOCKET_PATH_BYTES and b"," not in path
 
 
 def _quoted(directory: Path) -> str:
-    """As an element of a list setting."""
+    """Quote the directory as an element of a list setting."""
     return '"' + str(directory).replace('"', '""') + '"'
 
 
@@ -217,7 +217,7 @@ def _url(parameters: dict[str, str]) -> str:
 
 
 def prepare_database(parameters: dict[str, str]) -> None:
-    """Creates the database and pgvector in it, unless they are there; brings an older pgvector up to date."""
+    """Create the database and pgvector in it, unless they are there; brings an older pgvector up to date."""
     with _connect(parameters, "postgres") as connection:
         exists = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", (DATABASE,)).fetchone()
         if exists is None:

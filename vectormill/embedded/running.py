@@ -13,7 +13,7 @@ FILE_NAME = "stack.json"
 
 @dataclass(frozen=True, slots=True)
 class RunningStack:
-    """Where the servers of one running stack are. The URLs carry passwords: the note is its owner's only."""
+    """The URLs of the servers of one running stack. They carry passwords, so only the owner may read the note."""
 
     pid: int
     started_at: float
@@ -24,18 +24,18 @@ class RunningStack:
 
 
 def write_note(data_dir: Path, stack: RunningStack) -> None:
-    """Leaves the note, in place of an earlier one."""
+    """Leave the note, in place of an earlier one."""
     write_private(data_dir / FILE_NAME, json.dumps(asdict(stack), indent=2) + "\n")
 
 
 def remove_note(data_dir: Path) -> None:
-    """Takes the note away; its absence is no error."""
+    """Take the note away; its absence is no error."""
     with contextlib.suppress(FileNotFoundError):
         (data_dir / FILE_NAME).unlink()
 
 
 def find_running(data_dir: Path) -> RunningStack | None:
-    """The stack that runs on this directory; None when there is none, or only the note of one that was killed.
+    """Return the stack that runs on this directory; None when there is none, or only the note of one that was killed.
 
     Raises PermissionError when the stack is another user's.
     """

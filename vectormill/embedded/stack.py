@@ -88,7 +88,7 @@ class EmbeddedStack:
         self.stop()
 
     def start(self) -> None:
-        """Holds the directory and starts what is to be started, both at once.
+        """Hold the directory and starts what is to be started, both at once.
 
         Raises AlreadyRunning, EmbeddedServerFailed or StartCancelled; then nothing is left running.
         """
@@ -125,7 +125,7 @@ class EmbeddedStack:
         self._urls.update({name: start.result() for name, start in starts.items()})
 
     def announce(self, *, api_url: str | None = None, flower_url: str | None = None) -> None:
-        """Leaves a note of where everything is, for `find_running`."""
+        """Leave a note of where everything is, for `find_running`."""
         pid = os.getpid()
         began = processes.started_at(pid) or 0.0
         write_note(
@@ -133,7 +133,7 @@ class EmbeddedStack:
         )
 
     def _keep_alive(self, server: Server) -> None:
-        """Waits for the server to end, and starts it again unless that was asked for. Sleeps all the while."""
+        """Wait for the server to end, and starts it again unless that was asked for. Sleeps all the while."""
         backoff = Backoff()
         while True:
             began = time.monotonic()
@@ -158,7 +158,7 @@ class EmbeddedStack:
                 logger.error("%s could not be started again: %s", server.name, error)
 
     def stop(self, timeout: float = 4.0) -> None:
-        """Stops the servers, the note and the hold. Postgres gets the time-out (seconds) for a clean shutdown.
+        """Stop the servers, the note and the hold. Postgres gets the time-out (seconds) for a clean shutdown.
 
         Stopping twice is no error.
         """
@@ -174,7 +174,7 @@ class EmbeddedStack:
             self._lock.release()
 
     def destroy(self) -> None:
-        """Stops the servers and deletes the database, wherever it lies."""
+        """Stop the servers and delete the database, wherever it lies."""
         self.stop()
         for server in self._servers:
             if isinstance(server, EmbeddedPostgres):

@@ -81,7 +81,7 @@ class EmbeddedValkey:
         return self._process.pid if self._process is not None else None
 
     def start(self) -> str:
-        """Starts the server and returns its URL.
+        """Start the server and return its URL.
 
         Raises EmbeddedServerFailed, with the end of the log, AlreadyRunning or StartCancelled.
         """
@@ -106,7 +106,7 @@ class EmbeddedValkey:
         raise EmbeddedServerFailed(f"Valkey ended while starting:{tail_of(self._log_path)}")
 
     def _runs_on(self, port: int) -> bool:
-        """Starts the server and waits until it answers; False when it ended instead."""
+        """Start the server and wait until it answers; False when it ended instead."""
         configuration = self._directory / "valkey.conf"
         text = CONFIGURATION.format(port=port, password=self._password, directory=_quoted(self._directory))
         write_private(configuration, text)
@@ -132,7 +132,7 @@ class EmbeddedValkey:
         return False
 
     def stop(self, timeout: float = 1.0) -> None:
-        """Ends the server, by SIGKILL when it takes longer than the time-out (seconds): it has nothing to save.
+        """End the server, by SIGKILL when it takes longer than the time-out (seconds): it has nothing to save.
 
         Stopping a server that is not running is no error.
         """
@@ -144,7 +144,7 @@ class EmbeddedValkey:
             self._lock = None
 
     def wait(self) -> None:
-        """Blocks until the running server has ended, for whatever reason."""
+        """Block until the running server has ended, for whatever reason."""
         process = self._process
         if process is not None:
             processes.wait_for_group(process)

@@ -14,7 +14,7 @@ from vectormill.files.rows import Fields, make_item
 
 
 def open_bytes(path: Path) -> BinaryIO:
-    """The file's bytes, unpacked when its name ends in .gz."""
+    """Return the file's bytes, unpacked when its name ends in .gz."""
     return cast("BinaryIO", gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb"))
 
 

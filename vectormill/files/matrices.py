@@ -15,12 +15,12 @@ BATCH_ROWS: Final = 4096
 
 
 def keys_path(matrix: Path) -> Path:
-    """Where the keys of a matrix lie: `vectors.npy` has `vectors.npy.keys.txt`."""
+    """Return the file with a matrix's keys: `vectors.npy` has `vectors.npy.keys.txt`."""
     return matrix.with_name(matrix.name + ".keys.txt")
 
 
 def write_matrix(vectors: Path, matrix: Path) -> int:
-    """Turns a Parquet file of `key` and `embedding` into [rows, width] of the same numbers and returns the rows.
+    """Turn a Parquet file of `key` and `embedding` into [rows, width] of the same numbers and return the rows.
 
     Line i of the keys file is the key of row i, as a JSON string, since a key may hold a line end. One batch of
     rows is in memory at a time. The keys take their place first: a matrix never lies there without its keys.
@@ -45,7 +45,7 @@ def write_matrix(vectors: Path, matrix: Path) -> int:
 
 
 def flatten_vectors(column: pyarrow.Array, num_rows: int) -> npt.NDArray[Any]:
-    """A column of equally long lists as [num_rows, width] of its numbers."""
+    """Return a column of equally long lists as [num_rows, width] of its numbers."""
     values: npt.NDArray[Any] = column.flatten().to_numpy(zero_copy_only=False)
     return values.reshape(num_rows, -1)
 

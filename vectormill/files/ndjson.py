@@ -25,7 +25,7 @@ class ItemJson(TypedDict):
 
 
 def encode_line(item: Mapping[str, object]) -> bytes:
-    """One line of NDJSON. A lone surrogate has no UTF-8: it travels escaped, and the API reports the item."""
+    """Return one line of NDJSON. A lone surrogate has no UTF-8: it travels escaped, and the API reports the item."""
     try:
         return _ENCODER.encode(item) + b"\n"
     except UnicodeEncodeError:
@@ -33,7 +33,7 @@ def encode_line(item: Mapping[str, object]) -> bytes:
 
 
 def encode_parts(items: Iterable[ItemJson], part_bytes: int = PART_BYTES) -> Iterator[bytes]:
-    """The items as NDJSON, in parts of about `part_bytes`, so that a stream takes few system calls."""
+    """Yield the items as NDJSON, in parts of about `part_bytes`, so that a stream takes few system calls."""
     lines: list[bytes] = []
     num_bytes = 0
     for item in items:
@@ -49,7 +49,7 @@ def encode_parts(items: Iterable[ItemJson], part_bytes: int = PART_BYTES) -> Ite
 
 
 def compress_parts(parts: Iterable[bytes]) -> Iterator[bytes]:
-    """The parts as one gzip stream. Level 1 compresses some 100 MB/s, more than most networks take."""
+    """Yield the parts as one gzip stream. Level 1 compresses some 100 MB/s, more than most networks take."""
     compressor = make_compressor()
     for part in parts:
         if compressed := compressor.compress(part):
@@ -62,7 +62,7 @@ def make_compressor() -> "zlib._Compress":
 
 
 def split_lines(parts: Iterable[bytes]) -> Iterator[bytes]:
-    """Lines without their newline. Only \\n ends a line: a key may hold U+2028, where str.splitlines cuts."""
+    """Yield lines without their newline. Only \\n ends a line: a key may hold U+2028, where str.splitlines cuts."""
     rest = b""
     for part in parts:
         *lines, rest = (rest + part).split(b"\n")

@@ -15,7 +15,7 @@ Fetch = Callable[[BinaryIO, str], object]
 
 
 def choose_format(path: Path, given: str | None = None) -> str:
-    """The format that was given, or the one that the file's name tells. Raises InvalidOption."""
+    """Return the format that was given, or the one that the file's name tells. Raise InvalidOption."""
     if given is not None:
         return given
     try:
@@ -27,7 +27,7 @@ def choose_format(path: Path, given: str | None = None) -> str:
 
 
 def check_output(path: Path) -> None:
-    """Raises InvalidOption when the file could not be written, before hours of encoding and not after."""
+    """Raise InvalidOption when the file could not be written, before hours of encoding and not after."""
     if path.is_dir():
         raise InvalidOption(f"{path} is a directory; name a file for the vectors.")
     if not path.parent.is_dir():

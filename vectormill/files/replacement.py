@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 @contextmanager
 def open_replacement(path: Path) -> Iterator[BinaryIO]:
-    """Opens a temporary file beside `path` for writing; it takes the place of `path` when the block ends.
+    """Open a temporary file beside `path` for writing; it takes the place of `path` when the block ends.
 
     When the block raises, `path` is left as it was and the temporary file is removed. The temporary file
     lies in the same directory because only a rename within one file system is atomic; it is made by open()

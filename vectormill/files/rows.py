@@ -18,9 +18,9 @@ REFUSE: Final = "strict"
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """Which fields of a row hold what, and what becomes of bytes that are not UTF-8.
+    """The fields of a row that hold key, text and pair, and what becomes of bytes that are not UTF-8.
 
-    Without `key`: `key`, else `id`, else the number of the line. Without `pair` nothing is read for a second text.
+    Without `key`: `key`, else `id`, else the number of the line. Without `pair` no second text is read.
     """
 
     key: str | None = None
@@ -30,9 +30,9 @@ class Fields:
 
 
 def make_item(row: Mapping[str, Any], fields: Fields, number: int, place: str) -> ItemJson:
-    """The item of one row; `number` counts rows or lines from 1, `place` names it in errors.
+    """Return the item of one row; `number` counts rows or lines from 1, `place` names it in errors.
 
-    A `metadata` field goes along when it is an object. Raises InvalidItem.
+    A `metadata` field goes along when it is an object. Raise InvalidItem.
     """
     text = row.get(fields.text)
     if not isinstance(text, str):

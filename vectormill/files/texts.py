@@ -34,9 +34,9 @@ LOOKED_AT = 1000
 
 
 def read_texts(name: str, fields: Fields | None = None) -> Iterable[ItemJson]:
-    """The items of an input, read while they are iterated over.
+    """Return the items of an input, read while they are iterated over.
 
-    All but standard input can be iterated over again. Raises InvalidItem for an input of no known kind or that is
+    All but standard input can be iterated over again. Raise InvalidItem for an input of no known kind or that is
     not there, and while iterating, with file and line, for what cannot be read.
     """
     fields = fields or Fields()
@@ -56,10 +56,10 @@ def read_texts(name: str, fields: Fields | None = None) -> Iterable[ItemJson]:
 
 
 def look_at_texts(items: Iterable[ItemJson], *, whole: bool) -> Iterable[ItemJson]:
-    """The same items, after a look at the first thousand, or at all of them: what is wrong there is told before
-    anything is started. Standard input is not looked at as a whole, as it can be read only once.
+    """Return the same items after reading the first thousand, or all of them, so that errors show before anything
+    starts.
 
-    Raises InvalidItem.
+    Standard input is not read as a whole, as it can be read only once. Raise InvalidItem.
     """
     if not isinstance(items, Iterator):
         for _ in islice(iter(items), None if whole else LOOKED_AT):

@@ -30,7 +30,9 @@ class TextTree:
             raise InvalidItem(f"{self.root} holds no files.")
 
     def find_files(self, on_error: Callable[[OSError], object] | None = None) -> Iterator[Path]:
-        """In order. `on_error` is told of a folder that cannot be read, which is passed over otherwise."""
+        """Yield the files in order. `on_error` gets the error of a folder that cannot be read, which is skipped
+        otherwise.
+        """
         for folder, folders, files in os.walk(self.root, onerror=on_error):
             folders[:] = sorted(name for name in folders if not name.startswith("."))
             for name in sorted(files):
@@ -38,7 +40,7 @@ class TextTree:
                     yield Path(folder, name)
 
     def read(self, path: Path, max_bytes: int = -1) -> ItemJson:
-        """The item of one file, or of so many bytes of it."""
+        """Return the item of one file, or of so many bytes of it."""
         with path.open("rb") as file:
             content = file.read(max_bytes)
         try:

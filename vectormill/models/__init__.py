@@ -1,1 +1,1 @@
-"""Which models there are, and what their files say of them."""
+"""The registered models, and what their files say of them."""

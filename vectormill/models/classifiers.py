@@ -49,7 +49,7 @@ class Classifier:
 
 
 def read_classifier(name: str, directory: Path, config: Mapping[str, Any]) -> Classifier | None:
-    """None where the model has no such head. Raises ModelError for one that is not known."""
+    """Return the classification head of a model; None where it has none. Raise ModelError for an unknown head."""
     architecture = (config.get("architectures") or [""])[0]
     if is_structbert(config):
         return Classifier(STRUCTBERT, "cls", _read_structbert_labels(name, directory, config), SOFTMAX)
@@ -69,12 +69,12 @@ def read_classifier(name: str, directory: Path, config: Mapping[str, Any]) -> Cl
 
 
 def is_structbert(config: Mapping[str, Any]) -> bool:
-    """Its configuration says neither what it is nor of which class: `base_model_prefix` alone tells."""
+    """Return whether this is a StructBERT, whose configuration names no class: only `base_model_prefix` tells."""
     return "model_type" not in config and config.get("base_model_prefix") == "encoder"
 
 
 def _read_labels(name: str, config: Mapping[str, Any]) -> tuple[str, ...]:
-    """As transformers has them: two, unless the configuration says otherwise."""
+    """Return the labels as transformers does: two, unless the configuration says otherwise."""
     by_number = _number_labels(name, config.get("id2label") or {}, "id2label in config.json")
     num_labels = len(by_number) or int(config.get("num_labels") or 2)
     labels = tuple(by_number.get(number, f"LABEL_{number}") for number in range(num_labels))
@@ -83,7 +83,7 @@ def _read_labels(name: str, config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _number_labels(name: str, labels: Mapping[Any, Any], place: str) -> dict[int, str]:
-    """Raises ModelError where a number is none."""
+    """Return the labels by number. Raise ModelError where a key is no number."""
     try:
         return {int(number): str(label) for number, label in labels.items()}
     except (TypeError, ValueError) as error:
@@ -91,7 +91,7 @@ def _number_labels(name: str, labels: Mapping[Any, Any], place: str) -> dict[int
 
 
 def _check_labels(name: str, labels: tuple[str, ...], place: str) -> None:
-    """A result names a probability by its label. Raises ModelError for labels that are alike or cannot be stored."""
+    """A result names a probability by its label. Raise ModelError for labels that are alike or cannot be stored."""
     for label in labels:
         flaw = ""
         if labels.count(label) > 1:
@@ -116,7 +116,9 @@ def _read_activation(config: Mapping[str, Any], num_labels: int) -> str:
 
 
 def _read_structbert_labels(name: str, directory: Path, config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Of label_mapping.json, else configuration.json, else config.json, as the reference looks for them."""
+    """Return the labels from label_mapping.json, else configuration.json, else config.json, in the reference's
+    order.
+    """
     found: Mapping[str, Any] = {}
     own = directory / "label_mapping.json"
     if own.is_file():

@@ -172,7 +172,7 @@ def refuse_adapters(name: str, adapters: str) -> str:
 def judge_adapters(
     name: str, config: Mapping[str, Any], pooling: str | None, must_encode: bool
 ) -> tuple[str, ...]:
-    """Return what is to be said of a model's adapters. Raises ModelError where the user has given no pooling."""
+    """Return what is to be said of a model's adapters. Raise ModelError where the user has given no pooling."""
     adapters = find_adapters(config)
     if not adapters:
         return ()

@@ -65,14 +65,14 @@ LARGEST_MAX_TOKENS: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What is known of a model before its weights are loaded.
+    """All that is known of a model before its weights are loaded.
 
-    `pooling` holds the names of POOLING_NAMES that are concatenated. `dense` names the folders of the Dense
-    modules that follow, relative to `path`. `dimension` is the length of the vectors after both.
-    `default_prompt` is text. A model with a `classifier` answers a number for each of its labels instead of a vector:
-    `dimension` counts these, and `pooling` is what its head reads. An extractor answers records, of no dimension.
-    `unread` says which trained head is left out because the user gave a pooling. `unprompted` is what is to be said of
-    texts that are encoded without a prompt, where the authors want one. `notes` are sentences for people.
+    `pooling` holds the names of POOLING_NAMES that are concatenated. `dense` names the folders of the Dense modules
+    that follow, relative to `path`. `dimension` is the length of the vectors after both. `default_prompt` is text. A
+    model with a `classifier` answers a number for each of its labels instead of a vector: `dimension` counts these, and
+    `pooling` is what its head reads. An extractor answers records, of no dimension. `unread` says which trained head is
+    left out because the user gave a pooling. `unprompted` is what is to be said of texts that are encoded without a
+    prompt, where the authors want one. `notes` are sentences for people.
     """
 
     name: str
@@ -107,7 +107,7 @@ def read_model_card(
     needs_weights: bool = True,
     must_encode: bool = True,
 ) -> ModelCard:
-    """The card of the model in `directory`, with a registry entry's own wishes on top.
+    """Return the card of the model in `directory`, with a registry entry's own wishes on top.
 
     A model that is only planned for, and has to encode nothing, needs no tokenizer and no way of pooling.
     Raises ModelError when files are missing, or when the model needs something that is not supported.
@@ -183,7 +183,7 @@ def read_model_card(
 
 
 def parse_pooling(text: str | Sequence[str]) -> tuple[str, ...]:
-    """The modes of "mean", "cls+mean" or a list of names, in our own names."""
+    """Return the modes of "mean", "cls+mean" or a list of names, in our own names."""
     by_alias = {alias: mode for mode, aliases in POOLING_NAMES.items() for alias in aliases}
     names = text.split("+") if isinstance(text, str) else text
     for name in names:
@@ -195,12 +195,15 @@ def parse_pooling(text: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _tokenizer_files(config: dict[str, Any]) -> tuple[str, ...]:
-    """Any of which will do. Of a BERT's vocabulary alone a tokenizer is made where it is known to be one."""
+    """Return the files of which any one is enough to make the tokenizer.
+
+    A vocabulary alone is enough only where it is known to be a BERT's.
+    """
     return ("tokenizer.json", "vocab.txt") if is_structbert(config) else ("tokenizer.json",)
 
 
 def _kind(module: dict[str, Any]) -> str:
-    """Modules are named by import path, which moves between versions; the last part stays."""
+    """Return the kind of a module: the last part of its import path, which moves between versions."""
     return str(module["type"]).rsplit(".", 1)[-1]
 
 
@@ -219,7 +222,7 @@ def _read_json(path: Path, name: str) -> dict[str, Any]:
 
 
 def _read_modules(directory: Path, name: str) -> list[dict[str, Any]]:
-    """The modules in order; empty for the plain transformers layout."""
+    """Return the modules in order; empty for the plain transformers layout."""
     path = directory / "modules.json"
     if not path.is_file():
         return []
@@ -241,7 +244,7 @@ def _read_modules(directory: Path, name: str) -> list[dict[str, Any]]:
 
 
 def _require_inside(directory: Path, folder: str, name: str) -> None:
-    """Raises ModelError for a module that lies elsewhere, by its path or by symbolic links.
+    """Raise ModelError for a module that lies elsewhere, by its path or by symbolic links.
 
     A snapshot in the hub's cache is made of links into the blobs two folders above it, and of no others.
     """
@@ -337,7 +340,7 @@ def _read_prompts(directory: Path) -> tuple[dict[str, str], str]:
 
 
 def _longest_input(directory: Path, config: dict[str, Any]) -> int:
-    """The model's positions, or less when its tokenizer says so."""
+    """Return the model's positions, or less when its tokenizer says so."""
     positions = config.get("max_position_embeddings") or -1
     limit = positions if positions > 0 else LARGEST_MAX_TOKENS
     if config.get("model_type") in OFFSET_POSITIONS:

@@ -46,7 +46,7 @@ TINY: Final = ExtractorShape(2, 64, 2, 128, offset=0.33)
 
 
 def write_random_extractor(shape: ExtractorShape, tokenizer: Path, target: Path) -> Path:
-    """The directory `target`; `tokenizer` is that of a model to take the tokenizer's files from."""
+    """Return the directory `target`; `tokenizer` is that of a model to take the tokenizer's files from."""
     target.mkdir(parents=True, exist_ok=True)
     for name in TOKENIZER_FILES:
         if (tokenizer / name).is_file():
@@ -59,7 +59,7 @@ def write_random_extractor(shape: ExtractorShape, tokenizer: Path, target: Path)
 
 
 def make_config(shape: ExtractorShape, num_ids: int) -> dict[str, Any]:
-    """As a DeBERTa-v2 is published for Chinese: relative positions without a logarithm, and a convolution."""
+    """Return the configuration of a DeBERTa-v2 as published for Chinese: relative positions, and a convolution."""
     return {
         "model_type": "deberta-v2",
         "hidden_size": shape.hidden_size,
@@ -84,7 +84,7 @@ def make_config(shape: ExtractorShape, num_ids: int) -> dict[str, Any]:
 
 
 def list_shapes(shape: ExtractorShape, num_rows: int) -> Shapes:
-    """Every tensor of the published layout; `num_rows` are those of the table of words."""
+    """Return every tensor of the published layout; `num_rows` are those of the table of words."""
     size, wide = shape.hidden_size, shape.intermediate_size
     shapes: Shapes = {"plm.embeddings.word_embeddings.weight": (num_rows, size)}
     linear = {"ffnq": (size, size), "ffnk": (size, size)}

@@ -69,7 +69,7 @@ class Registry:
         return sorted(self._entries)
 
     def entry(self, name: str) -> ModelEntry:
-        """Raises UnknownModel, with the names that exist."""
+        """Raise UnknownModel, with the names that exist."""
         if name not in self._entries:
             nearest = difflib.get_close_matches(name, self._entries, n=1)
             hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
@@ -78,7 +78,7 @@ class Registry:
         return self._entries[name]
 
     def card(self, name: str, *, weights: bool = False) -> ModelCard:
-        """The model's card; `weights` fetches those too, for a worker. Raises UnknownModel and ModelError."""
+        """Return the model's card; `weights` fetches those too, for a worker. Raise UnknownModel and ModelError."""
         entry = self.entry(name)
         card = self._cards.get((name, weights))
         if card is not None:
@@ -89,7 +89,7 @@ class Registry:
             return self._cards[name, weights]
 
     def is_read(self, name: str) -> bool:
-        """Whether `card` answers at once."""
+        """Return whether `card` answers at once."""
         return (name, False) in self._cards
 
     def _read_card(self, name: str, entry: ModelEntry, weights: bool) -> ModelCard:
@@ -109,7 +109,7 @@ class Registry:
         )
 
     def _fetch(self, name: str, entry: ModelEntry, weights: bool) -> Path:
-        """The directory of a model on the hub. A hub that gave no files is not asked again for half a minute."""
+        """Return the directory of a model on the hub. A hub that gave no files is not asked again for half a minute."""
         failure = self._failures.get((name, weights))
         if failure is not None and self._clock() < failure[0] + HUB_PATIENCE_SECONDS:
             raise ModelError(failure[1])
@@ -120,9 +120,10 @@ class Registry:
             raise
 
     def outline(self, name: str) -> ModelCard:
-        """The card of a model whose weights need not be there: registered, a directory, or `owner/name` on the hub.
+        """Return the card of a model whose weights need not be there: registered, a directory, or `owner/name` on the
+        hub.
 
-        Fetches the small files alone. Raises UnknownModel and ModelError.
+        Fetches the small files alone. Raise UnknownModel and ModelError.
         """
         is_elsewhere = name not in self._entries and ("/" in name or Path(name).is_dir())
         entry = ModelEntry(path=name) if is_elsewhere else self.entry(name)
@@ -139,7 +140,7 @@ class Registry:
 
 
 def find_packaged_model() -> Path | None:
-    """The directory of the model that comes as a Python package, found without importing the package."""
+    """Return the directory of the model that comes as a Python package, found without importing the package."""
     spec = importlib.util.find_spec(DEFAULT_MODEL_PACKAGE)
     if spec is None or spec.origin is None:
         return None
@@ -148,7 +149,7 @@ def find_packaged_model() -> Path | None:
 
 
 def resolve_directory(entry: ModelEntry, weights: bool) -> Path:
-    """Where the model's files lie on this machine; a hub name is fetched, its weights only if asked for."""
+    """Return where the model's files lie on this machine; download a hub model, its weights only if asked for."""
     directory = Path(entry.path).expanduser()
     if directory.is_dir():
         return directory.resolve()
@@ -199,10 +200,10 @@ def require_readable_weights(entry: ModelEntry, commit: str) -> None:
 
 
 def respecify(registry: Registry, live: EncodingSpec, **wanted: Any) -> EncodingSpec:
-    """The spec with what is wanted of it otherwise: `model` and the fields of EncodingOptions.
+    """Return the spec with what is wanted of it otherwise: `model` and the fields of EncodingOptions.
 
     The others stay as they are. Of another model they are its habits, but for what is wanted of the texts: the task,
-    and the schema of an extraction. Raises UnknownModel, ModelError, InvalidOption.
+    and the schema of an extraction. Raise UnknownModel, ModelError, InvalidOption.
     """
     model = wanted.pop("model", live.model)
     card = registry.card(model)

@@ -36,7 +36,7 @@ class SpecialTokens:
 
 
 def read_special_tokens(name: str, directory: Path) -> SpecialTokens:
-    """Return what comes before and behind each text. Raises UnsupportedModel where the files do not tell."""
+    """Return what comes before and behind each text. Raise UnsupportedModel where the files do not tell."""
     config = _read(directory / "tokenizer_config.json")
     code = _find_code(config)
     foreign = [each for each in code if each not in HEEDING_CODE]

@@ -44,7 +44,7 @@ class TaskRow:
 
 @dataclass(frozen=True, slots=True)
 class ModelKind:
-    """Of `tasks` the first is what is done of a job that names none."""
+    """One kind of model. The first of `tasks` is the default of a job that names none."""
 
     name: str
     recognizes: Callable[[ModelCard], bool]
@@ -52,7 +52,7 @@ class ModelKind:
 
 
 def make_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
-    """Everything that decides the results of a job. Raises InvalidOption with the limits."""
+    """Everything that decides the results of a job. Raise InvalidOption with the limits."""
     for name, choices in CHOICES.items():
         chosen = getattr(options, name)
         if chosen not in (None, *choices):
@@ -77,18 +77,18 @@ def find_kind(card: ModelCard) -> ModelKind:
 
 
 def list_own_options(card: ModelCard, task: str) -> tuple[str, ...]:
-    """The options that decide something of this task by a model; others are refused, and are not to be named."""
+    """Return the options that decide something of this task by a model; others are refused, and are not to be named."""
     row = find_kind(card).tasks.get(task)
     return ("task", *(() if row is None else row.options))
 
 
 def find_own_task(card: ModelCard) -> str:
-    """What a model is for."""
+    """Return the task that a model is made for."""
     return next(iter(find_kind(card).tasks))
 
 
 def make_vector_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
-    """Of a model that embeds. Raises InvalidOption."""
+    """Return the spec of vectors by an embedding model. Raise InvalidOption."""
     max_tokens = choose_max_tokens(card, options, SMALLEST_MAX_TOKENS)
     dimensions = card.dimension if options.dimensions is None else options.dimensions
     if not 1 <= dimensions <= card.dimension:
@@ -111,7 +111,7 @@ def make_vector_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
 
 
 def make_extract_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
-    """A text is read in windows, whatever its length, so that only the schema decides. Raises InvalidOption."""
+    """Return the spec of an extraction; a text is read in windows, whatever its length. Raise InvalidOption."""
     if options.extract_schema is None:
         raise InvalidOption(
             f'The task {EXTRACT} needs a schema, such as {{"person": null, "organization": {{"founder": null}}}}.'
@@ -132,7 +132,7 @@ def make_extract_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec
 
 
 def make_score_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
-    """Of a classifier, or of a model whose vectors are compared. Raises InvalidOption."""
+    """Return the spec of scores by a classifier, or by comparing two vectors. Raise InvalidOption."""
     classifier = card.classifier
     if card.unread:
         raise InvalidOption(
@@ -160,7 +160,7 @@ def make_score_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
 
 
 def choose_max_tokens(card: ModelCard, options: EncodingOptions, least: int) -> int:
-    """As many tokens as the model reads, unless fewer are asked for. Raises InvalidOption."""
+    """Return how many tokens are read: as many as the model takes, unless fewer are asked for. Raise InvalidOption."""
     max_tokens = card.max_tokens if options.max_tokens is None else options.max_tokens
     if not least <= max_tokens <= card.max_tokens:
         raise InvalidOption(
@@ -176,7 +176,7 @@ def _find_prompt(card: ModelCard, options: EncodingOptions) -> str:
 
 
 def _choose_overlap(long_texts: str, asked: int | None, max_tokens: int) -> int:
-    """Tokens that neighbouring passages share; 0 without passages."""
+    """Return tokens that neighbouring passages share; 0 without passages."""
     if long_texts != PASSAGES:
         if asked is not None:
             raise InvalidOption(

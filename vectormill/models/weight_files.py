@@ -17,7 +17,7 @@ TORCH_WEIGHTS: Final = "pytorch_model*.bin"
 
 
 def find_weights(directory: Path, name: str) -> list[Path]:
-    """Return the files of the transformer's own weights, in order of name. Raises ModelError where there are none.
+    """Return the files of the transformer's own weights, in order of name. Raise ModelError where there are none.
 
     Of pickles only those that torch writes are read, and tensors alone of them.
     """
@@ -64,5 +64,5 @@ def fingerprint_directory(directory: Path, weights: Sequence[Path]) -> str:
 
 
 def find_tensor_names(weights: Sequence[Path]) -> set[str]:
-    """As the headers of the files have them; reads a few kilobytes of each."""
+    """Return the tensor names in the headers of the files; read a few kilobytes of each."""
     return {name for path in weights for name in read_header(path)}

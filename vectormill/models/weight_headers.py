@@ -54,7 +54,9 @@ class TensorHeader:
 
 
 def read_header(path: Path) -> dict[str, TensorHeader]:
-    """The tensors of a file by name; reads a few kilobytes of it. Raises ModelError for a pickle of anything else."""
+    """Return the tensors of a file by name; reads a few kilobytes of it. Raise ModelError for a pickle of anything
+    else.
+    """
     if path.suffix != SAFETENSORS:
         return _read_pickled(path)
     header: dict[str, Any] = json.loads(read_header_bytes(path)[0])
@@ -66,7 +68,7 @@ def read_header(path: Path) -> dict[str, TensorHeader]:
 
 
 def read_header_bytes(path: Path) -> tuple[bytes, int]:
-    """The header as it is written, and where the numbers begin; of a pickle the names, and 0."""
+    """Return the header as it is written, and where the numbers begin; of a pickle the names, and 0."""
     if path.suffix != SAFETENSORS:
         return json.dumps({name: each.shape for name, each in read_header(path).items()}).encode(), 0
     with path.open("rb") as file:

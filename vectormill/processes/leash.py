@@ -17,7 +17,7 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def hold_to_parent(death_signal: int, parent_pid: int) -> None:
-    """Asks Linux to send this process the signal when the thread that forked it ends; elsewhere does nothing.
+    """Ask Linux to send this process the signal when the thread that forked it ends; elsewhere does nothing.
 
     The parent may have ended before the request: then the signal is delivered here and now.
     """
@@ -31,7 +31,7 @@ def hold_to_parent(death_signal: int, parent_pid: int) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Does not return when all goes well: the process is then the program."""
+    """Do not return when all goes well: the process is then the program."""
     parent_pid, death_signal, uid, gid = (int(argument) for argument in arguments[:4])
     program = arguments[4:]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):

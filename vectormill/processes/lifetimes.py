@@ -73,7 +73,7 @@ def spawn(
     uid: int | None = None,
     gid: int | None = None,
 ) -> "subprocess.Popen[bytes]":
-    """Starts a program in a session of its own, as the given user if any, dying with this process on Linux.
+    """Start a program in a session of its own, as the given user if any, dying with this process on Linux.
 
     The session keeps a terminal's Ctrl-C from reaching it and makes its pid a process group for `kill_group`.
     output takes both stdout and stderr (None: those of this process). env is all the child sees (None: ours).
@@ -98,7 +98,7 @@ def spawn(
 
 
 def in_lasting_thread(call: Callable[[], T]) -> T:
-    """Runs the call on a thread that lives as long as this process, and returns or raises what it does."""
+    """Run the call on a thread that lives as long as this process, and return or raise what it does."""
     return _lasting_thread().run(call)
 
 
@@ -149,7 +149,7 @@ os.register_at_fork(after_in_child=_forget_lasting_thread)
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port that nothing listens on now, and that no outgoing connection will be given meanwhile.
+    """Return a TCP port that nothing listens on now, and that no outgoing connection will be given meanwhile.
 
     Ports the kernel hands out itself (bind to 0) are also those of outgoing connections: seconds later, when a server
     binds it, one of ours to Redis may have it. Below 32768 there are none on Linux or macOS. Two callers could still
@@ -162,7 +162,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def is_port_free(port: int, host: str = "127.0.0.1") -> bool:
-    """Whether a server could bind the port now; an earlier server's connections in TIME_WAIT do not count."""
+    """Return whether a server could bind the port now; an earlier server's connections in TIME_WAIT do not count."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -173,7 +173,7 @@ def is_port_free(port: int, host: str = "127.0.0.1") -> bool:
 
 
 def started_at(pid: int) -> float | None:
-    """When the process was started, in seconds since the epoch; None when there is no such process."""
+    """Return when the process was started, in seconds since the epoch; None when there is no such process."""
     try:
         return float(psutil.Process(pid).create_time())
     except psutil.Error:
@@ -181,7 +181,7 @@ def started_at(pid: int) -> float | None:
 
 
 def is_alive(pid: int, since: float | None = None) -> bool:
-    """Whether the process runs; with since (its started_at), that it is the same one, not a later one.
+    """Return whether the process runs; with `since` (its started_at), whether it is the same one and not a later one.
 
     A zombie is not alive.
     """
@@ -212,7 +212,7 @@ def running_in(directory: Path, name: str) -> list[psutil.Process]:
 
 
 def kill_group(pid: int) -> None:
-    """Kills every process in the group that this pid leads or led; a group that is empty is no error."""
+    """Kill every process in the group that this pid leads or led; a group that is empty is no error."""
     with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: EPERM for a group of zombies
         os.killpg(pid, signal.SIGKILL)
 
@@ -236,7 +236,7 @@ def wait_until_ended(process: "subprocess.Popen[bytes]", seconds: float) -> bool
 
 
 def wait_for_group(process: "subprocess.Popen[bytes]") -> int:
-    """Blocks until the child has ended, kills what is left of its process group, and returns its exit status."""
+    """Block until the child has ended, kills what is left of its process group, and return its exit status."""
     if hasattr(os, "waitid"):
         # While the child is a zombie its group's number stays taken: the kill reaches that group and no other.
         with contextlib.suppress(ChildProcessError):  # somebody has waited for it already

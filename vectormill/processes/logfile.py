@@ -13,7 +13,7 @@ TAIL_BYTES = 8192
 
 
 def open_log(path: Path) -> BinaryIO:
-    """The file opened for appending, made with its directory if need be, readable by its owner only."""
+    """Return the file opened for appending, made with its directory if need be, readable by its owner only."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.touch(mode=0o600, exist_ok=True)
     rotate_log(path)
@@ -21,7 +21,7 @@ def open_log(path: Path) -> BinaryIO:
 
 
 def rotate_log(path: Path, max_bytes: int = MAX_LOG_BYTES) -> None:
-    """Moves the content of a file that grew too large to PATH.1, replacing the last such.
+    """Move the content of a file that grew too large to PATH.1, replacing the last such.
 
     The writer keeps its open file, so content is copied and then cut off; lines written in between are lost.
     """
@@ -32,7 +32,7 @@ def rotate_log(path: Path, max_bytes: int = MAX_LOG_BYTES) -> None:
 
 
 def tail_of(path: Path | None, lines: int = 20) -> str:
-    """The last lines of the file for an error message, indented; empty when there is nothing to show."""
+    """Return the last lines of the file for an error message, indented; empty when there is nothing to show."""
     if path is None or not path.exists():
         return ""
     with path.open("rb") as log:

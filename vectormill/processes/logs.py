@@ -28,7 +28,7 @@ _format: str = TEXT
 
 @contextmanager
 def logging_with(**known: Any) -> Iterator[None]:
-    """Adds to each line of JSON that is written in the block, as `job_id` or `chunk_id`."""
+    """Add to each line of JSON that is written in the block, as `job_id` or `chunk_id`."""
     token = _known.set({**_known.get(), **known})
     try:
         yield
@@ -63,7 +63,7 @@ class JsonLines(logging.Formatter):
 def begin_logging(
     process: str, level: str | int, log_format: str, *, line: str = LINE, stream: TextIO | None = None
 ) -> None:
-    """From now on log lines of this process go to stderr in this form; in JSON warnings and last errors too."""
+    """Send the log lines of this process to stderr in this form from now on; in JSON, warnings and last errors too."""
     global _format
     _format = log_format
     if log_format != JSON:
@@ -77,12 +77,12 @@ def begin_logging(
 
 
 def chosen_format() -> str:
-    """Of this process, for those that it starts."""
+    """Return the log format of this process, for the processes that it starts."""
     return _format
 
 
 def reform_handlers(process: str) -> None:
-    """Gives handlers that a library has made, as Celery does, the form of ours; nothing where lines are text."""
+    """Give handlers that a library has made, as Celery does, the form of ours; nothing where lines are text."""
     if _format != JSON:
         return
     for logger in (logging.root, *logging.root.manager.loggerDict.values()):

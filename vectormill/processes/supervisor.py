@@ -60,7 +60,7 @@ class Backoff:
         self._pause = FIRST_PAUSE_SECONDS
 
     def pause_after(self, ran_seconds: float) -> float:
-        """The seconds to wait now that a run of this length has ended."""
+        """Return the seconds to wait now that a run of this length has ended."""
         if ran_seconds >= HEALTHY_SECONDS:
             self._pause = FIRST_PAUSE_SECONDS
         pause = self._pause
@@ -83,7 +83,7 @@ class Supervisor:
         self.stop()
 
     def start(self, timeout: float = 120.0) -> bool:
-        """Starts all children at once and waits until all are ready; False when a stop was asked for meanwhile.
+        """Start all children at once and wait until all are ready; False when a stop was asked for meanwhile.
 
         Raises ChildNotReady, which names the child and shows the end of its log, when one is not ready after the
         time-out (seconds) or ends again and again. Children are then still running: `stop` ends them.
@@ -103,14 +103,14 @@ class Supervisor:
         return True
 
     def wait(self, other_logs: Sequence[Path] = ()) -> None:
-        """Blocks until the stopping event is set. Keeps the logs of the children, and others, short meanwhile."""
+        """Block until the stopping event is set. Keeps the logs of the children, and others, short meanwhile."""
         own_logs = [keeper.spec.log_path for keeper in self._keepers if keeper.spec.log_path is not None]
         while not self._stopping.wait(LOG_CHECK_SECONDS):
             for log in (*own_logs, *other_logs):
                 rotate_log(log)
 
     def stop(self, grace: float = 8.0) -> None:
-        """Sends SIGTERM to all children at once, and SIGKILL to what is left of them after the grace (seconds).
+        """Send SIGTERM to all children at once, and SIGKILL to what is left of them after the grace (seconds).
 
         Returns when no process of theirs is left. Stopping twice is no error.
         """
@@ -187,7 +187,7 @@ class _Keeper:
         return self._is_ready
 
     def refuse_to_wait(self, timeout: float | None) -> None:
-        """Raises ChildNotReady when the child ended too often, or when a time-out (seconds) has passed."""
+        """Raise ChildNotReady when the child ended too often, or when a time-out (seconds) has passed."""
         tail = tail_of(self.spec.log_path)
         if self._early_ends >= MAX_EARLY_ENDS:
             raise ChildNotReady(f"{self.spec.name} ended {self._early_ends} times while starting:{tail}")
@@ -201,7 +201,7 @@ class _Keeper:
                 process.send_signal(signal.SIGTERM)
 
     def join(self, deadline: float) -> None:
-        """Waits for the child to end, and kills it and all that came of it at the deadline (monotonic)."""
+        """Wait for the child to end, and kill it and all that came of it at the deadline (monotonic)."""
         if self._thread.ident is None:
             return  # never started
         self._thread.join(max(0.0, deadline - time.monotonic()))
@@ -213,7 +213,7 @@ class _Keeper:
 
 
 def _kill_tree(pid: int) -> None:
-    """Kills the process, its group, and descendants that went into groups of their own."""
+    """Kill the process, its group, and descendants that went into groups of their own."""
     descendants: list[psutil.Process] = []
     with contextlib.suppress(psutil.Error):
         descendants = psutil.Process(pid).children(recursive=True)

@@ -17,7 +17,7 @@ SMALLEST_CODE: Final = -128
 
 @dataclass(frozen=True, slots=True)
 class Ranges:
-    """What the codes of a vector space stand for: each dimension's smallest and largest value, float32 [d]."""
+    """The range of int8 codes in a vector space: each dimension's smallest and largest value, float32 [d]."""
 
     low: npt.NDArray[np.float32]
     high: npt.NDArray[np.float32]
@@ -43,12 +43,12 @@ class Ranges:
 
 
 def measure_ranges(vectors: npt.NDArray[np.float32]) -> Ranges:
-    """The ranges of a sample, float32 [n, d]."""
+    """Return the ranges of a sample, float32 [n, d]."""
     return Ranges(vectors.min(axis=0), vectors.max(axis=0))
 
 
 def widen_ranges(ranges: Ranges, share: float) -> Ranges:
-    """The same ranges, longer at either end by `share` of their length."""
+    """Widen the ranges at either end by `share` of their length."""
     margin = np.float32(share) * (ranges.high - ranges.low)
     return Ranges(ranges.low - margin, ranges.high + margin)
 
@@ -66,5 +66,7 @@ def restore(codes: npt.NDArray[np.int8], ranges: Ranges) -> npt.NDArray[np.float
 
 
 def pack_signs(vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
-    """One bit a value, set where it is above 0: uint8 [n, d / 8 rounded up], the first value in the highest bit."""
+    """Return one bit a value, set where it is above 0: uint8 [n, d / 8 rounded up], the first value in the highest
+    bit.
+    """
     return np.packbits(vectors > 0, axis=-1)

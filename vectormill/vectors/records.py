@@ -29,11 +29,11 @@ _DECODER: Final = msgspec.msgpack.Decoder(Records)
 
 
 class UnstorableRecord(Exception):
-    """Why an item's records cannot be kept in a collection."""
+    """The item's records cannot be kept in a collection; the message says why."""
 
 
 def group_records(output: bytes) -> bytes:
-    """The records of an item, a list, by the type that each begins with, in the order in which they come.
+    """Return the records of an item, a list, by the type that each begins with, in the order in which they come.
 
     Raises UnstorableRecord for what jsonb would refuse: NUL, half of a surrogate pair, what is no list of paths.
     """
@@ -50,7 +50,7 @@ def group_records(output: bytes) -> bytes:
 
 
 def list_records(grouped: bytes) -> bytes:
-    """The same as a list again, type by type in the order of their code points."""
+    """Turn grouped records back into a list, type by type in the order of their code points."""
     by_type = _GROUPED.decode(grouped)
     return msgspec.json.encode([path for name in sorted(by_type) for path in by_type[name]])
 
@@ -61,7 +61,7 @@ def pack_records(records: Sequence[bytes | None]) -> bytes:
 
 
 def read_records(content: bytes | None, num_items: int) -> Records:
-    """None for every item of a chunk that has no value yet."""
+    """Return the records of a chunk, as JSON for each item; all None while the chunk has no value yet."""
     if not content:
         return [None] * num_items
     return _DECODER.decode(zstandard.ZstdDecompressor().decompress(content, max_output_size=MAX_BYTES))

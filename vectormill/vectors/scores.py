@@ -9,7 +9,7 @@ Numbers = NDArray[np.float32]
 
 
 class Numbered(TypedDict):
-    """As it is written. `label` and `probabilities` are None of a model that has one number and no labels to tell."""
+    """A score as it is written. `label` and `probabilities` are None for a model with one number and no labels."""
 
     score: float
     label: str | None
@@ -17,18 +17,18 @@ class Numbered(TypedDict):
 
 
 class Score(Numbered):
-    """The same with its item's key."""
+    """A score with its item's key."""
 
     key: str
 
 
 def names_labels(labels: tuple[str, ...]) -> bool:
-    """Whether a score is told with its label and with the number of each."""
+    """Return whether a score is told with its label and with the number of each label."""
     return len(labels) > 1
 
 
 def choose_scores(numbers: Numbers, labels: tuple[str, ...]) -> tuple[Numbers, "NDArray[np.int64]"]:
-    """The score of each row [n] of `numbers` [n, labels], and the place of its best label [n].
+    """Return the score of each row [n] of `numbers` [n, labels], and the place of its best label [n].
 
     Of one number that is the score. Of two labels the second one says that something holds, and its number is the score
     (https://huggingface.co/docs/transformers/tasks/sequence_classification: 0 negative, 1 positive); of more the best
@@ -50,7 +50,7 @@ def rank_scores(
 
 
 def describe_numbers(numbers: Numbers, labels: tuple[str, ...]) -> list[Numbered]:
-    """One for each row; numbers with as many digits as float32 has."""
+    """Return one for each row; numbers with as many digits as float32 has."""
     scores, best = choose_scores(numbers, labels)
     rows: list[list[Any]] = [[_shorten(number) for number in row] for row in numbers.tolist()]
     has_labels = names_labels(labels)
@@ -65,7 +65,7 @@ def describe_numbers(numbers: Numbers, labels: tuple[str, ...]) -> list[Numbered
 
 
 def describe_scores(keys: list[str], numbers: Numbers, labels: tuple[str, ...]) -> list[Score]:
-    """The same with the key of each."""
+    """Return a score for each row of numbers, with the key of its item."""
     rows = describe_numbers(numbers, labels)
     return [{"key": key, **row} for key, row in zip(keys, rows, strict=True)]
 

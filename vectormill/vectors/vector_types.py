@@ -28,7 +28,9 @@ MAX_HALF: Final = 65504.0
 
 @dataclass(frozen=True, slots=True)
 class VectorType:
-    """How one type is kept. `column` is the SQL type, `row` the number in a row, `wire` the number in a column."""
+    """How one vector type is stored. `column` is the SQL type, `row` the dtype in a row, `wire` the dtype in a
+    column.
+    """
 
     name: str
     column: str
@@ -36,20 +38,20 @@ class VectorType:
     wire: str
 
     def width(self, dimensions: int) -> int:
-        """Numbers in a row."""
+        """Return numbers in a row."""
         return (dimensions + 7) // 8 if self.name == BINARY else dimensions
 
     def header(self, dimensions: int) -> bytes:
-        """The four bytes before a column's numbers."""
+        """Return the four bytes before a column's numbers."""
         return dimensions.to_bytes(4) if self.name == BINARY else dimensions.to_bytes(2) + bytes(2)
 
     def column_bytes(self, dimensions: int) -> int:
-        """Bytes of a column in binary form."""
+        """Return bytes of a column in binary form."""
         return len(self.header(dimensions)) + self.width(dimensions) * np.dtype(self.wire).itemsize
 
     @property
     def has_nan(self) -> bool:
-        """Whether a row can say of itself that there is no vector."""
+        """Return whether a row of this type can mark a missing vector by NaN."""
         return self.name in (FLOAT32, FLOAT16)
 
 
@@ -66,7 +68,7 @@ VECTOR_TYPE_BY_NAME: Final[Mapping[str, VectorType]] = {
 
 
 def choose_vector_type(spec: EncodingSpec, *, in_collection: bool) -> VectorType:
-    """The type that a job asks for; else float16 in a collection, and float32 beside the job's chunks.
+    """Return the type that a job asks for; else float16 in a collection, and float32 beside the job's chunks.
 
     Numbers of scores are float32 wherever they are.
     """
@@ -75,7 +77,9 @@ def choose_vector_type(spec: EncodingSpec, *, in_collection: bool) -> VectorType
 
 
 def make_rows(vectors: npt.NDArray[np.float32], kind: VectorType, ranges: Ranges | None) -> Rows:
-    """Rows [n, width] of finite float32 [n, d]; `ranges` are needed for int8. float16 needs values within ±65504."""
+    """Return rows [n, width] of finite float32 [n, d]; `ranges` are needed for int8. float16 needs values within
+    ±65504.
+    """
     if kind.name == BINARY:
         return pack_signs(vectors)
     if kind.name == INT8:
@@ -93,12 +97,12 @@ def make_column_rows(vectors: npt.NDArray[np.float32], kind: VectorType, ranges:
 
 
 def missing_rows(num_rows: int, kind: VectorType, dimensions: int) -> Rows:
-    """Rows for items without a vector: NaN, or zeros where there is none."""
+    """Return rows for items without a vector: NaN, or zeros where there is none."""
     return np.full((num_rows, kind.width(dimensions)), np.nan if kind.has_nan else 0, dtype=kind.row)
 
 
 def write_columns(columns: npt.NDArray[np.uint8], rows: Rows, kind: VectorType, dimensions: int) -> None:
-    """Writes rows [n, width] into `columns` [n, kind.column_bytes(dimensions)], each as its column in binary form.
+    """Write rows [n, width] into `columns` [n, kind.column_bytes(dimensions)], each as its column in binary form.
 
     The numbers are converted where they are written: no other copy of them is made.
     """
@@ -108,14 +112,14 @@ def write_columns(columns: npt.NDArray[np.uint8], rows: Rows, kind: VectorType, 
 
 
 def read_columns(wire: bytes, kind: VectorType, dimensions: int) -> Rows:
-    """Rows [n, width] out of columns in binary form, one after the other."""
+    """Return rows [n, width] out of columns in binary form, one after the other."""
     column = np.dtype([("header", "V4"), ("values", kind.wire, (kind.width(dimensions),))])
     rows: Rows = np.frombuffer(wire, dtype=column)["values"].astype(kind.row)
     return rows
 
 
 def pack_block(rows: Rows, present: npt.NDArray[np.bool_], kind: VectorType) -> bytes:
-    """A chunk's rows [n, width] as one value; rows whose item has no vector must be those of `missing_rows`.
+    """Return a chunk's rows [n, width] as one value; rows whose item has no vector must be those of `missing_rows`.
 
     An item has as many bytes as another, so that a block can be cut in two without being read. In a type without NaN
     the first of them says whether there is a vector.
@@ -130,7 +134,7 @@ def pack_block(rows: Rows, present: npt.NDArray[np.bool_], kind: VectorType) -> 
 def read_block(
     content: bytes, kind: VectorType, num_items: int, dimensions: int
 ) -> tuple[Rows, npt.NDArray[np.bool_]]:
-    """Rows [num_items, width] of a chunk, and whether each item has a vector, bool [num_items]."""
+    """Return rows [num_items, width] of a chunk, and whether each item has a vector, bool [num_items]."""
     if kind.has_nan:
         rows: Rows = np.frombuffer(content, dtype=kind.row).reshape(num_items, dimensions)
         return rows, ~np.isnan(rows[:, 0])
@@ -139,7 +143,7 @@ def read_block(
 
 
 def measure_item(kind: VectorType, dimensions: int) -> int:
-    """Bytes of one item in a block."""
+    """Return bytes of one item in a block."""
     width = kind.width(dimensions)
     return width * np.dtype(kind.row).itemsize if kind.has_nan else _record(kind, width).itemsize
 

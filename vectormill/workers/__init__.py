@@ -1,1 +1,1 @@
-"""What a worker tells of itself in its report, and how others read it."""
+"""A worker's report of itself, and how others read it."""

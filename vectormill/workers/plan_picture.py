@@ -24,7 +24,7 @@ def draw_plan(plan: Body) -> str:
 
 
 def join_parts(parts: Sequence[Body]) -> dict[str, Any]:
-    """The plan whose replicas are these parts, as workers report them; one that has not begun is missing."""
+    """Return the plan whose replicas are these parts, as workers report them; one that has not begun is missing."""
     plan = dict(parts[0].get("plan") or {})
     return {**plan, "replicas": [{name: part[name] for name in part if name != "plan"} for part in parts]}
 
@@ -38,7 +38,7 @@ def describe_layers(stage: Body) -> str:
 
 
 def describe_replica(replica: Body) -> str:
-    """How its devices share it, and what one forward pass holds."""
+    """Describe how the devices share a replica, and what one forward pass holds."""
     parts = [f"{replica['max_batch_tokens']:,} tokens a forward pass"]
     if replica["strategy"] != REPLICATE:
         num_devices = sum(len(stage["shards"]) for stage in replica["stages"])
@@ -86,7 +86,7 @@ def _group_alike(replicas: Sequence[Body]) -> Iterator[tuple[int, list[Body]]]:
 
 
 def measure_bar(shard: Body, width: int = BAR_WIDTH) -> tuple[int, int]:
-    """Of a bar so wide: weights, activations; the rest is headroom."""
+    """Return how many of the `width` cells of a bar are weights and how many activations; the rest is headroom."""
     per_byte = width / max(1, shard["capacity_bytes"])
     weights = min(width, round(shard["weight_bytes"] * per_byte))
     return weights, min(width - weights, round(shard["activation_bytes"] * per_byte))

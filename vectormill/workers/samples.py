@@ -17,7 +17,7 @@ _DIGITS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Of some ten seconds that ended so long before the report. None is what nobody could tell.
+    """Measurements over some ten seconds, which ended a number of seconds before the report. None is unknown.
 
     `busy_percent` is of the device, 0 to 100.
     """
@@ -40,7 +40,7 @@ def write_samples(samples: Sequence[Sample]) -> dict[str, list[Any]]:
 
 
 def read_samples(report: Mapping[str, Any]) -> list[Sample]:
-    """The oldest first; none of a worker that tells none, as those of earlier releases."""
+    """Return the oldest first; none of a worker that tells none, as those of earlier releases."""
     written: Any = report.get(RECENT)
     try:
         rates, memory, busy = (

@@ -108,7 +108,7 @@ def demo(
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a demo runs, and of which model."""
+    """Where a demo runs, and with which model."""
 
     data_dir: Path | None
     keep: bool
@@ -117,7 +117,7 @@ class _Place:
 
 
 def _encode_docstrings(place: _Place, num_items: int | None, *, is_json: bool) -> None:
-    """The main job. Raises CommandFailed unless every text has its vector."""
+    """Run the main demo. Raise CommandFailed unless every text has its vector."""
     from vectormill.cli.views.summary import summarize_job
     from vectormill.client import Client
     from vectormill.corpus import read_docstrings, take_evenly
@@ -141,7 +141,7 @@ def _encode_docstrings(place: _Place, num_items: int | None, *, is_json: bool) -
 
 
 def _run_task(place: _Place, demo: TaskDemo, num_items: int | None, *, is_json: bool) -> None:
-    """Another task's job, on the service that is named or on a stack of its own."""
+    """Run the demo of another task, on the named service or on a stack of its own."""
     from vectormill.cli.demos.task_demo import run_task
     from vectormill.client import Client
 
@@ -154,9 +154,7 @@ def _run_task(place: _Place, demo: TaskDemo, num_items: int | None, *, is_json: 
 
 @contextmanager
 def _service(place: _Place, demo: TaskDemo | None = None) -> "Iterator[tuple[Weights, Callable[[], str]]]":
-    """The model, and something to call for the API's URL, which waits until it is there: a stack of our own starts
-    meanwhile.
-    """
+    """Yield the model, and a function that waits for the service and returns the API's URL."""
     from vectormill.cli.demos.weights import find_remote
 
     if place.api_url is not None:
@@ -171,7 +169,7 @@ def _service(place: _Place, demo: TaskDemo | None = None) -> "Iterator[tuple[Wei
 def _workplace(
     place: _Place, demo: TaskDemo | None = None
 ) -> "Iterator[tuple[Path, Weights, Callable[[], str]]]":
-    """The data directory of a stack of our own, its model, and what waits for its API's URL."""
+    """Start a stack of our own; yield its data directory, its model, and a function that waits for its API's URL."""
     from vectormill.cli.demos.weights import choose_weights, register
     from vectormill.cli.stack import Stack, workplace
     from vectormill.settings import load_settings
@@ -188,7 +186,9 @@ def _workplace(
 
 
 def _keep_searchable(place: _Place, *, is_json: bool) -> None:
-    """The demo of a table that is followed: it succeeds only if the collection has the table's rows at the end."""
+    """Run the demo of a table that is followed. Raise CommandFailed unless the collection ends with the table's
+    rows.
+    """
     import psycopg
     from sqlalchemy import make_url
 
@@ -232,7 +232,7 @@ def _keep_searchable(place: _Place, *, is_json: bool) -> None:
 
 
 def _encode(client: "Client", texts: Mapping[str, str], model: str | None) -> Mapping[str, Any]:
-    """Submits the texts over HTTP and shows how the job goes, until it ends."""
+    """Submit the texts over HTTP and show how the job goes, until it ends."""
     from vectormill.cli.views.job_watch import watch_job
 
     items: list[ItemJson] = [{"key": key, "text": text} for key, text in texts.items()]
@@ -242,7 +242,7 @@ def _encode(client: "Client", texts: Mapping[str, str], model: str | None) -> Ma
 
 
 def _count_vectors(client: "Client", job_id: str, texts: Mapping[str, str]) -> int:
-    """Texts that have a vector of finite numbers; the job's state is not taken on trust."""
+    """Count the texts that have a vector of finite numbers, whatever the job's state says."""
     found = {
         vector["key"]
         for vector in client.vectors(job_id, partial=True)

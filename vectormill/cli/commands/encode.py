@@ -109,7 +109,7 @@ def encode(
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """Whose service is asked, and for which model."""
+    """The service and the model that a command asks for."""
 
     api_url: str | None
     data_dir: Path | None
@@ -134,7 +134,7 @@ def carry_out(
     is_strict: bool,
     is_patient: bool = False,
 ) -> Mapping[str, Any]:
-    """The job, which has ended and whose results are in `out`. Raises CommandFailed when there are none."""
+    """Return the job, which has ended and whose results are in `out`. Raise CommandFailed when there are none."""
     from vectormill.cli.views.summary import describe_missing_prompt
     from vectormill.files.outputs import check_output, choose_format, write_vectors
     from vectormill.files.texts import look_at_texts, read_texts
@@ -164,7 +164,7 @@ def carry_out(
 
 @contextmanager
 def _client(api_url: str | None, data_dir: Path | None, model: str | None) -> "Iterator[Client]":
-    """A client of the service in question, or of a stack that lives as long as this block."""
+    """Yield a client of the service in question, or of a stack that lives as long as this block."""
     from vectormill.cli.endpoint import await_api_url
     from vectormill.cli.stack import Stack
     from vectormill.client import Client
@@ -184,7 +184,7 @@ def _client(api_url: str | None, data_dir: Path | None, model: str | None) -> "I
 
 
 def _watch(client: "Client", job: Mapping[str, Any], *, is_patient: bool) -> Mapping[str, Any]:
-    """Follows the job to its end. Interrupted, it cancels it: nobody would fetch what it goes on making."""
+    """Follow the job to its end. Interrupted, it cancels it: nobody would fetch what it goes on making."""
     from vectormill.cli.views.job_watch import watch_job
     from vectormill.domain.errors import VectormillError
 
@@ -198,7 +198,7 @@ def _watch(client: "Client", job: Mapping[str, Any], *, is_patient: bool) -> Map
 
 
 def _report_failures(client: "Client", job: Mapping[str, Any], errors: Path | None) -> None:
-    """Writes all failed items to the file, if one was named, and says the first of them."""
+    """Write all failed items to the file, if one was named, and say the first of them."""
     from vectormill.files.ndjson import encode_line
     from vectormill.files.replacement import open_replacement
 
@@ -373,7 +373,7 @@ def extract(
 
 
 def _show(input: str, fields: "Fields", out: Path, most: int) -> None:
-    """Prints the first texts that have records, spans marked."""
+    """Print the first texts that have records, spans marked."""
     import msgspec
 
     from vectormill.cli.views.spans import show_texts
@@ -387,7 +387,7 @@ def _show(input: str, fields: "Fields", out: Path, most: int) -> None:
 
 
 def _read_schema(path: Path) -> str:
-    """The file's JSON, if it is a schema. Raises InvalidOption, before anything is started."""
+    """Return the file's JSON if it is a schema. Raise InvalidOption, before anything is started."""
     from vectormill.domain.tasks.schema import parse_schema
 
     try:

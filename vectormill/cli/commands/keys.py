@@ -125,7 +125,7 @@ def revoke(name: Name, data_dir: DataDir = None) -> None:
 
 @contextmanager
 def connected(data_dir: DataDir) -> "Iterator[tuple[Engine, Settings]]":
-    """The database of the settings, or that of the data directory: of its `up`, or started for this command.
+    """Yield the database of the settings, or that of the data directory: of its `up`, or started for this command.
 
     Raises ConfigurationError when it was never migrated.
     """

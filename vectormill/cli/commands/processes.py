@@ -178,7 +178,7 @@ def migrate() -> None:
 
 
 def begin_process(name: str, **overrides: Any) -> "Settings":
-    """The settings of this process, whose log lines go to stderr from now on. Raises ConfigurationError."""
+    """Return the settings of this process, whose log lines go to stderr from now on. Raise ConfigurationError."""
     from vectormill.processes.logs import begin_logging
     from vectormill.settings import find_collector, load_settings
     from vectormill.tracing import begin_tracing

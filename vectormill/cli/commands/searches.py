@@ -129,7 +129,7 @@ def search(
 
 
 def read_weights(written: str) -> dict[str, float]:
-    """`2:1` is {"vector": 2, "text": 1}. Raises InvalidOption."""
+    """`2:1` is {"vector": 2, "text": 1}. Raise InvalidOption."""
     from vectormill.domain.errors import InvalidOption
 
     try:
@@ -164,6 +164,6 @@ def shorten(text: str | None) -> str | None:
 
 
 def hide_passage(metadata: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The client's own metadata; the document has a column."""
+    """Return the client's own metadata; the document has a column."""
     own = {name: value for name, value in (metadata or {}).items() if name != "_passage"}
     return own or None

@@ -310,7 +310,7 @@ def _print_following(body: Mapping[str, Any], is_json: bool) -> None:
 
 
 def choose_kind(said: Mapping[str, Mapping[str, Any] | None]) -> tuple[str, dict[str, Any]]:
-    """The one kind that options were given of, and those of them that were given. Raises InvalidOption."""
+    """Return the one kind that options were given of, and those of them that were given. Raise InvalidOption."""
     given = {kind: options for kind, options in said.items() if options is not None}
     if len(given) != 1:
         raise InvalidOption("Name one source: --sql, --files, --tree, --push or --own-texts.")
@@ -343,12 +343,12 @@ def read_source(
 
 
 def absolute(name: str) -> str:
-    """A local path from the root, as another process has another working directory; a URL as it is."""
+    """Return a local path from the root, as another process has another working directory; a URL as it is."""
     return name if "://" in name else str(Path(name).expanduser().absolute())
 
 
 def parse_split(how: str | None) -> dict[str, Any]:
-    """`paragraphs`, `paragraphs:200:1500`, `tokens:256`, `tokens:256:32` or `none`. Raises InvalidOption."""
+    """`paragraphs`, `paragraphs:200:1500`, `tokens:256`, `tokens:256:32` or `none`. Raise InvalidOption."""
     if how in (None, "none"):
         return {}
     by, *numbers = how.split(":")

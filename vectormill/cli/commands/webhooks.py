@@ -243,7 +243,7 @@ def delete(webhook: Id, api_url: ApiUrl = None, data_dir: DataDir = None) -> Non
 
 
 def _parse_moment(written: str) -> "datetime":
-    """In UTC unless it says another zone. Raises InvalidOption."""
+    """Parse an ISO 8601 moment, in UTC unless it names another zone. Raise InvalidOption."""
     from datetime import UTC, datetime
 
     from vectormill.domain.errors import InvalidOption

@@ -1,1 +1,1 @@
-"""What `vectormill demo` shows of each task but `embed`: a file a task, and one that runs them."""
+"""The demos of all tasks but `embed`: a file for each task, and one that runs them."""

@@ -24,7 +24,7 @@ SHOWN_CHARS: Final = 44
 
 
 def choose_weights(directory: Path) -> Weights:
-    """The packaged model: real weights, although of no classifier."""
+    """Return the packaged model: real weights, although of no classifier."""
     from vectormill.models.registry import DEFAULT_MODEL
 
     return Weights(
@@ -36,7 +36,9 @@ def choose_weights(directory: Path) -> Weights:
 
 
 def list_pairs(num_pairs: int) -> "list[ItemJson]":
-    """Two for each docstring: with its own rest, and with that of a docstring from the other half of the library."""
+    """Return two for each docstring: with its own rest, and with that of a docstring from the other half of the
+    library.
+    """
     from vectormill.corpus import read_docstrings, split_first_sentence, take_evenly
 
     parts = [
@@ -63,7 +65,7 @@ def is_sound(result: Json) -> bool:
 
 
 def find(pairs: Sequence["ItemJson"], results: Results) -> Findings:
-    """How scores tell a sentence's own rest from another's."""
+    """Tell how well the scores separate a sentence's own continuation from that of another sentence."""
     scores = {key: float(result["score"]) for key, result in results.items()}
     by_kind = {kind: _pick(pairs, scores, kind) for kind in (OWN, OTHER)}
     both = [(own, by_kind[OTHER][key]) for key, own in by_kind[OWN].items() if key in by_kind[OTHER]]

@@ -67,12 +67,12 @@ def read_records(client: "Client", job_id: str) -> Iterator[Json]:
 
 
 def is_sound(result: Json) -> bool:
-    """Records are paths of at least one step."""
+    """Return whether all records are paths of at least one step."""
     return all(step["type"] for record in result["output"] for step in record) and all(result["output"])
 
 
 def find(items: Sequence["ItemJson"], results: Results) -> Findings:
-    """How many of each type, and some texts with their spans."""
+    """Count the records of each type, and list some texts with their spans marked."""
     from vectormill.cli.views.spans import mark_spans
 
     paths = Counter(

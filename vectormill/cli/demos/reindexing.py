@@ -72,7 +72,7 @@ class Round:
 
 
 def make_table(connection: "psycopg.Connection[Any]", docstrings: Iterable["Docstring"]) -> int:
-    """The table with a row for each docstring; how many."""
+    """Make the table with one row for each docstring, and return the number of rows."""
     connection.execute(CREATE_TABLE)
     num_rows = 0
     with connection.cursor() as cursor, cursor.copy(COPY_ROWS) as copy:
@@ -86,7 +86,7 @@ def make_table(connection: "psycopg.Connection[Any]", docstrings: Iterable["Docs
 
 
 def change_table(connection: "psycopg.Connection[Any]") -> dict[str, int]:
-    """What was done to how many rows."""
+    """Change some rows of the table, and return how many were inserted, updated and deleted."""
     return {what: connection.execute(statement).rowcount for what, statement in CHANGES.items()}
 
 
@@ -97,7 +97,7 @@ def count_rows(connection: "psycopg.Connection[Any]", table: str) -> int:
 
 
 def follow_table(client: "Client", model: str | None) -> None:
-    """Makes a collection whose source is the table."""
+    """Make a collection whose source is the table."""
     client.create_collection(COLLECTION, model=model)
     client.set_source(
         COLLECTION,
@@ -117,7 +117,7 @@ def reindex(
     title: str,
     on_poll: Callable[[Mapping[str, Any]], None],
 ) -> Round:
-    """One run, when it has ended. Raises VectormillError when it did not come to its end."""
+    """Carry out one run and return it. Raise VectormillError when it did not complete."""
     started = client.reindex(COLLECTION)
     run = client.wait_run(started["id"], on_poll, poll_seconds=POLL_SECONDS)
     if run["state"] not in ("completed", "completed_with_errors"):
@@ -128,7 +128,7 @@ def reindex(
 def print_rounds(
     rounds: Sequence[Round], matches: Sequence[Mapping[str, Any]], *, is_json: bool = False
 ) -> None:
-    """What each run did and cost, and what a search with a filter finds."""
+    """Print what each run did and cost, and what a search with a filter finds."""
     from vectormill.cli.views.listing import print_json, print_report
 
     if is_json:

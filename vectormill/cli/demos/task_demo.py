@@ -74,7 +74,7 @@ POLL_SECONDS: Final = 0.25
 def run_task(
     client: "Client", demo: "TaskDemo", items: Sequence["ItemJson"], weights: "Weights", *, is_json: bool
 ) -> None:
-    """Raises CommandFailed unless every item has a sound result."""
+    """Run a task's demo on a service. Raise CommandFailed unless every item has a sound result."""
     from vectormill.cli.views.job_watch import watch_job
     from vectormill.cli.views.summary import summarize_job
 

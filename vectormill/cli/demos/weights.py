@@ -1,4 +1,4 @@
-"""Which model a demo uses: the task's own, a registered one, or the directory of one that is not registered."""
+"""Choose the model of a demo: the task's own, a registered one, or one in a directory that is not registered."""
 
 import json
 import re
@@ -16,10 +16,10 @@ DEFAULT: Final = Weights(None, "the default", "The weights are those of the serv
 
 
 def choose_weights(demo: TaskDemo | None, model: str | None, settings: Settings, directory: Path) -> Weights:
-    """`model` is a name or a directory. None leaves it to the demo, which may write one into `directory`; without a
-    demo the service has its default.
+    """Return the model of a demo; raise UnknownModel, ModelError or InvalidOption before anything is started.
 
-    Raises UnknownModel, ModelError and InvalidOption, before anything is started, for one that is not for the task.
+    `model` is a name or a directory. None leaves it to the demo, which may write a model into `directory`; without a
+    demo the service has its default.
     """
     if model is not None:
         weights = find_weights(model, settings)
@@ -33,7 +33,7 @@ def choose_weights(demo: TaskDemo | None, model: str | None, settings: Settings,
 
 
 def find_weights(model: str, settings: Settings) -> Weights:
-    """Of a registered model, or of a directory, under its own name."""
+    """Return a registered model, or the model in a directory under the directory's name."""
     path = Path(model).expanduser()
     if model in settings.models or not path.is_dir():
         return Weights(model, "asked for", f"The weights are those of {model}.")
@@ -42,7 +42,9 @@ def find_weights(model: str, settings: Settings) -> Weights:
 
 
 def find_remote(model: str | None) -> Weights:
-    """Of a service that runs already, which has models of its own. Raises InvalidOption for a directory."""
+    """Return a model of a service that runs already. Raise InvalidOption for a directory, which that service cannot
+    read.
+    """
     if model is None:
         return DEFAULT
     if Path(model).is_dir():
@@ -53,13 +55,13 @@ def find_remote(model: str | None) -> Weights:
 
 
 def list_models(settings: Settings, weights: Weights) -> dict[str, ModelEntry]:
-    """The models that are registered, and this one."""
+    """Return the models that are registered, and this one."""
     own = {} if weights.path is None else {str(weights.model): ModelEntry(path=str(weights.path))}
     return settings.models | own
 
 
 def register(settings: Settings, weights: Weights) -> dict[str, str]:
-    """The variables with which a process knows the model; none where it is registered."""
+    """Return the variables with which a process knows the model; none where it is registered."""
     if weights.path is None:
         return {}
     models = list_models(settings, weights)

@@ -1,1 +1,1 @@
-"""What `vectormill doctor` looks at."""
+"""The checks of `vectormill doctor`."""

@@ -30,7 +30,7 @@ SCARCE_MEMORY_BYTES: Final = 2 << 30
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check found; `advice` says what to do when it is not ok."""
+    """The result of one check; `advice` says what to do when it is not ok."""
 
     name: str
     status: str
@@ -42,7 +42,7 @@ Check = Callable[[Settings], Iterator[Finding]]
 
 
 def run_checks(settings: Settings) -> Iterator[Finding]:
-    """Every finding, in the order in which problems are best solved. A check that breaks is a finding too."""
+    """Yield every finding, in the order in which problems are best solved. A check that breaks is a finding too."""
     for name, check in CHECKS.items():
         try:
             yield from check(settings)
@@ -196,7 +196,7 @@ PARTS = (
 
 
 def describe_installation() -> Iterator[str]:
-    """A line each, the release first."""
+    """Yield this release and the versions of what it runs on, one line each, the release first."""
     from vectormill.db.scripts import find_newest_revision
     from worker.devices.detect import detect_processor
 
@@ -212,7 +212,7 @@ def describe_installation() -> Iterator[str]:
 
 
 def find_version(distribution: str) -> str | None:
-    """As its metadata tell it: importing torch for its version would take seconds."""
+    """Return the distribution's version from its metadata, since importing torch for it would take seconds."""
     try:
         return version(distribution)
     except PackageNotFoundError:

@@ -58,7 +58,7 @@ def judge_postgres(number: int, name: str) -> Finding:
 
 
 def judge_pgvector(installed: str | None, available: str | None) -> Finding:
-    """The versions in the database and on the server; None where there is none."""
+    """Return the versions in the database and on the server; None where there is none."""
     found = installed or available
     if found is None:
         advice = "Install pgvector 0.8.4 or newer on the server."

@@ -1,1 +1,1 @@
-"""What commands print: bars, tables and sentences."""
+"""The views of the command line: progress bars, tables and sentences."""

@@ -35,7 +35,7 @@ STATE_STYLES: Final = {
 
 
 def describe_bytes(num_bytes: float) -> str:
-    """ "1.5 GiB"."""
+    """Format a number of bytes, such as "1.5 GiB"."""
     unit = BYTE_UNITS[0]
     for unit in BYTE_UNITS:
         if num_bytes < 1024 or unit == BYTE_UNITS[-1]:
@@ -45,7 +45,7 @@ def describe_bytes(num_bytes: float) -> str:
 
 
 def describe_age(seconds: float | None) -> str:
-    """ "3 h ago"; "never" for None."""
+    """Format an age, such as "3 h ago"; "never" for None."""
     if seconds is None:
         return "never"
     for unit, length in TIME_UNITS:
@@ -108,13 +108,13 @@ def _headline(collection: Mapping[str, Any]) -> str:
 
 
 def find_kind(collection: Mapping[str, Any]) -> str:
-    """An API of a release without kinds has vectors alone."""
+    """Return the kind of the collection; an API of a release without kinds has vectors only."""
     kind: str = collection.get("kind", VECTORS)
     return kind
 
 
 def describe_results(collection: Mapping[str, Any]) -> str:
-    """ "default, 384 dimensions", or "reranker, scores of no, yes"."""
+    """Describe what a collection holds, such as "default, 384 dimensions" or "reranker, scores of no, yes"."""
     kind, model, options = find_kind(collection), collection["model"], collection["options"]
     if kind == SCORES:
         labels = options.get("labels", ())
@@ -274,7 +274,7 @@ def _describe(report: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
 
 
 def _describe_results(report: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Of whichever kind the collection is."""
+    """Yield the lines on results, for whichever kind the collection has."""
     if vectors := report.get("vectors"):
         num_broken = vectors["num_not_finite"] + vectors["num_zero"] + vectors["num_odd_norms"]
         norms = ""

@@ -14,13 +14,13 @@ REPORT_WIDTH: Final = 120
 
 
 def print_json(value: Any) -> None:
-    """One line of JSON, so that many of them make NDJSON."""
+    """Print one line of JSON, so that many of them make NDJSON."""
     sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
     sys.stdout.flush()
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """A table for people; where no terminal is, lines with tabs for programs, never cut to some width."""
+    """Print a table on a terminal, and tab-separated lines of full width elsewhere."""
     console = Console()
     if console.is_terminal:
         console.print(_make_table(columns, rows))
@@ -32,7 +32,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 def print_listing(
     found: Iterable[Any], columns: Sequence[str], describe: Callable[[Any], Sequence[Any]], *, is_json: bool
 ) -> None:
-    """What a command has found, each as a line of JSON or as the row that `describe` makes of it."""
+    """Print each result as a line of JSON, or as the row that `describe` makes of it."""
     if is_json:
         for each in found:
             print_json(each)
@@ -41,7 +41,7 @@ def print_listing(
 
 
 def print_report(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """A table with a title, which is for people on a terminal and in a log alike."""
+    """Print a table with a title, on a terminal and in a log alike."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=REPORT_WIDTH)

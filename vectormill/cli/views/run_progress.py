@@ -12,7 +12,7 @@ READ_NOTHING: Final = "no rows read"
 
 
 def look_at_run(run: Mapping[str, Any]) -> Look:
-    """Its phase, and how far the job is while one encodes for it, else what was seen."""
+    """Return the phase of a run, and how far its job is, or else what it has read."""
     encoding = run.get("encoding")
     if encoding is None:
         return Look(describe_stage(run), describe_run_counts(run))
@@ -21,26 +21,26 @@ def look_at_run(run: Mapping[str, Any]) -> Look:
 
 
 def describe_stage(run: Mapping[str, Any]) -> str:
-    """The phase while it is at work, else the state."""
+    """Return the phase of a run at work, or else its state."""
     return str(run["phase"]) if run["state"] == "running" and run["phase"] else str(run["state"])
 
 
 def describe_run_counts(run: Mapping[str, Any]) -> str:
-    """What was seen and how it differs, in one line; what is zero is left out."""
+    """Format what a run has read and changed in one line, without zeros."""
     counts = {name.removeprefix("num_").replace("_", " "): number for name, number in run["counts"].items()}
     told = " · ".join(f"{number:,} {name}" for name, number in counts.items() if number)
     return told or (READ_NOTHING if run.get("finished_at") else "nothing read yet")
 
 
 def describe_report(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What each phase found, a line each; what is empty, unknown, false or zero is left out."""
+    """Yield a name and a line for each phase's findings, without those that are empty, unknown, false or zero."""
     for phase, found in report.items():
         if told := describe_findings(found):
             yield f"{phase} found", told
 
 
 def describe_findings(found: Mapping[str, Any]) -> str:
-    """Names and values in one line."""
+    """Return names and values in one line."""
     return " · ".join(_findings(found))
 
 
@@ -68,19 +68,19 @@ def _describe_one(value: Any) -> str:
 
 
 def look_at_indexing(run: Mapping[str, Any]) -> Look:
-    """The build that goes on, its phase and the share of it that is done."""
+    """Return the build that is going on, its phase and its share done."""
     share = find_share(run)
     return Look(describe_build_stage(run), "" if share is None else f"{share:.0%}", share)
 
 
 def find_share(run: Mapping[str, Any]) -> float | None:
-    """Of the phase of the build that goes on, 0 to 1; None when there is none, or it cannot be told."""
+    """Return the share done of the current phase of the build, 0 to 1; None when there is none or it is unknown."""
     share = (run["report"].get("indexing", {}).get("progress") or {}).get("share")
     return None if share is None else float(share)
 
 
 def describe_build_stage(run: Mapping[str, Any]) -> str:
-    """The build that goes on and its phase, else the run's state."""
+    """Return the current build and its phase, or else the run's state."""
     progress = run["report"].get("indexing", {}).get("progress")
     if run["state"] != "running" or not progress:
         return str(run["state"])
@@ -88,7 +88,7 @@ def describe_build_stage(run: Mapping[str, Any]) -> str:
 
 
 def describe_outcome(run: Mapping[str, Any]) -> list[str]:
-    """What a run of indexes came to, a line for each thing it did, and why."""
+    """List what a run of indexes did, one line for each build or removal with its reason."""
     found = run["report"].get("indexing", {})
     lines = [
         f"Built {made['name']} in {made['seconds']:,.1f} s, {made['num_bytes'] / (1 << 20):,.1f} MiB."

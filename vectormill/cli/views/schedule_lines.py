@@ -13,7 +13,7 @@ Body = Mapping[str, Any]
 
 
 def describe_schedule(schedule: Body) -> list[Line]:
-    """A line a fact, in the order in which one asks."""
+    """Return one line for each fact about a schedule, the most asked-for first."""
     lines = [
         Line("name", schedule["name"]),
         Line("collection", schedule["collection"]),
@@ -32,7 +32,7 @@ def describe_schedule(schedule: Body) -> list[Line]:
 
 
 def describe_due(schedule: Body) -> str:
-    """On the clock of its zone, and in UTC."""
+    """Format when the schedule is next due, on the clock of its zone and in UTC."""
     if schedule["paused_at"] is not None:
         return f"paused since {_minute(schedule['paused_at'])} UTC"
     due_at = _minute(schedule["next_due_at"])
@@ -49,7 +49,7 @@ def describe_success(schedule: Body) -> str:
 
 
 def describe_counts(counts: Mapping[str, int]) -> str:
-    """What a run did, without what it found as it was."""
+    """Format what a run changed, without the rows that it found unchanged."""
     names = {
         "num_seen": "seen",
         "num_new": "new",
@@ -63,7 +63,7 @@ def describe_counts(counts: Mapping[str, int]) -> str:
 
 
 def describe_standing(schedule: Body) -> str:
-    """How the schedule stands, in a sentence; what somebody has to see to comes first."""
+    """Describe how the schedule stands in one sentence; whatever needs attention comes first."""
     name, problems = schedule["name"], []
     if schedule["lag_seconds"] > OVERDUE_SECONDS:
         problems.append(

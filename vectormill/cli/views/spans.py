@@ -8,7 +8,7 @@ Records = Sequence[Sequence[Mapping[str, Any]]]
 
 
 def mark_spans(text: str, records: Records) -> str:
-    """The text with brackets around each span and its types behind it: `[Ada](person) wrote it.`
+    """Return the text with brackets around each span and its types behind it: `[Ada](person) wrote it.`
 
     Spans of a label that was not in the text, as of a class, stand before it.
     """
@@ -36,7 +36,7 @@ def mark_spans(text: str, records: Records) -> str:
 
 
 def show_texts(items: Iterable[Mapping[str, Any]], rows: Iterable[Mapping[str, Any]], most: int) -> list[str]:
-    """A line for each of the first `most` texts that have records; both come in the order of submission."""
+    """Return a line for each of the first `most` texts that have records; both come in the order of submission."""
     lines: list[str] = []
     texts = iter(items)
     for row in rows:

@@ -22,7 +22,7 @@ class Line:
 
 
 def job_seconds(job: Mapping[str, Any]) -> float:
-    """Seconds from the submission to the last commit, on the database's clock."""
+    """Return seconds from the submission to the last commit, on the database's clock."""
     created, finished = (datetime.fromisoformat(job[name]) for name in ("created_at", "finished_at"))
     return max((finished - created).total_seconds(), 1e-6)
 
@@ -30,7 +30,9 @@ def job_seconds(job: Mapping[str, Any]) -> float:
 def summarize_job(
     job: Mapping[str, Any], workers: Sequence[Mapping[str, Any]], model_reason: str = ""
 ) -> list[Line]:
-    """The lines of the table that ends a run; the choices are those of the workers that serve the job's model."""
+    """Return the lines of the table that ends a run; the choices are those of the workers that serve the job's
+    model.
+    """
     seconds = job_seconds(job)
     lines = [
         Line("items", f"{job['num_items']:,}"),
@@ -104,7 +106,7 @@ def _limit(job: Mapping[str, Any]) -> str:
 
 
 def describe_stages(record: Mapping[str, Any]) -> list[Line]:
-    """What bounded a job, and how busy its stages were; nothing while nothing is known of them."""
+    """Describe what bounded a job and how busy its stages were; return no lines while that is unknown."""
     lines = []
     bound_by = record.get("bound_by")
     if bound_by:
@@ -136,7 +138,7 @@ WORKER_COLUMNS: Final = (
 
 
 def summarize_worker(worker: Mapping[str, Any]) -> dict[str, str]:
-    """One row of figures by WORKER_COLUMNS; a dash for what the worker does not tell."""
+    """Return one row of figures by WORKER_COLUMNS; a dash for what the worker does not tell."""
     report: Mapping[str, Any] = worker["report"]
     bound_by = report.get("bound_by") or {}
     return {
@@ -169,7 +171,7 @@ def describe_plan(report: Mapping[str, Any]) -> str:
 
 
 def _describe_loading(report: Mapping[str, Any]) -> str:
-    """What all processes of the replica have read, and how long the slowest took."""
+    """Describe what all processes of the replica have read, and how long the slowest took."""
     loadings = report.get("loadings")
     if not loadings:
         return "-"
@@ -189,13 +191,13 @@ def _figure(value: float | None, form: str) -> str:
 
 
 def _choices(name: str, reports: Sequence[Mapping[str, Any]]) -> list[Line]:
-    """What the workers report under a name, each different answer once."""
+    """List what the workers report under a name, each different answer once."""
     found = {describe_choice(report, name) for report in reports}
     return [Line(name, value, reason) for value, reason in sorted(found)]
 
 
 def describe_choice(report: Mapping[str, Any], name: str) -> tuple[str, str]:
-    """A choice of a worker's report and its reason. While its model loads, a worker has not chosen yet."""
+    """Return a choice in a worker's report and its reason; a worker that is loading its model has not chosen yet."""
     choice = report.get(name) or {}
     if name == SWITCHES and name in report:
         return ", ".join(report[name]) or "none", ""
