@@ -1,4 +1,4 @@
-"""What every phase of a run works with. Knows no phase."""
+"""The context that every phase of a run works with. Knows no phase."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

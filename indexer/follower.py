@@ -125,7 +125,7 @@ class Follower(Loop):
 
 
 def follow_collection(engine: Engine, settings: Settings, registry: Registry, collection_id: int) -> bool:
-    """Brings some changed keys of a collection up to date; whether there may be more to do at once.
+    """Bring some changed keys of a collection up to date; whether there may be more to do at once.
 
     Raises SourceFailed, and what a submission raises; the changes wait then.
     """
@@ -154,7 +154,7 @@ def is_followable(source: Source) -> bool:
 
 
 def _forget(engine: Engine, collection_id: int) -> bool:
-    """Triggers outlive what they were for when their owner alone can remove them."""
+    """Forget the changes of a collection that follows nothing: triggers that only their owner can drop go on noting."""
     with engine.begin() as connection:
         num_changes = forget_changes(connection, collection_id)
     logger.info("Removed %d changes that no collection follows any more.", num_changes)
@@ -162,7 +162,7 @@ def _forget(engine: Engine, collection_id: int) -> bool:
 
 
 def _note_all(engine: Engine, collection: FollowedCollection, changes: Changes) -> bool:
-    """A table was emptied: whatever the collection has is looked for by its key, in the rounds that follow."""
+    """Note every key of the collection after its table was emptied; the rounds that follow look each one up."""
     with engine.begin() as connection:
         remove_changes(connection, changes.ids)
         note_every_key(connection, collection.name)
@@ -227,7 +227,7 @@ ROWS_OF_KEYS: Final = "SELECT * FROM (\n{query}\n) AS source WHERE source.{key} 
 
 
 def read_keys(source: Source, place: SourcePlace, keys: Sequence[str]) -> list[Item]:
-    """What the source has under these keys now: rows, or passages of the documents. Raises SourceFailed.
+    """Return the rows or passages that the source has under these keys now. Raise SourceFailed.
 
     The keys are a literal without a type, which takes that of the column: so its index is used, whatever it holds.
     """
@@ -243,6 +243,6 @@ def read_keys(source: Source, place: SourcePlace, keys: Sequence[str]) -> list[I
 
 
 def write_array(values: Sequence[str]) -> str:
-    """As Postgres writes an array of texts."""
+    """Write texts as a Postgres array literal."""
     quoted = (value.replace("\\", "\\\\").replace('"', '\\"') for value in values)
     return "{" + ",".join(f'"{value}"' for value in quoted) + "}"

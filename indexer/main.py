@@ -38,7 +38,7 @@ _OUTAGE_SECONDS: Final = 1.0
 
 
 def run(settings: Settings) -> None:
-    """Runs until SIGTERM or SIGINT."""
+    """Run until SIGTERM or SIGINT."""
     if settings.database_url is None:
         raise ConfigurationError(
             "The indexer needs VECTORMILL_DATABASE_URL; `vectormill up` brings its own Postgres."
@@ -54,7 +54,7 @@ def serve(
     stop: threading.Event,
     open_source: Callable[[RunContext], Source],
 ) -> None:
-    """Carries out runs until `stop`; then hands back what it has."""
+    """Carry out runs until `stop`; then hand back what it has."""
     most = settings.indexer_runs
     # Two for each run: its own, and that of a job which it uploads or a source here which it reads; and one to claim.
     engine = make_engine(
@@ -89,7 +89,7 @@ def serve(
 def _serve_connected(
     engine: Engine, claims: Claims, tools: Tools, settings: Settings, stop: threading.Event
 ) -> None:
-    """Claims what there is, until Postgres cannot be reached or the process is told to stop."""
+    """Claim what there is, until Postgres cannot be reached or the process is told to stop."""
     tidy_at = 0.0
     while not stop.is_set():
         if time.monotonic() >= tidy_at:

@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """Of the `limit` nearest rows to `num_queries` rows, the share that the index found; 0 to 1."""
+    """The recall of an index: the share of the `limit` nearest rows to `num_queries` rows that it found, 0 to 1."""
 
     value: float
     num_queries: int
@@ -127,7 +127,7 @@ def measure_recall(
     limit: int = 10,
     max_queries: int = MOST_QUERIES,
 ) -> Recall | None:
-    """How much of the exact answer the index finds, for rows of the generation itself as queries.
+    """Return how much of the exact answer the index finds, with rows of the generation as queries.
 
     The row itself is left out of both answers. None when no index serves, as for int8 codes, scores and records, or
     there are fewer rows than are asked for. `check` is called between transactions.
@@ -158,7 +158,7 @@ def measure_recall(
 
 
 def scan_vectors(engine: Engine, generation: Generation, *, check: Callable[[], None]) -> Soundness:
-    """Reads every vector once, some thousand blocks to a transaction. `check` is called between them.
+    """Read every vector once, some thousand blocks to a transaction. `check` is called between them.
 
     Codes and bits have no norm: all of theirs are vectors, and only counted.
     """
@@ -180,7 +180,7 @@ def scan_vectors(engine: Engine, generation: Generation, *, check: Callable[[], 
 
 
 def scan_validity(engine: Engine, generation: Generation, *, check: Callable[[], None]) -> Validity:
-    """As scan_vectors, of a generation of scores or of records."""
+    """Read every score or record of a generation once, as scan_vectors does with vectors."""
 
     def scan(connection: Connection, blocks: range) -> ScannedResults:
         return scan_results(connection, generation, blocks, max_keys=MOST_NAMED_KEYS)
@@ -203,7 +203,7 @@ def _scan(
     scan: Callable[[Connection, range], T],
     check: Callable[[], None],
 ) -> list[T]:
-    """What `scan` says of all blocks of a generation's table, some thousand to a transaction."""
+    """Call `scan` for all blocks of a generation's table, some thousand to a transaction, and return its answers."""
     with engine.connect() as connection:
         num_blocks = count_blocks(connection, generation).num_blocks
     scans = []

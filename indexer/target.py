@@ -27,7 +27,9 @@ class Target:
 
 
 def find_target(connection: Connection, run: Run) -> Target:
-    """What the run began to write; its generation stays written until the transaction ends. Raises Conflict."""
+    """Return the target that the run began to write; its generation stays written until the transaction ends.
+    Raise Conflict.
+    """
     assert run.generation_id is not None, "the run has chosen when it began to read"
     return make_target(connection, run, find_written(connection, run.generation_id))
 
@@ -38,5 +40,5 @@ def make_target(connection: Connection, run: Run, generation: Generation) -> Tar
 
 
 def live_stage(connection: Connection, run: Run) -> Stage:
-    """The run's stage beside the live generation, whichever it writes."""
+    """Return the run's stage beside the live generation, whichever it writes."""
     return Stage(run.id, find_generation(connection, run.collection))

@@ -49,7 +49,7 @@ class Assets:
         return self._by_name[name].url
 
     def answer(self, digest: str, name: str) -> Response:
-        """The file. A page of another release names another digest: it gets ours, which it must not keep."""
+        """Return the file. A page of another release names another digest: it gets ours, which it must not keep."""
         asset = self._by_name.get(name)
         if asset is None:
             raise HTTPException(404)

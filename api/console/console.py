@@ -14,7 +14,7 @@ from api.console.visitor import Visitor, find_visitor
 
 
 class Console:
-    """What the routes of the console share. Templates are given a visitor, where the page stands, and these values."""
+    """The parts that the routes of the console share. Templates get a visitor, the page's path, and these values."""
 
     def __init__(self, version: str) -> None:
         self.assets = Assets()
@@ -23,11 +23,11 @@ class Console:
         self._templates = make_templates(asset=self.assets.url, navigation=NAVIGATION, version=version)
 
     def render(self, name: str, visitor: Visitor | None, path: str = "", **values: Any) -> str:
-        """A template's text. `path` is of the page that is asked for; a part of a page needs none."""
+        """Return a template's text. `path` is of the page that is asked for; a part of a page needs none."""
         return self._templates.get_template(name).render(visitor=visitor, path=path, **values)
 
     def page(self, request: Request, name: str, status: int = 200, **values: Any) -> HTMLResponse:
-        """A whole page, for the visitor who asks."""
+        """Return a whole page, for the visitor who asks."""
         text = self.render(name, find_visitor(request), request.url.path, **values)
         return HTMLResponse(text, status_code=status)
 

@@ -23,7 +23,7 @@ from api.console.console import Console
 from api.console.sessions import SESSION_COOKIE, VISIT_COOKIE, make_csrf_token, make_visit, open_session
 from api.console.visitor import Visitor
 from api.door.key_guard import KEY_HEADERS, NO_KEY_EXISTS, scope_missing
-from api.door.scopes import LOOKING
+from api.door.scopes import SAFE_METHODS
 from api.problems import MEDIA_TYPE, Problem, describe_error, is_database_away
 from vectormill.domain.errors import DatabaseUnavailable
 from vectormill.keys.api_key import ADMIN, READ, WRITE, includes
@@ -53,7 +53,7 @@ HEADERS: Final = {
 FORGED = Problem(
     403,
     "csrf-token-missing",
-    "This was not pressed on a page of this console, or on one that is out of date; load the page again.",
+    "The CSRF token is missing or wrong. Reload the page and try again.",
 )
 
 logger = logging.getLogger(__name__)
@@ -88,11 +88,11 @@ class ConsoleGuard:
     async def _find_answer(
         self, scope: Scope, headers: Headers, cookies: dict[str, str], visit: str
     ) -> Response | None:
-        """What is answered instead of the page; None when it is served."""
+        """Return the response that replaces the page; None when the page is served."""
         method, path = scope["method"], scope["path"]
         if path in ("/", "/docs"):
             return RedirectResponse(HOME if path == "/" else REFERENCE, 303)
-        if path.startswith(f"{STATIC_PREFIX}/") and method in LOOKING:
+        if path.startswith(f"{STATIC_PREFIX}/") and method in SAFE_METHODS:
             return None
         try:
             keys = await self._keyring.keys()
@@ -126,9 +126,9 @@ class ConsoleGuard:
     def _find_refusal(
         self, scope: Scope, headers: Headers, key: KeptKey | None, token: str
     ) -> Response | None:
-        """Of a visitor who is in. Whatever is not looking needs the token, and a key that may write."""
+        """Refuse an unsafe method without the CSRF token or a key that may write; return None when it is allowed."""
         method, path = scope["method"], scope["path"]
-        if method in LOOKING:
+        if method in SAFE_METHODS:
             return None
         if headers.get(CSRF_HEADER) != token:
             return FORGED.response(path)
@@ -138,7 +138,7 @@ class ConsoleGuard:
         return None
 
     def _sending_pages(self, scope: Scope, request_headers: Headers, send: Send) -> Send:
-        """The same answers with our headers; problem details become a page, or a notice on the page that asked."""
+        """Wrap `send` with our headers, and turn problem details into a page, or a notice on the page that asked."""
         start: Message = {}
         body = bytearray()
 
@@ -180,8 +180,9 @@ async def no_message() -> Message:
 
 
 def is_for_people(scope: Scope) -> bool:
-    """Whether a page is asked for. A browser that is sent to / or /docs visits the console; who brings a key, or wants
-    no page, does not.
+    """Return whether a page of the console is requested.
+
+    A browser that asks for / or /docs visits the console; a request with a key, or one that wants no page, does not.
     """
     path = scope["path"]
     if path == ROOT or path.startswith(f"{ROOT}/"):
@@ -189,14 +190,14 @@ def is_for_people(scope: Scope) -> bool:
     headers = Headers(scope=scope)
     brings_key = any(name in headers for name in ("authorization", *KEY_HEADERS))
     is_browser = "text/html" in headers.get("accept", "") and not brings_key
-    return path in ("/", "/docs") and scope["method"] in LOOKING and is_browser
+    return path in ("/", "/docs") and scope["method"] in SAFE_METHODS and is_browser
 
 
 def ask_for_login(scope: Scope, headers: Headers) -> Response:
-    """Leads to the login and from there back to the page; a part of a page leads its whole page there."""
+    """Redirect to the login page and from there back; a request for a part of a page redirects the whole page."""
     if "hx-request" in headers:
         return Response(status_code=401, headers={"HX-Redirect": LOGIN})
-    if scope["method"] not in LOOKING:
+    if scope["method"] not in SAFE_METHODS:
         return RedirectResponse(LOGIN, 303)
     query = scope.get("query_string", b"").decode("latin-1")
     wanted = scope["path"] + (f"?{query}" if query else "")
@@ -204,7 +205,7 @@ def ask_for_login(scope: Scope, headers: Headers) -> Response:
 
 
 def sending_visit(send: Send, visit: str, *, is_secure: bool) -> Send:
-    """The same answers, which give a browser that has none the cookie from which its tokens follow."""
+    """Wrap `send` so that a browser without one gets the visit cookie, from which its CSRF tokens follow."""
 
     async def send_cookie(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -216,7 +217,7 @@ def sending_visit(send: Send, visit: str, *, is_secure: bool) -> Send:
 
 
 def write_cookie(name: str, value: str, *, is_secure: bool, seconds: int | None = None) -> str:
-    """No script reads it, no other site's page has it sent, and no path but the console's gets it."""
+    """Return a cookie for the console's paths that no script can read and no other site's page has sent."""
     age = "" if seconds is None else f"; Max-Age={seconds}"
     return f"{name}={value}; Path={ROOT}; HttpOnly; SameSite=Strict{age}{'; Secure' if is_secure else ''}"
 

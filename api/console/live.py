@@ -38,7 +38,7 @@ Render = Callable[[], Rendered]
 
 @dataclass(slots=True)
 class View:
-    """How a view looked when it was last rendered. The lock: who comes meanwhile waits for the same reading."""
+    """A view as it was last rendered. Its lock makes later visitors wait for the same reading."""
 
     num_viewers: int = 0
     rendered: Rendered | None = None
@@ -55,7 +55,7 @@ class LiveViews:
 
     @contextmanager
     def join(self, key: str) -> Iterator[View]:
-        """For the time of the block one more follows the view."""
+        """Follow the view as one more visitor for the time of the block."""
         view = self._views.setdefault(key, View())
         view.num_viewers += 1
         try:
@@ -66,7 +66,7 @@ class LiveViews:
                 del self._views[key]
 
     async def look(self, view: View, render: Render) -> Rendered:
-        """The view as it was less than LOOK_SECONDS ago."""
+        """Return the view as it was less than LOOK_SECONDS ago."""
         async with view.lock:
             if view.rendered is None or self._clock() - view.read_at >= LOOK_SECONDS:
                 view.rendered = await run_in_threadpool(render)
@@ -75,7 +75,7 @@ class LiveViews:
 
 
 class LiveStream(StreamingResponse):
-    """One viewer, from the first byte of the answer to the last. Raises Problem when there are too many."""
+    """One viewer, from the first byte of the answer to the last. Raise Problem when there are too many."""
 
     def __init__(self, resources: Resources, views: LiveViews, key: str, render: Render) -> None:
         self._resources = resources
@@ -119,5 +119,5 @@ class LiveStream(StreamingResponse):
 
 
 def write_message(html: str) -> str:
-    """One unnamed event. A line break in the text is one between lines of data."""
+    """Return one unnamed event. A line break in the text is one between lines of data."""
     return "".join(f"data: {line}\n" for line in html.splitlines()) + "\n"

@@ -28,13 +28,13 @@ MAX_LETTERS: Final = 400
 
 
 def seal_session(key: KeptKey, secret: str, now: float) -> str:
-    """What the browser keeps from now on. `secret` is that of `key`; `now` is seconds since 1970."""
+    """Return the session cookie. `secret` is that of `key`; `now` is seconds since 1970."""
     head = HEAD.pack(key.id, int(now) + SESSION_SECONDS, secrets.token_bytes(NONCE_BYTES))
     return urlsafe_b64encode(head + _mask(secret.encode(), key.hash, head)).decode()
 
 
 def open_session(keys: Sequence[KeptKey], cookie: str, now: float) -> KeptKey | None:
-    """The key with which the session began; None when it is over, is none, or its key opens nothing any more."""
+    """Return the key with which the session began; None when it has expired, is invalid, or its key is gone."""
     if len(cookie) > MAX_LETTERS:
         return None
     try:
@@ -65,10 +65,10 @@ VISIT_COOKIE: Final = "vectormill_visit"
 
 
 def make_visit() -> str:
-    """What tells a browser that is not logged in from others."""
+    """Return a random value that tells a browser without a session from others."""
     return secrets.token_urlsafe(24)
 
 
 def make_csrf_token(cookie: str) -> str:
-    """What a page of ours knows and a page of others does not: it follows from a cookie that no script can read."""
+    """Return the token that only our pages know: it follows from a cookie that no script can read."""
     return hmac.digest(cookie.encode(), b"vectormill console csrf", hashlib.sha256).hex()

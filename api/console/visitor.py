@@ -21,6 +21,6 @@ class Visitor:
 
 
 def find_visitor(request: Request) -> Visitor:
-    """The guard has let in whoever made the request."""
+    """Return the visitor whom the guard has let in."""
     visitor: Visitor = request.state.visitor
     return visitor

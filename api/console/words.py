@@ -14,17 +14,17 @@ DAY: Final = 24 * HOUR
 
 
 def tell_count(number: float | None) -> str:
-    """12,345"""
+    """Format a count, such as 12,345."""
     return NOTHING if number is None else f"{number:,.0f}"
 
 
 def tell_about(number: float) -> str:
-    """One digit that matters, 4,000 for 3,721: what is read aloud must not change every second."""
+    """Round to one significant digit, 4,000 for 3,721: a text that is read aloud must not change every second."""
     return f"{float(f'{number:.1g}'):,.0f}"
 
 
 def tell_bytes(num_bytes: float) -> str:
-    """512 B, 1.5 KiB, 230 MiB, 4.2 GiB"""
+    """Format a number of bytes: 512 B, 1.5 KiB, 230 MiB, 4.2 GiB."""
     unit = "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if num_bytes < 1024:
@@ -88,7 +88,7 @@ def tell_state(state: str) -> str:
 
 
 def tell_sentence(sentence: str) -> Markup:
-    """What stands between backticks is a command, and set as one."""
+    """Render a sentence in which a command between backticks is set as code."""
     parts = [escape(part) for part in sentence.split("`")]
     return Markup("").join(
         Markup("<code>{}</code>").format(part) if place % 2 else part for place, part in enumerate(parts)
@@ -96,10 +96,10 @@ def tell_sentence(sentence: str) -> Markup:
 
 
 def tell_query(parameters: dict[str, str | None]) -> str:
-    """The query of a URL, without what is None."""
+    """Return the query of a URL, without what is None."""
     return urlencode({name: value for name, value in parameters.items() if value is not None})
 
 
 def tell_json(value: Any) -> str:
-    """For an attribute that a script of ours reads; the template escapes it."""
+    """Return JSON for an attribute that a script of ours reads; the template escapes it."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.door.scopes import LOOKING, find_scope
+from api.door.scopes import SAFE_METHODS, find_scope
 from api.problems import Problem
 from vectormill.addresses import is_loopback_host, parse_address
 from vectormill.domain.errors import ConfigurationError
@@ -89,7 +89,7 @@ class HostGuard:
                 f"This API is not asked under the name {host!r}; if it is its own, set VECTORMILL_ALLOWED_HOSTS to it.",
             )
         origin = headers.get("origin")
-        if origin is None or scope["method"] in LOOKING or self._allowed.allow(name_of(origin)):
+        if origin is None or scope["method"] in SAFE_METHODS or self._allowed.allow(name_of(origin)):
             return None
         return Problem(
             403,

@@ -27,8 +27,8 @@ class Rule:
         return method in self.methods and PATTERNS[self.path].fullmatch(path) is not None
 
 
-LOOKING: Final = ("GET", "HEAD", "OPTIONS")
-PRESSING: Final = (*LOOKING, "POST")
+SAFE_METHODS: Final = ("GET", "HEAD", "OPTIONS")
+CONSOLE_METHODS: Final = (*SAFE_METHODS, "POST")
 
 # The first that fits decides. What none fits needs admin: a route that nobody thought of here is closed.
 RULES: Final = (
@@ -48,7 +48,7 @@ RULES: Final = (
     Rule(("POST",), "/v2/embed", READ),
     Rule(("POST",), "/v2/rerank", READ),
     Rule(("PUT", "DELETE"), ITEM_PATH, WRITE),
-    Rule(LOOKING, ITEM_PATH, READ),
+    Rule(SAFE_METHODS, ITEM_PATH, READ),
     Rule(("POST",), "/v1/collections/{name}/items:delete", WRITE),
     Rule(("POST",), "/v1/collections/{name}/rollback", WRITE),
     Rule(("DELETE",), "/v1/collections/{name}/generations/{generation_id}", WRITE),
@@ -72,13 +72,13 @@ RULES: Final = (
     Rule(("DELETE",), "/v1/files/{file_id}", WRITE),
     Rule(("POST",), "/v1/batches", WRITE),
     Rule(("POST",), "/v1/batches/{batch_id}/cancel", WRITE),
-    Rule(PRESSING, "/console", CONSOLE),
-    Rule(PRESSING, "/console/{path:path}", CONSOLE),
+    Rule(CONSOLE_METHODS, "/console", CONSOLE),
+    Rule(CONSOLE_METHODS, "/console/{path:path}", CONSOLE),
     # A webhook has the server connect where it says, and its URL may be a secret.
-    Rule((*LOOKING, "POST", "PATCH", "DELETE"), "/v1/webhooks", WEBHOOKS),
-    Rule((*LOOKING, "POST", "PATCH", "DELETE"), "/v1/webhooks/{path:path}", WEBHOOKS),
+    Rule((*SAFE_METHODS, "POST", "PATCH", "DELETE"), "/v1/webhooks", WEBHOOKS),
+    Rule((*SAFE_METHODS, "POST", "PATCH", "DELETE"), "/v1/webhooks/{path:path}", WEBHOOKS),
     # Of one line: the router takes "/v1/webhooks" and a line break for "/v1/webhooks", which no rule above does.
-    Rule(LOOKING, "/{path:path}", READ),
+    Rule(SAFE_METHODS, "/{path:path}", READ),
 )
 PATTERNS: Final[dict[str, Pattern[str]]] = {rule.path: compile_path(rule.path)[0] for rule in RULES}
 

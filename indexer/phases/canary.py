@@ -44,10 +44,10 @@ Wait = Callable[[float], object]
 
 
 def check_generation(context: RunContext, wait: Wait = time.sleep) -> None:
-    """Looks at the generation that the run has built; does nothing for one that is live.
+    """Look at the generation that the run has built; does nothing for one that is live.
 
     Options of the run: `least_recall`, `least_cosine`, `canary_sample` (texts that are encoded again, 0 for none) and
-    `most_failed_share`. Raises CanaryFailed with every reason; what was measured is in the report either way.
+    `most_failed_share`. Raise CanaryFailed with every reason; what was measured is in the report either way.
     """
     with context.engine.connect() as connection:
         building = find_generation_by_id(connection, context.run.generation_id or 0)
@@ -74,9 +74,9 @@ def check_generation(context: RunContext, wait: Wait = time.sleep) -> None:
 
 
 def await_twins(context: RunContext, building: Generation, wait: Wait) -> None:
-    """Until every put that its client was told of before is in the new generation too. Raises CanaryFailed.
+    """Wait until every put that was acknowledged before is in the new generation too. Raise CanaryFailed.
 
-    Those of the meantime are not waited for: under sustained puts there is always one.
+    Later puts are not waited for: under sustained puts there is always one.
     """
     follow_live_jobs(context.engine, building)
     until = time.monotonic() + TWINS_PATIENCE_SECONDS

@@ -26,7 +26,7 @@ RESULT_WORDS: Final = {VECTORS: "another vector", SCORES: "another score", RECOR
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What the looks add to: figures by name, what is wrong and what was not looked at, a sentence each."""
+    """The findings of a check: figures by name, and a sentence for each problem and for each thing left unchecked."""
 
     found: dict[str, Any]
     problems: list[str] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Findings:
 
 
 def check_collection(context: RunContext) -> None:
-    """Looks at the live generation; what was found is in the report, with `problems` as sentences, and what was not
+    """Look at the live generation; what was found is in the report, with `problems` as sentences, and what was not
     looked at in `unchecked`.
 
     Options of the run: `sample`, the texts that are encoded again, 0 for none.

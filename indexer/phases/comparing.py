@@ -28,7 +28,7 @@ class RunHeld(RunError):
 
 
 def compare(context: RunContext, progress: Progress) -> None:
-    """Raises RunHeld before anything was changed."""
+    """Raise RunHeld before anything was changed."""
     look_for_vanished(context, progress)
     take_over_vectors(context, progress)
 
@@ -67,13 +67,16 @@ def look_for_vanished(context: RunContext, progress: Progress) -> None:
 
 
 def tells_what_vanished(run: Run) -> bool:
-    """Not where a client has pushed some rows, and says nothing of the others; nor where the source cannot know."""
+    """Return whether a row that the source lacks is to be deleted.
+
+    It is not where a client has pushed only some rows, or where the source cannot know.
+    """
     is_complete = bool(run.options.get("is_complete", True))
     return is_complete and bool(run.report.get(READING, {}).get("tells_what_vanished", True))
 
 
 def guard(run: Run, change: Mapping[str, int]) -> str | None:
-    """The sentence for which the run is held, None when it may go on."""
+    """Return the sentence for which the run is held, None when it may go on."""
     confirmed = run.options.get("confirmed")
     if run.options.get("confirm") or (confirmed and is_as_confirmed(**change, confirmed=confirmed)):
         return None
@@ -81,7 +84,10 @@ def guard(run: Run, change: Mapping[str, int]) -> str | None:
 
 
 def measure_build(connection: Connection, run: Run) -> dict[str, int]:
-    """A new generation is encoded whole, as was asked for; but it would lack what the source has lost meanwhile."""
+    """Measure how many rows a new generation would lack because the source has lost them meanwhile.
+
+    That it encodes all others is what was asked for, and counts as no change.
+    """
     num_rows = count_rows(connection, live_stage(connection, run))
     num_vanished = max(0, num_rows - run.counts.num_seen)
     return {"num_rows": num_rows, "num_changed": 0, "num_vanished": num_vanished}

@@ -13,7 +13,7 @@ _ROWS_PER_BATCH: Final = 1000
 
 
 def delete_vanished(context: RunContext, progress: Progress) -> None:
-    """What a client has put since the run began to read stays, whether the source has it or not."""
+    """Delete rows that the source no longer has; a row that a client put since the run began stays."""
     run = context.run
     assert run.seq is not None
     after = run.counts.num_seen

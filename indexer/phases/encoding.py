@@ -53,7 +53,7 @@ def encode(context: RunContext, progress: Progress, wait: Wait) -> None:
 
 
 def find_own_job(context: RunContext, progress: Progress, job_id: UUID | None) -> UUID | None:
-    """The run's job if it was submitted whole; what is left of a broken upload is removed at once."""
+    """Return the run's job if it was submitted whole; what is left of a broken upload is removed at once."""
     if job_id is None:
         return None
     with context.engine.begin() as connection:
@@ -144,7 +144,7 @@ def update_metadata(context: RunContext, progress: Progress) -> int:
 
 
 def await_job(context: RunContext, progress: Progress, job_id: UUID, wait: Wait) -> Job:
-    """Wait until the job has ended, whatever came of its items. Raises EncodingEnded when somebody else ended it.
+    """Wait until the job has ended, whatever came of its items. Raise EncodingEnded when somebody else ended it.
 
     Once some items are encoded the run's earlier attempts no longer count: a long job outlives many indexers.
     """

@@ -54,7 +54,7 @@ class WriterWaits(Exception):
 
 @dataclass(slots=True)
 class Progress:
-    """What is told of the phase, and how often."""
+    """The progress of the phase, written at most so often."""
 
     context: RunContext
     found: dict[str, Any] = field(default_factory=dict)
@@ -87,7 +87,7 @@ def index(context: RunContext) -> None:
 
 
 def build_indexes(context: RunContext, generation: Generation) -> None:
-    """Builds what is wanted and not there, and drops what is there and not wanted.
+    """Build what is wanted and not there, and drop what is there and not wanted.
 
     A run of kind `index` may ask for more by its options: `rebuild`, `drop`, m, ef_construction, workers, memory_bytes.
     Raises RunCancelled and LeaseLost as `context.check` does, and psycopg.Error.
@@ -104,7 +104,7 @@ def build_indexes(context: RunContext, generation: Generation) -> None:
 
 
 def remove_leftovers(context: RunContext, generation: Generation) -> None:
-    """Ends builds that lost their run, and drops the invalid indexes that such builds leave."""
+    """End builds that lost their run, and drop the invalid indexes that such builds leave."""
     num_ended = end_former_builds(context.engine, generation.id)
     if num_ended:
         logger.warning("Ended %d builds of indexes whose run went on elsewhere.", num_ended)
@@ -164,7 +164,7 @@ def build_vector_index(progress: Progress, generation: Generation, options: Mapp
 def find_reason(
     serving: list[FoundIndex], outlook: Outlook, options: Mapping[str, Any], most_worn: float
 ) -> str | None:
-    """Why an index is to be built now; None when one serves as it is."""
+    """Return why an index is to be built now; None when one serves as it is."""
     if not serving:
         return "There is none."
     if options.get("rebuild"):
@@ -186,7 +186,7 @@ def find_reason(
 def build_hnsw(
     progress: Progress, generation: Generation, name: str, plan: IndexPlan
 ) -> tuple[float, list[str]]:
-    """Seconds, and what Postgres noticed. Without workers where the server has no shared memory for them."""
+    """Return seconds, and what Postgres noticed. Without workers where the server has no shared memory for them."""
     assert plan.operator_class is not None
     definition = sql.SQL("USING hnsw (embedding {}) WITH (m = {}, ef_construction = {})").format(
         sql.Identifier(plan.operator_class), sql.Literal(plan.m), sql.Literal(plan.ef_construction)
@@ -216,7 +216,7 @@ def build(
     definition: sql.Composable,
     settings: Mapping[str, str],
 ) -> tuple[float, list[str]]:
-    """Seconds, and what Postgres noticed."""
+    """Return seconds, and what Postgres noticed."""
     context, started_at = progress.context, time.monotonic()
     try:
         try:
@@ -287,7 +287,8 @@ def drop_vector_indexes(progress: Progress, generation: Generation, because: str
 
 
 def drop_before_bulk(context: RunContext, num_changes: int) -> str | None:
-    """Drops the vector index before so many changes are written that to build it anew is cheaper; the reason, or None.
+    """Drop the vector index before so many changes are written that to build it anew is cheaper; the reason, or
+    None.
 
     On a live generation only under policy `auto`, and while no search uses the index: searches would read every row.
     `build_indexes` builds it again, and should the run end before, the scheduler's tender has it built.
@@ -318,7 +319,7 @@ def drop_before_bulk(context: RunContext, num_changes: int) -> str | None:
 
 
 def build_attribute_indexes(progress: Progress, generation: Generation) -> None:
-    """Of the fields that filters name, and of the words of kept texts."""
+    """Build the indexes on fields that filters name, and on the words of kept texts."""
     context, table = progress.context, attributes_name(generation.id)
     with context.engine.begin() as connection:
         kept = find_wishes(connection, generation.id)

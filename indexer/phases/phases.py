@@ -53,7 +53,7 @@ _OUTAGE_SECONDS: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What every run of an indexer is carried out with. `open_source` gives the reader of a run's source."""
+    """The tools of every run of an indexer. `open_source` gives the reader of a run's source."""
 
     engine: Engine
     settings: Settings
@@ -70,7 +70,7 @@ def read(context: RunContext, progress: Progress, tools: Tools) -> None:
 
 
 def write(context: RunContext, progress: Progress, tools: Tools) -> None:
-    """What differs; a lot of it without the vector index, which is built anew behind it."""
+    """Write what differs; a large change is written without the vector index, which is built anew afterwards."""
     drop_before_bulk(context, progress.counts.num_new + progress.counts.num_changed)
     encode(context, progress, tools.wait)
 
@@ -95,7 +95,7 @@ PHASES: Final[Mapping[str, Callable[[RunContext, Progress, Tools], None]]] = {
 
 
 def carry_out(claim: RunClaim, tools: Tools, check: Callable[[], None]) -> None:
-    """Carries a run out as far as it comes; `check` raises LeaseLost, RunCancelled or Stopping.
+    """Carry a run out as far as it comes; `check` raises LeaseLost, RunCancelled or Stopping.
 
     Raises nothing but an error of the database that could not even be told of: the run's lease ends then.
     """
@@ -163,7 +163,7 @@ def _go_through(progress: Progress, tools: Tools, check: Callable[[], None]) -> 
 
 
 def _make_context(claim: RunClaim, tools: Tools, check: Callable[[], None]) -> RunContext:
-    """With the run as the phase before has left it."""
+    """Return the context for the next phase, with the run as the previous phase left it."""
 
     def report(phase: str, found: Mapping[str, Any]) -> None:
         with tools.engine.begin() as connection:

@@ -28,7 +28,7 @@ _LOOK_SECONDS: Final = 0.5
 
 
 class Source(Protocol):
-    """What a run reads: see vectormill/sources/reader.py."""
+    """The source that a run reads: see vectormill/sources/reader.py."""
 
     def read(self) -> Iterator[list[Item]]: ...
 
@@ -69,7 +69,7 @@ class _Ahead:
                 continue
 
     def take(self, context: RunContext) -> Rows | None:
-        """The next batch, None behind the last one; raises what the source raised, or what `check` does."""
+        """Return the next batch, None behind the last one; raises what the source raised, or what `check` does."""
         while True:
             context.check()
             try:
@@ -81,7 +81,7 @@ class _Ahead:
             return what
 
     def refuse_duplicates(self) -> None:
-        """Raises SourceFailed: which of two texts is meant nobody knows."""
+        """Raise SourceFailed: which of two texts is meant nobody knows."""
         duplicate = self._keys.find_duplicate()
         if duplicate is not None:
             first, second = duplicate
@@ -100,7 +100,7 @@ class _Ahead:
 
 
 def read_source(context: RunContext, progress: Progress, source: Source, target: Target, seq: int) -> None:
-    """Reads all of the source. Raises SourceFailed when it did not come to its end."""
+    """Read all of the source. Raise SourceFailed when it did not come to its end."""
     ahead = _Ahead(source)
     try:
         while (rows := ahead.take(context)) is not None:
@@ -121,7 +121,7 @@ def read_source(context: RunContext, progress: Progress, source: Source, target:
 
 
 def begin_reading(context: RunContext, progress: Progress) -> tuple[Target, int]:
-    """An empty stage, and the run's place among the writers: what clients write from here on is newer.
+    """Return an empty stage, and the run's place among the writers: client writes from here on are newer.
 
     No deletion is under way meanwhile, so that the run reads no row that was deleted in an earlier place.
     """
@@ -138,7 +138,7 @@ def begin_reading(context: RunContext, progress: Progress) -> tuple[Target, int]
 
 
 def describe_reading(source: Source) -> dict[str, Any]:
-    """What was wrong with single rows, if the source tells, and whether what it did not have is gone."""
+    """Return the errors in single rows, if the source tells them, and whether rows that it lacks are gone."""
     complaints = getattr(source, "complaints", None)
     found = dict(complaints.to_json()) if complaints else {}
     return found | {"tells_what_vanished": getattr(source, "tells_what_vanished", True)}

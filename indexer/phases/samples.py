@@ -76,7 +76,7 @@ class Agreement:
 
 
 def sample_texts(connection: Connection, generation: Generation, size: int) -> tuple[list[Item], str]:
-    """So many items by chance whose texts are known, or fewer, and where the texts are from."""
+    """Return up to `size` random items whose texts are known, and where the texts are from."""
     if kept := sample_kept_texts(connection, generation, size):
         return kept, "texts that the collection keeps"
     items: list[Item] = []
@@ -95,7 +95,7 @@ def sample_texts(connection: Connection, generation: Generation, size: int) -> t
 def compare_sample(
     engine: Engine, settings: Settings, generation: Generation, size: int, *, check: Callable[[], None]
 ) -> Agreement:
-    """Encodes a sample again and compares. `check` is called meanwhile. Raises EncodingTimeout."""
+    """Encode a sample again and compare. `check` is called meanwhile. Raise EncodingTimeout."""
     with engine.connect() as connection:
         items, reason = sample_texts(connection, generation, size)
         held, rows = read_rows(connection, generation, items)
@@ -125,7 +125,7 @@ def compare_sample(
 def compare_results(
     generation: Generation, kept: Results, now: Results, ranges: Ranges | None
 ) -> tuple[npt.NDArray[np.floating[Any]], float]:
-    """The agreement [n] of kept results with those that the texts give now, and the least that is good."""
+    """Return the agreement [n] of kept results with those that the texts give now, and the least that is good."""
     if generation.kind == RECORDS:
         pairs = zip(kept.tolist(), now.tolist(), strict=True)
         return np.array([float(are_alike(*map(json.loads, pair))) for pair in pairs]), 1.0
@@ -142,7 +142,7 @@ def compare_results(
 
 
 def are_alike(first: Any, second: Any) -> bool:
-    """Whether records are equal, but for how sure the model is of them, which depends a little on the batch."""
+    """Return whether records are equal, apart from confidences, which depend a little on the batch."""
     if isinstance(first, float) and isinstance(second, float):
         return math.isclose(first, second, abs_tol=1 - LEAST_AGREEMENT_OF_SCORES)
     if isinstance(first, dict) and isinstance(second, dict):
@@ -168,7 +168,7 @@ def encode_again(
     patience_seconds: float = PATIENCE_SECONDS,
 ) -> tuple[Results, npt.NDArray[np.bool_]]:
     """Results in the order of the items, and whether each could be encoded: float32 [n, dimensions], or the records as
-    a collection keeps them. Raises EncodingTimeout.
+    a collection keeps them. Raise EncodingTimeout.
     """
     spec = generation.spec
     if generation.kind == VECTORS:

@@ -40,7 +40,7 @@ Clock = Callable[[], float]
 
 
 def swap(context: RunContext, wait: Wait = time.sleep, clock: Clock = time.monotonic) -> None:
-    """Makes the run's generation live, unless it is so already. Raises SwapRefused, LocksHeld and Conflict."""
+    """Make the run's generation live, unless it is so already. Raise SwapRefused, LocksHeld and Conflict."""
     generation_id = context.run.generation_id
     if generation_id is None:
         return
@@ -80,7 +80,7 @@ def swap(context: RunContext, wait: Wait = time.sleep, clock: Clock = time.monot
 
 
 class _Turns:
-    """Whose turn it is: that of the live generation's jobs, or of their twins while those jobs are held back.
+    """Alternates between the live generation's jobs and their twins, for which those jobs are held back.
 
     Under a steady stream of jobs there is always one that has ended before its twin. While they are held back no
     further one ends, and the twins catch up. Their turn comes only when some have ended during the last one: jobs do

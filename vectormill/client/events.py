@@ -6,13 +6,13 @@ from vectormill.client.shapes import JobBody
 
 
 class EventReader:
-    """Of one stream; its lines end with \\n, as our API writes them."""
+    """Reads server-sent events from one stream, whose lines end with \\n as our API writes them."""
 
     def __init__(self) -> None:
         self._data: list[bytes] = []
 
     def read(self, line: bytes) -> JobBody | None:
-        """The job, when the line ends an event that tells of one. Comments keep the connection awake."""
+        """Return the job, when the line ends an event that tells of one. Comments keep the connection awake."""
         line = line.removesuffix(b"\r")
         if line:
             name, _, value = line.partition(b":")

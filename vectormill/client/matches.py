@@ -6,7 +6,7 @@ from vectormill.client.shapes import MatchBody, SearchAnswer
 
 
 class Matches(list[MatchBody]):
-    """What a search found, best first, as `{"key", "score", "metadata"}` and what else was asked for.
+    """The matches of a search, best first, as `{"key", "score", "metadata"}` and what else was asked for.
 
     `num_rows_read` is None when an index was used; without one every row is read, and this is about how many there are.
     `next_offset` begins the next page, if there is one. `repeated_because` says why a search was repeated exactly after

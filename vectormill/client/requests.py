@@ -24,23 +24,23 @@ Json = dict[str, Any]
 
 
 class Keyed(msgspec.Struct):
-    """Of a line the key alone; its numbers are passed over."""
+    """The key of a line; its numbers are skipped."""
 
     key: str
 
 
 def find_last_key(lines: bytes) -> str:
-    """Of the last one of these whole lines."""
+    """Return the key of the last of these whole lines."""
     return msgspec.json.decode(lines.rpartition(b"\n")[2], type=Keyed).key
 
 
 def find_timeout(seconds: float, *, silence: float = 0.0) -> httpx.Timeout:
-    """Bounds each wait for the server, not a whole transfer."""
+    """Bound each wait for the server, not a whole transfer."""
     return httpx.Timeout(max(seconds, silence), connect=min(seconds, 10.0))
 
 
 def describe_connection(base_url: str, api_key: str | None) -> dict[str, Any]:
-    """What a client of httpx is made with. Raises VectormillError for a key that no header can carry."""
+    """Return the arguments of an httpx client. Raise VectormillError for a key that no header can carry."""
     return {
         "base_url": base_url,
         "headers": _authorization(api_key),
@@ -53,7 +53,7 @@ def describe_connection(base_url: str, api_key: str | None) -> dict[str, Any]:
 
 
 def explain(error: httpx.HTTPError, base_url: str, method: str, path: str) -> VectormillError:
-    """An error of httpx as one of this package: a sentence that says what to do."""
+    """Return an error of httpx as one of this package: a sentence that says what to do."""
     if isinstance(error, httpx.ConnectError):
         return ApiUnreachable(
             f"No Vectormill API answers at {base_url}. Start one with `vectormill up`, or name another with --api-url "
@@ -75,7 +75,7 @@ def _authorization(api_key: str | None) -> dict[str, str]:
 
 
 def write_json(value: Any) -> bytes:
-    """Half of a surrogate pair travels escaped, so that the server can say where it is. Raises InvalidOption."""
+    """Half of a surrogate pair travels escaped, so that the server can say where it is. Raise InvalidOption."""
     try:
         written = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         return written.encode() if is_unicode(written) else json.dumps(value).encode()
@@ -92,7 +92,7 @@ def is_unicode(written: str) -> bool:
 
 
 def is_loopback(url: str) -> bool:
-    """Whether the URL names this machine's own loopback."""
+    """Return whether the URL names this machine's own loopback."""
     return is_loopback_host(httpx.URL(url).host)
 
 

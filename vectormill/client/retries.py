@@ -24,7 +24,7 @@ class Retries:
     chance: Callable[[], float] = random.random
 
     def begin(self) -> "Pauses":
-        """Those of one call, or of one stretch without progress."""
+        """Return the pauses of one call, or of one stretch without progress."""
         return Pauses(self)
 
 
@@ -37,7 +37,7 @@ class Pauses:
         self._left = retries.most_seconds
 
     def before_next(self, error: ApiError | ApiUnreachable) -> float | None:
-        """Seconds to wait before the call is made again; None when it is not worth it, or the time is over."""
+        """Return seconds to wait before the call is made again; None when it is not worth it, or the time is over."""
         if isinstance(error, ApiError) and error.status not in RETRIED_STATUS:
             return None
         asked = (error.retry_after or 0.0) if isinstance(error, ApiError) else 0.0

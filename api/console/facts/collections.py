@@ -46,5 +46,7 @@ class CollectionLine:
 
 
 def hide_credentials(options: Mapping[str, Any]) -> dict[str, str]:
-    """A source's options as text. What opens a database is named and not kept; a URL may still carry a password."""
+    """Return a source's options as text. What opens a database is named and not kept; a URL may still carry a
+    password.
+    """
     return {name: hide_queries(_CREDENTIALS.sub(r"\1…@", str(value))) for name, value in options.items()}

@@ -15,7 +15,7 @@ OVERDUE_SECONDS: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What somebody should know of a schedule. `is_bad` where somebody has to do something."""
+    """A problem of a schedule. `is_bad` marks one that somebody has to act on."""
 
     text: str
     is_bad: bool
@@ -47,7 +47,7 @@ def describe_schedule(
 
 
 def list_troubles(schedule: Schedule, *, is_scheduler_alive: bool, is_indexer_alive: bool) -> list[Trouble]:
-    """Why it is late, or its collection is not in step; what has to be seen to comes first."""
+    """List why a schedule is late or its collection out of step; whatever needs attention comes first."""
     found: list[Trouble] = []
     if schedule.lag_seconds > OVERDUE_SECONDS:
         why = (
@@ -101,7 +101,7 @@ def count_changes(run: ScheduledRun) -> str:
 
 
 def measure_run(run: ScheduledRun, now: datetime) -> float | None:
-    """Seconds since an indexer took it, until its end or now; None of one that nobody took."""
+    """Return seconds since an indexer took it, until its end or now; None of one that nobody took."""
     return None if run.started_at is None else ((run.finished_at or now) - run.started_at).total_seconds()
 
 

@@ -21,7 +21,7 @@ Mode = Literal["vector", "text", "hybrid"]
 
 @dataclass(frozen=True, slots=True)
 class SearchForm:
-    """What stands in the fields. `filters` are lines, each of which must hold; `like` is a row's key, or empty."""
+    """The fields of the search form. Every line of `filters` must hold; `like` is a row's key, or empty."""
 
     text: str = ""
     like: str = ""
@@ -34,7 +34,7 @@ class SearchForm:
         return bool(self.text.strip() or self.like)
 
     def to_query(self, *, has_texts: bool) -> SearchQuery:
-        """Raises InvalidOption for a filter that is none."""
+        """Raise InvalidOption for a filter that is none."""
         lines = [line.strip() for line in self.filters.splitlines()]
         mode: Any = self.mode if self.mode in SEARCH_MODES else BY_VECTOR
         return SearchQuery(
@@ -81,7 +81,7 @@ def describe_hit(place: int, match: Match) -> Hit:
 
 
 def _tell_ranks(match: Match) -> str | None:
-    """Of a hybrid search: `1st by nearness, 3rd by words`."""
+    """Describe the ranks of a hybrid match: `1st by nearness, 3rd by words`."""
     ranks = [
         f"{name} {rank}"
         for name, rank in (("nearness", match.vector_rank), ("words", match.text_rank))

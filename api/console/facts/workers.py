@@ -25,7 +25,7 @@ CHOICES: Final = ("device", "backend", "precision", "attention", "batching")
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a worker chose, and why."""
+    """A worker's choice and its reason."""
 
     name: str
     value: str
@@ -109,7 +109,7 @@ def draw_spark(values: Sequence[float]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ShardRow:
-    """What one device holds; shares are of what the plan may use of it."""
+    """The contents of one device; shares are of the memory that the plan may use."""
 
     device: str
     layers: str
@@ -182,7 +182,7 @@ def read_detail(worker: Worker, parts: Mapping[str, Mapping[str, Any]]) -> Worke
 def _chart(
     samples: Sequence[Sample], at: datetime, unit: str, values: Sequence[float | None]
 ) -> dict[str, Any] | None:
-    """None where nothing is known, rather than an empty picture."""
+    """Return the data of a chart; None where nothing is known, rather than an empty picture."""
     if all(value is None for value in values):
         return None
     moments = [(at - timedelta(seconds=sample.seconds_ago)).timestamp() for sample in samples]
@@ -194,7 +194,7 @@ def _chart(
 
 
 def _read_plan(name: str, parts: Mapping[str, Mapping[str, Any]]) -> WorkerPlan | None:
-    """None of a worker whose report has no plan that can be drawn."""
+    """Return the plan of a worker; None when its report has no plan that can be drawn."""
     try:
         own = parts[name]
         plan = own["plan"]
@@ -228,7 +228,7 @@ def _read_shard(shard: Mapping[str, Any], stage: Mapping[str, Any]) -> ShardRow:
 
 
 def _read_choice(report: Mapping[str, Any], name: str) -> tuple[str, str]:
-    """A choice and its reason; while the model loads, nothing is chosen yet."""
+    """Return a choice and its reason; while the model loads, nothing is chosen yet."""
     choice = report.get(name)
     if isinstance(choice, Mapping):
         return str(choice.get("value", "–")), str(choice.get("reason", ""))

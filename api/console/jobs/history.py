@@ -32,8 +32,8 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """What a job did between two samples. `shares` of the busy time are by stage and make one; `bound_by` is a stage,
-    `queue`, or None where nothing was measured.
+    """The part of a job between two samples. `shares` of the busy time are by stage and add up to one; `bound_by`
+    is a stage, `queue`, or None where nothing was measured.
     """
 
     begin: float
@@ -52,7 +52,7 @@ class Histories:
         self._samples: OrderedDict[UUID, list[Sample]] = OrderedDict()
 
     def note(self, job: Job) -> None:
-        """Keeps how the job stands if it has moved. A job that has not started has no history."""
+        """Keep how the job stands if it has moved. A job that has not started has no history."""
         if job.started_at is None:
             return
         with self._lock:
@@ -74,7 +74,9 @@ def take_sample(job: Job) -> Sample:
 
 
 def add_sample(samples: list[Sample], sample: Sample) -> None:
-    """Nothing that has not moved is kept; of a long history every second sample goes, the first and last never."""
+    """Add a sample unless nothing has changed; a long history drops every second sample, but never the first or
+    last.
+    """
     last = samples[-1]
     if sample.num_ended == last.num_ended or sample.at <= last.at:
         return

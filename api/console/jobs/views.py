@@ -130,7 +130,7 @@ class JobView:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Those that were asked for or follow from the model; what is empty says nothing."""
+        """The options that were given or follow from the model, without empty ones."""
         return {
             name: value
             for name, value in describe_spec(self.job.spec).items()
@@ -156,7 +156,7 @@ def share_of(part: float, whole: float) -> float:
 
 
 def list_wishes(job: Job) -> list[Wish]:
-    """What the job can be asked now; docs/STATES.md has the table."""
+    """List the actions that the job allows now; docs/STATES.md has the table."""
     wishes = []
     if job.state == PAUSED:
         wishes.append(RESUME)
@@ -170,7 +170,7 @@ def list_wishes(job: Job) -> list[Wish]:
 
 
 def find_runs(stretches: Sequence[Stretch]) -> list[Run]:
-    """What bounded the job when, in order; a stretch in which nothing was measured is as the one before."""
+    """Return what bounded the job and when, in order; a stretch without measurements counts as the one before."""
     if not stretches:
         return []
     whole = stretches[-1].end - stretches[0].begin
@@ -185,7 +185,7 @@ def find_runs(stretches: Sequence[Stretch]) -> list[Run]:
 
 
 def chart_rate(stretches: Sequence[Stretch]) -> dict[str, Any] | None:
-    """Texts a second; None while a line would have no shape."""
+    """Return texts a second; None while a line would have no shape."""
     if len(stretches) < 2:
         return None
     x, values = [round(stretches[0].begin, 1)], [round(stretches[0].items_per_second, 1)]
@@ -196,7 +196,7 @@ def chart_rate(stretches: Sequence[Stretch]) -> dict[str, Any] | None:
 
 
 def chart_stages(stretches: Sequence[Stretch]) -> dict[str, Any] | None:
-    """The stages' shares of the busy time, on top of one another, in percent."""
+    """Return the stages' shares of the busy time, on top of one another, in percent."""
     measured = [stretch for stretch in stretches if any(stretch.shares.values())]
     if len(measured) < 2:
         return None

@@ -47,7 +47,7 @@ class CollectionView:
         return find_kind(self.found.row.spec)
 
     def run_of(self, generation_id: int) -> OpenRun | None:
-        """The run that builds this generation."""
+        """Return the run that builds this generation."""
         return next((run for run in self.open_runs if run.generation_id == generation_id), None)
 
 
@@ -62,7 +62,7 @@ def render_list(resources: Resources, console: Console, after: str | None) -> Re
 
 
 def load_collection(resources: Resources, name: str) -> CollectionView:
-    """Raises CollectionNotFound."""
+    """Load all that the page shows. Raise CollectionNotFound."""
     with resources.engine.connect() as connection:
         found = describe_collection(connection, name)
         building = [
@@ -79,7 +79,7 @@ def load_collection(resources: Resources, name: str) -> CollectionView:
 
 
 def render_one(resources: Resources, console: Console, name: str, *, can_write: bool) -> Rendered:
-    """A collection that was deleted while somebody looked says so."""
+    """Render a collection; one that was deleted meanwhile is shown as gone."""
     try:
         view = load_collection(resources, name)
     except CollectionNotFound:
@@ -88,7 +88,7 @@ def render_one(resources: Resources, console: Console, name: str, *, can_write: 
 
 
 async def search(resources: Resources, name: str, form: SearchForm, *, has_texts: bool) -> SearchOutcome:
-    """What POST /v1/collections/{name}/search answers to the same query; a refusal is told where the hits would be."""
+    """Return what POST /v1/collections/{name}/search answers to the query; a refusal is shown in place of the hits."""
     start = time.perf_counter()
     try:
         with resources.gates.searches.enter():
@@ -140,7 +140,7 @@ async def get_collection(
     filters: Annotated[str, Query(alias="filter", max_length=MOST_CHARS)] = "",
     limit: int = 10,
 ) -> HTMLResponse:
-    """Its page; with `q` or `like`, the hits of a search on it."""
+    """Return the page of a collection; with `q` or `like`, with the hits of a search."""
     view = await run_in_threadpool(load_collection, resources, name)
     form = SearchForm(q, like, mode, filters, limit)
     outcome = None

@@ -31,13 +31,13 @@ async def get_root() -> RedirectResponse:
 
 @router.get("/console/static/{digest}/{name}")
 def get_asset(console: ConsoleDependency, digest: str, name: str) -> Response:
-    """A file; its address names its content."""
+    """Return a file; its address names its content."""
     return console.assets.answer(digest, name)
 
 
 @router.get(LOGIN)
 async def get_login(request: Request, console: ConsoleDependency, next: str = HOME) -> Response:
-    """The form that takes a key."""
+    """Return the form that takes a key."""
     keyring = request.app.state.keyring
     if not await keyring.keys():
         return RedirectResponse(HOME, 303)
@@ -46,7 +46,7 @@ async def get_login(request: Request, console: ConsoleDependency, next: str = HO
 
 @router.post(LOGIN)
 async def post_login(request: Request, console: ConsoleDependency) -> Response:
-    """Sets the cookie of a session and leads to the page that was wanted."""
+    """Set the cookie of a session and leads to the page that was wanted."""
     form = await read_form(request)
     if not hmac.compare_digest(form.get("csrf", "").encode(), find_visitor(request).csrf_token.encode()):
         raise FORGED
@@ -69,26 +69,26 @@ async def post_login(request: Request, console: ConsoleDependency) -> Response:
 
 @router.post(LOGOUT)
 async def post_logout(request: Request) -> Response:
-    """The browser forgets the session. Another who has a copy of its cookie does not: to end it, revoke the key."""
+    """Have the browser forget the session. A copy of its cookie stays valid: revoke the key to end it."""
     gone = write_cookie(SESSION_COOKIE, "", is_secure=request.url.scheme == "https", seconds=0)
     return Response(status_code=204, headers={"HX-Redirect": LOGIN, "Set-Cookie": gone})
 
 
 @router.get(REFERENCE)
 async def get_reference(request: Request, console: ConsoleDependency) -> HTMLResponse:
-    """The reference of the HTTP interface, as Swagger UI shows it."""
+    """Return the reference of the HTTP interface, as Swagger UI shows it."""
     return console.page(request, "reference.html")
 
 
 @router.get("/docs")
 async def get_docs(console: ConsoleDependency) -> HTMLResponse:
-    """The same page for whoever brings a key as a header."""
+    """Return the API reference for a request with a key in a header."""
     return HTMLResponse(console.render("reference.html", None, REFERENCE))
 
 
 @router.get("/console/openapi.json")
 async def get_description(request: Request, resources: ResourcesDependency) -> JSONResponse:
-    """The same as /openapi.json, for who has a session."""
+    """Return /openapi.json for a visitor with a session."""
     return JSONResponse(request.app.openapi())
 
 
@@ -97,7 +97,7 @@ def find_own_page(wanted: str) -> str:
 
 
 async def read_form(request: Request) -> dict[str, str]:
-    """Fields of a small form, the last of each name. Raises Problem when it is large."""
+    """Fields of a small form, the last of each name. Raise Problem when it is large."""
     body = bytearray()
     async for part in request.stream():
         body += part

@@ -46,7 +46,7 @@ class ListView:
 
 
 def load_list(connection: Connection, console: Console, state: str | None, after: str | None) -> ListView:
-    """Of a state or of all, newest first. Raises Problem."""
+    """Load jobs of one state or of all, newest first. Raise Problem."""
     if state is not None and state not in JOB_STATES:
         raise Problem(
             422, "invalid-request", f"{state!r} is no state of a job; they are {', '.join(JOB_STATES)}."
@@ -66,7 +66,7 @@ def load_list(connection: Connection, console: Console, state: str | None, after
 
 
 def load_job(connection: Connection, console: Console, job_id: UUID) -> JobView:
-    """Raises JobNotFound."""
+    """Raise JobNotFound."""
     errors = list_item_errors(connection, job_id, after=None, limit=ERRORS_AT_ONCE + 1)
     job = find_job(connection, job_id)
     reason = explain_waits(connection, [job]).get(job_id)
@@ -142,7 +142,7 @@ def post_wish(
     job_id: JobId,
     wish: str,
 ) -> HTMLResponse:
-    """What the job is when it is done. Raises JobNotFound, WrongJobState and Problem."""
+    """Carry out an action on a job, and return the job. Raise JobNotFound, WrongJobState and Problem."""
     if wish not in WISHES:
         raise Problem(404, "not-found", f"A job is asked to {', '.join(WISHES)}, and not to {wish}.")
     wish_for(resources, WISHES[wish], job_id)
@@ -157,7 +157,7 @@ def get_errors(
     job_id: JobId,
     after: str | None = None,
 ) -> HTMLResponse:
-    """The items that failed, in the order of submission."""
+    """Return the items that failed, in the order of submission."""
     position = decode_cursor(after)
     with resources.engine.connect() as connection:
         errors = list_item_errors(connection, job_id, after=position, limit=ERRORS_ON_A_PAGE + 1)
@@ -173,7 +173,7 @@ def get_errors(
 def get_export(
     resources: ResourcesDependency, job_id: JobId, format: Annotated[OutputName, Query()] = "ndjson"
 ) -> ResultResponse:
-    """The job's results as a file, for who has a session: the API's own routes take a key alone."""
+    """Return the job's results as a file for a visitor with a session: the API's own routes take only a key."""
     with resources.engine.connect() as connection:
         job = find_job(connection, job_id)
     if job.spec.result == VECTOR:

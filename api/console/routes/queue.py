@@ -26,7 +26,7 @@ MAX_EXPLAINED: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why jobs wait, how many of those that were asked, and one of them."""
+    """A reason why jobs wait, how many jobs have it, and one of them."""
 
     text: str
     num_jobs: int
@@ -35,7 +35,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class QueueView:
-    """All that the page shows."""
+    """The contents of the page."""
 
     waiting: list[Waiting]
     num_workers: dict[str, int]
@@ -68,7 +68,7 @@ def load_queue(connection: Connection) -> QueueView:
 
 
 def list_reasons(connection: Connection) -> list[Reason]:
-    """Of the newest open jobs; the reason of most of them first."""
+    """List why the newest open jobs wait, the most common reason first."""
     jobs = [
         job
         for state in (RUNNING, QUEUED)

@@ -1,4 +1,4 @@
-"""What can be done with a run, on every page that lists it: its schedule's and its collection's."""
+"""The actions on a run, on every page that lists it: its schedule's and its collection's."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -21,7 +21,7 @@ WISHES: Final[dict[str, Callable[[Connection, Any], object]]] = {
 
 @router.post("/console/runs/{run_id}/{wish}", status_code=204)
 def post_wish(resources: ResourcesDependency, run_id: RunId, wish: str) -> Response:
-    """Nothing is sent back: the page that asked follows the run. Raises RunNotFound, WrongRunState and Problem."""
+    """Carry out an action on a run; the page that asked follows it. Raise RunNotFound, WrongRunState and Problem."""
     if wish not in WISHES:
         raise Problem(404, "not-found", f"A run is asked to {' or '.join(WISHES)}, and not to {wish[:40]}.")
     with resources.engine.begin() as connection:

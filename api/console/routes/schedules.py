@@ -84,7 +84,7 @@ def render_list(resources: Resources, console: Console, after: str | None, *, ca
 
 
 def render_one(resources: Resources, console: Console, name: str, *, can_write: bool) -> Rendered:
-    """A schedule that was deleted while somebody looked says so, for ever."""
+    """Render a schedule; one that was deleted meanwhile is shown as gone."""
     try:
         with resources.engine.connect() as connection:
             schedule = find_schedule(connection, name)
@@ -163,7 +163,7 @@ async def post_action(
     console: ConsoleDependency,
     visitor: VisitorDependency,
 ) -> HTMLResponse:
-    """Pauses it, resumes it, or makes a run now; answers how it stands then."""
+    """Pause it, resumes it, or make a run now; answers how it stands then."""
     act = ACTIONS.get(action)
     if act is None:
         raise ScheduleNotFound(f"Nothing of a schedule is called {action[:40]!r}.")

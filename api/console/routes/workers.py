@@ -45,7 +45,7 @@ def render_list(resources: Resources, console: Console) -> Rendered:
 
 
 def render_one(resources: Resources, console: Console, name: str) -> Rendered:
-    """One that is silent is gone for ever: its next one may run on something else."""
+    """Render a worker; a silent one is shown as gone for good, since its next process may run on another device."""
     with resources.engine.connect() as connection:
         worker = find_worker(connection, name)
         parts = list_plan_parts(connection, name)
@@ -55,7 +55,7 @@ def render_one(resources: Resources, console: Console, name: str) -> Rendered:
 
 
 def check_worker_name(name: str) -> str:
-    """What no worker can be called is none, and may be no text that Postgres takes. Raises Problem."""
+    """Refuse a name that no worker can have, which may be no text that Postgres takes. Raise Problem."""
     if len(name) > MOST_NAME_CHARS or not name.isprintable():
         raise _not_found(name)
     return name

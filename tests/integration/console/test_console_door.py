@@ -189,7 +189,7 @@ def test_nothing_is_pressed_without_the_token_of_the_own_page(client: httpx.Clie
     for headers in ({}, {"X-CSRF-Token": "0" * 64}, {"X-CSRF-Token": ""}):
         answer = client.post(path, headers=headers)
         assert answer.status_code == 403
-        assert "load the page again" in answer.text
+        assert "Reload the page" in answer.text
     foreign = {"Origin": "https://evil.example", **find_token(page)}
     assert_problem(client.post(path, headers=foreign), 403, "foreign-page")
     other = httpx.Client(base_url=client.base_url, trust_env=False)

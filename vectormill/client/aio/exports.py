@@ -31,16 +31,16 @@ class Export:
 
 
 class ExportTransport(Transport):
-    """What exports of jobs and of collections share."""
+    """The parts that exports of jobs and of collections share."""
 
     async def write_export(self, export: Export, target: str | Path | BinaryIO) -> int:
-        """The number of bytes. A file object gets what came until an error."""
+        """Return the number of bytes. A file object gets what came until an error."""
         if isinstance(target, str | Path):
             return await self._write_whole(export, Path(target))
         return await self._write_parts(export, target)
 
     async def export_parts(self, export: Export) -> AsyncIterator[bytes]:
-        """The body, in parts of whole lines where it has lines."""
+        """Yield the body, in parts of whole lines where it has lines."""
         after = export.parameters.get("after")
         try:
             if export.format == NDJSON:

@@ -22,17 +22,19 @@ async def pause(seconds: float) -> None:
 
 
 def prepare_items(items: AsyncIterable[Any] | Iterable[Any], columns: Columns | None) -> AnyItems:
-    """Rows as items; what is read with `async for` gives items already."""
+    """Return rows as items; what is read with `async for` gives items already."""
     return items if isinstance(items, AsyncIterable) else read_items(items, columns)
 
 
 def can_repeat(items: AnyItems) -> bool:
-    """Whether a second reading gives the same items."""
+    """Return whether a second reading gives the same items."""
     return not isinstance(items, AsyncIterable) and iter(items) is not items
 
 
 async def encode_body(items: AnyItems, *, gzip: bool) -> AsyncIterator[bytes]:
-    """Items as NDJSON, in parts fit for a stream. Reading a table holds up the event loop for a part at a time."""
+    """Yield items as NDJSON, in parts fit for a stream. Reading a table holds up the event loop for a part at a
+    time.
+    """
     compressor = make_compressor() if gzip else None
     async for part in _encode(items):
         sent = part if compressor is None else compressor.compress(part)
@@ -58,7 +60,7 @@ async def _encode(items: AnyItems) -> AsyncIterator[bytes]:
 
 
 async def split_lines(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Lines without their newline, as `vectormill.files.ndjson.split_lines`."""
+    """Yield lines without their newline, as `vectormill.files.ndjson.split_lines`."""
     rest = b""
     async for part in parts:
         *lines, rest = (rest + part).split(b"\n")

@@ -41,7 +41,7 @@ class Results(AsyncIterator[Row], Generic[Row]):
         return await anext(self._rows)
 
     async def to_arrow(self) -> "pyarrow.Table":
-        """All of it as a table of pyarrow; an embedding is a list of fixed size."""
+        """Return all of it as a table of pyarrow; an embedding is a list of fixed size."""
         tables.require("pyarrow")
         with tempfile.TemporaryDirectory(prefix="vectormill-") as folder:
             path = Path(folder) / "results.parquet"
@@ -49,16 +49,18 @@ class Results(AsyncIterator[Row], Generic[Row]):
             return tables.read(path)
 
     async def to_numpy(self) -> tables.Matrix:
-        """Keys, and the matrix [num_keys, width] of their vectors, or the scores [num_keys] of a job that scores."""
+        """Return keys, and the matrix [num_keys, width] of their vectors, or the scores [num_keys] of a job that
+        scores.
+        """
         return tables.make_matrix(await self.to_arrow())
 
     async def to_pandas(self) -> "pandas.DataFrame":
-        """A row a key; an embedding is an array of NumPy."""
+        """Return a row a key; an embedding is an array of NumPy."""
         tables.require("pandas")
         return tables.make_pandas(await self.to_arrow())
 
     async def to_polars(self) -> "polars.DataFrame":
-        """A row a key; an embedding is an Array of fixed width."""
+        """Return a row a key; an embedding is an Array of fixed width."""
         tables.require("polars")
         return tables.make_polars(await self.to_arrow())
 

@@ -16,7 +16,9 @@ MAX_INPUTS: Final = 2_048
 
 
 def split_texts(texts: Iterable[str]) -> Iterator[list[str]]:
-    """At most MAX_INPUTS at a time. Raises InvalidOption for a text alone, whose letters would be texts."""
+    """Split texts into lists of at most MAX_INPUTS. Raise InvalidOption for a single text, whose letters would be
+    texts.
+    """
     if isinstance(texts, str):
         raise InvalidOption("embed takes a list of texts; for one text: embed([text])[0].")
     left = iter(texts)
@@ -36,7 +38,7 @@ def read_embeddings(answer: EmbeddingsAnswer) -> "np.ndarray[Any, Any]":
 def join_embeddings(
     parts: Sequence["np.ndarray[Any, Any]"], dimensions: int | None
 ) -> "np.ndarray[Any, Any]":
-    """One array that may be written to; of no texts it has no rows."""
+    """Return one array that may be written to; of no texts it has no rows."""
     import numpy as np
 
     return np.concatenate(

@@ -21,7 +21,9 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Which columns hold what. `metadata` are those that go along with each item, None is none that was named."""
+    """The columns of key, text and pair. `metadata` are those that go along with each item; None means none was
+    named.
+    """
 
     text: str = "text"
     key: str | None = None
@@ -36,7 +38,9 @@ class Columns:
         pair: str | None,
         metadata: Mapping[str, Any] | Sequence[str] | None,
     ) -> "Columns | None":
-        """None when no column was named. Raises InvalidOption for a text in the place of a list."""
+        """Return the named columns; None when no column was named. Raise InvalidOption for a text in place of a
+        list.
+        """
         if isinstance(metadata, str):
             raise InvalidOption(f"metadata names columns in a list: metadata=[{metadata!r}].")
         names = None if metadata is None or isinstance(metadata, Mapping) else tuple(metadata)
@@ -45,14 +49,15 @@ class Columns:
         return cls(text or "text", key, pair, names)
 
     def wanted(self, present: Sequence[str]) -> list[str]:
-        """Of the columns that there are those which are read: no other is turned into objects."""
+        """Return which of the present columns are read; no other is turned into objects."""
         named = {self.text, self.key, self.pair, *(self.metadata or ("metadata",))}
         own_key = () if self.key else KEY_FIELDS
         return [name for name in present if name in named or name in own_key]
 
 
 def read_items(source: Iterable[Any], columns: Columns | None) -> Iterable[ItemJson]:
-    """The items of `source`, which can be iterated again where that can. Raises InvalidOption for what has no rows.
+    """Return the items of `source`, which can be iterated again where that can. Raise InvalidOption for what has
+    no rows.
 
     A missing column, or a text or key of another type, is an InvalidItem when its row is read.
     """
@@ -72,7 +77,7 @@ def read_items(source: Iterable[Any], columns: Columns | None) -> Iterable[ItemJ
 
 
 def find_reader(source: Any) -> "ReadSlices | None":
-    """How a table's rows are read, by the library that its type is of."""
+    """Return the reader of a table's rows, by the library that its type belongs to."""
     libraries = {kind.__module__.partition(".")[0] for kind in type(source).__mro__}
     return next((reader for library, reader in READERS.items() if library in libraries), None)
 
@@ -81,7 +86,7 @@ class ReadSlices(ABC):
     """Reads a table's rows, of the columns asked for, some at a time."""
 
     def can_repeat(self, table: Any) -> bool:
-        """Whether a second reading gives the same rows."""
+        """Return whether a second reading gives the same rows."""
         return True
 
     def names(self, table: Any) -> list[str]:
@@ -92,7 +97,7 @@ class ReadSlices(ABC):
 
 
 class PandasRows(ReadSlices):
-    """What is missing (NaN, NaT, NA) is None; the index is a column when it has the name of the key."""
+    """Reads rows of pandas. NaN, NaT and NA become None; the index is a column when it has the name of the key."""
 
     def rows(self, table: Any, columns: Columns) -> Iterator[Row]:
         index_name = table.index.name if columns.key not in self.names(table) else None
@@ -176,7 +181,7 @@ def make_items(rows: Iterable[Row], columns: Columns) -> Iterator[ItemJson]:
 
 
 def pick_metadata(row: Row, names: Iterable[str], number: int) -> dict[str, Any]:
-    """Raises InvalidOption for a column that is not there. Dates are told as ISO 8601 does."""
+    """Raise InvalidOption for a column that is not there. Dates are told as ISO 8601 does."""
     try:
         return {name: _plain(row[name]) for name in names}
     except KeyError as error:
@@ -187,7 +192,7 @@ def pick_metadata(row: Row, names: Iterable[str], number: int) -> dict[str, Any]
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can say: dates and moments by their ISO form, numbers and arrays of NumPy by Python's."""
+    """Return a value that JSON can express: ISO dates and moments, and Python's own numbers and lists."""
     if hasattr(value, "isoformat"):
         return value.isoformat()
     return value.tolist() if hasattr(value, "tolist") else value

@@ -27,7 +27,7 @@ class Matrix(NamedTuple):
 
 
 def require(library: str) -> None:
-    """Raises MissingLibrary, before anything is fetched."""
+    """Raise MissingLibrary, before anything is fetched."""
     if importlib.util.find_spec(library) is None:
         raise MissingLibrary(
             f"{library} is not installed, and this needs it: pip install 'vectormill[{EXTRA}]'."
@@ -41,7 +41,7 @@ def read(path: Path) -> "pyarrow.Table":
 
 
 def make_matrix(table: "pyarrow.Table") -> Matrix:
-    """Raises InvalidOption for what has no numbers."""
+    """Raise InvalidOption for what has no numbers."""
     keys = table["key"].to_pylist()
     if "score" in table.column_names:
         return Matrix(keys, table["score"].to_numpy())

@@ -32,16 +32,16 @@ class Export:
 
 
 class ExportTransport(Transport):
-    """What exports of jobs and of collections share."""
+    """The parts that exports of jobs and of collections share."""
 
     def write_export(self, export: Export, target: str | Path | BinaryIO) -> int:
-        """The number of bytes. A file object gets what came until an error."""
+        """Return the number of bytes. A file object gets what came until an error."""
         if isinstance(target, str | Path):
             return self._write_whole(export, Path(target))
         return self._write_parts(export, target)
 
     def export_parts(self, export: Export) -> Iterator[bytes]:
-        """The body, in parts of whole lines where it has lines."""
+        """Yield the body, in parts of whole lines where it has lines."""
         after = export.parameters.get("after")
         try:
             if export.format == NDJSON:

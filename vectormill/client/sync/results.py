@@ -42,7 +42,7 @@ class Results(Iterator[Row], Generic[Row]):
         return next(self._rows)
 
     def to_arrow(self) -> "pyarrow.Table":
-        """All of it as a table of pyarrow; an embedding is a list of fixed size."""
+        """Return all of it as a table of pyarrow; an embedding is a list of fixed size."""
         tables.require("pyarrow")
         with tempfile.TemporaryDirectory(prefix="vectormill-") as folder:
             path = Path(folder) / "results.parquet"
@@ -50,16 +50,18 @@ class Results(Iterator[Row], Generic[Row]):
             return tables.read(path)
 
     def to_numpy(self) -> tables.Matrix:
-        """Keys, and the matrix [num_keys, width] of their vectors, or the scores [num_keys] of a job that scores."""
+        """Return keys, and the matrix [num_keys, width] of their vectors, or the scores [num_keys] of a job that
+        scores.
+        """
         return tables.make_matrix(self.to_arrow())
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """A row a key; an embedding is an array of NumPy."""
+        """Return a row a key; an embedding is an array of NumPy."""
         tables.require("pandas")
         return tables.make_pandas(self.to_arrow())
 
     def to_polars(self) -> "polars.DataFrame":
-        """A row a key; an embedding is an Array of fixed width."""
+        """Return a row a key; an embedding is an Array of fixed width."""
         tables.require("polars")
         return tables.make_polars(self.to_arrow())
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class TextCalls(Transport):
-    """Of what is answered before anything is stored."""
+    """Calls that are answered before anything is stored."""
 
     def embed(
         self,
@@ -27,7 +27,7 @@ class TextCalls(Transport):
         normalize: bool | None = None,
         long_texts: str | None = None,
     ) -> "np.ndarray[Any, Any]":
-        """The texts' vectors, float32 [texts, dimensions], in their order; nothing is stored.
+        """Return the texts' vectors, float32 [texts, dimensions], in their order; nothing is stored.
 
         `input_type` is query or document, for models that have a prompt for either; `prompt` is one by name, or text.
         It is the way of searches, 2,048 texts a request: for very many `submit` is cheaper. docs/OPENAI.md.
@@ -65,7 +65,9 @@ class TextCalls(Transport):
         return_documents: bool = False,
         max_tokens: int | None = None,
     ) -> RerankAnswer:
-        """The documents that answer the query best, best first, as `{"index", "relevance_score"}` of `results`."""
+        """Return the documents that answer the query best, best first, as `{"index", "relevance_score"}` of
+        `results`.
+        """
         body = {
             "query": query,
             "documents": list(documents),

@@ -33,7 +33,7 @@ NO_CONTENT: Final = 204
 
 
 class Transport:
-    """What the methods of a client share. Knows no route."""
+    """The connection that all methods of a client share. Knows no route."""
 
     def __init__(
         self,
@@ -81,9 +81,10 @@ class Transport:
         make_body: Callable[[], Any] | None = None,
         **request: Any,
     ) -> Answer:
-        """What the API answers, of the shape `answer`. `json` is sent as the body, else what `make_body` gives.
+        """Send a request and return the API's answer as `answer`. `json` is the body, or else what `make_body`
+        returns.
 
-        Raises InvalidOption for what JSON cannot say.
+        Raise InvalidOption for a value that JSON cannot express.
         """
         if "json" in request:
             body = write_json(request.pop("json"))
@@ -109,7 +110,7 @@ class Transport:
             self.pause_for(pause)
 
     def pages(self, record: type[Answer], path: str, parameters: Mapping[str, Any]) -> Iterator[Answer]:
-        """Every record of a list, page by page."""
+        """Yield every record of a list, page by page."""
         cursor: str | None = None
         while True:
             page = self.call(dict[str, Any], "GET", path, params=given({**parameters, "after": cursor}))
@@ -142,7 +143,7 @@ class Transport:
 
     @contextmanager
     def answered(self, method: str, path: str, **request: Any) -> Iterator[httpx.Response]:
-        """The response to one request, its body unread. Errors of httpx become errors of this package."""
+        """Yield the response to one request, its body unread. Errors of httpx become errors of this package."""
         try:
             with self._http.stream(method, path, **request) as response:
                 self._has_answered = True

@@ -10,7 +10,7 @@ from vectormill.client.sync.transport import Transport
 
 
 class WebhookCalls(Transport):
-    """Of where the ends of jobs and runs are told. All of them need a key of the scope webhooks."""
+    """Calls for webhooks, which are told of the ends of jobs and runs. All need a key with the scope webhooks."""
 
     def create_webhook(
         self,
@@ -26,7 +26,7 @@ class WebhookCalls(Transport):
         return self.call(NewWebhookBody, "POST", "/v1/webhooks", json=body, headers=headers)
 
     def webhooks(self) -> Iterator[WebhookBody]:
-        """Every webhook, the oldest first, page by page."""
+        """Yield every webhook, the oldest first, page by page."""
         return self.pages(WebhookBody, "/v1/webhooks", {})
 
     def webhook(self, webhook_id: int) -> WebhookBody:
@@ -41,7 +41,7 @@ class WebhookCalls(Transport):
         description: str | None = None,
         is_enabled: bool | None = None,
     ) -> WebhookBody:
-        """What is None stays as it is. Enabled again, its failures are forgotten."""
+        """Change a webhook; whatever is None stays. Enabling it again clears its failures."""
         body = {
             "url": url,
             "events": None if events is None else list(events),
@@ -59,17 +59,17 @@ class WebhookCalls(Transport):
         )
 
     def test_webhook(self, webhook_id: int) -> DeliveryBody:
-        """Sends an event `webhook.test`; its delivery."""
+        """Send an event `webhook.test`; its delivery."""
         return self.call(
             DeliveryBody, "POST", make_path("/v1/webhooks", str(webhook_id), "test"), is_repeatable=False
         )
 
     def delete_webhook(self, webhook_id: int) -> None:
-        """With its deliveries."""
+        """Delete a webhook with its deliveries."""
         self.call(Json, "DELETE", make_path("/v1/webhooks", str(webhook_id)))
 
     def webhook_deliveries(self, webhook_id: int, *, state: str | None = None) -> Iterator[DeliveryBody]:
-        """Every event of it, the newest first, page by page; `state` is pending, delivered or failed."""
+        """Yield every event of it, the newest first, page by page; `state` is pending, delivered or failed."""
         return self.pages(
             DeliveryBody, make_path("/v1/webhooks", str(webhook_id), "deliveries"), {"state": state}
         )
@@ -80,12 +80,12 @@ class WebhookCalls(Transport):
         )
 
     def replay_delivery(self, webhook_id: int, delivery_id: int) -> DeliveryBody:
-        """Sends it once more, with the same message id."""
+        """Send it once more, with the same message id."""
         path = make_path("/v1/webhooks", str(webhook_id), "deliveries", str(delivery_id), "replay")
         return self.call(DeliveryBody, "POST", path)
 
     def replay_failed_deliveries(self, webhook_id: int, since: datetime) -> int:
-        """Sends all once more that were given up, of events since then; how many. `since` knows its zone."""
+        """Send all once more that were given up, of events since then; how many. `since` knows its zone."""
         body = {"since": since.isoformat()}
         answer = self.call(
             ReplayedBody, "POST", make_path("/v1/webhooks", str(webhook_id), "replay"), json=body

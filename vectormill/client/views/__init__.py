@@ -1,1 +1,1 @@
-"""What is shown to a person who waits."""
+"""Progress views for a person who waits."""

@@ -1,4 +1,4 @@
-"""What is shown of a job that is watched. Knows the API's job object and nothing of how it is fetched."""
+"""The progress of a job that is watched. Reads the API's job object, and knows nothing of how it is fetched."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,19 +8,19 @@ from vectormill.domain.jobs.job import PAUSED
 
 
 def look_at_job(job: Mapping[str, Any]) -> Look:
-    """Its state, its counts, and what it waits for."""
+    """Return a job's state, its counts, and what it waits for."""
     num_items = job["num_items"]
     share = count_ended(job) / num_items if num_items else None
     return Look(job["state"], describe_counts(job), share, job.get("waiting_because"))
 
 
 def count_ended(job: Mapping[str, Any]) -> int:
-    """Items that have a vector or an error."""
+    """Return items that have a vector or an error."""
     return int(job["num_done"]) + int(job["num_failed"])
 
 
 def describe_counts(job: Mapping[str, Any]) -> str:
-    """Items, failures, rate and remaining time in one line."""
+    """Return items, failures, rate and remaining time in one line."""
     parts = [f"{count_ended(job):,} of {job['num_items']:,} items"]
     if job["num_failed"]:
         parts.append(f"{job['num_failed']:,} failed")

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How something stands. `share`, 0 to 1, is what is done of `stage`, None where that cannot be told.
+    """How something stands. `share`, 0 to 1, is the part of `stage` that is done, None where that is unknown.
 
-    `reason` is told once, until it is another.
+    `reason` is shown once, until it changes.
     """
 
     stage: str

@@ -27,14 +27,14 @@ def showing() -> Iterator[Show]:
 
 
 def is_notebook() -> bool:
-    """Whether a kernel of Jupyter's runs this: it shows what is displayed, and no terminal's control characters."""
+    """Return whether a Jupyter kernel runs this: it shows displayed objects and no terminal control characters."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return shell is not None and hasattr(shell, "kernel")
 
 
 class Handle(Protocol):
-    """What IPython gives for something that is displayed, and changes."""
+    """The handle that IPython returns for something displayed, through which it is updated."""
 
     def update(self, shown: Any, *, raw: bool) -> None: ...
 
@@ -56,7 +56,7 @@ class NotebookBar:
 
 
 def describe_look(look: Look) -> dict[str, str]:
-    """By media type: a bar for pages, a line for whatever shows text alone."""
+    """Return the view by media type: a bar in HTML, and a line of plain text."""
     reason = f"<br><small>{html.escape(look.reason)}</small>" if look.reason else ""
     share = "" if look.share is None else f' value="{look.share:.4f}"'
     return {

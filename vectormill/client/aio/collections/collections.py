@@ -9,7 +9,7 @@ from vectormill.client.shapes import CollectionBody, CollectionDetail, RunBody
 
 
 class CollectionCalls(Transport):
-    """Of collections as things: their rows are searched with `search`, and written by jobs."""
+    """Calls for collections themselves: rows are found with `search`, and written by jobs."""
 
     async def create_collection(
         self,
@@ -22,7 +22,7 @@ class CollectionCalls(Transport):
         index_policy: str | None = None,
         index_options: Mapping[str, Any] | None = None,
     ) -> CollectionDetail:
-        """A collection without rows. `options` are those of a job: dimensions, prompt, vector_type and so on."""
+        """Return a collection without rows. `options` are those of a job: dimensions, prompt, vector_type and so on."""
         body = {
             "name": name,
             "model": model,
@@ -37,7 +37,7 @@ class CollectionCalls(Transport):
         )
 
     def collections(self) -> AsyncIterator[CollectionBody]:
-        """All collections by name, page by page."""
+        """Yield all collections by name, page by page."""
         return self.pages(CollectionBody, "/v1/collections", {})
 
     async def collection(self, name: str, *, exact: bool = False) -> CollectionDetail:
@@ -62,13 +62,13 @@ class CollectionCalls(Transport):
         )
 
     async def delete_collection(self, name: str, *, force: bool = False) -> None:
-        """Deletes it with all its rows. While jobs or runs work on it only with `force`, which cancels them."""
+        """Delete it with all its rows. While jobs or runs work on it only with `force`, which cancels them."""
         path = make_path("/v1/collections", name)
         parameters = given({"force": True if force else None})
         await self.call(Json, "DELETE", path, params=parameters, timeout=self.long_timeout)
 
     async def check_collection(self, name: str, *, sample: int | None = None) -> RunBody:
-        """Starts a run that compares what the collection holds with what is so; its report tells, see `wait_run`."""
+        """Start a run that compares what the collection holds with what is so; its report tells, see `wait_run`."""
         path = make_path("/v1/collections", name, "runs")
         body = {"kind": "check", "options": given({"sample": sample})}
         return await self.call(RunBody, "POST", path, json=body, is_repeatable=False)

@@ -10,9 +10,9 @@ from vectormill.client.requests import given, make_path
 
 
 class CollectionExportCalls(ExportTransport):
-    """Of all that a collection keeps. `include` names parts of a row.
+    """Calls that export the rows of a collection. `include` names parts of a row.
 
-    `vector` (`score` or `output`, as the collection's kind is), `metadata`, `text`; else the first two.
+    Parts are `vector` (`score` or `output`, by the collection's kind), `metadata` and `text`; by default the first two.
     """
 
     async def export_collection(
@@ -34,7 +34,7 @@ class CollectionExportCalls(ExportTransport):
     def collection_rows(
         self, name: str, *, include: Sequence[str] | None = None, after: str | None = None
     ) -> Results[dict[str, Any]]:
-        """Every row as `{"key", "embedding", "metadata", "text"}` of what is included, in constant memory.
+        """Return every row as `{"key", "embedding", "metadata", "text"}` of what is included, in constant memory.
 
         Of scores with `score`, `label` and `probabilities`, of records with `output`, instead of the embedding.
         """

@@ -6,10 +6,10 @@ from vectormill.client.shapes import RollbackAnswer
 
 
 class GenerationCalls(Transport):
-    """Of the builds of a collection; `collection` lists them."""
+    """Calls for the builds of a collection; `collection` lists them."""
 
     async def rollback_collection(self, name: str, *, allow_missing: bool = False) -> RollbackAnswer:
-        """Makes the generation live that was live before; the run `run_id` of the answer carries what was put since.
+        """Make the generation live that was live before; the run `run_id` of the answer carries what was put since.
 
         Refused where texts put since are not kept, unless with `allow_missing`; `num_missing_rows` counts them.
         """
@@ -26,6 +26,6 @@ class GenerationCalls(Transport):
         )
 
     async def discard_generation(self, name: str, generation_id: int) -> None:
-        """Gives up one that is being built, or is retired."""
+        """Give up one that is being built, or is retired."""
         path = make_path("/v1/collections", name, "generations", str(generation_id))
         await self.call(Json, "DELETE", path, timeout=self.long_timeout, is_repeatable=False)

@@ -8,10 +8,10 @@ from vectormill.client.shapes import IndexBody, RunBody
 
 
 class IndexCalls(Transport):
-    """Of what makes searches fast."""
+    """Calls for the indexes of a collection, which make searches fast."""
 
     async def index(self, collection: str) -> IndexBody:
-        """The indexes that there are, what would be built now and why, and how far a build is."""
+        """Return the indexes that there are, what would be built now and why, and how far a build is."""
         return await self.call(IndexBody, "GET", make_path("/v1/collections", collection, "index"))
 
     async def set_index(
@@ -27,7 +27,7 @@ class IndexCalls(Transport):
         rebuild: bool = False,
         drop: bool = False,
     ) -> RunBody:
-        """Keeps what is wanted, and answers the run that builds and drops; `wait_run` follows it.
+        """Keep what is wanted, and answer the run that builds and drop; `wait_run` follows it.
 
         `policy` is auto, hnsw or none. `filters` are all fields of the metadata that have an index; what is None stays
         as it is.

@@ -13,7 +13,7 @@ BATCH_KEYS: Final = 1000
 
 
 class ItemCalls(Transport):
-    """Of what a collection has under a key."""
+    """Calls for single items of a collection, by key."""
 
     async def put_item(
         self,
@@ -25,7 +25,7 @@ class ItemCalls(Transport):
         metadata: Mapping[str, Any] | None = None,
         wait_seconds: float | None = None,
     ) -> PutAnswer:
-        """Encodes a text, or scores a pair, and keeps the result under the key.
+        """Encode a text, or scores a pair, and keep the result under the key.
 
         The answer is `{"key", "job", "is_searchable", "searchable_at"}`.
         Waits so long for it to be searchable, else as long as the API has it set; the job goes on all the same.
@@ -41,17 +41,17 @@ class ItemCalls(Transport):
         )
 
     async def get_item(self, collection: str, key: str, *, has_vector: bool = False) -> ItemAnswer:
-        """What the collection has under the key: score or output too, and its `embedding` only when asked for."""
+        """Return what the collection has under the key, with a score or output; `embedding` only when asked for."""
         path = make_path("/v1/collections", collection, "items", key)
         return await self.call(ItemAnswer, "GET", path, params={"include": "vector"} if has_vector else {})
 
     async def delete_item(self, collection: str, key: str) -> None:
-        """Removes what is under the key, whether or not there is anything."""
+        """Remove what is under the key, whether or not there is anything."""
         await self.call(Json, "DELETE", make_path("/v1/collections", collection, "items", key))
 
     async def delete_items(self, collection: str, keys: Iterable[str]) -> DeleteAnswer:
-        """Removes what is under these keys, read as a stream: `{"num_keys", "num_deleted"}`, of which the latter were
-        there.
+        """Remove what is under these keys, read as a stream: `{"num_keys", "num_deleted"}`, of which the latter
+        were there.
         """
         path = make_path("/v1/collections", collection) + "/items:delete"
         total: DeleteAnswer = {"num_keys": 0, "num_deleted": 0}

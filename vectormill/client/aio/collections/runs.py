@@ -13,7 +13,7 @@ from vectormill.problems import WaitTimeout
 
 
 class RunCalls(Transport):
-    """Of long work on collections."""
+    """Calls for runs: long work on collections."""
 
     async def reindex(
         self,
@@ -29,7 +29,7 @@ class RunCalls(Transport):
         canary_sample: int | None = None,
         **options: Unpack[OptionArguments],
     ) -> RunBody:
-        """Starts a run that makes the collection what its source is; only what differs is encoded.
+        """Start a run that makes the collection what its source is; only what differs is encoded.
 
         Where `model` and `options` mean another vector space, a new generation is built beside the live one, and takes
         its place when it is whole and has passed its canary. What they are and do: docs/CONFIGURATION.md; the limits:
@@ -51,7 +51,7 @@ class RunCalls(Transport):
     async def start_run(
         self, collection: str, kind: str, options: Json | None = None, *, idempotency_key: str | None = None
     ) -> RunBody:
-        """A run of any kind: reindex, index or check."""
+        """Return a run of any kind: reindex, index or check."""
         path = make_path("/v1/collections", collection, "runs")
         body = {"kind": kind, "options": options or {}}
         return await self.call(RunBody, "POST", path, json=body, headers=make_key_header(idempotency_key))
@@ -60,7 +60,7 @@ class RunCalls(Transport):
         return await self.call(RunBody, "GET", make_path("/v1/runs", run_id))
 
     def runs(self, collection: str | None = None) -> AsyncIterator[RunLine]:
-        """Runs of one collection, or of all, newest first, page by page."""
+        """Run of one collection, or of all, newest first, page by page."""
         path = "/v1/runs" if collection is None else make_path("/v1/collections", collection, "runs")
         return self.pages(RunLine, path, {})
 
@@ -72,7 +72,7 @@ class RunCalls(Transport):
         poll_seconds: float = 0.5,
         timeout_seconds: float | None = None,
     ) -> RunBody:
-        """Polls until the run ends or is held and returns it; `on_poll` gets every answer, the last one too.
+        """Poll until the run ends or is held and return it; `on_poll` gets every answer, the last one too.
 
         Raises WaitTimeout after `timeout_seconds`; the run itself goes on.
         """
@@ -90,9 +90,9 @@ class RunCalls(Transport):
             await self.pause_for(poll_seconds)
 
     async def cancel_run(self, run_id: str) -> RunBody:
-        """Stops it and the job that encodes for it; what it has written until then stays."""
+        """Stop it and the job that encodes for it; what it has written until then stays."""
         return await self.call(RunBody, "POST", make_path("/v1/runs", run_id, "cancel"))
 
     async def confirm_run(self, run_id: str) -> RunBody:
-        """Lets a held run do what it was held for."""
+        """Let a held run do what it was held for."""
         return await self.call(RunBody, "POST", make_path("/v1/runs", run_id, "confirm"), is_repeatable=False)

@@ -9,7 +9,7 @@ from vectormill.client.requests import Json, given, make_path
 
 
 class SearchCalls(Transport):
-    """Of what a collection holds."""
+    """Calls that search a collection."""
 
     async def search(
         self,
@@ -29,7 +29,8 @@ class SearchCalls(Transport):
         ef_search: int | None = None,
         fingerprint: str | None = None,
     ) -> Matches:
-        """The best matches for a text, for a vector of the same space, or for the row whose key is `more_like`.
+        """Return the best matches for a text, for a vector of the same space, or for the row whose key is
+        `more_like`.
 
         `filter` is on the metadata, as `{"lang": "de", "year": {"gte": 2020}}`. `mode` is vector, text (words) or
         hybrid, whose rankings `weights` weigh, as `{"vector": 1, "text": 0.5}`. `include` lists what is answered beside
@@ -56,7 +57,7 @@ class SearchCalls(Transport):
     async def search_many(
         self, collection: str, queries: Iterable[str | Mapping[str, Any]], **options: Any
     ) -> list[Matches]:
-        """What answers each of many queries, in their order; their texts are encoded together.
+        """Search for many queries at once, and return their matches in order; their texts are encoded together.
 
         A query is a text, or an object of what `search` takes, and `options` are those of all queries that do not have
         their own: `client.search_many("docs", ["dates", {"more_like": "a", "limit": 3}], filter={"lang": "de"})`.

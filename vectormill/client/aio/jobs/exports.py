@@ -1,4 +1,4 @@
-"""What jobs made, over HTTP: vectors, scores and records, row by row, as files or as tables."""
+"""The results of jobs over HTTP: vectors, scores and records, row by row, as files or as tables."""
 
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -15,7 +15,7 @@ EXPORT_FORMATS: Final = tuple(OUTPUT_FORMATS)
 
 
 class JobExportCalls(ExportTransport):
-    """Of the results of jobs. `partial` gives those of a job that has not ended."""
+    """Calls for the results of jobs. `partial` includes those of a job that has not ended."""
 
     async def export(
         self, job_id: str, target: str | Path | BinaryIO, format: str = "ndjson", *, partial: bool = False
@@ -29,19 +29,21 @@ class JobExportCalls(ExportTransport):
         return await self.write_export(described, target)
 
     def vectors(self, job_id: str, *, partial: bool = False) -> Results[VectorRow]:
-        """Every vector as `{"key", "embedding"}`, in constant memory, or all as a table: `.to_numpy()` and others."""
+        """Return every vector as `{"key", "embedding"}`, in constant memory, or all as a table: `.to_numpy()` and
+        others.
+        """
         return self._results(job_id, RESULT_ROUTES[VECTOR], partial)
 
     def scores(self, job_id: str, *, partial: bool = False) -> Results[ScoreRow]:
-        """Every score as `{"key", "score", "label", "probabilities"}`."""
+        """Return every score as `{"key", "score", "label", "probabilities"}`."""
         return self._results(job_id, RESULT_ROUTES[SCORE], partial)
 
     def records(self, job_id: str, *, partial: bool = False) -> Results[RecordRow]:
-        """Every record as `{"key", "output"}`."""
+        """Return every record as `{"key", "output"}`."""
         return self._results(job_id, RESULT_ROUTES[RECORD], partial)
 
     def results(self, job_id: str, *, partial: bool = False) -> Results[dict[str, Any]]:
-        """Every result of a job of whatever task, as a row of its kind."""
+        """Return every result of a job of whatever task, as a row of its kind."""
         return self._results(job_id, None, partial)
 
     def _results(self, job_id: str, route: str | None, partial: bool) -> Results[Any]:
@@ -61,6 +63,6 @@ class JobExportCalls(ExportTransport):
         )
 
     async def _find_route(self, job_id: str) -> str:
-        """Where the job's results are: an API of a release without tasks has vectors alone."""
+        """Return the route of the job's results; an API of a release without tasks has vectors only."""
         job = await self.call(JobBody, "GET", make_path("/v1/jobs", job_id))
         return RESULT_ROUTES[TASKS[job["options"].get("task", EMBED)].result]

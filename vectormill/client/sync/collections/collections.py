@@ -10,7 +10,7 @@ from vectormill.client.sync.transport import Transport
 
 
 class CollectionCalls(Transport):
-    """Of collections as things: their rows are searched with `search`, and written by jobs."""
+    """Calls for collections themselves: rows are found with `search`, and written by jobs."""
 
     def create_collection(
         self,
@@ -23,7 +23,7 @@ class CollectionCalls(Transport):
         index_policy: str | None = None,
         index_options: Mapping[str, Any] | None = None,
     ) -> CollectionDetail:
-        """A collection without rows. `options` are those of a job: dimensions, prompt, vector_type and so on."""
+        """Return a collection without rows. `options` are those of a job: dimensions, prompt, vector_type and so on."""
         body = {
             "name": name,
             "model": model,
@@ -36,7 +36,7 @@ class CollectionCalls(Transport):
         return self.call(CollectionDetail, "POST", "/v1/collections", json=given(body), is_repeatable=False)
 
     def collections(self) -> Iterator[CollectionBody]:
-        """All collections by name, page by page."""
+        """Yield all collections by name, page by page."""
         return self.pages(CollectionBody, "/v1/collections", {})
 
     def collection(self, name: str, *, exact: bool = False) -> CollectionDetail:
@@ -61,13 +61,13 @@ class CollectionCalls(Transport):
         )
 
     def delete_collection(self, name: str, *, force: bool = False) -> None:
-        """Deletes it with all its rows. While jobs or runs work on it only with `force`, which cancels them."""
+        """Delete it with all its rows. While jobs or runs work on it only with `force`, which cancels them."""
         path = make_path("/v1/collections", name)
         parameters = given({"force": True if force else None})
         self.call(Json, "DELETE", path, params=parameters, timeout=self.long_timeout)
 
     def check_collection(self, name: str, *, sample: int | None = None) -> RunBody:
-        """Starts a run that compares what the collection holds with what is so; its report tells, see `wait_run`."""
+        """Start a run that compares what the collection holds with what is so; its report tells, see `wait_run`."""
         path = make_path("/v1/collections", name, "runs")
         body = {"kind": "check", "options": given({"sample": sample})}
         return self.call(RunBody, "POST", path, json=body, is_repeatable=False)

@@ -9,10 +9,10 @@ from vectormill.client.sync.transport import Transport
 
 
 class IndexCalls(Transport):
-    """Of what makes searches fast."""
+    """Calls for the indexes of a collection, which make searches fast."""
 
     def index(self, collection: str) -> IndexBody:
-        """The indexes that there are, what would be built now and why, and how far a build is."""
+        """Return the indexes that there are, what would be built now and why, and how far a build is."""
         return self.call(IndexBody, "GET", make_path("/v1/collections", collection, "index"))
 
     def set_index(
@@ -28,7 +28,7 @@ class IndexCalls(Transport):
         rebuild: bool = False,
         drop: bool = False,
     ) -> RunBody:
-        """Keeps what is wanted, and answers the run that builds and drops; `wait_run` follows it.
+        """Keep what is wanted, and answer the run that builds and drop; `wait_run` follows it.
 
         `policy` is auto, hnsw or none. `filters` are all fields of the metadata that have an index; what is None stays
         as it is.

@@ -14,7 +14,7 @@ from vectormill.problems import WaitTimeout
 
 
 class RunCalls(Transport):
-    """Of long work on collections."""
+    """Calls for runs: long work on collections."""
 
     def reindex(
         self,
@@ -30,7 +30,7 @@ class RunCalls(Transport):
         canary_sample: int | None = None,
         **options: Unpack[OptionArguments],
     ) -> RunBody:
-        """Starts a run that makes the collection what its source is; only what differs is encoded.
+        """Start a run that makes the collection what its source is; only what differs is encoded.
 
         Where `model` and `options` mean another vector space, a new generation is built beside the live one, and takes
         its place when it is whole and has passed its canary. What they are and do: docs/CONFIGURATION.md; the limits:
@@ -52,7 +52,7 @@ class RunCalls(Transport):
     def start_run(
         self, collection: str, kind: str, options: Json | None = None, *, idempotency_key: str | None = None
     ) -> RunBody:
-        """A run of any kind: reindex, index or check."""
+        """Return a run of any kind: reindex, index or check."""
         path = make_path("/v1/collections", collection, "runs")
         body = {"kind": kind, "options": options or {}}
         return self.call(RunBody, "POST", path, json=body, headers=make_key_header(idempotency_key))
@@ -61,7 +61,7 @@ class RunCalls(Transport):
         return self.call(RunBody, "GET", make_path("/v1/runs", run_id))
 
     def runs(self, collection: str | None = None) -> Iterator[RunLine]:
-        """Runs of one collection, or of all, newest first, page by page."""
+        """Run of one collection, or of all, newest first, page by page."""
         path = "/v1/runs" if collection is None else make_path("/v1/collections", collection, "runs")
         return self.pages(RunLine, path, {})
 
@@ -73,7 +73,7 @@ class RunCalls(Transport):
         poll_seconds: float = 0.5,
         timeout_seconds: float | None = None,
     ) -> RunBody:
-        """Polls until the run ends or is held and returns it; `on_poll` gets every answer, the last one too.
+        """Poll until the run ends or is held and return it; `on_poll` gets every answer, the last one too.
 
         Raises WaitTimeout after `timeout_seconds`; the run itself goes on.
         """
@@ -91,9 +91,9 @@ class RunCalls(Transport):
             self.pause_for(poll_seconds)
 
     def cancel_run(self, run_id: str) -> RunBody:
-        """Stops it and the job that encodes for it; what it has written until then stays."""
+        """Stop it and the job that encodes for it; what it has written until then stays."""
         return self.call(RunBody, "POST", make_path("/v1/runs", run_id, "cancel"))
 
     def confirm_run(self, run_id: str) -> RunBody:
-        """Lets a held run do what it was held for."""
+        """Let a held run do what it was held for."""
         return self.call(RunBody, "POST", make_path("/v1/runs", run_id, "confirm"), is_repeatable=False)

@@ -9,7 +9,7 @@ from vectormill.client.sync.transport import Transport
 
 
 class ScheduleCalls(Transport):
-    """Of when collections are re-indexed."""
+    """Calls for schedules: when collections are re-indexed."""
 
     def create_schedule(
         self,
@@ -20,7 +20,7 @@ class ScheduleCalls(Transport):
         overlap: str | None = None,
         name: str | None = None,
     ) -> ScheduleBody:
-        """A re-index of the collection at every due time from now on; called as the collection unless named.
+        """Return a re-index of the collection at every due time from now on; called as the collection unless named.
 
         `cron` has five fields, on the clock of `timezone` (UTC); `overlap` is skip or queue.
         """
@@ -35,7 +35,7 @@ class ScheduleCalls(Transport):
         return self.call(ScheduleBody, "POST", "/v1/schedules", json=given(body), is_repeatable=False)
 
     def schedules(self) -> Iterator[ScheduleBody]:
-        """Every schedule, the oldest first, page by page."""
+        """Yield every schedule, the oldest first, page by page."""
         return self.pages(ScheduleBody, "/v1/schedules", {})
 
     def schedule(self, name: str) -> ScheduleBody:
@@ -44,27 +44,27 @@ class ScheduleCalls(Transport):
     def change_schedule(
         self, name: str, *, cron: str | None = None, timezone: str | None = None, overlap: str | None = None
     ) -> ScheduleBody:
-        """What is None stays as it is."""
+        """Change a schedule; whatever is None stays as it is."""
         body = {"cron": cron, "timezone": timezone, "overlap": overlap}
         return self.call(ScheduleBody, "PATCH", make_path("/v1/schedules", name), json=given(body))
 
     def pause_schedule(self, name: str) -> ScheduleBody:
-        """Lets due times pass until it is resumed."""
+        """Let due times pass until it is resumed."""
         return self.call(ScheduleBody, "POST", make_path("/v1/schedules", name, "pause"))
 
     def resume_schedule(self, name: str) -> ScheduleBody:
-        """Ends a pause; what fell due in it stays missed."""
+        """End a pause; what fell due in it stays missed."""
         return self.call(ScheduleBody, "POST", make_path("/v1/schedules", name, "resume"))
 
     def run_schedule(self, name: str, *, idempotency_key: str | None = None) -> ScheduledRunBody:
-        """Its run, now; answers it as the history has it."""
+        """Start the schedule's run now; return it as the history has it."""
         path = make_path("/v1/schedules", name, "run")
         return self.call(ScheduledRunBody, "POST", path, headers=make_key_header(idempotency_key))
 
     def delete_schedule(self, name: str) -> None:
-        """Its runs stay."""
+        """Delete a schedule; its runs stay."""
         self.call(Json, "DELETE", make_path("/v1/schedules", name))
 
     def schedule_runs(self, name: str) -> Iterator[ScheduledRunBody]:
-        """Every run that it made, the newest first, skipped ones with their reason, page by page."""
+        """Yield every run that it made, the newest first, skipped ones with their reason, page by page."""
         return self.pages(ScheduledRunBody, make_path("/v1/schedules", name, "runs"), {})

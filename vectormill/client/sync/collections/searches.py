@@ -10,7 +10,7 @@ from vectormill.client.sync.transport import Transport
 
 
 class SearchCalls(Transport):
-    """Of what a collection holds."""
+    """Calls that search a collection."""
 
     def search(
         self,
@@ -30,7 +30,8 @@ class SearchCalls(Transport):
         ef_search: int | None = None,
         fingerprint: str | None = None,
     ) -> Matches:
-        """The best matches for a text, for a vector of the same space, or for the row whose key is `more_like`.
+        """Return the best matches for a text, for a vector of the same space, or for the row whose key is
+        `more_like`.
 
         `filter` is on the metadata, as `{"lang": "de", "year": {"gte": 2020}}`. `mode` is vector, text (words) or
         hybrid, whose rankings `weights` weigh, as `{"vector": 1, "text": 0.5}`. `include` lists what is answered beside
@@ -57,7 +58,7 @@ class SearchCalls(Transport):
     def search_many(
         self, collection: str, queries: Iterable[str | Mapping[str, Any]], **options: Any
     ) -> list[Matches]:
-        """What answers each of many queries, in their order; their texts are encoded together.
+        """Search for many queries at once, and return their matches in order; their texts are encoded together.
 
         A query is a text, or an object of what `search` takes, and `options` are those of all queries that do not have
         their own: `client.search_many("docs", ["dates", {"more_like": "a", "limit": 3}], filter={"lang": "de"})`.

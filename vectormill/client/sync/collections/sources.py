@@ -12,7 +12,7 @@ from vectormill.files.ndjson import ItemJson
 
 
 class SourceCalls(Transport):
-    """Of where the texts of collections come from."""
+    """Calls for sources: where the texts of collections come from."""
 
     def set_source(
         self,
@@ -23,7 +23,7 @@ class SourceCalls(Transport):
         split: Mapping[str, Any] | None = None,
         check: bool = True,
     ) -> SourceBody:
-        """Sets the collection's source, after a look at its first rows unless `check` is False.
+        """Set the collection's source, after a look at its first rows unless `check` is False.
 
         `kind` is sql, files, tree, push or own_texts; its options, and `split`, are those of docs/SOURCES.md.
         """
@@ -36,7 +36,7 @@ class SourceCalls(Transport):
         return self.call(SourceBody, "GET", make_path("/v1/collections", collection, "source"))
 
     def check_source(self, collection: str) -> SourceCheckBody:
-        """What a look at the first rows finds now: how many, three of them, and what is wrong with single ones."""
+        """Read the first rows of the source now: their number, three of them, and errors in single rows."""
         path = make_path("/v1/collections", collection, "source", "check")
         return self.call(SourceCheckBody, "POST", path, timeout=self.long_timeout)
 
@@ -75,18 +75,18 @@ class SourceCalls(Transport):
     def follow(
         self, collection: str, *, table: str | None = None, key_column: str | None = None
     ) -> FollowingBody:
-        """Notes every change of the source's table from now on; without names, those of the query."""
+        """Note every change of the source's table from now on; without names, those of the query."""
         path = make_path("/v1/collections", collection, "source", "follow")
         return self.call(FollowingBody, "POST", path, json=given({"table": table, "key_column": key_column}))
 
     def unfollow(self, collection: str) -> FollowingBody:
-        """Removes the triggers; rows of the collection stay."""
+        """Remove the triggers; rows of the collection stay."""
         return self.call(
             FollowingBody, "POST", make_path("/v1/collections", collection, "source", "unfollow")
         )
 
     def following(self, collection: str) -> FollowingBody:
-        """The table that it follows, and how many of its changes wait."""
+        """Return the table that it follows, and how many of its changes wait."""
         return self.call(
             FollowingBody, "GET", make_path("/v1/collections", collection, "source", "following")
         )

@@ -20,7 +20,7 @@ from vectormill.problems import ApiError, ApiUnreachable, WaitTimeout
 
 
 class JobCalls(Transport):
-    """Of jobs while they are at work; what they made is in `exports`."""
+    """Calls for jobs at work; their results are in `exports`."""
 
     def submit(
         self,
@@ -73,11 +73,11 @@ class JobCalls(Transport):
         return self.wait(job["id"], progress=True) if progress else job
 
     def job(self, job_id: str) -> JobBody:
-        """The job as it stands now."""
+        """Return the job as it stands now."""
         return self.call(JobBody, "GET", make_path("/v1/jobs", job_id))
 
     def jobs(self, state: str | None = None) -> Iterator[JobBody]:
-        """All jobs, newest first, page by page."""
+        """Yield all jobs, newest first, page by page."""
         return self.pages(JobBody, "/v1/jobs", {"state": state})
 
     def wait(
@@ -89,10 +89,10 @@ class JobCalls(Transport):
         poll_seconds: float = 0.5,
         timeout_seconds: float | None = None,
     ) -> JobBody:
-        """Polls until the job ends and returns it; `on_poll` gets every answer, the last one too.
+        """Poll until the job ends and return it; `on_poll` gets every answer, the last one too.
 
         `progress` shows a bar in a terminal or a notebook, and nothing elsewhere. A paused job is waited for until
-        somebody resumes or cancels it. Raises WaitTimeout after `timeout_seconds`; the job itself goes on.
+        somebody resumes or cancels it. Raise WaitTimeout after `timeout_seconds`; the job itself goes on.
         """
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         with ExitStack() as shown:
@@ -112,7 +112,8 @@ class JobCalls(Transport):
                 self.pause_for(poll_seconds)
 
     def events(self, job_id: str) -> Iterator[JobBody]:
-        """The job now, and whenever it has moved, until it has ended; the API pushes them (Server-Sent Events).
+        """Yield the job now, and whenever it has moved, until it has ended; the API pushes them (Server-Sent
+        Events).
 
         A lost connection is made again for as long as each brings news.
         """
@@ -140,32 +141,33 @@ class JobCalls(Transport):
                 self.pause_for(pause)
 
     def cancel(self, job_id: str) -> JobBody:
-        """Stops it; what was committed until then stays."""
+        """Stop it; what was committed until then stays."""
         return self.call(JobBody, "POST", make_path("/v1/jobs", job_id, "cancel"))
 
     def pause(self, job_id: str) -> JobBody:
-        """Keeps back what no worker holds yet; what a worker has is finished."""
+        """Keep back what no worker holds yet; what a worker has is finished."""
         return self.call(JobBody, "POST", make_path("/v1/jobs", job_id, "pause"))
 
     def resume(self, job_id: str) -> JobBody:
-        """Lets a paused job go on."""
+        """Let a paused job go on."""
         return self.call(JobBody, "POST", make_path("/v1/jobs", job_id, "resume"))
 
     def retry(self, job_id: str) -> JobBody:
-        """Encodes the job's failed items again; the others stay as they are."""
+        """Encode the job's failed items again; the others stay as they are."""
         return self.call(JobBody, "POST", make_path("/v1/jobs", job_id, "retry"), is_repeatable=False)
 
     def delete(self, job_id: str) -> None:
-        """Removes an ended job with its texts, errors, and vectors that are in no collection; rows in collections stay.
+        """Remove an ended job with its texts, errors, and vectors that are in no collection; rows in collections
+        stay.
 
         A job that has not ended is refused (ApiError 409): cancel it first.
         """
         self.call(Json, "DELETE", make_path("/v1/jobs", job_id))
 
     def errors(self, job_id: str) -> Iterator[ItemErrorBody]:
-        """Every failed item as `{"key", "code", "detail"}`, page by page."""
+        """Yield every failed item as `{"key", "code", "detail"}`, page by page."""
         return self.pages(ItemErrorBody, make_path("/v1/jobs", job_id, "errors"), {})
 
     def truncated(self, job_id: str) -> Iterator[TruncatedItemBody]:
-        """Every item that was cut because it was too long, as `{"key"}`, page by page."""
+        """Yield every item that was cut because it was too long, as `{"key"}`, page by page."""
         return self.pages(TruncatedItemBody, make_path("/v1/jobs", job_id, "truncated"), {})
