@@ -1,1 +1,1 @@
-"""Speed and memory, measured on this machine and written into README.md. Nothing of the product imports this."""
+"""Benchmarks of Vectormill: `python -m benchmarks NAME`. See README.md beside this file."""

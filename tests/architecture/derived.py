@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from benchmarks.results.readme import closing_marker, opening_marker
+from benchmarks.tables import closing_marker, opening_marker
 from tests.architecture import blocking, shapes
 from tests.architecture.facts import (
     SERVING_LIBRARIES,

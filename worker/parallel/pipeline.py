@@ -4,7 +4,6 @@ Knows no files and no vectors: a stage turns what the stage before it sent into 
 """
 
 import copy
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -72,14 +71,6 @@ def split_micro_batches(batch: Batch, count: int) -> list[Batch]:
     return [batch.part(start, end) for start, end in pairwise(bounds) if end > start]
 
 
-@dataclass(slots=True)
-class StageClock:
-    """How long a stage computed, and how long it was there for: 1 - busy / wall is its bubble."""
-
-    busy_seconds: float = 0.0
-    wall_seconds: float = 0.0
-
-
 class PipelineStage:
     """Runs one rank's part of every micro-batch; the host waits only for hidden states that are not there yet."""
 
@@ -87,7 +78,6 @@ class PipelineStage:
         self._rank = rank
         self._dtype = dtype
         self._device = device
-        self.clock = StageClock()
 
     def run(
         self,
@@ -99,7 +89,6 @@ class PipelineStage:
 
         `shapes` are those of the hidden states [n, length, hidden size] of each micro-batch; every rank knows them.
         """
-        start = time.perf_counter()
         results: list[Any] = []
         arriving = self._receive(shapes[0])
         leaving: _Transfer | None = None
@@ -108,9 +97,7 @@ class PipelineStage:
             # Posted before this one is computed, so that the stage before rarely waits for us to ask. One and no more:
             # what waits and what leaves takes memory, and the plan counts one of each.
             arriving = self._receive(shapes[number + 1]) if number + 1 < len(shapes) else None
-            busy_since = time.perf_counter()
             made = compute(number, hidden_states)
-            self.clock.busy_seconds += time.perf_counter() - busy_since
             hidden_states = None
             if self._rank.is_last:
                 results.append(made)
@@ -121,7 +108,6 @@ class PipelineStage:
             leaving = _Transfer(dist.isend(made, self._rank.number + 1), made)
         if leaving is not None:
             leaving.finish()
-        self.clock.wall_seconds += time.perf_counter() - start
         return results
 
     def _receive(self, shape: tuple[int, ...]) -> "_Transfer | None":

@@ -26,7 +26,7 @@ from worker.parallel.filling.skeleton import fill
 from worker.parallel.fully_sharded import apply_fully_sharded
 from worker.parallel.layouts import Layout
 from worker.parallel.meeting import PROCESS_GROUPS, join_process_group
-from worker.parallel.pipeline import PipelineStage, StageClock, cut_stage, split_micro_batches
+from worker.parallel.pipeline import PipelineStage, cut_stage, split_micro_batches
 from worker.parallel.tensor_parallel import apply_tensor_parallel
 from worker.placement.rank import Rank
 from worker.placement.strategies import FULLY_SHARDED, PIPELINE, STRATEGIES, TENSOR
@@ -82,11 +82,6 @@ class Shard:
     def answers(self) -> bool:
         """Whether any batch's results come from this rank."""
         return self._rank.is_first if self._rank.strategy == TENSOR else self.has_last_states
-
-    @property
-    def clock(self) -> StageClock:
-        """How busy the stage of a pipeline was until now; nothing else counts."""
-        return self._stage.clock
 
     def choose_parts(self, batch: Batch) -> tuple[list[Batch], bool]:
         """What this rank computes of a batch, and whether it is this rank that answers it. Asks no other rank."""

@@ -47,7 +47,6 @@ from worker.parallel.forms.padded_form import PaddedForm
 from worker.parallel.forms.probe import find_flaw, set_attention
 from worker.parallel.layouts import find_layout
 from worker.parallel.meeting import ask_all
-from worker.parallel.pipeline import StageClock
 from worker.parallel.shard import Shard
 from worker.placement.rank import Rank
 
@@ -114,10 +113,6 @@ class ShardEncoder(Encoder):
 
     def describe(self) -> EncoderReport:
         return self._report
-
-    @property
-    def clock(self) -> StageClock:
-        return self._shard.clock
 
     @property
     def num_bytes_read(self) -> int:

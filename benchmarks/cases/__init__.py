@@ -1,1 +1,0 @@
-"""The benchmarks: each measures one promise and answers with one report."""

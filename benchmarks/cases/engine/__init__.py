@@ -1,1 +1,0 @@
-"""Cases without a database: the engine, its shapes and placements."""

@@ -1,1 +1,0 @@
-"""What the host spends on a text when the device costs nothing, and what a fast device would wait for."""

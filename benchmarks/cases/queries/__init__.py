@@ -1,1 +1,0 @@
-"""queries: many clients that wait for an answer each, of ours and of infinity's server."""

@@ -1,1 +1,0 @@
-"""The benchmarks of tasks other than embedding."""

@@ -1,0 +1,148 @@
+"""The runner's side of benchmarks.placed: an encoder whose work and memory are written down, batch by batch.
+
+A runner loads it as any other encoder, by a factory. What it reads off itself lies in a file beside those of the other
+ranks, where the parent finds it as soon as the batch's vectors have come.
+"""
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from vectormill.ragged import Ragged
+from worker.batching.batch import Batch
+from worker.devices.device import CUDA
+from worker.encoder.choice import FP32
+from worker.encoder.encoder import Encoder, EncoderOrder, EncoderReport
+from worker.encoder.forward_pass import ForwardPass
+from worker.runner.memory import read_peak_bytes
+
+ALONE_FACTORY: Final = "benchmarks.children.gauged:load_alone"
+SHARD_FACTORY: Final = "benchmarks.children.gauged:load_shard"
+PEAK_SWITCH: Final = Path("/proc/self/clear_refs")
+START_PEAK_AGAIN: Final = "5"
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One rank until now. `before_bytes` are those of a process with every library, and nothing loaded.
+
+    On a GPU bytes are those of tensors, else resident ones. `peak_bytes` is that of the last batch.
+    """
+
+    pid: int
+    before_bytes: int
+    loaded_bytes: int
+    peak_bytes: int = 0
+
+
+def find_reading(directory: Path, rank: int) -> Path:
+    return directory / f"rank-{rank}.json"
+
+
+def read_rank(directory: Path, rank: int) -> Reading:
+    return Reading(**json.loads(find_reading(directory, rank).read_text(encoding="utf-8")))
+
+
+class GaugedEncoder(Encoder):
+    """Passes everything on to the encoder that it loads."""
+
+    def __init__(self, order: EncoderOrder, load: Callable[[EncoderOrder], Encoder]) -> None:
+        self._is_cuda = order.device.kind == CUDA
+        self._path = find_reading(order.cache_dir, order.rank.number if order.rank is not None else 0)
+        _import_all(order)
+        self._before_bytes = self._read_now()
+        self._encoder = load(order)
+        self._loaded_bytes = self._read_now()
+        self._start_peak()
+        self._write(0)
+
+    def prepare(self, batch: Batch) -> ForwardPass:
+        return _GaugedPass(self._encoder.prepare(batch), self._note)
+
+    def describe(self) -> EncoderReport:
+        return self._encoder.describe()
+
+    def _note(self) -> None:
+        """Called when a batch is done: what it took, and the next one's peak starts from here."""
+        self._write(self._read_peak())
+        self._start_peak()
+
+    def _write(self, peak_bytes: int) -> None:
+        reading = Reading(os.getpid(), self._before_bytes, self._loaded_bytes, peak_bytes)
+        unfinished = self._path.with_suffix(".tmp")
+        unfinished.write_text(json.dumps(asdict(reading)), encoding="utf-8")
+        unfinished.replace(self._path)
+
+    def _read_now(self) -> int:
+        if self._is_cuda:
+            from torch import cuda
+
+            return int(cuda.memory_allocated())
+        return int(psutil.Process().memory_info().rss)
+
+    def _read_peak(self) -> int:
+        if self._is_cuda:
+            from torch import cuda
+
+            return int(cuda.max_memory_allocated())
+        return read_peak_bytes()
+
+    def _start_peak(self) -> None:
+        if self._is_cuda:
+            from torch import cuda
+
+            cuda.reset_peak_memory_stats()
+        elif PEAK_SWITCH.exists():
+            PEAK_SWITCH.write_text(START_PEAK_AGAIN)
+
+
+@dataclass(frozen=True, slots=True)
+class _GaugedPass:
+    """A forward pass that says when it is done."""
+
+    inner: ForwardPass
+    note: Callable[[], None]
+
+    def start(self) -> None:
+        self.inner.start()
+
+    def results(self) -> Ragged:
+        results = self.inner.results()
+        self.note()
+        return results
+
+
+def _import_all(order: EncoderOrder) -> None:
+    """Everything that is imported on the way to a loaded model, and the process group: none of it is the model's."""
+    import torch
+
+    from worker.model.torch_encoder import DTYPES
+    from worker.parallel.filling.skeleton import build_skeleton
+    from worker.parallel.meeting import PROCESS_GROUPS, join_process_group
+
+    build_skeleton(order.card, DTYPES[FP32])
+    if order.device.kind == CUDA:
+        torch.cuda.init()
+    else:
+        torch.set_num_threads(order.num_threads)
+    if order.rank is not None:
+        join_process_group(order.rank, PROCESS_GROUPS[order.device.kind])
+
+
+def load_alone(order: EncoderOrder) -> GaugedEncoder:
+    """The encoder that a worker would load on one device."""
+    from worker.backends.factory import load_encoder
+
+    return GaugedEncoder(order, load_encoder)
+
+
+def load_shard(order: EncoderOrder) -> GaugedEncoder:
+    """One rank's part of it."""
+    from worker.parallel import shard_encoder
+
+    return GaugedEncoder(order, shard_encoder.load_shard)

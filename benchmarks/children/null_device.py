@@ -1,0 +1,122 @@
+"""An encoder that computes nothing, in the place of the one that a worker loads: all that is measured is the host's.
+
+It runs in the processes of any commit, so it looks for what it needs of them where it may be.
+"""
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+PRODUCT: Final = ("alembic", "api", "indexer", "scheduler", "vectormill", "worker")
+# Where a runner looks for the function that loads its encoder, the encoder's types and the engine; oldest places first.
+FACTORIES: Final = ("worker/backends/factory.py", "worker/model/factory.py")
+ENCODERS: Final = ("worker.model.encoder", "worker.encoder.encoder")
+FACTORY: Final = (
+    '"""Loads nothing."""\nfrom benchmarks.children.null_device import load_encoder as load_encoder\n'
+)
+
+
+def link_tree(tree: Path, target: Path) -> Path:
+    """Make `target` of links to a checkout and to these benchmarks, with this encoder in place of its own.
+
+    So a worker of any commit, started as it always is, has a device that takes no time. Raise LookupError when `tree`
+    is no checkout whose encoders are loaded from a known place.
+    """
+    factory = next((name for name in FACTORIES if (tree / name).is_file()), None)
+    if factory is None:
+        raise LookupError(f"{tree} is no checkout of the project with one of {', '.join(FACTORIES)}.")
+    target.mkdir(parents=True)
+    for name in PRODUCT:
+        if (tree / name).exists():
+            _link(tree, target, Path(name), Path(factory))
+    (target / "benchmarks").symlink_to(ROOT / "benchmarks")
+    return target
+
+
+def python_environment(linked: Path) -> Mapping[str, str]:
+    """Return variables by which a process and its children import from there, wherever they are started."""
+    return {"PYTHONPATH": str(linked), "PYTHONSAFEPATH": "1"}
+
+
+def _link(tree: Path, target: Path, name: Path, replaced: Path) -> None:
+    """Link a file or folder as a whole; make anew the one that holds the replaced file."""
+    if name == replaced:
+        (target / name).write_text(FACTORY, encoding="utf-8")
+    elif name in replaced.parents:
+        (target / name).mkdir()
+        for entry in (tree / name).iterdir():
+            if entry.name != "__pycache__":
+                _link(tree, target, name / entry.name, replaced)
+    else:
+        (target / name).symlink_to((tree / name).resolve())
+
+
+def find_module(*names: str) -> Any:
+    """Return the first of these modules that there is: they have moved from commit to commit."""
+    for name in names:
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not name.startswith(error.name):
+                raise
+    raise ModuleNotFoundError(f"there is none of {', '.join(names)}")
+
+
+class NullEncoder:
+    """Behaves as one on CUDA: packed, the next batch queued behind the current one. Fixed rows instead of vectors."""
+
+    def __init__(self, order: Any) -> None:
+        # Of nearly one direction: a canary has the same vector wherever in a batch it lies.
+        random = np.random.default_rng(0)
+        rows = random.standard_normal((4097, order.card.dimension), dtype=np.float32)
+        self._rows: NDArray[np.float32] = rows[0] + np.float32(1e-3) * rows[1:]
+
+    def prepare(self, batch: Any) -> "NullPass":
+        lengths: Sequence[int] = (
+            batch.inputs["input_ids"].lengths if hasattr(batch, "inputs") else batch.lengths
+        )
+        while len(lengths) > len(self._rows):
+            self._rows = np.concatenate([self._rows, self._rows])
+        return NullPass(self._rows[: len(lengths)])
+
+    def encode(self, batch: Any) -> Any:
+        done = self.prepare(batch)
+        return done.results() if hasattr(batch, "inputs") else done.vectors()
+
+    def describe(self) -> Any:
+        encoder = find_module(*ENCODERS)
+        value = encoder.Choice("none", "a benchmark of the host")
+        known = {
+            "device": value, "backend": value, "precision": encoder.Choice("bf16", "as on a GPU"),
+            "attention": "packed", "num_threads": 1, "load_seconds": 0.0, "is_packed": True, "is_queued": True,
+        }  # fmt: skip
+        names = {field.name for field in fields(encoder.EncoderReport)}
+        return encoder.EncoderReport(**{name: value for name, value in known.items() if name in names})
+
+
+@dataclass(slots=True)
+class NullPass:
+    """A batch that is done at once."""
+
+    rows: NDArray[np.float32]
+
+    def start(self) -> None:
+        """There is nothing to compute."""
+
+    def vectors(self) -> NDArray[np.float32]:
+        """Return rows as commits did before results had a type of their own."""
+        return self.rows
+
+    def results(self) -> Any:
+        return find_module("vectormill.ragged").Ragged.from_matrix(self.rows)
+
+
+def load_encoder(order: Any) -> NullEncoder:
+    """Stand in for the worker's own function of that name."""
+    return NullEncoder(order)

@@ -1,0 +1,118 @@
+"""The reference's way: text by text, prompt by prompt, in batches of one and fp32.
+
+Prompts, windows and decoding are our own, which tests compare with the reference's; what differs is that nothing shares
+a batch. With the option `encoder=transformers` the encoder is that of transformers, called as the reference calls its
+copy of it: relative positions of its own, a mask for each two tokens, and the positions' projections made anew in every
+layer of every pass. Else it is our network.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.children.extraction import SCHEMAS, digest_records, split_tag
+from benchmarks.children.serving import ChildOrder, Encoded, serve
+from vectormill.domain.jobs.item import ItemFailure
+from vectormill.ragged import Ragged
+from worker.batching.batch import Batch
+from worker.tasks.extract.extraction import Extraction
+from worker.tasks.extract.model.head import compute_cells
+from worker.tasks.extract.model.network import RexNetwork, load_network
+from worker.tasks.extract.prompt_tokenizer import PromptTokenizer
+from worker.tasks.extract.task import lay_out
+
+CPU = torch.device("cpu")
+ENCODER = "encoder"
+TRANSFORMERS = "transformers"
+
+
+class OneAtATime:
+    """Call it with tagged texts."""
+
+    def __init__(self, order: ChildOrder) -> None:
+        directory = Path(order.model)
+        self._tokenizer = PromptTokenizer(directory)
+        self._network = load_network(directory, torch.float32, CPU)
+        if order.options.get(ENCODER) == TRANSFORMERS:
+            use_transformers(self._network, directory)
+        self._num_records = 0
+
+    def __call__(self, texts: list[str]) -> Encoded:
+        num_tokens = 0
+        answers: list[Any] = []
+        for tagged in texts:
+            number, text = split_tag(tagged)
+            extraction = Extraction(self._tokenizer, SCHEMAS[number], [text])
+            prompts = extraction.start()
+            while prompts is not None:
+                batch = Batch(lay_out(prompts).inputs)
+                num_tokens += batch.num_tokens
+                rows = [
+                    compute_cells(self._network, batch.part(place, place + 1), CPU)
+                    for place in range(len(batch))
+                ]
+                prompts = extraction.take(Ragged.join(rows))
+            (answer,) = extraction.finish()
+            assert not isinstance(answer, ItemFailure), answer
+            answers.append(answer)
+        self._num_records = sum(map(len, answers))
+        return Encoded(digest_records(answers), num_tokens, num_tokens)
+
+    def report(self) -> dict[str, Any]:
+        """Nothing is padded where nothing shares a batch."""
+        return {"num_records": self._num_records, "square_padding": 0.0}
+
+
+def use_transformers(network: RexNetwork, directory: Path) -> None:
+    """Puts transformers' DeBERTa in the place of ours, with the same weights."""
+    from transformers import DebertaV2Config, DebertaV2Model
+
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    rows = network.plm["embeddings"].word_embeddings.num_embeddings
+    with torch.device("meta"):
+        model = DebertaV2Model(DebertaV2Config(**config | {"vocab_size": rows}))
+    model.load_state_dict(network.plm.state_dict(), strict=True, assign=True)
+    model.embeddings.position_ids = torch.arange(config["max_position_embeddings"])[None]
+    model.eval()
+    if model.encoder.conv is not None:
+        convolve = model.encoder.conv.forward
+        # It takes 1 - mask, which torch refuses for the truth values that a mask of two dimensions becomes.
+        model.encoder.conv.forward = lambda states, before, mask: convolve(states, before, mask.long())
+
+    def encode(
+        input_ids: Tensor,
+        token_type_ids: Tensor,
+        position_ids: Tensor,
+        prefix_blocks: Tensor,
+        type_segments: Tensor,
+        is_token: Tensor,
+        received: Tensor | None = None,
+    ) -> Tensor:
+        assert received is None, "the whole network is here, on one device"
+        embedded = model.embeddings(
+            input_ids=input_ids,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            mask=torch.ones_like(input_ids),
+        )
+        sees = (see(prefix_blocks) & see(type_segments) & is_token[:, None, :]).long()
+        relative = position_ids[:, :, None] - position_ids[:, None, :]
+        states: Tensor = model.encoder(
+            embedded, sees, output_hidden_states=False, relative_pos=relative
+        ).last_hidden_state
+        return states
+
+    network.encode = encode  # type: ignore[method-assign]
+
+
+def see(groups: Tensor) -> Tensor:
+    """[n, length, length]: tokens of one group, and those of none with all."""
+    rows, columns = groups[:, :, None], groups[:, None, :]
+    return (rows == columns) | (rows == 0) | (columns == 0)
+
+
+if __name__ == "__main__":
+    serve(OneAtATime)

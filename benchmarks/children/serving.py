@@ -1,0 +1,103 @@
+"""The child's side of benchmarks.turns.Child, and what both sides say to each other.
+
+Loads an encoder, then does what each line on standard input says. Imports numpy and the standard library alone: it runs
+in the environments of peers too. Answers are lines of JSON on what standard output was; what libraries print goes to
+standard error.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+WARM_UP_SHARE = 10
+
+
+@dataclass(frozen=True)
+class ChildOrder:
+    """What a child is told when it starts.
+
+    `model` is a directory. `texts` is a file of JSON: name of a mix -> its texts. `vectors` is where those of the last
+    pass are saved, `cache_dir` where whatever else may be kept. `options` belong to the kind of child alone.
+    """
+
+    model: str
+    texts: str
+    vectors: str
+    cache_dir: str
+    device: str = "cpu"
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """All texts encoded once. Computed tokens have the padding with them."""
+
+    seconds: float
+    num_tokens: int
+    num_computed_tokens: int
+
+    @property
+    def padding_waste(self) -> float:
+        """Share of the computed tokens that were padding."""
+        return 1 - self.num_tokens / self.num_computed_tokens if self.num_computed_tokens else 0.0
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What an encoder made of some texts; `seconds` where not all that it did is to count."""
+
+    vectors: NDArray[np.float32]  # [n, dimension]
+    num_tokens: int
+    num_computed_tokens: int
+    seconds: float | None = None
+
+
+class Encoder(Protocol):
+    """What is measured: called with strings, or with pairs of them."""
+
+    def __call__(self, texts: list[Any], /) -> Encoded: ...
+
+    def report(self) -> dict[str, Any]: ...
+
+
+def serve(load: Callable[[ChildOrder], Encoder]) -> None:
+    """Answer commands until standard input ends."""
+    order = ChildOrder(**json.loads(sys.argv[1]))
+    with os.fdopen(os.dup(1), "w") as output:
+        os.dup2(2, 1)
+
+        def answer(values: dict[str, Any]) -> None:
+            output.write(json.dumps(values) + "\n")
+            output.flush()
+
+        mixes: dict[str, list[Any]] = json.loads(Path(order.texts).read_text(encoding="utf-8"))
+        encode = load(order)
+        answer({})
+        last: NDArray[np.float32] | None = None
+        for line in sys.stdin:
+            command, _, mix = line.strip().partition(" ")
+            if command == "warm_up":
+                encode(mixes[mix][::WARM_UP_SHARE])
+                answer({})
+            elif command == "encode":
+                started = time.perf_counter()
+                encoded = encode(mixes[mix])
+                seconds = time.perf_counter() - started if encoded.seconds is None else encoded.seconds
+                last = encoded.vectors
+                answer(asdict(Pass(seconds, encoded.num_tokens, encoded.num_computed_tokens)))
+            elif command == "save":
+                assert last is not None, "there are no vectors before the first pass"
+                np.save(order.vectors, last)
+                answer({})
+            elif command == "report":
+                answer(encode.report())
+            else:
+                raise ValueError(f"{command!r} is no command")

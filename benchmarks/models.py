@@ -1,0 +1,308 @@
+"""Directories of models: random weights in the shapes of known models, copies with one limit, and what models cost.
+
+Random weights are honest for speed: nothing in a forward pass depends on their values. No tensor is made but a piece of
+the one that is being written, so that a model of many gigabytes needs no memory for it.
+"""
+
+import json
+import math
+import shutil
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vectormill.domain.errors import ModelError
+from vectormill.models.model_card import LAST_TOKEN, MEAN, ModelCard, read_model_card
+from vectormill.models.registry import DEFAULT_MODEL, Registry
+from vectormill.models.weight_files import find_weights
+from worker.tokens.tokenizer import Tokenizer
+
+# That of the packaged tokenizer, which all of them are given.
+VOCABULARY: Final = 30_522
+SHARD_BYTES: Final = 5_000_000_000
+BF16_BYTES: Final = 2
+# The standard deviation of BERT's initialization: activations stay finite through any number of layers.
+WEIGHT_SCALE: Final = 0.02
+# Random values are drawn once and used again and again: drawing seven billion would take minutes.
+NUM_DRAWN: Final = 1 << 24
+TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
+# Looked up, or not used for the vector: neither is multiplied with.
+NOT_MULTIPLIED: Final = ("embeddings", "embed_tokens", "pooler")
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """`config` goes to transformers' configuration of `model_type`. `num_tokens` is about what one pass encodes."""
+
+    name: str
+    model_type: str
+    pooling: str
+    max_tokens: int
+    num_tokens: int
+    config: Mapping[str, Any]
+
+
+def bert(name: str, num_layers: int, hidden_size: int, num_heads: int, num_tokens: int) -> Shape:
+    """An encoder as BERT is; its positions end at 512."""
+    config = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": hidden_size,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": num_heads,
+        "intermediate_size": 4 * hidden_size,
+        "max_position_embeddings": 512,
+    }
+    return Shape(name, "bert", MEAN, 512, num_tokens, config)
+
+
+def deberta(name: str, num_layers: int, hidden_size: int, num_heads: int, num_tokens: int) -> Shape:
+    """An encoder as DeBERTa-v3 is: positions are relative, in buckets, and projected as the content is."""
+    config = {
+        **bert(name, num_layers, hidden_size, num_heads, num_tokens).config,
+        "relative_attention": True,
+        "position_buckets": 256,
+        "pos_att_type": ["p2c", "c2p"],
+        "share_att_key": True,
+        "norm_rel_ebd": "layer_norm",
+        "position_biased_input": False,
+        "type_vocab_size": 0,
+    }
+    return Shape(name, "deberta-v2", MEAN, 512, num_tokens, config)
+
+
+def qwen3(
+    name: str, num_layers: int, hidden_size: int, intermediate_size: int, num_heads: int, num_tokens: int
+) -> Shape:
+    """A decoder whose last token's vector is the text's, as the Qwen3 embedders are."""
+    config = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": hidden_size,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": max(1, num_heads // 4),
+        "head_dim": hidden_size // num_heads,
+        "intermediate_size": intermediate_size,
+        "max_position_embeddings": 4096,
+    }
+    return Shape(name, "qwen3", LAST_TOKEN, 512, num_tokens, config)
+
+
+# Tokens for some ten seconds at half the matrix rate of a large card.
+SHAPES: Final[Mapping[str, Shape]] = {
+    shape.name: shape
+    for shape in (
+        bert("bert-base", 12, 768, 12, 8_000_000),
+        bert("bert-large", 24, 1024, 16, 4_000_000),
+        bert("minilm", 6, 384, 12, 16_000_000),
+        deberta("deberta-base", 12, 768, 12, 4_000_000),
+        qwen3("qwen3-7b", 36, 4096, 12_288, 32, 400_000),
+        bert("tiny", 2, 64, 2, 2_000),
+        deberta("tiny-deberta", 2, 64, 2, 2_000),
+        qwen3("tiny-qwen3", 2, 64, 128, 4, 2_000),
+    )
+}
+
+
+def find_packaged() -> ModelCard:
+    """Return the card of the packaged model, with its weights."""
+    return Registry({}).card(DEFAULT_MODEL, weights=True)
+
+
+def write_random_model(shape: Shape, target: Path, num_labels: int = 0) -> ModelCard:
+    """Write random weights in the layout of sentence-transformers; with labels, a classifier of texts and pairs."""
+    import torch
+    from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
+
+    config = AutoConfig.for_model(
+        shape.model_type, **shape.config, **({"num_labels": num_labels} if num_labels else {})
+    )
+    with torch.device("meta"):
+        model = (AutoModelForSequenceClassification if num_labels else AutoModel).from_config(config)
+    values = config.to_dict() | {"architectures": [type(model).__name__], "dtype": "bfloat16"}
+    write_layout(shape, values, target, is_classifier=bool(num_labels))
+    write_shards({name: tuple(tensor.shape) for name, tensor in model.named_parameters()}, target)
+    return read_model_card(target.name, target)
+
+
+def write_layout(shape: Shape, config: Mapping[str, object], target: Path, *, is_classifier: bool) -> None:
+    """Write all but the weights."""
+    target.mkdir(parents=True, exist_ok=True)
+    tokenizer = find_packaged().path
+    for name in TOKENIZER_FILES:
+        if (tokenizer / name).is_file():
+            shutil.copyfile(tokenizer / name, target / name)
+    tokenizer_config = json.loads((target / "tokenizer_config.json").read_text(encoding="utf-8"))
+    files: dict[str, object] = {
+        "config.json": dict(config),
+        "tokenizer_config.json": tokenizer_config | {"model_max_length": shape.max_tokens},
+    }
+    if not is_classifier:
+        mode = "lasttoken" if shape.pooling == LAST_TOKEN else "mean_tokens"
+        places = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))
+        files |= {
+            "modules.json": [
+                {
+                    "idx": number,
+                    "name": str(number),
+                    "path": path,
+                    "type": f"sentence_transformers.models.{kind}",
+                }
+                for number, (path, kind) in enumerate(places)
+            ],
+            "sentence_bert_config.json": {"max_seq_length": shape.max_tokens, "do_lower_case": False},
+            "1_Pooling/config.json": {
+                "word_embedding_dimension": shape.config["hidden_size"],
+                **dict.fromkeys(("pooling_mode_cls_token", "pooling_mode_mean_tokens"), False),
+                f"pooling_mode_{mode}": True,
+            },
+        }
+        (target / "2_Normalize").mkdir(exist_ok=True)
+    for name, values in files.items():
+        path = target / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(values), encoding="utf-8")
+
+
+def write_shards(tensors: Shapes, target: Path, shard_bytes: int = SHARD_BYTES) -> None:
+    """model.safetensors, or several files and their index where one would be too large."""
+    shards = list(plan_shards(tensors, shard_bytes))
+    drawn = draw_bf16(NUM_DRAWN if count_bytes(tensors) > BF16_BYTES * NUM_DRAWN else 1 << 16)
+    weight_map: dict[str, str] = {}
+    for number, shard in enumerate(shards):
+        name = (
+            "model.safetensors"
+            if len(shards) == 1
+            else f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors"
+        )
+        write_shard(shard, target / name, drawn)
+        weight_map |= dict.fromkeys(shard, name)
+    if len(shards) > 1:
+        index = {"metadata": {"total_size": count_bytes(tensors)}, "weight_map": weight_map}
+        (target / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+
+
+def plan_shards(tensors: Shapes, shard_bytes: int) -> Iterator[Shapes]:
+    """Consecutive tensors of up to so many bytes together; a larger one has a shard of its own."""
+    shard: dict[str, tuple[int, ...]] = {}
+    for name, shape in tensors.items():
+        if shard and count_bytes(shard | {name: shape}) > shard_bytes:
+            yield shard
+            shard = {}
+        shard[name] = shape
+    yield shard
+
+
+def write_shard(tensors: Shapes, path: Path, drawn: NDArray[np.uint16]) -> None:
+    """A safetensors file in bf16: eight bytes of size, a header of JSON, and the tensors one after the other."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, shape in tensors.items():
+        end = offset + BF16_BYTES * int(np.prod(shape))
+        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [offset, end]}
+        offset = end
+    content = json.dumps(header).encode()
+    content += b" " * (-len(content) % 8)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(content)) + content)
+        for name, shape in tensors.items():
+            for part in fill(name, shape, drawn):
+                file.write(part.tobytes())
+
+
+def fill(name: str, shape: Sequence[int], drawn: NDArray[np.uint16]) -> Iterator[NDArray[np.uint16]]:
+    """A tensor's values in pieces: norms are 1 and biases 0, as in a new model; matrices are random."""
+    size = int(np.prod(shape))
+    if len(shape) == 1:
+        value = 0.0 if name.endswith("bias") else 1.0
+        yield np.full(size, to_bf16(np.array([value], dtype=np.float32))[0], dtype=np.uint16)
+        return
+    for start in range(0, size, len(drawn)):
+        yield drawn[: min(len(drawn), size - start)]
+
+
+def draw_bf16(count: int) -> NDArray[np.uint16]:
+    """Normal values, the same each time."""
+    values = np.random.default_rng(0).standard_normal(count, dtype=np.float32)
+    return to_bf16(values * np.float32(WEIGHT_SCALE))
+
+
+def to_bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """The upper half of each float32, which is what bf16 is; the lower half is cut off."""
+    return (values.view(np.uint32) >> 16).astype(np.uint16)
+
+
+def count_bytes(tensors: Shapes) -> int:
+    return sum(BF16_BYTES * int(np.prod(shape)) for shape in tensors.values())
+
+
+def copy_with_limit(card: ModelCard, target: Path, max_tokens: int | None = None) -> ModelCard:
+    """Copy a model so that its every limit says the same, and all systems cut a text at the same token.
+
+    Raise ModelError when the model has no positions for so many.
+    """
+    limit = card.max_tokens if max_tokens is None else max_tokens
+    positions = json.loads((card.path / "config.json").read_text("utf-8")).get(
+        "max_position_embeddings", limit
+    )
+    if limit > positions:
+        raise ModelError(f"The model {card.name!r} has {positions} positions; it cannot read {limit} tokens.")
+    shutil.copytree(card.path, target, dirs_exist_ok=True)
+    limits = {"sentence_bert_config.json": "max_seq_length", "tokenizer_config.json": "model_max_length"}
+    for name, key in limits.items():
+        path = target / name
+        values = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        path.write_text(json.dumps(values | {key: limit}), encoding="utf-8")
+    return read_model_card(card.name, target)
+
+
+def count_tokens(card: ModelCard, texts: Sequence[str]) -> NDArray[np.int64]:
+    """Count the tokens of each text, cut as every system cuts them: the same count for all, so that rates compare."""
+    tokenizer = Tokenizer(card.path, lowercase=card.lowercase)
+    return tokenizer.tokenize(texts, card.max_tokens, truncate=True).lengths
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCost:
+    """What the arithmetic of a transformer depends on."""
+
+    num_layers: int
+    hidden_size: int
+    num_multiplied_parameters: int
+
+    @classmethod
+    def of(cls, card: ModelCard) -> Self:
+        """Read from config.json and the headers of the weights."""
+        config = json.loads((card.path / "config.json").read_text(encoding="utf-8"))
+        shapes = [shape for path in find_weights(card.path, card.name) for shape in read_shapes(path).items()]
+        return cls(
+            num_layers=config["num_hidden_layers"],
+            hidden_size=config["hidden_size"],
+            num_multiplied_parameters=sum(
+                math.prod(shape) for name, shape in shapes if not any(part in name for part in NOT_MULTIPLIED)
+            ),
+        )
+
+    def count_flop(self, lengths: NDArray[np.int64]) -> float:
+        """Operations for texts of so many tokens, padding not counted.
+
+        Per token 2 for every multiplied parameter, and in attention 4 · layers · length · hidden: scores and their
+        weighted sum, each a product of two operations. Source: Kaplan et al., Scaling Laws, section 2.1.
+        """
+        lengths = lengths.astype(np.float64)
+        dense = 2.0 * self.num_multiplied_parameters * lengths.sum()
+        attention = 4.0 * self.num_layers * self.hidden_size * np.square(lengths).sum()
+        return float(dense + attention)
+
+
+def read_shapes(path: Path) -> dict[str, list[int]]:
+    """Tensor name -> shape, from the header of a safetensors file: its size in eight bytes, then JSON."""
+    with path.open("rb") as file:
+        header: dict[str, Any] = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
+    return {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}

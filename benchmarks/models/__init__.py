@@ -1,1 +1,0 @@
-"""The models that are measured, as directories that every system can load."""

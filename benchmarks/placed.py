@@ -1,0 +1,146 @@
+"""One model in the processes that a worker starts, fed with batches: without tokenizer, Celery, HTTP and Postgres.
+
+Its encoder writes down what memory it takes (benchmarks.children.gauged).
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from multiprocessing.connection import wait
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.children.gauged import ALONE_FACTORY, SHARD_FACTORY, Reading, read_rank
+from benchmarks.children.serving import Pass
+from benchmarks.harness import BenchmarkFailed
+from vectormill.models.model_card import ModelCard
+from vectormill.settings import process_environment
+from worker.batching.batch import Batch
+from worker.devices.device import Device
+from worker.encoder.encoder import EncoderOrder, EncoderReport
+from worker.encoder.switches import NONE
+from worker.placement.placement import Replica
+from worker.placement.replicas import Needs, ReplicaBuilder
+from worker.placement.sizes.model_shape import read_model_shape
+from worker.placement.sizes.room import GIB, Room
+from worker.runner.messages import BATCHES_AHEAD, Encode, Encoded, EncodeFailed, Loaded, LoadFailed
+from worker.runner.runner import RunnerLost
+from worker.runner.starter import RunnerStarter, Sharing
+
+# A rank that hangs shall end the row, not the evening.
+ANSWER_SECONDS: Final = 300.0
+
+Ids = Sequence[NDArray[np.int32]]
+
+
+def plan_replica(
+    card: ModelCard, devices: Sequence[Device], precision: str, strategy: str, length: int, tokens: int
+) -> Replica:
+    """Return the planner's replica on devices with more than enough room, for batches of one size."""
+    rooms = [Room(device.name, device.kind, 1024 * GIB, 1e12) for device in devices]
+    needs = Needs(precision, precision, "padded (sdpa)", length, tokens)
+    built = ReplicaBuilder(read_model_shape(card), needs).build(strategy, rooms, "pcie")
+    if not isinstance(built, Replica):
+        raise BenchmarkFailed(built.reason)
+    return built
+
+
+class PlacedModel:
+    """A context manager around one replica, on one device or shared by several.
+
+    Batches are padded and no switch is on unless it is told otherwise.
+    """
+
+    def __init__(
+        self,
+        sharing: Sharing,
+        card: ModelCard,
+        precision: str,
+        attention: str = "padded",
+        switches: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._sharing = sharing
+        self._card = card
+        self._precision = precision
+        self._attention = attention
+        self._switches = switches
+        self._environment = process_environment() | dict(environment or {})
+        self._exits = ExitStack()
+
+    def __enter__(self) -> Self:
+        device = self._sharing.devices[0]
+        with ExitStack() as exits:
+            self._directory = Path(exits.enter_context(TemporaryDirectory(prefix="vectormill-placed-")))
+            order = EncoderOrder(
+                self._card, device, "torch", self._precision, device.num_threads, self._directory, self._attention,
+                switches=",".join(self._switches) or NONE,
+            )  # fmt: skip
+            starter = RunnerStarter(
+                ALONE_FACTORY,
+                order,
+                self._environment,
+                sharing=self._sharing if len(self._sharing.devices) > 1 else None,
+                shard_factory=SHARD_FACTORY,
+                collective_timeout_seconds=ANSWER_SECONDS,
+            )
+            self._runner = starter.start()
+            exits.callback(self._runner.stop)
+            self.loaded: EncoderReport = self._listen(Loaded)[-1].report
+            self._exits = exits.pop_all()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._exits.close()
+
+    def encode(self, ids: Ids, batch_tokens: int) -> Pass:
+        """Compute texts in batches of up to so many padded tokens, as many ahead as a worker has."""
+        batches = [
+            Batch.from_ids([ids[place] for place in places])
+            for places in cut_places([len(each) for each in ids], batch_tokens)
+        ]
+        started = time.perf_counter()
+        num_sent = num_done = 0
+        while num_done < len(batches):
+            while num_sent < len(batches) and num_sent - num_done < 1 + BATCHES_AHEAD:
+                self._runner.send(Encode(num_sent, batches[num_sent], is_urgent=False))
+                num_sent += 1
+            num_done += len(self._listen(Encoded))
+        num_computed = sum(batch.num_padded_tokens for batch in batches)
+        return Pass(time.perf_counter() - started, sum(batch.num_tokens for batch in batches), num_computed)
+
+    def readings(self) -> list[Reading]:
+        """Return what every rank says of itself, in the order of the devices."""
+        return [read_rank(self._directory, rank) for rank in range(len(self._sharing.devices))]
+
+    def _listen(self, kind: type) -> list[Any]:
+        """Return the next messages of that kind. Raise BenchmarkFailed with the reason of a failure."""
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while True:
+            if not wait(self._runner.connections, max(0.0, deadline - time.monotonic())):
+                raise BenchmarkFailed(f"{self._card.name} did not answer within {ANSWER_SECONDS:.0f} s.")
+            try:
+                said = self._runner.receive()
+            except RunnerLost as error:
+                raise BenchmarkFailed(f"{self._card.name}: {error}") from error
+            for message in said:
+                if isinstance(message, LoadFailed | EncodeFailed):
+                    raise BenchmarkFailed(message.reason)
+            if found := [message for message in said if isinstance(message, kind)]:
+                return found
+
+
+def cut_places(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
+    """Yield the places of texts that share a batch, longest texts first."""
+    places: list[int] = []
+    for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
+        if places and lengths[places[0]] * (len(places) + 1) > batch_tokens:
+            yield places
+            places = []
+        places.append(place)
+    if places:
+        yield places

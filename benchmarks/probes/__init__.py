@@ -1,1 +1,0 @@
-"""What is read off processes, models and the machine. Knows nothing of what is being compared."""

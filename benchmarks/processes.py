@@ -1,0 +1,142 @@
+"""The processes that are measured: which is which, what processor time they used, and how much memory they take."""
+
+import re
+import threading
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import PurePath
+from typing import Final, Self
+
+import psutil
+
+MODEL_PROCESS: Final = "model process"
+CELERY_WORKER: Final = "Celery worker"
+
+
+def name_process(arguments: Sequence[str]) -> str:
+    """What a process of ours is, from its command line."""
+    # Of any commit: its folder has moved.
+    if any("runner_process import main" in argument for argument in arguments):
+        return MODEL_PROCESS
+    if "worker.app" in arguments:
+        return CELERY_WORKER
+    if "vectormill.cli" in arguments[:-1]:
+        command = arguments[list(arguments).index("vectormill.cli") + 1]
+        return "worker's launcher" if command == "worker" else command
+    if "flower" in arguments:
+        return "flower"
+    if not arguments:
+        return "ended"
+    # Servers write what they do over their command line: "postgres: checkpointer", "valkey-server 127.0.0.1:6379".
+    return PurePath(re.split(r"[:\s]", arguments[0])[0]).name.removesuffix("-server")
+
+
+def list_tree(pid: int) -> list[psutil.Process]:
+    """The process and all below it, itself first."""
+    root = psutil.Process(pid)
+    return [root, *root.children(recursive=True)]
+
+
+def find_named(processes: Sequence[psutil.Process], name: str) -> list[psutil.Process]:
+    """Those that `name_process` gives this name."""
+    return [process for process in processes if name_process(_arguments(process)) == name]
+
+
+def count_cpu_seconds(pid: int) -> dict[str, float]:
+    """User and system time of the tree so far, by name.
+
+    Time of children that ended and were waited for is their parent's: Postgres's short-lived processes are not lost,
+    and the difference between two readings is exact, whichever processes ended in between.
+    """
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for process in list_tree(pid):
+        try:
+            times = process.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        # macOS does not count what ended.
+        ended = getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
+        seconds[name_process(_arguments(process))] += times.user + times.system + ended
+    return dict(seconds)
+
+
+def subtract_readings(after: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
+    """Seconds between two readings, the busiest first.
+
+    A name can come out negative when its process ended in between: its parent then has that time, and the sum is right.
+    """
+    spent = {name: after.get(name, 0.0) - before.get(name, 0.0) for name in {*after, *before}}
+    return dict(sorted(spent.items(), key=lambda entry: (-entry[1], entry[0])))
+
+
+def _arguments(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+class Alongside(ABC):
+    """Run `run` on a thread of its own from the beginning of a block to its end, when `is_over` is set."""
+
+    def __init__(self) -> None:
+        self.is_over = threading.Event()
+        self._thread = threading.Thread(target=self.run, name=type(self).__name__, daemon=True)
+
+    @abstractmethod
+    def run(self) -> None:
+        """Return when it is over."""
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.is_over.set()
+        self._thread.join()
+
+
+class PeakSampler(Alongside):
+    """Read a number of bytes again and again: `before_bytes` the block, and `peak_bytes` within it.
+
+    A peak shorter than a pause may be missed.
+    """
+
+    def __init__(self, read: Callable[[], int], pause_seconds: float) -> None:
+        super().__init__()
+        self._read = read
+        self._pause_seconds = pause_seconds
+        self.before_bytes = self.peak_bytes = 0
+
+    @property
+    def growth_bytes(self) -> int:
+        return self.peak_bytes - self.before_bytes
+
+    def __enter__(self) -> Self:
+        self.before_bytes = self.peak_bytes = self._read()
+        return super().__enter__()
+
+    def __exit__(self, *exception: object) -> None:
+        super().__exit__()
+        self.peak_bytes = max(self.peak_bytes, self._read())
+
+    def run(self) -> None:
+        while not self.is_over.wait(self._pause_seconds):
+            self.peak_bytes = max(self.peak_bytes, self._read())
+
+
+def sample_memory(processes: Sequence[psutil.Process], pause_seconds: float = 0.005) -> PeakSampler:
+    """Return a sampler of the resident bytes of all processes together; pages that two share count twice."""
+    return PeakSampler(partial(resident_bytes, processes), pause_seconds)
+
+
+def resident_bytes(processes: Sequence[psutil.Process]) -> int:
+    total = 0
+    for process in processes:
+        try:
+            total += process.memory_info().rss
+        except psutil.NoSuchProcess:
+            continue
+    return total

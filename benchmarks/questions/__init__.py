@@ -1,0 +1,1 @@
+"""A file a question: `run(harness)` measures and answers with a report."""

@@ -1,0 +1,8 @@
+"""machine: the facts that the other figures are to be read with."""
+
+from benchmarks.harness import Harness
+from benchmarks.tables import Report, Table
+
+
+def run(harness: Harness) -> Report:
+    return Report("what was measured on.", (Table(("fact", "value"), harness.machine.facts()),))

@@ -1,0 +1,95 @@
+"""queries: how many searches by text are answered, and how soon, idle and beside a bulk job; infinity's server too."""
+
+import itertools
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from benchmarks.clients import MANY, PEER, PEER_MODEL, ROUND_SECONDS, InfinityServer, Rounds, Target
+from benchmarks.harness import BenchmarkFailed, Harness
+from benchmarks.ours import OwnStack, run_job
+from benchmarks.processes import Alongside
+from benchmarks.questions.embeddings import OURS, ask
+from benchmarks.tables import RATIO, Report, Spread, at_most, tabulate
+from benchmarks.texts import list_docstrings, list_queries
+from vectormill.cli.stack import workplace
+from vectormill.client import Client
+from vectormill.domain.jobs.job import RUNNING, TERMINAL_JOB_STATES
+from vectormill.files.ndjson import ItemJson
+
+NUM_ROWS: Final = 2_000
+COLLECTION: Final = "searched"
+LOADED: Final = "ours, beside a bulk job"
+START_SECONDS: Final = 300.0
+
+
+def run(harness: Harness) -> Report:
+    texts = itertools.cycle(list_queries(1000))
+    items = list_docstrings()
+    rounds = Rounds()
+    with workplace(None) as directory:
+        body = {"model": PEER_MODEL}
+        with InfinityServer(directory / "infinity.log", lambda text: {**body, "input": [text]}) as peer:
+            ask(harness, rounds, PEER, peer.target, texts)
+        with OwnStack(directory) as stack, Client(stack.url) as client:
+            harness.say(f"filling a collection of {NUM_ROWS:,} rows")
+            run_job(client, items[:NUM_ROWS], collection=COLLECTION)
+            url = f"{stack.url}/v1/collections/{COLLECTION}/search"
+            target = Target(url, lambda text: {"text": text}, stack.pid)
+            Rounds().ask(OURS, target, texts)
+            for number in range(harness.repeat):
+                harness.say(f"ours, round {number + 1} of {harness.repeat}, idle and beside a bulk job")
+                rounds.ask(OURS, target, texts)
+                with BulkLoad(client, items):
+                    rounds.ask(LOADED, target, texts)
+    pair = [[each.percentile(99) for each in rounds[system, MANY]] for system in (LOADED, OURS)]
+    beside = at_most(
+        f"p99 with {MANY} clients beside a bulk job, to p99 without", Spread.of_ratios(*pair), 3.0, RATIO
+    )
+    return Report(
+        f"One short text a request, {NUM_ROWS:,} rows, {harness.repeat} rounds of {ROUND_SECONDS:g} s.",
+        (tabulate([*rounds.judge(OURS), beside]), rounds.tabulate(), rounds.tabulate_costs(OURS)),
+        (
+            "Ours encodes the text and searches; infinity's server (torch, its own defaults) answers the embedding. "
+            "The clients share the cores with what they ask.",
+        ),
+    )
+
+
+class BulkLoad(Alongside):
+    """Keep a bulk job running from the beginning of a block to its end: another follows when one has ended."""
+
+    def __init__(self, client: Client, items: Sequence[ItemJson]) -> None:
+        super().__init__()
+        self._client = client
+        self._items = items
+        self._failure: Exception | None = None
+        self._submit()
+
+    def _submit(self) -> None:
+        """Return once a job's texts are being encoded."""
+        job = self._client.submit(self._items, collection=f"bulk_{time.monotonic_ns()}")
+        deadline = time.monotonic() + START_SECONDS
+        while not (job["state"] == RUNNING and job["num_done"]):
+            if job["state"] in TERMINAL_JOB_STATES or time.monotonic() > deadline:
+                raise BenchmarkFailed(f"The bulk job is {job['state']}; it is too small to load the stack.")
+            time.sleep(0.02)
+            job = self._client.job(job["id"])
+        self._job_id = job["id"]
+
+    def run(self) -> None:
+        try:
+            while not self.is_over.wait(1.0):
+                if self._client.job(self._job_id)["state"] in TERMINAL_JOB_STATES:
+                    self._submit()
+        except Exception as error:  # noqa: BLE001 - raised by whoever ends the block
+            self._failure = error
+
+    def __exit__(self, *exception: object) -> None:
+        """Cancel the job and wait until its last batch is encoded. Raise BenchmarkFailed when it was not kept up."""
+        super().__exit__()
+        if self._failure is not None:
+            raise BenchmarkFailed(f"The bulk job could not be kept up: {self._failure}") from self._failure
+        if self._client.job(self._job_id)["state"] not in TERMINAL_JOB_STATES:
+            self._client.cancel(self._job_id)
+            self._client.wait(self._job_id)

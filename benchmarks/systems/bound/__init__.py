@@ -1,1 +1,0 @@
-"""What an engine of ours could reach with its batches: the same computation, and nothing around it."""

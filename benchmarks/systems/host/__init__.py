@@ -1,1 +1,0 @@
-"""A whole stack, or an engine alone, whose device is made up: all that is measured is the host's."""

@@ -1,1 +1,0 @@
-"""Our own processes, as systems to measure."""

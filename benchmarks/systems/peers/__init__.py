@@ -1,1 +1,0 @@
-"""The systems that we are compared with."""

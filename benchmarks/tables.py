@@ -1,0 +1,171 @@
+"""Spreads of repeated measurements, the units they are written in, and tables as Markdown and for a terminal."""
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+from rich.table import Table as TerminalTable
+
+README: Final = Path(__file__).resolve().parent / "README.md"
+MIB: Final = 1 << 20
+NOT_MEASURED: Final = "not measured"
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """How a value is written; `write_bound` is for the bound that it has to keep."""
+
+    write: Callable[[float], str]
+    write_bound: Callable[[float], str]
+
+    def __call__(self, value: "float | Spread") -> str:
+        """Return a value, or a median with its extremes where they read differently."""
+        if not isinstance(value, Spread):
+            return self.write(value)
+        median, low, high = self.write(value.median), self.write(value.low), self.write(value.high)
+        return median if low == high else f"{median} ({low} to {high})"
+
+
+def write_number(value: float) -> str:
+    """Return three significant digits, whole numbers with separators: 0.512, 9.87, 48.1, 1,234."""
+    size = abs(value)
+    if size >= 100:
+        return f"{value:,.0f}"
+    if size >= 10:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if size >= 1 else f"{value:.3g}"
+
+
+NUMBER: Final = Unit(write_number, lambda bound: f"{bound:,g}")
+SECONDS: Final = Unit(lambda value: f"{write_number(value)} s", lambda bound: f"{bound:g} s")
+RATIO: Final = Unit(lambda value: f"{value:.2f}×", lambda bound: f"{bound:g}×")
+# 41.3%, and 0.07% below one percent.
+SHARE: Final = Unit(
+    lambda value: f"{value:.1%}" if abs(value) >= 0.01 else f"{value:.2%}",
+    lambda bound: f"{100 * bound:g}%",
+)
+# 0.9999 and 0.99995 must not read alike.
+COSINE: Final = Unit(lambda value: f"{value:.6f}", lambda bound: f"{bound:g}")
+MEBIBYTES: Final = Unit(lambda value: f"{value / MIB:,.0f} MiB", lambda bound: f"{bound / 1e6:g} MB")
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A median with the smallest and the largest value: with three repetitions there is nothing finer to say."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Self:
+        """Raise ValueError when there is no value."""
+        if not values:
+            raise ValueError("a spread needs at least one measurement")
+        return cls(statistics.median(values), min(values), max(values))
+
+    @classmethod
+    def of_ratios(cls, values: Sequence[float], others: Sequence[float]) -> Self:
+        """Divide repetition by repetition: both sides of each ratio were measured side by side."""
+        return cls.of([value / other for value, other in zip(values, others, strict=True)])
+
+
+def find_percentile(values: Sequence[float], percent: float) -> float:
+    """Return the smallest measured value that so many percent of all do not exceed (nearest rank)."""
+    if not values:
+        raise ValueError("a percentile needs at least one measurement")
+    return sorted(values)[max(1, math.ceil(len(values) * percent / 100)) - 1]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The first column names the row; the others are numbers and stand to the right."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            assert len(row) == len(self.header), f"{row} has not the columns of {self.header}"
+
+    def to_markdown(self) -> str:
+        alignment = (":---", *["---:"] * (len(self.header) - 1))
+        lines = (self.header, alignment, *self.rows)
+        return "\n".join(
+            f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in lines
+        )
+
+    def to_terminal(self, title: str) -> TerminalTable:
+        table = TerminalTable(title=title, title_justify="left")
+        for number, name in enumerate(self.header):
+            table.add_column(name, justify="right" if number else "left")
+        for row in self.rows:
+            table.add_row(*row)
+        return table
+
+
+Measure = tuple[str, str, str]  # name, value, target
+
+
+def told(name: str, value: float | Spread, unit: Unit) -> Measure:
+    """Return a measure of which nothing was promised."""
+    return name, unit(value), ""
+
+
+def at_least(name: str, value: float | Spread, bound: float, unit: Unit) -> Measure:
+    """Return a measure whose median has to reach the bound."""
+    median = value.median if isinstance(value, Spread) else value
+    return name, unit(value), judge(f"≥ {unit.write_bound(bound)}", median >= bound)
+
+
+def at_most(name: str, value: float | Spread, bound: float, unit: Unit) -> Measure:
+    """Return a measure whose median may not exceed the bound."""
+    median = value.median if isinstance(value, Spread) else value
+    return name, unit(value), judge(f"≤ {unit.write_bound(bound)}", median <= bound)
+
+
+def judge(target: str, is_met: bool) -> str:
+    """Return a target and whether it was reached, in one cell."""
+    return f"{target}, {'met' if is_met else '**missed**'}"
+
+
+def tabulate(measures: Sequence[Measure]) -> Table:
+    """Return one row per measure."""
+    return Table(("measure", "value", "target"), tuple(measures))
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one benchmark found: a line on its subject, tables, and sentences that say what was counted."""
+
+    subject: str
+    tables: tuple[Table, ...]
+    notes: tuple[str, ...] = ()
+
+    def to_markdown(self, date: str, facts: str) -> str:
+        """Return the section of the README; `facts` is a line about the machine."""
+        parts = [f"{date}: {self.subject}", facts, *(table.to_markdown() for table in self.tables)]
+        if self.notes:
+            parts.append("\n".join(f"- {note}" for note in self.notes))
+        return "\n\n".join(parts)
+
+
+def opening_marker(name: str) -> str:
+    return f"<!-- {name}: written by --write -->"
+
+
+def closing_marker(name: str) -> str:
+    return f"<!-- end of {name} -->"
+
+
+def replace_section(text: str, name: str, content: str) -> str:
+    """Return the text with new content between the markers of one benchmark. Raise ValueError without them."""
+    opening, closing = opening_marker(name), closing_marker(name)
+    before, has_opening, rest = text.partition(opening)
+    _, has_closing, after = rest.partition(closing)
+    if not has_opening or not has_closing:
+        raise ValueError(f"The README has no place for {name}: it needs the lines {opening} and {closing}.")
+    return f"{before}{opening}\n\n{content.strip()}\n\n{closing}{after}"

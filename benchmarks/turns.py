@@ -1,0 +1,316 @@
+"""Systems encode the same texts in turns, again and again, and what each did is recorded."""
+
+import contextlib
+import json
+import select
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from benchmarks.children.serving import ChildOrder, Pass
+from benchmarks.harness import BenchmarkFailed, Harness
+from benchmarks.processes import MODEL_PROCESS, find_named, list_tree, sample_memory
+from benchmarks.tables import NOT_MEASURED, Spread, Table
+from vectormill.domain.errors import VectormillError
+from vectormill.processes.logfile import open_log, tail_of
+
+# A pass takes seconds, and its memory changes with batches of a tenth of one.
+SAMPLE_SECONDS: Final = 0.02
+STOP_SECONDS: Final = 15.0
+# Loading may export a model first, and a pass of a slow encoder takes minutes; a child silent for longer hangs.
+ANSWER_SECONDS: Final = 1200.0
+SHOWN_CHARS: Final = 300
+FAILURES: Final = (BenchmarkFailed, VectormillError, psutil.Error, OSError, ValueError)
+
+# Processes that hold the model, and those with all that feed it and store what comes out.
+Processes = tuple[Sequence[psutil.Process], Sequence[psutil.Process]]
+
+
+class System(Protocol):
+    """Whatever encodes mixes of texts; entered to start and load it. Raises BenchmarkFailed."""
+
+    name: str
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(self, *exception: object) -> None: ...
+
+    def warm_up(self, mix: str) -> None:
+        """Encode a tenth of the mix, so that nothing is done for the first time when it is timed."""
+
+    def encode(self, mix: str) -> Pass:
+        """Encode all texts of the mix."""
+
+    def vectors(self) -> NDArray[np.float32]:
+        """Return those of the last pass [n, dimension], in the order of its texts."""
+
+    def report(self) -> dict[str, Any]:
+        """Return what it says of itself; empty when it says nothing."""
+
+    def find_processes(self) -> Processes:
+        """Return the processes that encode."""
+
+
+@dataclass(slots=True)
+class Record:
+    """What one system did with one mix. `failure` says why it did nothing; then there are no passes."""
+
+    name: str
+    passes: list[Pass] = field(default_factory=list)
+    model_peak_bytes: int = 0
+    whole_peak_bytes: int = 0
+    vectors: NDArray[np.float32] | None = None
+    report: Mapping[str, Any] = field(default_factory=dict)
+    failure: str | None = None
+
+    def seconds(self) -> list[float]:
+        return [done.seconds for done in self.passes]
+
+    def rate(self, count: float) -> Spread:
+        """Return `count` of something per second."""
+        return Spread.of([count / seconds for seconds in self.seconds()])
+
+    def speed_against(self, other: "Record") -> Spread:
+        """Return how many times faster it is, repetition by repetition."""
+        return Spread.of_ratios(other.seconds(), self.seconds())
+
+
+# A column's title, and its cell of a record that was measured, by the record's key.
+Columns = Mapping[str, Callable[[str, Record], str]]
+
+
+class Records(dict[str, Record]):
+    """What every system did with the same mix, by a key each."""
+
+    def measured(self, key: str | None) -> Record | None:
+        """Return a record with passes, if there is one."""
+        record = self.get(key) if key is not None else None
+        return record if record is not None and record.passes and record.failure is None else None
+
+    def speed(self, key: str, other: str | None) -> Spread | None:
+        record, against = self.measured(key), self.measured(other)
+        return record.speed_against(against) if record and against else None
+
+    def cosines(self, key: str, other: str) -> tuple[float, float] | None:
+        """Return the smallest and the mean cosine of two systems' vectors, NaN where a row is not finite."""
+        pair = [record.vectors for record in (self.measured(key), self.measured(other)) if record is not None]
+        left, right = pair if len(pair) == 2 else (None, None)
+        if left is None or right is None or left.shape != right.shape:
+            return None
+        left, right = left.astype(np.float64), right.astype(np.float64)
+        lengths = np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)
+        cosines = np.einsum("nd,nd->n", left, right) / np.maximum(lengths, np.finfo(np.float64).tiny)
+        return float(cosines.min()), float(cosines.mean())
+
+    def tabulate(self, title: str, columns: Columns) -> Table:
+        """Return a row for each system; one that was not measured says so, and its reason stands in the notes."""
+        rows = []
+        for key, record in self.items():
+            sound = self.measured(key)
+            cells = [write(key, sound) for write in columns.values()] if sound else [NOT_MEASURED]
+            rows.append((record.name, *cells, *[""] * (len(columns) - len(cells))))
+        return Table((title, *columns), tuple(rows))
+
+    def list_reasons(self) -> list[str]:
+        """Return a sentence for each system that was not measured, with the last line of its reason."""
+        return [
+            f"{record.name} was not measured: {find_last_line(record.failure)}"
+            for record in self.values()
+            if record.failure is not None
+        ]
+
+
+def find_last_line(text: str) -> str:
+    """Return the last line that says something: of a log, that is the error's own."""
+    return ([line.strip() for line in text.splitlines() if line.strip()] or [""])[-1][:SHOWN_CHARS]
+
+
+class Turns:
+    """A context manager around systems by a key each; one that fails is left out from then on, with its reason."""
+
+    def __init__(self, systems: Mapping[str, System], harness: Harness) -> None:
+        self._systems = systems
+        self._say = harness.say
+        self._exits = ExitStack()
+        self.failures: dict[str, str] = {}
+
+    def __enter__(self) -> "Turns":
+        with ExitStack() as exits:
+            for key, system in self._systems.items():
+                self._say(f"starting {system.name}")
+                self._try(key, partial(_enter, exits, system))
+            self._exits = exits.pop_all()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._exits.close()
+
+    def run(self, mix: str, repeat: int) -> Records:
+        """Warm all up, then have them encode the mix in turn, so that a machine that slows down slows all of them."""
+        records = Records({key: Record(system.name) for key, system in self._systems.items()})
+        for key, system in self._systems.items():
+            self._say(f"{mix}: warming up {system.name}")
+            self._try(key, partial(system.warm_up, mix))
+        for number in range(repeat):
+            for key, system in self._systems.items():
+                self._say(f"{mix}: {system.name}, pass {number + 1} of {repeat}")
+                self._try(key, partial(_encode, system, mix, records[key]))
+        for key, system in self._systems.items():
+            self._try(key, partial(_read, system, records[key]))
+            if key in self.failures:
+                records[key] = Record(system.name, failure=self.failures[key])
+        return records
+
+    def _try(self, key: str, act: Callable[[], object]) -> None:
+        if key not in self.failures:
+            try:
+                act()
+            except FAILURES as error:
+                self.failures[key] = str(error)
+
+
+def _enter(exits: ExitStack, system: System) -> None:
+    system.__enter__()
+    exits.push(system.__exit__)
+
+
+def _encode(system: System, mix: str, record: Record) -> None:
+    model, whole = system.find_processes()
+    with sample_memory(model, SAMPLE_SECONDS) as of_model, sample_memory(whole, SAMPLE_SECONDS) as of_whole:
+        record.passes.append(system.encode(mix))
+    record.model_peak_bytes = max(record.model_peak_bytes, of_model.peak_bytes)
+    # The samples of the two are not taken at the same moments; the whole is never less than its part.
+    record.whole_peak_bytes = max(record.whole_peak_bytes, of_whole.peak_bytes, record.model_peak_bytes)
+
+
+def _read(system: System, record: Record) -> None:
+    record.vectors, record.report = system.vectors(), system.report()
+
+
+class Missing:
+    """Takes the place of a system that cannot be had here, so that its row says why."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        self.name = name
+        self._reason = reason
+
+    def __enter__(self) -> object:
+        raise BenchmarkFailed(self._reason)
+
+    def __exit__(self, *exception: object) -> None:
+        """Nothing was started."""
+
+    def _raise(self, *_: object) -> Any:
+        raise BenchmarkFailed(self._reason)
+
+    warm_up = encode = vectors = report = find_processes = _raise
+
+
+class Child:
+    """A module with a `main`, run as `python -m MODULE ORDER`. See benchmarks.children.serving for its side.
+
+    `python` may be that of another environment, which needs numpy and what the module itself imports.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        order: ChildOrder,
+        environment: Mapping[str, str],
+        python: Path | str = sys.executable,
+    ) -> None:
+        self.name = name
+        self._python = str(python)
+        self._module = module
+        self._order = order
+        self._environment = environment
+        self._log = Path(order.vectors).with_suffix(".log")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> "Child":
+        """Starts the child and waits until its model is loaded."""
+        with open_log(self._log) as log:
+            self._process = subprocess.Popen(
+                [self._python, "-m", self._module, json.dumps(asdict(self._order))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=dict(self._environment),
+            )
+        try:
+            self._answer()
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop()
+
+    def warm_up(self, mix: str) -> None:
+        self._ask(f"warm_up {mix}")
+
+    def encode(self, mix: str) -> Pass:
+        return Pass(**self._ask(f"encode {mix}"))
+
+    def report(self) -> dict[str, Any]:
+        """What the encoder says of itself; empty when it says nothing."""
+        return self._ask("report")
+
+    def vectors(self) -> NDArray[np.float32]:
+        self._ask("save")
+        vectors: NDArray[np.float32] = np.load(self._order.vectors)
+        return vectors
+
+    def find_processes(self) -> Processes:
+        tree = list_tree(self._running().pid)
+        # An encoder without a model process of its own holds the model itself.
+        return find_named(tree, MODEL_PROCESS) or tree[:1], tree
+
+    def _ask(self, command: str) -> dict[str, Any]:
+        stream = self._running().stdin
+        assert stream is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended, which the missing answer tells
+            stream.write(command.encode() + b"\n")
+            stream.flush()
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        stream = self._running().stdout
+        assert stream is not None
+        if not select.select([stream], [], [], ANSWER_SECONDS)[0]:
+            raise BenchmarkFailed(f"{self.name} did not answer within {ANSWER_SECONDS:.0f} s.")
+        line = stream.readline()
+        if not line:
+            with contextlib.suppress(subprocess.TimeoutExpired):  # its last words come after its last answer
+                self._running().wait(STOP_SECONDS)
+            raise BenchmarkFailed(f"{self.name} ended before it answered:{tail_of(self._log)}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _running(self) -> "subprocess.Popen[bytes]":
+        assert self._process is not None, "the child is started by entering it"
+        return self._process
+
+    def _stop(self) -> None:
+        """Closes the streams, at which the child ends; kills it when it does not."""
+        process = self._running()
+        for stream in (process.stdin, process.stdout):
+            assert stream is not None
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
