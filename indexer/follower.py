@@ -220,7 +220,7 @@ def _submit(
     with JobWriter(engine, new_job, settings) as writer:
         for item in items:
             writer.add(item)
-        writer.finish(settle)
+        writer.finish(lambda connection, _: settle(connection))
 
 
 ROWS_OF_KEYS: Final = "SELECT * FROM (\n{query}\n) AS source WHERE source.{key} = ANY({keys})"

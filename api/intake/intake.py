@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 
 from api.problems import Limit, Problem
 from vectormill.db.jobs.pending import count_pending_items
@@ -14,16 +14,20 @@ RETRY_AFTER_SECONDS: Final = 30
 
 
 class Intake:
-    """Counts what a submission brings. `num_pending` is None for a repetition, which adds nothing."""
+    """Counts what a submission brings, and refuses what is too much. A repetition adds nothing, and is not admitted."""
 
-    def __init__(self, settings: Settings, num_pending: int | None) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._most_items = Limit.of(settings, "max_job_items")
         self._most_bytes = Limit.of(settings, "max_job_bytes")
         self._most_pending = Limit.of(settings, "max_pending_items")
-        self._num_pending = num_pending
+        self._num_pending: int | None = None  # until it is admitted
         self._num_items = 0
         self._num_bytes = 0
-        self.take_items(0)
+
+    def admit(self, connection: Connection) -> None:
+        """Count what waits. Raises Problem when that leaves no room for what was taken so far."""
+        self._num_pending = count_pending_items(connection)
+        self._refuse_overflow()
 
     def take_bytes(self, count: int) -> None:
         """Of the body, decompressed. Raises Problem."""
@@ -41,8 +45,12 @@ class Intake:
     def look_again(self, engine: Engine) -> None:
         """Others have submitted since an upload began. Raises Problem when they took the room."""
         if self._num_pending is not None:
-            self._num_pending = load_pending(engine)
-            self._refuse_overflow()
+            self.look(engine)
+
+    def look(self, engine: Engine) -> None:
+        """Admit with a connection of its own. Raises Problem."""
+        with engine.connect() as connection:
+            self.admit(connection)
 
     def _refuse_overflow(self) -> None:
         if self._num_pending is None or self._num_pending + self._num_items <= self._most_pending.value:
@@ -55,11 +63,6 @@ class Intake:
             limit=self._most_pending,
             headers={"Retry-After": str(RETRY_AFTER_SECONDS)},
         )
-
-
-def load_pending(engine: Engine) -> int:
-    with engine.connect() as connection:
-        return count_pending_items(connection)
 
 
 def too_large(limit: Limit, things: str) -> Problem:

@@ -22,7 +22,7 @@ def describe_job(connection: Connection, job: Job) -> JobBody:
 
 
 def describe_new_job(engine: Engine, job: Job) -> JobBody:
-    """A job that was just committed: whatever happens now, the answer is that it is there."""
+    """Describe a job that was committed before: whatever happens now, the answer is that it is there."""
     try:
         with engine.connect() as connection:
             return describe_job(connection, job)

@@ -11,7 +11,7 @@ from fastapi.concurrency import contextmanager_in_threadpool, run_in_threadpool
 from api.bodies.sources.sources import PushBody
 from api.dependencies import Resources
 from api.door.media_types import read_media_type, unsupported_media_type
-from api.intake.intake import Intake, load_pending
+from api.intake.intake import Intake
 from api.intake.submissions import NDJSON_TYPES, make_inflater, read_blocks
 from api.streams.ndjson import ItemReader
 from vectormill.db.collections.collections import find_generation
@@ -36,25 +36,26 @@ async def receive_push(
         reads_pairs=await run_in_threadpool(find_whether_pairs, name, resources),
     )
     inflater = make_inflater(request, settings)
+    intake = Intake(settings)
 
-    def store(block: bytes, writer: PushWriter, intake: Intake) -> None:
+    def store(block: bytes, writer: PushWriter) -> None:
         for piece in inflater.feed(block) if inflater else (block,):
             intake.take_bytes(len(piece))
             write(writer, reader.read(piece), intake)
 
-    def store_rest(writer: PushWriter, intake: Intake) -> None:
+    def store_rest(writer: PushWriter) -> int:
         if inflater:
             inflater.finish()
         write(writer, reader.finish(), intake)
+        return writer.finish()
 
     writer = PushWriter(resources.engine, name, {"is_complete": is_complete}, idempotency_key=idempotency_key)
     with resources.gates.uploads.enter():
         async with contextmanager_in_threadpool(writer):
-            intake = Intake(settings, await run_in_threadpool(load_pending, resources.engine))
+            await run_in_threadpool(intake.look, resources.engine)
             async for block in read_blocks(request):
-                await run_in_threadpool(store, block, writer, intake)
-            await run_in_threadpool(store_rest, writer, intake)
-            run = await run_in_threadpool(writer.finish)
+                await run_in_threadpool(store, block, writer)
+            run = await run_in_threadpool(store_rest, writer)
     return PushBody(run=run, collection=name, num_items=writer.num_items, is_complete=is_complete)
 
 

@@ -18,7 +18,7 @@ from fastapi.concurrency import run_in_threadpool
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from api.intake.intake import Intake, load_pending
+from api.intake.intake import Intake
 from vectormill.coalescer import Coalescer
 from vectormill.db.collections.collections import find_generation
 from vectormill.db.jobs.submission import JobWriter
@@ -134,7 +134,6 @@ class Puts:
         return len(keys)
 
     def _submit(self, collection: str, items: Sequence[Item]) -> UUID:
-        Intake(self._settings, load_pending(self._engine)).take_items(len(items))
         try:
             return self._submit_once(collection, items)
         except SpecMismatch:  # another generation has become the live one in this moment
@@ -144,7 +143,9 @@ class Puts:
         with self._engine.connect() as connection:
             spec = find_generation(connection, collection).spec
         new_job = NewJob(spec, collection, INTERACTIVE_PRIORITY, lifetime_seconds=math.inf)
-        with JobWriter(self._engine, new_job, self._settings) as writer:
+        intake = Intake(self._settings)
+        intake.take_items(len(items))
+        with JobWriter(self._engine, new_job, self._settings, admit=intake.admit) as writer:
             for item in items:
                 writer.add(item)
             return writer.finish().id

@@ -13,7 +13,8 @@ from starlette.datastructures import QueryParams
 
 from api.dependencies import Resources
 from api.door.media_types import JSON_TYPE, read_media_type, unsupported_media_type
-from api.intake.intake import Intake, load_pending
+from api.intake.intake import Intake
+from api.intake.job_bodies import describe_job, describe_new_job
 from api.intake.requests import (
     DECODING_ERRORS,
     JOB_DECODER,
@@ -32,6 +33,7 @@ from api.intake.requests import (
 )
 from api.limits.gates import Hold
 from api.problems import Limit, Place, Problem
+from api.schemas import JobBody
 from api.streams.inflater import Inflater
 from api.streams.ndjson import ItemReader
 from vectormill.db.jobs.submission import JobWriter
@@ -39,7 +41,7 @@ from vectormill.domain.collection import check_collection_name
 from vectormill.domain.encoding import EncodingOptions, EncodingSpec
 from vectormill.domain.errors import InvalidItem, InvalidOption, SubmissionTooLarge
 from vectormill.domain.jobs.item import Item, Items
-from vectormill.domain.jobs.job import Job, NewJob
+from vectormill.domain.jobs.job import NewJob
 from vectormill.domain.tasks.task import TASKS
 from vectormill.models.registry import make_spec
 from vectormill.settings import Settings
@@ -55,39 +57,38 @@ NDJSON_TYPES: Final = (
 )
 
 
-async def receive_job(request: Request, resources: Resources, idempotency_key: str | None) -> Job:
-    """The job that the request asks for, committed. Raises Problem and the errors of a submission."""
+async def receive_job(request: Request, resources: Resources, idempotency_key: str | None) -> JobBody:
+    """Return the job that the request asks for, committed. Raises Problem and the errors of a submission."""
     media_type = read_media_type(request)
     with resources.gates.uploads.enter():
         if media_type in NDJSON_TYPES:
-            job = await receive_stream(request, resources, idempotency_key)
-        elif media_type == JSON_TYPE:
-            job = await receive_document(request, resources, idempotency_key)
-        else:
-            raise unsupported_media_type(media_type, JSON_TYPE, NDJSON_TYPES[0])
-    return job
+            return await receive_stream(request, resources, idempotency_key)
+        if media_type == JSON_TYPE:
+            return await receive_document(request, resources, idempotency_key)
+        raise unsupported_media_type(media_type, JSON_TYPE, NDJSON_TYPES[0])
 
 
-async def receive_document(request: Request, resources: Resources, idempotency_key: str | None) -> Job:
-    """A job whose items all come in one JSON object."""
+async def receive_document(request: Request, resources: Resources, idempotency_key: str | None) -> JobBody:
+    """Make a job whose items all come in one JSON object."""
     parameters = parse_parameters(request.query_params)
     with resources.gates.json_bytes.hold() as hold:
         body = await read_body(request, resources.settings, hold)
 
-        def parse() -> tuple[NewJob, Items]:
+        def submit() -> JobBody:
+            """Two transactions for a small job: the checks, and the job as it is then told."""
             document = decode_body(body, JOB_DECODER)
             override(document, parameters, request.query_params)
-            return parse_document(document, resources, idempotency_key)
+            new_job, items = parse_document(document, resources, idempotency_key)
+            intake = Intake(resources.settings)
+            with open_writer(new_job, resources, intake) as writer:
+                write_items(writer, items, intake)
+                return finish(writer, resources)
 
-        new_job, items = await run_in_threadpool(parse)
-        async with contextmanager_in_threadpool(open_writer(resources, new_job)) as writer:
-            intake = await run_in_threadpool(open_intake, writer, resources)
-            await run_in_threadpool(write_items, writer, items, intake)
-            return await finish(writer, resources)
+        return await run_in_threadpool(submit)
 
 
-async def receive_stream(request: Request, resources: Resources, idempotency_key: str | None) -> Job:
-    """A job whose items come one a line; memory does not grow with the job."""
+async def receive_stream(request: Request, resources: Resources, idempotency_key: str | None) -> JobBody:
+    """Make a job whose items come one a line; memory does not grow with the job."""
     settings = resources.settings
     parameters = parse_parameters(request.query_params)
     new_job = await run_in_threadpool(make_streamed_job, parameters, resources, idempotency_key)
@@ -97,33 +98,28 @@ async def receive_stream(request: Request, resources: Resources, idempotency_key
         reads_pairs=TASKS[new_job.spec.task].reads_pairs,
     )
     inflater = make_inflater(request, settings)
+    intake = Intake(settings)
 
-    def store(block: bytes, writer: JobWriter, intake: Intake) -> None:
+    def store(block: bytes, writer: JobWriter) -> None:
         for piece in inflater.feed(block) if inflater else (block,):
             intake.take_bytes(len(piece))
             write_items(writer, reader.read(piece), intake)
 
-    def store_rest(writer: JobWriter, intake: Intake) -> None:
+    def store_rest(writer: JobWriter) -> JobBody:
         if inflater:
             inflater.finish()
         write_items(writer, reader.finish(), intake)
         intake.look_again(resources.engine)
+        return finish(writer, resources)
 
-    async with contextmanager_in_threadpool(open_writer(resources, new_job)) as writer:
-        intake = await run_in_threadpool(open_intake, writer, resources)
+    async with contextmanager_in_threadpool(open_writer(new_job, resources, intake)) as writer:
         async for block in read_blocks(request):
-            await run_in_threadpool(store, block, writer, intake)
-        await run_in_threadpool(store_rest, writer, intake)
-        return await finish(writer, resources)
+            await run_in_threadpool(store, block, writer)
+        return await run_in_threadpool(store_rest, writer)
 
 
-def open_writer(resources: Resources, new_job: NewJob) -> JobWriter:
-    return JobWriter(resources.engine, new_job, resources.settings)
-
-
-def open_intake(writer: JobWriter, resources: Resources) -> Intake:
-    num_pending = load_pending(resources.engine) if writer.existing is None else None
-    return Intake(resources.settings, num_pending)
+def open_writer(new_job: NewJob, resources: Resources, intake: Intake) -> JobWriter:
+    return JobWriter(resources.engine, new_job, resources.settings, admit=intake.admit)
 
 
 def write_items(writer: JobWriter, items: Items, intake: Intake) -> None:
@@ -131,12 +127,14 @@ def write_items(writer: JobWriter, items: Items, intake: Intake) -> None:
     writer.add_all(items)
 
 
-async def finish(writer: JobWriter, resources: Resources) -> Job:
-    job = await run_in_threadpool(writer.finish)
+def finish(writer: JobWriter, resources: Resources) -> JobBody:
+    """Commit the job. Return it as the same transaction saw it, with what it waits for."""
+    bodies: list[JobBody] = []
+    job = writer.finish(lambda connection, job: bodies.append(describe_job(connection, job)))
     if writer.existing is None:
         resources.metrics.submitted_jobs.inc()
         resources.metrics.submitted_items.inc(job.num_items)
-    return job
+    return bodies[0] if bodies else describe_new_job(resources.engine, job)
 
 
 def parse_document(

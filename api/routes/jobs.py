@@ -4,14 +4,13 @@ from typing import Annotated, Any, Final
 from uuid import UUID
 
 from fastapi import APIRouter, Query, Request, Response
-from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
 from api.cursors import After, decode_cursor, encode_cursor
 from api.dependencies import JobId, Resources, ResourcesDependency
 from api.intake.idempotency import IdempotencyKey
-from api.intake.job_bodies import describe_job, describe_jobs, describe_new_job
+from api.intake.job_bodies import describe_job, describe_jobs
 from api.intake.options import parameters_of
 from api.intake.submissions import receive_job
 from api.problems import Place, Problem
@@ -116,7 +115,7 @@ async def create_job(
     job = await receive_job(request, resources, idempotency_key)
     response.headers["Location"] = f"/v1/jobs/{job.id}"
     response.headers["Retry-After"] = str(POLL_AFTER_SECONDS)
-    return await run_in_threadpool(describe_new_job, resources.engine, job)
+    return job
 
 
 @router.get("/v1/jobs")

@@ -95,7 +95,7 @@ class Validation:
                 self._fail()
                 return
             self._store_refusals()
-            writer.finish(self._begin_progress)
+            writer.finish(lambda connection, _: self._begin_progress(connection))
 
     def _read(self) -> Iterator[tuple[int, bytes | None]]:
         pieces = read_file(self._held.engine, self._file)

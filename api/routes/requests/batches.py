@@ -17,7 +17,7 @@ from api.bodies.requests.batches import (
 from api.dependencies import Resources, ResourcesDependency
 from api.door.media_types import require_json
 from api.intake.idempotency import IdempotencyKey
-from api.intake.intake import Intake, load_pending
+from api.intake.intake import Intake
 from api.intake.requests import decode_body
 from api.intake.submissions import is_storable, read_body
 from api.problems import Place, Problem
@@ -57,9 +57,7 @@ async def post_batch(
 
 def create(resources: Resources, wanted: BatchRequest, idempotency_key: str | None) -> BatchBody:
     """Raises Problem and what create_batch raises."""
-    Intake(
-        resources.settings, load_pending(resources.engine)
-    )  # how many items it brings is known when it is read
+    Intake(resources.settings).look(resources.engine)  # how many items it brings is known when it is read
     words = [word for pair in (wanted.metadata or {}).items() for word in pair]
     if not all(map(is_storable, "".join(words))):
         reason = "metadata contains a NUL character or half of a UTF-16 surrogate pair"

@@ -4,11 +4,13 @@ import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 from uuid import uuid4
 
+import anyio.to_thread
 import httpx
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, event, text
 
 from api.app import create_app
 from tests.api_server import (
@@ -25,6 +27,7 @@ from tests.api_server import (
 from vectormill.client import AsyncClient, Client
 from vectormill.db.session import make_engine
 from vectormill.db.workers import beat_worker
+from vectormill.keys import keyring
 from vectormill.settings import Settings
 
 
@@ -252,3 +255,25 @@ def test_without_postgres_the_answer_is_to_come_again() -> None:
             assert_problem(answer, 503, "database-unavailable")
             assert answer.headers["retry-after"]
     engine.dispose()
+
+
+def test_a_small_job_costs_one_hop_to_a_thread_and_two_transactions(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keyring, "FRESH_SECONDS", 3600.0)
+    begun: list[object] = []
+    hops: list[object] = []
+    to_thread = anyio.to_thread.run_sync
+
+    async def note_hop(work: Any, *arguments: Any, **options: Any) -> Any:
+        hops.append(work)
+        return await to_thread(work, *arguments, **options)
+
+    with api_client(engine) as client:
+        submit(client, many(2), collection="docs")  # makes the collection, and reads the keys
+        monkeypatch.setattr("anyio.to_thread.run_sync", note_hop)
+        event.listen(engine, "begin", begun.append)
+        job = submit(client, many(2), collection="docs")
+        event.remove(engine, "begin", begun.append)
+    assert (len(hops), len(begun)) == (1, 2)
+    assert "No live worker serves" in job["waiting_because"]

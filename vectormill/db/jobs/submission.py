@@ -111,9 +111,15 @@ class JobWriter:
         settings: Settings,
         clock: Callable[[], float] = time.monotonic,
         hold: Callable[[Connection], object] = lambda _: None,
+        admit: Callable[[Connection], object] = lambda _: None,
     ) -> None:
-        """`hold` is called first in every transaction that writes the job; what it raises undoes it."""
+        """`hold` is called first in every transaction that writes the job; what it raises undoes it.
+
+        `admit` is called in the transaction of the first checks, unless an earlier request has made the job; what it
+        raises refuses the job.
+        """
         self._engine = engine
+        self._admit = admit
         self._hold = hold
         self._clock = clock
         self._part_due = 0.0
@@ -155,6 +161,8 @@ class JobWriter:
                 )
             if self._new_job.idempotency_key is not None:
                 self._find_existing(connection, self._new_job.idempotency_key)
+            if self._existing is None:
+                self._admit(connection)
         return self
 
     def _find_existing(self, connection: Connection, key: str) -> None:
@@ -267,10 +275,11 @@ class JobWriter:
             raise SubmissionInProgress  # another request with the same key was faster
         self._is_inserted = True
 
-    def finish(self, alongside: Callable[[Connection], object] = lambda _: None) -> Job:
+    def finish(self, alongside: Callable[[Connection, Job], object] = lambda _, job: None) -> Job:
         """Makes the job visible to the dispatcher and answers it; only after this may a client be told 202.
 
-        `alongside` is done in the same transaction; what it raises undoes the job.
+        `alongside` is given the job in the same transaction, unless an earlier request has made it; what it raises
+        undoes the job.
 
         Raises EmptyJob, DuplicateKey, SpecMismatch, IdempotencyMismatch, SubmissionInProgress or UploadRemoved; nothing
         is kept then.
@@ -301,7 +310,7 @@ class JobWriter:
                 return job
         raise error
 
-    def _queue_job(self, alongside: Callable[[Connection], object]) -> Job:
+    def _queue_job(self, alongside: Callable[[Connection, Job], object]) -> Job:
         with self._engine.begin() as connection:
             self._write_part(connection)
             generation = self._open_generation(connection)
@@ -317,8 +326,9 @@ class JobWriter:
             )
             if generation is not None and self._new_job.generation_id is None:
                 add_twin(connection, self._id, generation)
-            alongside(connection)
-            return find_job(connection, self._id)
+            job = find_job(connection, self._id)
+            alongside(connection, job)
+            return job
 
     def _open_generation(self, connection: Connection) -> Generation | None:
         """What the job writes; it neither goes nor changes its state until the transaction ends."""
