@@ -26,7 +26,7 @@ from worker.identity import WorkerIdentity
 class ObedientEngine:
     """Vectors that tell their text. `before` is called with each request, and may raise."""
 
-    def __init__(self, before: Callable[[EncodeRequest], None] = lambda request: None) -> None:
+    def __init__(self, before: Callable[[EncodeRequest], object] = lambda request: None) -> None:
         self._before = before
 
     def is_healthy(self) -> bool:

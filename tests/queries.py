@@ -29,11 +29,11 @@ def opening_desk(redis_url: str) -> Iterator[tuple[QueryDesk, str]]:
 
 @contextmanager
 def listening(
-    redis_url: str, before: Callable[[EncodeRequest], None] = lambda request: None
+    redis_url: str, before: Callable[[EncodeRequest], object] = lambda request: None, space: str = SPACE
 ) -> Iterator[QueryListener]:
     """A worker that answers queries while the block runs; `before` sees each request, and may raise."""
     worker = f"worker-{uuid4().hex[:6]}"
-    listener = QueryListener(QueryDesk(redis_url, SPACE, worker), ObedientEngine(before), worker)
+    listener = QueryListener(QueryDesk(redis_url, space, worker), ObedientEngine(before), worker)
     listener.start()
     try:
         yield listener

@@ -25,7 +25,6 @@ from vectormill.broker.query_desk import QueryDesk
 from vectormill.broker.query_messages import name_space
 from vectormill.broker.queues import QueueReader
 from vectormill.db.session import make_engine
-from vectormill.db.workers import ANSWERS_QUERIES
 from vectormill.domain.errors import ConfigurationError, ModelError
 from vectormill.models.model_card import ModelCard
 from vectormill.models.registry import Registry
@@ -217,7 +216,7 @@ def start_engine(
             try:
                 engine.start()
             except ModelError as error:
-                notice.tell({**engine.report(), ANSWERS_QUERIES: True})
+                notice.tell(engine.report())
                 logger.error("The model is not loaded and is tried again in %.0f s: %s", pause, error)
                 wait(pause)
                 pause = min(2 * pause, LONGEST_LOAD_PAUSE_SECONDS)

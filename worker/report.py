@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from vectormill.db.workers import ANSWERS_QUERIES
 from vectormill.domain.jobs.bottleneck import find_bottleneck, share_stages
 from vectormill.workers.samples import RECENT
 from worker.chunk.commit_waits import CommitWaits
@@ -64,7 +63,6 @@ class WorkerReport:
         use = self._sampler.sample()
         self._recent.note(report.get("num_tokens", 0), use)
         return report | {
-            ANSWERS_QUERIES: True,
             **self._ledger.totals(),
             "placement": self._placement,
             "uptime_seconds": seconds,

@@ -4,6 +4,7 @@ Leaving early, for an error or because the client left, fails the run and remove
 """
 
 from collections.abc import Sequence
+from uuid import UUID
 
 from fastapi import Request
 from fastapi.concurrency import contextmanager_in_threadpool, run_in_threadpool
@@ -43,7 +44,7 @@ async def receive_push(
             intake.take_bytes(len(piece))
             write(writer, reader.read(piece), intake)
 
-    def store_rest(writer: PushWriter) -> int:
+    def store_rest(writer: PushWriter) -> UUID:
         if inflater:
             inflater.finish()
         write(writer, reader.finish(), intake)

@@ -22,11 +22,8 @@ from api.queries.exchange import (
     PARTS_AT_ONCE,
     Answered,
     NobodyListens,
-    QueryExchange,
 )
-from api.queries.query_jobs import encode_by_job
 from vectormill.db.jobs.waiting import explain_query_wait
-from vectormill.db.workers import has_worker_without_queries
 from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingSpec
 from vectormill.domain.errors import EncodingTimeout, InvalidItem, Unavailable
 from vectormill.domain.jobs.chunk_size import TokenEstimate
@@ -35,6 +32,10 @@ from vectormill.settings import Settings
 
 # Between two looks for a worker that takes queries, while there is none.
 ABSENCE_SECONDS: Final = 0.25
+NO_REDIS: Final = (
+    "This API knows no Redis, through which the texts of queries go to workers: set VECTORMILL_REDIS_URL to that of "
+    "the workers. A search by a vector, or by words alone, needs none."
+)
 
 
 def check_query(text: str, place: str, settings: Settings, *, what: str = "query") -> None:
@@ -130,10 +131,27 @@ def join_parts(answers: Sequence[Answered]) -> Answered:
 
 
 async def answer_texts(resources: Resources, spec: EncodingSpec, texts: Sequence[bytes]) -> Answered:
-    """The same, with what is told of the texts. Raises EncodingTimeout and QueryLost."""
+    """Answer texts that fit one message. While no worker takes queries of this spec, wait for one.
+
+    Raises EncodingTimeout, QueryLost, and Unavailable when the API stops or knows no Redis.
+    """
     if resources.queries is None:
-        return await encode_by_job(resources, spec, texts, resources.settings.search_timeout_seconds)
-    return await encode_by_message(resources, resources.queries, spec, texts)
+        raise Unavailable(NO_REDIS)
+    loop = asyncio.get_running_loop()
+    timeout = resources.settings.search_timeout_seconds
+    deadline = loop.time() + timeout
+    while True:
+        try:
+            return await resources.queries.ask(spec, texts, deadline)
+        except NobodyListens:
+            pass
+        except TimeoutError:
+            break
+        if resources.is_stopping():
+            raise Unavailable("The API is stopping; send the query again.")
+        await asyncio.sleep(min(ABSENCE_SECONDS, max(deadline - loop.time(), 0.0)))
+    reason = await run_in_threadpool(explain_query, resources.engine, spec)
+    raise EncodingTimeout(f"No worker encoded the query within {timeout:g} s. {reason}")
 
 
 def make_query_spec(resources: Resources, spec: EncodingSpec) -> EncodingSpec:
@@ -144,35 +162,6 @@ def make_query_spec(resources: Resources, spec: EncodingSpec) -> EncodingSpec:
     prompts = resources.registry.card(spec.model).prompts
     long_texts = TRUNCATE if spec.long_texts == FAIL else spec.long_texts
     return replace(spec, prompt=prompts.get("query", spec.prompt), long_texts=long_texts, vector_type=None)
-
-
-async def encode_by_message(
-    resources: Resources, queries: QueryExchange, spec: EncodingSpec, texts: Sequence[bytes]
-) -> Answered:
-    """While no worker takes queries it waits for one, and where only workers of an earlier
-    release live, a job is submitted.
-    """
-    loop = asyncio.get_running_loop()
-    timeout = resources.settings.search_timeout_seconds
-    deadline = loop.time() + timeout
-    while True:
-        try:
-            return await queries.ask(spec, texts, deadline)
-        except NobodyListens:
-            if await run_in_threadpool(is_served_by_jobs, resources.engine, spec):
-                return await encode_by_job(resources, spec, texts, deadline - loop.time())
-        except TimeoutError:
-            break
-        if resources.is_stopping():
-            raise Unavailable("The API is stopping; send the query again.")
-        await asyncio.sleep(min(ABSENCE_SECONDS, max(deadline - loop.time(), 0.0)))
-    reason = await run_in_threadpool(explain_query, resources.engine, spec)
-    raise EncodingTimeout(f"No worker encoded the query within {timeout:g} s. {reason}")
-
-
-def is_served_by_jobs(engine: Engine, spec: EncodingSpec) -> bool:
-    with engine.connect() as connection:
-        return has_worker_without_queries(connection, spec.model)
 
 
 def explain_query(engine: Engine, spec: EncodingSpec) -> str:

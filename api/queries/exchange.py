@@ -197,7 +197,8 @@ class QueryExchange:
                 del self._messages[message.id]
             return split_answer(answer, together)
         except MessageLost as loss:
-            logger.warning("A message of %d queries is not answered: %s", len(together), loss)
+            if any(asked.is_wanted for asked in together):
+                logger.warning("A message of %d queries is not answered: %s", len(together), loss)
             raise
 
     def _connect(self) -> QueryPost:

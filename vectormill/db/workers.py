@@ -17,8 +17,6 @@ SCHEDULER: Final = "scheduler"
 REDIS_AWAY: Final = "redis away"
 REDIS_FULL: Final = "redis full"
 INDEXER: Final = "indexer"
-# In the report of a worker that takes queries from Redis; those of earlier releases take jobs alone.
-ANSWERS_QUERIES: Final = "answers_queries"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,19 +173,6 @@ def count_workers(connection: Connection) -> dict[str, int]:
 def count_failing_workers(connection: Connection) -> int:
     """Return how many live workers cannot load their model."""
     return int(connection.execute(COUNT_FAILING_WORKERS, {"alive_seconds": ALIVE_SECONDS}).scalar_one())
-
-
-HAS_OLD_WORKER = text("""
-    SELECT EXISTS (SELECT 1 FROM vectormill.workers
-                    WHERE model = :model AND heartbeat_at > now() - make_interval(secs => :alive_seconds)
-                      AND NOT report ? :answers_queries)
-""")
-
-
-def has_worker_without_queries(connection: Connection, model: str) -> bool:
-    """Whether a live worker of an earlier release serves the model, which encodes queries that are jobs alone."""
-    values = {"model": model, "alive_seconds": ALIVE_SECONDS, "answers_queries": ANSWERS_QUERIES}
-    return bool(connection.execute(HAS_OLD_WORKER, values).scalar_one())
 
 
 BEAT_DUTY = text("""

@@ -182,8 +182,11 @@ def test_json_bodies_share_a_bound_of_memory(engine: Engine) -> None:
         assert_limit(alone, 413, "VECTORMILL_MAX_JSON_BYTES_AT_ONCE", 500 << 10)
 
 
-def test_searches_that_wait_are_counted_too(engine: Engine) -> None:
-    with counted_client(engine, max_searches=1, search_timeout_seconds=1) as (client, gates):
+def test_searches_that_wait_are_counted_too(engine: Engine, redis_url: str) -> None:
+    with counted_client(engine, max_searches=1, search_timeout_seconds=1, redis_url=redis_url) as (
+        client,
+        gates,
+    ):
         submit(client, many(3), collection="docs")
         path = "/v1/collections/docs/search"
         with ThreadPoolExecutor(1) as others:

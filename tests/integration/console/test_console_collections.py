@@ -9,19 +9,20 @@ import pytest
 from sqlalchemy import Engine, text
 
 from api.console.words import tell_bytes
-from tests.api_server import api_client, encode_waiting, encoding_meanwhile, submit
+from tests.api_server import api_client, encode_waiting, submit
 from tests.indexed import execute
 from tests.kinds import SCORES
 from tests.protocol import make_items
 from tests.protocol import submit as submit_job
+from tests.queries import listening
 from tests.schedules import make_schedule
 from vectormill.db.collections.removals import remove_collection
 from vectormill.db.runs.runs import create_run
 
 
 @pytest.fixture
-def client(engine: Engine) -> Iterator[httpx.Client]:
-    with api_client(engine, search_timeout_seconds=60) as client:
+def client(engine: Engine, redis_url: str) -> Iterator[httpx.Client]:
+    with api_client(engine, search_timeout_seconds=60, redis_url=redis_url) as client:
         items = [
             {"key": f"k{number}", "text": f"text {number}", "metadata": {"page": number, "lang": "de<i>"}}
             for number in range(20)
@@ -79,8 +80,8 @@ def test_a_page_without_collections_says_how_one_is_made(engine: Engine) -> None
         assert client.get("/console/collections/No-Name").status_code == 404
 
 
-def test_a_search_finds_what_the_api_finds(client: httpx.Client, engine: Engine) -> None:
-    with encoding_meanwhile(engine):
+def test_a_search_finds_what_the_api_finds(client: httpx.Client, redis_url: str) -> None:
+    with listening(redis_url):
         page = client.get("/console/collections/docs", params={"q": "text 4", "limit": 3})
         asked = client.post("/v1/collections/docs/search", json={"text": "text 4", "limit": 3}).json()
     assert keys_of(page) == [match["key"] for match in asked["data"]]
@@ -93,7 +94,7 @@ def test_a_search_finds_what_the_api_finds(client: httpx.Client, engine: Engine)
 
 
 def test_a_search_by_words_and_by_both_takes_filters_as_the_command_does(
-    client: httpx.Client, engine: Engine
+    client: httpx.Client, engine: Engine, redis_url: str
 ) -> None:
     asked: dict[str, str | int] = {
         "q": "text",
@@ -102,7 +103,7 @@ def test_a_search_by_words_and_by_both_takes_filters_as_the_command_does(
         "limit": 100,
     }
     assert sorted(keys_of(client.get("/console/collections/docs", params=asked))) == ["k18", "k19"]
-    with encoding_meanwhile(engine):
+    with listening(redis_url):
         page = client.get("/console/collections/docs", params={"q": "text 4", "mode": "hybrid"})
     assert "place by nearness 1, by words" in words_of(page)
     page = client.get("/console/collections/docs", params={"like": "k3", "limit": 2})

@@ -6,16 +6,16 @@ import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import OperationalError
 
-from api.queries.query_jobs import submit_queries
 from scheduler import pruner
 from scheduler.pruner import Pruner
 from tests.protocol import SPEC, claim_next, complete, make_items, submit
 from vectormill.db.jobs.deletion import delete_batch, discard_expired_jobs, discard_job
 from vectormill.db.jobs.export import read_vectors
 from vectormill.db.jobs.jobs import find_job, list_jobs, retry_job
+from vectormill.db.jobs.submission import JobWriter
 from vectormill.domain.errors import JobNotFound, WrongJobState
-from vectormill.domain.jobs.item import ItemFailure
-from vectormill.domain.jobs.job import Job
+from vectormill.domain.jobs.item import Item, ItemFailure
+from vectormill.domain.jobs.job import Job, NewJob
 from vectormill.settings import Settings
 
 EVER = -1.0  # seconds of retention after which every ended job is past it
@@ -151,10 +151,12 @@ def test_a_pruner_that_finds_no_database_tries_again(engine: Engine, monkeypatch
 
 
 def test_a_search_s_text_is_gone_after_its_time_when_the_api_that_asked_was_killed(engine: Engine) -> None:
-    settings = Settings(search_timeout_seconds=20)
+    settings = Settings()
     kept = submit(engine, make_items(1))
     for number in range(2):
-        submit_queries(engine, settings, SPEC, [f"what nobody shall read, {number}".encode()])
+        with JobWriter(engine, NewJob(SPEC, lifetime_seconds=50), settings) as writer:
+            writer.add(Item("0", f"what nobody shall read, {number}".encode()))
+            writer.finish()
     Pruner(engine, NEVER, NEVER).prune()
     assert count_rows(engine)[0] == 3
     with engine.begin() as connection:  # as if one of them had been asked a minute ago

@@ -5,7 +5,6 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from uuid import uuid4
 
 import httpx
 import pytest
@@ -17,7 +16,6 @@ from tests.api_server import (
     assert_problem,
     count_jobs,
     encode_waiting,
-    encoding_meanwhile,
     many,
     submit,
 )
@@ -27,7 +25,6 @@ from tests.waiting import wait_for
 from vectormill.broker.query_desk import QueryDesk
 from vectormill.broker.query_messages import Query, Taken, queue_key, write_message, write_spec
 from vectormill.db.collections.collections import find_generation
-from vectormill.db.workers import ANSWERS_QUERIES, beat_worker
 from vectormill.models.registry import DEFAULT_MODEL
 from vectormill.processes.lifetimes import free_port
 from worker.engine.engine import EncodeRequest, RunnerDied
@@ -216,17 +213,12 @@ def test_a_text_that_ends_the_model_s_process_takes_no_other_query_with_it(
     assert [found[n].json()["data"][0]["key"] for n in (0, 2)] == ["k4", "k5"]
 
 
-def test_where_only_an_earlier_release_serves_the_model_a_query_is_a_job(
-    client: httpx.Client, engine: Engine, redis: Redis
-) -> None:
-    seen: list[str] = []
-    with engine.begin() as connection:
-        beat_worker(connection, "old", uuid4(), DEFAULT_MODEL, 4, {"state": "running"})
-    with encoding_meanwhile(engine, on_claim=lambda claim: seen.append(claim.spec.model)):
-        found = client.post(SEARCH, json={"text": "text 4"})
-    assert found.json()["data"][0]["key"] == "k4"
-    assert seen == [DEFAULT_MODEL]
-    assert count_jobs(engine) == 1
+def test_an_api_without_redis_says_what_a_query_needs(engine: Engine) -> None:
+    with api_client(engine) as client:
+        submit(client, many(3), collection="docs")
+        encode_waiting(engine)
+        assert_problem(client.post(SEARCH, json={"text": SECRET}), 503, "unavailable", "VECTORMILL_REDIS_URL")
+    assert find_residue(engine, SECRET) == []
 
 
 def test_without_a_worker_a_query_waits_for_one_and_is_never_written_down(
@@ -235,8 +227,6 @@ def test_without_a_worker_a_query_waits_for_one_and_is_never_written_down(
     with api_client(engine, redis_url=redis_url, search_timeout_seconds=0.4) as client:
         submit(client, many(20), collection="docs")
         encode_waiting(engine)
-        with engine.begin() as connection:  # one that has just died
-            beat_worker(connection, "new", uuid4(), "other", 4, {ANSWERS_QUERIES: True})
         problem = client.post(SEARCH, json={"text": SECRET})
         assert_problem(problem, 503, "encoding-timeout", "0.4 s", f"No live worker serves {DEFAULT_MODEL}")
     assert find_residue(engine, SECRET) == []

@@ -167,7 +167,7 @@ DELETE_FORGOTTEN_QUERIES = text("""
 
 
 def delete_forgotten_queries(connection: Connection) -> int:
-    """Jobs of searches that their API did not remove: it was killed, or could not reach Postgres. One chunk each."""
+    """Delete jobs of one chunk whose lifetime is over: samples of a check whose indexer was killed. Return how many."""
     job_ids = list(connection.execute(LOCK_FORGOTTEN_CHUNKS).scalars())
     return len(connection.execute(DELETE_FORGOTTEN_QUERIES, {"job_ids": job_ids}).all())
 

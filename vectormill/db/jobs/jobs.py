@@ -275,7 +275,7 @@ LOCK_CHUNKS = text("SELECT 1 FROM vectormill.chunks WHERE job_id = :job_id ORDER
 
 
 def delete_job(connection: Connection, job_id: UUID) -> None:
-    """Removes a small job at once, in whatever state it is: the query of a search. For others see deletion.py."""
+    """Delete a small job at once, whatever its state: the samples of a check. For others see deletion.py."""
     connection.execute(LOCK_CHUNKS, {"job_id": job_id})
     connection.execute(text("DELETE FROM vectormill.jobs WHERE id = :job_id"), {"job_id": job_id})
 

@@ -78,8 +78,8 @@ INTERACTIVE_PRIORITY: Final = MOST_URGENT_PRIORITY
 class NewJob:
     """What is asked for, checked against the model, before any item is read.
 
-    `lifetime_seconds` is for the job of a search: whatever its state, it is removed when that is over. Infinite, it is
-    for that of a put: it is removed some minutes after its end.
+    `lifetime_seconds` is for the samples of a check: whatever the job's state, it is removed when that is over.
+    Infinite, it is for that of a put: it is removed some minutes after its end.
 
     A run's job has an `id` that the run has noted, a `seq` that was drawn when the run began to read, so that what
     clients write meanwhile is newer, and the generation it writes: the live one or the one that is being built, and

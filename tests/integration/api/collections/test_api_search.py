@@ -1,4 +1,4 @@
-"""Search over HTTP: by vector, and by a text that is encoded through the same queue as everything else."""
+"""Search over HTTP: by vector, and by a text that a worker encodes."""
 
 import json
 import shutil
@@ -15,20 +15,22 @@ from tests.api_server import (
     assert_problem,
     count_jobs,
     encode_waiting,
-    encoding_meanwhile,
     many,
     submit,
 )
 from tests.protocol import vector_of
+from tests.queries import listening
+from vectormill.broker.query_messages import name_space
 from vectormill.db.collections.collections import find_generation
-from vectormill.models.registry import find_packaged_model
+from vectormill.models.registry import Registry, find_packaged_model
+from vectormill.settings import Settings
 
 SEARCH = "/v1/collections/docs/search"
 
 
 @pytest.fixture
-def client(engine: Engine) -> Iterator[httpx.Client]:
-    with api_client(engine, search_timeout_seconds=60) as client:
+def client(engine: Engine, redis_url: str) -> Iterator[httpx.Client]:
+    with api_client(engine, search_timeout_seconds=60, redis_url=redis_url) as client:
         items = [*many(20), {"key": "page", "text": "a page", "metadata": {"page": 7}}]
         submit(client, items, collection="docs")
         encode_waiting(engine)
@@ -36,9 +38,9 @@ def client(engine: Engine) -> Iterator[httpx.Client]:
 
 
 def test_the_row_of_the_same_text_is_the_nearest_and_the_query_leaves_no_job(
-    client: httpx.Client, engine: Engine
+    client: httpx.Client, engine: Engine, redis_url: str
 ) -> None:
-    with encoding_meanwhile(engine):
+    with listening(redis_url):
         answer = client.post(SEARCH, json={"text": "a page", "limit": 3})
     assert answer.status_code == 200, answer.text
     best, *others = answer.json()["data"]
@@ -101,15 +103,17 @@ def test_searches_that_cannot_be_are_refused_with_the_reason(client: httpx.Clien
 
 
 @pytest.mark.usefixtures("client")
-def test_without_a_worker_a_search_gives_up_in_time_and_leaves_no_job(engine: Engine) -> None:
-    with api_client(engine, search_timeout_seconds=0.3) as client:
+def test_without_a_worker_a_search_gives_up_in_time_and_leaves_no_job(engine: Engine, redis_url: str) -> None:
+    with api_client(engine, search_timeout_seconds=0.3, redis_url=redis_url) as client:
         answer = client.post(SEARCH, json={"text": "a page"})
     assert_problem(answer, 503, "encoding-timeout", "0.3 s", "No live worker serves all-MiniLM-L6-v2")
     assert answer.headers["retry-after"]
     assert count_jobs(engine) == 1
 
 
-def test_a_query_gets_the_prompt_that_its_model_has_for_queries(engine: Engine, tmp_path: Path) -> None:
+def test_a_query_gets_the_prompt_that_its_model_has_for_queries(
+    engine: Engine, redis_url: str, tmp_path: Path
+) -> None:
     packaged = find_packaged_model()
     assert packaged is not None
     shutil.copytree(packaged, tmp_path, ignore=lambda *_: ["model.safetensors"], dirs_exist_ok=True)
@@ -117,11 +121,14 @@ def test_a_query_gets_the_prompt_that_its_model_has_for_queries(engine: Engine, 
     config = tmp_path / "config_sentence_transformers.json"
     config.unlink(missing_ok=True)
     config.write_text(json.dumps({"prompts": {"query": "query: ", "passage": "passage: "}}))
-    with api_client(engine, models={"e5": {"path": str(tmp_path)}}, search_timeout_seconds=60) as client:
+    models = {"e5": {"path": str(tmp_path)}}
+    card = Registry(Settings.model_validate({"models": models}).models).card("e5")
+    space = name_space(card.name, card.revision, "+".join(card.pooling))
+    with api_client(engine, models=models, search_timeout_seconds=60, redis_url=redis_url) as client:
         submit(client, many(2), model="e5", collection="docs", options={"dimensions": 8, "prompt": "passage"})
         encode_waiting(engine)
         seen: list[str | None] = []
-        with encoding_meanwhile(engine, on_claim=lambda claim: seen.append(claim.spec.prompt)):
+        with listening(redis_url, lambda request: seen.append(request.spec.prompt), space):
             assert client.post(SEARCH, json={"text": "text 1"}).status_code == 200
     assert seen == ["query: "]
 

@@ -13,10 +13,10 @@ from tests.api_server import (
     assert_problem,
     count_jobs,
     encode_waiting,
-    encoding_meanwhile,
     submit,
 )
 from tests.protocol import vector_of
+from tests.queries import listening
 from vectormill.db.collections.collections import find_generation
 
 SEARCH = "/v1/collections/docs/search"
@@ -29,8 +29,8 @@ def describe(number: int) -> dict[str, Any]:
 
 
 @pytest.fixture
-def client(engine: Engine) -> Iterator[httpx.Client]:
-    with api_client(engine, max_search_queries=3) as client:
+def client(engine: Engine, redis_url: str) -> Iterator[httpx.Client]:
+    with api_client(engine, max_search_queries=3, redis_url=redis_url) as client:
         items = [
             {"key": f"k{number}", "text": content, "metadata": describe(number)}
             for number, content in enumerate(TEXTS)
@@ -69,7 +69,9 @@ def test_only_rows_that_fit_the_filter_are_found(client: httpx.Client) -> None:
     assert_problem(answer, 422, "invalid-option", "filter.number.above: there is no such operator")
 
 
-def test_words_need_no_worker_and_both_rankings_are_told_apart(client: httpx.Client, engine: Engine) -> None:
+def test_words_need_no_worker_and_both_rankings_are_told_apart(
+    client: httpx.Client, engine: Engine, redis_url: str
+) -> None:
     found = ask(client, text='"red apple" or pie or road -long', mode="text")
     assert set(keys_of(found)) == {"k0", "k4", "k5"}
     assert count_jobs(engine) == 2
@@ -77,7 +79,7 @@ def test_words_need_no_worker_and_both_rankings_are_told_apart(client: httpx.Cli
     places = {match["key"]: (match["vector_rank"], match["text_rank"]) for match in fused["data"]}
     assert places["k5"] == (1, None)
     assert {key for key, (_, by_words) in places.items() if by_words} == {"k0", "k1", "k4"}
-    with encoding_meanwhile(engine):
+    with listening(redis_url):
         encoded = ask(client, text="pie", mode="hybrid", limit=1)
     assert encoded["data"][0] | {"metadata": None} == {
         "key": "k5", "score": pytest.approx(2 / 61), "metadata": None, "vector_rank": 1, "text_rank": 1,
@@ -94,20 +96,20 @@ def test_a_collection_without_texts_says_what_a_search_by_words_needs(
     assert_problem(answer, 409, "texts-not-kept", "--keep-text")
 
 
-def test_many_queries_are_encoded_by_one_job_and_answered_in_their_order(
-    client: httpx.Client, engine: Engine
+def test_many_queries_go_to_a_worker_in_one_message_and_are_answered_in_their_order(
+    client: httpx.Client, engine: Engine, redis_url: str
 ) -> None:
-    seen = []
+    seen: list[int] = []
     queries = [
         {"text": "pie", "limit": 1},
         {"more_like": "k5", "limit": 2},
         {"text": "the red sea", "limit": 1},
     ]
-    with encoding_meanwhile(engine, on_claim=lambda claim: seen.append(claim.job_id)):
+    with listening(redis_url, lambda request: seen.append(len(request.texts))):
         answer = ask(client, queries=queries)
     assert [keys_of(one)[:1] for one in (answer["data"][0], answer["data"][2])] == [["k5"], ["k2"]]
     assert len(keys_of(answer["data"][1])) == 2
-    assert len(set(seen)) == 1
+    assert seen == [2]
     assert count_jobs(engine) == 2
     alone = ask(client, more_like="k5", limit=2)
     assert alone == answer["data"][1]
