@@ -5,21 +5,22 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
-from vectormill.db.runs.run_claims import RunClaim, save_run
-from vectormill.domain.run import RunCounts
+from vectormill.db.runs.run_claims import save_run
+from vectormill.domain.run import Run, RunCounts
+from vectormill.work.work import Lease
 
 
 class Progress:
     """The counts of one claim. What a transaction adds counts from its COMMIT on, so a batch that failed counts never.
 
-    Of one thread. `save` is the first thing in each transaction, since it locks the run: whoever lost the lease writes
-    nothing.
+    Used by one thread. `save` is the first thing in each transaction, since it locks the run: whoever lost the lease
+    writes nothing.
     """
 
-    def __init__(self, claim: RunClaim) -> None:
-        self.claim = claim
-        self.phase = claim.run.phase or ""
-        self.counts = claim.run.counts
+    def __init__(self, lease: Lease, run: Run) -> None:
+        self.lease = lease
+        self.phase = run.phase or ""
+        self.counts = run.counts
 
     def save(
         self,
@@ -31,10 +32,10 @@ class Progress:
         job_id: UUID | None = None,
         generation_id: int | None = None,
     ) -> None:
-        """Keeps the counts, which become those of this object when the caller has committed. Raises LeaseLost."""
+        """Record the counts, which become those of this object when the caller has committed. Raises LeaseLost."""
         save_run(
             connection,
-            self.claim,
+            self.lease,
             phase or self.phase,
             self.counts if counts is None else counts,
             seq=seq,
@@ -43,7 +44,7 @@ class Progress:
         )
 
     def add(self, **numbers: int) -> RunCounts:
-        """The counts with these on top; nothing is kept yet."""
+        """Return the counts with these on top; nothing is recorded yet."""
         return replace(
             self.counts, **{name: getattr(self.counts, name) + number for name, number in numbers.items()}
         )

@@ -96,7 +96,12 @@ def fill_as_release(tree: Path, database_url: str) -> None:
 CARRY_OUT: Final = """
 import sys
 from indexer.requests.batch_keeper import bring_on
+from indexer.phases.phases import Tools, carry_out
 from indexer.requests.held_batch import HeldBatch
+from tests.api_server import encode_waiting
+from tests.indexers import ListedSource
+from tests.integration.crashes.test_killed_indexers import AFTER
+from vectormill.db.runs.run_claims import claim_run
 from vectormill.db.requests.batch_claims import claim_batch
 from vectormill.db.session import make_engine
 from vectormill.db.webhooks.deliveries import claim_deliveries, record_reply
@@ -110,12 +115,19 @@ for line in sys.stdin:
     if command == "claim" and user == "Deliveries":
         with engine.begin() as connection:
             claims = list(claim_deliveries(connection, {}, most=4, room=9, lease_seconds=30))
+    elif command == "claim" and user == "Runs":
+        with engine.begin() as connection:
+            claims = [each for each in [claim_run(connection, "before", 30)] if each is not None]
     elif command == "claim":
         with engine.begin() as connection:
             claims = [each for each in [claim_batch(connection, "before", 30)] if each is not None]
     elif user == "Deliveries":
         with engine.begin() as connection:
             record_reply(connection, claims[0], Reply(200), None)
+    elif user == "Runs":
+        wait = lambda _: encode_waiting(engine)
+        tools = Tools(engine, Settings(chunk_max_items=2), Registry({}), lambda _: ListedSource(AFTER, batch=7), wait)
+        carry_out(claims[0], tools, lambda: None)
     else:
         bring_on(HeldBatch(claims[0], engine, Settings(), Registry({}), lambda: False))
     print(len(claims), flush=True)

@@ -6,26 +6,35 @@ Carrying out is the product's own code. `during` is asked in the middle of it: T
 import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime
+from itertools import count
 from typing import Any, Protocol
 
 from sqlalchemy import Connection, Engine, text
 
+from indexer.context import RunContext
+from indexer.phases.phases import Tools, carry_out
 from indexer.requests.batch_keeper import bring_on
 from indexer.requests.held_batch import HeldBatch
 from scheduler.webhooks import attempt
 from tests.api_server import encode_waiting
+from tests.indexers import ListedSource, row, start_run
+from tests.protocol import submit
 from tests.request_batches import keep_all, line, write
 from tests.webhooks import make_webhook
 from vectormill.db.requests.batch_claims import claim_batch
 from vectormill.db.requests.batches import BATCHES, cancel_batch, create_batch
 from vectormill.db.requests.file_writer import FileWriter
-from vectormill.domain.errors import WrongBatchState
+from vectormill.db.runs.run_claims import RUNS, claim_run
+from vectormill.db.runs.runs import COUNT_NAMES, cancel_run, find_run
+from vectormill.db.session import make_engine
+from vectormill.domain.errors import RunCancelled, WrongBatchState, WrongRunState
 from vectormill.domain.requests.request_batch import EMBEDDINGS, NewRequestBatch
 from vectormill.domain.requests.request_file import BATCH
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
 from vectormill.webhooks.deliveries import DELIVERIES, claim_deliveries, fail_pending, post_test
 from vectormill.webhooks.webhook import MAX_ATTEMPTS, Posting, Reply
+from vectormill.work.loop import Stopping
 from vectormill.work.work import Lease, Work
 
 Claimed = tuple[Lease, Any]
@@ -174,4 +183,88 @@ class FinalizingBatches(ValidatingBatches):
         encode_waiting(engine)
 
 
-USERS: tuple[User, ...] = (Deliveries(), ValidatingBatches(), FinalizingBatches())
+# Of each kind of difference one.
+ROWS = [row(f"k{number}", f"text {number}", page=number) for number in range(12)]
+CHANGED_ROWS = [
+    *ROWS[:8],
+    row("k8", "another text", page=8),
+    row("k9", "text 9", page=99),
+    row("renamed", "text 10", page=10),
+    row("new", "a new text"),
+    row("broken", " "),
+]
+
+
+class Runs:
+    """A run that follows a source which differs from its collection in every way."""
+
+    work = RUNS
+    max_attempts = Settings().max_attempts
+    done = "completed_with_errors"
+    cancelled: frozenset[str] = frozenset({"cancelling", "cancelled"})
+    tables: tuple[str, ...] = ("runs", "jobs", "collections")
+    _names = count()
+
+    def make(self, engine: Engine) -> None:
+        self._collection = f"docs_{next(self._names)}"
+        submit(engine, ROWS, collection=self._collection)
+        encode_waiting(engine)
+        start_run(engine, self._collection)
+
+    def claim(self, connection: Connection, lease_seconds: float = 30) -> Claimed | None:
+        return claim_run(connection, "test", lease_seconds)
+
+    def carry_out(self, engine: Engine, claimed: Claimed, during: During = never) -> None:
+        def check() -> None:
+            with engine.connect() as connection:
+                if find_run(connection, claimed[0].key).state == "cancelling":
+                    raise RunCancelled
+
+        def open_source(context: RunContext) -> ListedSource:
+            if during():
+                raise Stopping
+            return ListedSource(CHANGED_ROWS, batch=7)
+
+        others = make_engine(
+            engine.url.render_as_string(hide_password=False), application_name="workers", pool_size=1
+        )
+        settings = Settings(chunk_max_items=2)
+        tools = Tools(engine, settings, Registry({}), open_source, lambda _: encode_waiting(others))
+        try:
+            carry_out(*claimed, tools, check)
+        finally:
+            others.dispose()
+
+    def finish(self, engine: Engine) -> None:
+        while True:
+            with engine.begin() as connection:
+                claimed = self.claim(connection)
+            if claimed is None:
+                return
+            self.carry_out(engine, claimed)
+
+    def cancel(self, connection: Connection) -> None:
+        run_id = connection.execute(text("SELECT id FROM vectormill.runs")).scalar_one()
+        try:
+            cancel_run(connection, run_id)
+        except WrongRunState:
+            return
+
+    def count_effects(self, connection: Connection) -> Any:
+        counts = connection.execute(text("SELECT to_jsonb(one) FROM vectormill.runs AS one")).scalar_one()
+        rows = connection.execute(
+            text(f"SELECT key, content_hash, metadata FROM public.{self._collection} ORDER BY key")
+        )
+        encoded = text(
+            "SELECT coalesce(sum(num_done + num_failed), 0) FROM vectormill.jobs WHERE metadata ? 'run'"
+        )
+        stages = text("SELECT count(*) FROM pg_class WHERE relname ~ '^run_[0-9a-f]{32}_' AND relkind = 'r'")
+        return (
+            {name: counts[name] for name in COUNT_NAMES},
+            rows.all(),
+            connection.execute(encoded).scalar_one(),
+            connection.execute(stages).scalar_one(),
+        )
+
+
+USERS: tuple[User, ...] = (Deliveries(), ValidatingBatches(), FinalizingBatches(), Runs())

@@ -163,7 +163,7 @@ def await_job(context: RunContext, progress: Progress, job_id: UUID, wait: Wait)
             num_open = job.num_open_chunks
         elif job.num_open_chunks < num_open and not has_advanced:
             with context.engine.begin() as connection:
-                forget_attempts(connection, progress.claim)
+                forget_attempts(connection, progress.lease)
             has_advanced = True
         if job.is_terminal:
             return job

@@ -22,8 +22,8 @@ from indexer.phases.reading import Source, begin_reading, describe_reading, read
 from indexer.phases.swapping import swap
 from indexer.progress import Progress
 from vectormill.db.outages import DATABASE_ERRORS, describe_refusal, is_lasting, is_outage, is_shortage
-from vectormill.db.runs.run_claims import RunClaim, end_run, fail_run, hand_back_run, hold_run, report_run
-from vectormill.db.runs.runs import cancel_encoding, find_run
+from vectormill.db.runs.run_claims import abandon_run, end_run, hold_run, report_run
+from vectormill.db.runs.runs import find_run
 from vectormill.db.runs.stages import StageLost, drop_stage
 from vectormill.domain.errors import LeaseLost, RunCancelled, SourceInterrupted, VectormillError
 from vectormill.domain.run import (
@@ -33,18 +33,21 @@ from vectormill.domain.run import (
     COMPARING,
     DELETING,
     ENCODING,
+    FAILED,
     HELD,
     INDEXING,
     READING,
     REINDEX,
     SWAPPING,
+    Run,
     phase_after,
     state_at_end,
 )
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
 from vectormill.tracing import span
-from vectormill.work.loop import Stopping, back_off
+from vectormill.work.loop import handing_back
+from vectormill.work.work import Lease
 
 logger = logging.getLogger(__name__)
 
@@ -94,42 +97,50 @@ PHASES: Final[Mapping[str, Callable[[RunContext, Progress, Tools], None]]] = {
 }
 
 
-def carry_out(claim: RunClaim, tools: Tools, check: Callable[[], None]) -> None:
-    """Carry a run out as far as it comes; `check` raises LeaseLost, RunCancelled or Stopping.
+def carry_out(lease: Lease, run: Run, tools: Tools, check: Callable[[], None]) -> None:
+    """Carry a claimed run out as far as it comes; `check` raises LeaseLost, RunCancelled or Stopping.
 
-    Raises nothing but an error of the database that could not even be told of: the run's lease ends then.
+    Raises nothing but an error of the database that could not even be recorded: the run's lease ends then.
     """
-    progress = Progress(claim)
-    try:
-        run = claim.run
-        with span(
-            "run", run_id=str(run.id), kind_of_run=run.kind, collection=run.collection, fence=claim.fence
-        ):
-            _go_through(progress, tools, check)
-    except LeaseLost:
-        logger.warning("Run %s was lost to another indexer, which goes on with it.", claim.run.id)
-    except Stopping:
-        _write(tools, lambda connection: hand_back_run(connection, claim))
-    except RunCancelled:
-        _write(tools, lambda connection: _cancel(connection, claim, progress))
-    except RunHeld as held:
-        reason = str(held)
-        logger.warning("Run %s of %s is held: %s", claim.run.id, claim.run.collection, reason)
-        _write(tools, lambda connection: end_run(connection, claim, HELD, reason))
-    except SourceInterrupted as error:
-        _hand_back_failed(tools, claim, error)
-    except VectormillError as error:
-        _fail(tools, claim, str(error))
-    except DATABASE_ERRORS as error:
-        if is_lasting(error):
-            _fail(tools, claim, f"Postgres refused a statement of the run: {describe_refusal(error)}.")
-        else:
-            _hand_back_failed(tools, claim, error)
-    except Exception as error:  # noqa: BLE001 - whatever it was, the run is tried again, and ends by its attempts
-        _hand_back_failed(tools, claim, error)
+
+    def abandon(state: str, reason: str | None = None) -> None:
+        logger.warning("Run %s of %s is %s: %s", run.id, run.collection, state, reason)
+        with tools.engine.begin() as connection:
+            abandon_run(connection, lease, state, reason)
+            drop_stage(connection, run.id)
+
+    with handing_back(tools.engine, lease):
+        if lease.attempt > tools.settings.max_attempts:
+            abandon(FAILED, describe_attempts(lease, run))
+            return
+        try:
+            values = {"run_id": str(run.id), "kind_of_run": run.kind, "collection": run.collection}
+            with span("run", **values, fence=lease.fence):
+                _go_through(lease, run, tools, check)
+        except (LeaseLost, SourceInterrupted):
+            raise
+        except RunCancelled:
+            abandon(CANCELLED)
+        except RunHeld as held:
+            logger.warning("Run %s of %s is held: %s", run.id, run.collection, held)
+            with tools.engine.begin() as connection:
+                end_run(connection, lease, HELD, str(held))
+        except VectormillError as error:
+            abandon(FAILED, str(error))
+        except DATABASE_ERRORS as error:
+            if not is_lasting(error):
+                raise
+            abandon(FAILED, f"Postgres refused a statement of the run: {describe_refusal(error)}.")
 
 
-def _go_through(progress: Progress, tools: Tools, check: Callable[[], None]) -> None:
+def describe_attempts(lease: Lease, run: Run) -> str:
+    """Say why a run that was claimed so often is given up."""
+    last = f" The last error was: {run.error}" if run.error else ""
+    return f"{lease.describe_attempts()} It was in phase {run.phase} (VECTORMILL_MAX_ATTEMPTS).{last}"
+
+
+def _go_through(lease: Lease, run: Run, tools: Tools, check: Callable[[], None]) -> None:
+    progress = Progress(lease, run)
     phase: str | None = progress.phase
     num_outages = (
         0  # of this phase, after it had begun: Postgres was there, and was lost by what the phase does
@@ -139,7 +150,7 @@ def _go_through(progress: Progress, tools: Tools, check: Callable[[], None]) -> 
         progress.phase = phase
         has_begun = False
         try:
-            context = _make_context(progress.claim, tools, check)
+            context = _make_context(lease, tools, check)
             has_begun = True
             with span(phase):  # jobs that it submits are of this trace
                 PHASES[phase](context, progress, tools)
@@ -148,7 +159,7 @@ def _go_through(progress: Progress, tools: Tools, check: Callable[[], None]) -> 
                 with tools.engine.begin() as connection:
                     progress.save(connection, phase=phase)
         except StageLost:
-            logger.warning("Run %s reads again: Postgres lost what it had staged.", progress.claim.run.id)
+            logger.warning("Run %s reads again: Postgres lost what it had staged.", run.id)
             phase = READING
         except DATABASE_ERRORS as error:
             num_outages += has_begun
@@ -157,56 +168,21 @@ def _go_through(progress: Progress, tools: Tools, check: Callable[[], None]) -> 
             logger.warning("Postgres cannot be reached; the run waits: %s", error)
             tools.wait(_OUTAGE_SECONDS)
     with tools.engine.begin() as connection:
-        run_id = progress.claim.run.id
-        if end_run(connection, progress.claim, state_at_end(progress.counts)):
-            drop_stage(connection, run_id)
-
-
-def _make_context(claim: RunClaim, tools: Tools, check: Callable[[], None]) -> RunContext:
-    """Return the context for the next phase, with the run as the previous phase left it."""
-
-    def report(phase: str, found: Mapping[str, Any]) -> None:
-        with tools.engine.begin() as connection:
-            report_run(connection, claim, phase, found)
-
-    with tools.engine.connect() as connection:
-        run = find_run(connection, claim.run.id)
-
-    def hold(connection: Connection) -> None:
-        hold_run(connection, claim)
-
-    return RunContext(run, tools.engine, tools.settings, tools.registry, check, report, hold)
-
-
-def _cancel(connection: Connection, claim: RunClaim, progress: Progress) -> None:
-    run = find_run(connection, claim.run.id)
-    cancel_encoding(connection, run)
-    if end_run(connection, claim, CANCELLED):
+        end_run(connection, lease, state_at_end(progress.counts))
         drop_stage(connection, run.id)
 
 
-def _fail(tools: Tools, claim: RunClaim, reason: str) -> None:
-    logger.warning("Run %s of %s failed: %s", claim.run.id, claim.run.collection, reason)
+def _make_context(lease: Lease, tools: Tools, check: Callable[[], None]) -> RunContext:
+    """Return a context with the run as the phase before has left it."""
 
-    def end(connection: Connection) -> None:
-        if fail_run(connection, claim, reason):
-            drop_stage(connection, claim.run.id)
+    def report(phase: str, found: Mapping[str, Any]) -> None:
+        with tools.engine.begin() as connection:
+            report_run(connection, lease, phase, found)
 
-    _write(tools, end)
+    with tools.engine.connect() as connection:
+        run = find_run(connection, lease.key)
 
+    def hold(connection: Connection) -> None:
+        hold_run(connection, lease)
 
-def _hand_back_failed(tools: Tools, claim: RunClaim, error: Exception) -> None:
-    pause = back_off(claim.run.attempt)
-    logger.error("Run %s met an error; it is tried again in %g s.", claim.run.id, pause, exc_info=error)
-    reason = f"{type(error).__name__}: {error}"[:1000]
-    _write(
-        tools,
-        lambda connection: hand_back_run(
-            connection, claim, pause_seconds=pause, error=reason, is_counted=True
-        ),
-    )
-
-
-def _write(tools: Tools, act: Callable[[Connection], object]) -> None:
-    with tools.engine.begin() as connection:
-        act(connection)
+    return RunContext(run, tools.engine, tools.settings, tools.registry, check, report, hold)

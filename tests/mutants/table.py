@@ -268,10 +268,10 @@ MUTANTS: Final = (
         ),
     ),
     Mutant(
-        "a swap holds its run without a fence",
+        "a swap holds a run that was cancelled",
         "vectormill/db/runs/run_claims.py",
-        "     WHERE id = :run_id AND fence = :fence AND state IN ('running', 'cancelling')\n       FOR NO KEY UPDATE\n",
-        "     WHERE id = :run_id AND state IN ('running', 'cancelling')\n       FOR NO KEY UPDATE\n",
+        "    if lease.keep(connection) == CANCELLING:\n",
+        "    if lease.keep(connection) is None:\n",
         (
             "tests/integration/runs/test_canary.py::"
             "test_a_run_that_was_cancelled_or_lost_since_its_last_look_makes_nothing_live",
@@ -521,7 +521,7 @@ MUTANTS: Final = (
     Mutant(
         "leased work asks nothing of the row's state",
         "vectormill/work/work.py",
-        "AND fence = :fence AND {_one_of(self.working)}",
+        "AND fence = :fence AND state IN {self.working}",
         "AND fence = :fence",
         (f"{WORK}::test_a_row_that_has_ended_is_claimed_and_written_by_nobody",),
     ),
@@ -552,6 +552,20 @@ MUTANTS: Final = (
         "OF {row} SKIP LOCKED",
         "OF {row}",
         (f"{WORK}::test_two_claimants_never_hold_one_row",),
+    ),
+    Mutant(
+        "a heartbeat of leased work waits for a transaction of the work",
+        "vectormill/work/work.py",
+        "{self._is_ours} FOR NO KEY UPDATE SKIP LOCKED",
+        "{self._is_ours} FOR NO KEY UPDATE",
+        (f"{WORK}::test_a_renewal_from_beside_the_work_waits_for_no_transaction",),
+    ),
+    Mutant(
+        "what was handed back has no lease that a process of the release before could see the end of",
+        "vectormill/work/work.py",
+        '"lease_owner = NULL, lease_until = now()"',
+        '"lease_owner = NULL, lease_until = NULL"',
+        (f"{WORK}::test_what_we_hand_back_a_process_of_the_release_before_takes_at_once",),
     ),
     Mutant(
         "a cancellation of leased work leaves it to its holder",

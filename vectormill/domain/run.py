@@ -8,6 +8,7 @@ from uuid import UUID
 
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import WrongRunState
+from vectormill.domain.states import States
 
 REINDEX: Final = "reindex"  # follows the source, in the live generation or in a new one
 INDEX: Final = "index"  # builds, rebuilds or drops indexes
@@ -29,7 +30,7 @@ SKIPPED: Final = "skipped"
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """A state, and what holds of a run in it. Statements spell the lists below; tests/architecture compares them."""
+    """A state, and what holds of a run in it. Statements are composed of the sets below."""
 
     name: str
     is_final: bool = False
@@ -52,25 +53,25 @@ _ROWS: Final = (
     RunState(SKIPPED, is_final=True, is_begun=False),
 )
 
-RUN_STATES: Final = tuple(state.name for state in _ROWS)
-TERMINAL_RUN_STATES: Final = tuple(state.name for state in _ROWS if state.is_final)
-GOOD_RUN_STATES: Final = tuple(state.name for state in _ROWS if state.is_good)
-FINISHED_RUN_STATES: Final = tuple(
+RUN_STATES: Final = States(state.name for state in _ROWS)
+TERMINAL_RUN_STATES: Final = States(state.name for state in _ROWS if state.is_final)
+GOOD_RUN_STATES: Final = States(state.name for state in _ROWS if state.is_good)
+FINISHED_RUN_STATES: Final = States(
     state.name for state in _ROWS if state.is_final and state.is_begun and state.is_wanted
 )
 # Of which a schedule, and the tending of an index, try again.
-MISSED_RUN_STATES: Final = tuple(
+MISSED_RUN_STATES: Final = States(
     state.name for state in _ROWS if state.is_final and state.is_wanted and not state.is_good
 )
-BROKEN_RUN_STATES: Final = tuple(
+BROKEN_RUN_STATES: Final = States(
     state.name for state in _ROWS if state.is_final and state.is_begun and not state.is_good
 )
-OPEN_RUN_STATES: Final = tuple(state.name for state in _ROWS if not state.is_final)
-CLAIMED_RUN_STATES: Final = tuple(state.name for state in _ROWS if state.is_claimed)
-UNCLAIMED_RUN_STATES: Final = tuple(
+OPEN_RUN_STATES: Final = States(state.name for state in _ROWS if not state.is_final)
+CLAIMED_RUN_STATES: Final = States(state.name for state in _ROWS if state.is_claimed)
+UNCLAIMED_RUN_STATES: Final = States(
     state.name for state in _ROWS if not state.is_final and not state.is_claimed
 )
-STEERABLE_RUN_STATES: Final = tuple(state.name for state in _ROWS if not state.is_final and state.is_wanted)
+STEERABLE_RUN_STATES: Final = States(state.name for state in _ROWS if not state.is_final and state.is_wanted)
 
 READING: Final = "reading"
 COMPARING: Final = "comparing"

@@ -8,6 +8,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Row, text
 
 from vectormill.domain.errors import DeliveryNotFound, WebhookDisabled, WebhookNotFound
+from vectormill.domain.states import States
 from vectormill.webhooks.webhook import (
     DELIVERED,
     FAILED,
@@ -28,7 +29,7 @@ from vectormill.work.work import Lease, Work, claim
 DELIVERIES: Final = Work(
     table="vectormill.webhook_deliveries",
     row="delivery",
-    working=(PENDING,),
+    working=States((PENDING,)),
     attempt="num_attempts",
     available_at="due_at",
 )

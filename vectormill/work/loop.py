@@ -79,10 +79,10 @@ def handing_back(engine: Engine, lease: Lease) -> Iterator[None]:
         except LeaseLost:
             raise
         except Exception as error:
-            pause = back_off(lease.attempt)
+            pause, reason = back_off(lease.attempt), f"{type(error).__name__}: {error}"[:1000]
             logger.error("%s met an error; it is tried again in %g s.", name, pause, exc_info=error)
             with engine.begin() as connection:
-                lease.hand_back(connection, pause_seconds=pause, is_counted=True)
+                lease.hand_back(connection, pause_seconds=pause, is_counted=True, error=reason)
     except LeaseLost as error:
         logger.warning("%s: %s", name, error)
 

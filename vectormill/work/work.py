@@ -9,7 +9,7 @@ A feature describes its table once, as a constant; its statements are composed f
 that a user sends ever becomes part of a statement.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -18,6 +18,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Row, TextClause, text
 
 from vectormill.domain.errors import LeaseLost
+from vectormill.domain.states import States
 
 _LEASE_END: Final = "now() + make_interval(secs => CAST(:lease_seconds AS double precision))"
 # Ends a lease; what is held by nobody can be claimed.
@@ -28,7 +29,8 @@ _FREE: Final = "lease_owner = NULL, lease_until = NULL"
 class Work:
     """Describe a table whose rows are leased.
 
-    It has the columns id, state, fence, lease_owner, lease_until, and those that `attempt` and `available_at` name.
+    It has the columns id, state, fence, lease_owner, lease_until, and those that `attempt` and `available_at` name;
+    `last_error` names the column, if there is one, that keeps the error for which a row was handed back.
     `row` is what statements call one of its rows. A row in a state of `working` is held while its lease lasts, and
     waits for a claim otherwise. A row in a state of `begins` waits for a claim, which puts it into the state beside it.
     A row in any other state cannot be claimed.
@@ -36,15 +38,16 @@ class Work:
 
     table: str
     row: str
-    working: Sequence[str]
+    working: States
     begins: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     attempt: str = "attempt"
     available_at: str = "available_at"
+    last_error: str | None = None
 
     @property
-    def open(self) -> Sequence[str]:
+    def open(self) -> States:
         """Return the states in which a row can be claimed."""
-        return (*self.begins, *self.working)
+        return States((*self.begins, *self.working))
 
     def compose_claim(self, candidates: str, *, sets: str = "", returning: str = "") -> TextClause:
         """Compose the statement that claims rows, for `claim`.
@@ -54,7 +57,7 @@ class Work:
         """
         row = self.row
         claimable = (
-            f"{row}.{_one_of(self.open)} AND {row}.{self.available_at} <= now() "
+            f"{row}.state IN {self.open} AND {row}.{self.available_at} <= now() "
             f"AND ({row}.lease_until IS NULL OR {row}.lease_until <= now())"
         )
         lock = f"FOR NO KEY UPDATE OF {row} SKIP LOCKED"
@@ -76,36 +79,55 @@ class Work:
             RETURNING {", ".join(filter(None, returned))}
         """)
 
+    def compose_keeping(self, *sets: str) -> TextClause:
+        """Compose the statement that renews a lease and writes `sets`, under the fence, for `Lease.keep`."""
+        return self._compose_ours(f"lease_until = {_LEASE_END}", *sets)
+
     def compose_release(self, sets: str) -> TextClause:
         """Compose the statement that ends a lease and writes `sets`, under the fence, for `Lease.release`."""
-        return text(f"UPDATE {self.table} SET {_FREE}, {sets} WHERE {self._is_ours} RETURNING id")
+        return self._compose_ours(_FREE, sets)
 
     def compose_revocation(self, sets: str, where: str) -> TextClause:
         """Compose the statement that takes rows from whoever holds them, to cancel them or to begin them anew.
 
         In `where`, `{open}` stands for the condition that a row can be claimed.
         """
-        where = where.format(open=_one_of(self.open))
+        where = where.format(open=f"state IN {self.open}")
         return text(f"UPDATE {self.table} SET fence = fence + 1, {_FREE}, {sets} WHERE {where} RETURNING id")
 
     @cached_property
     def keeping(self) -> TextClause:
-        return text(f"UPDATE {self.table} SET lease_until = {_LEASE_END} WHERE {self._is_ours} RETURNING id")
+        return self.compose_keeping()
 
+    # A transaction that has the row locked has renewed the lease itself, and may take longer than the lease.
+    @cached_property
+    def renewal(self) -> TextClause:
+        return text(f"""
+            WITH held AS (SELECT id FROM {self.table} WHERE {self._is_ours} FOR NO KEY UPDATE SKIP LOCKED),
+                 kept AS (UPDATE {self.table} AS {self.row} SET lease_until = {_LEASE_END}
+                            FROM held WHERE {self.row}.id = held.id)
+            SELECT state FROM {self.table} WHERE {self._is_ours}
+        """)
+
+    # A process of a release that claims by `lease_until` alone would never claim a row in which it is null.
     @cached_property
     def handing_back(self) -> TextClause:
-        return self.compose_release(f"""
-            {self.attempt} = {self.attempt} - CASE WHEN CAST(:is_counted AS boolean) THEN 0 ELSE 1 END,
-            {self.available_at} = now() + make_interval(secs => CAST(:pause_seconds AS double precision))
-        """)
+        return self._compose_ours(
+            "lease_owner = NULL, lease_until = now()",
+            f"{self.attempt} = {self.attempt} - CASE WHEN CAST(:is_counted AS boolean) THEN 0 ELSE 1 END",
+            f"{self.available_at} = now() + make_interval(secs => CAST(:pause_seconds AS double precision))",
+            f"{self.last_error} = coalesce(CAST(:error AS text), {self.last_error})"
+            if self.last_error
+            else "",
+        )
+
+    def _compose_ours(self, *sets: str) -> TextClause:
+        assigned = ", ".join(filter(None, sets))
+        return text(f"UPDATE {self.table} SET {assigned} WHERE {self._is_ours} RETURNING state")
 
     @property
     def _is_ours(self) -> str:
-        return f"id = :key AND fence = :fence AND {_one_of(self.working)}"
-
-
-def _one_of(states: Sequence[str]) -> str:
-    return f"state IN ({', '.join(repr(state) for state in states)})"
+        return f"id = :key AND fence = :fence AND state IN {self.working}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,25 +141,42 @@ class Lease:
     attempt: int
     seconds: float
 
-    def keep(self, connection: Connection) -> None:
-        """Renew the lease and lock the row until COMMIT. Raises LeaseLost."""
-        self.release(connection, self.work.keeping, lease_seconds=self.seconds)
+    def keep(self, connection: Connection, statement: TextClause | None = None, **values: Any) -> str:
+        """Renew the lease and lock the row until COMMIT; return its state. Raises LeaseLost.
 
-    def release(self, connection: Connection, statement: TextClause, **values: Any) -> None:
-        """Execute a composed statement under the fence. Raises LeaseLost, and has written nothing then."""
-        if (
-            connection.execute(statement, {"key": self.key, "fence": self.fence, **values}).one_or_none()
-            is None
-        ):
+        A `statement` of `compose_keeping` writes `values` with it.
+        """
+        statement = self.work.keeping if statement is None else statement
+        return self._execute(connection, statement, lease_seconds=self.seconds, **values)
+
+    def renew(self, connection: Connection) -> str:
+        """Renew the lease without waiting for a transaction that has the row; return its state. Raises LeaseLost."""
+        return self._execute(connection, self.work.renewal, lease_seconds=self.seconds)
+
+    def release(self, connection: Connection, statement: TextClause, **values: Any) -> str:
+        """End the lease by a statement of `compose_release`; return the row's state. Raises LeaseLost."""
+        return self._execute(connection, statement, **values)
+
+    def _execute(self, connection: Connection, statement: TextClause, **values: Any) -> str:
+        values |= {"key": self.key, "fence": self.fence}
+        state: str | None = connection.execute(statement, values).scalar_one_or_none()
+        if state is None:
             raise LeaseLost(
                 f"The {self.work.row} was cancelled or has ended, or its lease expired and another process may hold it."
             )
+        return state
 
     def hand_back(
-        self, connection: Connection, *, pause_seconds: float = 0.0, is_counted: bool = False
+        self,
+        connection: Connection,
+        *,
+        pause_seconds: float = 0.0,
+        is_counted: bool = False,
+        error: str | None = None,
     ) -> None:
         """Let another process claim the row after a pause; only a failure counts as an attempt. Raises LeaseLost."""
-        self.release(connection, self.work.handing_back, pause_seconds=pause_seconds, is_counted=is_counted)
+        values = {"pause_seconds": pause_seconds, "is_counted": is_counted, "error": error}
+        self._execute(connection, self.work.handing_back, **values)
 
     def describe_attempts(self) -> str:
         """Say why a row that was claimed so often is given up."""

@@ -57,11 +57,11 @@ COUNT_STAGES = text("SELECT count(*) FROM pg_class WHERE relname ~ '^run_[0-9a-f
 def carry_out_next(engine: Engine, wait: Callable[[float], object]) -> None:
     """What an indexer does with the next run, in this thread."""
     with engine.begin() as connection:
-        claim = claim_run(connection, "an indexer", LEASE_SECONDS)
-    assert claim is not None
+        claimed = claim_run(connection, "an indexer", LEASE_SECONDS)
+    assert claimed is not None
     settings = Settings(chunk_max_items=2)
     tools = Tools(engine, settings, Registry({}), lambda context: ListedSource(AFTER, batch=7), wait)
-    carry_out(claim, tools, lambda: None)
+    carry_out(*claimed, tools, lambda: None)
 
 
 def index_once(servers: Servers, points: CrashPoints, pipe: Pipe) -> None:

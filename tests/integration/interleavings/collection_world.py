@@ -21,7 +21,6 @@ from sqlalchemy import Connection, Engine, text
 from indexer.context import RunContext
 from indexer.opening import open_run_source
 from indexer.phases.phases import Tools, carry_out
-from indexer.phases.phases import _hand_back_failed as hand_back_failed
 from indexer.phases.reading import Source
 from tests.building import ask
 from tests.indexers import ListedSource, make_collection
@@ -42,7 +41,7 @@ from vectormill.db.jobs.twins import wish_for_twins
 from vectormill.db.outages import DATABASE_ERRORS, is_outage
 from vectormill.db.rows.items import delete_items
 from vectormill.db.runs.differences import note_vanished
-from vectormill.db.runs.run_claims import RunClaim, claim_run, renew_runs
+from vectormill.db.runs.run_claims import claim_run
 from vectormill.db.runs.runs import cancel_run, create_run
 from vectormill.db.runs.stages import Rows, Stage, driver_of, make_stage, stage_rows
 from vectormill.db.short_locks import act_in_short_locks
@@ -52,7 +51,7 @@ from vectormill.domain.errors import (
     LeaseLost,
     PayloadGone,
     RunCancelled,
-    SourceInterrupted,
+    VectormillError,
 )
 from vectormill.domain.jobs.chunk import ChunkOutcome, Claim
 from vectormill.domain.jobs.item import Item
@@ -61,7 +60,8 @@ from vectormill.domain.run import REINDEX
 from vectormill.models.registry import Registry
 from vectormill.ragged import Ragged
 from vectormill.settings import Settings
-from vectormill.work.loop import Stopping
+from vectormill.work.loop import Stopping, handing_back
+from vectormill.work.work import Lease
 from worker.chunk.commit import PostgresSink
 
 NAMES = "abcd"
@@ -130,7 +130,7 @@ class CollectionWorld:
                 ("indexer.phases.reading.make_stage", self._make_stage),
                 ("indexer.phases.reading.stage_rows", self._stage_rows),
                 ("indexer.phases.comparing.note_vanished", self._note_vanished),
-                ("indexer.phases.phases._hand_back_failed", self._hand_back_failed),
+                ("indexer.phases.phases.handing_back", _handing_back),
             ):
                 patches.enter_context(patch(name, value))
             yield
@@ -341,7 +341,7 @@ class CollectionWorld:
             if patience < 0:
                 raise self.random.choice([LeaseLost("The indexer died, as this test wants it."), Stopping()])
             if self.random.random() < 0.3:
-                self._renew(claimed)
+                self._renew(claimed[0])
 
         def wait(_: float) -> None:
             check()
@@ -349,18 +349,15 @@ class CollectionWorld:
 
         tools = Tools(self.engine, SETTINGS, Registry({}), self.open_source, wait)
         try:
-            carry_out(claimed, tools, check)
+            carry_out(*claimed, tools, check)
         except DATABASE_ERRORS as error:  # the run is left to its lease
             if not is_outage(error):
                 raise
         return True
 
-    def _renew(self, claimed: RunClaim) -> None:
+    def _renew(self, lease: Lease) -> None:
         with outage(), self.engine.begin() as connection:
-            states = renew_runs(connection, [claimed], claimed.lease_seconds)
-            if claimed.run.id not in states:
-                raise LeaseLost
-            if states[claimed.run.id]:
+            if lease.renew(connection) == CANCELLING:
                 raise RunCancelled
 
     def open_source(self, context: RunContext) -> Source:
@@ -402,15 +399,26 @@ class CollectionWorld:
                 self.notes.contents[key, seq] = value
             notes.staged[key] = Write(seq, None if value is None or is_faulty(value) else value)
 
-    def _hand_back_failed(self, tools: Tools, claim: RunClaim, error: Exception) -> None:
-        """What nobody foresaw would be tried again by another indexer, and so be hidden here."""
-        if not isinstance(error, SourceInterrupted) and not is_outage(error):
-            raise error
-        hand_back_failed(tools, claim, error)
-
     def list(self, statement: Any) -> list[Any]:
         with self.engine.connect() as connection:
             return list(connection.execute(statement).scalars())
+
+
+@contextmanager
+def _handing_back(engine: Engine, lease: Lease) -> Iterator[None]:
+    """Raise what nobody foresaw: it would be tried again by another indexer, and so be hidden here."""
+    unforeseen = None
+    with handing_back(engine, lease):
+        try:
+            yield
+        except (VectormillError, Stopping):
+            raise
+        except Exception as error:
+            if is_outage(error):
+                raise
+            unforeseen = error
+    if unforeseen is not None:
+        raise unforeseen
 
 
 def is_faulty(value: tuple[str, str]) -> bool:

@@ -16,11 +16,11 @@ from sqlalchemy import Engine
 from indexer.context import RunContext
 from indexer.phases.phases import PHASES, Tools, carry_out
 from indexer.phases.reading import Source
-from vectormill.db.runs.run_claims import RunClaim
 from vectormill.db.runs.stages import Rows, pack_rows
-from vectormill.domain.run import INDEXING
+from vectormill.domain.run import INDEXING, Run
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
+from vectormill.work.work import Lease
 
 PATIENCE_SECONDS = 60.0
 
@@ -29,7 +29,11 @@ class SteppedRun:
     """One claim of a run. `advance` until it answers False."""
 
     def __init__(
-        self, engine: Engine, claim: RunClaim, open_source: Callable[[RunContext], Source], settings: Settings
+        self,
+        engine: Engine,
+        claimed: tuple[Lease, Run],
+        open_source: Callable[[RunContext], Source],
+        settings: Settings,
     ) -> None:
         self._go, self._stands = threading.Semaphore(0), threading.Semaphore(0)
         self._order: Exception | None = None
@@ -47,7 +51,7 @@ class SteppedRun:
         def work() -> None:
             try:
                 self._go.acquire()
-                carry_out(claim, tools, self._stop)
+                carry_out(*claimed, tools, self._stop)
             except BaseException as error:
                 self._error = error
             self._is_over = True

@@ -266,7 +266,7 @@ class Collection(Followed):
                 claimed = claim_run(connection, "indexer", LEASE_SECONDS)
             if claimed is None:
                 return False
-            run_id = claimed.run.id
+            run_id = claimed[1].id
             self.at_work = run_id, SteppedRun(self.engine, claimed, self.open_source, SETTINGS)
         run_id, stepped = self.at_work
         before = self.look()

@@ -204,7 +204,7 @@ def test_a_run_that_was_cancelled_or_lost_since_its_last_look_makes_nothing_live
         change(engine, "UPDATE vectormill.runs SET lease_until = now()")
         assert ask(engine, claim_run, "another", 30.0) is not None
     encode_all(engine)
-    context = replace(rebuild.context(), hold=lambda connection: hold_run(connection, claim))
+    context = replace(rebuild.context(), hold=lambda connection: hold_run(connection, claim[0]))
     with pytest.raises(RunCancelled if what == "cancelled" else LeaseLost):
         swap(context)
     assert ask(engine, find_building, "docs") == rebuild.generation

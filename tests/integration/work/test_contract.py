@@ -141,13 +141,27 @@ def test_a_lease_that_is_renewed_in_time_is_kept(engine: Engine, user: User) -> 
     assert not is_free(engine, user)
 
 
+def test_a_renewal_from_beside_the_work_waits_for_no_transaction(engine: Engine, user: User) -> None:
+    user.make(engine)
+    lease, _ = claim(engine, user)
+    with engine.begin() as connection:
+        lease.keep(connection)
+        with engine.begin() as beside:
+            beside.execute(text("SET LOCAL lock_timeout = '1s'"))
+            assert lease.renew(beside) == lease.state
+    expire(engine, user)
+    with engine.begin() as connection:
+        lease.renew(connection)
+    assert not is_free(engine, user)
+
+
 def test_whoever_lost_the_lease_writes_nothing(engine: Engine, user: User) -> None:
     expected = undisturbed(engine, user)
     user.make(engine)
     late = claim(engine, user, 0)
     ours = claim(engine, user)
     before = look(engine, user)
-    for act in (late[0].keep, late[0].hand_back):
+    for act in (late[0].keep, late[0].renew, late[0].hand_back):
         with engine.begin() as connection, pytest.raises(LeaseLost):
             act(connection)
     user.carry_out(engine, late)
@@ -179,7 +193,7 @@ def test_a_process_that_stops_hands_back_what_it_has_uncounted(engine: Engine, u
     claimed = claim(engine, user)
     user.carry_out(engine, claimed, lambda: True)
     row = row_of(engine, user)
-    assert (row.attempt, row.lease_owner, row.lease_until) == (before, None, None)
+    assert (row.attempt, row.lease_owner) == (before, None)
     assert is_free(engine, user)
     user.finish(engine)
     assert (state_of(engine, user), look(engine, user)[1]) == (user.done, expected)
@@ -194,7 +208,7 @@ def test_an_error_is_counted_and_the_pause_after_it_doubles(engine: Engine, user
         lease, payload = claim(engine, user)
         user.carry_out(engine, (lease, payload), fail)
         row = row_of(engine, user)
-        assert (row.attempt, row.lease_until) == (number, None)
+        assert (row.attempt, row.lease_owner) == (number, None)
         assert timedelta() < row.available_at - row.asked_at <= timedelta(seconds=2**number)
         assert back_off(number) == 2**number
         assert not is_free(engine, user)

@@ -91,7 +91,7 @@ def change_table(connection: "psycopg.Connection[Any]") -> dict[str, int]:
 
 
 def count_rows(connection: "psycopg.Connection[Any]", table: str) -> int:
-    row = connection.execute(f"SELECT count(*) FROM {table}").fetchone()  # noqa: S608 - a name of ours
+    row = connection.execute(f"SELECT count(*) FROM {table}").fetchone()
     assert row is not None
     return int(row[0])
 

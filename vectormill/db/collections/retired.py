@@ -32,7 +32,7 @@ _WHERE_PRUNABLE = f"""
            SELECT 1 FROM vectormill.runs
             WHERE runs.generation_id = generations.id AND runs.state IN ('running', 'cancelling'))
        AND NOT {IS_CARRIED_FROM}
-"""  # noqa: S608 - a condition of ours
+"""
 
 LIST_PRUNABLE = text(f"""
     SELECT {GENERATION_COLUMNS} {FROM_GENERATIONS}

@@ -153,7 +153,7 @@ LIST_UNWANTED_JOBS = text(f"""
             OR original.state IN ('cancelling', 'cancelled')
                AND (former.state = 'building' OR former.live_at IS NOT NULL))
      ORDER BY job.seq LIMIT 1000
-""")  # noqa: S608 - a condition of ours
+""")
 
 
 def cancel_unwanted_jobs(engine: Engine) -> int:

@@ -29,6 +29,7 @@ from vectormill.domain.requests.request_batch import (
     state_after_cancel,
 )
 from vectormill.domain.requests.request_file import BATCH, name_file
+from vectormill.domain.states import States
 from vectormill.work.work import Work
 
 BATCHES: Final = Work(
@@ -36,7 +37,7 @@ BATCHES: Final = Work(
     row="batch",
     # A batch in progress is nobody's matter until its job has ended.
     begins={IN_PROGRESS: FINALIZING},
-    working=(VALIDATING, FINALIZING, CANCELLING),
+    working=States((VALIDATING, FINALIZING, CANCELLING)),
 )
 
 # The job of a batch that has ended may be gone.
