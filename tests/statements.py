@@ -17,6 +17,7 @@ from psycopg import sql
 from sqlalchemy import Engine, TextClause, create_engine, event
 
 from tests.architecture.sources import FEATURES, ROOT
+from vectormill.work.work import Work
 
 COMMIT = "COMMIT"
 # Told as a step when Postgres has ended the transaction, for another one and it waited for each other.
@@ -37,9 +38,17 @@ class Watcher(Protocol):
     def after_commit(self, driver: Driver) -> None: ...
 
 
+DIALECT = create_engine("postgresql+psycopg://").dialect
+# Statements that the kernel of leased work composes for each table, beside those that a feature names.
+OF_THE_KERNEL = ("keeping", "renewal", "handing_back")
+
+
+def pattern_of(statement: TextClause) -> re.Pattern[str]:
+    return re.compile(re.escape(str(statement.compile(dialect=DIALECT)).strip()))
+
+
 @cache
 def named_patterns() -> tuple[tuple[re.Pattern[str], str], ...]:
-    dialect = create_engine("postgresql+psycopg://").dialect
     found = []
     modules = [
         module
@@ -48,8 +57,13 @@ def named_patterns() -> tuple[tuple[re.Pattern[str], str], ...]:
     ]
     for module in modules:
         for name, constant in vars(importlib.import_module(module.name)).items():
-            if isinstance(constant, TextClause):
-                found.append((re.compile(re.escape(str(constant.compile(dialect=dialect)).strip())), name))
+            if isinstance(constant, Work):
+                found += [
+                    (pattern_of(getattr(constant, duty)), f"{duty} of {constant.row}")
+                    for duty in OF_THE_KERNEL
+                ]
+            elif isinstance(constant, TextClause):
+                found.append((pattern_of(constant), name))
             elif isinstance(constant, str) and name.isupper() and " " in constant:
                 # A template: what stands in braces is known at run time.
                 parts = re.split(r"\{\w+\}", constant.strip())

@@ -37,6 +37,42 @@ def test_a_number_without_a_type_is_found_in_a_statement() -> None:
     assert find_untyped(source) == ["3: :size * :num", "4: 4 + :most"]
 
 
+SQL = re.compile(r"\b(SELECT|UPDATE|INSERT INTO|DELETE FROM)\b")
+SPELLED = re.compile(r"\bstate (NOT )?IN \('")
+
+
+def test_a_set_of_states_stands_in_statements_by_its_name() -> None:
+    spelled = [
+        f"{path}:{count_lines(source, found.start())}"
+        for path in find_sources(*PACKAGES)
+        for source in [read_source(path)]
+        for found in SPELLED.finditer(source)
+    ]
+    assert spelled == [], "name the set in the domain, beside the rows of states, and write state IN {NAME}"
+
+
+def find_composed(tree: ast.AST) -> list[str]:
+    """Return what stands in the statements of a source and is no constant."""
+    return [
+        f"{string.lineno}: {ast.unparse(part.value)}"
+        for string in ast.walk(tree)
+        if isinstance(string, ast.JoinedStr) and SQL.search(ast.unparse(string))
+        for part in string.values
+        if isinstance(part, ast.FormattedValue)
+        and not (isinstance(part.value, ast.Name) and part.value.id.isupper())
+    ]
+
+
+def test_statements_are_composed_of_constants_alone() -> None:
+    composed = [
+        f"{path}:{found}"
+        for path in find_sources("vectormill")
+        if path != Path("vectormill/work/work.py") and not path.is_relative_to("vectormill/cli")
+        for found in find_composed(parse(path))
+    ]
+    assert composed == [], "what a user sends is a parameter"
+
+
 def test_migrations_are_numbered_in_one_line() -> None:
     # Two of one number, landed side by side, and no database can be migrated.
     for number, path in enumerate(find_sources("alembic/versions"), start=1):

@@ -142,7 +142,7 @@ MUTANTS: Final = (
     Mutant(
         "a claim takes what another worker holds",
         "vectormill/db/chunks/chunks.py",
-        "           AND (state IN ('pending', 'queued') OR (state = 'leased' AND lease_until < now()))\n",
+        "           AND (state IN {UNCLAIMED_CHUNK_STATES} OR (state = 'leased' AND lease_until < now()))\n",
         "",
         (f"{PROTOCOL}::test_a_duplicate_message_claims_nothing",),
     ),
@@ -156,15 +156,15 @@ MUTANTS: Final = (
     Mutant(
         "a claim takes chunks of paused jobs",
         "vectormill/db/chunks/chunks.py",
-        " AND job.state IN ('queued', 'running')\n       AND job.model",
+        " AND job.state IN {DISPATCHED_JOB_STATES}\n       AND job.model",
         "\n       AND job.model",
         (f"{PAUSES}::test_a_paused_job_dispatches_nothing_and_its_late_messages_claim_nothing",),
     ),
     Mutant(
         "a wish that holds the job waits for chunks",
         "vectormill/db/jobs/jobs.py",
-        "WHERE job_id = :job_id AND state IN ('pending', 'queued')\n           FOR NO KEY UPDATE SKIP LOCKED",
-        "WHERE job_id = :job_id AND state IN ('pending', 'queued')\n           FOR NO KEY UPDATE",
+        "WHERE job_id = :job_id AND state IN {UNCLAIMED_CHUNK_STATES}\n           FOR NO KEY UPDATE SKIP LOCKED",
+        "WHERE job_id = :job_id AND state IN {UNCLAIMED_CHUNK_STATES}\n           FOR NO KEY UPDATE",
         (f"{LOCK_ORDER}::test_a_wish_never_waits_for_a_chunk",),
     ),
     Mutant(
@@ -313,7 +313,7 @@ MUTANTS: Final = (
     Mutant(
         "the canary demands the rows of jobs whose twins are open",
         "vectormill/db/collections/coverage.py",
-        "twin.state NOT IN ('completed', 'completed_with_errors', 'failed')",
+        "twin.state NOT IN {FINISHED_JOB_STATES}",
         "false",
         (f"{CANARY}::test_the_rows_of_a_job_that_is_still_running_are_no_failure",),
     ),
@@ -511,8 +511,8 @@ MUTANTS: Final = (
     Mutant(
         "leased work compares no fence",
         "vectormill/work/work.py",
-        'f"id = :key AND fence = :fence AND {',
-        'f"id = :key AND {',
+        'f"id = :key AND fence = :fence AND state',
+        'f"id = :key AND state',
         (
             f"{WORK}::test_whoever_lost_the_lease_writes_nothing",
             f"{WORK}::test_a_row_that_is_cancelled_at_any_step_ends_cancelled_or_was_done_before",
@@ -591,7 +591,7 @@ MUTANTS: Final = (
     Mutant(
         "leased work that met an error waits for its lease",
         "vectormill/work/loop.py",
-        "lease.hand_back(connection, pause_seconds=pause, is_counted=True)",
+        "lease.hand_back(connection, pause_seconds=pause, is_counted=True, error=reason)",
         "pass",
         (f"{WORK}::test_an_error_is_counted_and_the_pause_after_it_doubles",),
     ),

@@ -4,6 +4,8 @@ from typing import Any, Final
 
 import psycopg
 
+from vectormill.domain.jobs.job import TENDED_JOB_STATES
+
 # Any number that only Vectormill's scheduler uses.
 ELECTION_LOCK: Final = 0x766D73636865
 
@@ -12,8 +14,8 @@ TAKE_ELECTION_LOCK: Final = "SELECT pg_try_advisory_lock(%s)"
 # A submission, a resumption and a retry notify it.
 LISTEN_FOR_JOBS: Final = "LISTEN vectormill_jobs"
 
-HAS_OPEN_JOBS: Final = """
-    SELECT EXISTS (SELECT 1 FROM vectormill.jobs WHERE state IN ('queued', 'running', 'cancelling'))
+HAS_OPEN_JOBS: Final = f"""
+    SELECT EXISTS (SELECT 1 FROM vectormill.jobs WHERE state IN {TENDED_JOB_STATES})
 """
 
 

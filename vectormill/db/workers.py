@@ -9,6 +9,7 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 
 from vectormill.db.jsonb import to_jsonb
+from vectormill.domain.jobs.job import OPEN_JOB_STATES, RECEIVED_JOB_STATES
 from vectormill.settings import ALIVE_SECONDS as ALIVE_SECONDS
 
 # Duties in the table of heartbeats. A second one tells that the first cannot be done: a scheduler of an earlier release
@@ -214,7 +215,7 @@ def is_scheduler_alive(connection: Connection) -> bool:
 
 # Pending chunks are not counted, there may be millions: they are what the jobs' counters say is open, less what was
 # dispatched. One state a SELECT, so that each reads its partial index.
-COUNT_BACKLOG = text("""
+COUNT_BACKLOG = text(f"""
     WITH dispatched AS (
         SELECT jobs.model, chunks.state, count(*) AS num_chunks
           FROM (SELECT job_id, state FROM vectormill.chunks WHERE state = 'queued'
@@ -224,7 +225,7 @@ COUNT_BACKLOG = text("""
          GROUP BY jobs.model, chunks.state
     ), open AS (
         SELECT model, sum(num_open_chunks) AS num_chunks FROM vectormill.jobs
-         WHERE state IN ('queued', 'running', 'paused', 'cancelling')
+         WHERE state IN {RECEIVED_JOB_STATES}
          GROUP BY model
     )
     SELECT model, state, num_chunks FROM dispatched
@@ -246,9 +247,9 @@ class OpenJobs:
 
 
 # The predicate is that of ix_jobs_in_progress, word for word, so that ended jobs are not read.
-COUNT_OPEN_JOBS = text("""
+COUNT_OPEN_JOBS = text(f"""
     SELECT model, state, count(*) AS num_jobs FROM vectormill.jobs
-     WHERE state IN ('uploading', 'queued', 'running', 'paused', 'cancelling')
+     WHERE state IN {OPEN_JOB_STATES}
      GROUP BY model, state
 """)
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import InvalidOption, WrongKind
+from vectormill.domain.states import States
 from vectormill.domain.tasks.task import RECORD, SCORE, TASKS, VECTOR
 
 BUILDING: Final = "building"
@@ -14,10 +15,10 @@ LIVE: Final = "live"
 RETIRED: Final = "retired"
 PRUNED: Final = "pruned"  # its tables are gone; jobs that wrote it still name it
 
-GENERATION_STATES: Final = (BUILDING, LIVE, RETIRED, PRUNED)
+GENERATION_STATES: Final = States((BUILDING, LIVE, RETIRED, PRUNED))
 # Of those that are not searched: may be given up, and will not be searched any more unless somebody rolls back.
-UNSEARCHED_GENERATION_STATES: Final = (BUILDING, RETIRED)
-FORMER_GENERATION_STATES: Final = (RETIRED, PRUNED)
+UNSEARCHED_GENERATION_STATES: Final = States((BUILDING, RETIRED))
+FORMER_GENERATION_STATES: Final = States((RETIRED, PRUNED))
 
 VECTORS: Final = "vectors"
 SCORES: Final = "scores"

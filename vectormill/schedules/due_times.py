@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Row, text
 
 from vectormill.db.runs.runs import create_run
 from vectormill.domain.errors import InvalidOption
-from vectormill.domain.run import FAILED, QUEUED, REINDEX, SKIPPED, Run
+from vectormill.domain.run import FAILED, OPEN_RUN_STATES, QUEUED, REINDEX, SKIPPED, Run
 from vectormill.moments import describe_moment
 from vectormill.schedules.cron import newest_due, next_due
 from vectormill.schedules.schedule import SKIP
@@ -59,11 +59,11 @@ LOCK_DUE_SCHEDULE = text("""
 """)
 
 # Of any origin: a run that a client started reads the same source.
-FIND_OPEN_RUN = text("""
+FIND_OPEN_RUN = text(f"""
     SELECT id, state, created_at
       FROM vectormill.runs
      WHERE collection_id = :collection_id AND kind = 'reindex'
-       AND state IN ('uploading', 'queued', 'running', 'held', 'cancelling')
+       AND state IN {OPEN_RUN_STATES}
      ORDER BY created_at LIMIT 1
 """)
 

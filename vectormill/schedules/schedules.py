@@ -17,7 +17,7 @@ from vectormill.domain.errors import (
     ScheduleNotFound,
     SourceNotFound,
 )
-from vectormill.domain.run import RunCounts
+from vectormill.domain.run import FINISHED_RUN_STATES, GOOD_RUN_STATES, MISSED_RUN_STATES, RunCounts
 from vectormill.domain.source import PUSH
 from vectormill.schedules.cron import check_cron, find_timezone, next_due
 from vectormill.schedules.schedule import (
@@ -30,7 +30,7 @@ from vectormill.schedules.schedule import (
 )
 
 # The counts read the runs of one schedule since its last success, by the index of (schedule_id, due_at).
-SCHEDULES_WITH_RUNS = """
+SCHEDULES_WITH_RUNS = f"""
     SELECT schedules.id, schedules.name, collections.name AS collection, schedules.cron, schedules.timezone,
            schedules.overlap, schedules.options, schedules.next_due_at, schedules.paused_at, schedules.created_at,
            schedules.updated_at, last.state AS last_state, last.created_at AS last_run_at,
@@ -41,13 +41,13 @@ SCHEDULES_WITH_RUNS = """
       LEFT JOIN LATERAL (SELECT state, created_at FROM vectormill.runs
                           WHERE schedule_id = schedules.id ORDER BY created_at DESC LIMIT 1) AS last ON true
       LEFT JOIN LATERAL (SELECT created_at, finished_at FROM vectormill.runs
-                          WHERE schedule_id = schedules.id AND state IN ('completed', 'completed_with_errors')
+                          WHERE schedule_id = schedules.id AND state IN {GOOD_RUN_STATES}
                           ORDER BY created_at DESC LIMIT 1) AS success ON true
      CROSS JOIN LATERAL (SELECT CAST(count(*) FILTER (WHERE state = 'failed') AS integer) AS num_failures,
                                 CAST(count(*) FILTER (WHERE state = 'skipped') AS integer) AS num_skipped,
                                 (array_agg(error ORDER BY created_at DESC))[1] AS last_error
                            FROM vectormill.runs
-                          WHERE schedule_id = schedules.id AND state IN ('failed', 'skipped')
+                          WHERE schedule_id = schedules.id AND state IN {MISSED_RUN_STATES}
                             AND (success.created_at IS NULL OR created_at > success.created_at)) AS since
 """
 
@@ -271,7 +271,7 @@ def _schedule(row: Row[Any]) -> Schedule:
 
 
 # Failing is one whose newest run that ended by itself failed. Overdue is one that no scheduler has looked at.
-COUNT_SCHEDULES = text("""
+COUNT_SCHEDULES = text(f"""
     SELECT CAST(count(*) AS integer) AS num_schedules,
            CAST(count(*) FILTER (WHERE paused_at IS NOT NULL) AS integer) AS num_paused,
            CAST(count(*) FILTER (WHERE paused_at IS NULL AND last.state = 'failed') AS integer) AS num_failing,
@@ -280,7 +280,7 @@ COUNT_SCHEDULES = text("""
       FROM vectormill.schedules
       LEFT JOIN LATERAL (SELECT state FROM vectormill.runs
                           WHERE schedule_id = schedules.id
-                            AND state IN ('completed', 'completed_with_errors', 'failed')
+                            AND state IN {FINISHED_RUN_STATES}
                           ORDER BY created_at DESC LIMIT 1) AS last ON true
 """)
 

@@ -13,8 +13,9 @@ from vectormill.db.chunks.payloads import encode_payload, load_payload
 from vectormill.db.chunks.truncations import move_truncations
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import LeaseLost
-from vectormill.domain.jobs.chunk import Claim
+from vectormill.domain.jobs.chunk import UNCLAIMED_CHUNK_STATES, Claim
 from vectormill.domain.jobs.chunk_size import UNESTIMATED_ITEM_TOKENS, TokenEstimate
+from vectormill.domain.jobs.job import DISPATCHED_JOB_STATES
 from vectormill.domain.tasks.task import RECORD
 from vectormill.vectors.records import pack_records, read_records
 from vectormill.vectors.vector_types import choose_vector_type, measure_item
@@ -22,13 +23,13 @@ from vectormill.vectors.vector_types import choose_vector_type, measure_item
 # A chunk may be claimed from `pending` too: a late message of an earlier dispatch is as good as a new one. One that is
 # locked is being renewed, committed or handed back at this moment: whoever does that knows better than the message.
 # One statement, so that it needs no transaction: claim and texts are one round trip.
-CLAIM_CHUNK = text("""
+CLAIM_CHUNK = text(f"""
     WITH found AS (
         SELECT id, state = 'leased' AS has_lapsed,
                CASE state WHEN 'queued' THEN extract(epoch FROM now() - queued_at)::float8 END AS dispatch_seconds
           FROM vectormill.chunks
          WHERE id = :chunk_id
-           AND (state IN ('pending', 'queued') OR (state = 'leased' AND lease_until < now()))
+           AND (state IN {UNCLAIMED_CHUNK_STATES} OR (state = 'leased' AND lease_until < now()))
            FOR NO KEY UPDATE SKIP LOCKED
     ), claimed AS (
     UPDATE vectormill.chunks AS chunk
@@ -37,7 +38,7 @@ CLAIM_CHUNK = text("""
            lapsed = lapsed + CASE WHEN found.has_lapsed THEN 1 ELSE 0 END,
            lease_owner = :owner, lease_until = now() + make_interval(secs => :lease_seconds)
       FROM found, vectormill.jobs AS job
-     WHERE chunk.id = found.id AND job.id = chunk.job_id AND job.state IN ('queued', 'running')
+     WHERE chunk.id = found.id AND job.id = chunk.job_id AND job.state IN {DISPATCHED_JOB_STATES}
        AND job.model = :model
     RETURNING chunk.id, chunk.fence, chunk.attempt, chunk.lost, chunk.lapsed, chunk.num_items, chunk.first_item,
               chunk.only_items, chunk.dispatch_seq, found.has_lapsed, found.dispatch_seconds,

@@ -8,12 +8,13 @@ from sqlalchemy import Connection, text
 from vectormill.domain.jobs.chunk import Dispatch
 from vectormill.domain.jobs.chunk_size import LARGEST_CHUNK_TOKENS, UNESTIMATED_ITEM_TOKENS
 from vectormill.domain.jobs.demand import Demand, Room
+from vectormill.domain.jobs.job import DISPATCHED_JOB_STATES
 
 # So many of each model: thousands of jobs whose model no worker serves must not hide those of another. A job ages while
 # nothing moves in it, and not while it is served: a night of bulk work would end up before everything else. Ten times a
 # second and more, so it reads the first of an index and stops: 3 ms with 100,000 open jobs. Of a job its next chunk is
 # read: those behind it have about as many tokens. Jobs of a generation that is held back are left out: see swaps.py.
-LIST_DEMANDS = text("""
+LIST_DEMANDS = text(f"""
     WITH held AS MATERIALIZED (SELECT id FROM vectormill.generations WHERE held_until > now())
     SELECT waiting.id, seq, model, priority, extract(epoch FROM now() - updated_at)::float8, chunk_tokens,
            num_open_chunks
@@ -27,7 +28,7 @@ LIST_DEMANDS = text("""
                             FROM vectormill.chunks
                            WHERE job_id = jobs.id AND state = 'pending' AND available_at <= now()
                            ORDER BY chunks.seq LIMIT 1) AS next_chunk
-                    WHERE jobs.model = served.model AND jobs.state IN ('queued', 'running')
+                    WHERE jobs.model = served.model AND jobs.state IN {DISPATCHED_JOB_STATES}
                       AND coalesce(jobs.generation_id, 0) <> ALL(ARRAY(SELECT id FROM held))
                     ORDER BY priority, jobs.seq
                     LIMIT :limit) AS urgent
@@ -39,7 +40,7 @@ LIST_DEMANDS = text("""
                      FROM vectormill.chunks
                     WHERE job_id = jobs.id AND state = 'pending' AND available_at <= now()
                     ORDER BY chunks.seq LIMIT 1) AS next_chunk
-             WHERE id = ANY(CAST(:aged AS uuid[])) AND jobs.state IN ('queued', 'running')
+             WHERE id = ANY(CAST(:aged AS uuid[])) AND jobs.state IN {DISPATCHED_JOB_STATES}
                AND coalesce(jobs.generation_id, 0) <> ALL(ARRAY(SELECT id FROM held))) AS waiting
 """)
 
@@ -61,12 +62,12 @@ def list_demands(
 
 # Ordered by the moment at which the job would have aged to the most urgent class: later jobs never come before it for
 # ever. It reads every open job of the model (50 ms with 100,000), so it is asked rarely.
-LIST_AGED_JOBS = text("""
+LIST_AGED_JOBS = text(f"""
     SELECT aged.id
       FROM unnest(CAST(:models AS text[])) AS served (model)
      CROSS JOIN LATERAL (
            SELECT id FROM vectormill.jobs
-            WHERE jobs.model = served.model AND state IN ('queued', 'running')
+            WHERE jobs.model = served.model AND state IN {DISPATCHED_JOB_STATES}
               AND updated_at < now() - make_interval(secs => :ageing_seconds)
             ORDER BY updated_at + make_interval(secs => priority * :ageing_seconds)
             LIMIT :limit) AS aged

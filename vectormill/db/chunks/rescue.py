@@ -2,6 +2,9 @@
 
 from sqlalchemy import Connection, text
 
+from vectormill.domain.jobs.chunk import UNCLAIMED_CHUNK_STATES
+from vectormill.domain.jobs.job import RECEIVED_JOB_STATES
+
 # A lapse says nothing of the texts: the database was away, a lock was waited for, a host was cut off. So it is no
 # attempt and no loss, and the chunk runs again whole. Back-off doubles with every lapse, to a minute at the most.
 RESCUE_EXPIRED = text("""
@@ -70,10 +73,10 @@ def recall_paused_chunks(connection: Connection) -> int:
 
 
 # Chunks that came back to `pending` while their job was being cancelled.
-END_CANCELLING = text("""
+END_CANCELLING = text(f"""
     WITH waiting AS (
         SELECT chunk.id FROM vectormill.chunks AS chunk JOIN vectormill.jobs AS job ON job.id = chunk.job_id
-         WHERE job.state = 'cancelling' AND chunk.state IN ('pending', 'queued')
+         WHERE job.state = 'cancelling' AND chunk.state IN {UNCLAIMED_CHUNK_STATES}
            FOR NO KEY UPDATE OF chunk SKIP LOCKED
     ), ended AS (
         UPDATE vectormill.chunks AS chunk SET state = 'cancelled'
@@ -88,14 +91,14 @@ END_CANCELLING = text("""
 
 # The finisher decides by the counter; this only ends what a counter at zero was not followed by, which no code path
 # should leave behind.
-END_FINISHED = text("""
+END_FINISHED = text(f"""
     UPDATE vectormill.jobs
        SET finished_at = now(), updated_at = now(),
            state = CASE WHEN state = 'cancelling' THEN 'cancelled'
                         WHEN num_failed = 0 THEN 'completed'
                         WHEN num_done = 0 THEN 'failed'
                         ELSE 'completed_with_errors' END
-     WHERE state IN ('queued', 'running', 'paused', 'cancelling') AND num_open_chunks = 0
+     WHERE state IN {RECEIVED_JOB_STATES} AND num_open_chunks = 0
     RETURNING id
 """)
 

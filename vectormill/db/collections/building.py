@@ -16,7 +16,14 @@ from vectormill.db.jobs.twins import add_missing_twins
 from vectormill.db.jsonb import to_jsonb
 from vectormill.db.rows.generation_tables import create_generation_tables, table_name
 from vectormill.db.short_locks import act_in_short_locks
-from vectormill.domain.collection import BUILDING, LIVE, RETIRED, Generation, check_kind
+from vectormill.domain.collection import (
+    BUILDING,
+    LIVE,
+    RETIRED,
+    UNSEARCHED_GENERATION_STATES,
+    Generation,
+    check_kind,
+)
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import CollectionNotFound, Conflict
 
@@ -31,9 +38,9 @@ INSERT_BUILDING = text("""
 """)
 
 # live_at is that of a generation to which a rollback is possible.
-GIVE_UP_GENERATION = text("""
+GIVE_UP_GENERATION = text(f"""
     UPDATE vectormill.generations SET state = 'retired', retired_at = now(), live_at = NULL
-     WHERE id = :generation_id AND state IN ('building', 'retired')
+     WHERE id = :generation_id AND state IN {UNSEARCHED_GENERATION_STATES}
 """)
 
 HAS_FAILED = text("""

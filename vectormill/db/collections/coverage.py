@@ -16,6 +16,7 @@ from vectormill.domain.jobs.item import (
     TEXT_TOO_LONG,
     TOO_MANY_TOKENS,
 )
+from vectormill.domain.jobs.job import FINISHED_JOB_STATES, RECEIVED_JOB_STATES
 
 MOST_NAMED_KEYS: Final = 20
 # Such a text has no vector of any model.
@@ -56,20 +57,20 @@ LIST_FAILED = text("""
 """)
 
 # Ended or not: nothing of the run itself may be at work when its rows are counted.
-COUNT_OPEN_JOBS = text("""
+COUNT_OPEN_JOBS = text(f"""
     SELECT count(*) FROM vectormill.jobs
      WHERE generation_id = :generation_id AND twin_of IS NULL
-       AND state IN ('queued', 'running', 'paused', 'cancelling')
+       AND state IN {RECEIVED_JOB_STATES}
 """)
 
 
 # A twin commits its rows with its end: while it is open, or where a client gave it up, they need not be there.
-HAS_BEEN_PUT: Final = """
+HAS_BEEN_PUT: Final = f"""
     wanted.job_seq > :seq
        AND NOT EXISTS (
            SELECT 1 FROM vectormill.jobs AS twin
             WHERE twin.generation_id = :generation_id AND coalesce(twin.place, twin.seq) = wanted.job_seq
-              AND twin.state NOT IN ('completed', 'completed_with_errors', 'failed'))
+              AND twin.state NOT IN {FINISHED_JOB_STATES})
 """
 
 

@@ -14,6 +14,8 @@ from vectormill.db.rows.generation_tables import table_name
 from vectormill.db.short_locks import limit_time
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import CollectionNotFound, SearchTimeout
+from vectormill.domain.jobs.job import OPEN_JOB_STATES
+from vectormill.domain.run import GOOD_RUN_STATES
 
 # Of the newest runs, and of jobs that are not ended; a page of a person's.
 MOST_RUNS: Final = 5
@@ -169,10 +171,10 @@ ESTIMATE_ROWS: Final = """
          ELSE pg_stat_get_live_tuples(class.oid) END
 """
 
-LIST_COLLECTIONS = """
+LIST_COLLECTIONS = f"""
     SELECT collections.id, collections.name, live.spec, collections.keep_text, collections.language,
            collections.created_at, now() AS now,
-           coalesce({estimate}, 0) AS num_rows,
+           coalesce({{estimate}}, 0) AS num_rows,
            (SELECT coalesce(sum(coalesce(pg_total_relation_size(to_regclass('vectormill.generation_' || id)), 0)
                               + coalesce(pg_total_relation_size(
                                     to_regclass('vectormill.generation_' || id || '_attributes')), 0)), 0)
@@ -180,7 +182,7 @@ LIST_COLLECTIONS = """
            (SELECT count(*) FROM vectormill.generations WHERE collection_id = collections.id) AS num_generations,
            (SELECT max(finished_at) FROM vectormill.runs
              WHERE collection_id = collections.id AND kind = 'reindex' AND NOT options ? 'carry_from'
-               AND state IN ('completed', 'completed_with_errors')) AS synced_at
+               AND state IN {GOOD_RUN_STATES}) AS synced_at
       FROM vectormill.collections
       JOIN vectormill.generations AS live ON live.collection_id = collections.id AND live.state = 'live'
       LEFT JOIN pg_class AS class ON class.oid = to_regclass('vectormill.generation_' || live.id)
@@ -249,9 +251,9 @@ LIST_RUNS = text("""
       FROM vectormill.runs WHERE collection_id = :id ORDER BY created_at DESC LIMIT :limit
 """)
 
-FIND_LAST_SYNC = text("""
+FIND_LAST_SYNC = text(f"""
     SELECT id, finished_at, num_seen, num_failed, job_id FROM vectormill.runs
-     WHERE collection_id = :id AND kind = 'reindex' AND state IN ('completed', 'completed_with_errors')
+     WHERE collection_id = :id AND kind = 'reindex' AND state IN {GOOD_RUN_STATES}
      ORDER BY created_at DESC LIMIT 1
 """)
 
@@ -260,12 +262,12 @@ LIST_FAILED_KEYS = text("""
 """)
 
 # Jobs that are not ended are few, and have an index of their own.
-LIST_OPEN_JOBS = text("""
+LIST_OPEN_JOBS = text(f"""
     SELECT job.id, job.state, job.num_items, job.num_done, job.num_failed
       FROM vectormill.jobs AS job
       JOIN vectormill.generations AS generation ON generation.id = job.generation_id
      WHERE generation.collection_id = :id
-       AND job.state IN ('uploading', 'queued', 'running', 'paused', 'cancelling')
+       AND job.state IN {OPEN_JOB_STATES}
      ORDER BY job.seq LIMIT :limit
 """)
 

@@ -24,6 +24,8 @@ from vectormill.domain.errors import (
     LocksHeld,
     WrongJobState,
 )
+from vectormill.domain.jobs.job import STEERABLE_JOB_STATES
+from vectormill.domain.run import CLAIMED_RUN_STATES, STEERABLE_RUN_STATES, UNCLAIMED_RUN_STATES
 
 logger = logging.getLogger(__name__)
 
@@ -45,29 +47,29 @@ LOCK_JOBS: Final = text("""
 """)
 
 # One whose lease has run out is nobody's: an indexer that comes back to it finds it gone and ends.
-LIST_OPEN_RUNS: Final = text("""
+LIST_OPEN_RUNS: Final = text(f"""
     SELECT id, state FROM vectormill.runs
      WHERE collection_id = :collection_id
-       AND (state IN ('uploading', 'queued', 'held') OR state IN ('running', 'cancelling') AND lease_until > now())
+       AND (state IN {UNCLAIMED_RUN_STATES} OR state IN {CLAIMED_RUN_STATES} AND lease_until > now())
      ORDER BY id
 """)
 
-CANCEL_RUNS: Final = text("""
+CANCEL_RUNS: Final = text(f"""
     UPDATE vectormill.runs
        SET state = CASE WHEN is_held THEN 'cancelling' ELSE 'cancelled' END,
            finished_at = CASE WHEN is_held THEN NULL ELSE now() END, updated_at = now()
-      FROM (SELECT id AS run_id, state IN ('running', 'cancelling') AND lease_until > now() AS is_held
+      FROM (SELECT id AS run_id, state IN {CLAIMED_RUN_STATES} AND lease_until > now() AS is_held
               FROM vectormill.runs
              WHERE collection_id = (SELECT id FROM vectormill.collections WHERE name = :name)
-               AND state IN ('uploading', 'queued', 'held', 'running')) AS open
+               AND state IN {STEERABLE_RUN_STATES}) AS open
      WHERE id = run_id
 """)
 
-LIST_OPEN_JOBS: Final = text("""
+LIST_OPEN_JOBS: Final = text(f"""
     SELECT job.id FROM vectormill.jobs AS job
       JOIN vectormill.generations ON generations.id = job.generation_id
       JOIN vectormill.collections ON collections.id = generations.collection_id
-     WHERE collections.name = :name AND job.state IN ('queued', 'running', 'paused')
+     WHERE collections.name = :name AND job.state IN {STEERABLE_JOB_STATES}
      ORDER BY job.seq
 """)
 

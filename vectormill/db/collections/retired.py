@@ -15,6 +15,8 @@ from vectormill.db.rows.attributes import attributes_name
 from vectormill.db.rows.generation_tables import table_name
 from vectormill.db.short_locks import act_in_short_locks
 from vectormill.domain.errors import LocksHeld
+from vectormill.domain.jobs.job import OPEN_JOB_STATES
+from vectormill.domain.run import CLAIMED_RUN_STATES
 
 # Whoever found a generation when it was live has ended his search or read his page by then.
 GRACE_SECONDS: Final = 300.0
@@ -27,10 +29,10 @@ _WHERE_PRUNABLE = f"""
        AND NOT EXISTS (
            SELECT 1 FROM vectormill.jobs
             WHERE jobs.generation_id = generations.id
-              AND jobs.state IN ('uploading', 'queued', 'running', 'paused', 'cancelling'))
+              AND jobs.state IN {OPEN_JOB_STATES})
        AND NOT EXISTS (
            SELECT 1 FROM vectormill.runs
-            WHERE runs.generation_id = generations.id AND runs.state IN ('running', 'cancelling'))
+            WHERE runs.generation_id = generations.id AND runs.state IN {CLAIMED_RUN_STATES})
        AND NOT {IS_CARRIED_FROM}
 """
 

@@ -31,7 +31,8 @@ from vectormill.db.runs.runs import cancel_run, create_run
 from vectormill.db.short_locks import limit_time
 from vectormill.domain.collection import BUILDING, LIVE, Generation
 from vectormill.domain.errors import Conflict, RowsMissing
-from vectormill.domain.run import REINDEX
+from vectormill.domain.jobs.job import RECEIVED_JOB_STATES
+from vectormill.domain.run import CLAIMED_RUN_STATES, GOOD_RUN_STATES, REINDEX
 
 # So long submissions are held back while the last twins end.
 DRAIN_SECONDS: Final = 0.5
@@ -53,12 +54,12 @@ MAKE_LIVE = text("""
 """)
 
 # An original that has ended was told to its client as searchable; one whose row is gone had ended too.
-LIST_LAGGING_TWINS = text("""
+LIST_LAGGING_TWINS = text(f"""
     SELECT twin.id
       FROM vectormill.jobs AS twin
       LEFT JOIN vectormill.jobs AS original ON original.id = twin.twin_of
      WHERE twin.generation_id = :generation_id AND twin.twin_of IS NOT NULL
-       AND twin.state IN ('queued', 'running', 'paused', 'cancelling')
+       AND twin.state IN {RECEIVED_JOB_STATES}
        AND (original.id IS NULL OR original.finished_at IS NOT NULL)
 """)
 
@@ -73,9 +74,9 @@ FIND_LATEST_RETIRED = text(f"""
      ORDER BY generations.retired_at DESC, generations.id DESC LIMIT 1
 """)
 
-IS_RUNNING = text("""
+IS_RUNNING = text(f"""
     SELECT id FROM vectormill.runs
-     WHERE collection_id = :collection_id AND state IN ('running', 'cancelling') AND NOT options ? 'carry_from'
+     WHERE collection_id = :collection_id AND state IN {CLAIMED_RUN_STATES} AND NOT options ? 'carry_from'
      LIMIT 1
 """)
 
@@ -98,10 +99,10 @@ COUNT_NEWER_ROWS: Final = """
 """
 
 # A rollback whose run did not complete has left rows behind: the next one carries them too.
-FIND_CARRIED_SINCE = text("""
+FIND_CARRIED_SINCE = text(f"""
     SELECT least(CAST(:retired_seq AS bigint), min(CAST(options ->> 'carry_since' AS bigint)))
       FROM vectormill.runs
-     WHERE collection_id = :collection_id AND state NOT IN ('completed', 'completed_with_errors')
+     WHERE collection_id = :collection_id AND state NOT IN {GOOD_RUN_STATES}
        AND CAST(options ->> 'carry_from' AS bigint) = :generation_id
 """)
 

@@ -7,6 +7,8 @@ from typing import Any, Final
 from sqlalchemy import Connection, text
 
 from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.jobs.job import MOVING_JOB_STATES
+from vectormill.domain.run import BROKEN_RUN_STATES, OPEN_RUN_STATES
 from vectormill.domain.tasks.task import VECTOR
 
 
@@ -34,15 +36,16 @@ class TendedCollection:
 # After a build that failed, or that somebody cancelled, nobody asks for another for so long.
 HELD_BACK_SECONDS: Final = 3600.0
 
-LIST_TENDED: Final = text("""
+LIST_TENDED: Final = text(f"""
     WITH loads AS (
         SELECT generation_id, sum(num_items - num_done - num_failed) AS num_waiting
           FROM vectormill.jobs
-         WHERE state IN ('uploading', 'queued', 'running', 'cancelling') AND generation_id IS NOT NULL
+         WHERE state IN {MOVING_JOB_STATES} AND generation_id IS NOT NULL
          GROUP BY generation_id
     )
     SELECT collections.name AS collection, generations.id AS generation_id, collections.index_policy AS policy,
-           generations.spec, coalesce(nullif(generations.report -> 'index', 'null'), '{}') AS record, counted.num_rows,
+           generations.spec, coalesce(nullif(generations.report -> 'index', 'null'), '{{}}') AS record,
+           counted.num_rows,
            pg_stat_get_tuples_deleted(class.oid) + pg_stat_get_tuples_updated(class.oid) AS num_removed,
            CAST(coalesce(loads.num_waiting, 0) AS bigint) AS num_waiting,
            coalesce(present.has_index, false) AS has_index, coalesce(present.has_own_index, false) AS has_own_index,
@@ -70,8 +73,8 @@ LIST_TENDED: Final = text("""
        AND NOT EXISTS (
             SELECT 1 FROM vectormill.runs
              WHERE runs.collection_id = collections.id
-               AND (runs.state IN ('uploading', 'queued', 'running', 'held', 'cancelling')
-                    OR runs.kind = 'index' AND runs.state IN ('failed', 'cancelled')
+               AND (runs.state IN {OPEN_RUN_STATES}
+                    OR runs.kind = 'index' AND runs.state IN {BROKEN_RUN_STATES}
                        AND runs.finished_at
                            > now() - make_interval(secs => CAST(:held_back_seconds AS double precision))))
      ORDER BY collections.name

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, text
 
+from vectormill.domain.jobs.job import DISPATCHED_JOB_STATES, OPEN_JOB_STATES
+
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
@@ -26,7 +28,7 @@ class Waiting:
 # The predicate on open states is that of ix_jobs_in_progress, word for word, so that ended jobs are not read. Pending
 # chunks are not counted, there may be millions: they are what the job's counter says is open, less what was dispatched,
 # of which there is as much as workers ask for. One state a SELECT, so that each reads its partial index.
-LIST_WAITING = text("""
+LIST_WAITING = text(f"""
     WITH dispatched AS (
         SELECT job_id, count(*) FILTER (WHERE state = 'queued') AS num_queued,
                count(*) FILTER (WHERE state = 'leased') AS num_leased
@@ -40,8 +42,8 @@ LIST_WAITING = text("""
                coalesce(dispatched.num_leased, 0) AS num_leased,
                extract(epoch FROM now() - jobs.created_at) - jobs.idle_seconds AS age_seconds
           FROM vectormill.jobs LEFT JOIN dispatched ON dispatched.job_id = jobs.id
-         WHERE jobs.state IN ('uploading', 'queued', 'running', 'paused', 'cancelling')
-           AND jobs.state IN ('queued', 'running')
+         WHERE jobs.state IN {OPEN_JOB_STATES}
+           AND jobs.state IN {DISPATCHED_JOB_STATES}
     )
     SELECT model, priority, count(*) AS num_jobs, sum(num_items)::bigint AS num_items,
            sum(greatest(num_open_chunks - num_queued - num_leased, 0))::bigint AS num_pending_chunks,

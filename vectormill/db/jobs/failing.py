@@ -9,6 +9,7 @@ from vectormill.db.jobs.waiting import LIST_SERVING_WORKERS
 from vectormill.db.workers import ALIVE_SECONDS
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.jobs.item import MODEL_NOT_LOADED
+from vectormill.domain.jobs.job import DISPATCHED_JOB_STATES, OPEN_JOB_STATES
 from vectormill.domain.jobs.waiting import ServingWorker, explain_load_failure
 
 # Nearly always there is none, and nothing else is asked.
@@ -18,10 +19,10 @@ LIST_FAILING_MODELS = text("""
 """)
 
 # The first condition is that of ix_jobs_in_progress, word for word.
-LIST_STUCK_JOBS = text("""
+LIST_STUCK_JOBS = text(f"""
     SELECT id, spec FROM vectormill.jobs
-     WHERE state IN ('uploading', 'queued', 'running', 'paused', 'cancelling')
-       AND model = ANY(CAST(:models AS text[])) AND state IN ('queued', 'running')
+     WHERE state IN {OPEN_JOB_STATES}
+       AND model = ANY(CAST(:models AS text[])) AND state IN {DISPATCHED_JOB_STATES}
        AND updated_at <= now() - make_interval(secs => :seconds)
      ORDER BY model, priority, seq LIMIT 10000
 """)

@@ -6,8 +6,10 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Row, text
 
+from vectormill.domain.collection import FORMER_GENERATION_STATES
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import JobNotFound, WrongJobState
+from vectormill.domain.jobs.chunk import UNCLAIMED_CHUNK_STATES
 from vectormill.domain.jobs.job import JOB_STATES, PAUSED, Job
 from vectormill.domain.jobs.transition import (
     state_after_cancel,
@@ -141,9 +143,9 @@ def resume_job(connection: Connection, job_id: UUID) -> Job:
 
 # Chunks no worker holds end at once; a leased one ends when its worker hears of it, at the next heartbeat. A locked one
 # is being claimed or dispatched: the worker hears of it too, or the reaper finds it.
-CANCEL_WAITING_CHUNKS = text("""
+CANCEL_WAITING_CHUNKS = text(f"""
     WITH waiting AS (
-        SELECT id FROM vectormill.chunks WHERE job_id = :job_id AND state IN ('pending', 'queued')
+        SELECT id FROM vectormill.chunks WHERE job_id = :job_id AND state IN {UNCLAIMED_CHUNK_STATES}
            FOR NO KEY UPDATE SKIP LOCKED
     ), ended AS (
         UPDATE vectormill.chunks AS chunk SET state = 'cancelled' FROM waiting WHERE chunk.id = waiting.id
@@ -198,11 +200,11 @@ RETRY_FAILED_ITEMS = text("""
 """)
 
 
-FIND_REPLACED = text("""
+FIND_REPLACED = text(f"""
     SELECT generations.state, (SELECT id FROM vectormill.jobs AS twin WHERE twin.twin_of = jobs.id
                                 ORDER BY twin.seq DESC LIMIT 1) AS twin_id
       FROM vectormill.jobs JOIN vectormill.generations ON generations.id = jobs.generation_id
-     WHERE jobs.id = :job_id AND generations.state IN ('retired', 'pruned')
+     WHERE jobs.id = :job_id AND generations.state IN {FORMER_GENERATION_STATES}
 """)
 
 

@@ -2,10 +2,12 @@
 
 from sqlalchemy import Connection, text
 
+from vectormill.domain.jobs.job import OPEN_JOB_STATES
+
 # Jobs in progress are few, and found by their own index. An upload's items count from the moment that it is complete.
-COUNT_PENDING_ITEMS = text("""
+COUNT_PENDING_ITEMS = text(f"""
     SELECT CAST(coalesce(sum(num_items - num_done - num_failed), 0) AS bigint) FROM vectormill.jobs
-     WHERE state IN ('uploading', 'queued', 'running', 'paused', 'cancelling')
+     WHERE state IN {OPEN_JOB_STATES}
 """)
 
 

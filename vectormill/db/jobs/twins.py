@@ -19,7 +19,7 @@ from vectormill.db.jobs.jobs import cancel_job, lock_job
 from vectormill.db.jsonb import to_jsonb
 from vectormill.domain.collection import BUILDING, LIVE, Generation
 from vectormill.domain.errors import JobNotFound, WrongJobState
-from vectormill.domain.jobs.job import Job
+from vectormill.domain.jobs.job import FINISHED_JOB_STATES, STEERABLE_JOB_STATES, UNWANTED_JOB_STATES, Job
 
 # Workers of a former release take the seq for the place: a first twin has the one behind its original's.
 INSERT_TWIN = text("""
@@ -58,12 +58,12 @@ COPY_CHUNKS = text("""
 NOTIFY_TWIN = text("SELECT pg_notify('vectormill_jobs', '')")
 
 # Those that have not ended, and those that ended since the generation was begun. Cancelled ones have nothing to add.
-LIST_WITHOUT_TWIN = text("""
+LIST_WITHOUT_TWIN = text(f"""
     SELECT job.id
       FROM vectormill.jobs AS job
      WHERE job.generation_id = :live_id
-       AND (job.state IN ('queued', 'running', 'paused')
-            OR (job.seq > :since_seq AND job.state IN ('completed', 'completed_with_errors', 'failed')))
+       AND (job.state IN {STEERABLE_JOB_STATES}
+            OR (job.seq > :since_seq AND job.state IN {FINISHED_JOB_STATES}))
        AND NOT EXISTS (
            SELECT 1 FROM vectormill.jobs AS twin WHERE twin.twin_of = job.id AND twin.generation_id = :building_id)
        AND NOT EXISTS (SELECT 1 FROM vectormill.runs WHERE runs.job_id = job.id)
@@ -148,9 +148,9 @@ LIST_UNWANTED_JOBS = text(f"""
       JOIN vectormill.generations ON generations.id = job.generation_id
       LEFT JOIN vectormill.jobs AS original ON original.id = job.twin_of
       LEFT JOIN vectormill.generations AS former ON former.id = original.generation_id
-     WHERE job.state IN ('queued', 'running', 'paused')
+     WHERE job.state IN {STEERABLE_JOB_STATES}
        AND ((generations.state = 'retired' AND generations.live_at IS NULL AND NOT {IS_CARRIED_FROM})
-            OR original.state IN ('cancelling', 'cancelled')
+            OR original.state IN {UNWANTED_JOB_STATES}
                AND (former.state = 'building' OR former.live_at IS NOT NULL))
      ORDER BY job.seq LIMIT 1000
 """)

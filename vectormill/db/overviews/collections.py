@@ -9,6 +9,7 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 
 from vectormill.db.indexes.index_builds import BuildProgress, find_progress
+from vectormill.domain.run import GOOD_RUN_STATES, OPEN_RUN_STATES
 
 MOST_OPEN_RUNS: Final = 20
 
@@ -43,7 +44,7 @@ class Standing:
 
 # Each look-up has an index: runs by (collection_id, created_at), changes by (collection_id, id), generations by their
 # collection. The oldest change is the one with the lowest id.
-LIST_STANDINGS = text("""
+LIST_STANDINGS = text(f"""
     SELECT collections.id, sync.num_seen, sync.num_failed, change.changed_at AS oldest_change_at,
            run.id AS run_id, run.kind AS run_kind, run.state AS run_state, run.phase AS run_phase,
            EXISTS (SELECT 1 FROM vectormill.generations
@@ -53,11 +54,11 @@ LIST_STANDINGS = text("""
       LEFT JOIN vectormill.sources ON sources.collection_id = collections.id
       LEFT JOIN LATERAL (SELECT num_seen, num_failed FROM vectormill.runs
                           WHERE collection_id = collections.id AND kind = 'reindex'
-                            AND state IN ('completed', 'completed_with_errors')
+                            AND state IN {GOOD_RUN_STATES}
                           ORDER BY created_at DESC LIMIT 1) AS sync ON true
       LEFT JOIN LATERAL (SELECT id, kind, state, phase FROM vectormill.runs
                           WHERE collection_id = collections.id
-                            AND state IN ('uploading', 'queued', 'running', 'held', 'cancelling')
+                            AND state IN {OPEN_RUN_STATES}
                           ORDER BY created_at DESC LIMIT 1) AS run ON true
       LEFT JOIN LATERAL (SELECT changed_at FROM vectormill.source_changes
                           WHERE collection_id = collections.id ORDER BY collection_id, id LIMIT 1) AS change ON true
@@ -104,11 +105,11 @@ class OpenRun:
         return self.num_ended / self.num_items if self.num_items and self.num_ended is not None else None
 
 
-LIST_OPEN_RUNS = text("""
+LIST_OPEN_RUNS = text(f"""
     SELECT run.id, run.kind, run.state, run.phase, run.error, run.generation_id, run.num_seen, run.job_id,
            job.num_items, job.num_done + job.num_failed AS num_ended, run.created_at
       FROM vectormill.runs AS run LEFT JOIN vectormill.jobs AS job ON job.id = run.job_id
-     WHERE run.collection_id = :id AND run.state IN ('uploading', 'queued', 'running', 'held', 'cancelling')
+     WHERE run.collection_id = :id AND run.state IN {OPEN_RUN_STATES}
      ORDER BY run.created_at LIMIT :limit
 """)
 

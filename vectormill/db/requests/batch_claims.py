@@ -11,22 +11,23 @@ from sqlalchemy import Connection, text
 
 from vectormill.db.jsonb import to_jsonb
 from vectormill.db.requests.batches import BATCHES, find_batch, stop_job
-from vectormill.domain.requests.request_batch import BatchFault, RequestBatch
+from vectormill.domain.jobs.job import RECEIVED_JOB_STATES
+from vectormill.domain.requests.request_batch import TENDED_BATCH_STATES, BatchFault, RequestBatch
 from vectormill.work.work import Lease, claim
 
 # What waits for its job is nobody's matter until that has ended, whoever ended it.
 CLAIM_BATCH = BATCHES.compose_claim(
-    """
+    f"""
         SELECT batch.id
           FROM vectormill.request_batches AS batch
-         WHERE {claimable}
-           AND (batch.state IN ('validating', 'finalizing')
+         WHERE {{claimable}}
+           AND (batch.state IN {TENDED_BATCH_STATES}
                 OR NOT EXISTS (SELECT 1 FROM vectormill.jobs AS job
                                 WHERE job.id = batch.job_id
-                                  AND job.state IN ('queued', 'running', 'paused', 'cancelling')))
+                                  AND job.state IN {RECEIVED_JOB_STATES}))
          ORDER BY batch.seq
          LIMIT 1
-         {lock}
+         {{lock}}
     """,
     sets="""
         finalizing_at = CASE WHEN batch.state = 'in_progress' THEN now() ELSE batch.finalizing_at END,

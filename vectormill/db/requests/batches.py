@@ -21,6 +21,7 @@ from vectormill.domain.requests.request_batch import (
     CANCELLING,
     FINALIZING,
     IN_PROGRESS,
+    REPEATABLE_BATCH_STATES,
     REPEATED_SECONDS,
     VALIDATING,
     NewRequestBatch,
@@ -60,10 +61,10 @@ _MAX_SEQ: Final = 2**63 - 1
 # Whoever asks for the same waits here, so that the second of two finds what the first has made.
 TAKE_TURN = text("SELECT pg_advisory_xact_lock(hashtextextended(:content, 17))")
 
-FIND_REPEATED = text("""
+FIND_REPEATED = text(f"""
     SELECT id FROM vectormill.request_batches
      WHERE content_hash = :content_hash AND idempotency_key IS NULL
-       AND (state IN ('validating', 'in_progress', 'finalizing')
+       AND (state IN {REPEATABLE_BATCH_STATES}
             OR (state = 'completed'
                 AND created_at > now() - make_interval(secs => CAST(:repeated_seconds AS double precision))))
      ORDER BY seq DESC LIMIT 1

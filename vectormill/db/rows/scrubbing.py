@@ -16,6 +16,8 @@ from vectormill.db.chunks.payloads import empty_items, read_keys
 from vectormill.db.collections.generations import list_written_generations
 from vectormill.db.rows.items import delete_rows
 from vectormill.db.rows.tombstones import hold_deletions_of
+from vectormill.domain.jobs.job import OPEN_JOB_STATES
+from vectormill.domain.run import OPEN_RUN_STATES
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +45,11 @@ FIND_UNSCRUBBED: Final = text("""
 
 # An upload has no generation yet, so each may be meant for this collection. Those that are being removed have their
 # payloads for a moment more.
-FIND_OLDEST_OPEN: Final = text("""
+FIND_OLDEST_OPEN: Final = text(f"""
     SELECT min(seq) FROM (
         SELECT coalesce(jobs.place, jobs.seq) FROM vectormill.jobs
           LEFT JOIN vectormill.generations ON generations.id = jobs.generation_id
-         WHERE jobs.state IN ('uploading', 'queued', 'running', 'paused', 'cancelling')
+         WHERE jobs.state IN {OPEN_JOB_STATES}
            AND (generations.collection_id = :collection_id OR jobs.state = 'uploading')
          UNION ALL
         SELECT coalesce(jobs.place, jobs.seq) FROM vectormill.jobs
@@ -56,7 +58,7 @@ FIND_OLDEST_OPEN: Final = text("""
          UNION ALL
         SELECT runs.seq FROM vectormill.runs
          WHERE runs.collection_id = :collection_id
-           AND runs.state IN ('uploading', 'queued', 'running', 'held', 'cancelling')
+           AND runs.state IN {OPEN_RUN_STATES}
     ) AS open (seq)
 """)
 

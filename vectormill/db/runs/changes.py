@@ -18,6 +18,7 @@ from vectormill.db.rows.items import remove_items
 from vectormill.db.runs.differences import list_failed_keys
 from vectormill.domain.collection import Generation
 from vectormill.domain.errors import Conflict
+from vectormill.domain.jobs.job import TENDED_JOB_STATES
 from vectormill.domain.source import Source
 
 # What stands for the whole table; no item has such a key.
@@ -53,10 +54,10 @@ class FollowedCollection:
 
 # The job of the last changes: with one at a time what is read later is written later, and what is compared with is
 # there. One that has been open for so long waits for workers or a retry; what comes after it is not to wait too.
-FIND_FOLLOWED_COLLECTION = text("""
+FIND_FOLLOWED_COLLECTION = text(f"""
     SELECT collections.id, collections.name, sources.kind, sources.options, sources.split,
            EXISTS (SELECT 1 FROM vectormill.jobs
-                    WHERE state IN ('queued', 'running', 'cancelling')
+                    WHERE state IN {TENDED_JOB_STATES}
                       AND created_at > now() - make_interval(secs => CAST(:patience_seconds AS double precision))
                       AND metadata @> jsonb_build_object('changes_of', collections.name)) AS is_busy
       FROM vectormill.collections

@@ -20,7 +20,7 @@ from vectormill.db.outages import DATABASE_ERRORS
 from vectormill.db.runs.sources import find_source
 from vectormill.domain.errors import Conflict, DuplicateKey, EmptyJob, UploadRemoved
 from vectormill.domain.jobs.item import Item
-from vectormill.domain.run import FAILED, UPLOADING
+from vectormill.domain.run import FAILED, TERMINAL_RUN_STATES, UPLOADING
 from vectormill.domain.source import PUSH
 from vectormill.key_ledger import KeyLedger
 
@@ -87,13 +87,12 @@ FAIL_SILENT_PUSHES = text("""
 """)
 
 # A few at a time: each is megabytes.
-DELETE_READ_PARTS = text("""
+DELETE_READ_PARTS = text(f"""
     DELETE FROM vectormill.run_parts
      WHERE (run_id, seq) IN (SELECT part.run_id, part.seq
                                FROM vectormill.run_parts AS part
                                JOIN vectormill.runs AS run ON run.id = part.run_id
-                              WHERE run.state IN ('completed', 'completed_with_errors', 'failed', 'cancelled',
-                                                  'skipped')
+                              WHERE run.state IN {TERMINAL_RUN_STATES}
                               LIMIT :limit
                                 FOR UPDATE OF part SKIP LOCKED)
 """)

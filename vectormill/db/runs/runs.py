@@ -21,6 +21,7 @@ from vectormill.domain.errors import (
 )
 from vectormill.domain.run import (
     CANCELLED,
+    GOOD_RUN_STATES,
     QUEUED,
     Run,
     RunCounts,
@@ -243,7 +244,7 @@ def cancel_encoding(connection: Connection, run: Run) -> None:
 
 # Of each schedule, and of the runs without one, the newest run stays, and the newest that succeeded: what a collection
 # and a schedule say of themselves is read from these.
-PRUNE_RUNS = text("""
+PRUNE_RUNS = text(f"""
     DELETE FROM vectormill.runs
      WHERE id IN (
         SELECT run.id FROM vectormill.runs AS run
@@ -252,8 +253,8 @@ PRUNE_RUNS = text("""
            AND EXISTS (SELECT 1 FROM vectormill.runs AS other
                         WHERE other.collection_id = run.collection_id AND other.created_at > run.created_at
                           AND other.kind = run.kind AND other.schedule_id IS NOT DISTINCT FROM run.schedule_id
-                          AND (other.state IN ('completed', 'completed_with_errors')
-                               OR run.state NOT IN ('completed', 'completed_with_errors')))
+                          AND (other.state IN {GOOD_RUN_STATES}
+                               OR run.state NOT IN {GOOD_RUN_STATES}))
          ORDER BY run.created_at
          LIMIT :limit
            FOR UPDATE SKIP LOCKED)

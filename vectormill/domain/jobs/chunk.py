@@ -8,6 +8,7 @@ from uuid import UUID
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import SpecMismatch
 from vectormill.domain.jobs.item import ItemFailure
+from vectormill.domain.states import States
 
 PENDING: Final = "pending"
 QUEUED: Final = "queued"
@@ -18,9 +19,9 @@ CANCELLED: Final = "cancelled"
 SPLIT: Final = "split"
 
 # In the order of a chunk's way: two that no worker has, one that it has, and the ends.
-UNCLAIMED_CHUNK_STATES: Final = (PENDING, QUEUED)
-OPEN_CHUNK_STATES: Final = (*UNCLAIMED_CHUNK_STATES, LEASED)
-CHUNK_STATES: Final = (*OPEN_CHUNK_STATES, DONE, FAILED, CANCELLED, SPLIT)
+UNCLAIMED_CHUNK_STATES: Final = States((PENDING, QUEUED))
+OPEN_CHUNK_STATES: Final = States((*UNCLAIMED_CHUNK_STATES, LEASED))
+CHUNK_STATES: Final = States((*OPEN_CHUNK_STATES, DONE, FAILED, CANCELLED, SPLIT))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from uuid import UUID
 
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.jobs.bottleneck import Bottleneck, find_bottleneck, share_stages
+from vectormill.domain.states import States
 
 UPLOADING: Final = "uploading"
 QUEUED: Final = "queued"
@@ -23,7 +24,7 @@ DELETING: Final = "deleting"
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """A state, and what holds of a job in it. Statements spell the lists below; tests/architecture compares them."""
+    """A state, and what holds of a job in it. Statements are composed of the sets below."""
 
     name: str
     is_final: bool = False
@@ -48,22 +49,24 @@ _ROWS: Final = (
 )
 _SHOWN: Final = tuple(state for state in _ROWS if state.is_shown)
 
-ALL_JOB_STATES: Final = tuple(state.name for state in _ROWS)
-JOB_STATES: Final = tuple(state.name for state in _SHOWN)
-TERMINAL_JOB_STATES: Final = tuple(state.name for state in _SHOWN if state.is_final)
-FINISHED_JOB_STATES: Final = tuple(state.name for state in _SHOWN if state.is_final and state.is_wanted)
-UNWANTED_JOB_STATES: Final = tuple(state.name for state in _SHOWN if not state.is_wanted)
-OPEN_JOB_STATES: Final = tuple(state.name for state in _SHOWN if not state.is_final)
+ALL_JOB_STATES: Final = States(state.name for state in _ROWS)
+JOB_STATES: Final = States(state.name for state in _SHOWN)
+TERMINAL_JOB_STATES: Final = States(state.name for state in _SHOWN if state.is_final)
+FINISHED_JOB_STATES: Final = States(state.name for state in _SHOWN if state.is_final and state.is_wanted)
+UNWANTED_JOB_STATES: Final = States(state.name for state in _SHOWN if not state.is_wanted)
+OPEN_JOB_STATES: Final = States(state.name for state in _SHOWN if not state.is_final)
 # Of the open ones:
-RECEIVED_JOB_STATES: Final = tuple(state.name for state in _SHOWN if not state.is_final and state.is_received)
-DISPATCHED_JOB_STATES: Final = tuple(state.name for state in _SHOWN if state.is_dispatched)
+RECEIVED_JOB_STATES: Final = States(
+    state.name for state in _SHOWN if not state.is_final and state.is_received
+)
+DISPATCHED_JOB_STATES: Final = States(state.name for state in _SHOWN if state.is_dispatched)
 # A client may pause or cancel them.
-STEERABLE_JOB_STATES: Final = tuple(
+STEERABLE_JOB_STATES: Final = States(
     state.name for state in _SHOWN if not state.is_final and state.is_received and state.is_wanted
 )
-MOVING_JOB_STATES: Final = tuple(state.name for state in _SHOWN if not state.is_final and state.moves)
+MOVING_JOB_STATES: Final = States(state.name for state in _SHOWN if not state.is_final and state.moves)
 # The scheduler has something to do for them.
-TENDED_JOB_STATES: Final = tuple(
+TENDED_JOB_STATES: Final = States(
     state.name for state in _SHOWN if not state.is_final and state.moves and state.is_received
 )
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from vectormill.domain.errors import InvalidOption, RequestBatchNotFound, WrongBatchState
+from vectormill.domain.states import States
 
 VALIDATING: Final = "validating"
 IN_PROGRESS: Final = "in_progress"
@@ -21,13 +22,13 @@ EXPIRED: Final = "expired"
 CANCELLING: Final = "cancelling"
 CANCELLED: Final = "cancelled"
 
-OPEN_BATCH_STATES: Final = (VALIDATING, IN_PROGRESS, FINALIZING, CANCELLING)
+OPEN_BATCH_STATES: Final = States((VALIDATING, IN_PROGRESS, FINALIZING, CANCELLING))
 # The same request again is answered with such a one.
-REPEATABLE_BATCH_STATES: Final = (VALIDATING, IN_PROGRESS, FINALIZING)
+REPEATABLE_BATCH_STATES: Final = States((VALIDATING, IN_PROGRESS, FINALIZING))
 # Somebody has to do something, whatever the job does.
-TENDED_BATCH_STATES: Final = (VALIDATING, FINALIZING)
-ENDED_BATCH_STATES: Final = (COMPLETED, FAILED, EXPIRED, CANCELLED)
-BATCH_STATES: Final = (*OPEN_BATCH_STATES, *ENDED_BATCH_STATES)
+TENDED_BATCH_STATES: Final = States((VALIDATING, FINALIZING))
+ENDED_BATCH_STATES: Final = States((COMPLETED, FAILED, EXPIRED, CANCELLED))
+BATCH_STATES: Final = States((*OPEN_BATCH_STATES, *ENDED_BATCH_STATES))
 
 EMBEDDINGS: Final = "/v1/embeddings"
 RERANK: Final = "/v1/rerank"

@@ -7,13 +7,14 @@ from typing import Final
 from uuid import UUID
 
 from vectormill.domain.errors import RequestFileNotFound
+from vectormill.domain.states import States
 
 UPLOADING: Final = "uploading"
 PROCESSED: Final = "processed"
 # Nobody meets it: such a file is not found any more, and its parts are being removed.
 DELETING: Final = "deleting"
 
-REQUEST_FILE_STATES: Final = (UPLOADING, PROCESSED, DELETING)
+REQUEST_FILE_STATES: Final = States((UPLOADING, PROCESSED, DELETING))
 
 # What a client may upload, and what a batch makes of it.
 BATCH: Final = "batch"
