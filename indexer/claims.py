@@ -9,9 +9,9 @@ from sqlalchemy import Connection, Engine
 
 from indexer.phases.phases import Tools, carry_out
 from vectormill.db.outages import DATABASE_ERRORS
-from vectormill.db.runs.run_claims import claim_run
 from vectormill.domain.errors import LeaseLost, RunCancelled
-from vectormill.domain.run import CANCELLING, Run
+from vectormill.runs.run import CANCELLING, Run
+from vectormill.runs.run_claims import claim_run
 from vectormill.work.loop import Stopping
 from vectormill.work.work import Lease
 

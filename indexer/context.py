@@ -6,8 +6,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine
 
-from vectormill.domain.run import Run
 from vectormill.models.registry import Registry
+from vectormill.runs.run import Run
 from vectormill.settings import Settings
 
 

@@ -17,7 +17,14 @@ from vectormill.db.collections.collections import find_generation
 from vectormill.db.jobs.submission import JobWriter
 from vectormill.db.outages import DATABASE_ERRORS
 from vectormill.db.rows.items import delete_items
-from vectormill.db.runs.changes import (
+from vectormill.db.session import make_engine
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.errors import Conflict, VectormillError
+from vectormill.domain.jobs.item import Item
+from vectormill.domain.jobs.job import INTERACTIVE_PRIORITY, NewJob
+from vectormill.models.registry import Registry
+from vectormill.settings import Settings
+from vectormill.sources.changes import (
     Changes,
     FollowedCollection,
     find_followed_collection,
@@ -32,17 +39,10 @@ from vectormill.db.runs.changes import (
     remove_failed,
     try_to_follow,
 )
-from vectormill.db.session import make_engine
-from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.errors import Conflict, VectormillError
-from vectormill.domain.jobs.item import Item
-from vectormill.domain.jobs.job import INTERACTIVE_PRIORITY, NewJob
-from vectormill.domain.source import SQL, Source
-from vectormill.models.registry import Registry
-from vectormill.settings import Settings
 from vectormill.sources.opening import open_source
 from vectormill.sources.options import NONE, parse_split
 from vectormill.sources.reader import SourcePlace
+from vectormill.sources.source import SQL, Source
 from vectormill.work.loop import Loop
 
 logger = logging.getLogger(__name__)

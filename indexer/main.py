@@ -20,12 +20,12 @@ from indexer.phases.phases import Tools
 from indexer.phases.reading import Source
 from indexer.requests.batch_keeper import BatchKeeper
 from vectormill.db.outages import DATABASE_ERRORS
-from vectormill.db.runs.stages import drop_left_stages
 from vectormill.db.session import make_engine
 from vectormill.db.workers import beat_indexer
 from vectormill.domain.errors import ConfigurationError
 from vectormill.models.registry import Registry
 from vectormill.processes.stopping import StopSignals
+from vectormill.runs.stages import drop_left_stages
 from vectormill.settings import Settings
 from vectormill.work.loop import name_owner
 

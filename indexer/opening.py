@@ -6,13 +6,13 @@ from indexer.context import RunContext
 from indexer.phases.reading import Source
 from vectormill.db.collections.collections import find_generation
 from vectormill.db.jobs.twins import add_missing_twins
-from vectormill.db.runs.runs import refuse_without_texts
-from vectormill.db.runs.sources import find_source_of_run
-from vectormill.domain.source import OWN_TEXTS
-from vectormill.domain.source import Source as SourceValues
+from vectormill.runs.runs import refuse_without_texts
 from vectormill.sources.kinds.own_texts import CarriedTextReader
 from vectormill.sources.opening import open_source
 from vectormill.sources.reader import SourcePlace
+from vectormill.sources.source import OWN_TEXTS
+from vectormill.sources.source import Source as SourceValues
+from vectormill.sources.sources import find_source_of_run
 
 # Behind every place: only jobs that have not ended.
 _OPEN_JOBS_ONLY: Final = 2**63 - 1

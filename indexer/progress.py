@@ -5,8 +5,8 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
-from vectormill.db.runs.run_claims import save_run
-from vectormill.domain.run import Run, RunCounts
+from vectormill.runs.run import Run, RunCounts
+from vectormill.runs.run_claims import save_run
 from vectormill.work.work import Lease
 
 

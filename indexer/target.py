@@ -6,10 +6,10 @@ from sqlalchemy import Connection
 
 from vectormill.db.collections.collections import find_generation, keeps_texts
 from vectormill.db.collections.generations import find_written
-from vectormill.db.runs.stages import Stage
 from vectormill.domain.collection import LIVE, Generation
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.run import Run
+from vectormill.runs.run import Run
+from vectormill.runs.stages import Stage
 
 
 @dataclass(frozen=True, slots=True)

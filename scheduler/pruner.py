@@ -26,8 +26,8 @@ from vectormill.db.jobs.deletion import (
 from vectormill.db.jobs.failing import fail_waiting_chunks, find_stuck_jobs
 from vectormill.db.requests.batches import delete_old_batches
 from vectormill.db.requests.files import delete_file_batch, discard_old_files
-from vectormill.db.runs.pushes import prune_pushes
-from vectormill.db.runs.runs import prune_runs
+from vectormill.runs.runs import prune_runs
+from vectormill.sources.pushes import prune_pushes
 from vectormill.webhooks.deliveries import prune_deliveries
 from vectormill.work.loop import Loop
 

@@ -7,12 +7,12 @@ from sqlalchemy import Engine
 
 from vectormill.db.indexes.indexes import share_removed
 from vectormill.db.indexes.tending import TendedCollection, list_tended
-from vectormill.db.runs.runs import create_run
 from vectormill.domain.collection import AUTO
 from vectormill.domain.errors import CollectionNotFound
 from vectormill.domain.index_plan import find_operator_class
-from vectormill.domain.run import INDEX
 from vectormill.domain.tasks.task import VECTOR
+from vectormill.runs.run import INDEX
+from vectormill.runs.runs import create_run
 from vectormill.settings import Settings
 from vectormill.vectors.vector_types import choose_vector_type
 

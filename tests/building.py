@@ -20,8 +20,8 @@ from vectormill.domain.collection import Generation
 from vectormill.domain.encoding import BINARY, EncodingSpec
 from vectormill.domain.jobs.item import Item
 from vectormill.domain.jobs.job import Job, NewJob
-from vectormill.domain.run import CHECKING, REINDEX, RUNNING, Run, RunCounts
 from vectormill.models.registry import Registry
+from vectormill.runs.run import CHECKING, REINDEX, RUNNING, Run, RunCounts
 from vectormill.settings import Settings
 
 T = TypeVar("T")

@@ -19,8 +19,8 @@ from vectormill.db.rows.generation_tables import upsert_rows
 from vectormill.domain.collection import Generation
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.jobs.item import Item
-from vectormill.domain.run import INDEX, INDEXING, RUNNING, Run, RunCounts
 from vectormill.models.registry import Registry
+from vectormill.runs.run import INDEX, INDEXING, RUNNING, Run, RunCounts
 from vectormill.settings import Settings
 from vectormill.vectors.vector_types import choose_vector_type, make_rows
 

@@ -15,11 +15,11 @@ from indexer.main import serve
 from indexer.opening import open_run_source
 from tests.protocol import submit
 from tests.waiting import wait_for
-from vectormill.db.runs.runs import create_run, find_run
 from vectormill.domain.errors import SourceFailed
 from vectormill.domain.jobs.item import Item
-from vectormill.domain.run import HELD, REINDEX, Run
 from vectormill.models.registry import Registry
+from vectormill.runs.run import HELD, REINDEX, Run
+from vectormill.runs.runs import create_run, find_run
 from vectormill.settings import Settings
 
 QUICK = {"heartbeat_seconds": 0.2}

@@ -8,10 +8,10 @@ from indexer.follower import follow_collection
 from tests.api_server import encode_waiting
 from tests.protocol import SPEC, make_items, submit
 from vectormill.db.jsonb import to_jsonb
-from vectormill.db.runs.followed_tables import FollowedTable, follow_table
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
+from vectormill.sources.followed_tables import FollowedTable, follow_table
 
 SET_SOURCE = text("""
     INSERT INTO vectormill.sources (collection_id, kind, options, split)

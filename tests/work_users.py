@@ -24,13 +24,13 @@ from tests.webhooks import make_webhook
 from vectormill.db.requests.batch_claims import claim_batch
 from vectormill.db.requests.batches import BATCHES, cancel_batch, create_batch
 from vectormill.db.requests.file_writer import FileWriter
-from vectormill.db.runs.run_claims import RUNS, claim_run
-from vectormill.db.runs.runs import COUNT_NAMES, cancel_run, find_run
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import RunCancelled, WrongBatchState, WrongRunState
 from vectormill.domain.requests.request_batch import EMBEDDINGS, NewRequestBatch
 from vectormill.domain.requests.request_file import BATCH
 from vectormill.models.registry import Registry
+from vectormill.runs.run_claims import RUNS, claim_run
+from vectormill.runs.runs import COUNT_NAMES, cancel_run, find_run
 from vectormill.settings import Settings
 from vectormill.webhooks.deliveries import DELIVERIES, claim_deliveries, fail_pending, post_test
 from vectormill.webhooks.webhook import MAX_ATTEMPTS, Posting, Reply

@@ -16,8 +16,8 @@ from vectormill.db.collections.descriptions import (
     ScheduleSummary,
 )
 from vectormill.domain.collection import GENERATION_STATES, KINDS, find_kind
-from vectormill.domain.source import hide_files
 from vectormill.moments import in_utc
+from vectormill.sources.source import hide_files
 
 
 class CollectionBody(BaseModel):

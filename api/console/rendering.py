@@ -6,7 +6,7 @@ from typing import Any, Final
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from api.console import words
-from vectormill.domain.run import STEERABLE_RUN_STATES
+from vectormill.runs.run import STEERABLE_RUN_STATES
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
 

@@ -16,11 +16,11 @@ from api.intake.intake import Intake
 from api.intake.submissions import NDJSON_TYPES, make_inflater, read_blocks
 from api.streams.ndjson import ItemReader
 from vectormill.db.collections.collections import find_generation
-from vectormill.db.runs.pushes import PushWriter
-from vectormill.db.runs.sources import find_source
 from vectormill.domain.jobs.item import Item
 from vectormill.sources.fitting import takes_pairs
+from vectormill.sources.pushes import PushWriter
 from vectormill.sources.rows import encode_metadata
+from vectormill.sources.sources import find_source
 
 
 async def receive_push(

@@ -28,7 +28,7 @@ from vectormill.db.collections.swaps import list_lagging_twins
 from vectormill.domain.collection import BUILDING, LIVE, VECTORS, Generation
 from vectormill.domain.encoding import FLOAT16, FLOAT32
 from vectormill.domain.errors import CanaryFailed
-from vectormill.domain.run import CHECKING
+from vectormill.runs.run import CHECKING
 
 LEAST_RECALL: Final = 0.95
 # In 16 bit, also of a text that was encoded in another batch or on another device.

@@ -15,7 +15,7 @@ from vectormill.db.collections.strays import find_strays, sample_hashes
 from vectormill.domain.collection import RECORDS, SCORES, VECTORS, Generation
 from vectormill.domain.errors import EncodingTimeout
 from vectormill.domain.jobs.item import Item
-from vectormill.domain.run import CHECKING
+from vectormill.runs.run import CHECKING
 
 DEFAULT_SAMPLE: Final = 200
 LEAST_RECALL: Final = 0.95

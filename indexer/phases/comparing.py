@@ -8,10 +8,9 @@ from sqlalchemy import Connection
 from indexer.context import RunContext
 from indexer.progress import Progress
 from indexer.target import find_target, live_stage
-from vectormill.db.runs.differences import count_rows, note_moved, note_vanished, write_moved
-from vectormill.db.runs.stages import require_stage
 from vectormill.domain.errors import RunError
-from vectormill.domain.run import (
+from vectormill.runs.differences import count_rows, note_moved, note_vanished, write_moved
+from vectormill.runs.run import (
     COMPARING,
     DEFAULT_MAX_CHANGE_SHARE,
     READING,
@@ -19,6 +18,7 @@ from vectormill.domain.run import (
     is_as_confirmed,
     refuse_change,
 )
+from vectormill.runs.stages import require_stage
 
 _MOVED_PER_BATCH: Final = 2000
 

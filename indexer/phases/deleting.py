@@ -6,8 +6,8 @@ from indexer.context import RunContext
 from indexer.progress import Progress
 from indexer.target import find_target
 from vectormill.db.rows.items import remove_items
-from vectormill.db.runs.differences import list_vanished
-from vectormill.db.runs.stages import require_stage
+from vectormill.runs.differences import list_vanished
+from vectormill.runs.stages import require_stage
 
 _ROWS_PER_BATCH: Final = 1000
 

@@ -15,12 +15,12 @@ from vectormill.db.jobs.deletion import discard_upload
 from vectormill.db.jobs.jobs import find_job
 from vectormill.db.jobs.submission import JobWriter
 from vectormill.db.rows.items import remove_items
-from vectormill.db.runs.differences import list_failed_keys, write_metadata
-from vectormill.db.runs.run_claims import forget_attempts
-from vectormill.db.runs.stages import CHANGED, NEW, load_changes, require_stage
 from vectormill.domain.errors import JobNotFound, RunError
 from vectormill.domain.jobs.job import CANCELLED, DEFAULT_PRIORITY, UPLOADING, Job, NewJob
-from vectormill.domain.run import ENCODING
+from vectormill.runs.differences import list_failed_keys, write_metadata
+from vectormill.runs.run import ENCODING
+from vectormill.runs.run_claims import forget_attempts
+from vectormill.runs.stages import CHANGED, NEW, load_changes, require_stage
 
 # Texts in memory at a time, and rows of one transaction.
 _TEXTS_PER_BATCH: Final = 200

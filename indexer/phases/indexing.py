@@ -37,7 +37,7 @@ from vectormill.db.search.filter_indexes import (
 )
 from vectormill.domain.collection import AUTO, LIVE, VECTORS, Generation
 from vectormill.domain.index_plan import IndexPlan, find_operator_class
-from vectormill.domain.run import INDEX, INDEXING
+from vectormill.runs.run import INDEX, INDEXING
 
 logger = logging.getLogger(__name__)
 

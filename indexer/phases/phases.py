@@ -22,11 +22,9 @@ from indexer.phases.reading import Source, begin_reading, describe_reading, read
 from indexer.phases.swapping import swap
 from indexer.progress import Progress
 from vectormill.db.outages import DATABASE_ERRORS, describe_refusal, is_lasting, is_outage, is_shortage
-from vectormill.db.runs.run_claims import abandon_run, end_run, hold_run, report_run
-from vectormill.db.runs.runs import find_run
-from vectormill.db.runs.stages import StageLost, drop_stage
 from vectormill.domain.errors import LeaseLost, RunCancelled, SourceInterrupted, VectormillError
-from vectormill.domain.run import (
+from vectormill.models.registry import Registry
+from vectormill.runs.run import (
     CANCELLED,
     CHECK,
     CHECKING,
@@ -43,7 +41,9 @@ from vectormill.domain.run import (
     phase_after,
     state_at_end,
 )
-from vectormill.models.registry import Registry
+from vectormill.runs.run_claims import abandon_run, end_run, hold_run, report_run
+from vectormill.runs.runs import find_run
+from vectormill.runs.stages import StageLost, drop_stage
 from vectormill.settings import Settings
 from vectormill.tracing import span
 from vectormill.work.loop import handing_back

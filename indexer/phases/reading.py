@@ -15,11 +15,11 @@ from indexer.target import Target, make_target
 from vectormill.db.collections.building import open_target_generation
 from vectormill.db.jobs.jobs import draw_seq
 from vectormill.db.rows.tombstones import hold_deletions_of
-from vectormill.db.runs.stages import CHANGED, METADATA_ONLY, NEW, Rows, make_stage, pack_rows, stage_rows
 from vectormill.domain.errors import SourceFailed
 from vectormill.domain.jobs.item import Item
-from vectormill.domain.run import RunCounts
 from vectormill.key_ledger import KeyLedger
+from vectormill.runs.run import RunCounts
+from vectormill.runs.stages import CHANGED, METADATA_ONLY, NEW, Rows, make_stage, pack_rows, stage_rows
 
 # Batches that wait for the database: each is in memory once more.
 _AHEAD: Final = 2

@@ -23,7 +23,7 @@ from vectormill.db.collections.swaps import (
 from vectormill.db.short_locks import act_in_short_locks
 from vectormill.domain.collection import BUILDING, Generation
 from vectormill.domain.errors import SwapRefused
-from vectormill.domain.run import SWAPPING
+from vectormill.runs.run import SWAPPING
 
 logger = logging.getLogger(__name__)
 

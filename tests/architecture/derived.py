@@ -21,12 +21,13 @@ from tests.architecture.facts import (
     find_settings,
 )
 from tests.architecture.sources import ROOT
-from vectormill.domain import collection, run
+from vectormill.domain import collection
 from vectormill.domain.encoding import EncodingOptions, RequestedOptions, list_options
 from vectormill.domain.jobs import chunk, job
 from vectormill.domain.jobs.item import ITEM_ERROR_CODES
 from vectormill.files.formats import INPUT_FORMATS, OUTPUT_FORMATS, describe_inputs
 from vectormill.models.model_card import POOLING_NAMES
+from vectormill.runs import run
 from worker.encoder.backends import BACKENDS
 from worker.placement.strategies import STRATEGIES
 

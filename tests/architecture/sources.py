@@ -10,7 +10,13 @@ DOCS = ROOT / "docs"
 
 PACKAGES = ("api", "indexer", "scheduler", "vectormill", "worker")
 # Folders that hold all of one feature, its SQL too (decision 0049).
-FEATURES = ("vectormill/keys", "vectormill/schedules", "vectormill/webhooks")
+FEATURES = (
+    "vectormill/keys",
+    "vectormill/runs",
+    "vectormill/schedules",
+    "vectormill/sources",
+    "vectormill/webhooks",
+)
 FOLDERS = (*PACKAGES, "alembic", "benchmarks", "deploy", "tests")
 
 

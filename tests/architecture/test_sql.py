@@ -112,9 +112,7 @@ def test_only_the_election_of_schedulers_keeps_anything_in_its_session() -> None
 
 
 # What asks somebody's database, or a server about itself.
-OTHER_DATABASES = frozenset(
-    {"vectormill/sources/kinds/sql.py", "vectormill/cli/doctor/servers.py", "vectormill/embedded"}
-)
+OTHER_DATABASES = frozenset({"vectormill/cli/doctor/servers.py", "vectormill/embedded"})
 
 
 def test_statements_stand_in_db_and_in_the_folders_of_features_alone() -> None:

@@ -249,7 +249,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a push that was not heard of loses its parts",
-        "vectormill/db/runs/pushes.py",
+        "vectormill/sources/pushes.py",
         "runs.id = :id AND runs.state = 'failed'",
         "runs.id = :id AND runs.state <> 'queued'",
         (
@@ -269,7 +269,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a swap holds a run that was cancelled",
-        "vectormill/db/runs/run_claims.py",
+        "vectormill/runs/run_claims.py",
         "    if lease.keep(connection) == CANCELLING:\n",
         "    if lease.keep(connection) is None:\n",
         (
@@ -489,7 +489,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a push that was sent again leaves a run of its own",
-        "vectormill/db/runs/pushes.py",
+        "vectormill/sources/pushes.py",
         '                    connection.execute(DELETE_UPLOAD, {"id": self.id})\n',
         "                    pass\n",
         (f"{REPEATED}::test_a_repeated_request_answers_what_the_first_has_made[push]",),
@@ -597,7 +597,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a run that waits goes before that of a rollback",
-        "vectormill/db/runs/run_claims.py",
+        "vectormill/runs/run_claims.py",
         "(NOT other.options ? 'carry_from', other.created_at)",
         "(NOT run.options ? 'carry_from', other.created_at)",
         (

@@ -8,8 +8,8 @@ from uuid import UUID
 from pydantic import BaseModel, ConfigDict, Field
 
 from vectormill.domain.errors import InvalidOption
-from vectormill.domain.run import RUN_PHASES, RUN_STATES
 from vectormill.moments import in_utc
+from vectormill.runs.run import RUN_PHASES, RUN_STATES
 from vectormill.schedules.cron import MAX_CRON_CHARS, MAX_TIMEZONE_CHARS, find_timezone
 from vectormill.schedules.schedule import OVERLAPS, SCHEDULE_NAME, Schedule, ScheduledRun
 

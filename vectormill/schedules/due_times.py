@@ -13,10 +13,10 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Row, text
 
-from vectormill.db.runs.runs import create_run
 from vectormill.domain.errors import InvalidOption
-from vectormill.domain.run import FAILED, OPEN_RUN_STATES, QUEUED, REINDEX, SKIPPED, Run
 from vectormill.moments import describe_moment
+from vectormill.runs.run import FAILED, OPEN_RUN_STATES, QUEUED, REINDEX, SKIPPED, Run
+from vectormill.runs.runs import create_run
 from vectormill.schedules.cron import newest_due, next_due
 from vectormill.schedules.schedule import SKIP
 from vectormill.schedules.schedules import lock_schedule

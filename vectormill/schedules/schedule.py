@@ -8,7 +8,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from vectormill.domain.errors import InvalidOption
-from vectormill.domain.run import RunCounts
+from vectormill.runs.run import RunCounts
 
 SKIP: Final = "skip"  # the due time passes; the history says why
 QUEUE: Final = "queue"  # its run waits until the other has ended

@@ -17,8 +17,7 @@ from vectormill.domain.errors import (
     ScheduleNotFound,
     SourceNotFound,
 )
-from vectormill.domain.run import FINISHED_RUN_STATES, GOOD_RUN_STATES, MISSED_RUN_STATES, RunCounts
-from vectormill.domain.source import PUSH
+from vectormill.runs.run import FINISHED_RUN_STATES, GOOD_RUN_STATES, MISSED_RUN_STATES, RunCounts
 from vectormill.schedules.cron import check_cron, find_timezone, next_due
 from vectormill.schedules.schedule import (
     NewSchedule,
@@ -28,6 +27,7 @@ from vectormill.schedules.schedule import (
     check_overlap,
     check_schedule_name,
 )
+from vectormill.sources.source import PUSH
 
 # The counts read the runs of one schedule since its last success, by the index of (schedule_id, due_at).
 SCHEDULES_WITH_RUNS = f"""

@@ -1,1 +1,1 @@
-"""Sources: where the texts of a collection come from, one file a kind. Knows nothing of runs or vectors."""
+"""Sources: where the texts of a collection come from, what clients push, and changes of tables that are followed."""

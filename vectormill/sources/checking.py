@@ -7,10 +7,10 @@ from typing import Any, Final, cast
 
 from vectormill.domain.errors import SourceFailed
 from vectormill.domain.jobs.item import Item
-from vectormill.domain.source import PUSH, Source
 from vectormill.domain.tasks.pair import split_pair
 from vectormill.sources.opening import open_source
 from vectormill.sources.reader import SourcePlace
+from vectormill.sources.source import PUSH, Source
 
 SAMPLE_ROWS: Final = 10_000
 SHOWN_ROWS: Final = 3

@@ -2,9 +2,9 @@
 
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import InvalidOption
-from vectormill.domain.source import FILES, SQL, TREE, Source
 from vectormill.domain.tasks.task import JUDGE, TASKS
 from vectormill.sources.options import NONE, parse_split
+from vectormill.sources.source import FILES, SQL, TREE, Source
 
 WITH_COLUMNS = (SQL, FILES)
 

@@ -1,6 +1,5 @@
 """Opening: which reader a source has. The one place that knows every kind."""
 
-from vectormill.domain.source import OWN_TEXTS, PUSH, Source
 from vectormill.sources.fitting import refuse_unfit
 from vectormill.sources.kinds.files import FileReader
 from vectormill.sources.kinds.own_texts import OwnTextReader
@@ -10,6 +9,7 @@ from vectormill.sources.kinds.tree import TreeReader
 from vectormill.sources.options import NONE, FileOptions, SqlOptions, TreeOptions, parse_options, parse_split
 from vectormill.sources.passages import PassageReader
 from vectormill.sources.reader import Reader, SourcePlace
+from vectormill.sources.source import OWN_TEXTS, PUSH, Source
 
 
 def open_source(source: Source, place: SourcePlace, *, patience_seconds: float = 0) -> Reader:

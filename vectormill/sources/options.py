@@ -7,8 +7,8 @@ import msgspec
 from msgspec import Meta
 
 from vectormill.domain.errors import InvalidOption
-from vectormill.domain.source import FILES, KEY_COLUMN, OWN_TEXTS, PUSH, SQL, TREE, Source
 from vectormill.files.formats import InputName
+from vectormill.sources.source import FILES, KEY_COLUMN, OWN_TEXTS, PUSH, SQL, TREE, Source
 
 Named = Annotated[str, Meta(min_length=1, max_length=1024)]
 Names = Annotated[tuple[Named, ...], Meta(max_length=256)]

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.jobs.job import TERMINAL_JOB_STATES
-from vectormill.domain.run import HELD, TERMINAL_RUN_STATES
+from vectormill.runs.run import HELD, TERMINAL_RUN_STATES
 
 JOB_EVENTS: Final = tuple(f"job.{state}" for state in TERMINAL_JOB_STATES)
 # A held run waits for a person, who is to hear of it.

@@ -4,7 +4,7 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from vectormill.db.runs.followed_tables import Following
+from vectormill.sources.followed_tables import Following
 
 
 class FollowRequest(BaseModel):

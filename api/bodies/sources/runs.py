@@ -11,8 +11,8 @@ from api.intake.options import StorableText, model_of
 from api.schemas import describe_spec
 from vectormill.domain.encoding import EncodingOptions
 from vectormill.domain.jobs.job import DEFAULT_PRIORITY, LEAST_URGENT_PRIORITY, MOST_URGENT_PRIORITY, Job
-from vectormill.domain.run import DEFAULT_MAX_CHANGE_SHARE, RUN_KINDS, RUN_PHASES, RUN_STATES, Run
 from vectormill.moments import in_utc
+from vectormill.runs.run import DEFAULT_MAX_CHANGE_SHARE, RUN_KINDS, RUN_PHASES, RUN_STATES, Run
 
 # Options that a run's phases know by the same names.
 LIMITS: Final = {

@@ -8,8 +8,8 @@ import msgspec
 from msgspec import Meta
 from pydantic import BaseModel, Field
 
-from vectormill.domain.source import SOURCE_KINDS, SavedSource, hide_files
 from vectormill.sources.checking import SourceReport
+from vectormill.sources.source import SOURCE_KINDS, SavedSource, hide_files
 
 OPTIONS_DESCRIPTION = (
     "Of its kind, as docs/SOURCES.md has them. sql: query, key, text, text_pair, metadata or metadata_json, url_env or "

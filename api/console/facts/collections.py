@@ -8,7 +8,7 @@ from typing import Any, Final
 from vectormill.db.collections.descriptions import CollectionRow
 from vectormill.db.overviews.collections import Standing
 from vectormill.domain.collection import VECTORS, find_kind
-from vectormill.domain.source import hide_queries
+from vectormill.sources.source import hide_queries
 
 # What stands before an @ in an address may be a password, wherever it was written.
 _CREDENTIALS: Final = re.compile(r"(://)[^/\s@]+@")

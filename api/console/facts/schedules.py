@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from vectormill.domain.errors import InvalidOption
-from vectormill.domain.run import HELD, QUEUED, RUNNING
+from vectormill.runs.run import HELD, QUEUED, RUNNING
 from vectormill.schedules.cron import find_timezone
 from vectormill.schedules.schedule import Schedule, ScheduledRun
 

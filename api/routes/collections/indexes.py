@@ -9,10 +9,10 @@ from vectormill.db.collections.collections import find_generation
 from vectormill.db.indexes.index_builds import find_progress
 from vectormill.db.indexes.index_plans import plan_for
 from vectormill.db.indexes.indexes import find_indexes, find_wishes, set_wishes
-from vectormill.db.runs.runs import create_run
 from vectormill.domain.collection import HNSW, require_vectors
 from vectormill.domain.index_plan import IndexWishes
-from vectormill.domain.run import INDEX
+from vectormill.runs.run import INDEX
+from vectormill.runs.runs import create_run
 
 router = APIRouter(tags=["indexes"])
 

@@ -8,9 +8,9 @@ from sqlalchemy import Connection
 
 from api.bodies.sources.following import FollowingBody, FollowRequest
 from api.dependencies import CollectionName, Resources, ResourcesDependency
-from vectormill.db.runs.followed_tables import find_following, follow_table, unfollow_table
 from vectormill.db.short_locks import act_in_short_locks
 from vectormill.domain.errors import InvalidOption
+from vectormill.sources.followed_tables import find_following, follow_table, unfollow_table
 
 router = APIRouter(tags=["sources"])
 

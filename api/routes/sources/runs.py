@@ -14,7 +14,12 @@ from api.intake.idempotency import IdempotencyKey
 from vectormill.db.collections.collections import find_generation
 from vectormill.db.idempotency import make_once
 from vectormill.db.jobs.jobs import find_job
-from vectormill.db.runs.runs import (
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.errors import InvalidOption, JobNotFound, RunNotFound
+from vectormill.domain.jobs.job import Job
+from vectormill.models.registry import respecify
+from vectormill.runs.run import ENCODING, REINDEX, Run
+from vectormill.runs.runs import (
     cancel_run,
     confirm_run,
     create_run,
@@ -23,11 +28,6 @@ from vectormill.db.runs.runs import (
     position_of,
     refuse_without_texts,
 )
-from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.errors import InvalidOption, JobNotFound, RunNotFound
-from vectormill.domain.jobs.job import Job
-from vectormill.domain.run import ENCODING, REINDEX, Run
-from vectormill.models.registry import respecify
 
 router = APIRouter(tags=["runs"])
 

@@ -17,15 +17,15 @@ from api.intake.submissions import read_body
 from api.problems import Place, Problem
 from vectormill.addresses import is_loopback_host
 from vectormill.db.collections.collections import find_generation
-from vectormill.db.runs.sources import delete_source, find_source, save_source
 from vectormill.domain.errors import InvalidOption, SourceFailed
-from vectormill.domain.source import Source
 from vectormill.settings import Settings
 from vectormill.sources.checking import SourceReport, check_source
 from vectormill.sources.fitting import refuse_unfit
 from vectormill.sources.kinds.files import is_local
 from vectormill.sources.options import FileOptions, Options, TreeOptions, parse_options, parse_split
 from vectormill.sources.reader import SourcePlace
+from vectormill.sources.source import Source
+from vectormill.sources.sources import delete_source, find_source, save_source
 
 router = APIRouter(tags=["sources"])
 

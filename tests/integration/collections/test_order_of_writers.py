@@ -31,11 +31,11 @@ from vectormill.db.jobs.jobs import draw_seq, retry_job
 from vectormill.db.jobs.twins import cancel_unwanted_jobs
 from vectormill.db.rows.items import delete_items, remove_items
 from vectormill.db.rows.scrubbing import delete_scrubbed
-from vectormill.db.runs.runs import create_run
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.jobs.chunk import Claim
 from vectormill.domain.jobs.item import ENCODING_FAILED, Item, ItemFailure
-from vectormill.domain.run import COMPLETED, REINDEX, Run
+from vectormill.runs.run import COMPLETED, REINDEX, Run
+from vectormill.runs.runs import create_run
 
 KEYS = [f"k{number}" for number in range(9)]
 

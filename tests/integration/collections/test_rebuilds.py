@@ -15,10 +15,10 @@ from tests.protocol import SPEC
 from vectormill.db.collections.collections import find_generation
 from vectormill.db.collections.generations import find_building
 from vectormill.db.collections.swaps import roll_back
-from vectormill.db.runs.runs import create_run
 from vectormill.domain.collection import RETIRED
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.run import COMPLETED, FAILED, REINDEX
+from vectormill.runs.run import COMPLETED, FAILED, REINDEX
+from vectormill.runs.runs import create_run
 from vectormill.sources.kinds.own_texts import OwnTextReader
 
 ROWS = [row(f"k{number}", f"text {number}", page=number) for number in range(20)]

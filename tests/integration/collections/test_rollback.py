@@ -21,11 +21,11 @@ from vectormill.db.collections.collections import find_generation
 from vectormill.db.collections.retired import prune_retired_generations
 from vectormill.db.collections.swaps import NewerRows, count_newer_rows, roll_back
 from vectormill.db.rows.items import delete_items
-from vectormill.db.runs.run_claims import claim_run, end_run
-from vectormill.db.runs.runs import create_run
 from vectormill.domain.jobs.item import Item
-from vectormill.domain.run import CANCELLED, COMPLETED, REINDEX
 from vectormill.problems import ApiError
+from vectormill.runs.run import CANCELLED, COMPLETED, REINDEX
+from vectormill.runs.run_claims import claim_run, end_run
+from vectormill.runs.runs import create_run
 
 
 def make_swapped(engine: Engine) -> tuple[int, int]:

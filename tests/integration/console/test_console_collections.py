@@ -17,7 +17,7 @@ from tests.protocol import submit as submit_job
 from tests.queries import listening
 from tests.schedules import make_schedule
 from vectormill.db.collections.removals import remove_collection
-from vectormill.db.runs.runs import create_run
+from vectormill.runs.runs import create_run
 
 
 @pytest.fixture

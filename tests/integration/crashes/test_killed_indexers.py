@@ -17,11 +17,11 @@ from tests.integration.crashes.points import CrashPoints
 from tests.integration.crashes.victims import Servers, running, watched_engine
 from tests.kinds import RECORDS
 from tests.protocol import SPEC, submit
-from vectormill.db.runs.run_claims import claim_run
 from vectormill.db.session import make_engine
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.run import RunCounts
 from vectormill.models.registry import Registry
+from vectormill.runs.run import RunCounts
+from vectormill.runs.run_claims import claim_run
 from vectormill.settings import Settings
 
 LEASE_SECONDS = 30.0

@@ -31,7 +31,7 @@ from vectormill.domain.collection import Generation
 from vectormill.domain.encoding import BINARY, FLOAT32, INT8, EncodingSpec
 from vectormill.domain.filter import parse_filter
 from vectormill.domain.jobs.item import Item
-from vectormill.domain.run import REINDEX
+from vectormill.runs.run import REINDEX
 from vectormill.vectors.vector_types import choose_vector_type, make_rows
 
 NUM_ROWS = 1200

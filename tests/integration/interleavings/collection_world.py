@@ -40,10 +40,6 @@ from vectormill.db.jobs.submission import JobWriter
 from vectormill.db.jobs.twins import wish_for_twins
 from vectormill.db.outages import DATABASE_ERRORS, is_outage
 from vectormill.db.rows.items import delete_items
-from vectormill.db.runs.differences import note_vanished
-from vectormill.db.runs.run_claims import claim_run
-from vectormill.db.runs.runs import cancel_run, create_run
-from vectormill.db.runs.stages import Rows, Stage, driver_of, make_stage, stage_rows
 from vectormill.db.short_locks import act_in_short_locks
 from vectormill.domain.errors import (
     Conflict,
@@ -56,9 +52,13 @@ from vectormill.domain.errors import (
 from vectormill.domain.jobs.chunk import ChunkOutcome, Claim
 from vectormill.domain.jobs.item import Item
 from vectormill.domain.jobs.job import CANCELLING, NewJob
-from vectormill.domain.run import REINDEX
 from vectormill.models.registry import Registry
 from vectormill.ragged import Ragged
+from vectormill.runs.differences import note_vanished
+from vectormill.runs.run import REINDEX
+from vectormill.runs.run_claims import claim_run
+from vectormill.runs.runs import cancel_run, create_run
+from vectormill.runs.stages import Rows, Stage, driver_of, make_stage, stage_rows
 from vectormill.settings import Settings
 from vectormill.work.loop import Stopping, handing_back
 from vectormill.work.work import Lease

@@ -42,7 +42,7 @@ EMPTY = """
 IDS = (
     "vectormill.db.jobs.submission.uuid4",
     "vectormill.db.jobs.twins.uuid4",
-    "vectormill.db.runs.runs.uuid4",
+    "vectormill.runs.runs.uuid4",
     "indexer.phases.encoding.uuid4",
 )
 

@@ -29,7 +29,7 @@ from vectormill.db.chunks.payloads import load_payload
 from vectormill.db.collections.collections import find_generation
 from vectormill.db.jobs.jobs import resume_job
 from vectormill.domain.errors import Conflict, LeaseLost
-from vectormill.domain.run import COMPLETED, COMPLETED_WITH_ERRORS
+from vectormill.runs.run import COMPLETED, COMPLETED_WITH_ERRORS
 
 ROUNDS = 5
 # Some seconds on an idle machine.

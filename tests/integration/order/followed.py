@@ -22,10 +22,10 @@ from tests.services import connected_engine, migrated_database
 from vectormill.db.chunks.payloads import load_payload
 from vectormill.db.collections.collections import find_generation
 from vectormill.db.collections.generations import find_building
-from vectormill.db.runs.runs import find_run
 from vectormill.domain.jobs.chunk import Claim
 from vectormill.domain.jobs.item import Item
-from vectormill.domain.run import COMPARING, COMPLETED, Run
+from vectormill.runs.run import COMPARING, COMPLETED, Run
+from vectormill.runs.runs import find_run
 
 NAMES = "abcd"
 OUTSIDE, OWN, CARRIED = "outside", "own", "carried"

@@ -16,9 +16,9 @@ from sqlalchemy import Engine
 from indexer.context import RunContext
 from indexer.phases.phases import PHASES, Tools, carry_out
 from indexer.phases.reading import Source
-from vectormill.db.runs.stages import Rows, pack_rows
-from vectormill.domain.run import INDEXING, Run
 from vectormill.models.registry import Registry
+from vectormill.runs.run import INDEXING, Run
+from vectormill.runs.stages import Rows, pack_rows
 from vectormill.settings import Settings
 from vectormill.work.work import Lease
 

@@ -34,14 +34,14 @@ from vectormill.db.collections.collections import find_generation
 from vectormill.db.collections.retired import prune_retired_generations
 from vectormill.db.collections.swaps import list_lagging_twins, roll_back
 from vectormill.db.rows.items import delete_items
-from vectormill.db.runs.run_claims import claim_run
-from vectormill.db.runs.runs import cancel_run, create_run
 from vectormill.db.short_locks import act_in_short_locks
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import Conflict, LeaseLost, RunCancelled, SourceFailed
 from vectormill.domain.jobs.chunk import Claim
 from vectormill.domain.jobs.item import Item
-from vectormill.domain.run import CANCELLING, REINDEX
+from vectormill.runs.run import CANCELLING, REINDEX
+from vectormill.runs.run_claims import claim_run
+from vectormill.runs.runs import cancel_run, create_run
 from vectormill.settings import Settings
 
 KEYS = st.sampled_from(NAMES)

@@ -7,7 +7,7 @@ from tests.indexed import draw_vectors, execute, make_collection
 from tests.protocol import make_items, submit
 from tests.schedules import add_source
 from vectormill.db.overviews.collections import Standing, list_open_runs, list_standings
-from vectormill.db.runs.runs import create_run
+from vectormill.runs.runs import create_run
 
 
 def standing_of(connection: Connection, collection_id: int) -> Standing:

@@ -19,12 +19,12 @@ from vectormill.db.collections import swaps
 from vectormill.db.collections.collections import find_generation
 from vectormill.db.collections.generations import find_building
 from vectormill.db.rows.items import delete_items
-from vectormill.db.runs.run_claims import claim_run, hold_run
-from vectormill.db.runs.runs import cancel_run
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import CanaryFailed, LeaseLost, RunCancelled, SwapRefused
 from vectormill.domain.jobs.chunk import Claim
 from vectormill.domain.jobs.item import EMPTY_TEXT, ENCODING_FAILED, ItemFailure
+from vectormill.runs.run_claims import claim_run, hold_run
+from vectormill.runs.runs import cancel_run
 
 ITEMS = make_items(30)
 

@@ -19,10 +19,10 @@ from tests.indexers import (
     start_run,
 )
 from vectormill.client import Client
-from vectormill.db.runs.sources import save_source
 from vectormill.domain.jobs.item import Item
-from vectormill.domain.run import Run, RunCounts
-from vectormill.domain.source import FILES, PUSH, SQL, TREE, Source
+from vectormill.runs.run import Run, RunCounts
+from vectormill.sources.source import FILES, PUSH, SQL, TREE, Source
+from vectormill.sources.sources import save_source
 
 PARAGRAPHS = {"by": "paragraphs", "min_chars": 20, "max_chars": 200}
 

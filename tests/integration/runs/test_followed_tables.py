@@ -16,15 +16,15 @@ from tests.papers import (
     settle,
 )
 from vectormill.db.collections.removals import remove_collection
-from vectormill.db.runs.followed_tables import (
+from vectormill.domain.errors import CollectionNotFound, Conflict, InvalidOption, SourceNotFound
+from vectormill.models.registry import Registry
+from vectormill.settings import Settings
+from vectormill.sources.followed_tables import (
     FollowedTable,
     follow_table,
     list_followed_tables,
     unfollow_table,
 )
-from vectormill.domain.errors import CollectionNotFound, Conflict, InvalidOption, SourceNotFound
-from vectormill.models.registry import Registry
-from vectormill.settings import Settings
 
 
 def test_unfollowed_a_table_has_no_trigger_and_no_change_waits(engine: Engine, followed: str) -> None:

@@ -30,15 +30,15 @@ from tests.indexers import (
 from tests.protocol import submit
 from tests.waiting import wait_for
 from vectormill.db.jobs.jobs import find_job
-from vectormill.db.runs.run_claims import abandon_run, claim_run, hold_run, save_run
-from vectormill.db.runs.runs import cancel_run
 from vectormill.domain.errors import LeaseLost, SourceInterrupted
-from vectormill.domain.run import ENCODING, FAILED, Run, RunCounts
-from vectormill.domain.source import SQL, Source
 from vectormill.models.registry import Registry
+from vectormill.runs.run import ENCODING, FAILED, Run, RunCounts
+from vectormill.runs.run_claims import abandon_run, claim_run, hold_run, save_run
+from vectormill.runs.runs import cancel_run
 from vectormill.settings import Settings
 from vectormill.sources.opening import open_source
 from vectormill.sources.reader import SourcePlace
+from vectormill.sources.source import SQL, Source
 from vectormill.work.loop import Stopping
 from vectormill.work.work import Lease
 

@@ -29,9 +29,9 @@ from vectormill.db.rows.items import find_item
 from vectormill.domain.collection import CollectionWishes
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.jobs.item import Item
-from vectormill.domain.run import CHECK, Run, RunCounts
 from vectormill.domain.tasks.pair import join_pair, split_pair
 from vectormill.models.registry import Registry
+from vectormill.runs.run import CHECK, Run, RunCounts
 from vectormill.settings import Settings
 from vectormill.sources.kinds.own_texts import OwnTextReader
 from vectormill.sources.reader import SourcePlace

@@ -7,7 +7,8 @@ from sqlalchemy import Connection, Engine, text
 
 from tests.indexers import make_collection
 from vectormill.db.collections.collections import find_generation
-from vectormill.db.runs.differences import (
+from vectormill.domain.jobs.item import Item
+from vectormill.runs.differences import (
     CLEAR_ATTRIBUTES,
     LIST_METADATA_ONLY,
     LIST_MOVED,
@@ -17,9 +18,9 @@ from vectormill.db.runs.differences import (
     WRITE_MOVED,
     note_moved,
 )
-from vectormill.db.runs.run_claims import CLAIM_RUN, FIRST_PHASES
-from vectormill.db.runs.runs import LIST_RUNS_OF_COLLECTION, prune_runs
-from vectormill.db.runs.stages import (
+from vectormill.runs.run_claims import CLAIM_RUN, FIRST_PHASES
+from vectormill.runs.runs import LIST_RUNS_OF_COLLECTION, prune_runs
+from vectormill.runs.stages import (
     COMPARE_BATCH,
     LOAD_CHANGES,
     LOOK_UP_BY_INDEX,
@@ -28,7 +29,6 @@ from vectormill.db.runs.stages import (
     make_stage,
     pack_rows,
 )
-from vectormill.domain.jobs.item import Item
 from vectormill.schedules.schedules import COUNT_SCHEDULES, LIST_RUNS_OF_SCHEDULE
 
 NUM_ROWS = 20_000

@@ -22,9 +22,9 @@ from tests.indexers import (
 from tests.protocol import make_items, submit, vector_of
 from tests.waiting import wait_for
 from vectormill.db.rows.items import delete_items
-from vectormill.db.runs.runs import cancel_run, confirm_run
 from vectormill.domain.jobs.item import Item
-from vectormill.domain.run import RunCounts
+from vectormill.runs.run import RunCounts
+from vectormill.runs.runs import cancel_run, confirm_run
 
 ROWS = [row(f"k{number}", f"text {number}", page=number) for number in range(10)]
 BARE = row("bare", "without metadata")

@@ -7,8 +7,8 @@ from uuid import uuid4
 from sqlalchemy import Connection, Engine, TextClause, text
 
 from vectormill.db.collections.generations import LIST_GENERATIONS
-from vectormill.db.runs import pushes, sources
 from vectormill.db.search.matches import walk_plan
+from vectormill.sources import pushes, sources
 
 FILL = (
     "INSERT INTO vectormill.collections (name) SELECT 'c' || n FROM generate_series(1, 20000) AS n",

@@ -8,16 +8,16 @@ import pytest
 from sqlalchemy import Connection, Engine, event, text
 
 from tests.protocol import make_items, submit
-from vectormill.db.runs.pushes import PushWriter, prune_pushes
-from vectormill.db.runs.run_claims import claim_run
-from vectormill.db.runs.sources import save_source
 from vectormill.domain.errors import DuplicateKey, EmptyJob, SourceFailed
 from vectormill.domain.jobs.item import Item
-from vectormill.domain.source import PUSH, Source
 from vectormill.models.registry import Registry
+from vectormill.runs.run_claims import claim_run
 from vectormill.settings import Settings
 from vectormill.sources.opening import open_source
+from vectormill.sources.pushes import PushWriter, prune_pushes
 from vectormill.sources.reader import Reader, SourcePlace
+from vectormill.sources.source import PUSH, Source
+from vectormill.sources.sources import save_source
 
 
 @pytest.fixture

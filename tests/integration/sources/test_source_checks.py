@@ -15,7 +15,6 @@ from sqlalchemy import Engine
 from tests.protocol import SPEC, make_items, submit
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import InvalidOption, SourceFailed, SourceInterrupted
-from vectormill.domain.source import FILES, PUSH, SQL, TREE, Source
 from vectormill.domain.tasks.pair import split_pair
 from vectormill.domain.tasks.task import EXTRACT, JUDGE
 from vectormill.models.registry import DEFAULT_MODEL, Registry
@@ -24,6 +23,7 @@ from vectormill.sources.checking import check_source
 from vectormill.sources.kinds import files
 from vectormill.sources.opening import open_source
 from vectormill.sources.reader import SourcePlace
+from vectormill.sources.source import FILES, PUSH, SQL, TREE, Source
 
 
 def place(engine: Engine, **settings: Any) -> SourcePlace:

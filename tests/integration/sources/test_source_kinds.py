@@ -18,17 +18,17 @@ import zstandard
 from sqlalchemy import Engine, create_engine, text
 
 from tests.protocol import make_items, submit
-from vectormill.db.runs.pushes import PushWriter
-from vectormill.db.runs.sources import save_source
 from vectormill.domain.errors import SourceFailed
 from vectormill.domain.jobs.item import Item
-from vectormill.domain.source import FILES, OWN_TEXTS, PUSH, SQL, TREE, Source
 from vectormill.domain.tasks.pair import split_pair
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
 from vectormill.sources.opening import open_source
+from vectormill.sources.pushes import PushWriter
 from vectormill.sources.reader import MOST_BYTES, MOST_ROWS, SourcePlace
 from vectormill.sources.rows import encode_metadata
+from vectormill.sources.source import FILES, OWN_TEXTS, PUSH, SQL, TREE, Source
+from vectormill.sources.sources import save_source
 
 Rows = list[tuple[str, str]]
 

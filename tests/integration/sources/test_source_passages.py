@@ -14,13 +14,13 @@ from sqlalchemy import create_engine
 from tests.protocol import SPEC
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.jobs.item import Item
-from vectormill.domain.source import TREE, Source
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from vectormill.settings import Settings
 from vectormill.sources.opening import open_source
 from vectormill.sources.options import Split
 from vectormill.sources.passages import load_tokenizer, make_cuts, name_passages
 from vectormill.sources.reader import SourcePlace
+from vectormill.sources.source import TREE, Source
 
 ENGINE = create_engine("sqlite://")
 PLACE = SourcePlace(

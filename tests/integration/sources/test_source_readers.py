@@ -10,14 +10,14 @@ import pytest
 from sqlalchemy import Engine, create_engine, text
 
 from tests.protocol import claim_next, complete, make_items, submit
-from vectormill.db.runs.sources import save_source
 from vectormill.domain.errors import InvalidOption, SourceFailed, SourceInterrupted
 from vectormill.domain.jobs.item import Item
-from vectormill.domain.source import OWN_TEXTS, PUSH, SQL, Source
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
 from vectormill.sources.opening import open_source
 from vectormill.sources.reader import MOST_ROWS, Reader, SourcePlace
+from vectormill.sources.source import OWN_TEXTS, PUSH, SQL, Source
+from vectormill.sources.sources import save_source
 
 QUERY = {"key": "id", "text": "body"}
 

@@ -26,13 +26,13 @@ from vectormill.db.collections.removals import stop_work
 from vectormill.db.jobs.deletion import discard_job
 from vectormill.db.jobs.jobs import cancel_job, retry_job
 from vectormill.db.jobs.submission import JobWriter
-from vectormill.db.runs.pushes import prune_pushes
-from vectormill.db.runs.run_claims import claim_run, end_run
-from vectormill.db.runs.runs import cancel_run, create_run
 from vectormill.domain.jobs.item import ItemFailure
 from vectormill.domain.jobs.job import ALL_JOB_STATES, NewJob
-from vectormill.domain.run import REINDEX, RUN_STATES
+from vectormill.runs.run import REINDEX, RUN_STATES
+from vectormill.runs.run_claims import claim_run, end_run
+from vectormill.runs.runs import cancel_run, create_run
 from vectormill.settings import Settings
+from vectormill.sources.pushes import prune_pushes
 from vectormill.webhooks.webhook import EVENTS
 
 FAILURE = ItemFailure("encoding_failed", "so it is")

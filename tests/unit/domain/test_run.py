@@ -3,7 +3,7 @@
 import pytest
 
 from vectormill.domain.errors import WrongRunState
-from vectormill.domain.run import (
+from vectormill.runs.run import (
     CHECK,
     INDEX,
     REINDEX,

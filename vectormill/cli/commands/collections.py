@@ -245,7 +245,7 @@ def check(
     from vectormill.cli.views.listing import print_json
     from vectormill.cli.views.run_progress import look_at_run
     from vectormill.client.views.progress import Progress
-    from vectormill.domain.run import COMPLETED
+    from vectormill.runs.run import COMPLETED
 
     with connected(api_url, data_dir) as client:
         run = client.check_collection(name, sample=sample)

@@ -15,7 +15,6 @@ from sqlalchemy.exc import DBAPIError
 
 from vectormill.db.collections.generations import lock_collection
 from vectormill.db.jobs.jobs import cancel_job
-from vectormill.db.runs.followed_tables import remove_triggers
 from vectormill.db.short_locks import act_in_short_locks
 from vectormill.domain.errors import (
     CollectionInUse,
@@ -25,7 +24,8 @@ from vectormill.domain.errors import (
     WrongJobState,
 )
 from vectormill.domain.jobs.job import STEERABLE_JOB_STATES
-from vectormill.domain.run import CLAIMED_RUN_STATES, STEERABLE_RUN_STATES, UNCLAIMED_RUN_STATES
+from vectormill.runs.run import CLAIMED_RUN_STATES, STEERABLE_RUN_STATES, UNCLAIMED_RUN_STATES
+from vectormill.sources.followed_tables import remove_triggers
 
 logger = logging.getLogger(__name__)
 

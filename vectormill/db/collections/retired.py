@@ -16,7 +16,7 @@ from vectormill.db.rows.generation_tables import table_name
 from vectormill.db.short_locks import act_in_short_locks
 from vectormill.domain.errors import LocksHeld
 from vectormill.domain.jobs.job import OPEN_JOB_STATES
-from vectormill.domain.run import CLAIMED_RUN_STATES
+from vectormill.runs.run import CLAIMED_RUN_STATES
 
 # Whoever found a generation when it was live has ended his search or read his page by then.
 GRACE_SECONDS: Final = 300.0

@@ -27,12 +27,12 @@ from vectormill.db.collections.views import replace_view
 from vectormill.db.jobs.jobs import draw_seq
 from vectormill.db.rows.attributes import attributes_name
 from vectormill.db.rows.generation_tables import table_name
-from vectormill.db.runs.runs import cancel_run, create_run
 from vectormill.db.short_locks import limit_time
 from vectormill.domain.collection import BUILDING, LIVE, Generation
 from vectormill.domain.errors import Conflict, RowsMissing
 from vectormill.domain.jobs.job import RECEIVED_JOB_STATES
-from vectormill.domain.run import CLAIMED_RUN_STATES, GOOD_RUN_STATES, REINDEX
+from vectormill.runs.run import CLAIMED_RUN_STATES, GOOD_RUN_STATES, REINDEX
+from vectormill.runs.runs import cancel_run, create_run
 
 # So long submissions are held back while the last twins end.
 DRAIN_SECONDS: Final = 0.5

@@ -8,8 +8,8 @@ from sqlalchemy import Connection, text
 
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.jobs.job import MOVING_JOB_STATES
-from vectormill.domain.run import BROKEN_RUN_STATES, OPEN_RUN_STATES
 from vectormill.domain.tasks.task import VECTOR
+from vectormill.runs.run import BROKEN_RUN_STATES, OPEN_RUN_STATES
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 
 from vectormill.db.indexes.index_builds import BuildProgress, find_progress
-from vectormill.domain.run import GOOD_RUN_STATES, OPEN_RUN_STATES
+from vectormill.runs.run import GOOD_RUN_STATES, OPEN_RUN_STATES
 
 MOST_OPEN_RUNS: Final = 20
 

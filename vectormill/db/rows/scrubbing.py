@@ -17,7 +17,7 @@ from vectormill.db.collections.generations import list_written_generations
 from vectormill.db.rows.items import delete_rows
 from vectormill.db.rows.tombstones import hold_deletions_of
 from vectormill.domain.jobs.job import OPEN_JOB_STATES
-from vectormill.domain.run import OPEN_RUN_STATES
+from vectormill.runs.run import OPEN_RUN_STATES
 
 
 @dataclass(frozen=True, slots=True)

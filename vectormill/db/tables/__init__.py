@@ -3,10 +3,12 @@
 States are TEXT with a CHECK, never ENUM: adding one must not need a lock.
 """
 
-from vectormill.db.tables import collections, jobs, processes, requests, runs
+from vectormill.db.tables import collections, jobs, processes, requests
 from vectormill.db.tables.schema import SCHEMA, metadata
 from vectormill.keys import table as keys
+from vectormill.runs import table as runs
 from vectormill.schedules import table as schedules
+from vectormill.sources import table as sources
 from vectormill.webhooks import table as webhooks
 
 __all__ = [
@@ -19,5 +21,6 @@ __all__ = [
     "requests",
     "runs",
     "schedules",
+    "sources",
     "webhooks",
 ]

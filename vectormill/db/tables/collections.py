@@ -71,3 +71,17 @@ calibrations = Table(
     Column("ranges", LargeBinary, nullable=False),
     moment("created_at", is_now=True),
 )
+
+tombstones = Table(
+    "tombstones",
+    metadata,
+    Column("collection_id", ForeignKey(collections.c.id, ondelete="CASCADE"), primary_key=True),
+    Column("key", Text, primary_key=True),
+    # Of the sequence of jobs.seq: a job with a smaller one does not bring the key back.
+    Column("seq", BigInteger, nullable=False),
+    moment("deleted_at", is_now=True),
+    # When no payload of a job held its text any more.
+    moment("scrubbed_at"),
+    Index("ix_tombstones_seq", "collection_id", "seq"),
+    Index("ix_tombstones_unscrubbed", "collection_id", postgresql_where=text("scrubbed_at IS NULL")),
+)

@@ -16,7 +16,6 @@ from fsspec.implementations.local import LocalFileSystem
 
 from vectormill.domain.errors import SourceFailed, SourceInterrupted
 from vectormill.domain.jobs.item import Item
-from vectormill.domain.source import hide_queries
 from vectormill.files.formats import INPUT_FORMATS, by_suffix, describe_inputs
 from vectormill.files.tables import MAX_FIELD_CHARS
 from vectormill.sources.kinds.json_lines import read_json_lines
@@ -24,6 +23,7 @@ from vectormill.sources.options import FileOptions
 from vectormill.sources.places import check_local
 from vectormill.sources.reader import MOST_BYTES, BatchSize, Complaints, SourcePlace
 from vectormill.sources.rows import Assembler
+from vectormill.sources.source import hide_queries
 from vectormill.webhooks.targets import refuse_address
 
 FORMAT_OF_SUFFIX: Final = by_suffix(INPUT_FORMATS)

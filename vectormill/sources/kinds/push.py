@@ -1,12 +1,12 @@
-"""Push: what a client streamed to a run, in its order. Parts are written by vectormill/db/runs/pushes.py."""
+"""Push: what a client streamed to a run, in its order. Parts are written by vectormill/sources/pushes.py."""
 
 from collections.abc import Iterator
 
 from vectormill.db.outages import DATABASE_ERRORS
-from vectormill.db.runs.pushes import count_items, find_num_parts, load_part
 from vectormill.domain.errors import SourceFailed
 from vectormill.domain.jobs.item import Item
 from vectormill.sources.interruptions import describe_database_error
+from vectormill.sources.pushes import count_items, find_num_parts, load_part
 from vectormill.sources.reader import Complaints, SourcePlace
 
 

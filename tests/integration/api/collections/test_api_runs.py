@@ -12,8 +12,8 @@ from tests.indexers import ListedSource, indexing, make_collection, start_run
 from tests.protocol import make_items
 from vectormill.cli.app import main
 from vectormill.client import Client
-from vectormill.domain.run import RunCounts
 from vectormill.problems import ApiError
+from vectormill.runs.run import RunCounts
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ from vectormill.cli.app import main
 from vectormill.client import Client
 from vectormill.domain.errors import InvalidItem
 from vectormill.domain.jobs.item import Item
-from vectormill.domain.source import PUSH, Source
 from vectormill.domain.tasks.pair import join_pair
 from vectormill.files.ndjson import ItemJson
 from vectormill.keys.api_key import make_secret
@@ -29,6 +28,7 @@ from vectormill.problems import ApiError
 from vectormill.settings import Settings
 from vectormill.sources.opening import open_source
 from vectormill.sources.reader import SourcePlace
+from vectormill.sources.source import PUSH, Source
 
 QUERY = {"query": "SELECT n AS key, 'text ' || n AS text FROM generate_series(1, 5) AS n"}
 PATH = "/v1/collections/docs/source"

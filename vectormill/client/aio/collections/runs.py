@@ -8,8 +8,8 @@ from vectormill.client.aio.transport import Transport
 from vectormill.client.requests import Json, given, make_key_header, make_path
 from vectormill.client.shapes import RunBody, RunLine
 from vectormill.domain.encoding import OptionArguments
-from vectormill.domain.run import HELD, TERMINAL_RUN_STATES
 from vectormill.problems import WaitTimeout
+from vectormill.runs.run import HELD, TERMINAL_RUN_STATES
 
 
 class RunCalls(Transport):

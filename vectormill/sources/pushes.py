@@ -17,12 +17,12 @@ from vectormill.db.chunks.payloads import decode_payload, encode_payload
 from vectormill.db.idempotency import make_once
 from vectormill.db.jsonb import to_jsonb
 from vectormill.db.outages import DATABASE_ERRORS
-from vectormill.db.runs.sources import find_source
 from vectormill.domain.errors import Conflict, DuplicateKey, EmptyJob, UploadRemoved
 from vectormill.domain.jobs.item import Item
-from vectormill.domain.run import FAILED, TERMINAL_RUN_STATES, UPLOADING
-from vectormill.domain.source import PUSH
 from vectormill.key_ledger import KeyLedger
+from vectormill.runs.run import FAILED, TERMINAL_RUN_STATES, UPLOADING
+from vectormill.sources.source import PUSH
+from vectormill.sources.sources import find_source
 
 # Of one part: an indexer holds one, and one row of Postgres is far from its limit.
 PART_ITEMS: Final = 4096

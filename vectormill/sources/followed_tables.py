@@ -14,9 +14,9 @@ from psycopg.pq.abc import PGresult
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
-from vectormill.db.runs.changes import forget_changes
 from vectormill.domain.errors import CollectionNotFound, Conflict, InvalidOption, SourceNotFound
-from vectormill.domain.source import SQL, Source
+from vectormill.sources.changes import forget_changes
+from vectormill.sources.source import SQL, Source
 
 EVENTS: Final = {
     "insert": "INSERT ON {table} REFERENCING NEW TABLE AS new_rows",

@@ -15,11 +15,11 @@ from sqlalchemy import Connection, text
 from vectormill.db.collections.generations import find_written, list_written_generations
 from vectormill.db.rows.generation_tables import table_name
 from vectormill.db.rows.items import remove_items
-from vectormill.db.runs.differences import list_failed_keys
 from vectormill.domain.collection import Generation
 from vectormill.domain.errors import Conflict
 from vectormill.domain.jobs.job import TENDED_JOB_STATES
-from vectormill.domain.source import Source
+from vectormill.runs.differences import list_failed_keys
+from vectormill.sources.source import Source
 
 # What stands for the whole table; no item has such a key.
 WHOLE_TABLE: Final = ""

@@ -19,7 +19,7 @@ from vectormill.domain.errors import (
     SourceNotFound,
     WrongJobState,
 )
-from vectormill.domain.run import (
+from vectormill.runs.run import (
     CANCELLED,
     GOOD_RUN_STATES,
     QUEUED,

@@ -1,14 +1,12 @@
-"""What keeps a collection true: its source, runs, changes that wait, and the memory of what was deleted."""
+"""The table of runs."""
 
 from sqlalchemy import (
     BigInteger,
     CheckConstraint,
     Column,
     ForeignKey,
-    Identity,
     Index,
     Integer,
-    LargeBinary,
     Table,
     Text,
     UniqueConstraint,
@@ -19,20 +17,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from vectormill.db.tables.collections import collections, generations
 from vectormill.db.tables.schema import BUSY, SCHEMA, count, metadata, moment, one_of
-from vectormill.domain.run import CLAIMED_RUN_STATES, OPEN_RUN_STATES, RUN_KINDS, RUN_PHASES, RUN_STATES
-from vectormill.domain.source import SOURCE_KINDS
-
-sources = Table(
-    "sources",
-    metadata,
-    Column("collection_id", ForeignKey(collections.c.id, ondelete="CASCADE"), primary_key=True),
-    Column("kind", Text, CheckConstraint(one_of("kind", SOURCE_KINDS), name="kind"), nullable=False),
-    # Never a secret: what opens a database is named, and read where the source is.
-    Column("options", JSONB, nullable=False, server_default=text("'{}'")),
-    Column("split", JSONB, nullable=False, server_default=text("'{}'")),
-    moment("created_at", is_now=True),
-    moment("updated_at", is_now=True),
-)
+from vectormill.runs.run import CLAIMED_RUN_STATES, OPEN_RUN_STATES, RUN_KINDS, RUN_PHASES, RUN_STATES
 
 runs = Table(
     "runs",
@@ -91,40 +76,4 @@ runs = Table(
         postgresql_where=text(one_of("state", OPEN_RUN_STATES)),
     ),
     postgresql_with=BUSY | {"autovacuum_vacuum_threshold": "500"},
-)
-
-run_parts = Table(
-    "run_parts",
-    metadata,
-    # What a client pushed, in its order: see vectormill/sources.
-    Column("run_id", ForeignKey(runs.c.id, ondelete="CASCADE"), primary_key=True),
-    Column("seq", Integer, primary_key=True),
-    Column("num_items", Integer, nullable=False),
-    Column("items", LargeBinary, nullable=False),
-)
-
-tombstones = Table(
-    "tombstones",
-    metadata,
-    Column("collection_id", ForeignKey(collections.c.id, ondelete="CASCADE"), primary_key=True),
-    Column("key", Text, primary_key=True),
-    # Of the sequence of jobs.seq: a job with a smaller one does not bring the key back.
-    Column("seq", BigInteger, nullable=False),
-    moment("deleted_at", is_now=True),
-    # When no payload of a job held its text any more.
-    moment("scrubbed_at"),
-    Index("ix_tombstones_seq", "collection_id", "seq"),
-    Index("ix_tombstones_unscrubbed", "collection_id", postgresql_where=text("scrubbed_at IS NULL")),
-)
-
-source_changes = Table(
-    "source_changes",
-    metadata,
-    # Written by triggers on a user's own table: a key, and nothing else, in the transaction that changed it.
-    Column("id", BigInteger, Identity(always=True), primary_key=True),
-    # No foreign key: each of the user's transactions would lock the collection's row.
-    Column("collection_id", BigInteger, nullable=False),
-    Column("key", Text, nullable=False),
-    moment("changed_at", is_now=True),
-    Index("ix_source_changes_collection_id", "collection_id", "id"),
 )

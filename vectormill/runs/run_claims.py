@@ -13,9 +13,8 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
 from vectormill.db.jsonb import to_jsonb
-from vectormill.db.runs.runs import COUNT_NAMES, cancel_encoding, find_run
 from vectormill.domain.errors import RunCancelled
-from vectormill.domain.run import (
+from vectormill.runs.run import (
     CANCELLING,
     CLAIMED_RUN_STATES,
     PHASES_BY_KIND,
@@ -24,6 +23,7 @@ from vectormill.domain.run import (
     Run,
     RunCounts,
 )
+from vectormill.runs.runs import COUNT_NAMES, cancel_encoding, find_run
 from vectormill.work.work import Lease, Work, claim
 
 # What a run was handed back for is told by its status. It stays running, so that no other of its collection comes

@@ -6,7 +6,7 @@ from sqlalchemy import Connection, Row, text
 
 from vectormill.db.jsonb import to_jsonb
 from vectormill.domain.errors import CollectionNotFound, SourceNotFound
-from vectormill.domain.source import SavedSource, Source
+from vectormill.sources.source import SavedSource, Source
 
 SAVE_SOURCE = text("""
     INSERT INTO vectormill.sources (collection_id, kind, options, split)

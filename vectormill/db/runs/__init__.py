@@ -1,1 +1,0 @@
-"""Runs, what makes them (schedules, pushes, changes), what they read and what they compare."""

@@ -1,0 +1,55 @@
+"""The tables of sources: what a collection follows, what was pushed for it, and which keys of its table changed."""
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    ForeignKey,
+    Identity,
+    Index,
+    Integer,
+    LargeBinary,
+    Table,
+    Text,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+
+from vectormill.db.tables.collections import collections
+from vectormill.db.tables.schema import metadata, moment, one_of
+from vectormill.runs.table import runs
+from vectormill.sources.source import SOURCE_KINDS
+
+sources = Table(
+    "sources",
+    metadata,
+    Column("collection_id", ForeignKey(collections.c.id, ondelete="CASCADE"), primary_key=True),
+    Column("kind", Text, CheckConstraint(one_of("kind", SOURCE_KINDS), name="kind"), nullable=False),
+    # Never a secret: what opens a database is named, and read where the source is.
+    Column("options", JSONB, nullable=False, server_default=text("'{}'")),
+    Column("split", JSONB, nullable=False, server_default=text("'{}'")),
+    moment("created_at", is_now=True),
+    moment("updated_at", is_now=True),
+)
+
+run_parts = Table(
+    "run_parts",
+    metadata,
+    # What a client pushed, in its order: see pushes.py.
+    Column("run_id", ForeignKey(runs.c.id, ondelete="CASCADE"), primary_key=True),
+    Column("seq", Integer, primary_key=True),
+    Column("num_items", Integer, nullable=False),
+    Column("items", LargeBinary, nullable=False),
+)
+
+source_changes = Table(
+    "source_changes",
+    metadata,
+    # Written by triggers on a user's own table: a key, and nothing else, in the transaction that changed it.
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    # No foreign key: each of the user's transactions would lock the collection's row.
+    Column("collection_id", BigInteger, nullable=False),
+    Column("key", Text, nullable=False),
+    moment("changed_at", is_now=True),
+    Index("ix_source_changes_collection_id", "collection_id", "id"),
+)
