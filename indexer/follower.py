@@ -70,7 +70,7 @@ class Setback:
 
 
 class Follower(Loop):
-    """Works on a thread and on connections of its own from the beginning of the block to its end."""
+    """Follow tables on a thread and connections of its own from the beginning of the block to its end."""
 
     def __init__(
         self,

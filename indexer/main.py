@@ -106,7 +106,7 @@ def _tidy(engine: Engine) -> None:
 
 
 def _beat(claims: Claims, heart: Engine, seconds: float, stop: threading.Event) -> None:
-    """The leases of all runs, and the indexer's own sign of life. Runs are handed back at once after `stop`."""
+    """Renew the leases of all runs, and the indexer's own heartbeat. Runs are handed back at once after `stop`."""
     is_over = False
     while not is_over:
         try:

@@ -19,7 +19,7 @@ _OPEN_JOBS_ONLY: Final = 2**63 - 1
 
 
 def open_run_source(context: RunContext) -> Source:
-    """The texts that the collection keeps, if it has no source. Raises SourceNotFound and InvalidOption."""
+    """Open the collection's source, or the texts that it keeps. Raises SourceNotFound and InvalidOption."""
     run = context.run
     if "carry_from" in run.options:
         return open_carried(context)

@@ -79,7 +79,7 @@ def write(context: RunContext, progress: Progress, tools: Tools) -> None:
 
 
 def check(context: RunContext, progress: Progress, tools: Tools) -> None:
-    """The canary of a generation that was built; or all that a run of kind check looks at."""
+    """Check a generation that was built; or all that a run of kind check looks at."""
     if context.run.kind == REINDEX:
         check_generation(context, tools.wait)
     elif context.run.kind == CHECK:
@@ -104,7 +104,7 @@ def carry_out(lease: Lease, run: Run, tools: Tools, check: Callable[[], None]) -
     """
 
     def abandon(state: str, reason: str | None = None) -> None:
-        logger.warning("Run %s of %s is %s: %s", run.id, run.collection, state, reason)
+        logger.warning("Run %s of %s is %s. %s", run.id, run.collection, state, reason or "")
         with tools.engine.begin() as connection:
             abandon_run(connection, lease, state, reason)
             drop_stage(connection, run.id)
@@ -114,8 +114,9 @@ def carry_out(lease: Lease, run: Run, tools: Tools, check: Callable[[], None]) -
             abandon(FAILED, describe_attempts(lease, run))
             return
         try:
-            values = {"run_id": str(run.id), "kind_of_run": run.kind, "collection": run.collection}
-            with span("run", **values, fence=lease.fence):
+            with span(
+                "run", run_id=str(run.id), kind_of_run=run.kind, collection=run.collection, fence=lease.fence
+            ):
                 _go_through(lease, run, tools, check)
         except (LeaseLost, SourceInterrupted):
             raise

@@ -45,7 +45,7 @@ NOTE_VANISHED: Final = """
 def note_vanished(
     connection: Connection, stage: Stage, *, num_rows: int, num_known: int, num_seen: int, seq: int
 ) -> int:
-    """Stages the keys that the source no longer has; how many.
+    """Stage the keys that the source no longer has; return how many.
 
     `num_known` rows of the source are in the generation. If these are all of its rows, and none was deleted since,
     none has vanished, and nothing needs to be compared.
@@ -80,7 +80,7 @@ MAKE_MOVED: Final = """
 
 
 def note_moved(connection: Connection, stage: Stage) -> None:
-    """Copies the results of texts that the generation has already, under another key, for those that want them."""
+    """Copy results of texts that the generation has under another key to the rows that need them."""
     if has_table(connection, stage.run_id, "moved"):
         return
     driver = driver_of(connection)
@@ -122,7 +122,7 @@ MARK_MOVED: Final = """
 def write_moved(
     connection: Connection, stage: Stage, *, after: int, limit: int, keep_text: bool
 ) -> tuple[int, int | None]:
-    """Gives the next rows behind a position the results of their texts; how many, and the last one's position."""
+    """Write the copied results of the next rows behind a position; return how many, and the last one's position."""
     driver = driver_of(connection)
     with driver.cursor() as cursor:
         hold_deletions(cursor, stage.generation.id)
@@ -159,7 +159,7 @@ MARK_CHANGED: Final = """
 def write_metadata(
     connection: Connection, stage: Stage, *, after: int, limit: int, keep_text: bool
 ) -> tuple[int, int, int | None]:
-    """Give the next rows whose text is unchanged their metadata, and answer how many have another text by now.
+    """Give the next rows whose text is unchanged their metadata; return how many have another text by now.
 
     Those are to be encoded. The second number is that of texts which Postgres refused to keep, and the last value the
     position of the last row.
@@ -220,7 +220,7 @@ CLEAR_ATTRIBUTES: Final = """
 def _write_attributes(
     connection: Connection, stage: Stage, ordinals: Sequence[int], *, keep_text: bool
 ) -> int:
-    """Write the attributes of these rows, and answer how many texts Postgres refused to keep.
+    """Write the attributes of these rows; return how many texts Postgres refused to keep.
 
     A text that the full-text search cannot take (SQLSTATE 54000) is left out; its row keeps its vector and metadata.
     """
@@ -250,7 +250,7 @@ LIST_VANISHED: Final = """
 
 
 def list_vanished(connection: Connection, stage: Stage, *, after: int, limit: int) -> list[tuple[int, str]]:
-    """Staged keys that the source no longer has, behind a position, each with its own."""
+    """List staged keys that the source no longer has, behind a position, each with its own."""
     values = {"after": after, "limit": limit}
     rows = driver_of(connection).execute(stage.fill_in(LIST_VANISHED), values).fetchall()
     return [(row[0], row[1]) for row in rows]
@@ -271,7 +271,7 @@ LIST_FAILED_KEYS: Final = text("""
 def list_failed_keys(
     connection: Connection, job_id: object, *, after: int, limit: int
 ) -> list[tuple[int, str, int]]:
-    """Keys of items that have no result, behind a position in the job: each with its own, and its place as a writer."""
+    """List items without a result behind a position in the job: position, key, and place among the writers."""
     rows = connection.execute(LIST_FAILED_KEYS, {"job_id": job_id, "after": after, "limit": limit})
     return [(row.item, row.key, row.place) for row in rows]
 

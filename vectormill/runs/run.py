@@ -30,7 +30,7 @@ SKIPPED: Final = "skipped"
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """A state, and what holds of a run in it. Statements are composed of the sets below."""
+    """A state of runs. Statements are composed of the sets below, which are made from these properties."""
 
     name: str
     is_final: bool = False
@@ -98,7 +98,7 @@ CONFIRMED_MARGIN: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class RunCounts:
-    """Rows of the source, by what the comparison with the generation said of them.
+    """Count rows of the source by how they differ from the generation.
 
     `num_moved` are new keys, or passages at another place, whose vector was taken over from an equal text;
     `num_deleted` rows that the source no longer has; `num_failed` those that could not be encoded.
@@ -149,19 +149,19 @@ class Run:
 
 
 def phase_after(kind: str, phase: str) -> str | None:
-    """The next phase of a run of this kind; None after its last one."""
+    """Return the next phase of a run of this kind; None after its last one."""
     phases = PHASES_BY_KIND[kind]
     position = phases.index(phase) + 1
     return phases[position] if position < len(phases) else None
 
 
 def state_at_end(counts: RunCounts) -> str:
-    """Of a run that went through all its phases."""
+    """Return the final state of a run that went through all its phases."""
     return COMPLETED_WITH_ERRORS if counts.num_failed else COMPLETED
 
 
 def state_after_cancel(state: str) -> str:
-    """`cancelling` while an indexer holds it, which ends it; else `cancelled` at once. Raises WrongRunState."""
+    """Return `cancelling` while an indexer holds the run, which ends it; else `cancelled`. Raises WrongRunState."""
     if state in (CANCELLING, CANCELLED):
         return state
     if state == RUNNING:
@@ -172,7 +172,7 @@ def state_after_cancel(state: str) -> str:
 
 
 def state_after_confirm(state: str) -> str:
-    """A held run waits for an indexer again, which reads the source anew. Raises WrongRunState."""
+    """Return the state in which a held run waits for an indexer again. Raises WrongRunState."""
     if state == HELD:
         return QUEUED
     raise WrongRunState(f"The run is {state}; only a held one can be confirmed.")
@@ -188,7 +188,7 @@ def is_as_confirmed(num_rows: int, num_changed: int, num_vanished: int, confirme
 
 
 def refuse_change(num_rows: int, num_changed: int, num_vanished: int, max_share: float) -> str | None:
-    """The sentence for which a run is held: it would encode again or delete more of `num_rows` than `max_share`.
+    """Say why a run is held: it would encode again or delete a larger share of `num_rows` than `max_share`.
 
     None when it may go on; a collection without rows has nothing to lose.
     """

@@ -73,7 +73,7 @@ def create_run(
     due_at: datetime | None = None,
     error: str | None = None,
 ) -> Run | None:
-    """A run that an indexer takes when this is committed; None if the schedule has one of this due time already.
+    """Make a run that an indexer claims after COMMIT; return None if its schedule has one of this due time.
 
     `spec` is that asked for, None for the live generation's; an `error` is that of one made `skipped` or `failed`.
     Raises CollectionNotFound.
@@ -105,7 +105,7 @@ HAS_TEXTS = text("""
 
 
 def refuse_without_texts(connection: Connection, collection: str) -> None:
-    """Raises SourceNotFound for a collection that has neither a source nor texts of its own to encode again."""
+    """Raise SourceNotFound for a collection that has neither a source nor texts of its own to encode again."""
     if connection.execute(HAS_TEXTS, {"name": collection}).scalar_one_or_none() is False:
         raise SourceNotFound(
             f"Collection {collection!r} has no source, and keeps no texts; set one with `vectormill sources set`."
@@ -113,7 +113,7 @@ def refuse_without_texts(connection: Connection, collection: str) -> None:
 
 
 def find_run(connection: Connection, run_id: UUID) -> Run:
-    """The run as it stands now. Raises RunNotFound."""
+    """Return the run as it stands now. Raises RunNotFound."""
     row = connection.execute(FIND_RUN, {"run_id": run_id}).one_or_none()
     if row is None:
         raise RunNotFound
@@ -121,7 +121,7 @@ def find_run(connection: Connection, run_id: UUID) -> Run:
 
 
 def read_run(row: Row[Any]) -> Run:
-    """Of RUN_COLUMNS."""
+    """Return the run in a row of RUN_COLUMNS."""
     values = dict(row._mapping)
     counts = RunCounts(**{name: values.pop(name) for name in COUNT_NAMES})
     spec = values.pop("spec")
@@ -148,14 +148,14 @@ _LAST = datetime(9999, 12, 31, tzinfo=UTC)
 
 
 def position_of(run: Run) -> int:
-    """Where a page that ends with this run is cut: microseconds since 1970."""
+    """Return where a page that ends with this run is cut: microseconds since 1970."""
     return (run.created_at - _EPOCH) // _MICROSECOND
 
 
 def list_runs(
     connection: Connection, *, collection: str | None = None, before: int | None = None, limit: int
 ) -> list[Run]:
-    """Runs, newest first, of one collection or of all; `before` is position_of the last one that is known already.
+    """List runs, newest first, of one collection or of all; `before` is position_of the last one that is known.
 
     Raises CollectionNotFound.
     """
@@ -188,7 +188,7 @@ CANCEL_RUN = text("""
 
 
 def cancel_run(connection: Connection, run_id: UUID) -> Run:
-    """Stops a run; what it has written until then stays. Cancelling twice is the same as once.
+    """Stop a run; what it has written until then stays. Cancelling twice is the same as once.
 
     An indexer that holds it hears of it within a heartbeat, and cancels the job that encodes for it. Raises
     RunNotFound, and WrongRunState for a run that has ended otherwise.
@@ -225,13 +225,13 @@ def confirm_run(connection: Connection, run_id: UUID) -> Run:
 
 
 def _lock(connection: Connection, run_id: UUID) -> Run:
-    """The run, which nobody else changes until the transaction ends. Raises RunNotFound."""
+    """Lock the run until the transaction ends, and return it. Raises RunNotFound."""
     connection.execute(LOCK_RUN, {"run_id": run_id})
     return find_run(connection, run_id)
 
 
 def cancel_encoding(connection: Connection, run: Run) -> None:
-    """Cancels the job that encodes for a run, if it has one that has not ended."""
+    """Cancel the job that encodes for a run, if it has one that has not ended."""
     if run.job_id is None:
         return
     discard_upload(connection, run.job_id)
@@ -262,5 +262,5 @@ PRUNE_RUNS = text(f"""
 
 
 def prune_runs(connection: Connection, retention_seconds: float, limit: int) -> int:
-    """Remove up to so many runs that ended that long ago and have a successor; answer how many."""
+    """Remove up to so many runs that ended that long ago and have a successor; return how many."""
     return connection.execute(PRUNE_RUNS, {"seconds": retention_seconds, "limit": limit}).rowcount

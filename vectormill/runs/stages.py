@@ -47,7 +47,7 @@ class Rows:
 
 
 def pack_rows(first: int, items: Sequence[Item]) -> Rows:
-    """The hashes are most of what a row costs; they are made here, in the thread that reads."""
+    """Hash the items of a batch, in the thread that reads: the hashes are most of what a row costs."""
     return Rows(
         first,
         items,
@@ -77,7 +77,7 @@ class Stage:
         }
 
     def _name_columns(self) -> dict[str, sql.Composable]:
-        """Those of the generation's kind: of results, in three tables, and of kept texts."""
+        """Return the columns of the generation's kind: of results, in three tables, and of kept texts."""
         kind, spec = choose_kind(self.generation.spec), self.generation.spec
         results = [column.name for column in kind.columns(spec)]
         comma = sql.SQL(", ")
@@ -142,7 +142,7 @@ IS_MARKED: Final = "SELECT 1 FROM {changes} WHERE ordinal = 0"
 
 
 def make_stage(connection: Connection, stage: Stage) -> None:
-    """An empty stage, in place of one that is there."""
+    """Make an empty stage, in place of one that is there."""
     driver = driver_of(connection)
     drop_stage(connection, stage.run_id)
     for statement in (MAKE_SEEN, MAKE_CHANGES, MARK_STAGE):
@@ -163,7 +163,7 @@ def has_table(connection: Connection, run_id: UUID, name: str) -> bool:
 
 
 def require_stage(connection: Connection, stage: Stage) -> None:
-    """Raises StageLost. In the transaction that reads the stage, or a crash may come between."""
+    """Raise StageLost if the stage is gone. Call it in the transaction that reads, or a crash may come between."""
     if not has_table(connection, stage.run_id, "changes"):
         raise StageLost
     if driver_of(connection).execute(stage.fill_in(IS_MARKED)).fetchone() is None:
@@ -181,7 +181,7 @@ LIST_LEFT_STAGES: Final = """
 
 
 def drop_left_stages(connection: Connection) -> int:
-    """Removes the stages of runs that have ended; how many tables."""
+    """Remove the stages of runs that have ended; return how many tables."""
     driver = driver_of(connection)
     names = [row[0] for row in driver.execute(LIST_LEFT_STAGES.replace("{{", "{").replace("}}", "}"))]
     for name in names:
@@ -241,7 +241,7 @@ COPY_CHANGES: Final = """
 def stage_rows(
     connection: Connection, stage: Stage, rows: Rows, seq: int, *, keep_text: bool
 ) -> dict[str, int]:
-    """Notes a batch, and what of it differs from the generation; how many by kind."""
+    """Stage a batch, and what of it differs from the generation; return how many rows by kind."""
     driver = driver_of(connection)
     driver.execute(LOOK_UP_BY_INDEX)
     driver.execute(COMMIT_AT_ONCE)
@@ -286,7 +286,7 @@ LOAD_CHANGES: Final = """
 def load_changes(
     connection: Connection, stage: Stage, seq: int, *, kinds: Sequence[str], after: int, limit: int
 ) -> list[tuple[int, Item]]:
-    """Rows behind this position that are to be encoded, each with its own. `seq` is the place of the run."""
+    """Load rows behind a position that are to be encoded, each with its own. `seq` is the place of the run."""
     values = {"seq": seq, "after": after, "kinds": list(kinds), "limit": limit}
     rows: Iterator[Any] = driver_of(connection).execute(stage.fill_in(LOAD_CHANGES), values, binary=True)
     return [(row[0], Item(row[1], row[2], row[3], row[4])) for row in rows]

@@ -38,7 +38,7 @@ LIST_CHANGED_COLLECTIONS = text("""
 
 
 def list_changed_collections(connection: Connection) -> Sequence[int]:
-    """Ids of those of which something waits, be they there or not."""
+    """List ids of collections of which changes wait, whether they still exist or not."""
     return list(connection.execute(LIST_CHANGED_COLLECTIONS).scalars())
 
 
@@ -69,7 +69,7 @@ FIND_FOLLOWED_COLLECTION = text(f"""
 def find_followed_collection(
     connection: Connection, collection_id: int, patience_seconds: float
 ) -> FollowedCollection | None:
-    """None for one that is gone."""
+    """Find a collection and its source; None for one that is gone."""
     values = {"id": collection_id, "patience_seconds": patience_seconds}
     row = connection.execute(FIND_FOLLOWED_COLLECTION, values).one_or_none()
     if row is None:
@@ -85,7 +85,7 @@ TRY_TO_FOLLOW = text("""
 
 
 def try_to_follow(connection: Connection, collection_id: int) -> bool:
-    """Whether nobody else follows it, until the transaction ends. It saves work, and nothing depends on it."""
+    """Return True if nobody else follows it, until the transaction ends. It saves work; nothing depends on it."""
     is_ours: bool = connection.execute(TRY_TO_FOLLOW, {"collection_id": collection_id}).scalar_one()
     return is_ours
 
@@ -105,7 +105,7 @@ LIST_CHANGES = text("""
 
 
 def list_changes(connection: Connection, collection_id: int, *, max_keys: int, limit: int) -> Changes:
-    """The oldest `limit` changes, of so many keys at the most; later ones of a key are taken with its first."""
+    """Return the oldest `limit` changes of at most `max_keys` keys; later ones of a key come with its first."""
     ids: list[int] = []
     keys: set[str] = set()
     is_whole = False
@@ -124,7 +124,7 @@ REMOVE_CHANGES = text("DELETE FROM vectormill.source_changes WHERE id = ANY(CAST
 
 
 def remove_changes(connection: Connection, ids: Sequence[int]) -> None:
-    """In the transaction that makes their effect durable. Raises Conflict when somebody else removed one of them."""
+    """Remove changes in the transaction that makes their effect durable. Raises Conflict if one is gone."""
     if connection.execute(REMOVE_CHANGES, {"ids": list(ids)}).rowcount != len(ids):
         raise Conflict("Another follower was faster.")
 
@@ -135,7 +135,7 @@ REMOVE_CHANGES_OF_COLLECTION = text("""
 
 
 def forget_changes(connection: Connection, collection_id: int) -> int:
-    """Of a collection that nobody follows any more; how many."""
+    """Remove the changes of a collection that nobody follows any more; return how many."""
     return connection.execute(REMOVE_CHANGES_OF_COLLECTION, {"collection_id": collection_id}).rowcount
 
 
@@ -146,7 +146,7 @@ NOTE_KEYS = text("""
 
 
 def note_keys(connection: Connection, collection_id: int, keys: Sequence[str]) -> None:
-    """As the triggers would."""
+    """Note changed keys as the triggers would."""
     connection.execute(NOTE_KEYS, {"collection_id": collection_id, "keys": list(keys)})
 
 
@@ -158,7 +158,7 @@ NOTE_EVERY_KEY: Final = """
 
 
 def note_every_key(connection: Connection, collection: str) -> None:
-    """Every document that the collection has counts as changed: what the table was emptied of is looked for by key."""
+    """Note every document of the collection as changed: what the table was emptied of is looked for by key."""
     for generation in list_written_generations(connection, collection):
         statement = text(NOTE_EVERY_KEY.format(table=table_name(generation.id)))
         connection.execute(statement, {"collection_id": generation.collection_id})
@@ -170,7 +170,7 @@ LIST_PASSAGES: Final = """
 
 
 def list_passages(connection: Connection, collection: str, documents: Sequence[str]) -> set[str]:
-    """Keys of the passages that a collection has of these documents, in the live generation or one that is built."""
+    """Return the keys of the passages of these documents, in the live generation or one that is built."""
     keys: set[str] = set()
     for generation in list_written_generations(connection, collection):
         statement = text(LIST_PASSAGES.format(table=table_name(generation.id)))
@@ -205,7 +205,7 @@ def list_failed_jobs(connection: Connection) -> Sequence[FailedJob]:
 
 
 def remove_failed(connection: Connection, job: FailedJob) -> int:
-    """Remove the rows that keys had before a text that could not be encoded; answer how many.
+    """Remove the rows that keys had before a text that could not be encoded; return how many.
 
     The job is kept from then on as long as any other, so that its errors can be read and it can be tried again.
     """

@@ -53,7 +53,7 @@ FIND_SOURCE = text("""
 def follow_table(
     connection: Connection, collection: str, *, table: str | None = None, key_column: str | None = None
 ) -> FollowedTable:
-    """From the COMMIT on, what changes in the table is noted. Without names, table and column are those of the query.
+    """Note what changes in a table from COMMIT on. Without names, table and column are those of the query.
 
     Say it in short locks: it waits for transactions that write the table, and others wait for it. Raises
     CollectionNotFound, SourceNotFound, InvalidOption, and Conflict.
@@ -81,7 +81,7 @@ def follow_table(
 
 
 def make_trigger(collection_id: int, event: str, clause: str, found: FollowedTable) -> sql.Composed:
-    """Once a statement, so that its cost does not grow with the rows of one."""
+    """Make a trigger that fires once a statement, so that its cost does not grow with the rows of one."""
     return sql.SQL(
         "CREATE OR REPLACE TRIGGER {trigger} AFTER {clause} FOR EACH STATEMENT"
         " EXECUTE FUNCTION vectormill.note_changes({collection}, {column})"
@@ -98,7 +98,7 @@ def trigger_name(collection_id: int, event: str) -> str:
 
 
 def unfollow_table(connection: Connection, collection: str) -> Sequence[FollowedTable]:
-    """Removes the triggers, and what they noted; the tables that had them. Say it in short locks.
+    """Remove the triggers and what they noted; return the tables that had them. Call it in short locks.
 
     Raises CollectionNotFound, and Conflict when only the table's owner can.
     """
@@ -109,7 +109,7 @@ def unfollow_table(connection: Connection, collection: str) -> Sequence[Followed
 
 
 def remove_triggers(connection: Connection, collection_id: int) -> Sequence[FollowedTable]:
-    """Of a collection that may be gone in the same transaction."""
+    """Remove the triggers of a collection that may be gone in the same transaction."""
     found = list_followed_tables(connection, collection_id)
     for table in found:
         drops = [
@@ -139,7 +139,7 @@ LIST_FOLLOWED_TABLES = text("""
 
 
 def list_followed_tables(connection: Connection, collection_id: int) -> list[FollowedTable]:
-    """One at the most, unless somebody copied triggers by hand."""
+    """List the tables that a collection follows: one at most, unless somebody copied triggers by hand."""
     values = {"trigger": trigger_name(collection_id, "insert")}
     return [
         FollowedTable(row.schema, row.name, bytes(row.arguments).split(b"\0")[1].decode())
@@ -165,7 +165,7 @@ COUNT_WAITING = text("""
 
 
 def find_following(connection: Connection, collection: str) -> Following:
-    """Raises CollectionNotFound."""
+    """Return what a collection follows. Raises CollectionNotFound."""
     row = connection.execute(FIND_SOURCE, {"name": collection}).one_or_none()
     if row is None:
         raise CollectionNotFound(f"There is no collection {collection!r}.")
@@ -202,7 +202,7 @@ TABLES: Final = ("r", "p")  # a plain or a partitioned one
 def find_key_table(
     connection: Connection, source: Source, table: str | None, key_column: str | None
 ) -> FollowedTable:
-    """The table and column that the query takes its keys from: named, or told by Postgres. Raises InvalidOption."""
+    """Return the table and column of the query's keys: named, or told by Postgres. Raises InvalidOption."""
     origin, number, relations = _read_query(connection, source)
     key = source.key_column
     if table is not None:
@@ -251,7 +251,7 @@ PLANNED_QUERY: Final = "SELECT * FROM (\n{query}\n) AS source LIMIT 0"
 
 
 def _read_query(connection: Connection, source: Source) -> tuple[int, int, set[str]]:
-    """Oid and column number of the table that the key comes from, as Postgres tells them, and all that is read.
+    """Return the oid and column number of the table that the key comes from, and all tables that are read.
 
     Nothing is read: the query is planned only. (0, 0) for a key that is computed.
     """
@@ -271,7 +271,7 @@ def _read_query(connection: Connection, source: Source) -> tuple[int, int, set[s
 
 
 def _ask(connection: Connection, query: str) -> PGresult:
-    """By the protocol that takes one statement at a time, whatever the user wrote. Raises InvalidOption."""
+    """Execute the user's query by the protocol that takes one statement at a time. Raises InvalidOption."""
     result = _driver_of(connection).pgconn.exec_params(query.encode(), [])
     if result.status != psycopg.pq.ExecStatus.TUPLES_OK:
         words = (result.error_message or b"").decode("utf-8", "replace").strip()

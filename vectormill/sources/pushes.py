@@ -108,7 +108,7 @@ class Part:
 
 
 class PushWriter:
-    """Writes one push. Use as a context manager: leaving it without `finish` fails the run and removes its parts.
+    """Write one push. Use as a context manager: leaving it without `finish` fails the run and removes its parts.
 
     Not thread-safe. `options` are those of the run; `is_complete` among them is what allows deletions.
     """
@@ -150,7 +150,7 @@ class PushWriter:
         return self
 
     def add(self, item: Item) -> None:
-        """Takes one more row; writes a part when it is full."""
+        """Add a row; write a part when it is full."""
         key = item.key.encode()
         self._keys.add(key)
         sizes = len(key), len(item.text), len(item.metadata)
@@ -230,7 +230,7 @@ class PushWriter:
 
 
 def load_part(connection: Connection, run_id: UUID, *, after: int) -> Part | None:
-    """The next part of a push; None behind the last."""
+    """Return the next part of a push; None behind the last."""
     row = connection.execute(LOAD_PART, {"run_id": run_id, "after": after}).one_or_none()
     return None if row is None else Part(row.seq, list(decode_payload(row.items)))
 
@@ -246,6 +246,6 @@ def count_items(connection: Connection, run_id: UUID) -> int:
 
 
 def prune_pushes(connection: Connection, timeout_seconds: float) -> None:
-    """Ends pushes that gave no sign of life for so long, and removes parts that no run will read any more."""
+    """End pushes that gave no sign of life for so long, and remove parts that no run will read any more."""
     connection.execute(FAIL_SILENT_PUSHES, {"timeout_seconds": timeout_seconds, "error": BROKEN_OFF})
     connection.execute(DELETE_READ_PARTS, {"limit": PARTS_AT_ONCE})

@@ -20,7 +20,7 @@ KEY_COLUMN: Final = "key"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Of one collection. `options` are those of its kind; `split` says how a document becomes rows, {} for not at all.
+    """A source of a collection: `options` of its kind; `split` says how a document becomes rows, {} for not at all.
 
     Both are what is stored and shown; secrets are never in them, only the names of what holds them.
     """
@@ -31,7 +31,7 @@ class Source:
 
     @property
     def key_column(self) -> str:
-        """Of a source of rows: what it was told, which need not be all that it means."""
+        """Return the column of keys of a source of rows."""
         return str(self.options.get("key", KEY_COLUMN))
 
 
@@ -56,7 +56,7 @@ def hide_queries(text: str) -> str:
 
 
 def hide_files(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options, without the query strings of file URLs: whoever has a key of scope read sees them."""
+    """Return the options without the query strings of file URLs: whoever has a key of scope read sees them."""
     files = options.get("files")
     hidden = {"files": [hide_queries(str(name)) for name in files]} if files else {}
     return {**options, **hidden}

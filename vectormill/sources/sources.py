@@ -38,7 +38,7 @@ DELETE_SOURCE = text("""
 
 
 def save_source(connection: Connection, collection: str, source: Source) -> SavedSource:
-    """Takes the place of the one that the collection had. Raises CollectionNotFound."""
+    """Save a source in place of the one that the collection had. Raises CollectionNotFound."""
     values = {
         "collection": collection,
         "kind": source.kind,
@@ -52,7 +52,7 @@ def save_source(connection: Connection, collection: str, source: Source) -> Save
 
 
 def find_source(connection: Connection, collection: str) -> SavedSource:
-    """Raises CollectionNotFound and SourceNotFound."""
+    """Return the source of a collection. Raises CollectionNotFound and SourceNotFound."""
     row = connection.execute(FIND_SOURCE, {"collection": collection}).one_or_none()
     if row is None:
         raise _no_collection(collection)
@@ -64,13 +64,13 @@ def find_source(connection: Connection, collection: str) -> SavedSource:
 
 
 def find_source_of_run(connection: Connection, collection_id: int) -> Source | None:
-    """None of a collection that has no source."""
+    """Return the source of a run's collection; None if it has none."""
     row = connection.execute(FIND_SOURCE_OF_RUN, {"collection_id": collection_id}).one()
     return None if row.kind is None else Source(row.kind, row.options, row.split)
 
 
 def delete_source(connection: Connection, collection: str) -> None:
-    """Rows of the collection stay, and follow nothing any more. Raises CollectionNotFound and SourceNotFound."""
+    """Delete the source; rows of the collection stay. Raises CollectionNotFound and SourceNotFound."""
     find_source(connection, collection)
     connection.execute(DELETE_SOURCE, {"collection": collection})
 

@@ -10,10 +10,11 @@ from unittest.mock import MagicMock
 import psycopg
 import pytest
 
+from vectormill.domain.states import States
 from vectormill.work.loop import Held, Loop, Stopping, back_off
 from vectormill.work.work import Lease, Work
 
-WORK = Work(table="vectormill.things", row="thing", working=("open",), begins={"new": "open"})
+WORK = Work(table="vectormill.things", row="thing", working=States(("open",)), begins={"new": "open"})
 LEASE = Lease(WORK, key=1, state="open", fence=1, attempt=1, seconds=40.0)
 
 
