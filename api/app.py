@@ -52,6 +52,7 @@ from api.routes.openai import embeddings, others
 from api.routes.requests import batches, files
 from api.routes.sources import following, runs, schedules, sources
 from api.schemas import ProblemBody
+from api.serving import REFERENCE, find_types
 from api.watch import Watch
 from vectormill.addresses import is_loopback_host
 from vectormill.db.session import make_engine
@@ -59,6 +60,7 @@ from vectormill.domain.errors import ConfigurationError
 from vectormill.keys.api_keys import require_key_beyond_loopback
 from vectormill.keys.keyring import Keyring
 from vectormill.models.registry import Registry
+from vectormill.operations import OPERATIONS
 from vectormill.requests.embeddings_request import INPUT_SCHEMA, EmbeddingsRequest
 from vectormill.requests.rerank_request import RerankRequest
 from vectormill.settings import Settings
@@ -76,7 +78,6 @@ KEY_SCHEME: Final = {
     "scheme": "bearer",
     "description": "A key of `vectormill keys create`. Wanted once one exists; without any, loopback needs none.",
 }
-REFERENCE: Final = "#/components/schemas/{name}"
 DESCRIPTION: Final = (
     "Text in, vectors out, in bulk. Every failure is a problem detail (RFC 9457) with a stable `type`."
 )
@@ -291,6 +292,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
                 CollectionRequest,
                 CollectionChange,
                 BatchRequest,
+                *find_types(OPERATIONS),
             ],
             ref_template=REFERENCE,
         )

@@ -8,7 +8,8 @@ from typing import Final
 from starlette.routing import compile_path
 
 from api.door.item_path import ITEM_PATH
-from vectormill.keys.api_key import ADMIN, READ, SOURCES, WEBHOOKS, WRITE
+from vectormill.keys.api_key import ADMIN, READ, SOURCES, WRITE
+from vectormill.operations import OPERATIONS
 
 METRICS_PATH: Final = "/metrics"
 # No scope of a key: the console's own guard decides, by the session of who visits it (api/console/guard.py).
@@ -62,9 +63,6 @@ RULES: Final = (
     Rule(("POST",), "/v1/jobs", WRITE),
     Rule(("POST",), "/v1/jobs/{job_id}/{wish}", WRITE),
     Rule(("DELETE",), "/v1/jobs/{job_id}", WRITE),
-    Rule(("POST",), "/v1/schedules", WRITE),
-    Rule(("PATCH", "DELETE"), "/v1/schedules/{name}", WRITE),
-    Rule(("POST",), "/v1/schedules/{name}/{wish}", WRITE),
     Rule(("POST",), "/v1/collections/{name}/runs", WRITE),
     Rule(("POST",), "/v1/runs/{run_id}/{wish}", WRITE),
     Rule(("PUT",), "/v1/collections/{name}/index", WRITE),
@@ -74,9 +72,10 @@ RULES: Final = (
     Rule(("POST",), "/v1/batches/{batch_id}/cancel", WRITE),
     Rule(CONSOLE_METHODS, "/console", CONSOLE),
     Rule(CONSOLE_METHODS, "/console/{path:path}", CONSOLE),
-    # A webhook has the server connect where it says, and its URL may be a secret.
-    Rule((*SAFE_METHODS, "POST", "PATCH", "DELETE"), "/v1/webhooks", WEBHOOKS),
-    Rule((*SAFE_METHODS, "POST", "PATCH", "DELETE"), "/v1/webhooks/{path:path}", WEBHOOKS),
+    *(
+        Rule(SAFE_METHODS if each.method == "GET" else (each.method,), each.path, each.scope)
+        for each in OPERATIONS
+    ),
     # Of one line: the router takes "/v1/webhooks" and a line break for "/v1/webhooks", which no rule above does.
     Rule(SAFE_METHODS, "/{path:path}", READ),
 )

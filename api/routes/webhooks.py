@@ -3,18 +3,21 @@
 from datetime import UTC, datetime
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path, Query, Response
+import msgspec
+from fastapi import APIRouter, Depends, Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.cursors import After, decode_cursor, encode_cursor
 from api.dependencies import Resources, ResourcesDependency
 from api.intake.idempotency import IdempotencyKey
+from api.serving import serve
 from vectormill.db.idempotency import make_once
 from vectormill.domain.errors import DeliveryNotFound, InvalidOption, WebhookNotFound
+from vectormill.operation import describe
+from vectormill.webhooks import operations
 from vectormill.webhooks.bodies import (
     DeliveryBody,
     DeliveryPage,
-    DeliveryState,
     NewWebhookBody,
     ReplayedBody,
     ReplayRequest,
@@ -23,6 +26,7 @@ from vectormill.webhooks.bodies import (
     WebhookChange,
     WebhookPage,
     WebhookRequest,
+    describe_delivery,
 )
 from vectormill.webhooks.deliveries import (
     find_delivery,
@@ -32,7 +36,7 @@ from vectormill.webhooks.deliveries import (
     replay_failed,
 )
 from vectormill.webhooks.targets import check_url
-from vectormill.webhooks.webhook import check_events, make_secret
+from vectormill.webhooks.webhook import DeliveryState, check_events, make_secret
 from vectormill.webhooks.webhooks import (
     change_webhook,
     create_webhook,
@@ -91,9 +95,9 @@ def check_text(text: str) -> str:
     return text
 
 
-@router.post("/v1/webhooks", status_code=201)
+@serve(router, operations.CREATE)
 def post_webhook(
-    body: WebhookRequest, resources: ResourcesDependency, response: Response, idempotency_key: IdempotencyKey
+    body: WebhookRequest, resources: ResourcesDependency, idempotency_key: IdempotencyKey
 ) -> NewWebhookBody:
     """Be told of the ends of jobs and runs, in signed messages. The secret is shown this once, and to a repetition."""
     url, events, description = check_target(resources, body.url), check_events(body.events), body.description
@@ -101,34 +105,33 @@ def post_webhook(
     def make() -> str:
         return str(create_webhook(connection, url, check_text(description), events, make_secret()).id)
 
-    content = body.model_dump_json(exclude_unset=True).encode()
+    content = msgspec.json.encode(body)
     with resources.engine.begin() as connection:
         webhook_id = int(make_once(connection, "webhook", idempotency_key, content, make))
         webhook, secret = find_webhook(connection, webhook_id), find_first_secret(connection, webhook_id)
-    response.headers["Location"] = f"/v1/webhooks/{webhook.id}"
-    return NewWebhookBody.from_webhook(webhook, secret=secret)
+    return describe(NewWebhookBody, webhook, secret=secret)
 
 
-@router.get("/v1/webhooks")
+@serve(router, operations.LIST)
 def get_webhooks(resources: ResourcesDependency, wanted: Annotated[WebhookFilter, Query()]) -> WebhookPage:
     """Webhooks, the oldest first."""
     with resources.engine.connect() as connection:
         found = list_webhooks(connection, after=decode_cursor(wanted.after), limit=wanted.limit + 1)
     page = found[: wanted.limit]
     return WebhookPage(
-        data=[WebhookBody.from_webhook(webhook) for webhook in page],
+        data=[describe(WebhookBody, webhook) for webhook in page],
         next=encode_cursor(page[-1].id) if len(found) > len(page) else None,
     )
 
 
-@router.get("/v1/webhooks/{webhook_id}")
+@serve(router, operations.SHOW)
 def get_webhook(resources: ResourcesDependency, webhook_id: WebhookId) -> WebhookBody:
     """One webhook: whether it is enabled, and what became of its messages."""
     with resources.engine.connect() as connection:
-        return WebhookBody.from_webhook(find_webhook(connection, webhook_id))
+        return describe(WebhookBody, find_webhook(connection, webhook_id))
 
 
-@router.patch("/v1/webhooks/{webhook_id}")
+@serve(router, operations.CHANGE)
 def patch_webhook(resources: ResourcesDependency, webhook_id: WebhookId, body: WebhookChange) -> WebhookBody:
     """Change where it leads or what it is told of, disable it, or enable it again."""
     with resources.engine.begin() as connection:
@@ -140,17 +143,17 @@ def patch_webhook(resources: ResourcesDependency, webhook_id: WebhookId, body: W
             events=None if body.events is None else check_events(body.events),
             is_enabled=body.is_enabled,
         )
-    return WebhookBody.from_webhook(changed)
+    return describe(WebhookBody, changed)
 
 
-@router.delete("/v1/webhooks/{webhook_id}", status_code=204)
+@serve(router, operations.DELETE)
 def remove_webhook(resources: ResourcesDependency, webhook_id: WebhookId) -> None:
     """Nothing is sent to it any more, and its deliveries are gone."""
     with resources.engine.begin() as connection:
         delete_webhook(connection, webhook_id)
 
 
-@router.post("/v1/webhooks/{webhook_id}/rotate-secret")
+@serve(router, operations.ROTATE)
 def post_rotation(
     resources: ResourcesDependency, webhook_id: WebhookId, body: RotationRequest
 ) -> NewWebhookBody:
@@ -158,24 +161,24 @@ def post_rotation(
     secret = make_secret()
     with resources.engine.begin() as connection:
         webhook = rotate_secret(connection, webhook_id, secret, body.grace_seconds)
-    return NewWebhookBody.from_webhook(webhook, secret=secret)
+    return describe(NewWebhookBody, webhook, secret=secret)
 
 
-@router.post("/v1/webhooks/{webhook_id}/test", status_code=202)
+@serve(router, operations.TEST)
 def post_test_event(resources: ResourcesDependency, webhook_id: WebhookId) -> DeliveryBody:
     """Send an event `webhook.test`, and answer its delivery, which GET …/deliveries/{id} tells the end of."""
     with resources.engine.begin() as connection:
-        return DeliveryBody.from_delivery(post_test(connection, webhook_id, datetime.now(UTC)))
+        return describe_delivery(post_test(connection, webhook_id, datetime.now(UTC)))
 
 
-@router.post("/v1/webhooks/{webhook_id}/replay", status_code=202)
+@serve(router, operations.REPLAY_FAILED)
 def post_replay(resources: ResourcesDependency, webhook_id: WebhookId, body: ReplayRequest) -> ReplayedBody:
     """Send all messages once more that were given up, of events since a moment."""
     with resources.engine.begin() as connection:
         return ReplayedBody(num_replayed=replay_failed(connection, webhook_id, body.since))
 
 
-@router.get("/v1/webhooks/{webhook_id}/deliveries")
+@serve(router, operations.LIST_DELIVERIES)
 def get_deliveries(
     resources: ResourcesDependency, webhook_id: WebhookId, wanted: Annotated[DeliveryFilter, Query()]
 ) -> DeliveryPage:
@@ -191,24 +194,24 @@ def get_deliveries(
         )
     page = found[: wanted.limit]
     return DeliveryPage(
-        data=[DeliveryBody.from_delivery(delivery) for delivery in page],
+        data=[describe_delivery(delivery) for delivery in page],
         next=encode_cursor(page[-1].id) if len(found) > len(page) else None,
     )
 
 
-@router.get("/v1/webhooks/{webhook_id}/deliveries/{delivery_id}")
+@serve(router, operations.SHOW_DELIVERY)
 def get_delivery(
     resources: ResourcesDependency, webhook_id: WebhookId, delivery_id: DeliveryId
 ) -> DeliveryBody:
     """One event of a webhook, and what became of it."""
     with resources.engine.connect() as connection:
-        return DeliveryBody.from_delivery(find_delivery(connection, webhook_id, delivery_id))
+        return describe_delivery(find_delivery(connection, webhook_id, delivery_id))
 
 
-@router.post("/v1/webhooks/{webhook_id}/deliveries/{delivery_id}/replay", status_code=202)
+@serve(router, operations.REPLAY)
 def post_delivery_replay(
     resources: ResourcesDependency, webhook_id: WebhookId, delivery_id: DeliveryId
 ) -> DeliveryBody:
     """Send a message once more, whatever became of it, with the same `webhook-id`."""
     with resources.engine.begin() as connection:
-        return DeliveryBody.from_delivery(replay_delivery(connection, webhook_id, delivery_id))
+        return describe_delivery(replay_delivery(connection, webhook_id, delivery_id))

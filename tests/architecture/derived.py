@@ -11,7 +11,6 @@ from functools import partial
 from typing import Final
 
 from benchmarks.tables import closing_marker, opening_marker
-from tests.architecture import blocking, shapes
 from tests.architecture.facts import (
     SERVING_LIBRARIES,
     describe_default,
@@ -242,11 +241,6 @@ DERIVED: Final[tuple[tuple[str, Rewrite], ...]] = (
             + literal("OutputName", OUTPUT_FORMATS)
             + literal("RowsName", (name for name, row in OUTPUT_FORMATS.items() if row.has_keys)),
         ),
-    ),
-    *((f"{shapes.PLACE}/{file}.py", partial(overwrite, shapes.make_shapes, file)) for file in shapes.FILES),
-    *(
-        (f"{blocking.MADE}/{file}", partial(overwrite, blocking.make_blocking, file))
-        for file in blocking.list_files()
     ),
     # A chart is packed by itself, and a link out of it is lost wherever links are not kept.
     ("deploy/helm/vectormill/files/alerts.yml", partial(overwrite, read, "deploy/prometheus/alerts.yml")),

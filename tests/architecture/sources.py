@@ -17,7 +17,7 @@ FEATURES = (
     "vectormill/sources",
     "vectormill/webhooks",
 )
-FOLDERS = (*PACKAGES, "alembic", "benchmarks", "deploy", "tests")
+FOLDERS = (*PACKAGES, "alembic", "benchmarks", "deploy", "tests", "tools")
 
 
 def find_sources(*folders: str) -> list[Path]:

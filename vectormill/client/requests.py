@@ -1,6 +1,7 @@
 """Requests: what goes over the wire and what its failures mean, whoever carries it. Makes no request itself."""
 
 import json
+import re
 import ssl
 import uuid
 from collections.abc import Mapping
@@ -107,6 +108,11 @@ def make_key_header(idempotency_key: str | None) -> dict[str, str]:
 
 def make_path(*parts: str) -> str:
     return parts[0] + "".join("/" + _quote(part) for part in parts[1:])
+
+
+def fill_path(path: str, *places: object) -> str:
+    """Return the path of an operation with these places, percent-encoded, for its names in braces."""
+    return re.sub(r"{\w+}", "{}", path).format(*(_quote(str(place)) for place in places))
 
 
 def _quote(part: str) -> str:

@@ -1,117 +1,135 @@
-"""Schedules as the API takes and answers them, and the runs of their history."""
+"""Schedules and the runs of their history, as the API takes and answers them and the client sends and returns them."""
 
 from dataclasses import asdict
-from datetime import UTC, datetime
-from typing import Any, Literal, Self
-from uuid import UUID
+from datetime import datetime
+from typing import Annotated, TypedDict
 
-from pydantic import BaseModel, ConfigDict, Field
+from msgspec import Meta, Struct
 
 from vectormill.domain.errors import InvalidOption
-from vectormill.moments import in_utc
+from vectormill.moments import Moment, tell_moment
+from vectormill.operation import Identifier, NextCursor, describe, one_of
 from vectormill.runs.run import RUN_PHASES, RUN_STATES
 from vectormill.schedules.cron import MAX_CRON_CHARS, MAX_TIMEZONE_CHARS, find_timezone
-from vectormill.schedules.schedule import OVERLAPS, SCHEDULE_NAME, Schedule, ScheduledRun
-
-CRON_DESCRIPTION = (
-    "Minute, hour, day of the month, month, day of the week, as in a crontab; or @hourly, @daily, @weekly, @monthly, "
-    "@yearly."
-)
-TIMEZONE_DESCRIPTION = "A name of the tz database; its clock is the one that the expression means."
-OVERLAP_DESCRIPTION = (
-    "What becomes of a due time while a run of the collection goes on: it passes, or its run waits."
+from vectormill.schedules.schedule import (
+    OVERLAPS,
+    SCHEDULE_NAME,
+    SKIP,
+    Overlap,
+    Schedule,
+    ScheduledRun,
 )
 
-Overlap = Literal["skip", "queue"]
+Cron = Annotated[
+    str,
+    Meta(
+        max_length=MAX_CRON_CHARS,
+        description="Minute, hour, day of the month, month, day of the week, as in a crontab; or @hourly, @daily, "
+        "@weekly, @monthly, @yearly.",
+    ),
+]
+Timezone = Annotated[
+    str,
+    Meta(
+        max_length=MAX_TIMEZONE_CHARS,
+        description="A name of the tz database; its clock is the one that the expression means.",
+    ),
+]
+OverlapChoice = Annotated[
+    Overlap,
+    Meta(
+        description="What becomes of a due time while a run of the collection goes on: it passes, or its run waits.",
+        extra_json_schema={"type": "string", "enum": list(OVERLAPS)},
+    ),
+]
+RunState = Annotated[str, one_of(RUN_STATES)]
 
 
-class ScheduleRequest(BaseModel):
+class ScheduleRequest(Struct, forbid_unknown_fields=True, omit_defaults=True):
     """A new schedule. Without a name it is called as its collection."""
 
-    model_config = ConfigDict(
-        extra="forbid",
-        json_schema_extra={
-            "example": {
-                "collection": "docs",
-                "cron": "0 2 * * *",
-                "timezone": "Europe/Berlin",
-                "overlap": "skip",
-            }
-        },
-    )
-
-    collection: str = Field(max_length=63)
-    cron: str = Field(max_length=MAX_CRON_CHARS, description=CRON_DESCRIPTION)
-    timezone: str = Field(default="UTC", max_length=MAX_TIMEZONE_CHARS, description=TIMEZONE_DESCRIPTION)
-    overlap: Overlap = Field(default="skip", description=OVERLAP_DESCRIPTION)
-    name: str | None = Field(default=None, json_schema_extra={"pattern": f"^{SCHEDULE_NAME.pattern}$"})
+    collection: Annotated[str, Meta(max_length=63)]
+    cron: Cron
+    timezone: Timezone = "UTC"
+    overlap: OverlapChoice = SKIP
+    name: Annotated[str, Meta(extra_json_schema={"pattern": f"^{SCHEDULE_NAME.pattern}$"})] | None = None
 
 
-class ScheduleChange(BaseModel):
+class ScheduleChange(Struct, forbid_unknown_fields=True, omit_defaults=True):
     """What is left out stays as it is."""
 
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"example": {"cron": "30 4 * * *"}})
-
-    cron: str | None = Field(default=None, max_length=MAX_CRON_CHARS, description=CRON_DESCRIPTION)
-    timezone: str | None = Field(
-        default=None, max_length=MAX_TIMEZONE_CHARS, description=TIMEZONE_DESCRIPTION
-    )
-    overlap: Overlap | None = Field(default=None, description=OVERLAP_DESCRIPTION)
+    cron: Cron | None = None
+    timezone: Timezone | None = None
+    overlap: OverlapChoice | None = None
 
 
-class ScheduleBody(BaseModel):
+class ScheduleBody(TypedDict):
     """A schedule, in the same shape wherever it is answered."""
 
     name: str
     collection: str
     cron: str
     timezone: str
-    overlap: str = Field(json_schema_extra={"enum": list(OVERLAPS)})
-    next_due_at: datetime | None = Field(description="In UTC; null while it is paused.")
-    next_due_local: str | None = Field(
-        description="The same moment on the clock of its zone, with the offset."
-    )
-    lag_seconds: float = Field(
-        description="How long a due time has waited for a scheduler; 0 when none does."
-    )
-    paused_at: datetime | None = Field(description="Null unless it is paused.")
-    last_state: str | None = Field(
-        description="Of its newest run.", json_schema_extra={"enum": [*RUN_STATES, None]}
-    )
-    last_run_at: datetime | None = Field(description="When its newest run was made.")
-    last_success_at: datetime | None = Field(description="When a run last ended well.")
-    consecutive_failures: int = Field(description="Runs that failed since the last success.")
-    skipped_since_success: int = Field(description="Due times since then that passed because of an overlap.")
-    last_error: str | None = Field(description="Why the newest of these failed or was skipped.")
-    created_at: datetime
-    updated_at: datetime
+    overlap: Annotated[str, one_of(OVERLAPS)]
+    next_due_at: Annotated[Moment | None, Meta(description="In UTC; null while it is paused.")]
+    next_due_local: Annotated[
+        str | None, Meta(description="The same moment on the clock of its zone, with the offset.")
+    ]
+    lag_seconds: Annotated[
+        float, Meta(description="How long a due time has waited for a scheduler; 0 when none does.")
+    ]
+    paused_at: Annotated[Moment | None, Meta(description="Null unless it is paused.")]
+    last_state: Annotated[RunState | None, Meta(description="Of its newest run.")]
+    last_run_at: Annotated[Moment | None, Meta(description="When its newest run was made.")]
+    last_success_at: Annotated[Moment | None, Meta(description="When a run last ended well.")]
+    consecutive_failures: Annotated[int, Meta(description="Runs that failed since the last success.")]
+    skipped_since_success: Annotated[
+        int, Meta(description="Due times since then that passed because of an overlap.")
+    ]
+    last_error: Annotated[str | None, Meta(description="Why the newest of these failed or was skipped.")]
+    created_at: Moment
+    updated_at: Moment
 
-    @classmethod
-    def from_schedule(cls, schedule: Schedule) -> Self:
-        due_at = None if schedule.paused_at is not None else schedule.next_due_at
-        return cls(
-            name=schedule.name,
-            collection=schedule.collection,
-            cron=schedule.cron,
-            timezone=schedule.timezone,
-            overlap=schedule.overlap,
-            next_due_at=in_utc(due_at),
-            next_due_local=in_zone(due_at, schedule.timezone),
-            lag_seconds=schedule.lag_seconds,
-            paused_at=in_utc(schedule.paused_at),
-            last_state=schedule.last_state,
-            last_run_at=in_utc(schedule.last_run_at),
-            last_success_at=in_utc(schedule.last_success_at),
-            consecutive_failures=schedule.num_failures,
-            skipped_since_success=schedule.num_skipped,
-            last_error=schedule.last_error,
-            created_at=schedule.created_at.astimezone(UTC),
-            updated_at=schedule.updated_at.astimezone(UTC),
-        )
+
+class SchedulePage(TypedDict):
+    data: list[ScheduleBody]
+    next: NextCursor
+
+
+class ScheduledRunBody(TypedDict):
+    """A run in a schedule's history. GET /v1/runs/{id} has all of it."""
+
+    id: Identifier
+    state: RunState
+    phase: Annotated[str, one_of(RUN_PHASES)] | None
+    due_at: Annotated[Moment | None, Meta(description="Null for one that a client asked for.")]
+    created_at: Moment
+    started_at: Moment | None
+    finished_at: Moment | None
+    counts: Annotated[dict[str, int], Meta(description="Rows of the source by what became of them.")]
+    error: Annotated[str | None, Meta(description="Why it failed or was skipped.")]
+
+
+class ScheduledRunPage(TypedDict):
+    data: list[ScheduledRunBody]
+    next: NextCursor
+
+
+def describe_schedule(schedule: Schedule) -> ScheduleBody:
+    """Return the schedule as it is answered."""
+    due_at = None if schedule.paused_at is not None else schedule.next_due_at
+    return describe(
+        ScheduleBody,
+        schedule,
+        next_due_at=tell_moment(due_at),
+        next_due_local=in_zone(due_at, schedule.timezone),
+        consecutive_failures=schedule.num_failures,
+        skipped_since_success=schedule.num_skipped,
+    )
 
 
 def in_zone(moment: datetime | None, timezone: str) -> str | None:
-    """The moment as a clock of the zone shows it, in ISO 8601; None where this machine does not know the zone."""
+    """Return the moment as a clock of the zone shows it (ISO 8601); None where this machine does not know the zone."""
     if moment is None:
         return None
     try:
@@ -120,34 +138,6 @@ def in_zone(moment: datetime | None, timezone: str) -> str | None:
         return None
 
 
-class SchedulePage(BaseModel):
-    data: list[ScheduleBody]
-    next: str | None = Field(description="Given as `after` for the next page; null on the last.")
-
-
-class ScheduledRunBody(BaseModel):
-    """A run in a schedule's history. GET /v1/runs/{id} has all of it."""
-
-    id: UUID
-    state: str = Field(json_schema_extra={"enum": list(RUN_STATES)})
-    phase: str | None = Field(json_schema_extra={"enum": [*RUN_PHASES, None]})
-    due_at: datetime | None = Field(description="Null for one that a client asked for.")
-    created_at: datetime
-    started_at: datetime | None
-    finished_at: datetime | None
-    counts: dict[str, int] = Field(description="Rows of the source by what became of them.")
-    error: str | None = Field(description="Why it failed or was skipped.")
-
-    @classmethod
-    def from_run(cls, run: ScheduledRun) -> Self:
-        values: dict[str, Any] = {
-            name: in_utc(getattr(run, name)) for name in ("due_at", "created_at", "started_at", "finished_at")
-        }
-        return cls(
-            id=run.id, state=run.state, phase=run.phase, counts=asdict(run.counts), error=run.error, **values
-        )
-
-
-class ScheduledRunPage(BaseModel):
-    data: list[ScheduledRunBody]
-    next: str | None = Field(description="Given as `after` for the next page; null on the last.")
+def describe_scheduled_run(run: ScheduledRun) -> ScheduledRunBody:
+    """Return a run of a history as it is answered."""
+    return describe(ScheduledRunBody, run, counts=asdict(run.counts))

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, Literal
 from uuid import UUID
 
 from vectormill.domain.errors import InvalidOption
@@ -13,7 +13,8 @@ from vectormill.runs.run import RunCounts
 SKIP: Final = "skip"  # the due time passes; the history says why
 QUEUE: Final = "queue"  # its run waits until the other has ended
 
-OVERLAPS: Final = (SKIP, QUEUE)
+Overlap = Literal["skip", "queue"]
+OVERLAPS: Final[tuple[Overlap, ...]] = (SKIP, QUEUE)
 
 SCHEDULE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,62}")
 

@@ -1,12 +1,14 @@
-"""Webhooks and their deliveries as the API takes and answers them."""
+"""Webhooks and their deliveries as the API takes and answers them, and as the client sends and returns them."""
 
 import json
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, Literal, Self
+from typing import Annotated, Any, TypedDict
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from msgspec import Meta, Struct
 
-from vectormill.moments import in_utc
+from vectormill.moments import Moment, tell_moment
+from vectormill.operation import NextCursor, describe, one_of
 from vectormill.webhooks.webhook import (
     DELIVERY_STATES,
     EVENTS,
@@ -16,111 +18,80 @@ from vectormill.webhooks.webhook import (
     ROTATION_SECONDS,
     TEST_EVENT,
     Delivery,
-    Webhook,
+    DeliveryState,
     name_message,
 )
 
-URL_DESCRIPTION = (
-    "https or http. Private addresses are refused unless VECTORMILL_WEBHOOK_PRIVATE_TARGETS allows them."
-)
-EVENTS_DESCRIPTION = "What it is told of; all events where none is named."
+Url = Annotated[
+    str,
+    Meta(
+        max_length=MAX_URL_CHARS,
+        description="https or http. Private addresses are refused unless VECTORMILL_WEBHOOK_PRIVATE_TARGETS allows "
+        "them.",
+    ),
+]
+Event = Annotated[str, one_of(EVENTS)]
+Events = Annotated[
+    Sequence[Event],
+    Meta(max_length=len(EVENTS), description="What it is told of; all events where none is named."),
+]
+Description = Annotated[str, Meta(max_length=MAX_DESCRIPTION_CHARS)]
 
-DeliveryState = Literal["pending", "delivered", "failed"]
 
-
-class WebhookRequest(BaseModel):
+class WebhookRequest(Struct, forbid_unknown_fields=True, omit_defaults=True):
     """A new webhook."""
 
-    model_config = ConfigDict(
-        extra="forbid",
-        json_schema_extra={
-            "example": {
-                "url": "https://example.com/vectormill",
-                "events": ["job.completed", "job.failed"],
-                "description": "Tells the search team.",
-            }
-        },
-    )
-
-    url: str = Field(max_length=MAX_URL_CHARS, description=URL_DESCRIPTION)
-    events: list[str] = Field(
-        default=[],
-        max_length=len(EVENTS),
-        description=EVENTS_DESCRIPTION,
-        json_schema_extra={"items": {"type": "string", "enum": list(EVENTS)}},
-    )
-    description: str = Field(default="", max_length=MAX_DESCRIPTION_CHARS)
+    url: Url
+    events: Events = ()
+    description: Description = ""
 
 
-class WebhookChange(BaseModel):
+class WebhookChange(Struct, forbid_unknown_fields=True, omit_defaults=True):
     """What is left out stays as it is."""
 
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"example": {"is_enabled": True}})
-
-    url: str | None = Field(default=None, max_length=MAX_URL_CHARS, description=URL_DESCRIPTION)
-    events: list[str] | None = Field(
-        default=None,
-        max_length=len(EVENTS),
-        description=EVENTS_DESCRIPTION,
-    )
-    description: str | None = Field(default=None, max_length=MAX_DESCRIPTION_CHARS)
-    is_enabled: bool | None = Field(default=None, description="Enabled again, its failures are forgotten.")
+    url: Url | None = None
+    events: Events | None = None
+    description: Description | None = None
+    is_enabled: Annotated[bool | None, Meta(description="Enabled again, its failures are forgotten.")] = None
 
 
-class RotationRequest(BaseModel):
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"example": {"grace_seconds": 86400}})
+class RotationRequest(Struct, forbid_unknown_fields=True):
+    """How the change of a secret is made."""
 
-    grace_seconds: float = Field(
-        default=ROTATION_SECONDS,
-        ge=0,
-        le=LONGEST_ROTATION_SECONDS,
-        description="So long messages carry a signature by the former secret too.",
-    )
-
-
-class ReplayRequest(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", json_schema_extra={"example": {"since": "2026-11-23T00:00:00Z"}}
-    )
-
-    since: AwareDatetime = Field(description="Deliveries of older events stay given up.")
+    grace_seconds: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=LONGEST_ROTATION_SECONDS,
+            description="So long messages carry a signature by the former secret too.",
+        ),
+    ] = ROTATION_SECONDS
 
 
-class WebhookBody(BaseModel):
+class ReplayRequest(Struct, forbid_unknown_fields=True):
+    """Which deliveries are sent once more."""
+
+    since: Annotated[datetime, Meta(tz=True, description="Deliveries of older events stay given up.")]
+
+
+class WebhookBody(TypedDict):
     """A webhook, in the same shape wherever it is answered. Its secret is shown when it is made, and never again."""
 
     id: int
     url: str
     description: str
-    events: list[str] = Field(json_schema_extra={"items": {"type": "string", "enum": list(EVENTS)}})
+    events: list[Event]
     is_enabled: bool
-    disabled_reason: str | None = Field(description="Null while it is enabled.")
-    failing_since: datetime | None = Field(description="The first failure since the last success.")
-    former_secret_until: datetime | None = Field(description="Until then messages carry two signatures.")
-    num_delivered: int = Field(description="Messages that were taken.")
-    num_refused: int = Field(description="Attempts that failed.")
-    num_failed: int = Field(description="Messages that were given up.")
-    created_at: datetime
-    updated_at: datetime
-
-    @classmethod
-    def from_webhook(cls, webhook: Webhook, **more: Any) -> Self:
-        return cls(
-            id=webhook.id,
-            url=webhook.url,
-            description=webhook.description,
-            events=list(webhook.events),
-            is_enabled=webhook.is_enabled,
-            disabled_reason=webhook.disabled_reason,
-            failing_since=in_utc(webhook.failing_since),
-            former_secret_until=in_utc(webhook.former_secret_until),
-            num_delivered=webhook.num_delivered,
-            num_refused=webhook.num_refused,
-            num_failed=webhook.num_failed,
-            created_at=in_utc(webhook.created_at),
-            updated_at=in_utc(webhook.updated_at),
-            **more,
-        )
+    disabled_reason: Annotated[str | None, Meta(description="Null while it is enabled.")]
+    failing_since: Annotated[Moment | None, Meta(description="The first failure since the last success.")]
+    former_secret_until: Annotated[
+        Moment | None, Meta(description="Until then messages carry two signatures.")
+    ]
+    num_delivered: Annotated[int, Meta(description="Messages that were taken.")]
+    num_refused: Annotated[int, Meta(description="Attempts that failed.")]
+    num_failed: Annotated[int, Meta(description="Messages that were given up.")]
+    created_at: Moment
+    updated_at: Moment
 
 
 class NewWebhookBody(WebhookBody):
@@ -129,49 +100,44 @@ class NewWebhookBody(WebhookBody):
     secret: str
 
 
-class WebhookPage(BaseModel):
+class WebhookPage(TypedDict):
     data: list[WebhookBody]
-    next: str | None = Field(description="Given as `after` for the next page; null on the last.")
+    next: NextCursor
 
 
-class DeliveryBody(BaseModel):
+class DeliveryBody(TypedDict):
     """An event for a webhook, and what became of it."""
 
     id: int
-    message_id: str = Field(description="The header `webhook-id`, the same at every attempt.")
-    type: str = Field(json_schema_extra={"enum": [*EVENTS, TEST_EVENT]})
-    state: str = Field(json_schema_extra={"enum": list(DELIVERY_STATES)})
+    message_id: Annotated[str, Meta(description="The header `webhook-id`, the same at every attempt.")]
+    type: Annotated[str, one_of((*EVENTS, TEST_EVENT))]
+    state: Annotated[DeliveryState, one_of(DELIVERY_STATES)]
     num_attempts: int
-    status_code: int | None = Field(description="Of the newest attempt; null where no answer came.")
-    error: str | None = Field(description="Why the newest attempt failed.")
-    next_attempt_at: datetime | None = Field(description="Null when it has ended.")
-    attempted_at: datetime | None
-    ended_at: datetime | None
-    created_at: datetime
-    payload: dict[str, Any] = Field(description="What is sent.")
-
-    @classmethod
-    def from_delivery(cls, delivery: Delivery) -> Self:
-        return cls(
-            id=delivery.id,
-            message_id=name_message(delivery.event_id),
-            type=delivery.event_type,
-            state=delivery.state,
-            num_attempts=delivery.num_attempts,
-            status_code=delivery.status_code,
-            error=delivery.error,
-            next_attempt_at=in_utc(delivery.due_at),
-            attempted_at=in_utc(delivery.attempted_at),
-            ended_at=in_utc(delivery.ended_at),
-            created_at=in_utc(delivery.created_at),
-            payload=json.loads(delivery.payload),
-        )
+    status_code: Annotated[int | None, Meta(description="Of the newest attempt; null where no answer came.")]
+    error: Annotated[str | None, Meta(description="Why the newest attempt failed.")]
+    next_attempt_at: Annotated[Moment | None, Meta(description="Null when it has ended.")]
+    attempted_at: Moment | None
+    ended_at: Moment | None
+    created_at: Moment
+    payload: Annotated[dict[str, Any], Meta(description="What is sent.")]
 
 
-class DeliveryPage(BaseModel):
+class DeliveryPage(TypedDict):
     data: list[DeliveryBody]
-    next: str | None = Field(description="Given as `after` for the next page; null on the last.")
+    next: NextCursor
 
 
-class ReplayedBody(BaseModel):
+class ReplayedBody(TypedDict):
     num_replayed: int
+
+
+def describe_delivery(delivery: Delivery) -> DeliveryBody:
+    """Return the delivery as it is answered."""
+    return describe(
+        DeliveryBody,
+        delivery,
+        message_id=name_message(delivery.event_id),
+        type=delivery.event_type,
+        next_attempt_at=tell_moment(delivery.due_at),
+        payload=json.loads(delivery.payload),
+    )

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from typing import Final, Literal
 from uuid import UUID
 
 from vectormill.domain.errors import InvalidOption
@@ -25,7 +25,8 @@ TEST_EVENT: Final = "webhook.test"
 PENDING: Final = "pending"
 DELIVERED: Final = "delivered"
 FAILED: Final = "failed"
-DELIVERY_STATES: Final = (PENDING, DELIVERED, FAILED)
+DeliveryState = Literal["pending", "delivered", "failed"]
+DELIVERY_STATES: Final[tuple[DeliveryState, ...]] = (PENDING, DELIVERED, FAILED)
 
 MAX_WEBHOOKS: Final = 100
 MAX_URL_CHARS: Final = 2048
@@ -79,7 +80,7 @@ class Delivery:
     event_id: UUID
     event_type: str
     payload: str
-    state: str
+    state: DeliveryState
     num_attempts: int
     status_code: int | None
     error: str | None

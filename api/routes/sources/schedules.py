@@ -4,14 +4,16 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated, Final
 from uuid import UUID
 
-from fastapi import APIRouter, Depends, Path, Query, Response
+from fastapi import APIRouter, Depends, Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.cursors import After, decode_cursor, encode_cursor
 from api.dependencies import ResourcesDependency, parse_collection_name
 from api.intake.idempotency import IdempotencyKey
+from api.serving import serve
 from vectormill.db.idempotency import make_once
 from vectormill.domain.errors import ScheduleNotFound
+from vectormill.schedules import operations
 from vectormill.schedules.bodies import (
     ScheduleBody,
     ScheduleChange,
@@ -19,6 +21,8 @@ from vectormill.schedules.bodies import (
     ScheduledRunPage,
     SchedulePage,
     ScheduleRequest,
+    describe_schedule,
+    describe_scheduled_run,
 )
 from vectormill.schedules.due_times import run_schedule_now
 from vectormill.schedules.schedule import SCHEDULE_NAME, NewSchedule
@@ -61,68 +65,67 @@ class ScheduleFilter(BaseModel):
     after: After = None
 
 
-@router.post("/v1/schedules", status_code=201)
-def post_schedule(body: ScheduleRequest, resources: ResourcesDependency, response: Response) -> ScheduleBody:
+@serve(router, operations.CREATE)
+def post_schedule(body: ScheduleRequest, resources: ResourcesDependency) -> ScheduleBody:
     """Re-index a collection from its source at every due time from now on."""
     collection = parse_collection_name(body.collection)
     new = NewSchedule(body.name or collection, collection, body.cron, body.timezone, body.overlap)
     with resources.engine.begin() as connection:
         schedule = create_schedule(connection, new)
-    response.headers["Location"] = f"/v1/schedules/{schedule.name}"
-    return ScheduleBody.from_schedule(schedule)
+    return describe_schedule(schedule)
 
 
-@router.get("/v1/schedules")
+@serve(router, operations.LIST)
 def get_schedules(resources: ResourcesDependency, wanted: Annotated[ScheduleFilter, Query()]) -> SchedulePage:
     """Schedules, the oldest first."""
     with resources.engine.connect() as connection:
         found = list_schedules(connection, after=decode_cursor(wanted.after), limit=wanted.limit + 1)
     page = found[: wanted.limit]
     return SchedulePage(
-        data=[ScheduleBody.from_schedule(schedule) for schedule in page],
+        data=[describe_schedule(schedule) for schedule in page],
         next=encode_cursor(page[-1].id) if len(found) > len(page) else None,
     )
 
 
-@router.get("/v1/schedules/{name}")
+@serve(router, operations.SHOW)
 def get_schedule(resources: ResourcesDependency, name: ScheduleName) -> ScheduleBody:
     """One schedule: when it is due next, and what its runs came to."""
     with resources.engine.connect() as connection:
-        return ScheduleBody.from_schedule(find_schedule(connection, name))
+        return describe_schedule(find_schedule(connection, name))
 
 
-@router.patch("/v1/schedules/{name}")
+@serve(router, operations.CHANGE)
 def patch_schedule(resources: ResourcesDependency, name: ScheduleName, body: ScheduleChange) -> ScheduleBody:
     """Change when it is due, or what becomes of overlaps. With another expression or zone it is due after now."""
     with resources.engine.begin() as connection:
         changed = change_schedule(
             connection, name, cron=body.cron, timezone=body.timezone, overlap=body.overlap
         )
-    return ScheduleBody.from_schedule(changed)
+    return describe_schedule(changed)
 
 
-@router.delete("/v1/schedules/{name}", status_code=204)
+@serve(router, operations.DELETE)
 def remove_schedule(resources: ResourcesDependency, name: ScheduleName) -> None:
     """Nothing is due any more. Runs that it made stay, and one that goes on does."""
     with resources.engine.begin() as connection:
         delete_schedule(connection, name)
 
 
-@router.post("/v1/schedules/{name}/pause")
+@serve(router, operations.PAUSE)
 def post_pause(resources: ResourcesDependency, name: ScheduleName) -> ScheduleBody:
     """Let due times pass until it is resumed; a run that goes on is left alone."""
     with resources.engine.begin() as connection:
-        return ScheduleBody.from_schedule(pause_schedule(connection, name))
+        return describe_schedule(pause_schedule(connection, name))
 
 
-@router.post("/v1/schedules/{name}/resume")
+@serve(router, operations.RESUME)
 def post_resume(resources: ResourcesDependency, name: ScheduleName) -> ScheduleBody:
     """End a pause. What fell due in it stays missed."""
     with resources.engine.begin() as connection:
-        return ScheduleBody.from_schedule(resume_schedule(connection, name))
+        return describe_schedule(resume_schedule(connection, name))
 
 
-@router.post("/v1/schedules/{name}/run", status_code=202)
+@serve(router, operations.RUN)
 def post_run(
     resources: ResourcesDependency, name: ScheduleName, idempotency_key: IdempotencyKey
 ) -> ScheduledRunBody:
@@ -134,10 +137,10 @@ def post_run(
     with resources.engine.begin() as connection:
         made = make_once(connection, "run of a schedule", idempotency_key, name.encode(), make)
         run = find_scheduled_run(connection, UUID(made))
-    return ScheduledRunBody.from_run(run)
+    return describe_scheduled_run(run)
 
 
-@router.get("/v1/schedules/{name}/runs")
+@serve(router, operations.HISTORY)
 def get_history(
     resources: ResourcesDependency, name: ScheduleName, wanted: Annotated[ScheduleFilter, Query()]
 ) -> ScheduledRunPage:
@@ -148,7 +151,7 @@ def get_history(
         found = list_scheduled_runs(connection, name, before=before, limit=wanted.limit + 1)
     page = found[: wanted.limit]
     return ScheduledRunPage(
-        data=[ScheduledRunBody.from_run(run) for run in page],
+        data=[describe_scheduled_run(run) for run in page],
         next=encode_cursor((page[-1].created_at - EPOCH) // timedelta(microseconds=1))
         if len(found) > len(page)
         else None,

@@ -17,6 +17,7 @@ from vectormill.client import Client
 from vectormill.problems import ApiError
 from vectormill.settings import Settings
 from vectormill.webhooks.deliveries import claim_deliveries, record_reply
+from vectormill.webhooks.operations import OPERATIONS
 from vectormill.webhooks.webhook import EVENTS, Reply
 
 Run = Callable[..., str]
@@ -93,10 +94,9 @@ def test_what_is_no_webhook_is_not_found(http: httpx.Client, path: str) -> None:
     assert_problem(http.get(path), 404, "webhook-not-found")
 
 
-@pytest.mark.parametrize("method", ["GET", "POST", "PATCH", "DELETE"])
-@pytest.mark.parametrize("path", ["/v1/webhooks", "/v1/webhooks/1", "/v1/webhooks/1/deliveries/2/replay"])
-def test_webhooks_need_a_key_of_the_scope_webhooks(method: str, path: str) -> None:
-    assert find_scope(method, path) == "webhooks"
+def test_webhooks_need_a_key_of_the_scope_webhooks() -> None:
+    scopes = {find_scope(each.method, each.path.format(webhook_id=1, delivery_id=2)) for each in OPERATIONS}
+    assert scopes == {"webhooks"}
 
 
 def test_deliveries_are_listed_by_page_and_state_and_replayed(

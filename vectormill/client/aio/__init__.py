@@ -1,1 +1,1 @@
-"""The client as coroutines. `sync` is made of it: `python -m tests.architecture.derived`."""
+"""The client as coroutines. `sync` is made of it: `python -m tools.client`."""

@@ -1,4 +1,4 @@
-"""Shapes: answers of the API as types; `python -m tests.architecture.derived` makes all but `rows`."""
+"""Shapes: answers of the API as types; `python -m tools.client` makes all but `rows`."""
 
 from vectormill.client.shapes.collections import (
     BuildProgressBody,
@@ -20,7 +20,7 @@ from vectormill.client.shapes.collections import (
 )
 from vectormill.client.shapes.items import DeleteAnswer, ItemAnswer, PassageBody, PutAnswer
 from vectormill.client.shapes.jobs import BottleneckBody, ItemErrorBody, JobBody, StageBody, TruncatedItemBody
-from vectormill.client.shapes.runs import EncodingBody, RunBody, ScheduleBody, ScheduledRunBody
+from vectormill.client.shapes.runs import EncodingBody, RunBody
 from vectormill.client.shapes.searches import (
     EmbeddingBody,
     EmbeddingsAnswer,
@@ -46,7 +46,8 @@ from vectormill.client.shapes.sources import (
     SourceCheckBody,
     SourceRowBody,
 )
-from vectormill.client.shapes.webhooks import DeliveryBody, NewWebhookBody, ReplayedBody, WebhookBody
+from vectormill.schedules.bodies import ScheduleBody, ScheduledRunBody
+from vectormill.webhooks.bodies import DeliveryBody, NewWebhookBody, ReplayedBody, WebhookBody
 
 __all__ = [
     "BottleneckBody",

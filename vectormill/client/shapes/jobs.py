@@ -1,4 +1,4 @@
-"""Answers about jobs, as the API describes them. Made by `python -m tests.architecture.derived`."""
+"""Answers about jobs, as the API describes them. Made by `python -m tools.client`."""
 
 from typing import Any, Literal, TypedDict
 

@@ -1,4 +1,4 @@
-"""Answers about service, as the API describes them. Made by `python -m tests.architecture.derived`."""
+"""Answers about service, as the API describes them. Made by `python -m tools.client`."""
 
 from typing import Any, NotRequired, TypedDict
 

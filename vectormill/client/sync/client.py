@@ -1,4 +1,4 @@
-# Made of the same file in `aio` by `python -m tests.architecture.derived`: change that one.
+# Made of the same file in `aio` by `python -m tools.client`: change that one.
 """Client: Vectormill's HTTP interface as a Python object with coroutines. Knows no route itself."""
 
 from vectormill.client.sync.collections.collections import CollectionCalls

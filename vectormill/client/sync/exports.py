@@ -1,4 +1,4 @@
-# Made of the same file in `aio` by `python -m tests.architecture.derived`: change that one.
+# Made of the same file in `aio` by `python -m tools.client`: change that one.
 """Exports over HTTP: a body that is written into a file or read row by row, and goes on after a lost connection.
 
 NDJSON goes on behind the last line that came whole. Other formats cannot: without its end such a file is none, so that

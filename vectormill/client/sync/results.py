@@ -1,4 +1,4 @@
-# Made of the same file in `aio` by `python -m tests.architecture.derived`: change that one.
+# Made of the same file in `aio` by `python -m tools.client`: change that one.
 """Results: what a job made, or a collection keeps, one by one or all at once as a table of another library."""
 
 import tempfile

@@ -1,4 +1,4 @@
-# Made of the same file in `aio` by `python -m tests.architecture.derived`: change that one.
+# Made of the same file in `aio` by `python -m tools.client`: change that one.
 """The service's own models, workers and readiness."""
 
 from vectormill.client.shapes import ModelBody, ModelList, Readiness, WorkerBody, WorkerList

@@ -1,4 +1,4 @@
-# Made of the same file in `aio` by `python -m tests.architecture.derived`: change that one.
+# Made of the same file in `aio` by `python -m tools.client`: change that one.
 """Texts that somebody waits for: encoded or judged at once, without a job."""
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-# Made of the same file in `aio` by `python -m tests.architecture.derived`: change that one.
+# Made of the same file in `aio` by `python -m tools.client`: change that one.
 """Transport: requests to one API, repeated where that does no harm; errors of httpx become errors of this package."""
 
 from collections.abc import Callable, Iterator, Mapping
@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 import httpx
+import msgspec
 
 from vectormill.client.requests import (
     DEFAULT_URL,
@@ -15,6 +16,7 @@ from vectormill.client.requests import (
     LONG_SILENCE_SECONDS,
     describe_connection,
     explain,
+    fill_path,
     find_last_key,
     find_timeout,
     given,
@@ -23,13 +25,14 @@ from vectormill.client.requests import (
 from vectormill.client.retries import DEFAULT_SECONDS, Retries
 from vectormill.client.sync import flow
 from vectormill.domain.errors import VectormillError
+from vectormill.operation import NO_CONTENT, Operation
 from vectormill.problems import ApiError, ApiUnreachable, read_problem
 from vectormill.settings import read_api_key
 
 Answer = TypeVar("Answer")
 # Of the last line that came, the key; gives the body of what follows it.
 OpenParts = Callable[[str | None], Iterator[bytes]]
-NO_CONTENT: Final = 204
+NO_HEADERS: Final[Mapping[str, str]] = {}
 
 
 class Transport:
@@ -89,7 +92,7 @@ class Transport:
         if "json" in request:
             body = write_json(request.pop("json"))
             make_body = lambda: body  # noqa: E731
-            request["headers"] = JSON_HEADERS | request.get("headers", {})
+            request["headers"] = JSON_HEADERS | dict(request.get("headers", {}))
         pauses = self.retries.begin()
         while True:
             content = {} if make_body is None else {"content": make_body()}
@@ -108,6 +111,24 @@ class Transport:
                     f"{self.base_url} answered something that is not JSON; is it Vectormill?"
                 ) from error
             self.pause_for(pause)
+
+    def ask(
+        self,
+        operation: Operation[Answer],
+        *places: object,
+        body: msgspec.Struct | None = None,
+        headers: Mapping[str, str] = NO_HEADERS,
+    ) -> Answer:
+        """Return the answer to an operation on the path that has these places, in their order."""
+        request = {} if body is None else {"json": msgspec.to_builtins(body)}
+        return self.call(
+            operation.answer,
+            operation.method,
+            fill_path(operation.path, *places),
+            is_repeatable=operation.is_repeatable,
+            headers=headers,
+            **request,
+        )
 
     def pages(self, record: type[Answer], path: str, parameters: Mapping[str, Any]) -> Iterator[Answer]:
         """Yield every record of a list, page by page."""

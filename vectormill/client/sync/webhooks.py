@@ -1,16 +1,26 @@
-# Made of the same file in `aio` by `python -m tests.architecture.derived`: change that one.
+# Made of the same file in `aio` by `python -m tools.client`: change that one.
 """Webhooks over HTTP."""
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
-from vectormill.client.requests import Json, given, make_key_header, make_path
-from vectormill.client.shapes import DeliveryBody, NewWebhookBody, ReplayedBody, WebhookBody
+from vectormill.client.requests import fill_path, make_key_header
 from vectormill.client.sync.transport import Transport
+from vectormill.webhooks import operations
+from vectormill.webhooks.bodies import (
+    DeliveryBody,
+    NewWebhookBody,
+    ReplayRequest,
+    RotationRequest,
+    WebhookBody,
+    WebhookChange,
+    WebhookRequest,
+)
+from vectormill.webhooks.webhook import ROTATION_SECONDS
 
 
 class WebhookCalls(Transport):
-    """Calls for webhooks, which are told of the ends of jobs and runs. All need a key with the scope webhooks."""
+    """Where the ends of jobs and runs are told. All methods need a key of the scope webhooks."""
 
     def create_webhook(
         self,
@@ -20,17 +30,17 @@ class WebhookCalls(Transport):
         description: str = "",
         idempotency_key: str | None = None,
     ) -> NewWebhookBody:
-        """Told of these events, or of all. The answer has its `secret`, which is shown this once."""
-        body = {"url": url, "events": list(events), "description": description}
-        headers = make_key_header(idempotency_key)
-        return self.call(NewWebhookBody, "POST", "/v1/webhooks", json=body, headers=headers)
+        """Make a webhook that is told of these events, or of all. The answer has its `secret`, this once."""
+        body = WebhookRequest(url, tuple(events), description)
+        return self.ask(operations.CREATE, body=body, headers=make_key_header(idempotency_key))
 
     def webhooks(self) -> Iterator[WebhookBody]:
         """Yield every webhook, the oldest first, page by page."""
-        return self.pages(WebhookBody, "/v1/webhooks", {})
+        return self.pages(WebhookBody, operations.LIST.path, {})
 
     def webhook(self, webhook_id: int) -> WebhookBody:
-        return self.call(WebhookBody, "GET", make_path("/v1/webhooks", str(webhook_id)))
+        """Return one webhook."""
+        return self.ask(operations.SHOW, webhook_id)
 
     def change_webhook(
         self,
@@ -41,53 +51,38 @@ class WebhookCalls(Transport):
         description: str | None = None,
         is_enabled: bool | None = None,
     ) -> WebhookBody:
-        """Change a webhook; whatever is None stays. Enabling it again clears its failures."""
-        body = {
-            "url": url,
-            "events": None if events is None else list(events),
-            "description": description,
-            "is_enabled": is_enabled,
-        }
-        return self.call(WebhookBody, "PATCH", make_path("/v1/webhooks", str(webhook_id)), json=given(body))
+        """Change what is not None. Enabled again, its failures are forgotten."""
+        told = None if events is None else tuple(events)
+        return self.ask(operations.CHANGE, webhook_id, body=WebhookChange(url, told, description, is_enabled))
 
     def rotate_webhook_secret(self, webhook_id: int, *, grace_seconds: float | None = None) -> NewWebhookBody:
-        """Another `secret`; for a while, a day unless said, messages are signed with the former one too."""
-        path = make_path("/v1/webhooks", str(webhook_id), "rotate-secret")
-        # Not repeated: each attempt makes one, and the secret before the last would be forgotten.
-        return self.call(
-            NewWebhookBody, "POST", path, json=given({"grace_seconds": grace_seconds}), is_repeatable=False
-        )
+        """Make another `secret`; for a while, a day unless said, messages are signed with the former one too."""
+        body = RotationRequest(ROTATION_SECONDS if grace_seconds is None else grace_seconds)
+        return self.ask(operations.ROTATE, webhook_id, body=body)
 
     def test_webhook(self, webhook_id: int) -> DeliveryBody:
-        """Send an event `webhook.test`; its delivery."""
-        return self.call(
-            DeliveryBody, "POST", make_path("/v1/webhooks", str(webhook_id), "test"), is_repeatable=False
-        )
+        """Send an event `webhook.test` and return its delivery."""
+        return self.ask(operations.TEST, webhook_id)
 
     def delete_webhook(self, webhook_id: int) -> None:
         """Delete a webhook with its deliveries."""
-        self.call(Json, "DELETE", make_path("/v1/webhooks", str(webhook_id)))
+        self.ask(operations.DELETE, webhook_id)
 
     def webhook_deliveries(self, webhook_id: int, *, state: str | None = None) -> Iterator[DeliveryBody]:
         """Yield every event of it, the newest first, page by page; `state` is pending, delivered or failed."""
         return self.pages(
-            DeliveryBody, make_path("/v1/webhooks", str(webhook_id), "deliveries"), {"state": state}
+            DeliveryBody, fill_path(operations.LIST_DELIVERIES.path, webhook_id), {"state": state}
         )
 
     def webhook_delivery(self, webhook_id: int, delivery_id: int) -> DeliveryBody:
-        return self.call(
-            DeliveryBody, "GET", make_path("/v1/webhooks", str(webhook_id), "deliveries", str(delivery_id))
-        )
+        """Return one event of a webhook."""
+        return self.ask(operations.SHOW_DELIVERY, webhook_id, delivery_id)
 
     def replay_delivery(self, webhook_id: int, delivery_id: int) -> DeliveryBody:
-        """Send it once more, with the same message id."""
-        path = make_path("/v1/webhooks", str(webhook_id), "deliveries", str(delivery_id), "replay")
-        return self.call(DeliveryBody, "POST", path)
+        """Send a delivery once more, with the same message id."""
+        return self.ask(operations.REPLAY, webhook_id, delivery_id)
 
     def replay_failed_deliveries(self, webhook_id: int, since: datetime) -> int:
-        """Send all once more that were given up, of events since then; how many. `since` knows its zone."""
-        body = {"since": since.isoformat()}
-        answer = self.call(
-            ReplayedBody, "POST", make_path("/v1/webhooks", str(webhook_id), "replay"), json=body
-        )
+        """Send all once more that were given up, of events since then; return how many. `since` knows its zone."""
+        answer = self.ask(operations.REPLAY_FAILED, webhook_id, body=ReplayRequest(since))
         return answer["num_replayed"]

@@ -3,12 +3,13 @@
 from collections.abc import AsyncIterator
 
 from vectormill.client.aio.transport import Transport
-from vectormill.client.requests import Json, given, make_key_header, make_path
-from vectormill.client.shapes import ScheduleBody, ScheduledRunBody
+from vectormill.client.requests import fill_path, given, make_key_header
+from vectormill.schedules import operations
+from vectormill.schedules.bodies import ScheduleBody, ScheduleChange, ScheduledRunBody, ScheduleRequest
 
 
 class ScheduleCalls(Transport):
-    """Calls for schedules: when collections are re-indexed."""
+    """When collections are re-indexed."""
 
     async def create_schedule(
         self,
@@ -19,51 +20,44 @@ class ScheduleCalls(Transport):
         overlap: str | None = None,
         name: str | None = None,
     ) -> ScheduleBody:
-        """Return a re-index of the collection at every due time from now on; called as the collection unless named.
+        """Re-index the collection at every due time from now on; called as the collection unless named.
 
         `cron` has five fields, on the clock of `timezone` (UTC); `overlap` is skip or queue.
         """
-        body = {
-            "collection": collection,
-            "cron": cron,
-            "timezone": timezone,
-            "overlap": overlap,
-            "name": name,
-        }
-        # Not repeated: the second attempt would meet the schedule of the first.
-        return await self.call(ScheduleBody, "POST", "/v1/schedules", json=given(body), is_repeatable=False)
+        told = given({"timezone": timezone, "overlap": overlap, "name": name})
+        return await self.ask(operations.CREATE, body=ScheduleRequest(collection, cron, **told))
 
     def schedules(self) -> AsyncIterator[ScheduleBody]:
         """Yield every schedule, the oldest first, page by page."""
-        return self.pages(ScheduleBody, "/v1/schedules", {})
+        return self.pages(ScheduleBody, operations.LIST.path, {})
 
     async def schedule(self, name: str) -> ScheduleBody:
-        return await self.call(ScheduleBody, "GET", make_path("/v1/schedules", name))
+        """Return one schedule."""
+        return await self.ask(operations.SHOW, name)
 
     async def change_schedule(
         self, name: str, *, cron: str | None = None, timezone: str | None = None, overlap: str | None = None
     ) -> ScheduleBody:
-        """Change a schedule; whatever is None stays as it is."""
-        body = {"cron": cron, "timezone": timezone, "overlap": overlap}
-        return await self.call(ScheduleBody, "PATCH", make_path("/v1/schedules", name), json=given(body))
+        """Change what is not None."""
+        told = given({"cron": cron, "timezone": timezone, "overlap": overlap})
+        return await self.ask(operations.CHANGE, name, body=ScheduleChange(**told))
 
     async def pause_schedule(self, name: str) -> ScheduleBody:
         """Let due times pass until it is resumed."""
-        return await self.call(ScheduleBody, "POST", make_path("/v1/schedules", name, "pause"))
+        return await self.ask(operations.PAUSE, name)
 
     async def resume_schedule(self, name: str) -> ScheduleBody:
         """End a pause; what fell due in it stays missed."""
-        return await self.call(ScheduleBody, "POST", make_path("/v1/schedules", name, "resume"))
+        return await self.ask(operations.RESUME, name)
 
     async def run_schedule(self, name: str, *, idempotency_key: str | None = None) -> ScheduledRunBody:
-        """Start the schedule's run now; return it as the history has it."""
-        path = make_path("/v1/schedules", name, "run")
-        return await self.call(ScheduledRunBody, "POST", path, headers=make_key_header(idempotency_key))
+        """Make a run now and return it as the history has it."""
+        return await self.ask(operations.RUN, name, headers=make_key_header(idempotency_key))
 
     async def delete_schedule(self, name: str) -> None:
         """Delete a schedule; its runs stay."""
-        await self.call(Json, "DELETE", make_path("/v1/schedules", name))
+        await self.ask(operations.DELETE, name)
 
     def schedule_runs(self, name: str) -> AsyncIterator[ScheduledRunBody]:
         """Yield every run that it made, the newest first, skipped ones with their reason, page by page."""
-        return self.pages(ScheduledRunBody, make_path("/v1/schedules", name, "runs"), {})
+        return self.pages(ScheduledRunBody, fill_path(operations.HISTORY.path, name), {})

@@ -1,4 +1,4 @@
-# Made of the same file in `aio` by `python -m tests.architecture.derived`: change that one.
+# Made of the same file in `aio` by `python -m tools.client`: change that one.
 """A collection's rows over HTTP, in the order of their keys: into a file, one by one, or as a table."""
 
 from collections.abc import Sequence

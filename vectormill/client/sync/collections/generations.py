@@ -1,4 +1,4 @@
-# Made of the same file in `aio` by `python -m tests.architecture.derived`: change that one.
+# Made of the same file in `aio` by `python -m tools.client`: change that one.
 """Generations over HTTP: go back to the one that was live before, or give one up."""
 
 from vectormill.client.requests import Json, given, make_path

@@ -1,4 +1,4 @@
-# Made of the same file in `aio` by `python -m tests.architecture.derived`: change that one.
+# Made of the same file in `aio` by `python -m tools.client`: change that one.
 """Items of a collection over HTTP, one by one."""
 
 from collections.abc import Iterable, Mapping

@@ -1,2 +1,2 @@
-# Made of the same file in `aio` by `python -m tests.architecture.derived`: change that one.
+# Made of the same file in `aio` by `python -m tools.client`: change that one.
 """Jobs: at work, and what they made."""

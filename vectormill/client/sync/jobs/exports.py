@@ -1,4 +1,4 @@
-# Made of the same file in `aio` by `python -m tests.architecture.derived`: change that one.
+# Made of the same file in `aio` by `python -m tools.client`: change that one.
 """The results of jobs over HTTP: vectors, scores and records, row by row, as files or as tables."""
 
 from pathlib import Path

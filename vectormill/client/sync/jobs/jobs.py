@@ -1,4 +1,4 @@
-# Made of the same file in `aio` by `python -m tests.architecture.derived`: change that one.
+# Made of the same file in `aio` by `python -m tools.client`: change that one.
 """Jobs over HTTP: submit, look, wait and steer."""
 
 import json

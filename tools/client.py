@@ -1,6 +1,14 @@
-"""The answers of the API as TypedDicts for the client, made from the API's own description of them."""
+"""Write the parts of the Python client that are made and not written: `python -m tools.client`.
+
+`vectormill/client/sync`, the client that blocks, is made from the asynchronous one by replacing words; what is more
+than words is in `flow`. `vectormill/client/shapes` has the types of answers that are not yet defined with their feature
+(decision 0050), made from the API's own description. A test makes both again and compares.
+"""
 
 import json
+import re
+import subprocess
+import sys
 import textwrap
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -8,9 +16,26 @@ from pathlib import Path
 from typing import Any, Final
 
 from api.app import create_app
-from tests.architecture.blocking import arrange
 from vectormill.db.session import make_engine
 from vectormill.settings import Settings
+
+ROOT: Final = Path(__file__).parents[1]
+ASYNC: Final = "vectormill/client/aio"
+BLOCKING: Final = "vectormill/client/sync"
+BY_HAND: Final = "flow.py"
+WORDS: Final = (
+    (r"\basync (def|for|with)\b", r"\1"),
+    (r"\bawait ", ""),
+    (r"\bAwaitable\[([^\[\]]*)\]", r"\1"),
+    (r"AsyncIterable\[(\w+)\] \| Iterable\[\1\]", r"Iterable[\1]"),
+    (r"\basynccontextmanager\b", "contextmanager"),
+    (r"\b__a(enter|exit|iter|next)__\b", r"__\1__"),
+    (r"\ba(close|read|next|iter_bytes)\b", r"\1"),
+    (r"\bAsync(?=[A-Z])", ""),
+    (r"\bvectormill\.client\.aio\b", "vectormill.client.sync"),
+    (r"\bfor_aio\b", "for_sync"),
+)
+NOTE: Final = "# Made of the same file in `aio` by `python -m tools.client`: change that one.\n"
 
 # By file, what methods of the client answer; what these refer to comes with them.
 ROOTS: Final = {
@@ -19,9 +44,13 @@ ROOTS: Final = {
     "items": ("PutAnswer", "ItemAnswer", "DeleteAnswer"),
     "searches": ("MatchBody", "SearchAnswer", "ManySearchesAnswer", "RerankAnswer", "EmbeddingsAnswer"),
     "sources": ("SourceBody", "SourceCheckBody", "PushBody", "FollowingBody"),
-    "runs": ("RunBody", "RunLine", "ScheduleBody", "ScheduledRunBody"),
-    "webhooks": ("WebhookBody", "NewWebhookBody", "DeliveryBody", "ReplayedBody"),
+    "runs": ("RunBody", "RunLine"),
     "service": ("ModelBody", "ModelList", "WorkerBody", "WorkerList", "Readiness"),
+}
+# Types of features that define their bodies themselves (decision 0050), by module.
+DEFINED: Final = {
+    "vectormill.schedules.bodies": ("ScheduleBody", "ScheduledRunBody"),
+    "vectormill.webhooks.bodies": ("WebhookBody", "NewWebhookBody", "DeliveryBody", "ReplayedBody"),
 }
 # Two modules of the API may have one name for two things; in the client each has its own.
 RENAMED: Final = {
@@ -133,7 +162,7 @@ def make_module(file: str) -> str:
         f"from vectormill.client.shapes.{other} import {name}\n" for name, other in sorted(others.items())
     )
     return (
-        f'"""Answers about {file}, as the API describes them. Made by `python -m tests.architecture.derived`."""\n\n'
+        f'"""Answers about {file}, as the API describes them. Made by `python -m tools.client`."""\n\n'
         f"from typing import {', '.join(typing)}\n\n{imports}\n\n{body}\n"
     )
 
@@ -144,9 +173,52 @@ def make_index() -> str:
         f"from vectormill.client.shapes.{file} import {', '.join(names)}\n"
         for file, names in share_out().items()
     )
-    names = sorted(name for names in share_out().values() for name in names)
+    imports += "".join(f"from {module} import {', '.join(names)}\n" for module, names in DEFINED.items())
+    names = sorted(name for place in (share_out(), DEFINED) for names in place.values() for name in names)
     listed = ", ".join(f'"{name}"' for name in names)
     return (
-        '"""Shapes: answers of the API as types; `python -m tests.architecture.derived` makes all but `rows`."""\n\n'
+        '"""Shapes: answers of the API as types; `python -m tools.client` makes all but `rows`."""\n\n'
         f"{imports}\n__all__ = [{listed}]\n"
     )
+
+
+def list_files() -> tuple[str, ...]:
+    """Of the asynchronous client those that are translated, by their path below it."""
+    folder = ROOT / ASYNC
+    return tuple(
+        sorted(str(path.relative_to(folder)) for path in folder.rglob("*.py") if path.name != BY_HAND)
+    )
+
+
+def make_blocking(file: str) -> str:
+    text = (ROOT / ASYNC / file).read_text(encoding="utf-8")
+    for pattern, replacement in WORDS:
+        text = re.sub(pattern, replacement, text)
+    return arrange(NOTE + text, Path(BLOCKING) / file)
+
+
+def arrange(text: str, path: Path) -> str:
+    """The text as the linter wants imports and lines."""
+    ruff = (sys.executable, "-m", "ruff")
+    for command in (("check", "--select", "I,F401", "--fix-only", "--quiet"), ("format", "--quiet")):
+        text = subprocess.run(
+            [*ruff, *command, "--stdin-filename", str(path), "-"],
+            input=text, capture_output=True, text=True, check=True, cwd=ROOT,
+        ).stdout  # fmt: skip
+    return text
+
+
+def make_files() -> dict[str, str]:
+    """Return the text of every made file by its path from the root."""
+    blocking = {f"{BLOCKING}/{file}": make_blocking(file) for file in list_files()}
+    return blocking | {f"{PLACE}/{file}.py": make_shapes(file) for file in FILES}
+
+
+def main() -> None:
+    for file, text in make_files().items():
+        (ROOT / file).parent.mkdir(parents=True, exist_ok=True)
+        (ROOT / file).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""Operation: one thing that a client can ask of the API, described once.
+
+The route, the scope that a key needs, the OpenAPI document and the methods of the client come from it. Bodies and
+answers are types of msgspec: a body is a Struct, an answer a TypedDict with the values of JSON, so that one type says
+what the API writes and what the client returns. The rows of a feature stand in its folder.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Annotated, Any, Final, Generic, TypeVar, cast
+from uuid import UUID
+
+import msgspec
+from msgspec import Meta
+
+from vectormill.moments import tell_moment
+
+Answer = TypeVar("Answer")
+
+Identifier = Annotated[str, Meta(extra_json_schema={"format": "uuid"})]
+NextCursor = Annotated[str | None, Meta(description="Given as `after` for the next page; null on the last.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation(Generic[Answer]):
+    """A method on a path, with names in braces, that a key of `scope` may use.
+
+    `location` is the path of what was made, with fields of the answer in braces. An operation that `is_repeatable` does
+    no harm when it is sent again because no answer came.
+    """
+
+    method: str
+    path: str
+    scope: str
+    answer: type[Answer]
+    body: type[msgspec.Struct] | None = None
+    example: Mapping[str, Any] = field(default_factory=dict)
+    status: int = 200
+    location: str | None = None
+    is_repeatable: bool = True
+
+
+class Nothing(msgspec.Struct):
+    """An answer without a body."""
+
+
+NO_CONTENT: Final = 204
+
+
+def one_of(values: tuple[str | None, ...]) -> Meta:
+    """Return what says in the OpenAPI document that a string is one of these values."""
+    return Meta(extra_json_schema={"type": "string", "enum": list(values)})
+
+
+def describe(kind: type[Answer], thing: object, **others: Any) -> Answer:
+    """Return an answer of this kind: the attributes of the thing that are called as its fields, and these others."""
+    names = kind.__annotations__
+    told = {name: others[name] if name in others else tell_value(getattr(thing, name)) for name in names}
+    return cast(Answer, told)
+
+
+def tell_value(value: object) -> object:
+    """Return a value as JSON has it."""
+    if isinstance(value, datetime):
+        return tell_moment(value)
+    return str(value) if isinstance(value, UUID) else value

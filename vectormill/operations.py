@@ -1,0 +1,9 @@
+"""Every operation that is described by a row; the others are described where their routes are (decision 0050)."""
+
+from typing import Any, Final
+
+from vectormill.operation import Operation
+from vectormill.schedules.operations import OPERATIONS as SCHEDULE_OPERATIONS
+from vectormill.webhooks.operations import OPERATIONS as WEBHOOK_OPERATIONS
+
+OPERATIONS: Final[tuple[Operation[Any], ...]] = (*SCHEDULE_OPERATIONS, *WEBHOOK_OPERATIONS)

@@ -1,0 +1,56 @@
+"""What can be asked of webhooks.
+
+All of it needs a key of the scope webhooks: a webhook has the server connect where it says, and its URL may be secret.
+"""
+
+from typing import Any, Final
+
+from vectormill.keys.api_key import WEBHOOKS
+from vectormill.operation import NO_CONTENT, Nothing, Operation
+from vectormill.webhooks.bodies import (
+    DeliveryBody,
+    DeliveryPage,
+    NewWebhookBody,
+    ReplayedBody,
+    ReplayRequest,
+    RotationRequest,
+    WebhookBody,
+    WebhookChange,
+    WebhookPage,
+    WebhookRequest,
+)
+
+ALL: Final = "/v1/webhooks"
+ONE: Final = "/v1/webhooks/{webhook_id}"
+DELIVERIES: Final = ONE + "/deliveries"
+DELIVERY: Final = DELIVERIES + "/{delivery_id}"
+
+CREATE: Final = Operation(
+    "POST", ALL, WEBHOOKS, NewWebhookBody, WebhookRequest, status=201, location="/v1/webhooks/{id}",
+    example={
+        "url": "https://example.com/vectormill",
+        "events": ["job.completed", "job.failed"],
+        "description": "Tells the search team.",
+    },
+)  # fmt: skip
+LIST: Final = Operation("GET", ALL, WEBHOOKS, WebhookPage)
+SHOW: Final = Operation("GET", ONE, WEBHOOKS, WebhookBody)
+CHANGE: Final = Operation("PATCH", ONE, WEBHOOKS, WebhookBody, WebhookChange, example={"is_enabled": True})
+DELETE: Final = Operation("DELETE", ONE, WEBHOOKS, Nothing, status=NO_CONTENT)
+# Not repeated: each attempt makes a secret, and the one before the last would be forgotten.
+ROTATE: Final = Operation(
+    "POST", ONE + "/rotate-secret", WEBHOOKS, NewWebhookBody, RotationRequest, is_repeatable=False,
+    example={"grace_seconds": 86400},
+)  # fmt: skip
+TEST: Final = Operation("POST", ONE + "/test", WEBHOOKS, DeliveryBody, status=202, is_repeatable=False)
+REPLAY_FAILED: Final = Operation(
+    "POST", ONE + "/replay", WEBHOOKS, ReplayedBody, ReplayRequest, status=202,
+    example={"since": "2026-11-23T00:00:00Z"},
+)  # fmt: skip
+LIST_DELIVERIES: Final = Operation("GET", DELIVERIES, WEBHOOKS, DeliveryPage)
+SHOW_DELIVERY: Final = Operation("GET", DELIVERY, WEBHOOKS, DeliveryBody)
+REPLAY: Final = Operation("POST", DELIVERY + "/replay", WEBHOOKS, DeliveryBody, status=202)
+
+OPERATIONS: Final[tuple[Operation[Any], ...]] = (
+    CREATE, LIST, SHOW, CHANGE, DELETE, ROTATE, TEST, REPLAY_FAILED, LIST_DELIVERIES, SHOW_DELIVERY, REPLAY,
+)  # fmt: skip
