@@ -173,7 +173,8 @@ class Trial:
         verdict = HARMS if is_harm else HELPS if is_help else NEUTRAL
         tokens = {mix: sum(map(len, ids)) for mix, ids in mixes.items()}
         found = {"seconds": seconds, "tokens": tokens, "peaks": peaks, "gain": gain, "verdict": verdict}
-        return {"shape": scale.shape, "base": base, "added": added, **found}
+        shape = scale.shape if strategy == REPLICATE else f"{scale.shape}, {strategy}"
+        return {"shape": shape, "base": base, "added": added, **found}
 
     def measure_sizes(self, scale: Scale, kept: tuple[str, ...]) -> dict[str, Any]:
         """Return tokens a second by the tokens of a batch, all sizes in turn, and the smallest that is good enough."""
