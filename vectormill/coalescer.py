@@ -2,6 +2,14 @@
 
 Questions wait under a key, and only questions of one key go together. Belongs to one event loop. Knows nothing of what
 is asked: whoever makes it hands in the function that answers many questions at once.
+
+| what is asked              | key                 | goes together           | at once                 |
+| -------------------------- | ------------------- | ----------------------- | ----------------------- |
+| query: QueryExchange       | spec                | a message of 64 texts   | 2 messages for a worker |
+| search: SearchPool         | generation and form | a statement of 20 ms    | 3 statements            |
+| put: Puts                  | collection          | a job of one chunk      | 1 job of a collection   |
+| generation: LiveGenerations | collection         | all who wait            | 1 read of a collection  |
+| API keys: Keyring          | none                | all who wait            | 1 read                  |
 """
 
 import asyncio

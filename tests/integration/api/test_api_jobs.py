@@ -274,5 +274,5 @@ def test_a_small_job_costs_one_hop_to_a_thread_and_two_transactions(
         monkeypatch.setattr("anyio.to_thread.run_sync", note_hop)
         event.listen(engine, "begin", lambda connection: begun.append(connection))
         job = submit(client, many(2), collection="docs")
-    assert (len(hops), len(begun)) == (1, 2)
+        assert (len(hops), len(begun)) == (1, 2)
     assert "No live worker serves" in job["waiting_because"]
