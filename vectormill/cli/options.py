@@ -17,7 +17,7 @@ ApiUrl = Annotated[
     typer.Option(
         "--api-url",
         metavar="URL",
-        help="The API to speak to; else VECTORMILL_API_URL, else the stack of the data directory.",
+        help="The API to use. By default VECTORMILL_API_URL, or the stack on the data directory.",
         show_default=False,
     ),
 ]
@@ -26,13 +26,13 @@ DataDir = Annotated[
     typer.Option(
         "--data-dir",
         metavar="DIR",
-        help="Where the embedded stack keeps its files; else VECTORMILL_DATA_DIR, else ~/.vectormill.",
+        help="The embedded stack's directory. By default VECTORMILL_DATA_DIR, or ~/.vectormill.",
         show_default=False,
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines on stdout.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 NewestFirst = Annotated[
-    int, typer.Option("--limit", metavar="N", min=1, help="At most so many, newest first.")
+    int, typer.Option("--limit", metavar="N", min=1, help="Show at most N, newest first.")
 ]
 
 Model = Annotated[
@@ -55,27 +55,25 @@ KeyField = Annotated[
     typer.Option(
         "--key-field",
         metavar="FIELD",
-        help="The field with the key; else key, else id, else the line number.",
+        help="The field with the key. By default key, or id, or the line number.",
     ),
 ]
 TextField = Annotated[str, typer.Option("--text-field", metavar="FIELD", help="The field with the text.")]
 PairField = Annotated[
     str,
-    typer.Option(
-        "--pair-field", metavar="FIELD", help="The field with a second text, in rows that are pairs."
-    ),
+    typer.Option("--pair-field", metavar="FIELD", help="The field with the second text of a pair."),
 ]
 TextPair = Annotated[
     str | None,
-    typer.Option("--text-pair", metavar="COLUMN", help="With the second text, where rows are pairs."),
+    typer.Option("--text-pair", metavar="COLUMN", help="The column with the second text of a pair."),
 ]
 Strict = Annotated[
     bool,
-    typer.Option("--strict", help="Input that is not UTF-8 ends the command; else that item alone fails."),
+    typer.Option("--strict", help="Fail on input that is not UTF-8, instead of failing only that item."),
 ]
 Metadata = Annotated[
     str | None,
-    typer.Option("--metadata", metavar="JSON", help="An object to keep with the job, to find it by."),
+    typer.Option("--metadata", metavar="JSON", help="A JSON object to keep with the job."),
 ]
 
 

@@ -38,7 +38,9 @@ KeepText = Annotated[
 Language = Annotated[
     str | None,
     typer.Option(
-        "--language", metavar="NAME", help="In which kept texts are searched, as german; else simple."
+        "--language",
+        metavar="NAME",
+        help="The language of full text search, such as german; simple by default.",
     ),
 ]
 
@@ -57,13 +59,13 @@ def create(
     options: EncodingOptions,
     index: Annotated[
         Literal["auto", "hnsw", "none"] | None,
-        typer.Option("--index", help="When there is an HNSW index.", show_default="auto"),
+        typer.Option("--index", help="Whether an HNSW index is built.", show_default="auto"),
     ] = None,
     api_url: ApiUrl = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Make a collection before its first job, with all that decides its results."""
+    """Create a collection before its first job, with all options that decide its results."""
     from vectormill.cli.endpoint import connected
     from vectormill.cli.views.collection_page import describe_results
     from vectormill.cli.views.listing import print_json
@@ -86,7 +88,7 @@ def create(
 
 @app.command("list", epilog="Example: vectormill collections list --json | jq -r .name")
 def list_all(api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
-    """List collections by name, with about how many rows each has."""
+    """List collections by name, with their approximate numbers of rows."""
     from vectormill.cli.endpoint import connected
     from vectormill.cli.views.collection_page import describe_age, describe_bytes, find_kind
     from vectormill.cli.views.listing import print_json, print_table
@@ -122,7 +124,7 @@ def show(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Show all about a collection: rows, generations, indexes, coverage, staleness, and what works on it."""
+    """Show a collection: rows, generations, indexes, coverage, staleness, and work in progress."""
     from vectormill.cli.endpoint import connected
     from vectormill.cli.views.collection_page import print_page
     from vectormill.cli.views.listing import print_json
@@ -143,7 +145,7 @@ def change(
     api_url: ApiUrl = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Keep texts from now on, or no longer; or read them in another language."""
+    """Change whether texts are kept from now on, or the language that they are searched in."""
     from vectormill.cli.endpoint import connected
 
     if keep_text is None and language is None:
@@ -163,25 +165,27 @@ def export(
     out: Annotated[
         str, typer.Option("--out", "-o", metavar="OUT", help="A file, or - for NDJSON on stdout.")
     ],
-    format: Annotated[RowsName | None, typer.Option("--format", help="Else told by OUT's name.")] = None,
+    format: Annotated[
+        RowsName | None, typer.Option("--format", help="By default, the extension of OUT.")
+    ] = None,
     include: Annotated[
         str | None,
         typer.Option(
             "--include",
             metavar="PARTS",
-            help="Of vector (score or output, as the kind is), metadata and text, with commas between; else the first "
-            "two.",
+            help="The parts to write, separated by commas: vector (score or output, by the collection's "
+            "kind), metadata and text. By default the first two.",
             show_default=False,
         ),
     ] = None,
     after: Annotated[
         str | None,
-        typer.Option("--after", metavar="KEY", help="Only rows behind this key: to go on with an export."),
+        typer.Option("--after", metavar="KEY", help="Write only rows after this key, to continue an export."),
     ] = None,
     api_url: ApiUrl = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Write a collection's rows, in the order of their keys, to a file, which appears whole or not at all."""
+    """Write a collection's rows, ordered by key, to a file, which appears whole or not at all."""
     from vectormill.cli.endpoint import connected
     from vectormill.domain.errors import InvalidOption
     from vectormill.files.outputs import check_output, choose_format
@@ -232,13 +236,15 @@ def check(
     name: Name,
     sample: Annotated[
         int,
-        typer.Option("--sample", metavar="N", min=0, max=10_000, help="Encode so many of its texts again."),
+        typer.Option(
+            "--sample", metavar="N", min=0, max=10_000, help="Encode N of its texts again and compare."
+        ),
     ] = 200,
     api_url: ApiUrl = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Check a collection: vectors, index, texts encoded again, and what belongs to nobody."""
+    """Check a collection: vectors, index, texts encoded again, and orphaned rows."""
     from vectormill.cli.endpoint import connected
     from vectormill.cli.exits import ITEMS_FAILED, JOB_NOT_COMPLETED
     from vectormill.cli.views.collection_page import print_check
@@ -267,15 +273,16 @@ def check(
 def rollback(
     name: Name,
     yes: Annotated[
-        bool, typer.Option("--yes", help="Do not ask; leave out what was put since and has no kept text.")
+        bool,
+        typer.Option("--yes", help="Do not ask. Rows put since then whose texts were not kept are left out."),
     ] = False,
     api_url: ApiUrl = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Search again what was live before the last swap; a run encodes what was put since for it.
+    """Make the previous generation live again; a run encodes the rows put since the swap.
 
-    Where texts are not kept, it asks before it leaves out what was put.
+    Where texts are not kept, it asks before it leaves those rows out.
     """
     from vectormill.cli.endpoint import connected
     from vectormill.cli.views.listing import print_json
@@ -320,47 +327,53 @@ def index(
     name: Name,
     policy: Annotated[
         Literal["auto", "hnsw", "none"] | None,
-        typer.Option("--policy", help="A vector index from 10,000 rows on, always, or never."),
+        typer.Option("--policy", help="Build a vector index from 10,000 rows on, always, or never."),
     ] = None,
     m: Annotated[
         int | None,
-        typer.Option("--m", metavar="N", min=2, max=100, help="Neighbours of a row in the graph."),
+        typer.Option("--m", metavar="N", min=2, max=100, help="HNSW: neighbours of each row in the graph."),
     ] = None,
     ef_construction: Annotated[
         int | None,
         typer.Option(
-            "--ef-construction", metavar="N", min=4, max=1000, help="Candidates looked at for a row."
+            "--ef-construction",
+            metavar="N",
+            min=4,
+            max=1000,
+            help="HNSW: candidates examined for each row while building.",
         ),
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option("--workers", metavar="N", min=0, max=31, help="Processes that help with a build."),
+        typer.Option("--workers", metavar="N", min=0, max=31, help="Parallel processes for a build."),
     ] = None,
     memory_mib: Annotated[
         int | None,
-        typer.Option("--memory-mib", metavar="MIB", min=1, help="maintenance_work_mem of a build."),
+        typer.Option(
+            "--memory-mib", metavar="MIB", min=1, help="Memory for a build (Postgres's maintenance_work_mem)."
+        ),
     ] = None,
     on: Annotated[
         list[str] | None,
         typer.Option(
             "--on",
             metavar="FIELD",
-            help="A field of the metadata that filters name, a dot leads into an object, * is all; repeat it. In the "
-            "place of those that were named before.",
+            help="Index a metadata field for filters; a dot leads into an object, * is all fields. May be "
+            "repeated. Replaces the fields that were set before.",
         ),
     ] = None,
     rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="Build the vector index anew, though it serves.")
+        bool, typer.Option("--rebuild", help="Rebuild the vector index even if it is usable.")
     ] = False,
     drop: Annotated[
-        bool, typer.Option("--drop", help="Drop the vector index; the policy becomes none.")
+        bool, typer.Option("--drop", help="Drop the vector index and set the policy to none.")
     ] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the run until it ends.")] = False,
     api_url: ApiUrl = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Show the indexes of a collection; with options, have them built, rebuilt or dropped, while searches go on."""
+    """Show the indexes of a collection, or build, rebuild or drop them while searches go on."""
     from vectormill.cli.endpoint import connected
     from vectormill.cli.exits import exit_code_of_job
     from vectormill.cli.views.listing import print_json
@@ -400,12 +413,13 @@ def index(
 def discard(
     name: Name,
     generation_id: Annotated[
-        int, typer.Argument(metavar="GENERATION", help="Its number, as `collections show` has it.")
+        int,
+        typer.Argument(metavar="GENERATION", help="The generation's number, as shown by `collections show`."),
     ],
     api_url: ApiUrl = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Give up a generation that is being built, or is retired; its tables are dropped soon."""
+    """Discard a generation that is being built or is retired; its tables are dropped soon."""
     from vectormill.cli.endpoint import connected
 
     with connected(api_url, data_dir) as client:

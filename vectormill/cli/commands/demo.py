@@ -44,11 +44,13 @@ POLL_SECONDS: Final = 0.25
 def demo(
     task: Annotated[
         DemoTask,
-        typer.Option("--task", help="What is made of texts: vectors, scores of pairs, or records."),
+        typer.Option("--task", help="What to compute: vectors, scores of pairs, or records."),
     ] = EMBED,
     data_dir: Annotated[
         Path | None,
-        typer.Option("--data-dir", metavar="DIR", help="Use and keep this directory; else a temporary one."),
+        typer.Option(
+            "--data-dir", metavar="DIR", help="Use and keep this directory instead of a temporary one."
+        ),
     ] = None,
     keep: Annotated[
         bool, typer.Option("--keep", help="Keep the temporary directory, for `vectormill up`.")
@@ -62,7 +64,8 @@ def demo(
         typer.Option(
             "--model",
             metavar="NAME|DIR",
-            help="A registered model, see `vectormill models`, or the directory of one; else one that is at hand.",
+            help="A registered model (see `vectormill models`) or a model's directory. By default, one that "
+            "is available.",
             show_default=False,
         ),
     ] = None,
@@ -72,23 +75,23 @@ def demo(
             "--items",
             metavar="N",
             min=2,
-            help="Submit so many, instead of the demo's own number.",
+            help="Submit N items instead of the demo's default.",
             show_default=False,
         ),
     ] = None,
     reindex: Annotated[
         bool,
         typer.Option(
-            "--reindex", help="Instead keep a table of them searchable: index it, change it, index it again."
+            "--reindex",
+            help="Show how a table is kept searchable instead: index it, change it, index it again.",
         ),
     ] = False,
     json: Json = False,
 ) -> None:
-    """Encode every docstring of the standard library, search them, leave nothing running.
+    """Encode every docstring of the standard library, search them, and leave nothing running.
 
     Starts Postgres, Valkey, API, scheduler, a worker, an indexer and Flower, submits some 8,700 texts over HTTP and
-    counts the vectors that come back: it succeeds only if every text has one. Of other tasks it does the same with
-    what these read.
+    counts the vectors that come back: it succeeds only if every text has one. Other tasks have demos of the same kind.
     """
     from vectormill.domain.errors import InvalidOption
 

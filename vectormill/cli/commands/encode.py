@@ -63,7 +63,9 @@ def encode(
         Path,
         typer.Option("--out", "-o", metavar="OUT", help=OUTPUT_HELP),
     ],
-    format: Annotated[OutputName | None, typer.Option("--format", help="Else told by OUT's name.")] = None,
+    format: Annotated[
+        OutputName | None, typer.Option("--format", help="By default, the extension of OUT.")
+    ] = None,
     errors: Annotated[
         Path | None, typer.Option("--errors", metavar="FILE", help="Write every failed item here, as NDJSON.")
     ] = None,
@@ -77,7 +79,7 @@ def encode(
     wait: Annotated[
         bool,
         typer.Option(
-            "--wait", help="Wait on where no worker can load the model; else that ends the command."
+            "--wait", help="Keep waiting when no worker can load the model, instead of ending with an error."
         ),
     ] = False,
     api_url: ApiUrl = None,
@@ -86,7 +88,7 @@ def encode(
 ) -> None:
     """Encode a file of texts into a file of vectors.
 
-    Uses the API that is given, or the stack that runs on the data directory; where there is none, starts one for
+    Uses the given API, or the stack that runs on the data directory; where there is none, starts one for
     the time of this command.
     """
     from vectormill.files.rows import Fields
@@ -250,7 +252,9 @@ def score(
         Path,
         typer.Option("--out", "-o", metavar="OUT", help=f"{describe_outputs(of_rows=True)}."),
     ],
-    format: Annotated[RowsName | None, typer.Option("--format", help="Else told by OUT's name.")] = None,
+    format: Annotated[
+        RowsName | None, typer.Option("--format", help="By default, the extension of OUT.")
+    ] = None,
     errors: Annotated[
         Path | None, typer.Option("--errors", metavar="FILE", help="Write every failed item here, as NDJSON.")
     ] = None,
@@ -260,12 +264,16 @@ def score(
     max_tokens: Annotated[
         int | None,
         typer.Option(
-            "--max-tokens", metavar="N", min=1, help="Read so many tokens of a pair.", show_default=False
+            "--max-tokens", metavar="N", min=1, help="Read at most N tokens of a pair.", show_default=False
         ),
     ] = None,
     activation: Annotated[
         ActivationName | None,
-        typer.Option("--activation", help="Of a classifier's numbers; else the model's.", show_default=False),
+        typer.Option(
+            "--activation",
+            help="The activation of a classifier's outputs. By default, the model's own.",
+            show_default=False,
+        ),
     ] = None,
     key_field: KeyField = None,
     text_field: TextField = "text",
@@ -277,10 +285,10 @@ def score(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Score a file of pairs of texts: how they belong together, by a classifier or by the cosine of two vectors.
+    """Score a file of pairs of texts, with a classifier or by the cosine of two vectors.
 
-    A classifier also takes texts without a pair. What is written has a key, a score, and of a classifier with several
-    labels the best one and all probabilities.
+    A classifier also takes texts without a pair. Each output row has a key and a score; with a classifier of several
+    labels, also the best label and all probabilities.
     """
     from vectormill.files.rows import Fields
 
@@ -312,23 +320,25 @@ def score(
 def extract(
     input: Annotated[str, typer.Argument(metavar="INPUT", help=INPUT_HELP)],
     *,
-    schema: Annotated[Path, typer.Option("--schema", metavar="FILE", help="What is looked for, as JSON.")],
+    schema: Annotated[
+        Path, typer.Option("--schema", metavar="FILE", help="The JSON file that says what to look for.")
+    ],
     out: Annotated[
         Path,
         typer.Option("--out", "-o", metavar="OUT", help=f"{describe_outputs(of_rows=True)}."),
     ],
-    format: Annotated[RowsName | None, typer.Option("--format", help="Else told by OUT's name.")] = None,
+    format: Annotated[
+        RowsName | None, typer.Option("--format", help="By default, the extension of OUT.")
+    ] = None,
     errors: Annotated[
         Path | None, typer.Option("--errors", metavar="FILE", help="Write every failed item here, as NDJSON.")
     ] = None,
     confidences: Annotated[
-        bool, typer.Option("--confidences", help="With each span how sure the model is.")
+        bool, typer.Option("--confidences", help="Write the model's confidence with each span.")
     ] = False,
     show: Annotated[
         int,
-        typer.Option(
-            "--show", metavar="N", min=0, help="Print so many of the texts with their spans marked."
-        ),
+        typer.Option("--show", metavar="N", min=0, help="Print the first N texts with their spans marked."),
     ] = 0,
     model: Model = None,
     collection: Collection = None,
@@ -340,10 +350,10 @@ def extract(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Extract from a file of texts what a schema asks for: entities, relations, events or classes.
+    """Extract entities, relations, events or classes from a file of texts, as a schema describes them.
 
-    What is written has a key and an output: a list of records, each a list of types with the span that was found and
-    where it stands in the text.
+    Each output row has a key and an output: a list of records, each a list of types with the span that was found and
+    its place in the text.
     """
     from vectormill.files.outputs import choose_format
     from vectormill.files.rows import Fields

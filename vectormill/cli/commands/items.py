@@ -12,11 +12,13 @@ from vectormill.cli.options import ApiUrl, DataDir, Json
 app = typer.Typer(
     no_args_is_help=True,
     epilog='Example: vectormill items put docs readme "How to begin."',
-    help="Put, get and delete what a collection has under a key.",
+    help="Put, get and delete single items of a collection.",
 )
 
 Collection = Annotated[str, typer.Argument(metavar="COLLECTION")]
-Key = Annotated[str, typer.Argument(metavar="KEY", help="Any characters; slashes too.")]
+Key = Annotated[
+    str, typer.Argument(metavar="KEY", help="The item's key. May contain any characters, slashes too.")
+]
 
 
 @app.command(
@@ -29,24 +31,26 @@ def put(
     text: Annotated[str, typer.Argument(metavar="TEXT", help="The text, or - to read it from stdin.")],
     pair: Annotated[
         str | None,
-        typer.Option(
-            "--pair", metavar="TEXT", help="What the text is compared with, in a collection of scores."
-        ),
+        typer.Option("--pair", metavar="TEXT", help="The second text of a pair, in a collection of scores."),
     ] = None,
     metadata: Annotated[
-        str | None, typer.Option("--metadata", metavar="JSON", help="An object to keep beside the result.")
+        str | None, typer.Option("--metadata", metavar="JSON", help="A JSON object to keep with the result.")
     ] = None,
     wait: Annotated[
         float | None,
         typer.Option(
-            "--wait", metavar="SECONDS", min=0, max=60, help="Wait so long for it to be searchable."
+            "--wait",
+            metavar="SECONDS",
+            min=0,
+            max=60,
+            help="Wait at most so long until the item is searchable.",
         ),
     ] = None,
     api_url: ApiUrl = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Encode a text, or score a pair, and keep the result under the key instead of what was there."""
+    """Encode a text, or score a pair, and store the result under the key."""
     from vectormill.cli.endpoint import connected
     from vectormill.cli.options import parse_metadata
     from vectormill.cli.views.listing import print_json
@@ -69,11 +73,11 @@ def put(
 def get(
     collection: Collection,
     key: Key,
-    vector: Annotated[bool, typer.Option("--vector", help="Its vector too.")] = False,
+    vector: Annotated[bool, typer.Option("--vector", help="Print its vector too.")] = False,
     api_url: ApiUrl = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Print what the collection has under the key, as JSON."""
+    """Print the collection's item with this key as JSON."""
     from vectormill.cli.endpoint import connected
     from vectormill.cli.views.listing import print_json
 
@@ -89,13 +93,14 @@ def delete(
     collection: Collection,
     keys: Annotated[list[str] | None, typer.Argument(metavar="[KEY]...", show_default=False)] = None,
     source: Annotated[
-        Path | None, typer.Option("--from", metavar="FILE", help="Keys, one a line, after those given.")
+        Path | None,
+        typer.Option("--from", metavar="FILE", help="Read further keys from a file, one per line."),
     ] = None,
     api_url: ApiUrl = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Delete what the collection has under these keys, and what jobs submitted before would still write."""
+    """Delete the items with these keys; jobs submitted earlier do not bring them back."""
     from vectormill.cli.endpoint import connected
     from vectormill.cli.views.listing import print_json
     from vectormill.domain.errors import InvalidOption

@@ -39,7 +39,7 @@ app = typer.Typer()
 # Told in words; --json has them as they are.
 STAGE_FIELDS: Final = ("stages", "bound_by", "stage_seconds")
 
-JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's id, as `submit` and `jobs` print it.")]
+JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's id, as printed by `submit` and `jobs`.")]
 
 
 @app.command(
@@ -67,7 +67,11 @@ def submit(
     strict: Strict = False,
     idempotency_key: Annotated[
         str | None,
-        typer.Option("--idempotency-key", metavar="KEY", help="The same key never makes a second job."),
+        typer.Option(
+            "--idempotency-key",
+            metavar="KEY",
+            help="Submitting again with the same key returns the same job.",
+        ),
     ] = None,
     gzip: Annotated[bool, typer.Option("--gzip", help="Compress the upload, for slow networks.")] = False,
     api_url: ApiUrl = None,
@@ -151,7 +155,7 @@ def status(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Show how a job stands, or what the workers do, with rates, memory and bottleneck, and how schedules stand."""
+    """Show a job's progress, or the workers with their rates, memory and bottleneck, and the schedules."""
     from vectormill.cli.endpoint import connected
     from vectormill.cli.views.summary import describe_missing_prompt
     from vectormill.client.views.job_progress import look_at_job
@@ -181,7 +185,7 @@ def status(
     "vectormill jobs --state running --json | jq -r .id | xargs -n 1 vectormill pause"
 )
 def pause(job_id: JobId, api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
-    """Pause a job: no worker gets more of it until it is resumed. What a worker has in hand is finished."""
+    """Pause a job: no more of its chunks are handed out until it is resumed; those on workers finish."""
     from vectormill.cli.endpoint import connected
 
     with connected(api_url, data_dir) as client:
@@ -190,7 +194,7 @@ def pause(job_id: JobId, api_url: ApiUrl = None, data_dir: DataDir = None, json:
 
 @app.command(epilog="Example: vectormill resume JOB && vectormill status JOB --watch")
 def resume(job_id: JobId, api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
-    """Let a paused job go on where it stopped."""
+    """Resume a paused job where it stopped."""
     from vectormill.cli.endpoint import connected
 
     with connected(api_url, data_dir) as client:
@@ -199,7 +203,7 @@ def resume(job_id: JobId, api_url: ApiUrl = None, data_dir: DataDir = None, json
 
 @app.command(epilog="Example: vectormill cancel JOB")
 def cancel(job_id: JobId, api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
-    """Cancel a job. Vectors that it has committed stay."""
+    """Cancel a job. Vectors that are already committed stay."""
     from vectormill.cli.endpoint import connected
 
     with connected(api_url, data_dir) as client:
@@ -208,7 +212,7 @@ def cancel(job_id: JobId, api_url: ApiUrl = None, data_dir: DataDir = None, json
 
 @app.command(epilog="Example: vectormill retry JOB && vectormill status JOB --watch")
 def retry(job_id: JobId, api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
-    """Encode a job's failed items again, and only those. A paused job stays paused."""
+    """Encode only the failed items of a job again. A paused job stays paused."""
     from vectormill.cli.endpoint import connected
 
     with connected(api_url, data_dir) as client:
@@ -217,7 +221,7 @@ def retry(job_id: JobId, api_url: ApiUrl = None, data_dir: DataDir = None, json:
 
 @app.command(epilog="Examples: vectormill delete JOB\n\nvectormill cancel JOB && vectormill delete JOB")
 def delete(job_id: JobId, api_url: ApiUrl = None, data_dir: DataDir = None) -> None:
-    """Delete an ended job: its texts, its errors, and vectors that are in no collection. Rows in collections stay."""
+    """Delete an ended job with its texts, errors and vectors. Rows in collections stay."""
     from vectormill.cli.endpoint import connected
 
     with connected(api_url, data_dir) as client:
@@ -229,7 +233,7 @@ def delete(job_id: JobId, api_url: ApiUrl = None, data_dir: DataDir = None) -> N
 
 @app.command(epilog="Example: vectormill errors JOB --json > failed.jsonl")
 def errors(job_id: JobId, api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
-    """List a job's failed items, each with its code and reason."""
+    """List a job's failed items with their codes and reasons."""
     from vectormill.cli.endpoint import connected
     from vectormill.cli.views.listing import print_json, print_table
 
@@ -316,9 +320,11 @@ def export(
     out: Annotated[
         str, typer.Option("--out", "-o", metavar="OUT", help="A file, or - for NDJSON on stdout.")
     ],
-    format: Annotated[OutputName | None, typer.Option("--format", help="Else told by OUT's name.")] = None,
+    format: Annotated[
+        OutputName | None, typer.Option("--format", help="By default, the extension of OUT.")
+    ] = None,
     partial: Annotated[
-        bool, typer.Option("--partial", help="Also while the job runs: what is there now.")
+        bool, typer.Option("--partial", help="Export what is there even if the job has not ended.")
     ] = False,
     api_url: ApiUrl = None,
     data_dir: DataDir = None,

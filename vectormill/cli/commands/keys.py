@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     epilog="Example: vectormill keys create laptop --scope write --expires 90d",
-    help="Make, list and revoke the keys that open the API.",
+    help="Create, list and revoke API keys.",
 )
 
 COLUMNS: Final = ("name", "scope", "state", "created_at", "expires_at", "last_used_at")
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Whose key it is, to find it again.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A name for the key, such as its owner's.")]
 
 
 @app.command(epilog="Example: VECTORMILL_API_KEY=$(vectormill keys create laptop --expires 90d)")
@@ -31,23 +31,28 @@ def create(
         Literal["read", "write", "sources", "webhooks", "admin"],
         typer.Option(
             "--scope",
-            help="read looks and searches; write submits and stops jobs too; sources, besides, has the server read "
-            "files and databases; webhooks, besides, has it post to addresses; admin all.",
+            help="read: look and search. write: also submit and stop jobs. sources: also have the server "
+            "read files and databases. webhooks: also have it post to URLs. admin: everything.",
         ),
     ] = "write",
     expires: Annotated[
         str | None,
-        typer.Option("--expires", metavar="TIME", help="12h, 90d or 2w from now.", show_default="never"),
+        typer.Option(
+            "--expires",
+            metavar="TIME",
+            help="When the key expires, such as 12h, 90d or 2w from now.",
+            show_default="never",
+        ),
     ] = None,
     from_environment: Annotated[
         bool,
         typer.Option(
-            "--from-environment", help="Keep the key of VECTORMILL_API_KEY, unless it is there already."
+            "--from-environment", help="Store the key in VECTORMILL_API_KEY unless it is stored already."
         ),
     ] = False,
     data_dir: DataDir = None,
 ) -> None:
-    """Make a key and print it, this once: what is kept is its hash."""
+    """Create a key and print it. It is shown only this once: only its hash is stored."""
     from vectormill.domain.errors import ConfigurationError
     from vectormill.keys.api_key import check_key_name, check_secret, make_secret, parse_lifetime
     from vectormill.keys.api_keys import create_key, find_key
@@ -81,7 +86,7 @@ def create(
 
 @app.command("list", epilog="Example: vectormill keys list")
 def list_all(data_dir: DataDir = None, json: Json = False) -> None:
-    """List the keys, never their secrets."""
+    """List the keys, without their secrets."""
     from datetime import UTC, datetime
 
     from vectormill.cli.views.listing import print_json, print_table
@@ -110,7 +115,7 @@ def list_all(data_dir: DataDir = None, json: Json = False) -> None:
 
 @app.command(epilog="Example: vectormill keys revoke laptop")
 def revoke(name: Name, data_dir: DataDir = None) -> None:
-    """End a key for good; every API process refuses it within seconds."""
+    """Revoke a key for good; every API process refuses it within seconds."""
     from vectormill.keys.api_keys import load_keys, revoke_key
 
     with connected(data_dir) as (engine, _), engine.begin() as connection:

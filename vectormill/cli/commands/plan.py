@@ -20,8 +20,8 @@ def plan(
         typer.Option(
             "--model",
             metavar="NAME",
-            help="A registered model, a directory with a config.json, or OWNER/NAME on the Hugging Face hub; several "
-            "times for models that share the machine. Without it, all that are registered.",
+            help="A registered model, a directory with a config.json, or OWNER/NAME on the Hugging Face hub."
+            " May be repeated for models that share the machine. By default, all registered models.",
         ),
     ] = None,
     devices: Annotated[
@@ -34,17 +34,19 @@ def plan(
         ),
     ] = "auto",
     precision: Annotated[
-        str, typer.Option("--precision", help="Of the weights: auto, fp32, fp16, bf16 or int8.")
+        str, typer.Option("--precision", help="The precision of the weights: auto, fp32, fp16, bf16 or int8.")
     ] = "auto",
     strategy: Annotated[
         str,
-        typer.Option("--strategy", help="auto, replicate, pipeline, tensor, fully_sharded or hybrid."),
+        typer.Option(
+            "--strategy", help="The strategy: auto, replicate, pipeline, tensor, fully_sharded or hybrid."
+        ),
     ] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON, for machines.")] = False,
 ) -> None:
-    """Show how models would be placed on this machine's devices, or on others that you describe.
+    """Show how models would be placed on this machine's devices, or on devices that you describe.
 
-    Predicted rates rank plans; they are no measurement. Exit code 2 says that the model does not fit.
+    Predicted rates only rank plans; they are no measurements. Exit code 2 means that the model does not fit.
     """
     from vectormill.domain.errors import ConfigurationError
     from vectormill.models.registry import Registry

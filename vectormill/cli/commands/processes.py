@@ -19,7 +19,7 @@ Host = Annotated[
     typer.Option(
         "--host",
         metavar="HOST",
-        help="The address to listen on. Other machines are let in only with a key (vectormill keys).",
+        help="The address to listen on. Requests from other machines need an API key (vectormill keys).",
         show_default="127.0.0.1",
     ),
 ]
@@ -41,7 +41,7 @@ def up(
     model: Annotated[
         list[str] | None,
         typer.Option(
-            "--model", metavar="NAME", help="A model to serve; may be given again.", show_default=False
+            "--model", metavar="NAME", help="A model to serve. May be repeated.", show_default=False
         ),
     ] = None,
 ) -> None:
@@ -90,7 +90,7 @@ def api(
 
 @app.command(epilog="Example: vectormill scheduler")
 def scheduler() -> None:
-    """Run the scheduler: dispatches chunks, returns lost ones, prunes what is old.
+    """Run the scheduler: it dispatches chunks, recovers lost ones, and removes old data.
 
     Any number may run; a lock in Postgres elects one.
     """
@@ -101,9 +101,9 @@ def scheduler() -> None:
 
 @app.command(epilog="Example: vectormill indexer")
 def indexer() -> None:
-    """Run the indexer: carries out runs, which keep collections in step with their sources. Needs Postgres alone.
+    """Run the indexer, which keeps collections in step with their sources. Needs only Postgres.
 
-    Any number may run; each takes up to VECTORMILL_INDEXER_RUNS runs. What reads sources needs their secrets here.
+    Any number may run; each takes up to VECTORMILL_INDEXER_RUNS runs. Secrets of sources must be set for this process.
     """
     from indexer.main import run
 
@@ -117,7 +117,7 @@ def worker(
         typer.Option(
             "--model",
             metavar="NAME",
-            help="A model to serve; may be given again.",
+            help="A model to serve. May be repeated.",
             show_default="all registered",
         ),
     ] = None,
@@ -126,7 +126,7 @@ def worker(
         typer.Option(
             "--devices",
             metavar="LIST",
-            help="auto, cpu, or a list as cuda:0,cuda:1 or cpu:0,cpu:1.",
+            help="auto, cpu, or a list such as cuda:0,cuda:1 or cpu:0,cpu:1.",
             show_default="VECTORMILL_WORKER_DEVICES, or auto",
         ),
     ] = None,
@@ -144,7 +144,7 @@ def flower(
         typer.Option(
             "--host",
             metavar="HOST",
-            help="The address to listen on. Other machines are let in only with VECTORMILL_FLOWER_BASIC_AUTH.",
+            help="The address to listen on. Any but the loopback needs VECTORMILL_FLOWER_BASIC_AUTH.",
             show_default="127.0.0.1",
         ),
     ] = None,
@@ -164,7 +164,7 @@ def flower(
 
 @app.command(epilog="Example: VECTORMILL_DATABASE_URL=postgresql://… vectormill migrate")
 def migrate() -> None:
-    """Bring the schema of VECTORMILL_DATABASE_URL to the present version. `up` does this by itself."""
+    """Migrate the schema of VECTORMILL_DATABASE_URL to this version. `up` does this by itself."""
     from vectormill.db.migrations import upgrade
     from vectormill.domain.errors import ConfigurationError
 

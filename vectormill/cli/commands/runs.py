@@ -21,13 +21,13 @@ from vectormill.domain.encoding import EncodingOptions
 app = typer.Typer(
     no_args_is_help=True,
     epilog="Example: vectormill runs list --collection docs",
-    help="See what re-indexes, builds of indexes and checks came to.",
+    help="Show, cancel and confirm re-indexes, builds of indexes and checks.",
 )
 # Of its own name, beside the others.
 reindex_app = typer.Typer()
 
 RunId = Annotated[
-    str, typer.Argument(metavar="RUN", help="The run's id, as `reindex` and `runs list` have it.")
+    str, typer.Argument(metavar="RUN", help="The run's id, as printed by `reindex` and `runs list`.")
 ]
 
 
@@ -38,17 +38,27 @@ RunId = Annotated[
 @take_encoding_flags
 def reindex(
     collection: Annotated[
-        str, typer.Argument(metavar="COLLECTION", help="It has a source, or keeps its texts.")
+        str,
+        typer.Argument(
+            metavar="COLLECTION", help="The collection; it needs a source, or has to keep its texts."
+        ),
     ],
     *,
     model: Model = None,
     options: EncodingOptions,
     priority: Annotated[
         int | None,
-        typer.Option("--priority", metavar="N", min=0, max=9, help="Of its job.", show_default="5"),
+        typer.Option(
+            "--priority",
+            metavar="N",
+            min=0,
+            max=9,
+            help="The priority of the run's job, 0 to 9.",
+            show_default="5",
+        ),
     ] = None,
     confirm: Annotated[
-        bool, typer.Option("--confirm", help="Whatever share of the collection changes.")
+        bool, typer.Option("--confirm", help="Allow any share of the collection to change.")
     ] = False,
     max_change_share: Annotated[
         float | None,
@@ -57,7 +67,7 @@ def reindex(
             metavar="SHARE",
             min=0,
             max=1,
-            help="Of the rows so many may be encoded again or deleted; the run is held if it would be more.",
+            help="Hold the run if it would re-encode or delete more than this share of the rows.",
             show_default="0.3",
         ),
     ] = None,
@@ -66,10 +76,10 @@ def reindex(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Make a collection what its source is: encode what is new or changed, delete what has vanished.
+    """Bring a collection in step with its source: encode new and changed rows, delete vanished ones.
 
-    With another model, or another option of the vectors, a new generation is built beside the live one, which is
-    searched until the new one is whole.
+    With another model, or another option that decides vectors, a new generation is built beside the live one, which
+    is searched until the new one is complete.
     """
     from vectormill.cli.endpoint import connected
     from vectormill.cli.views.run_progress import look_at_run
@@ -95,7 +105,7 @@ def reindex(
 @app.command("list", epilog="Example: vectormill runs list --collection docs --limit 10")
 def list_all(
     collection: Annotated[
-        str | None, typer.Option("--collection", metavar="NAME", help="Only runs of this one.")
+        str | None, typer.Option("--collection", metavar="NAME", help="List only runs of this collection.")
     ] = None,
     limit: NewestFirst = 50,
     api_url: ApiUrl = None,
@@ -133,7 +143,7 @@ def show(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Show how a run stands: its phase, its counts, and what each phase found."""
+    """Show a run: its phase, its counts, and what each phase found."""
     from vectormill.cli.endpoint import connected
     from vectormill.cli.views.run_progress import look_at_run
     from vectormill.client.views.progress import Progress
@@ -151,7 +161,7 @@ def show(
 
 @app.command(epilog="Example: vectormill runs cancel RUN")
 def cancel(run_id: RunId, api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
-    """Stop a run, and the job that encodes for it. What it has written until then stays."""
+    """Cancel a run and its encoding job. Rows that it has already written stay."""
     from vectormill.cli.endpoint import connected
 
     with connected(api_url, data_dir) as client:
@@ -160,7 +170,7 @@ def cancel(run_id: RunId, api_url: ApiUrl = None, data_dir: DataDir = None, json
 
 @app.command(epilog="Example: vectormill runs confirm RUN && vectormill runs show RUN --watch")
 def confirm(run_id: RunId, api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
-    """Let a held run do what it was held for: `runs show` says what that is."""
+    """Let a held run go on; `runs show` says why it is held."""
     from vectormill.cli.endpoint import connected
 
     with connected(api_url, data_dir) as client:

@@ -11,19 +11,21 @@ from vectormill.cli.options import ApiUrl, DataDir, Json, NewestFirst, TextPair
 app = typer.Typer(
     no_args_is_help=True,
     epilog='Example: vectormill schedules create docs --cron "0 2 * * *" --timezone Europe/Berlin',
-    help="Re-index collections at night, or whenever a crontab's line says.",
+    help="Re-index collections at the times of a cron expression.",
 )
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The schedule's name, as `schedules list` has it.")]
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="The schedule's name, as shown by `schedules list`.")
+]
 Timezone = Annotated[
     str | None,
-    typer.Option("--timezone", metavar="ZONE", help="Whose clock the expression means.", show_default="UTC"),
+    typer.Option("--timezone", metavar="ZONE", help="The time zone of the expression.", show_default="UTC"),
 ]
 Overlap = Annotated[
     Literal["skip", "queue"] | None,
     typer.Option(
         "--overlap",
-        help="A due time while a run of the collection goes on: it passes, or its run waits.",
+        help="When a run is due while another run of the collection is active: skip it, or queue it.",
         show_default="skip",
     ),
 ]
@@ -36,7 +38,7 @@ Overlap = Annotated[
 )
 def create(
     collection: Annotated[
-        str, typer.Argument(metavar="COLLECTION", help="What is re-indexed; it has a source.")
+        str, typer.Argument(metavar="COLLECTION", help="The collection to re-index; it needs a source.")
     ],
     cron: Annotated[
         str,
@@ -50,30 +52,42 @@ def create(
     overlap: Overlap = None,
     name: Annotated[
         str | None,
-        typer.Option("--name", metavar="NAME", help="For a second one.", show_default="the collection's"),
+        typer.Option(
+            "--name",
+            metavar="NAME",
+            help="The schedule's name. By default, the collection's.",
+            show_default="the collection's",
+        ),
     ] = None,
     source: Annotated[
         str | None,
         typer.Option(
             "--source",
             metavar="WHERE",
-            help="Set the source too: a query, a folder, or files. For more see `sources set`.",
+            help="Also set the source: a query, a folder, or files. `sources set` has more options.",
             show_default=False,
         ),
     ] = None,
     key: Annotated[
-        str | None, typer.Option("--key", metavar="COLUMN", help="The source's keys.", show_default="key")
+        str | None,
+        typer.Option(
+            "--key", metavar="COLUMN", help="The source's column with the keys.", show_default="key"
+        ),
     ] = None,
     text: Annotated[
-        str | None, typer.Option("--text", metavar="COLUMN", help="Its texts.", show_default="text")
+        str | None,
+        typer.Option(
+            "--text", metavar="COLUMN", help="The source's column with the texts.", show_default="text"
+        ),
     ] = None,
     text_pair: TextPair = None,
     metadata: Annotated[
         list[str] | None,
-        typer.Option("--metadata", metavar="COLUMN", help="Kept beside the result; again for more."),
+        typer.Option("--metadata", metavar="COLUMN", help="A column to keep as metadata. May be repeated."),
     ] = None,
     split: Annotated[
-        str | None, typer.Option("--split", metavar="HOW", help="Into passages, as for `sources set`.")
+        str | None,
+        typer.Option("--split", metavar="HOW", help="Split texts into passages, as for `sources set`."),
     ] = None,
     api_url: ApiUrl = None,
     data_dir: DataDir = None,
@@ -93,7 +107,7 @@ def create(
 
 @app.command("list", epilog="Example: vectormill schedules list")
 def list_all(api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
-    """List the schedules: when each is due, and what its runs came to."""
+    """List the schedules: when each is due, and the results of their runs."""
     from vectormill.cli.endpoint import connected
     from vectormill.cli.views.listing import print_json, print_table
     from vectormill.cli.views.schedule_lines import describe_due, describe_success
@@ -122,7 +136,7 @@ def list_all(api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = Fals
 
 @app.command(epilog="Example: vectormill schedules show docs")
 def show(name: Name, api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
-    """Show a schedule: when it is due next, and what its runs came to."""
+    """Show a schedule: when it is due next, and the results of its runs."""
     from vectormill.cli.endpoint import connected
 
     with connected(api_url, data_dir) as client:
@@ -132,19 +146,21 @@ def show(name: Name, api_url: ApiUrl = None, data_dir: DataDir = None, json: Jso
 @app.command(epilog='Example: vectormill schedules change docs --cron "30 4 * * *"')
 def change(
     name: Name,
-    cron: Annotated[str | None, typer.Option("--cron", metavar="EXPRESSION", help="Another one.")] = None,
+    cron: Annotated[
+        str | None, typer.Option("--cron", metavar="EXPRESSION", help="The new cron expression.")
+    ] = None,
     timezone: Annotated[
-        str | None, typer.Option("--timezone", metavar="ZONE", help="Another zone.", show_default=False)
+        str | None, typer.Option("--timezone", metavar="ZONE", help="The new time zone.", show_default=False)
     ] = None,
     overlap: Annotated[
         Literal["skip", "queue"] | None,
-        typer.Option("--overlap", help="What becomes of overlaps.", show_default=False),
+        typer.Option("--overlap", help="Skip or queue overlapping runs.", show_default=False),
     ] = None,
     api_url: ApiUrl = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Change a schedule; what is not named stays. With another expression or zone it is due after now."""
+    """Change a schedule; options that are not given stay. A new expression or zone counts from now on."""
     from vectormill.cli.endpoint import connected
 
     with connected(api_url, data_dir) as client:
@@ -153,7 +169,7 @@ def change(
 
 @app.command(epilog="Example: vectormill schedules pause docs")
 def pause(name: Name, api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
-    """Let due times pass until it is resumed; a run that goes on is left alone."""
+    """Pause a schedule: due times pass until it is resumed. An active run goes on."""
     from vectormill.cli.endpoint import connected
 
     with connected(api_url, data_dir) as client:
@@ -162,7 +178,7 @@ def pause(name: Name, api_url: ApiUrl = None, data_dir: DataDir = None, json: Js
 
 @app.command(epilog="Example: vectormill schedules resume docs")
 def resume(name: Name, api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
-    """End a pause. What fell due in it stays missed."""
+    """Resume a paused schedule. Due times that have passed are not made up for."""
     from vectormill.cli.endpoint import connected
 
     with connected(api_url, data_dir) as client:
@@ -171,7 +187,7 @@ def resume(name: Name, api_url: ApiUrl = None, data_dir: DataDir = None, json: J
 
 @app.command("run-now", epilog="Example: vectormill schedules run-now docs")
 def run_now(name: Name, api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
-    """Make a run now, beside the due times, and print its id; it waits for one that goes on."""
+    """Start a run now, apart from the due times, and print its id; it waits for an active run."""
     from vectormill.cli.endpoint import connected
     from vectormill.cli.views.listing import print_json
 
@@ -185,7 +201,7 @@ def run_now(name: Name, api_url: ApiUrl = None, data_dir: DataDir = None, json: 
 
 @app.command(epilog="Example: vectormill schedules delete docs")
 def delete(name: Name, api_url: ApiUrl = None, data_dir: DataDir = None) -> None:
-    """Delete a schedule. Its runs stay, and one that goes on does."""
+    """Delete a schedule. Its runs stay, also an active one."""
     from vectormill.cli.endpoint import connected
 
     with connected(api_url, data_dir) as client:
@@ -201,7 +217,7 @@ def history(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """List what became of a schedule's due times, newest first: runs, and those that were skipped with the reason."""
+    """List a schedule's due times, newest first: runs, and skipped ones with the reason."""
     from vectormill.cli.endpoint import connected
     from vectormill.cli.views.listing import print_listing
     from vectormill.cli.views.schedule_lines import describe_counts

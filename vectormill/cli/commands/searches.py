@@ -24,26 +24,27 @@ MANY_ROWS = 10_000
 def search(
     collection: Annotated[str, typer.Argument(metavar="COLLECTION")],
     text: Annotated[
-        str | None, typer.Argument(metavar="TEXT", help="What to look for; not with --like.")
+        str | None, typer.Argument(metavar="TEXT", help="The text to search for. Not with --like.")
     ] = None,
     limit: Annotated[
-        int, typer.Option("--limit", metavar="N", min=1, max=MAX_LIMIT, help="So many of the nearest.")
+        int, typer.Option("--limit", metavar="N", min=1, max=MAX_LIMIT, help="Show at most N matches.")
     ] = 10,
     offset: Annotated[
         int | None,
-        typer.Option("--offset", metavar="N", min=0, max=MAX_OFFSET, help="Pass over so many of the best."),
+        typer.Option("--offset", metavar="N", min=0, max=MAX_OFFSET, help="Skip the first N matches."),
     ] = None,
     filters: Annotated[
         list[str] | None,
         typer.Option(
             "--filter",
             metavar="FILTER",
-            help="""On the metadata: lang=de, year>=2020 or '{"lang": {"in": ["de", "fr"]}}'; all given must hold.""",
+            help='A condition on the metadata: lang=de, year>=2020 or \'{"lang": {"in": ["de", "fr"]}}\'. May '
+            "be repeated; all must hold.",
         ),
     ] = None,
     mode: Annotated[
         Literal["vector", "text", "hybrid"] | None,
-        typer.Option("--mode", help="By nearness, by words or by both.", show_default="vector"),
+        typer.Option("--mode", help="Search by vectors, by words or by both.", show_default="vector"),
     ] = None,
     hybrid: Annotated[bool, typer.Option("--hybrid", help="The same as --mode hybrid.")] = False,
     weights: Annotated[
@@ -51,39 +52,47 @@ def search(
         typer.Option(
             "--weights",
             metavar="VECTOR:TEXT",
-            help="What a place in each ranking of --hybrid counts for, as 2:1.",
+            help="The weights of vectors and words in --hybrid as VECTOR:TEXT, for example 2:1.",
             show_default="1:1",
         ),
     ] = None,
     like: Annotated[
         str | None,
-        typer.Option("--like", metavar="KEY", help="Look for what is nearest to this row, instead of TEXT."),
+        typer.Option(
+            "--like", metavar="KEY", help="Find rows similar to the row with this key, instead of TEXT."
+        ),
     ] = None,
     include: Annotated[
         list[str] | None,
-        typer.Option("--include", metavar="text|vector", help="Show it too; may be given twice."),
+        typer.Option(
+            "--include", metavar="text|vector", help="Also show this part of each match. May be repeated."
+        ),
     ] = None,
     by_document: Annotated[
-        bool, typer.Option("--by-document", help="The best passage of each document.")
+        bool, typer.Option("--by-document", help="Show only the best passage of each document.")
     ] = False,
     min_score: Annotated[
-        float | None, typer.Option("--min-score", metavar="X", help="Leave out what scores less.")
+        float | None, typer.Option("--min-score", metavar="X", help="Leave out matches with a lower score.")
     ] = None,
     ef_search: Annotated[
         int | None,
         typer.Option(
-            "--ef-search", metavar="N", min=1, max=1000, help="Candidates in view of an HNSW index."
+            "--ef-search",
+            metavar="N",
+            min=1,
+            max=1000,
+            help="Candidates that an HNSW index examines; more find more and take longer.",
         ),
     ] = None,
     fingerprint: Annotated[
         str | None,
-        typer.Option("--fingerprint", metavar="HEX", help="Refuse a collection of another vector space."),
+        typer.Option("--fingerprint", metavar="HEX", help="Fail if the collection has another vector space."),
     ] = None,
     api_url: ApiUrl = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Find a collection's items that answer a text best: by meaning, by words, or by both."""
+    """Find the items of a collection that match a text best: by meaning, by words, or by both."""
     from vectormill.cli.endpoint import connected
     from vectormill.cli.views.listing import print_json
     from vectormill.domain.errors import InvalidOption

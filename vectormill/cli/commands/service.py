@@ -24,7 +24,7 @@ def models(api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False)
 
 @app.command(epilog="Example: vectormill workers")
 def workers(api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
-    """List the live workers: what each runs on, and why."""
+    """List the live workers with their devices, and the reasons for their settings."""
     from vectormill.cli.endpoint import connected
     from vectormill.cli.views.summary import CHOICES, describe_choice, describe_plan
 

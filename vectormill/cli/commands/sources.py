@@ -22,13 +22,18 @@ from vectormill.domain.errors import InvalidOption
 app = typer.Typer(
     no_args_is_help=True,
     epilog="Example: vectormill sources set handbook --tree docs/ --include '**/*.md' --split paragraphs",
-    help="Say where the texts of a collection come from, so that it follows them.",
+    help="Set where the texts of a collection come from, so that it follows them.",
 )
 # Beside the other commands that send texts.
 push_app = typer.Typer()
 
-Collection = Annotated[str, typer.Argument(metavar="COLLECTION", help="What follows the source.")]
-Followed = Annotated[str, typer.Argument(metavar="COLLECTION", help="With a SQL source in our own Postgres.")]
+Collection = Annotated[str, typer.Argument(metavar="COLLECTION", help="The collection.")]
+Followed = Annotated[
+    str,
+    typer.Argument(
+        metavar="COLLECTION", help="The collection; its source must be SQL in the service's own Postgres."
+    ),
+]
 Texts = list[str] | None
 
 # A query begins with one of these words.
@@ -45,66 +50,101 @@ QUERY_WORDS: Final = ("SELECT", "WITH", "TABLE", "VALUES")
 )
 def set_source(
     collection: Collection,
-    sql: Annotated[str | None, typer.Option("--sql", metavar="QUERY", help="The rows of a query.")] = None,
+    sql: Annotated[
+        str | None, typer.Option("--sql", metavar="QUERY", help="Read the rows of a query.")
+    ] = None,
     files: Annotated[
         Texts,
         typer.Option(
-            "--files", metavar="GLOB", help="JSONL, CSV or Parquet: a path, glob or URL; again for more."
+            "--files",
+            metavar="GLOB",
+            help="Read JSONL, CSV or Parquet: a path, glob or URL. May be repeated.",
         ),
     ] = None,
     tree: Annotated[
-        str | None, typer.Option("--tree", metavar="FOLDER", help="Text and Markdown files below a folder.")
+        str | None,
+        typer.Option("--tree", metavar="FOLDER", help="Read the text and Markdown files below a folder."),
     ] = None,
-    push: Annotated[bool, typer.Option("--push", help="What `vectormill push` sends.")] = False,
+    push: Annotated[bool, typer.Option("--push", help="Take the rows that `vectormill push` sends.")] = False,
     own_texts: Annotated[
-        bool, typer.Option("--own-texts", help="The texts that the collection keeps itself.")
+        bool, typer.Option("--own-texts", help="Take the texts that the collection keeps itself.")
     ] = False,
     key: Annotated[
-        str | None, typer.Option("--key", metavar="COLUMN", help="With the key.", show_default="key")
+        str | None,
+        typer.Option("--key", metavar="COLUMN", help="The column with the key.", show_default="key"),
     ] = None,
     text: Annotated[
-        str | None, typer.Option("--text", metavar="COLUMN", help="With the text.", show_default="text")
+        str | None,
+        typer.Option("--text", metavar="COLUMN", help="The column with the text.", show_default="text"),
     ] = None,
     text_pair: TextPair = None,
     metadata: Annotated[
-        Texts, typer.Option("--metadata", metavar="COLUMN", help="Kept beside the result; again for more.")
+        Texts,
+        typer.Option("--metadata", metavar="COLUMN", help="A column to keep as metadata. May be repeated."),
     ] = None,
     metadata_json: Annotated[
         str | None,
-        typer.Option("--metadata-json", metavar="COLUMN", help="One column of JSON objects instead."),
+        typer.Option(
+            "--metadata-json",
+            metavar="COLUMN",
+            help="The column with the metadata as JSON objects, instead of --metadata.",
+        ),
     ] = None,
     url_env: Annotated[
         str | None,
         typer.Option(
-            "--url-env", metavar="VARIABLE", help="Holds the database's URL where the source is read."
+            "--url-env",
+            metavar="VARIABLE",
+            help="The environment variable with the database's URL, in the processes that read the source.",
         ),
     ] = None,
     url_file: Annotated[
         str | None,
-        typer.Option("--url-file", metavar="FILE", help="Holds it, likewise; without either it is ours."),
+        typer.Option(
+            "--url-file",
+            metavar="FILE",
+            help="The file with the database's URL, likewise. Without either, the service's own database is read.",
+        ),
     ] = None,
     format: Annotated[
         str | None,
-        typer.Option("--format", metavar="NAME", help="jsonl, csv, tsv or parquet; else told by names."),
+        typer.Option(
+            "--format", metavar="NAME", help="jsonl, csv, tsv or parquet. By default, the files' extensions."
+        ),
     ] = None,
     include: Annotated[
-        Texts, typer.Option("--include", metavar="PATTERN", help="Files of the tree; again for more.")
+        Texts,
+        typer.Option(
+            "--include",
+            metavar="PATTERN",
+            help="Read only files of the tree that match this pattern. May be repeated.",
+        ),
     ] = None,
-    exclude: Annotated[Texts, typer.Option("--exclude", metavar="PATTERN", help="And which not.")] = None,
+    exclude: Annotated[
+        Texts,
+        typer.Option(
+            "--exclude", metavar="PATTERN", help="Skip files that match this pattern. May be repeated."
+        ),
+    ] = None,
     split: Annotated[
         str | None,
         typer.Option(
-            "--split", metavar="HOW", help="Into passages: paragraphs[:MIN:MAX] or tokens:N[:OVERLAP]."
+            "--split",
+            metavar="HOW",
+            help="Split texts into passages: paragraphs[:MIN:MAX] or tokens:N[:OVERLAP].",
         ),
     ] = None,
     check: Annotated[
-        bool, typer.Option("--check/--no-check", help="Read its first rows before it is kept.")
+        bool, typer.Option("--check/--no-check", help="Read the first rows before the source is saved.")
     ] = True,
     api_url: ApiUrl = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Set the source of a collection, and show its first rows. The API reads it: paths and variables are the API's."""
+    """Set the source of a collection, and show its first rows.
+
+    The API and the indexer read the source: paths and variables are theirs.
+    """
     from vectormill.cli.endpoint import connected
 
     columns: dict[str, Any] = {
@@ -149,7 +189,7 @@ def show(
 def check(
     collection: Collection, api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False
 ) -> None:
-    """Read the first rows of a collection's source, and show three. Changes nothing."""
+    """Read the first rows of a collection's source, and show three of them. Changes nothing."""
     from vectormill.cli.endpoint import connected
     from vectormill.cli.views.listing import print_json
 
@@ -163,7 +203,7 @@ def check(
 
 @app.command(epilog="Example: vectormill sources delete articles")
 def delete(collection: Collection, api_url: ApiUrl = None, data_dir: DataDir = None) -> None:
-    """Let a collection follow nothing any more; its rows stay."""
+    """Remove the source of a collection; its rows stay."""
     from vectormill.cli.endpoint import connected
 
     with connected(api_url, data_dir) as client:
@@ -179,19 +219,29 @@ def follow(
     collection: Followed,
     table: Annotated[
         str | None,
-        typer.Option("--table", metavar="TABLE", help="Else the one of the query.", show_default=False),
+        typer.Option(
+            "--table",
+            metavar="TABLE",
+            help="The table to follow. By default, the query's.",
+            show_default=False,
+        ),
     ] = None,
     key_column: Annotated[
         str | None,
-        typer.Option("--key-column", metavar="COLUMN", help="Else the query's key.", show_default=False),
+        typer.Option(
+            "--key-column",
+            metavar="COLUMN",
+            help="The table's column with the key. By default, the query's.",
+            show_default=False,
+        ),
     ] = None,
     api_url: ApiUrl = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Put triggers on the source's table: what changes there is encoded or deleted within seconds.
+    """Put triggers on the source's table, so that changes are encoded or deleted within seconds.
 
-    What changed before, a re-index brings; the nightly one stays as the truth.
+    Earlier changes are picked up by a re-index.
     """
     from vectormill.cli.endpoint import connected
 
@@ -214,7 +264,7 @@ def unfollow(
 def following(
     collection: Followed, api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False
 ) -> None:
-    """Show which table a collection follows, and how many of its changes wait."""
+    """Show which table a collection follows, and how many of its changes are pending."""
     from vectormill.cli.endpoint import connected
 
     with connected(api_url, data_dir) as client:
@@ -225,12 +275,14 @@ def following(
     epilog="Examples: vectormill push docs rows.jsonl --complete\n\nmake-rows | vectormill push docs -"
 )
 def push(
-    collection: Annotated[str, typer.Argument(metavar="COLLECTION", help="Its source is a push.")],
+    collection: Annotated[
+        str, typer.Argument(metavar="COLLECTION", help="The collection; its source must be a push.")
+    ],
     input: Annotated[
         str, typer.Argument(metavar="INPUT", help="JSONL, CSV or Parquet, a directory of text files, or -.")
     ],
     complete: Annotated[
-        bool, typer.Option("--complete", help="These are all rows: what is not among them is deleted.")
+        bool, typer.Option("--complete", help="These are all rows: delete rows that are not among them.")
     ] = False,
     key_field: KeyField = None,
     text_field: TextField = "text",
@@ -240,7 +292,7 @@ def push(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Send rows to a collection, which follows them when all have come. What is the same is not encoded again."""
+    """Send rows to a collection, which is updated once all have arrived. Unchanged rows are not encoded again."""
     from vectormill.cli.endpoint import connected
     from vectormill.cli.views.listing import print_json
     from vectormill.files.rows import FAIL_ALONE, REFUSE, Fields

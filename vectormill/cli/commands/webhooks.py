@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     epilog="Example: vectormill webhooks create https://example.com/hook --event job.completed --event job.failed",
-    help="Have the ends of jobs and runs told to a URL, in signed messages (Standard Webhooks).",
+    help="Send signed messages to a URL when jobs and runs end (Standard Webhooks).",
 )
 
-Id = Annotated[int, typer.Argument(metavar="ID", help="The webhook's id, as `webhooks list` has it.")]
+Id = Annotated[int, typer.Argument(metavar="ID", help="The webhook's id, as shown by `webhooks list`.")]
 Events = Annotated[
     list[str] | None,
     typer.Option(
         "--event",
         metavar="TYPE",
-        help="What it is told of, as job.completed or run.failed; again for more.",
+        help="An event to send, such as job.completed or run.failed. May be repeated.",
         show_default="all",
     ),
 ]
@@ -38,16 +38,18 @@ _LOOK_SECONDS: Final = 0.3
     "vectormill webhooks create https://example.com/hook --event job.failed --event run.failed --event run.held"
 )
 def create(
-    url: Annotated[str, typer.Argument(metavar="URL", help="https or http; what answers there is told.")],
+    url: Annotated[
+        str, typer.Argument(metavar="URL", help="The http or https address that receives the messages.")
+    ],
     event: Events = None,
     description: Annotated[
-        str, typer.Option("--description", metavar="TEXT", help="Whose it is, to know it again.")
+        str, typer.Option("--description", metavar="TEXT", help="A note, such as the owner.")
     ] = "",
     api_url: ApiUrl = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Make a webhook and print its secret, this once: the receiver checks our signatures with it."""
+    """Create a webhook and print its secret, with which the receiver checks signatures. It is shown only this once."""
     from vectormill.cli.endpoint import connected
     from vectormill.cli.views.listing import print_json
 
@@ -62,7 +64,7 @@ def create(
 
 @app.command("list", epilog="Example: vectormill webhooks list")
 def list_all(api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
-    """List the webhooks: where they lead, and what became of their messages."""
+    """List the webhooks with their addresses and the results of their deliveries."""
     from vectormill.cli.endpoint import connected
     from vectormill.cli.views.listing import print_listing
 
@@ -89,20 +91,22 @@ def list_all(api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = Fals
 @app.command(epilog="Example: vectormill webhooks change 1 --url https://example.com/new-hook")
 def change(
     webhook: Id,
-    url: Annotated[str | None, typer.Option("--url", metavar="URL", help="Another one.")] = None,
+    url: Annotated[str | None, typer.Option("--url", metavar="URL", help="The new address.")] = None,
     event: Annotated[
         list[str] | None,
-        typer.Option("--event", metavar="TYPE", help="Told of these alone.", show_default=False),
+        typer.Option(
+            "--event", metavar="TYPE", help="Send only these events. May be repeated.", show_default=False
+        ),
     ] = None,
     description: Annotated[str | None, typer.Option("--description", metavar="TEXT")] = None,
     enable: Annotated[
         bool | None,
-        typer.Option("--enable/--disable", help="Enabled again, its failures are forgotten."),
+        typer.Option("--enable/--disable", help="Enable or disable it. Enabling clears its failures."),
     ] = None,
     api_url: ApiUrl = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Change a webhook; what is not named stays."""
+    """Change a webhook; options that are not given stay."""
     from vectormill.cli.endpoint import connected
 
     with connected(api_url, data_dir) as client:
@@ -117,14 +121,14 @@ def deliveries(
     webhook: Id,
     state: Annotated[
         Literal["pending", "delivered", "failed"] | None,
-        typer.Option("--state", help="Only those.", show_default="all"),
+        typer.Option("--state", help="List only deliveries in this state.", show_default="all"),
     ] = None,
     limit: NewestFirst = 20,
     api_url: ApiUrl = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """List a webhook's events, newest first, and what became of them."""
+    """List a webhook's deliveries and their results, newest first."""
     from vectormill.cli.endpoint import connected
     from vectormill.cli.views.listing import print_listing
 
@@ -155,21 +159,27 @@ def replay(
     webhook: Id,
     delivery: Annotated[
         int | None,
-        typer.Option("--delivery", metavar="ID", help="This one, whatever became of it.", show_default=False),
+        typer.Option(
+            "--delivery",
+            metavar="ID",
+            help="Send this delivery again, whatever its state.",
+            show_default=False,
+        ),
     ] = None,
     failed_since: Annotated[
         str | None,
         typer.Option(
             "--failed-since",
             metavar="MOMENT",
-            help="All that were given up, of events since then: ISO 8601, in UTC unless it says another zone.",
+            help="Send all failed deliveries of events since this moment: ISO 8601, in UTC unless it names "
+            "another zone.",
             show_default=False,
         ),
     ] = None,
     api_url: ApiUrl = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Send messages once more, with the same `webhook-id`."""
+    """Send deliveries again, with the same `webhook-id`."""
     from vectormill.cli.endpoint import connected
     from vectormill.domain.errors import InvalidOption
 
@@ -187,7 +197,7 @@ def replay(
 
 @app.command("test", epilog="Example: vectormill webhooks test 1")
 def send_test(webhook: Id, api_url: ApiUrl = None, data_dir: DataDir = None, json: Json = False) -> None:
-    """Send an event `webhook.test`, and say what its receiver answered. Needs a scheduler that runs."""
+    """Send an event `webhook.test`, and print the receiver's answer. Needs a running scheduler."""
     import time
 
     from vectormill.cli.endpoint import connected
@@ -217,13 +227,17 @@ def rotate(
     grace_hours: Annotated[
         float,
         typer.Option(
-            "--grace-hours", metavar="N", min=0, max=720, help="Sign with the former secret too for so long."
+            "--grace-hours",
+            metavar="N",
+            min=0,
+            max=720,
+            help="Also sign with the old secret for so many hours.",
         ),
     ] = 24.0,
     api_url: ApiUrl = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Make another secret and print it, this once."""
+    """Create a new secret and print it. It is shown only this once."""
     from vectormill.cli.endpoint import connected
 
     with connected(api_url, data_dir) as client:
