@@ -53,7 +53,7 @@ def check_redis_url(url: str | None) -> str | None:
         is_read = False
     if not is_read:
         raise ValueError(
-            "it is no address of a Redis; write redis://:PASSWORD@HOST:6379/0, with / in the password as %2F, # as %23"
+            "not a Redis URL; write redis://:PASSWORD@HOST:6379/0, with / in the password as %2F, # as %23"
         )
     return url
 

@@ -175,7 +175,7 @@ def choose_endpoint(host: str, port: int, flag: str) -> Endpoint:
     """
     if port and not processes.is_port_free(port, host):
         raise PortTaken(
-            f"nothing can listen on {host} port {port}: another program does, or the address is not of this machine; "
+            f"cannot listen on {host} port {port}: another program does, or the address is not on this machine; "
             f"stop that program, or give another {flag}"
         )
     return Endpoint(host, port or processes.free_port())

@@ -34,8 +34,8 @@ def refuse_without_password(host: str, basic_auth: str | None) -> None:
     """Raise ConfigurationError for an address that others reach: Flower shows the names of workers and jobs."""
     if basic_auth is None and not is_loopback_host(host):
         raise ConfigurationError(
-            f"Flower without a password is not opened to other machines ({host}): set VECTORMILL_FLOWER_BASIC_AUTH to "
-            "user:password, or leave it on the loopback."
+            f"Flower does not listen on {host} without a password: set VECTORMILL_FLOWER_BASIC_AUTH to "
+            "user:password, or let it listen on the loopback."
         )
 
 

@@ -103,7 +103,7 @@ def _read(message: bytes, decoder: "msgspec.msgpack.Decoder[T]") -> T:
     try:
         return decoder.decode(message[1:])
     except msgspec.MsgspecError as error:
-        raise UnreadableMessage("The message is not what its version says.") from error
+        raise UnreadableMessage("The message does not match its version.") from error
 
 
 def write_pulse(in_hand: set[bytes]) -> bytes:
@@ -125,7 +125,7 @@ def read_spec(message: bytes) -> EncodingSpec:
     try:
         return EncodingSpec.from_json(msgspec.json.decode(message))
     except (msgspec.MsgspecError, TypeError, KeyError, AttributeError) as error:
-        raise UnreadableMessage("The spec is none.") from error
+        raise UnreadableMessage("The spec cannot be decoded.") from error
 
 
 def name_space(model: str, revision: str, pooling: str) -> str:

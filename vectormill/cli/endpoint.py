@@ -52,7 +52,7 @@ def await_stack(data_dir: Path, seconds: float = START_SECONDS) -> str | None:
     ) is not None:
         if time.monotonic() >= deadline:
             raise Unavailable(
-                f"A stack (pid {pid}) holds {data_dir} and has named no API for {seconds:g} s; see "
+                f"A stack (pid {pid}) holds {data_dir} but has not announced its API within {seconds:g} s; see "
                 f"{data_dir / 'logs'}, or name a service with --api-url."
             )
         if not is_told:

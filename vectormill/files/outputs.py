@@ -22,7 +22,7 @@ def choose_format(path: Path, given: str | None = None) -> str:
         return FORMAT_OF_SUFFIX[path.suffix.lower()]
     except KeyError:
         raise InvalidOption(
-            f"The name {path.name} tells no format. Let it end in {describe_outputs()}, or give --format."
+            f"The name {path.name} has no known extension. Use {describe_outputs()}, or give --format."
         ) from None
 
 

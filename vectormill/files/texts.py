@@ -51,7 +51,7 @@ def read_texts(name: str, fields: Fields | None = None) -> Iterable[ItemJson]:
     kind = suffixes[-2] if suffixes[-1:] == [".gz"] and len(suffixes) > 1 else "".join(suffixes[-1:])
     format = FORMAT_OF_SUFFIX.get(kind)
     if format is None:
-        raise InvalidItem(f"{name} is of no known kind. Inputs are {INPUT_HELP}")
+        raise InvalidItem(f"{name} has no known format. Supported inputs: {INPUT_HELP}")
     return READERS[format](path, fields)
 
 

@@ -60,14 +60,12 @@ def make_spec(card: ModelCard, options: EncodingOptions) -> EncodingSpec:
     tasks = find_kind(card).tasks
     task = options.task or find_own_task(card)
     if task not in tasks:
-        raise InvalidOption(
-            f"The model {card.name!r} is for the task {' or '.join(tasks)}, and not for {task}."
-        )
+        raise InvalidOption(f"The model {card.name!r} supports the task {' or '.join(tasks)}, not {task}.")
     own = list_own_options(card, task)
     for option in list_options(EncodingOptions):
         if option.name not in own and getattr(options, option.name) is not None:
             raise InvalidOption(
-                f"{option.name} decides nothing of the task {task} by the model {card.name!r}; leave it out."
+                f"{option.name} has no effect for the task {task} with the model {card.name!r}; leave it out."
             )
     return tasks[task].make(card, options)
 

@@ -82,7 +82,7 @@ def _read_pickled(path: Path) -> dict[str, TensorHeader]:
     except Exception as error:  # whatever bytes that are no pickle of tensors make of it
         raise ModelError(f"The file {path} cannot be read as a pickle of tensors alone: {error}") from error
     if not isinstance(tensors, dict) or not all(isinstance(each, TensorHeader) for each in tensors.values()):
-        raise ModelError(f"The file {path} holds something else than tensors by name.")
+        raise ModelError(f"The file {path} does not hold a mapping of names to tensors.")
     return dict(tensors)
 
 

@@ -102,6 +102,6 @@ async def read_form(request: Request) -> dict[str, str]:
     async for part in request.stream():
         body += part
         if len(body) > MAX_FORM_BYTES:
-            raise Problem(413, "submission-too-large", "The form is larger than any form of this console.")
+            raise Problem(413, "submission-too-large", "The form is too large.")
     fields: dict[str, Any] = parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True)
     return {name: values[-1] for name, values in fields.items()}

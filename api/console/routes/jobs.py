@@ -49,7 +49,7 @@ def load_list(connection: Connection, console: Console, state: str | None, after
     """Load jobs of one state or of all, newest first. Raise Problem."""
     if state is not None and state not in JOB_STATES:
         raise Problem(
-            422, "invalid-request", f"{state!r} is no state of a job; they are {', '.join(JOB_STATES)}."
+            422, "invalid-request", f"{state!r} is not a job state; the states are {', '.join(JOB_STATES)}."
         )
     jobs = list_jobs(connection, state=state, before_seq=decode_cursor(after), limit=JOBS_ON_A_PAGE + 1)
     page = jobs[:JOBS_ON_A_PAGE]
@@ -144,7 +144,7 @@ def post_wish(
 ) -> HTMLResponse:
     """Carry out an action on a job, and return the job. Raise JobNotFound, WrongJobState and Problem."""
     if wish not in WISHES:
-        raise Problem(404, "not-found", f"A job is asked to {', '.join(WISHES)}, and not to {wish}.")
+        raise Problem(404, "not-found", f"{wish!r} is none of a job's actions: {', '.join(WISHES)}.")
     wish_for(resources, WISHES[wish], job_id)
     return HTMLResponse(render_job(resources, console, visitor, job_id).html)
 

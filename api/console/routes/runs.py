@@ -23,7 +23,11 @@ WISHES: Final[dict[str, Callable[[Connection, Any], object]]] = {
 def post_wish(resources: ResourcesDependency, run_id: RunId, wish: str) -> Response:
     """Carry out an action on a run; the page that asked follows it. Raise RunNotFound, WrongRunState and Problem."""
     if wish not in WISHES:
-        raise Problem(404, "not-found", f"A run is asked to {' or '.join(WISHES)}, and not to {wish[:40]}.")
+        raise Problem(
+            404,
+            "not-found",
+            f"{wish[:40]!r} is none of a run's actions: {', '.join(WISHES)}.",
+        )
     with resources.engine.begin() as connection:
         WISHES[wish](connection, run_id)
     return Response(status_code=204)

@@ -166,7 +166,7 @@ async def post_action(
     """Pause it, resumes it, or make a run now; answers how it stands then."""
     act = ACTIONS.get(action)
     if act is None:
-        raise ScheduleNotFound(f"Nothing of a schedule is called {action[:40]!r}.")
+        raise ScheduleNotFound(f"{action[:40]!r} is not an action on a schedule.")
 
     def press() -> Rendered:
         with resources.engine.begin() as connection:

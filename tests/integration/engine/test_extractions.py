@@ -142,8 +142,8 @@ def test_an_engine_on_two_devices_has_the_records_of_the_reference(
         (EncodingOptions(), "needs a schema"),
         (EncodingOptions(extract_schema="{"), "schema: is not JSON"),
         (EncodingOptions(extract_schema='{"a": {"[TYPE]b": null}}'), r"schema\.a\.\[TYPE\]b"),
-        (EncodingOptions(extract_schema='{"a": null}', max_tokens=100), "max_tokens decides nothing"),
-        (EncodingOptions(extract_schema='{"a": null}', task="embed"), "is for the task extract"),
+        (EncodingOptions(extract_schema='{"a": null}', max_tokens=100), "max_tokens has no effect"),
+        (EncodingOptions(extract_schema='{"a": null}', task="embed"), "supports the task extract"),
     ],
 )
 def test_what_cannot_be_extracted_is_refused(options: EncodingOptions, message: str) -> None:

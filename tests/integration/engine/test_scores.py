@@ -124,12 +124,12 @@ def test_a_job_of_another_task_waits_for_a_worker_that_does_it(structbert: Engin
 @pytest.mark.parametrize(
     ("card", "options", "message"),
     [
-        (CARD, EncodingOptions(task="embed"), "is for the task score, and not for embed"),
-        (CARD, EncodingOptions(dimensions=1), "dimensions decides nothing"),
-        (CARD, EncodingOptions(prompt="query: "), "prompt decides nothing"),
+        (CARD, EncodingOptions(task="embed"), "supports the task score, not embed"),
+        (CARD, EncodingOptions(dimensions=1), "dimensions has no effect"),
+        (CARD, EncodingOptions(prompt="query: "), "prompt has no effect"),
         (CARD, EncodingOptions(long_texts="passages"), "of whole texts"),
         (CARD, EncodingOptions(max_tokens=5), "max_tokens must be from 6"),
-        (MINILM, EncodingOptions(task="score", activation="sigmoid"), "activation decides nothing"),
+        (MINILM, EncodingOptions(task="score", activation="sigmoid"), "activation has no effect"),
         (MINILM, EncodingOptions(activation="sigmoid"), "leave it out"),
         (MINILM, EncodingOptions(task="classify"), "task must be one of embed, score"),
     ],

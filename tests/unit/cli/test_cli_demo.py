@@ -175,7 +175,7 @@ def test_a_service_that_runs_is_given_no_directory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("demo", "--task", "score", "--api-url", "http://localhost:1", "--model", str(tmp_path)) == 2
-    assert "has models of its own" in capsys.readouterr().err
+    assert "must be a model that is registered" in capsys.readouterr().err
 
 
 def test_a_directory_of_weights_is_registered_for_the_processes_of_the_demo(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_without_a_model_pairs_are_scored_by_real_weights_that_are_at_hand(tmp_p
 
 
 def test_a_model_of_another_task_is_refused_before_anything_is_started(tmp_path: Path) -> None:
-    with pytest.raises(InvalidOption, match="is for the task score"):
+    with pytest.raises(InvalidOption, match="supports the task score"):
         weights.choose_weights(None, str(STRUCTBERT / "model"), Settings(), tmp_path)
     with pytest.raises(UnknownModel):
         weights.choose_weights(None, str(tmp_path / "nothing"), Settings(), tmp_path)

@@ -98,7 +98,11 @@ def test_a_job_that_did_not_complete_writes_nothing(
 
 @pytest.mark.parametrize(
     ("out", "words"),
-    [("out.txt", "tells no format"), ("missing/out.npy", "There is no directory"), (".", "tells no format")],
+    [
+        ("out.txt", "no known extension"),
+        ("missing/out.npy", "There is no directory"),
+        (".", "no known extension"),
+    ],
 )
 def test_an_output_that_cannot_be_is_refused_before_anything_is_submitted(
     api: FakeApi, tmp_path: Path, out: str, words: str, capsys: pytest.CaptureFixture[str]

@@ -185,7 +185,7 @@ def test_a_job_is_deleted_once_and_only_when_it_has_ended(
     assert "cancel it first" in capsys.readouterr().err
     api.jobs["job-1"] |= {"state": "cancelling", "_is_new": True}  # a worker has not heard of it yet
     assert run("delete", "job-1") == 0
-    assert "Job job-1 is deleted." in capsys.readouterr().err
+    assert "Deleted job job-1." in capsys.readouterr().err
     assert run("delete", "job-1") == 2
     assert "There is no job job-1" in capsys.readouterr().err
 
@@ -274,7 +274,7 @@ def test_status_without_a_job_shows_what_the_workers_do(
     assert run("status", "--json") == 0
     assert read_json(capsys.readouterr().out)[0]["report"]["padding_waste"] == 0.021
     assert run("status", "--watch") == 2
-    assert "needs a job to follow" in capsys.readouterr().err
+    assert "--watch needs a JOB" in capsys.readouterr().err
 
 
 def test_status_of_a_job_says_what_bounded_it_in_words(

@@ -134,9 +134,9 @@ def test_to_migrate_without_a_database_says_which_setting_is_missing(
         (
             ModuleNotFoundError("no", name="vectormill.x"),
             exits.BUG,
-            "nobody foresaw (ModuleNotFoundError: no)",
+            "unexpectedly (ModuleNotFoundError: no)",
         ),
-        (KeyError("x"), exits.BUG, "nobody foresaw (KeyError: 'x')"),
+        (KeyError("x"), exits.BUG, "unexpectedly (KeyError: 'x')"),
         (KeyboardInterrupt(), exits.INTERRUPTED, ""),
     ],
 )

@@ -142,7 +142,7 @@ def test_a_command_waits_for_the_stack_that_starts_on_its_data_directory(
 
 
 def test_a_stack_that_names_no_api_ends_the_wait_with_a_sentence(starting: Path) -> None:
-    with pytest.raises(Unavailable, match=r"has named no API for 0 s; see .*logs"):
+    with pytest.raises(Unavailable, match=r"has not announced its API within 0 s; see .*logs"):
         endpoint.await_stack(starting, seconds=0.0)
 
 

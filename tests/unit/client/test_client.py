@@ -73,7 +73,7 @@ def test_a_lone_surrogate_travels_escaped_so_that_the_server_can_report_the_item
 
 def test_what_json_cannot_say_is_refused_before_it_is_sent(client: Client, api: FakeApi) -> None:
     for metadata in ({"score": float("nan")}, {"score": float("inf")}, {"at": object()}):
-        with pytest.raises(InvalidOption, match="cannot be said in JSON"):
+        with pytest.raises(InvalidOption, match="cannot be encoded as JSON"):
             client.put_item("docs", "a", "A text.", metadata=metadata)
     assert not api.requests
 

@@ -94,7 +94,7 @@ def test_metadata_goes_along_and_other_fields_stay_behind(tmp_path: Path) -> Non
     ("name", "content", "sentence"),
     [
         ("in.jsonl", b'{"text": "x"}\n{"text"\n', "in.jsonl, line 2: it is not JSON"),
-        ("in.jsonl", b'{"text": "x"}\n\n[1]\n', "in.jsonl, line 3: a JSON object is needed"),
+        ("in.jsonl", b'{"text": "x"}\n\n[1]\n', "in.jsonl, line 3: expected a JSON object"),
         ("in.jsonl", b'{"text": "\xff"}\n', "in.jsonl, line 1: it is not UTF-8 (byte 11 of the line)."),
         ("in.jsonl", b'{"txt": "x"}\n', "line 1: there is no field 'text'; its fields are 'txt'."),
         ("in.jsonl", b'{"text": null}\n', "line 1: the field 'text' is empty."),
@@ -127,7 +127,7 @@ def test_metadata_goes_along_and_other_fields_stay_behind(tmp_path: Path) -> Non
         ("in.csv", b"key,text\na,\xff\n", "it is not UTF-8."),
         ("in.csv.gz", b"no gzip", "in.csv.gz is not a whole gzip file"),
         ("in.parquet", b"no parquet", "in.parquet cannot be read as Parquet"),
-        ("in.txt", b"x", "in.txt is of no known kind."),
+        ("in.txt", b"x", "in.txt has no known format."),
     ],
 )
 def test_what_cannot_be_read_is_named_with_its_place(

@@ -325,5 +325,5 @@ def test_another_model_is_asked_for_the_same() -> None:
     scores = make_spec(REGISTRY.card("bert"), EncodingOptions())
     assert respecify(REGISTRY, scores, model=DEFAULT_MODEL).task == "score"
     vectors = make_spec(REGISTRY.card(DEFAULT_MODEL), EncodingOptions())
-    with pytest.raises(InvalidOption, match="is for the task score, and not for embed"):
+    with pytest.raises(InvalidOption, match="supports the task score, not embed"):
         respecify(REGISTRY, vectors, model="bert")

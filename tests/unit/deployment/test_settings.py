@@ -31,6 +31,6 @@ def test_an_address_of_redis_that_nobody_can_read_is_refused_without_its_passwor
     monkeypatch: pytest.MonkeyPatch, url: str
 ) -> None:
     monkeypatch.setenv("VECTORMILL_REDIS_URL", url)
-    with pytest.raises(ConfigurationError, match="no address of a Redis") as refused:
+    with pytest.raises(ConfigurationError, match="not a Redis URL") as refused:
         load_settings()
     assert "moon" not in str(refused.value)

@@ -83,7 +83,7 @@ def create(
     if json:
         print_json(made)
         return
-    typer.echo(f"Collection {name} is made: {describe_results(made)}.", err=True)
+    typer.echo(f"Created collection {name}: {describe_results(made)}.", err=True)
 
 
 @app.command("list", epilog="Example: vectormill collections list --json | jq -r .name")
@@ -149,7 +149,7 @@ def change(
     from vectormill.cli.endpoint import connected
 
     if keep_text is None and language is None:
-        raise typer.BadParameter("say what shall change: --keep-text, --no-keep-text or --language.")
+        raise typer.BadParameter("Give at least one of --keep-text, --no-keep-text and --language.")
     with connected(api_url, data_dir) as client:
         changed = client.change_collection(name, keep_text=keep_text, language=language)
     texts = "keeps" if changed["keep_text"] else "does not keep"
@@ -225,7 +225,7 @@ def delete(
             found = client.collection(name)
             typer.confirm(f"Delete {name} with about {found['num_rows']:,} rows?", abort=True, err=True)
         client.delete_collection(name, force=force)
-    typer.echo(f"Collection {name} is deleted.", err=True)
+    typer.echo(f"Deleted collection {name}.", err=True)
 
 
 @app.command(
@@ -295,7 +295,9 @@ def rollback(
             if error.title != "Rows missing":
                 raise
             if not sys.stdin.isatty():
-                raise ApiError(error.status, error.title, f"{error} (--yes does.)") from error
+                raise ApiError(
+                    error.status, error.title, f"{error} Repeat with --yes to roll back anyway."
+                ) from error
             typer.confirm(f"{error} Roll back?", abort=True, err=True)
             answer = client.rollback_collection(name, allow_missing=True)
     if json:
@@ -308,7 +310,7 @@ def rollback(
     )
     newer, missing = answer["num_newer_rows"], answer["num_missing_rows"]
     if newer != 0:
-        typer.echo(f"Run {answer['run_id']} encodes for it what was put since it was live.")
+        typer.echo(f"Run {answer['run_id']} encodes the rows that were put since it was live.")
     if missing:
         said = (
             "1 row that was put since it was live has"
@@ -424,7 +426,7 @@ def discard(
 
     with connected(api_url, data_dir) as client:
         client.discard_generation(name, generation_id)
-    typer.echo(f"Generation {generation_id} of {name} is given up; its tables are dropped within seconds.")
+    typer.echo(f"Generation {generation_id} of {name} is discarded; its tables are dropped within seconds.")
 
 
 def _print_indexes(found: Mapping[str, object], is_json: bool) -> None:

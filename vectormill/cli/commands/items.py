@@ -106,7 +106,7 @@ def delete(
     from vectormill.domain.errors import InvalidOption
 
     if not keys and source is None:
-        raise InvalidOption("Name keys to delete, or a file with keys by --from.")
+        raise InvalidOption("Give keys to delete, or a file with keys by --from.")
     with connected(api_url, data_dir) as client:
         answer = client.delete_items(collection, _read_keys(keys or [], source))
     if json:

@@ -163,7 +163,7 @@ def status(
 
     if job_id is None:
         if watch:
-            raise typer.BadParameter("needs a job to follow.", param_hint="--watch")
+            raise typer.BadParameter("--watch needs a JOB.", param_hint="--watch")
         _print_workers(api_url, data_dir, json)
         return
     with connected(api_url, data_dir) as client:
@@ -228,7 +228,7 @@ def delete(job_id: JobId, api_url: ApiUrl = None, data_dir: DataDir = None) -> N
         if client.job(job_id)["state"] == CANCELLING:
             client.wait(job_id)  # for seconds: until workers hear of it
         client.delete(job_id)
-    typer.echo(f"Job {job_id} is deleted.", err=True)
+    typer.echo(f"Deleted job {job_id}.", err=True)
 
 
 @app.command(epilog="Example: vectormill errors JOB --json > failed.jsonl")
@@ -337,7 +337,9 @@ def export(
     with connected(api_url, data_dir) as client:
         if out == "-":
             if format == "npy":
-                raise InvalidOption("npy needs a file to write, since its keys go beside it; give -o FILE.")
+                raise InvalidOption(
+                    "npy cannot go to stdout, since its keys are a second file; give -o FILE."
+                )
             client.export(job_id, sys.stdout.buffer, format or "ndjson", partial=partial)
             return
         write_vectors(

@@ -64,7 +64,7 @@ def create(
             secret = make_secret()
             create_key(connection, name, secret, scope, lifetime)
         elif settings.api_key is None:
-            raise ConfigurationError("There is no key in the environment: set VECTORMILL_API_KEY.")
+            raise ConfigurationError("VECTORMILL_API_KEY is not set.")
         else:
             secret = check_secret(settings.api_key)
             known = find_key(connection, secret)
@@ -74,7 +74,7 @@ def create(
                 return
             create_key(connection, name, secret, scope, lifetime)
     if from_environment:
-        typer.echo(f"The key {name} ({scope}) is kept.", err=True)
+        typer.echo(f"Stored the key {name} ({scope}).", err=True)
         return
     typer.echo(
         f"The key {name} ({scope}), shown this once. Set VECTORMILL_API_KEY to it, or send it as "

@@ -206,7 +206,7 @@ def delete(name: Name, api_url: ApiUrl = None, data_dir: DataDir = None) -> None
 
     with connected(api_url, data_dir) as client:
         client.delete_schedule(name)
-    typer.echo(f"The schedule {name} is deleted.", err=True)
+    typer.echo(f"Deleted schedule {name}.", err=True)
 
 
 @app.command(epilog="Example: vectormill schedules history docs --limit 14")

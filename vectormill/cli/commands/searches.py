@@ -144,10 +144,7 @@ def read_weights(written: str) -> dict[str, float]:
     try:
         vector, text = map(float, written.split(":"))
     except ValueError as error:
-        raise InvalidOption(
-            f"--weights {written} is not two numbers with a colon between, as 2:1: the first is for nearness, the "
-            "second for words."
-        ) from error
+        raise InvalidOption(f"--weights expects VECTOR:TEXT, for example 2:1; got {written!r}.") from error
     return {"vector": vector, "text": text}
 
 

@@ -208,7 +208,7 @@ def delete(collection: Collection, api_url: ApiUrl = None, data_dir: DataDir = N
 
     with connected(api_url, data_dir) as client:
         client.delete_source(collection)
-    typer.echo(f"Collection {collection} has no source any more; its rows stay.")
+    typer.echo(f"Collection {collection} has no source now; its rows stay.")
 
 
 @app.command(
@@ -332,7 +332,7 @@ def _print_check(found: Mapping[str, Any]) -> None:
 
     has_pairs = any(row["text_pair"] is not None for row in found["rows"])
     if not found["num_sampled"]:
-        typer.echo("There is no row yet.", err=True)
+        typer.echo("The source has no rows yet.", err=True)
         return
     names = ("key", "text", "text_pair", "metadata") if has_pairs else ("key", "text", "metadata")
     print_table(names, [tuple(row[name] for name in names) for row in found["rows"]])
@@ -407,7 +407,7 @@ def parse_split(how: str | None) -> dict[str, Any]:
     names = {"paragraphs": ("min_chars", "max_chars"), "tokens": ("tokens", "overlap")}.get(by, ())
     if not names or len(numbers) > len(names) or not all(number.isdecimal() for number in numbers):
         raise InvalidOption(
-            f"{how!r} is no way to split: give paragraphs, paragraphs:MIN:MAX (characters), tokens:N or "
+            f"{how!r} is not a valid split. Use paragraphs, paragraphs:MIN:MAX (characters), tokens:N or "
             "tokens:N:OVERLAP."
         )
     return {"by": by, **dict(zip(names, map(int, numbers), strict=False))}

@@ -58,7 +58,7 @@ def create(
     if json:
         print_json(made)
         return
-    typer.echo(f"Webhook {made['id']} is told of {', '.join(made['events'])}. Its secret:", err=True)
+    typer.echo(f"Webhook {made['id']} receives {', '.join(made['events'])}. Its secret:", err=True)
     typer.echo(made["secret"])
 
 
@@ -111,7 +111,7 @@ def change(
 
     with connected(api_url, data_dir) as client:
         client.change_webhook(webhook, url=url, events=event, description=description, is_enabled=enable)
-    typer.echo(f"Webhook {webhook} is changed.", err=True)
+    typer.echo(f"Changed webhook {webhook}.", err=True)
 
 
 @app.command(
@@ -184,15 +184,15 @@ def replay(
     from vectormill.domain.errors import InvalidOption
 
     if (delivery is None) == (failed_since is None):
-        raise InvalidOption("Name either --delivery ID or --failed-since MOMENT.")
+        raise InvalidOption("Give either --delivery ID or --failed-since MOMENT.")
     since = None if failed_since is None else _parse_moment(failed_since)
     with connected(api_url, data_dir) as client:
         if delivery is not None:
             client.replay_delivery(webhook, delivery)
-            typer.echo(f"Delivery {delivery} is sent once more.", err=True)
+            typer.echo(f"Delivery {delivery} will be sent again.", err=True)
         elif since is not None:
             num_replayed = client.replay_failed_deliveries(webhook, since)
-            typer.echo(f"{num_replayed:,} deliveries are sent once more.", err=True)
+            typer.echo(f"{num_replayed:,} deliveries will be sent again.", err=True)
 
 
 @app.command("test", epilog="Example: vectormill webhooks test 1")
@@ -213,9 +213,7 @@ def send_test(webhook: Id, api_url: ApiUrl = None, data_dir: DataDir = None, jso
     if json:
         print_json(delivery)
     if _has_no_answer(delivery):
-        raise CommandFailed(
-            "Nobody has tried to deliver it yet; does `vectormill scheduler` run?", UNAVAILABLE
-        )
+        raise CommandFailed("The test was not sent yet. Is `vectormill scheduler` running?", UNAVAILABLE)
     if delivery["state"] != "delivered":
         raise CommandFailed(f"It was not delivered. {delivery['error']}", UNAVAILABLE)
     typer.echo(f"Delivered: the receiver answered {delivery['status_code']}.", err=True)
@@ -242,7 +240,7 @@ def rotate(
 
     with connected(api_url, data_dir) as client:
         rotated = client.rotate_webhook_secret(webhook, grace_seconds=grace_hours * 3600)
-    typer.echo(f"Webhook {webhook} has another secret, shown this once:", err=True)
+    typer.echo(f"Webhook {webhook} has a new secret, shown only this once:", err=True)
     typer.echo(rotated["secret"])
 
 
@@ -253,7 +251,7 @@ def delete(webhook: Id, api_url: ApiUrl = None, data_dir: DataDir = None) -> Non
 
     with connected(api_url, data_dir) as client:
         client.delete_webhook(webhook)
-    typer.echo(f"Webhook {webhook} is deleted.", err=True)
+    typer.echo(f"Deleted webhook {webhook}.", err=True)
 
 
 def _parse_moment(written: str) -> "datetime":
@@ -265,7 +263,7 @@ def _parse_moment(written: str) -> "datetime":
     try:
         moment = datetime.fromisoformat(written)
     except ValueError as error:
-        raise InvalidOption("--failed-since is no moment of ISO 8601, as 2026-11-23T08:00.") from error
+        raise InvalidOption("--failed-since expects an ISO 8601 moment such as 2026-11-23T08:00.") from error
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 

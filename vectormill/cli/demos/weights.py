@@ -49,7 +49,7 @@ def find_remote(model: str | None) -> Weights:
         return DEFAULT
     if Path(model).is_dir():
         raise InvalidOption(
-            "The service that --api-url names has models of its own: let --model name one of them."
+            "With --api-url, --model must be a model that is registered with that service, not a directory."
         )
     return Weights(model, "asked for", f"The weights are those of {model}.")
 

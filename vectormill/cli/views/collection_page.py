@@ -247,7 +247,7 @@ def print_check(collection: str, report: Mapping[str, Any]) -> None:
     for problem in report["problems"]:
         typer.echo(f"Wrong: {problem}")
     for sentence in report["unchecked"]:
-        typer.echo(f"Not checked. {sentence}")
+        typer.echo(f"Not checked: {sentence}")
     if report["is_good"]:
         typer.echo("Nothing is wrong.")
 

@@ -107,7 +107,7 @@ class Transport:
                     raise
             except ValueError as error:
                 raise ApiUnreachable(
-                    f"{self.base_url} answered something that is not JSON; is it Vectormill?"
+                    f"{self.base_url} did not answer with JSON. Is it a Vectormill API?"
                 ) from error
             await self.pause_for(pause)
 

@@ -20,7 +20,7 @@ def split_texts(texts: Iterable[str]) -> Iterator[list[str]]:
     texts.
     """
     if isinstance(texts, str):
-        raise InvalidOption("embed takes a list of texts; for one text: embed([text])[0].")
+        raise InvalidOption("embed expects a list of texts; for one text use embed([text])[0].")
     left = iter(texts)
     while part := list(islice(left, MAX_INPUTS)):
         yield part

@@ -46,7 +46,7 @@ def make_matrix(table: "pyarrow.Table") -> Matrix:
     if "score" in table.column_names:
         return Matrix(keys, table["score"].to_numpy())
     if "embedding" not in table.column_names:
-        raise InvalidOption("Records are no numbers: read them one by one, or take to_arrow().")
+        raise InvalidOption("Records are not numbers: iterate over them, or use to_arrow().")
     column = table["embedding"].combine_chunks()
     width = column.type.list_size
     return Matrix(keys, column.flatten().to_numpy(zero_copy_only=False).reshape(len(keys), width))

@@ -310,7 +310,7 @@ def test_the_command_line_sets_shows_checks_deletes_and_pushes(
     assert run("sources", "set", "docs", "--sql", QUERY["query"]) == 0
     capsys.readouterr()
     assert run("sources", "set", "docs", "--push") == 0
-    assert capsys.readouterr().err == "There is no row yet.\n"
+    assert capsys.readouterr().err == "The source has no rows yet.\n"
     assert run("push", "docs", "rows.jsonl", "--complete") == 0
     pushed = capsys.readouterr()
     assert "3 rows wait for an indexer" in pushed.err
