@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 STAMP     := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 
-# Another build of torch than deploy/environment.py picks, for example CUDA 12.6 (README, "Which torch").
+# Another build of torch than deploy/environment.py picks, for example CUDA 12.6 (README, "Choosing a build of torch").
 TORCH_INDEX_URL ?=
 # Further flags for `make lock`, for example LOCK_FLAGS=--upgrade or LOCK_FLAGS='--upgrade-package celery'.
 LOCK_FLAGS ?=

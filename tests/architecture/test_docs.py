@@ -120,7 +120,7 @@ def test_every_link_leads_to_a_file() -> None:
 def find_folders_of_readme() -> set[str]:
     """Folders that its tree names, with the one above them."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    tree = text.partition("## What is where\n\n```\n")[2].partition("\n```")[0]
+    tree = text.partition("## Repository layout\n\n```\n")[2].partition("\n```")[0]
     found, top = set(), ""
     for line in tree.split("\n"):
         names = re.findall(

@@ -289,7 +289,7 @@ def explaining(generation: Generation, timeout_seconds: float) -> Iterator[None]
             raise
         raise SearchTimeout(
             f"Searching {generation.collection!r} took more than {timeout_seconds:g} s and was ended. Without an index "
-            f'on vectormill.{generation.table_name} every row is read: docs/OPERATIONS.md, "What to do when …".'
+            f'on vectormill.{generation.table_name} every row is read: docs/OPERATIONS.md, "Troubleshooting".'
         ) from error
     except ProgrammingError as error:
         if not isinstance(error.orig, psycopg.errors.UndefinedTable):
