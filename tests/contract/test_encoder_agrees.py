@@ -30,6 +30,10 @@ from worker.encoder.encoder import EncoderOrder
 from worker.openvino import conversion
 
 POOLINGS = tuple(POOLING_NAMES)
+# A conversion for openvino takes 5 s; that of the packaged model stands for the others in the core.
+DEAR_CONVERSION = [
+    pytest.param(backend, marks=pytest.mark.tail if backend == "openvino" else ()) for backend in BACKENDS
+]
 EACH_ALONE = [[i] for i in range(len(TEXTS))]
 # The smallest cosine that is allowed, and the reason.
 PRECISIONS = (
@@ -57,6 +61,7 @@ def test_the_packaged_model_agrees_with_sentence_transformers(
     assert smallest_cosine(alone, found) >= (0.999 if precision == "bf16" else 0.9999)
 
 
+@pytest.mark.tail
 def test_compressed_weights_are_the_same_in_both_backends(cache_dir: Path) -> None:
     """Seen in fp32 arithmetic, which adds next to nothing of its own."""
     by_torch, by_openvino = (
@@ -73,7 +78,7 @@ def test_compressed_weights_give_nearly_the_same_in_bf16_arithmetic(backend: str
     assert smallest_cosine(found, exact) >= 0.999  # as all arithmetic in 16 bit
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", DEAR_CONVERSION)
 @pytest.mark.parametrize(
     "architecture",
     ["Bert", *(pytest.param(name, marks=pytest.mark.tail) for name in ("Roberta", "MPNet", "Electra"))],
@@ -92,7 +97,7 @@ def test_architectures_in_the_plain_layout_agree_alone_and_in_a_batch(
 
 
 # In lesser precisions it says about the weights what the packaged model says, once more.
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", DEAR_CONVERSION)
 @pytest.mark.parametrize(
     ("precision", "bound"),
     [PRECISIONS[0], *(pytest.param(*each, marks=pytest.mark.slow) for each in PRECISIONS[1:])],
@@ -120,7 +125,12 @@ def test_each_pooling_is_read_as_sentence_transformers_writes_it(pooling: str, m
 @pytest.mark.parametrize(
     ("normalize", "backend"),
     # Normalizing comes after the backend, so that one backend shows what a model without it gives.
-    [(False, "torch"), *((True, backend) for backend in BACKENDS)],
+    [
+        (False, "torch"),
+        (True, "torch"),
+        (True, PACKED),
+        pytest.param(True, "openvino", marks=pytest.mark.tail),
+    ],
 )
 def test_dense_modules_and_a_prompt_that_is_not_pooled_over_agree(
     normalize: bool, backend: str, cache_dir: Path, models: TinyModels
@@ -156,7 +166,7 @@ def test_prompts_by_name_and_the_default_one_agree(
     assert smallest_cosine(encode(directory, "torch", cache_dir, prompt=other), expected) < 0.9999
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", DEAR_CONVERSION)
 @pytest.mark.parametrize("pads_left", [False, True])
 def test_a_causal_model_agrees_whichever_side_its_tokenizer_pads(
     pads_left: bool, backend: str, cache_dir: Path, models: TinyModels
@@ -172,7 +182,7 @@ def test_a_causal_model_agrees_whichever_side_its_tokenizer_pads(
         assert smallest_cosine(ours, theirs) >= 0.9999, pooling
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", DEAR_CONVERSION)
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(order=st.permutations(range(len(TEXTS))), cuts=st.sets(st.integers(1, len(TEXTS) - 1)))
 def test_a_vector_does_not_depend_on_the_company_of_its_text(
@@ -185,6 +195,7 @@ def test_a_vector_does_not_depend_on_the_company_of_its_text(
     assert smallest_cosine(together, reference(directory)[order]) > 0.9999
 
 
+@pytest.mark.tail
 def test_a_kept_conversion_is_used_again(
     cache_dir: Path, models: TinyModels, monkeypatch: pytest.MonkeyPatch
 ) -> None:

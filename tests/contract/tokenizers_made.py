@@ -3,6 +3,7 @@
 import argparse
 import json
 from collections.abc import Callable, Iterator
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -136,9 +137,15 @@ TOKENIZERS: dict[str, tuple[Callable[[], str], bool]] = {
 }
 
 
-def write_tokenizer(name: str, directory: Path) -> Path:
+@cache
+def make_tokenizer(name: str) -> str:
+    """Return what its tokenizer.json says. Some are trained, which takes seconds."""
     make, _ = TOKENIZERS[name]
-    (directory / "tokenizer.json").write_text(make())
+    return make()
+
+
+def write_tokenizer(name: str, directory: Path) -> Path:
+    (directory / "tokenizer.json").write_text(make_tokenizer(name))
     return directory
 
 

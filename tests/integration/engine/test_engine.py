@@ -59,7 +59,8 @@ def test_the_cores_that_a_gpu_leaves_decide_how_its_texts_are_tokenized(
     num_tokenizer_threads: int, looks_words_up: bool, new_cache_dir: Callable[[], Path]
 ) -> None:
     device = replace(split_processor(detect_inventory(), 1)[0], num_tokenizer_threads=num_tokenizer_threads)
-    engine = Engine(CARD, device, WorkerSettings(backend="torch"), new_cache_dir())
+    factory = "tests.faulty_engine:load_faulty_encoder"  # what computes is no matter
+    engine = Engine(CARD, device, WorkerSettings(), new_cache_dir(), factory=factory)
     engine.start()
     try:
         encode(engine, [text * 20 for text in TEXTS])

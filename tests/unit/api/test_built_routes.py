@@ -15,6 +15,6 @@ def test_no_request_waits_until_routes_are_built(monkeypatch: pytest.MonkeyPatch
     def build(*args: object, **named: object) -> None:
         raise AssertionError("a route was built for a request")
 
-    monkeypatch.setattr(routing._EffectiveRouteContext, "from_api_route", build)
+    monkeypatch.setattr(routing._IncludedRouter, "_build_effective_context", build)
     asked = {"type": "http", "method": "GET", "path": "/v1/jobs", "root_path": "", "headers": []}
     assert Match.FULL in {route.matches(dict(asked))[0] for route in app.routes}

@@ -3,6 +3,8 @@
 import json
 import re
 import tomllib
+from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
 import jsonschema
@@ -34,109 +36,127 @@ from worker.encoder.choice import PRECISIONS
 from worker.placement.strategies import STRATEGIES
 from worker.settings import WorkerSettings
 
-RENDERED = {name: render(values) for name, values in VALUES.items()}
-# Most documents are the same for several values.
-CASES = {
-    json.dumps(document, sort_keys=True): pytest.param(
-        document, id=f"{name}: {document['kind']} {document['metadata']['name']}"
-    )
-    for name, documents in RENDERED.items()
-    for document in documents
-}
-PODS = {
-    json.dumps(pod, sort_keys=True): pytest.param(pod, id=f"{name}: {pod_name}")
-    for name, documents in RENDERED.items()
-    for pod_name, pod in find_pods(documents)
-}
+
+class Rendered(dict[str, list[Any]]):
+    """The documents of the chart by the name of their values, each rendered when it is first asked for."""
+
+    def __missing__(self, name: str) -> list[Any]:
+        self[name] = render(VALUES[name])
+        return self[name]
+
+    def list_all(self) -> list[list[Any]]:
+        return [self[name] for name in VALUES]
+
+
+RENDERED = Rendered()
+
+
+def list_different(documents: Iterable[Any]) -> list[Any]:
+    """Leave out repeats: most documents are the same for several values."""
+    return list({json.dumps(document, sort_keys=True): document for document in documents}.values())
+
+
+@pytest.fixture(scope="module")
+def pods() -> list[Any]:
+    return list_different(pod for documents in RENDERED.list_all() for _, pod in find_pods(documents))
+
+
+@pytest.fixture(scope="module")
+def everything() -> list[Any]:
+    return RENDERED["all that there is"]
+
+
 OPERATIONS = (ROOT / "docs/OPERATIONS.md").read_text(encoding="utf-8")
 KUBERNETES = (ROOT / "docs/KUBERNETES.md").read_text(encoding="utf-8")
-EVERYTHING = RENDERED["all that there is"]
 
 
-@pytest.mark.parametrize("document", CASES.values())
-def test_what_is_rendered_is_what_kubernetes_takes(document: dict[str, Any]) -> None:
-    check(document)
+def test_what_is_rendered_is_what_kubernetes_takes() -> None:
+    for document in list_different(chain(*RENDERED.list_all())):
+        check(document)
 
 
-def test_the_schemas_refuse_a_misspelt_member() -> None:
-    deployment = json.loads(json.dumps(pick(EVERYTHING, "Deployment", "api")))
+def test_the_schemas_refuse_a_misspelt_member(everything: list[Any]) -> None:
+    deployment = json.loads(json.dumps(pick(everything, "Deployment", "api")))
     deployment["spec"]["template"]["spec"]["contaners"] = []
     with pytest.raises(kubernetes_validate.ValidationError, match="contaners"):
         check(deployment)
-    scaled = json.loads(json.dumps(pick(EVERYTHING, "ScaledObject", "worker-big")))
+    scaled = json.loads(json.dumps(pick(everything, "ScaledObject", "worker-big")))
     scaled["spec"]["minReplicas"] = 0
     with pytest.raises(jsonschema.ValidationError, match="minReplicas"):
         check(scaled)
 
 
 def test_names_are_of_one_thing_each() -> None:
-    for documents in RENDERED.values():
+    for documents in RENDERED.list_all():
         names = [(each["kind"], each["metadata"]["name"]) for each in documents]
         assert len(set(names)) == len(names)
 
 
-@pytest.mark.parametrize("pod", PODS.values())
-def test_no_pod_is_root_nor_writes_where_it_is_not_told_to(pod: dict[str, Any]) -> None:
-    assert pod["securityContext"]["runAsNonRoot"] is True
-    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert pod["automountServiceAccountToken"] is False
-    volumes = {volume["name"] for volume in pod["volumes"]}
-    for container in find_containers(pod):
-        security = container["securityContext"]
-        assert security["readOnlyRootFilesystem"] is True
-        assert (security["allowPrivilegeEscalation"], security["capabilities"]) == (False, {"drop": ["ALL"]})
-        assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
-        assert {"/tmp", "/home/vectormill/.cache"} <= {
-            mount["mountPath"] for mount in container["volumeMounts"]
-        }
+def test_no_pod_is_root_nor_writes_where_it_is_not_told_to(pods: list[Any]) -> None:
+    for pod in pods:
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert pod["automountServiceAccountToken"] is False
+        volumes = {volume["name"] for volume in pod["volumes"]}
+        for container in find_containers(pod):
+            security = container["securityContext"]
+            assert security["readOnlyRootFilesystem"] is True
+            assert (security["allowPrivilegeEscalation"], security["capabilities"]) == (
+                False,
+                {"drop": ["ALL"]},
+            )
+            assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
+            assert {"/tmp", "/home/vectormill/.cache"} <= {
+                mount["mountPath"] for mount in container["volumeMounts"]
+            }
 
 
-@pytest.mark.parametrize("pod", PODS.values())
-def test_a_service_puts_no_variable_into_a_pod_that_is_a_setting_of_ours(pod: dict[str, Any]) -> None:
-    assert pod["enableServiceLinks"] is False, (
-        "VECTORMILL_API_PORT would be tcp://… by a Service named vectormill-api"
-    )
+def test_a_service_puts_no_variable_into_a_pod_that_is_a_setting_of_ours(pods: list[Any]) -> None:
+    for pod in pods:
+        assert pod["enableServiceLinks"] is False, (
+            "VECTORMILL_API_PORT would be tcp://… by a Service named vectormill-api"
+        )
 
 
-@pytest.mark.parametrize("pod", PODS.values())
-def test_variables_are_settings_and_secrets_come_from_the_secret(pod: dict[str, Any]) -> None:
-    known = {PREFIX + name.upper() for name in Settings.model_fields}
-    known |= {WORKER_PREFIX + name.upper() for name in WorkerSettings.model_fields}
-    for container in find_containers(pod):
-        variables = {each["name"]: each for each in container["env"]}
-        assert len(variables) == len(container["env"]), "one is given twice"
-        assert variables.keys() <= known
-        for name, variable in variables.items():
-            if name in SECRET_VARIABLES:
-                assert variable["valueFrom"]["secretKeyRef"]["name"] == "vectormill-secrets"
-            else:
-                assert isinstance(variable["value"], str)
+def test_variables_are_settings_and_secrets_come_from_the_secret(pods: list[Any]) -> None:
+    for pod in pods:
+        known = {PREFIX + name.upper() for name in Settings.model_fields}
+        known |= {WORKER_PREFIX + name.upper() for name in WorkerSettings.model_fields}
+        for container in find_containers(pod):
+            variables = {each["name"]: each for each in container["env"]}
+            assert len(variables) == len(container["env"]), "one is given twice"
+            assert variables.keys() <= known
+            for name, variable in variables.items():
+                if name in SECRET_VARIABLES:
+                    assert variable["valueFrom"]["secretKeyRef"]["name"] == "vectormill-secrets"
+                else:
+                    assert isinstance(variable["value"], str)
 
 
-@pytest.mark.parametrize("pod", PODS.values())
-def test_the_command_line_accepts_every_command(pod: dict[str, Any]) -> None:
-    group = typer.main.get_command(app)
-    for container in find_containers(pod):
-        words = container["command"][1:]
-        with group.make_context("vectormill", words) as context:
-            found = group.get_command(context, words[0])  # type: ignore[attr-defined]
-            assert found is not None, words
-            found.make_context(words[0], words[1:], parent=context).close()
+def test_the_command_line_accepts_every_command(pods: list[Any]) -> None:
+    for pod in pods:
+        group = typer.main.get_command(app)
+        for container in find_containers(pod):
+            words = container["command"][1:]
+            with group.make_context("vectormill", words) as context:
+                found = group.get_command(context, words[0])  # type: ignore[attr-defined]
+                assert found is not None, words
+                found.make_context(words[0], words[1:], parent=context).close()
 
 
 def test_a_worker_has_longer_to_stop_than_it_promises_to_take() -> None:
     promised = re.search(r"never more than (\d+), for which compose waits", OPERATIONS)
     assert promised is not None
-    for documents in RENDERED.values():
+    for documents in RENDERED.list_all():
         for name, pod in find_pods(documents):
             if "-worker-" in name:
                 assert pod["terminationGracePeriodSeconds"] > int(promised[1])
 
 
-def test_an_outage_of_postgres_ends_nobody() -> None:
+def test_an_outage_of_postgres_ends_nobody(everything: list[Any]) -> None:
     """A readiness probe may ask Postgres. Where a liveness probe did, workers would be ended with their vectors."""
     compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]
-    pods = dict(find_pods(EVERYTHING))
+    pods = dict(find_pods(everything))
     for subject, name in (("scheduler", "scheduler"), ("indexer", "indexer"), ("worker", "worker-big")):
         (container,) = pods[f"mill-vectormill-{name}"]["containers"]
         assert "livenessProbe" not in container
@@ -151,8 +171,8 @@ def test_an_outage_of_postgres_ends_nobody() -> None:
     ]
 
 
-def test_migrations_and_the_first_key_come_before_everything_else() -> None:
-    job = pick(EVERYTHING, "Job", "migrate")
+def test_migrations_and_the_first_key_come_before_everything_else(everything: list[Any]) -> None:
+    job = pick(everything, "Job", "migrate")
     assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-install,pre-upgrade"
     pod = job["spec"]["template"]["spec"]
     assert [container["name"] for container in pod["initContainers"]] == ["migrate"]
@@ -245,7 +265,7 @@ def find_allowed(direction: str, component: str) -> list[dict[str, Any]]:
     """Rules of all policies that select the pods of this component."""
     labels = {"app.kubernetes.io/component": component}
     found = []
-    for policy in (each for each in EVERYTHING if each["kind"] == "NetworkPolicy"):
+    for policy in (each for each in RENDERED["all that there is"] if each["kind"] == "NetworkPolicy"):
         selector = policy["spec"]["podSelector"]
         wanted = selector["matchLabels"].get("app.kubernetes.io/component", component)
         barred = [value for each in selector.get("matchExpressions", []) for value in each["values"]]
@@ -268,8 +288,8 @@ def test_every_process_reaches_what_it_needs_and_nothing_else(component: str, re
     assert {port["port"] for rule in find_allowed("egress", component) for port in rule["ports"]} == reached
 
 
-def test_nobody_is_reached_but_the_api_and_flower() -> None:
-    assert pick(EVERYTHING, "NetworkPolicy", "default-deny")["spec"]["policyTypes"] == ["Ingress", "Egress"]
+def test_nobody_is_reached_but_the_api_and_flower(everything: list[Any]) -> None:
+    assert pick(everything, "NetworkPolicy", "default-deny")["spec"]["policyTypes"] == ["Ingress", "Egress"]
     for component in ("scheduler", "indexer", "worker-big", "migrate"):
         assert find_allowed("ingress", component) == []
     (rule,) = find_allowed("ingress", "api")
@@ -278,16 +298,16 @@ def test_nobody_is_reached_but_the_api_and_flower() -> None:
     assert databases[0]["to"] == [{"ipBlock": {"cidr": "10.0.0.7/32"}}]
 
 
-def test_every_deployment_keeps_all_but_one_pod_when_nodes_are_drained() -> None:
-    deployments = {each["metadata"]["name"] for each in EVERYTHING if each["kind"] == "Deployment"}
-    budgets = {each["metadata"]["name"]: each for each in EVERYTHING if each["kind"] == "PodDisruptionBudget"}
+def test_every_deployment_keeps_all_but_one_pod_when_nodes_are_drained(everything: list[Any]) -> None:
+    deployments = {each["metadata"]["name"] for each in everything if each["kind"] == "Deployment"}
+    budgets = {each["metadata"]["name"]: each for each in everything if each["kind"] == "PodDisruptionBudget"}
     assert deployments - budgets.keys() == {"mill-vectormill-flower"}, "which holds nothing"
     assert all(budget["spec"]["maxUnavailable"] == 1 for budget in budgets.values())
 
 
-def test_the_rules_are_those_of_prometheus() -> None:
+def test_the_rules_are_those_of_prometheus(everything: list[Any]) -> None:
     rules = yaml.safe_load((ROOT / "deploy/prometheus/alerts.yml").read_text(encoding="utf-8"))
-    assert pick(EVERYTHING, "PrometheusRule", "alerts")["spec"] == rules
+    assert pick(everything, "PrometheusRule", "alerts")["spec"] == rules
 
 
 @pytest.mark.parametrize(

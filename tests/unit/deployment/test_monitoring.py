@@ -72,9 +72,9 @@ def find_unknown(expression: str) -> list[str]:
 EXPRESSIONS = find_expressions()
 
 
-@pytest.mark.parametrize("place", EXPRESSIONS)
-def test_every_expression_names_metrics_and_labels_that_exist(place: str) -> None:
-    assert find_unknown(EXPRESSIONS[place]) == []
+def test_every_expression_names_metrics_and_labels_that_exist() -> None:
+    unknown = {place: find_unknown(expression) for place, expression in EXPRESSIONS.items()}
+    assert {place: names for place, names in unknown.items() if names} == {}
 
 
 def test_a_metric_or_a_label_that_does_not_exist_is_found() -> None:

@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.site.notebook import render_notebook
-from deploy.site.routes import name_type, plain
 from tests.architecture.sources import DOCS, ROOT
 
 pytestmark = pytest.mark.tail
@@ -92,46 +90,3 @@ def test_no_page_fetches_anything_from_another_host(site: Path) -> None:
         assert fetches.found
         foreign = [address for address in fetches.found if re.match(r"(https?:)?//", address)]
         assert not foreign, path.name
-
-
-def test_every_picture_of_a_page_is_there(site: Path) -> None:
-    for path in site.glob("*.html"):
-        fetches = Fetches()
-        fetches.feed(path.read_text(encoding="utf-8"))
-        # The page of what is not found names its own from the root, as it may stand for any.
-        pictures = [name for name in fetches.found if name.endswith((".png", ".svg")) and name[0] != "/"]
-        assert [name for name in pictures if not (path.parent / name).exists()] == [], path.name
-
-
-def test_links_of_the_readme_lead_to_pages_of_the_site(site: Path) -> None:
-    text = (site / "index.html").read_text(encoding="utf-8")
-    assert 'href="COLLECTIONS.html"' in text
-    assert 'href="benchmarks.html"' in text
-    assert 'href="docs/' not in text
-
-
-@pytest.mark.parametrize(
-    ("schema", "told"),
-    [
-        ({"$ref": "#/components/schemas/Job"}, "`Job`"),
-        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "integer or null"),
-        ({"enum": ["a", "b"]}, "`a`, `b`"),
-        ({}, "any"),
-    ],
-)
-def test_a_type_is_told_as_people_say_it(schema: dict[str, Any], told: str) -> None:
-    assert name_type(schema) == told
-
-
-def test_a_cell_of_a_table_holds_no_line_end_and_no_bar() -> None:
-    assert plain("one | two\n  three <b>") == "one \\| two three &lt;b>"
-
-
-def test_a_notebook_becomes_a_page_with_what_its_code_gave(tmp_path: Path) -> None:
-    notebook = tmp_path / "tour.ipynb"
-    notebook.write_text(
-        '{"cells": [{"cell_type": "markdown", "source": ["# Tour\\n", "Look."]},'
-        '{"cell_type": "code", "source": ["1 + 1"], "outputs": [{"data": {"text/plain": ["2"]}}]}]}',
-        encoding="utf-8",
-    )
-    assert render_notebook(notebook) == "# Tour\nLook.\n\n```python\n1 + 1\n```\n\n```text\n2\n```"
