@@ -139,5 +139,5 @@ def test_the_readme_s_tree_names_the_folders_that_there_are() -> None:
         for path in (ROOT / name).iterdir()
         if (path / "__init__.py").exists()
     }
-    tops = {"alembic", "benchmarks", "deploy", "docs", "tests", *PACKAGES}
+    tops = {"alembic", "benchmarks", "deploy", "docs", "tests", "tools", *PACKAGES}
     assert find_folders_of_readme() == tops | {path.relative_to(ROOT).as_posix() for path in code}

@@ -10,8 +10,9 @@ from vectormill.domain.errors import InvalidOption
 from vectormill.moments import Moment, tell_moment
 from vectormill.operation import Identifier, NextCursor, describe, one_of
 from vectormill.runs.run import RUN_PHASES, RUN_STATES
-from vectormill.schedules.cron import MAX_CRON_CHARS, MAX_TIMEZONE_CHARS, find_timezone
 from vectormill.schedules.schedule import (
+    MAX_CRON_CHARS,
+    MAX_TIMEZONE_CHARS,
     OVERLAPS,
     SCHEDULE_NAME,
     SKIP,
@@ -130,6 +131,9 @@ def describe_schedule(schedule: Schedule) -> ScheduleBody:
 
 def in_zone(moment: datetime | None, timezone: str) -> str | None:
     """Return the moment as a clock of the zone shows it (ISO 8601); None where this machine does not know the zone."""
+    # The client imports this module, and cronsim is installed with the server alone.
+    from vectormill.schedules.cron import find_timezone
+
     if moment is None:
         return None
     try:

@@ -16,6 +16,7 @@ from zoneinfo import ZoneInfo
 from cronsim import CronSim, CronSimError
 
 from vectormill.domain.errors import InvalidOption
+from vectormill.schedules.schedule import MAX_CRON_CHARS, MAX_TIMEZONE_CHARS
 
 NICKNAMES: Final = {
     "@yearly": "0 0 1 1 *",
@@ -27,9 +28,6 @@ NICKNAMES: Final = {
     "@hourly": "0 * * * *",
 }
 NUM_FIELDS: Final = 5
-# Nobody writes a longer one, and the digits of a number are bounded with it.
-MAX_CRON_CHARS: Final = 200
-MAX_TIMEZONE_CHARS: Final = 64
 
 _SECOND: Final = timedelta(seconds=1)
 _MINUTE: Final = timedelta(minutes=1)

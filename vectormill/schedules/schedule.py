@@ -16,6 +16,10 @@ QUEUE: Final = "queue"  # its run waits until the other has ended
 Overlap = Literal["skip", "queue"]
 OVERLAPS: Final[tuple[Overlap, ...]] = (SKIP, QUEUE)
 
+# Nobody writes a longer expression, and the digits of a number are bounded with it.
+MAX_CRON_CHARS: Final = 200
+MAX_TIMEZONE_CHARS: Final = 64
+
 SCHEDULE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,62}")
 
 
