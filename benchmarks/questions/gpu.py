@@ -25,7 +25,6 @@ from benchmarks.placed import Ids, PlacedModel, plan_replica
 from benchmarks.tables import MEBIBYTES, NUMBER, RATIO, Report, Spread, Table
 from benchmarks.turns import FAILURES, find_last_line
 from vectormill.models.model_card import ModelCard, read_model_card
-from worker.batching.climb import choose_size
 from worker.devices.detect import detect_inventory
 from worker.devices.device import CPU, Device, parse_devices
 from worker.encoder.backends import AUTO
@@ -188,7 +187,9 @@ class Trial:
                     if number:
                         rates[size].append(done.num_tokens / done.seconds)
         medians = {size: Spread.of(values).median for size, values in rates.items()}
-        return {"switches": kept, "rates": medians, "knee": choose_size(medians)}
+        best_rate = max(medians.values())
+        knee = min(size for size, rate in medians.items() if rate >= 0.98 * best_rate)
+        return {"switches": kept, "rates": medians, "knee": knee}
 
     def draw_ids(self, scale: Scale, cost: ModelCost, span: tuple[int, int]) -> Ids:
         """Return random ids for whole batches of about a pass's seconds, and at least two so that one waits."""

@@ -1,10 +1,8 @@
 """Every process is killed and stopped at random under several jobs of a thousand texts; nothing may be lost by it."""
 
-import json
 import random
 import time
 from contextlib import ExitStack
-from pathlib import Path
 
 import psutil
 import pytest
@@ -51,7 +49,7 @@ def test_no_item_is_lost_or_blamed_whatever_is_killed_or_stopped(request: pytest
             assert not broken
             assert not ledger.surprises
             assert ledger.promises
-            assert find_ceilings(directory) == []
+            assert find_ceilings(stack) == []
         except BaseException:
             print("\n".join(nemesis.done))
             print(stack.log_tails())
@@ -62,15 +60,12 @@ def test_no_item_is_lost_or_blamed_whatever_is_killed_or_stopped(request: pytest
         assert not alive, "a process outlived the stack"
 
 
-def find_ceilings(directory: Path) -> list[str]:
-    """What workers keep of batches that did not fit: whoever killed a model process, it was not short of memory."""
-    kept = [json.loads(path.read_text()) for path in directory.rglob("budgets/*.json")]
-    return [
-        f"texts up to {length} tokens: {known['num_out_of_memory']} times out of memory, {known['ceiling_tokens']}"
-        for budget in kept
-        for length, known in budget["classes"].items()
-        if known["num_out_of_memory"] or known["ceiling_tokens"]
-    ]
+def find_ceilings(stack: Stack) -> list[object]:
+    """Budgets of workers that were lowered: whoever killed a model process, it was not short of memory."""
+    lowered = (
+        "SELECT name, report -> 'budgets' FROM vectormill.workers WHERE report ->> 'num_out_of_memory' <> '0'"
+    )
+    return list(stack.query(lowered))
 
 
 def wait_until_all_ended(stack: Stack, ledger: Ledger) -> None:

@@ -74,7 +74,7 @@ class Engine:
         num_threads = settings.threads or device.num_threads
         self._card = card
         self._device = device
-        self._tuner = Tuner(card, device, settings, cache_dir, sharing)
+        self._tuner = Tuner(card, device, settings, sharing)
         self._limits = BatchLimits(self._tuner.max_batch_tokens(1))
         self._words = WordTally()
         self._tasks = make_tasks(card, lambda: self._gives_vectors, self._words, device.num_tokenizer_threads)

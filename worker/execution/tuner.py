@@ -1,19 +1,17 @@
-"""Tuner: tells the TokenBudget what batches cost, and keeps on disk what it learned. Knows no texts and no chunks.
+"""Tuner: tells the TokenBudget what batches cost and how full the devices are. Knows no texts and no chunks.
 
 `max_batch_tokens` and the observing are called from the executor's thread; `describe` from any.
 """
 
 import logging
 import math
-from pathlib import Path
 from typing import Any
 
 from vectormill.models.model_card import ModelCard
 from worker.batching.budget import SMALLEST_TOKENS, EncodedBatch, TokenBudget
-from worker.batching.budget_file import BudgetFile
 from worker.batching.cost import BatchCost, PaddedCost
 from worker.devices.device import Device
-from worker.encoder.encoder import EncoderReport
+from worker.encoder.encoder import EncoderReport, find_changes
 from worker.execution.batch_bounds import bound_batches, count_batch_parts, foresee_footprint, make_rules
 from worker.execution.replica_memory import ReplicaMemory
 from worker.execution.work import Work
@@ -32,46 +30,26 @@ class Tuner:
         card: ModelCard,
         device: Device,
         settings: WorkerSettings,
-        cache_dir: Path,
         sharing: Sharing | None = None,
     ) -> None:
         self._card = card
         self._device = device
         self._replica = None if sharing is None else sharing.replica
-        self._cache_dir = cache_dir
         self._memory = ReplicaMemory(device, sharing)
         self._budget = TokenBudget(make_rules(settings, device))
-        self._file: BudgetFile | None = None
         self._cost: BatchCost = PaddedCost()
+        self._report: EncoderReport | None = None
         self.num_out_of_memory = 0
 
     def begin(self, report: EncoderReport, memory: MemoryReport | None, cost: BatchCost) -> None:
-        """An encoder is loaded: what is left of the memory is known, and what batches of it were learned earlier. One
-        that is as the former goes on with what was learned since.
-        """
-        self._cost = cost
-        file = BudgetFile(self._cache_dir, self._name_encoder(report))
-        if self._file is None or file.path != self._file.path:
-            self._file = file
-            self._budget.recall(file.load())
-        self._memory.report = memory
-        self._bound(report)
+        """Take over the costs and the free memory of an encoder that was loaded.
 
-    def _name_encoder(self, report: EncoderReport) -> dict[str, str | int]:
-        """Everything that decides how fast a batch is and how many fit."""
-        key: dict[str, str | int] = {
-            "model": self._card.name,
-            "revision": self._card.revision,
-            "device": f"{self._device.kind} {self._device.description}",
-            "backend": report.backend.value,
-            "precision": report.precision.value,
-            "attention": report.attention,
-            "threads": report.num_threads,
-            "streams": report.num_streams,
-        }
-        if self._replica is not None:
-            key["shared"] = f"{self._replica.strategy} over {len(self._replica.devices)}"
-        return key
+        One that is like the encoder before it keeps the sizes that were found; another one starts anew.
+        """
+        if self._report is not None and find_changes(self._report, report):
+            self._budget.begin()
+        self._cost, self._report, self._memory.report = cost, report, memory
+        self._bound(report)
 
     def _bound(self, report: EncoderReport) -> None:
         """No batch is larger than what was free below the high watermark when the weights were loaded."""
@@ -118,12 +96,11 @@ class Tuner:
                     max_length=work.length,
                     num_tokens=work.batch.num_tokens,
                     cost=self._count_cost(work),
-                    cost_alone=float(self._cost.of_sequences(work.batch.lengths).sum()),
                     one_more=math.ceil(longest_alone),
                     seconds=seconds,
+                    num_streams=self._report.num_streams if self._report is not None else 1,
                 )
             )
-        self._keep()
 
     def observe_out_of_memory(self, work: Work, reason: str) -> None:
         """Every time it is counted; said once, because a batch that is halved five times is one event."""
@@ -138,7 +115,6 @@ class Tuner:
             )
         self.num_out_of_memory += 1
         self._budget.observe_out_of_memory(work.length, self._count_cost(work))
-        self._keep()
 
     def observe_killed(self, work: Work) -> None:
         """Killed for want of main memory, by the kernel or whoever acts before it: the next ones shall be smaller."""
@@ -149,7 +125,6 @@ class Tuner:
             work.batch.max_length,
         )
         self._budget.observe_out_of_memory(work.length, self._count_cost(work))
-        self._keep()
 
     def describe(self) -> dict[str, Any]:
         """For the worker's report."""
@@ -164,7 +139,3 @@ class Tuner:
     def _count_cost(self, work: Work) -> int:
         """What the batch cost in the pool's eyes, so that a full one is known as such."""
         return math.floor(self._cost.of_batch(len(work.batch), work.length, work.sequences.cost_alone))
-
-    def _keep(self) -> None:
-        if self._budget.is_changed and self._file is not None:
-            self._file.save(self._budget.learn())

@@ -1,7 +1,6 @@
 """What the tuner makes of a loaded model, its memory and the outcomes of its batches."""
 
 import logging
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,9 +23,9 @@ CARD = Registry({}).card(DEFAULT_MODEL, weights=True)
 GIB = 1 << 30
 
 
-def make_tuner(directory: Path, kind: str = CPU, memory_bytes: int = 16 * GIB, **settings: object) -> Tuner:
+def make_tuner(kind: str = CPU, memory_bytes: int = 16 * GIB, **settings: object) -> Tuner:
     device = Device(f"{kind}:0", kind, 0, (), 2, memory_bytes, description="a device")
-    return Tuner(CARD, device, WorkerSettings(**settings), directory)  # type: ignore[arg-type]
+    return Tuner(CARD, device, WorkerSettings(**settings))  # type: ignore[arg-type]
 
 
 def report(
@@ -67,23 +66,23 @@ def make_work(num_sequences: int, length: int, *, is_urgent: bool = False) -> Wo
     ],
 )
 def test_the_first_batches_are_no_larger_than_the_free_memory_holds(
-    tmp_path: Path, kind: str, memory_bytes: int, used_share: float, tokens: int
+    kind: str, memory_bytes: int, used_share: float, tokens: int
 ) -> None:
-    tuner = make_tuner(tmp_path, kind, memory_bytes)
+    tuner = make_tuner(kind, memory_bytes)
     tuner.begin(report(), memory(used_share), PaddedCost())
     assert tuner.max_batch_tokens(128) == tokens
 
 
-def test_a_precision_that_is_not_known_does_not_stop_the_worker(tmp_path: Path) -> None:
-    tuner = make_tuner(tmp_path)
+def test_a_precision_that_is_not_known_does_not_stop_the_worker() -> None:
+    tuner = make_tuner()
     tuner.begin(report("some new precision"), memory(0.1), PaddedCost())
     assert tuner.max_batch_tokens(128) == 1024
 
 
-def test_out_of_memory_is_said_once_counted_always_and_kept_for_the_next_start(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_out_of_memory_is_said_once_counted_always_and_forgotten_with_the_encoder(
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    tuner = make_tuner(tmp_path)
+    tuner = make_tuner()
     tuner.begin(report(), memory(0.1), PaddedCost())
     for num_sequences in (16, 8, 4):
         tuner.observe_out_of_memory(make_work(num_sequences, 128), "can't allocate memory")
@@ -91,42 +90,40 @@ def test_out_of_memory_is_said_once_counted_always_and_kept_for_the_next_start(
     assert len(said) == 1
     assert "16 sequences of up to 128 tokens (can't allocate memory)" in said[0].getMessage()
     assert tuner.describe()["num_out_of_memory"] == 3
-    other = make_tuner(tmp_path)
-    other.begin(report(), memory(0.1), PaddedCost())
-    assert other.max_batch_tokens(128) == tuner.max_batch_tokens(128) == 256
-    another = make_tuner(tmp_path)
-    another.begin(report("bf16"), memory(0.1), PaddedCost())
-    assert another.max_batch_tokens(128) == 1024, "another precision needs other memory"
+    tuner.begin(report(), memory(0.1), PaddedCost())
+    assert tuner.max_batch_tokens(128) == 256, "a process that was started again is no other encoder"
+    tuner.begin(report("bf16"), memory(0.1), PaddedCost())
+    assert tuner.max_batch_tokens(128) == 1024, "another precision needs other memory"
 
 
-def test_a_killed_process_halves_the_batches_of_that_length(tmp_path: Path) -> None:
-    tuner = make_tuner(tmp_path)
+def test_a_killed_process_halves_the_batches_of_that_length() -> None:
+    tuner = make_tuner()
     tuner.begin(report(), memory(0.1), PaddedCost())
     tuner.observe_killed(make_work(4, 128))
     assert (tuner.max_batch_tokens(128), tuner.max_batch_tokens(30)) == (256, 1024)
 
 
-def test_urgent_batches_which_are_short_on_purpose_teach_nothing(tmp_path: Path) -> None:
-    tuner = make_tuner(tmp_path)
+def test_urgent_batches_which_are_short_on_purpose_teach_nothing() -> None:
+    tuner = make_tuner()
     tuner.begin(report(), memory(0.1), PaddedCost())
     for _ in range(100):
         tuner.observe_encoded(make_work(64, 32, is_urgent=True), 0.01, None)
     assert tuner.describe()["budgets"]["up to 64"]["tokens_per_second"] == 0
 
 
-def test_full_batches_are_known_as_such_whatever_a_long_text_costs(tmp_path: Path) -> None:
-    tuner = make_tuner(tmp_path)
+def test_full_batches_are_known_as_such_whatever_a_long_text_costs() -> None:
+    tuner = make_tuner()
     cost = PackedCost(quadratic_length=256)
     tuner.begin(report(attention="packed (vectormill_varlen)", is_packed=True), memory(0.1), cost)
-    # It costs 256 * (1 + 1) = 512: a batch by itself.
-    tuner.observe_encoded(make_work(1, 256), 0.1, None)
-    assert tuner.describe()["budgets"]["up to 256"]["tokens_per_second"] == 2560
+    # Another one would cost 256 * (1 + 1) = 512, and 768 of 1,024 are taken.
+    tuner.observe_encoded(make_work(3, 256), 0.1, None)
+    assert tuner.describe()["budgets"]["up to 256"]["tokens_per_second"] == 7680
 
 
 def test_the_report_has_the_memory_of_the_process_and_shrinks_are_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    tuner = make_tuner(tmp_path)
+    tuner = make_tuner()
     tuner.begin(report(), memory(0.1), PaddedCost())
     tuner.observe_encoded(make_work(4, 32), 0.1, memory(0.95))
     described = tuner.describe()
@@ -145,13 +142,13 @@ def test_the_report_has_the_memory_of_the_process_and_shrinks_are_said(
     ],
 )
 def test_batches_of_a_shared_model_obey_its_fullest_device(
-    tmp_path: Path, strategy: str, micro_batches: int, parts: int
+    strategy: str, micro_batches: int, parts: int
 ) -> None:
     devices = tuple(Device(f"cuda:{n}", CUDA, n, (), 2, GIB, description="a device") for n in range(2))
     stage = Stage(0, 6, tuple(Shard(device.name, GIB, 0, 0) for device in devices))
     sharing = Sharing(Replica(strategy, (stage,), micro_batches, 1 << 20, 1.0), devices)
     settings = WorkerSettings(max_batch_tokens=1 << 20)
-    tuner = Tuner(CARD, devices[0], settings, tmp_path, sharing)
+    tuner = Tuner(CARD, devices[0], settings, sharing)
     tuner.begin(report(), join_reports([memory(0.2), memory(0.8)]), PaddedCost())
     # As in the first table: a tenth of a GiB is left on the second device.
     assert tuner.max_batch_tokens(128) == parts * 44 * 128
