@@ -12,11 +12,13 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import Any
 from uuid import UUID, uuid4
 
 from celery import Celery
 from celery.signals import worker_shutting_down
 from celery.worker import state
+from celery.worker.consumer import Consumer
 from rich.console import Console
 
 from vectormill.broker.app import ENCODE_CHUNK, make_app, queue_of
@@ -33,16 +35,14 @@ from vectormill.settings import Settings, find_collector, load_settings
 from vectormill.tracing import begin_tracing
 from worker.chunk.chunk_encoder import ChunkEncoder, Result
 from worker.chunk.commit import PostgresSink
-from worker.chunk.commit_waits import CommitWaits
 from worker.chunk.leases import LeaseKeeper
 from worker.chunk.ledger import ChunkLedger
 from worker.chunk.timesheet import Timesheet
 from worker.chunk.watchdog import Watchdog
 from worker.devices.detect import DeviceSampler
 from worker.encoder.allocator import keep_large_blocks_apart
+from worker.ended_worker import EndedWorker, release_chunks_of
 from worker.engine.engine import Engine
-from worker.event_buffer import BufferingConsumer
-from worker.former import Former, release_chunks_of
 from worker.identity import FailureNotice, WorkerIdentity, take_name
 from worker.loading import LoadingDisplay
 from worker.placement.assignment import Assignment, read_assignment
@@ -59,6 +59,9 @@ POOL_SIZE = 5
 # What keeps a model from being loaded may pass, as want of memory does; a load that fails costs minutes of all cores.
 FIRST_LOAD_PAUSE_SECONDS = 30.0
 LONGEST_LOAD_PAUSE_SECONDS = 600.0
+# Three events a chunk, each a message to Redis of its own: a third of what a message costs. Flower may hear so late, or
+# when there are 24.
+FLUSH_SECONDS = 0.25
 
 
 def main() -> None:
@@ -76,8 +79,9 @@ def main() -> None:
     )
     parser.add_argument("--incarnation", type=UUID, default=uuid4(), help="of this start")
     parser.add_argument(
-        "--former",
-        type=Former.parse,
+        "--ended",
+        "--former",  # of a launcher that was started before an upgrade
+        type=EndedWorker.parse,
         action="append",
         default=[],
         help="INCARNATION=STATUS of one that ended",
@@ -99,7 +103,7 @@ def main() -> None:
         model=options.model,
         slots=worker_settings.slots,
     )
-    run_replica(settings, worker_settings, identity, options.assignment, options.former, display)
+    run_replica(settings, worker_settings, identity, options.assignment, options.ended, display)
 
 
 def name_worker(model: str, assignment: Assignment) -> str:
@@ -118,7 +122,7 @@ def run_replica(
     worker_settings: WorkerSettings,
     identity: WorkerIdentity,
     assignment: Assignment,
-    formers: Sequence[Former],
+    ended: Sequence[EndedWorker],
     display: LoadingDisplay,
 ) -> None:
     """Loads the model, then consumes the model's queue until SIGTERM."""
@@ -130,7 +134,7 @@ def run_replica(
     heart = make_engine(
         settings.database_url, application_name=f"{identity.name} leases", pool_size=1, max_overflow=0
     )
-    release_chunks_of(formers, heart)  # before the model is loaded: that may take longer than a lease
+    release_chunks_of(ended, heart)  # before the model is loaded: that may take longer than a lease
     stopping = threading.Event()
     cache_dir = find_cache_dir(settings)
     sharing = Sharing(assignment.replica, devices) if len(devices) > 1 else None
@@ -140,9 +144,9 @@ def run_replica(
 
     engine = start_engine(make_one, FailureNotice(heart, identity, settings.heartbeat_seconds))
     timesheet = Timesheet(lambda: engine.run_seconds)
-    waits, ledger = CommitWaits(), ChunkLedger()
+    ledger = ChunkLedger()
     sampler = DeviceSampler(devices[0], lambda: engine.runner_pid)
-    report = WorkerReport(engine, timesheet, sampler, assignment.part, waits=waits, ledger=ledger)
+    report = WorkerReport(engine, timesheet, sampler, assignment.part, ledger=ledger)
     reports = ReportMaker(report.compose, settings.heartbeat_seconds)
     identity = take_name(heart, identity, reports.make())
     database = make_engine(
@@ -165,7 +169,7 @@ def run_replica(
         database,
         engine,
         keeper,
-        PostgresSink(database, stopping, settings.lease_seconds, waits),
+        PostgresSink(database, stopping, settings.lease_seconds, ledger),
         timesheet,
         identity,
         settings,
@@ -251,6 +255,17 @@ def find_cache_dir(settings: Settings) -> Path:
         )
         return other
     return wanted
+
+
+class BufferingConsumer(Consumer):
+    """Celery's consumer, which sends its events for Flower together; Celery cancels the timer with its loop."""
+
+    def register_with_event_loop(self, hub: Any) -> None:
+        super().register_with_event_loop(hub)
+        hub.call_repeatedly(FLUSH_SECONDS, self._flush_events)
+
+    def on_send_event_buffered(self) -> None:
+        """Do nothing, where Celery would flush at the next turn of the loop."""
 
 
 def consume(app: Celery, encoder: ChunkEncoder, identity: WorkerIdentity, slots: int) -> None:

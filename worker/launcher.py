@@ -18,7 +18,7 @@ from vectormill.processes.supervisor import ChildSpec, Supervisor
 from vectormill.settings import Settings, process_environment
 from worker.devices.detect import detect_inventory
 from worker.devices.device import thread_environment
-from worker.former import Former
+from worker.ended_worker import EndedWorker
 from worker.placement.assignment import Assignment, write_assignment
 from worker.placement.explain.picture import draw_placement, part_json
 from worker.placement.together import Planned
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 # driver is given up after 25 s, and a commit that is under way may wait 20 s for a lock.
 GRACE_SECONDS = 55.0
 # A process that ends while it starts may not have told of the one before.
-MAX_FORMERS = 8
+MAX_ENDED = 8
 
 
 def run(settings: Settings, models: Sequence[str], devices: str | None = None) -> None:
@@ -95,14 +95,14 @@ def _replica(model: str, assignment: Assignment, launcher: UUID) -> ChildSpec:
     return ChildSpec(f"{model} on {names}", argv, process_environment() | threads)
 
 
-def incarnate(replica: ChildSpec, formers: tuple[Former, ...] = ()) -> ChildSpec:
-    """A process of the replica, which is told of the former ones: only we see how they end."""
+def incarnate(replica: ChildSpec, ended: tuple[EndedWorker, ...] = ()) -> ChildSpec:
+    """Return the replica as a new process that is told how those before it ended, which only we see."""
     incarnation = uuid4()
     num_kills = count_kernel_kills()
-    told = tuple(f"--former={former}" for former in formers)
+    told = tuple(f"--ended={worker}" for worker in ended)
 
     def succeed(status: int) -> ChildSpec:
         by_kernel = status == -signal.SIGKILL and (count_kernel_kills() or 0) > (num_kills or 0)
-        return incarnate(replica, (*formers, Former(incarnation, status, by_kernel))[-MAX_FORMERS:])
+        return incarnate(replica, (*ended, EndedWorker(incarnation, status, by_kernel))[-MAX_ENDED:])
 
     return replace(replica, argv=(*replica.argv, f"--incarnation={incarnation}", *told), succeed=succeed)

@@ -12,7 +12,6 @@ from typing import Any
 
 from vectormill.domain.jobs.bottleneck import find_bottleneck, share_stages
 from vectormill.workers.samples import RECENT
-from worker.chunk.commit_waits import CommitWaits
 from worker.chunk.ledger import ChunkLedger
 from worker.chunk.timesheet import Timesheet
 from worker.devices.detect import DeviceSampler
@@ -38,11 +37,9 @@ class WorkerReport:
         sampler: DeviceSampler,
         placement: Mapping[str, Any],
         clock: Callable[[], float] = time.monotonic,
-        waits: CommitWaits | None = None,
         ledger: ChunkLedger | None = None,
     ) -> None:
         self._engine = engine
-        self._waits = waits or CommitWaits()
         self._ledger = ledger or ChunkLedger()
         self._timesheet = timesheet
         self._sampler = sampler
@@ -58,7 +55,7 @@ class WorkerReport:
         stage_seconds = self._timesheet.totals() | report["stage_seconds"]
         seconds = self._clock() - self._started_at
         bottleneck = find_bottleneck(stage_seconds, seconds)
-        if (reason := self._waits.reason) is not None:
+        if (reason := self._ledger.wait_reason) is not None:
             report |= {"state": "waiting to commit", "state_reason": reason}
         use = self._sampler.sample()
         self._recent.note(report.get("num_tokens", 0), use)

@@ -6,7 +6,7 @@ import pytest
 
 from tests.contract.pipeline_program import run_stages
 from tests.contract.ranks import run_ranks
-from worker.parallel.loopback import loopback_environment
+from worker.runner.starter import LOOPBACK
 
 pytestmark = pytest.mark.tail
 
@@ -21,7 +21,7 @@ PIPELINES = [
 def said(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], list[list[float]]]:
     """What the stages of each pipeline said. The same four processes are all of them."""
     folder = tmp_path_factory.mktemp("pipelines")
-    run_ranks(run_stages, [(number, folder, PIPELINES) for number in range(4)], loopback_environment())
+    run_ranks(run_stages, [(number, folder, PIPELINES) for number in range(4)], LOOPBACK)
     lines = [iter((folder / f"{number}.jsonl").read_text().splitlines()) for number in range(4)]
     return {
         (stages, micro_batches): [json.loads(next(lines[number])) for number in range(stages)]

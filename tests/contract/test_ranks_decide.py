@@ -12,8 +12,8 @@ from tests.contract.packed_models import TOKENIZER, make_transformer
 from tests.contract.rank_program import DEVICE, NUM_LAYERS
 from tests.contract.ranks import run_ranks
 from worker.devices.device import device_environment
-from worker.parallel.loopback import loopback_environment
 from worker.parallel.meeting import find_first_objection
+from worker.runner.starter import LOOPBACK
 
 pytestmark = pytest.mark.tail
 
@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("deciding")
     make_transformer("bert", num_hidden_layers=NUM_LAYERS).save_pretrained(directory / "bert")
     (directory / "bert" / "tokenizer.json").write_text(TOKENIZER)
-    environment = device_environment(DEVICE, 1) | loopback_environment()
+    environment = device_environment(DEVICE, 1) | LOOPBACK
     run_ranks(load_all, [(number, WORLD_SIZE, directory) for number in range(WORLD_SIZE)], environment)
     return directory
 

@@ -37,11 +37,11 @@ from worker.backends.factory import load_encoder
 from worker.devices.device import CPU, Device, device_environment
 from worker.encoder.encoder import Encoder, EncoderOrder
 from worker.parallel.layouts import find_layout
-from worker.parallel.loopback import loopback_environment
 from worker.parallel.shard_encoder import load_shard
 from worker.parallel.tensor_parallel import apply_tensor_parallel
 from worker.placement.rank import Rank
 from worker.placement.strategies import FULLY_SHARDED, PIPELINE, TENSOR
+from worker.runner.starter import LOOPBACK
 
 # One of each kind: learned positions, positions behind the padding id, rotary with windows on some layers and joined
 # matrices, causal with grouped heads, causal with windows on some layers, relative positions that all layers share, and
@@ -101,7 +101,7 @@ def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     directory = tmp_path_factory.mktemp("shared")
     cases = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
     save_models(directory, world_size, {str(case["name"]) for case in cases if "shared" in case})
-    environment = device_environment(DEVICE, 1) | loopback_environment()
+    environment = device_environment(DEVICE, 1) | LOOPBACK
     calls = [(number, world_size, directory) for number in range(world_size)]
     run_ranks(encode_with_all, calls, environment)
     answers = [np.load(directory / f"{number}.npz") for number in range(world_size)]

@@ -617,11 +617,11 @@ MUTANTS: Final = (
     ),
     Mutant(
         "what comes behind a wrong answer to the known text is believed",
-        "worker/execution/canary.py",
+        "worker/engine/canary.py",
         "return bool(self.num_due or self.numbers or self.flaw)",
         "return bool(self.num_due or self.numbers)",
         (
-            "tests/unit/execution/test_docket.py::"
+            "tests/unit/engine/test_in_flight.py::"
             "test_what_comes_behind_a_wrong_answer_to_the_known_text_is_not_delivered",
         ),
     ),

@@ -6,7 +6,8 @@ what happens next is decided in Postgres.
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -32,14 +33,13 @@ from vectormill.domain.jobs.item import (
 from vectormill.domain.jobs.job import INTERACTIVE_PRIORITY
 from vectormill.processes.logs import logging_with
 from vectormill.settings import Settings
-from vectormill.tracing import span
+from vectormill.tracing import NOTHING, Note, is_tracing, note_past, span
 from worker.chunk.calibrator import Calibrator
 from worker.chunk.commit import PostgresSink
 from worker.chunk.leases import Lease, LeaseKeeper
 from worker.chunk.ledger import DONE, ChunkLedger
 from worker.chunk.quarantine import Quarantine
 from worker.chunk.timesheet import Timesheet
-from worker.chunk.traced import trace_chunk
 from worker.engine.engine import EncodeRequest, EncodeResult, EncodingCancelled, EngineStopped, RunnerDied
 from worker.engine.engine import Engine as EncodingEngine
 from worker.identity import WorkerIdentity
@@ -324,6 +324,36 @@ class ChunkEncoder:
         except LeaseLost:
             self._ledger.note_stale_write()
             logger.info("Chunk %d was taken over by another worker.", claim.chunk_id)
+
+
+def trace_chunk(claimed: ClaimedChunk, asked: float) -> AbstractContextManager[Note]:
+    """From its message on, which came at `asked`; with the time that it waited in Redis, and that of the claim."""
+    return _trace(claimed, asked) if is_tracing() else NOTHING
+
+
+@contextmanager
+def _trace(claimed: ClaimedChunk, asked: float) -> Iterator[Note]:
+    claim, now = claimed.claim, time.time()
+    # By the database's clock, which wrote the message's time.
+    waited = claimed.dispatch_seconds
+    began = asked if waited is None else min(asked, now - waited)
+    with span(
+        "chunk",
+        kind="consumer",
+        parent=claim.traceparent,
+        began=began,
+        job_id=str(claim.job_id),
+        chunk_id=claim.chunk_id,
+        model=claim.spec.model,
+        items=claim.num_items,
+        estimated_tokens=claim.num_tokens,
+        fence=claim.fence,
+        attempt=claim.attempt,
+    ) as note:
+        if began < asked:
+            note_past("wait in redis", began, asked)
+        note_past("claim", asked, now)
+        yield note
 
 
 def _names_of(claim: Claim) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from vectormill.domain.errors import DatabaseUnavailable, LeaseLost
 from vectormill.domain.jobs.chunk import DONE, ChunkOutcome, Claim
 from vectormill.domain.jobs.item import Item
 from vectormill.ragged import Ragged
-from worker.chunk.commit_waits import CommitWaits
+from worker.chunk.ledger import ChunkLedger
 
 logger = logging.getLogger(__name__)
 
@@ -37,12 +37,12 @@ class PostgresSink:
         engine: Engine,
         stopping: threading.Event,
         lease_seconds: float = 30.0,
-        waits: CommitWaits | None = None,
+        ledger: ChunkLedger | None = None,
     ) -> None:
         self._engine = engine
         self._stopping = stopping
         self._lease_seconds = lease_seconds
-        self._waits = waits or CommitWaits()
+        self._ledger = ledger or ChunkLedger()
 
     def commit(
         self,
@@ -68,7 +68,7 @@ class PostgresSink:
         try:
             self._commit_in_time(claim, items, encoded, results, outcome, read_persist_seconds)
         finally:
-            self._waits.forget(claim.chunk_id)
+            self._ledger.note_wait(claim.chunk_id, None)
         return time.monotonic() - start - counted
 
     def _commit_in_time(
@@ -92,7 +92,7 @@ class PostgresSink:
                 if not is_outage(error):
                     raise
                 logger.warning("Chunk %d could not be committed yet: %s", claim.chunk_id, error)
-                self._waits.note(claim.chunk_id, describe_refusal(error))
+                self._ledger.note_wait(claim.chunk_id, describe_refusal(error))
             if self._was_committed(claim):
                 return
             if self._stopping.wait(pause):

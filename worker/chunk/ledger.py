@@ -45,6 +45,7 @@ class ChunkLedger:
         self._num_stale = 0
         self._dispatch = Histogram(DISPATCH_SECONDS)
         self._commit = Histogram(COMMIT_SECONDS)
+        self._waits: dict[int, str] = {}
 
     def note_claim(self, claimed: ClaimedChunk) -> None:
         with self._lock:
@@ -57,6 +58,19 @@ class ChunkLedger:
         """The fence refused what this worker would have written of a chunk."""
         with self._lock:
             self._num_stale += 1
+
+    def note_wait(self, chunk_id: int, reason: str | None) -> None:
+        """Note why the commit of a chunk waits at the moment; None when it does not any more."""
+        with self._lock:
+            self._waits.pop(chunk_id, None)
+            if reason is not None:
+                self._waits[chunk_id] = reason
+
+    @property
+    def wait_reason(self) -> str | None:
+        """Why one of the commits waits; None when none does."""
+        with self._lock:
+            return next(iter(self._waits.values()), None)
 
     def note_end(self, outcome: str, seconds: float) -> None:
         """`seconds` since the message came."""

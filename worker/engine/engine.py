@@ -26,14 +26,14 @@ from worker.batching.batch import Batch
 from worker.batching.limits import BatchLimits
 from worker.devices.device import Device
 from worker.encoder.encoder import EncoderOrder, EncoderReport, find_changes
+from worker.engine.batch_bounds import find_batch_cost
+from worker.engine.canary import Canary
+from worker.engine.executor import Executor, ExecutorTimeouts
+from worker.engine.places import QUERY_PLACES, Places, choose_tokens_in_flight, wait_unless_cancelled
 from worker.engine.request import EncodeRequest, EncodeResult, EncodingCancelled, EngineStopped, RunnerDied
 from worker.engine.reuse import Digests, VectorReuse
-from worker.engine.slot import QUERY_PLACES, Places, Slot, choose_tokens_in_flight, wait_unless_cancelled
 from worker.engine.switchboard import Switchboard, Ticket
-from worker.execution.batch_bounds import find_batch_cost
-from worker.execution.canary import Canary
-from worker.execution.executor import Executor, ExecutorTimeouts
-from worker.execution.tuner import Tuner
+from worker.engine.tuner import Tuner
 from worker.loading import LoadingDisplay
 from worker.runner.memory import MemoryReport
 from worker.runner.starter import RunnerStarter, Sharing
@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_FACTORY: Final = "worker.backends.factory:load_encoder"
 COLLECTIVE_GRACE_SECONDS: Final = 60.0
-# By which a model process shows that it still encodes (worker.execution.canary).
+# By which a model process shows that it still encodes (worker.engine.canary).
 CANARY: Final = "A canary that still sings tells the miners that the air is good."
 
 
@@ -119,7 +119,7 @@ class Engine:
         )
         self._num_started, self._pads = 1, True
         # Callers beyond these wait outside, with their texts not yet tokenized: the pool is bounded by them.
-        self._slots = {
+        self._places = {
             True: Places(settings.interactive_slots + QUERY_PLACES),
             False: Places(settings.slots, lambda: self.max_tokens_in_flight),
         }
@@ -164,12 +164,12 @@ class Engine:
         task = self._find_task(request.spec)
         asked_at = time.perf_counter()
         num_tokens = TokenEstimate(request.spec).of_all(request.texts)
-        with Slot(self._slots[request.interactive], num_tokens, cancelled, self.is_healthy):
-            slot_seconds = time.perf_counter() - asked_at
+        with self._places[request.interactive].hold(num_tokens, cancelled, self.is_healthy):
+            place_seconds = time.perf_counter() - asked_at
             unique, places = find_unique(request.texts)
             with self._switchboard.expecting():
                 course, ticket = self._begin(task, request, unique)
-            ticket.wait_seconds += slot_seconds
+            ticket.wait_seconds += place_seconds
             while True:
                 self._run(ticket, cancelled)
                 with self._switchboard.expecting():

@@ -24,7 +24,7 @@ from worker.batching.pool import SequencePool
 from worker.batching.sequences import Sequences
 from worker.engine.request import EngineStopped, RunnerDied
 from worker.engine.result_rows import ResultRows
-from worker.execution.work import Work
+from worker.engine.work import Work
 from worker.tokens.tokenized import INPUT_IDS, TokenizedTexts
 
 
@@ -102,7 +102,11 @@ class Tally:
 
 
 class Switchboard:
-    """Implements the executor's WorkSource."""
+    """Lays the sequences of all tickets into batches, and their results where they belong.
+
+    Callers add tickets from any thread. `next_work` may hold a batch back, hoping for more to fill it;
+    `ask_again_at`, a moment of time.monotonic, is when it will not any more.
+    """
 
     def __init__(self, limits: BatchLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

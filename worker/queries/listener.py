@@ -27,7 +27,7 @@ from vectormill.broker.query_messages import (
 from vectormill.domain.errors import ChunkError
 from vectormill.tracing import NOTHING, Note, span
 from worker.engine.engine import EncodeRequest, EncodeResult
-from worker.engine.slot import QUERY_PLACES
+from worker.engine.places import QUERY_PLACES
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from worker.runner.memory import MemoryReport
 # batches come on top, because a full house of bulk must not keep them out.
 BATCHES_AHEAD: Final = 1
 URGENT_BATCHES_AHEAD: Final = 2
-# And canaries: for each stream one, and these when a process was loaded (worker.execution.canary).
+# And canaries: for each stream one, and these when a process was loaded (worker.engine.canary).
 CANARIES_AHEAD: Final = 5
 
 

@@ -3,6 +3,7 @@
 A replica on one device is one runner; one that several devices share is a group of them, each pinned to its own.
 """
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +13,6 @@ from typing import Final
 from vectormill.settings import drop_secrets
 from worker.devices.device import CUDA, Device, device_environment
 from worker.encoder.encoder import EncoderOrder
-from worker.parallel.loopback import loopback_environment
 from worker.placement.placement import Replica
 from worker.placement.rank import make_ranks
 from worker.runner.messages import Load
@@ -28,6 +28,8 @@ SILENT: Final = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": 
 ALLOCATOR: Final = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 ALLOCATOR_NAMES: Final = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 COMPILED_DIR: Final = "TORCHINDUCTOR_CACHE_DIR"
+# Ranks talk over the loopback: gloo would else resolve the host's name, which in containers often leads nowhere.
+LOOPBACK: Final = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ class RunnerStarter:
         ]
         return RunnerGroup(
             [Load(self._shard_factory, order) for order in orders],
-            [{**self._pin(order.device), **loopback_environment()} for order in orders],
+            [{**self._pin(order.device), **LOOPBACK} for order in orders],
             meeting_place,
         )
 

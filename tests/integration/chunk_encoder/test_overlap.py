@@ -85,7 +85,7 @@ def test_one_chunk_is_tokenized_and_another_written_while_the_device_encodes_a_t
 
         held.touch()
         encoded = threads.submit(encoder.encode_chunk, second)
-        wait_for(lambda: len(encoding._executor._docket.outstanding) == 1)
+        wait_for(lambda: len(encoding._executor._in_flight.outstanding) == 1)
 
         tokenizer = cast(Embed, encoding._tasks[EMBED])._tokenizer
         tokenize = tokenizer.tokenize
@@ -101,7 +101,7 @@ def test_one_chunk_is_tokenized_and_another_written_while_the_device_encodes_a_t
         # Now each stage has a chunk in hand. The third one's batch reaches the device before the second's has ended.
         assert not any(chunk.done() for chunk in (written, encoded, tokenized))
         tokenizing.open()
-        wait_for(lambda: len(encoding._executor._docket.outstanding) == 2)
+        wait_for(lambda: len(encoding._executor._in_flight.outstanding) == 2)
         held.unlink()
         sink.gate.open()
         results += [chunk.result(PATIENCE_SECONDS) for chunk in (written, encoded, tokenized)]

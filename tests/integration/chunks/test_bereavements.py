@@ -12,7 +12,7 @@ from tests.waiting import wait_for
 from vectormill.db.chunks.bereavements import mark_alone
 from vectormill.db.jobs.jobs import find_job
 from vectormill.domain.jobs.chunk import Claim
-from worker.former import Former, release_chunks_of
+from worker.ended_worker import EndedWorker, release_chunks_of
 
 DEAD, LIVE = uuid4(), uuid4()
 
@@ -36,7 +36,7 @@ def counts(engine: Engine) -> list[tuple[str, int, int, int]]:
 
 
 def end(engine: Engine, number: signal.Signals) -> None:
-    release_chunks_of([Former.parse(str(Former(DEAD, -number)))], engine)
+    release_chunks_of([EndedWorker.parse(str(EndedWorker(DEAD, -number)))], engine)
 
 
 @pytest.mark.parametrize(

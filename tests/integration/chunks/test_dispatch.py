@@ -33,7 +33,7 @@ from vectormill.domain.jobs.demand import Room
 from vectormill.domain.jobs.item import Item, ItemFailure
 from vectormill.domain.jobs.job import NewJob
 from vectormill.settings import Settings
-from worker.engine.slot import choose_tokens_in_flight
+from worker.engine.places import choose_tokens_in_flight
 
 # Of a chunk of four texts of make_items, estimated.
 TOKENS = 4 * 4

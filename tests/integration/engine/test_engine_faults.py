@@ -160,9 +160,9 @@ def test_requests_that_were_not_in_the_fatal_batch_never_notice(
         held = threads.submit(
             encode, engine, ["one two three four five six seven eight nine ten eleven twelve"]
         )
-        wait_for(lambda: engine._executor._docket.outstanding.__len__() == 1)
+        wait_for(lambda: engine._executor._in_flight.outstanding.__len__() == 1)
         bad = threads.submit(encode, engine, ["crash of the model in a batch that is full of it all"])
-        wait_for(lambda: engine._executor._docket.outstanding.__len__() == 2)
+        wait_for(lambda: engine._executor._in_flight.outstanding.__len__() == 2)
         good = threads.submit(
             encode, engine, [f"an innocent text with its number {i} and more" for i in range(20)]
         )
@@ -178,7 +178,7 @@ def test_a_model_process_that_is_killed_from_outside_is_replaced_and_nobody_noti
     (tmp_path / HANG_WHILE_FILE_EXISTS).touch()
     with ThreadPoolExecutor(1) as threads:
         future = threads.submit(encode, engine, ["waiting"])
-        wait_for(lambda: engine._executor._docket.started)
+        wait_for(lambda: engine._executor._in_flight.started)
         os.kill(runner_pids()[0], signal.SIGKILL)
         (tmp_path / HANG_WHILE_FILE_EXISTS).unlink()
         assert not future.result().failures
@@ -219,7 +219,7 @@ def test_a_cancelled_request_returns_at_once_and_leaves_room_for_others(
     cancelled = threading.Event()
     with ThreadPoolExecutor(1) as threads:
         future = threads.submit(engine.encode, request([f"text {i} of many" for i in range(100)]), cancelled)
-        wait_for(lambda: len(engine._executor._docket.outstanding) == 2)
+        wait_for(lambda: len(engine._executor._in_flight.outstanding) == 2)
         cancelled.set()
         assert isinstance(future.exception(timeout=60), EncodingCancelled)
     (tmp_path / HANG_WHILE_FILE_EXISTS).unlink()
@@ -234,7 +234,7 @@ def test_who_waits_is_told_of_a_stop_before_a_model_process_that_does_not_end_is
     runner.suspend()  # as one that waits inside a driver: it does not hear that its pipe is closed
     with ThreadPoolExecutor(2) as threads:
         waiting = threads.submit(encode, engine, ["text"])
-        wait_for(lambda: engine._executor._docket.outstanding)
+        wait_for(lambda: engine._executor._in_flight.outstanding)
         stopping = threads.submit(engine.stop)
         assert isinstance(waiting.exception(timeout=60), EngineStopped)
         assert runner.is_running(), "its chunk could have been handed back seconds earlier"
@@ -248,7 +248,7 @@ def test_stopping_tells_all_who_wait_and_leaves_no_process(engine: Engine, tmp_p
     with ThreadPoolExecutor(8) as threads:
         # More than there are slots: some wait outside.
         futures = [threads.submit(encode, engine, [f"text {i}"]) for i in range(8)]
-        wait_for(lambda: len(engine._executor._docket.outstanding) >= 1)
+        wait_for(lambda: len(engine._executor._in_flight.outstanding) >= 1)
         engine.stop()
         assert all(isinstance(future.exception(timeout=60), EngineStopped) for future in futures)
     assert not psutil.pid_exists(pid)

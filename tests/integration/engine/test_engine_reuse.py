@@ -55,7 +55,7 @@ def test_a_text_that_is_being_encoded_for_another_chunk_is_encoded_for_both(
     with ThreadPoolExecutor(2) as threads:
         cancelled = threading.Event()
         first = threads.submit(engine.encode, request([SHARED, "its own text"]), cancelled)
-        wait_for(lambda: engine._executor._docket.started)
+        wait_for(lambda: engine._executor._in_flight.started)
         second = threads.submit(encode, engine, [SHARED])
         wait_for(lambda: len(engine._switchboard._tickets) == 2)
         cancelled.set()

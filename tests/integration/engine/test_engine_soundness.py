@@ -106,7 +106,7 @@ def test_a_process_that_is_started_again_as_another_encoder_gets_batches_that_ar
     (tmp_path / HANG_WHILE_FILE_EXISTS).touch()
     with ThreadPoolExecutor(1) as threads:
         future = threads.submit(encode, engine, TEXTS)
-        wait_for(lambda: engine._executor._docket.started)
+        wait_for(lambda: engine._executor._in_flight.started)
         os.kill(runner_pids()[0], signal.SIGKILL)
         wait_for(lambda: engine.report()["num_restarts"] == 1)
         (tmp_path / HANG_WHILE_FILE_EXISTS).unlink()

@@ -28,8 +28,8 @@ def test_two_batches_are_encoded_side_by_side_and_each_text_gets_its_own_vector(
     with ThreadPoolExecutor(3) as threads:
         texts = ["one and two and three and four and five", "six and seven and eight and nine", "ten " * 12]
         futures = [threads.submit(encode, engine, [text]) for text in texts]
-        wait_for(lambda: len(engine._executor._docket.outstanding) == 3)
-        wait_for(lambda: len(engine._executor._docket.started) == 2)
+        wait_for(lambda: len(engine._executor._in_flight.outstanding) == 3)
+        wait_for(lambda: len(engine._executor._in_flight.started) == 2)
         hold.unlink()
         together = [future.result().vectors[0] for future in futures]
     for text, vector in zip(texts, together, strict=True):
@@ -46,7 +46,7 @@ def test_a_device_that_queues_batches_has_one_more_with_its_process(
     hold.touch()
     with ThreadPoolExecutor(4) as threads:
         futures = [threads.submit(encode, engine, [f"{word} " * 12]) for word in ("one", "two", "ten", "six")]
-        wait_for(lambda: len(engine._executor._docket.outstanding) == 3)
+        wait_for(lambda: len(engine._executor._in_flight.outstanding) == 3)
         hold.unlink()
         assert not any(future.result().failures for future in futures)
 
@@ -59,7 +59,7 @@ def test_of_batches_that_ran_when_the_process_died_only_the_one_that_ends_it_alo
     hold.touch()
     with ThreadPoolExecutor(2) as threads:
         innocent = threads.submit(encode, engine, ["an innocent text beside it"])
-        wait_for(lambda: len(engine._executor._docket.started) == 1)
+        wait_for(lambda: len(engine._executor._in_flight.started) == 1)
         bad = threads.submit(encode, engine, ["crash of the model"])
         wait_for(lambda: engine.report()["num_restarts"] == 1)
         hold.unlink()
@@ -71,7 +71,7 @@ def test_of_batches_that_ran_when_the_process_died_only_the_one_that_ends_it_alo
 
 def test_a_batch_that_hangs_is_blamed_alone_and_others_pass_it_by(make_engine: MakeEngine) -> None:
     engine = start_two_streams(make_engine, forward_timeout_seconds=200)
-    started = engine._executor._docket.started
+    started = engine._executor._in_flight.started
     with ThreadPoolExecutor(2) as threads:
         hanging = threads.submit(encode, engine, ["hang please"])
         wait_for(lambda: len(started) == 1)

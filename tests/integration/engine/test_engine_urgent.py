@@ -12,7 +12,7 @@ from tests.faulty_engine import HANG_WHILE_FILE_EXISTS, MakeEngine, encode, requ
 from tests.waiting import wait_for
 from vectormill.ragged import Ragged
 from worker.engine.engine import EncodingCancelled, RunnerDied
-from worker.execution.work import Work
+from worker.engine.work import Work
 
 
 def test_an_interactive_request_is_not_kept_waiting_by_bulk_that_fills_all_slots(
@@ -21,7 +21,7 @@ def test_an_interactive_request_is_not_kept_waiting_by_bulk_that_fills_all_slots
     engine = make_engine(slots=1, max_batch_tokens=16)
     engine.start()
     (tmp_path / HANG_WHILE_FILE_EXISTS).touch()
-    outstanding = engine._executor._docket.outstanding
+    outstanding = engine._executor._in_flight.outstanding
     done: list[str] = []
 
     def run(name: str, texts: list[str], interactive: bool) -> None:
@@ -31,7 +31,7 @@ def test_an_interactive_request_is_not_kept_waiting_by_bulk_that_fills_all_slots
     with ThreadPoolExecutor(3) as threads:
         threads.submit(run, "bulk", [f"bulk text number {i} of the first" for i in range(100)], False)
         threads.submit(run, "more bulk", [f"bulk text number {i} of the second" for i in range(100)], False)
-        wait_for(lambda: engine._executor._docket.started)
+        wait_for(lambda: engine._executor._in_flight.started)
         threads.submit(run, "interactive", ["a question"], True)
         wait_for(lambda: any(work.is_urgent for work in list(outstanding.values())))
         (tmp_path / HANG_WHILE_FILE_EXISTS).unlink()
@@ -56,8 +56,8 @@ def test_an_interactive_request_overtakes_the_bulk_batches_that_wait_in_the_runn
         for count, name in enumerate(names, start=1):
             text = f"a {name} text that alone fills a batch of the model"
             threads.submit(encode, engine, [text], interactive=name == "question")
-            wait_for(lambda count=count: len(engine._executor._docket.outstanding) == count)  # type: ignore[misc]
-        wait_for(lambda: engine._executor._docket.started)
+            wait_for(lambda count=count: len(engine._executor._in_flight.outstanding) == count)  # type: ignore[misc]
+        wait_for(lambda: engine._executor._in_flight.started)
         (tmp_path / HANG_WHILE_FILE_EXISTS).unlink()
     assert order == ["first", "question", "second"]
 
@@ -83,12 +83,12 @@ def test_a_crash_blames_exactly_the_batch_that_was_being_encoded_though_an_urgen
         futures = {}
         for count, name in enumerate(("first", "second", "question"), start=1):
             futures[name] = threads.submit(encode, engine, [words[name]], interactive=name == "question")
-            wait_for(lambda count=count: len(engine._executor._docket.outstanding) == count)  # type: ignore[misc]
-        wait_for(lambda: engine._executor._docket.started)
+            wait_for(lambda count=count: len(engine._executor._in_flight.outstanding) == count)  # type: ignore[misc]
+        wait_for(lambda: engine._executor._in_flight.started)
         if killed_while == "question":
             (tmp_path / HANG_WHILE_FILE_EXISTS).unlink()
             futures["first"].result()
-            docket = engine._executor._docket
+            docket = engine._executor._in_flight
             wait_for(lambda: any(docket.outstanding[number].is_urgent for number in list(docket.started)))
         # Not SIGKILL, which is nobody's fault but the killer's.
         os.kill(runner_pids()[0], signal.SIGSEGV)
@@ -123,9 +123,9 @@ def test_an_interactive_request_that_is_cancelled_in_the_runner_takes_nobody_alo
         for name in ("first", "second"):
             text = f"a {name} text that alone fills a batch of the model"
             bulk.append(threads.submit(encode, engine, [text]))
-            wait_for(lambda: len(engine._executor._docket.outstanding) == len(bulk))
+            wait_for(lambda: len(engine._executor._in_flight.outstanding) == len(bulk))
         question = threads.submit(engine.encode, request(["a question"], interactive=True), cancelled)
-        wait_for(lambda: len(engine._executor._docket.outstanding) == 3)
+        wait_for(lambda: len(engine._executor._in_flight.outstanding) == 3)
         cancelled.set()
         assert isinstance(question.exception(timeout=60), EncodingCancelled)
         (tmp_path / HANG_WHILE_FILE_EXISTS).unlink()

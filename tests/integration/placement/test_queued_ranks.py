@@ -88,7 +88,7 @@ class Bulk:
         self._hold = directory / HOLD
         self._hold.touch()
         self.vectors = threads.submit(encode, engine, TEXTS)
-        started = engine._executor._docket.started
+        started = engine._executor._in_flight.started
         wait_for(lambda: len(started) == 2)
         self.started = sorted(started)
 
@@ -133,9 +133,9 @@ def test_urgent_batches_overtake_alike_on_all_ranks(
     assert (report["is_packed"], report["is_queued"]) == (True, True)
     bulk = Bulk(engine, threads, tmp_path)
     urgent = threads.submit(encode, engine, QUESTIONS, interactive=True)
-    outstanding = engine._executor._docket.outstanding
+    outstanding = engine._executor._in_flight.outstanding
     wait_for(lambda: any(work.is_urgent for work in list(outstanding.values())))
-    assert sorted(engine._executor._docket.started) == bulk.started, "what is started is not overtaken"
+    assert sorted(engine._executor._in_flight.started) == bulk.started, "what is started is not overtaken"
     bulk.let_go()
     assert_alike(urgent.result(), expected[1])
     assert_alike(bulk.vectors.result(), expected[0])

@@ -11,7 +11,7 @@ from worker.batching.cost import PaddedCost
 from worker.batching.limits import BatchLimits
 from worker.batching.pool import SequencePool
 from worker.encoder.encoder import Choice, EncoderReport
-from worker.execution.batch_bounds import bound_batches, find_batch_cost, foresee_footprint
+from worker.engine.batch_bounds import bound_batches, find_batch_cost, foresee_footprint
 
 LIMITS = BatchLimits(1024)
 COST = PaddedCost(1536, holds_squares=True)

@@ -11,7 +11,7 @@ from worker.batching.batch import Batch
 from worker.batching.cost import PaddedCost
 from worker.batching.limits import BatchLimits
 from worker.engine.switchboard import Switchboard, Ticket
-from worker.execution.work import Work
+from worker.engine.work import Work
 from worker.tokens.tokenized import TokenizedTexts
 
 

@@ -6,8 +6,7 @@ from uuid import UUID
 import pytest
 
 from vectormill.workers.samples import Sample, read_samples
-from worker.chunk.commit_waits import CommitWaits
-from worker.chunk.ledger import WATCHED
+from worker.chunk.ledger import WATCHED, ChunkLedger
 from worker.chunk.timesheet import Timesheet
 from worker.devices.detect import DeviceUse
 from worker.report import WorkerReport
@@ -74,15 +73,15 @@ def test_a_worker_that_has_done_nothing_is_bound_by_nothing() -> None:
 
 
 def test_a_worker_whose_commits_wait_says_what_for_until_they_are_through() -> None:
-    waits = CommitWaits()
+    ledger = ChunkLedger()
     report = WorkerReport(
-        cast(Any, FakeEngine()), Timesheet(lambda: 0.0), cast(Any, FakeSampler()), PLACEMENT, waits=waits
+        cast(Any, FakeEngine()), Timesheet(lambda: 0.0), cast(Any, FakeSampler()), PLACEMENT, ledger=ledger
     )
-    waits.note(7, "No space left on device (SQLSTATE 53100)")
+    ledger.note_wait(7, "No space left on device (SQLSTATE 53100)")
     said = report.compose()
     assert (said["state"], said["state_reason"]) == (
         "waiting to commit",
         "No space left on device (SQLSTATE 53100)",
     )
-    waits.forget(7)
+    ledger.note_wait(7, None)
     assert "state_reason" not in report.compose()

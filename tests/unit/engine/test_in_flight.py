@@ -1,6 +1,7 @@
 """What becomes of batches when one fails or their process is lost: who is to blame, and what is tried again."""
 
 from collections.abc import Iterable
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,9 +10,9 @@ from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
 from worker.batching.sequences import Sequences
 from worker.encoder.encoder import Choice, EncoderReport
-from worker.execution.canary import Canary
-from worker.execution.docket import FAILURES_OF_ONE, Docket
-from worker.execution.work import Work
+from worker.engine.canary import Canary
+from worker.engine.in_flight import FAILURES_OF_ONE, InFlight
+from worker.engine.work import Work
 from worker.runner.memory import MemoryReport
 from worker.runner.messages import Encoded, EncodeFailed, Started
 from worker.runner.runner import RunnerLost
@@ -24,7 +25,7 @@ REPORT = EncoderReport(CHOICE, CHOICE, CHOICE, "none", 1, 0.0)
 
 
 class Surroundings:
-    """Both neighbours of a docket; keeps what it is told."""
+    """Both neighbours of the batches in flight; keeps what it is told."""
 
     def __init__(self) -> None:
         self.works: list[Work] = []
@@ -64,42 +65,44 @@ class Surroundings:
 
 
 class Desk:
-    """A docket whose runner is the test."""
+    """Batches in flight whose runner is the test."""
 
     def __init__(self, *sizes: int) -> None:
         self.around = Surroundings()
         self.around.works = [make_work(request, size) for request, size in enumerate(sizes)]
-        self.docket = Docket(self.around, self.around, CANARY, 4)
+        self.in_flight = InFlight(cast(Any, self.around), cast(Any, self.around), CANARY, 4)
         self.number = 0
         self.load()
 
     def load(self, *, is_another: bool = False, memory: MemoryReport | None = None) -> None:
-        self.docket.begin(REPORT, memory, is_another=is_another)
+        self.in_flight.begin(REPORT, memory, is_another=is_another)
         self.sing()
 
     def sing(self, vector: NDArray[np.float32] = VECTOR) -> None:
         """The runner answers what canaries it is sent."""
-        trial = self.docket.trial
-        while trial.num_due:
+        check = self.in_flight.check
+        while check.num_due:
             self.number += 1
-            batch = trial.next_batch(self.number)
-            self.docket.hear(Encoded(self.number, Ragged.from_matrix(np.tile(vector, (len(batch), 1))), 0.1))
+            batch = check.next_batch(self.number)
+            self.in_flight.hear(
+                Encoded(self.number, Ragged.from_matrix(np.tile(vector, (len(batch), 1))), 0.1)
+            )
 
     def start(self) -> int:
-        work = self.docket.next_work()
+        work = self.in_flight.next_work()
         assert work is not None
         self.number += 1
-        self.docket.note_sent(self.number, work)
-        self.docket.hear(Started(self.number))
+        self.in_flight.note_sent(self.number, work)
+        self.in_flight.hear(Started(self.number))
         return self.number
 
     def fail(self, number: int) -> None:
-        self.docket.hear(EncodeFailed(number, "an error"))
+        self.in_flight.hear(EncodeFailed(number, "an error"))
 
     def waiting(self) -> list[int]:
         """The sizes of what is to be sent again, in order."""
         sizes = []
-        while (work := self.docket.next_work()) is not None:
+        while (work := self.in_flight.next_work()) is not None:
             sizes.append(len(work.sequences))
         return sizes
 
@@ -118,7 +121,7 @@ def make_work(request: int, size: int) -> Work:
 def test_nothing_is_sent_behind_a_failure_before_the_canary_has_come_back() -> None:
     desk = Desk(4, 4)
     desk.fail(desk.start())
-    assert desk.docket.next_work() is None
+    assert desk.in_flight.next_work() is None
     desk.sing()
     assert desk.waiting()[:2] == [2, 2]
 
@@ -129,9 +132,9 @@ def test_what_comes_behind_a_wrong_answer_to_the_known_text_is_not_delivered() -
     failing, other = desk.start(), desk.start()
     desk.fail(failing)
     desk.sing(-VECTOR)
-    desk.docket.hear(Encoded(other, Ragged.from_matrix(np.zeros((3, 4), np.float32)), 0.1))
+    desk.in_flight.hear(Encoded(other, Ragged.from_matrix(np.zeros((3, 4), np.float32)), 0.1))
     assert not desk.around.delivered
-    desk.docket.lose(RunnerLost("it is sick", is_sick=True))
+    desk.in_flight.lose(RunnerLost("it is sick", is_sick=True))
     desk.load()
     assert sorted(desk.waiting()) == [2, 2, 3]
 
@@ -143,13 +146,13 @@ def test_what_a_process_in_doubt_answers_is_delivered_when_it_turns_out_sound_an
         desk = Desk(4, 3)
         failing, other = desk.start(), desk.start()
         desk.fail(failing)
-        desk.docket.hear(Encoded(other, Ragged.from_matrix(np.zeros((3, 4), np.float32)), 0.1))
+        desk.in_flight.hear(Encoded(other, Ragged.from_matrix(np.zeros((3, 4), np.float32)), 0.1))
         assert not desk.around.delivered
         desk.sing(vector)
         assert len(desk.around.delivered) == num_delivered
         if not num_delivered:
-            assert "a cosine of -1.000" in desk.docket.trial.flaw
-            desk.docket.lose(RunnerLost("it is sick", is_sick=True))
+            assert "a cosine of -1.000" in desk.in_flight.check.flaw
+            desk.in_flight.lose(RunnerLost("it is sick", is_sick=True))
             desk.load()
             assert sorted(desk.waiting()) == [2, 2, 3]
 
@@ -166,7 +169,7 @@ def test_a_text_fails_when_it_has_failed_alone_often_enough_in_a_sound_process()
 def test_a_process_that_somebody_killed_is_nobodys_fault_and_teaches_nothing() -> None:
     desk = Desk(4)
     desk.start()
-    desk.docket.lose(RunnerLost("it was killed", is_foreign=True))
+    desk.in_flight.lose(RunnerLost("it was killed", is_foreign=True))
     desk.load()
     assert desk.waiting() == [4]
     assert not desk.around.lost
@@ -176,7 +179,7 @@ def test_a_process_that_somebody_killed_is_nobodys_fault_and_teaches_nothing() -
 def test_a_process_that_the_kernel_killed_for_want_of_memory_has_its_batch_tried_in_halves() -> None:
     desk = Desk(4)
     desk.start()
-    desk.docket.lose(RunnerLost("the kernel killed it", is_exhausted=True))
+    desk.in_flight.lose(RunnerLost("the kernel killed it", is_exhausted=True))
     desk.load()
     assert desk.waiting() == [2, 2]
     assert [len(work.sequences) for work in desk.around.killed] == [4]
@@ -186,24 +189,24 @@ def test_a_process_that_was_killed_when_memory_was_full_was_killed_for_want_of_i
     desk = Desk(4)
     desk.load(memory=MemoryReport(1, 1, 0, 0.97))
     desk.start()
-    desk.docket.lose(RunnerLost("it was killed", is_foreign=True))
+    desk.in_flight.lose(RunnerLost("it was killed", is_foreign=True))
     assert len(desk.around.killed) == 1
 
 
 def test_one_text_whose_process_died_for_want_of_memory_is_suspect() -> None:
     desk = Desk(1)
     desk.start()
-    desk.docket.lose(RunnerLost("the kernel killed it", is_exhausted=True))
+    desk.in_flight.lose(RunnerLost("the kernel killed it", is_exhausted=True))
     assert len(desk.around.lost) == 1
 
 
 def test_batches_that_were_made_for_another_encoder_are_made_anew_and_suspects_stay() -> None:
     desk = Desk(4, 1)
     desk.start()
-    accused = desk.start()
-    desk.fail(accused)
+    failed = desk.start()
+    desk.fail(failed)
     desk.sing()  # it is tried again, alone
-    desk.docket.lose(RunnerLost("it was killed", is_foreign=True))
+    desk.in_flight.lose(RunnerLost("it was killed", is_foreign=True))
     desk.load(is_another=True)
     assert [len(work.sequences) for work in desk.around.taken_back] == [4]
     assert desk.waiting() == [1]
@@ -212,7 +215,7 @@ def test_batches_that_were_made_for_another_encoder_are_made_anew_and_suspects_s
 def test_rows_that_are_no_vectors_fail_like_a_batch_that_raised() -> None:
     desk = Desk(2)
     misfit = Ragged.from_rows([VECTOR, VECTOR[:3]], np.float32)
-    desk.docket.hear(Encoded(desk.start(), misfit, 0.1))
+    desk.in_flight.hear(Encoded(desk.start(), misfit, 0.1))
     assert not desk.around.delivered
     desk.sing()
     assert desk.waiting() == [1, 1]
@@ -220,6 +223,6 @@ def test_rows_that_are_no_vectors_fail_like_a_batch_that_raised() -> None:
 
 def test_a_process_whose_known_text_gets_no_vector_is_not_believed() -> None:
     desk = Desk(1)
-    desk.docket.begin(REPORT, None, is_another=False)
+    desk.in_flight.begin(REPORT, None, is_another=False)
     desk.sing(VECTOR[:3])
-    assert "have 3 values, and vectors of this model have 4" in desk.docket.trial.flaw
+    assert "have 3 values, and vectors of this model have 4" in desk.in_flight.check.flaw

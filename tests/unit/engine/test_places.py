@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from tests.waiting import wait_for
+from worker.engine.places import LEAST_TOKENS_IN_FLIGHT, Places, choose_tokens_in_flight
 from worker.engine.request import EncodingCancelled, EngineStopped
-from worker.engine.slot import LEAST_TOKENS_IN_FLIGHT, Places, Slot, choose_tokens_in_flight
 
 
 @pytest.mark.parametrize(
@@ -49,10 +49,10 @@ def test_a_request_that_waits_comes_in_when_another_leaves() -> None:
     inside = threading.Event()
 
     def enter() -> None:
-        with Slot(places, 5, threading.Event(), lambda: True):
+        with places.hold(5, threading.Event(), lambda: True):
             inside.set()
 
-    with Slot(places, 5, threading.Event(), lambda: True):
+    with places.hold(5, threading.Event(), lambda: True):
         waiting = threading.Thread(target=enter)
         waiting.start()
         assert places.num_free == 0
@@ -64,8 +64,8 @@ def test_a_request_that_waits_comes_in_when_another_leaves() -> None:
 
 def test_a_request_that_is_cancelled_or_whose_engine_stops_waits_no_longer() -> None:
     places, cancelled = Places(0), threading.Event()
-    with pytest.raises(EngineStopped), Slot(places, 1, cancelled, lambda: False):
+    with pytest.raises(EngineStopped), places.hold(1, cancelled, lambda: False):
         pass
     cancelled.set()
-    with pytest.raises(EncodingCancelled), Slot(places, 1, cancelled, lambda: True):
+    with pytest.raises(EncodingCancelled), places.hold(1, cancelled, lambda: True):
         pass

@@ -11,8 +11,8 @@ from worker.batching.cost import PackedCost, PaddedCost
 from worker.batching.sequences import Sequences
 from worker.devices.device import CPU, CUDA, Device
 from worker.encoder.encoder import Choice, EncoderReport
-from worker.execution.tuner import Tuner
-from worker.execution.work import Work
+from worker.engine.tuner import Tuner
+from worker.engine.work import Work
 from worker.placement.placement import Replica, Shard, Stage
 from worker.placement.strategies import FULLY_SHARDED, PIPELINE, TENSOR
 from worker.runner.memory import MemoryReport, join_reports

@@ -1,4 +1,4 @@
-"""Former: a worker's process that its launcher saw end, and what its end tells of the chunks that it held."""
+"""EndedWorker: a worker's process that its launcher saw end, and what that tells of the chunks that it held."""
 
 import logging
 import signal
@@ -33,7 +33,7 @@ _KERNEL: Final = "kernel"
 
 
 @dataclass(frozen=True, slots=True)
-class Former:
+class EndedWorker:
     """`status` is that of subprocess: negative for a signal. `by_kernel`: it was killed for want of memory."""
 
     incarnation: UUID
@@ -59,18 +59,18 @@ class Former:
         return f"{how}, by the kernel for want of memory" if self.by_kernel else how
 
 
-def release_chunks_of(formers: Sequence[Former], engine: Engine) -> None:
-    """Hands back what former incarnations held; without a database their leases lapse."""
-    for former in formers:
-        reason = f"the worker's process ended with {former.end}"
+def release_chunks_of(ended: Sequence[EndedWorker], engine: Engine) -> None:
+    """Hand back the chunks that these processes held. Without a database their leases lapse."""
+    for worker in ended:
+        reason = f"the worker's process ended with {worker.end}"
         try:
             num_chunks = release_bereaved_chunks(
-                engine, former.incarnation, reason, is_evidence=former.is_evidence
+                engine, worker.incarnation, reason, is_evidence=worker.is_evidence
             )
         except SQLAlchemyError as error:
-            logger.warning("Chunks of the former process return when their leases lapse: %s", error)
+            logger.warning("Chunks of the process that ended return when their leases lapse: %s", error)
         else:
             if num_chunks:
                 logger.warning(
-                    "The former process ended with %s; %d chunks run again.", former.end, num_chunks
+                    "The process before this one ended with %s; %d chunks run again.", worker.end, num_chunks
                 )

@@ -1,4 +1,4 @@
-"""Docket: the batches of one executor, from the moment they are taken until it is known what came of them.
+"""InFlight: the batches of one executor, from the moment they are taken until it is known what came of them.
 
 Those that are with the runner, those that are to be sent again, those that failed alone and wait for the canary's
 verdict. Decides who is to blame when a batch fails or a process is lost. Starts, sends and ends nothing.
@@ -10,8 +10,10 @@ from typing import Final
 
 from vectormill.domain.jobs.item import ENCODING_FAILED, OUT_OF_MEMORY
 from worker.encoder.encoder import EncoderReport
-from worker.execution.canary import Accused, Canary, Trial, find_misfit
-from worker.execution.work import Work, WorkObserver, WorkSource
+from worker.engine.canary import Canary, CanaryCheck, FailedSequence, find_misfit
+from worker.engine.switchboard import Switchboard
+from worker.engine.tuner import Tuner
+from worker.engine.work import Work
 from worker.runner.memory import MemoryReport
 from worker.runner.messages import BATCHES_AHEAD, URGENT_BATCHES_AHEAD, Encoded, EncodeFailed, Started
 from worker.runner.runner import RunnerLost
@@ -24,15 +26,15 @@ SICKENED_BY_ONE: Final = 2
 NEARLY_ALL_MEMORY: Final = 0.95
 
 
-class Docket:
+class InFlight:
     """Used by the executor's thread. The model encodes `canary` without trouble, into a vector of so many dimensions if
     it gives vectors.
     """
 
-    def __init__(self, source: WorkSource, observer: WorkObserver, canary: Canary, dimension: int) -> None:
+    def __init__(self, source: Switchboard, tuner: Tuner, canary: Canary, dimension: int) -> None:
         self._source = source
-        self._observer = observer
-        self.trial = Trial(canary)
+        self._tuner = tuner
+        self.check = CanaryCheck(canary)
         self._model_dimension = dimension
         self._dimension: int | None = None  # of the results, if they are vectors
         self.outstanding: dict[int, Work] = {}  # with the runner, by number
@@ -54,7 +56,7 @@ class Docket:
         if is_another:
             self._source.take_back([work for work in self._returned if not work.is_tried_alone])
             self._returned = [work for work in self._returned if work.is_tried_alone]
-        self.trial.begin(self._num_streams, is_in_doubt=self.is_sickness)
+        self.check.begin(self._num_streams, is_in_doubt=self.is_sickness)
 
     def note_sent(self, number: int, work: Work) -> None:
         """Before it is: a runner that dies then takes it along."""
@@ -64,11 +66,11 @@ class Docket:
 
     @property
     def has_room(self) -> bool:
-        return not self.trial.is_open and len(self.outstanding) < self._num_started + BATCHES_AHEAD
+        return not self.check.is_open and len(self.outstanding) < self._num_started + BATCHES_AHEAD
 
     def next_work(self) -> Work | None:
         """What the runner has room for: any batch, or when it has all it needs an urgent one. A suspect goes alone."""
-        if self.trial.is_open or any(work.is_suspect for work in self.outstanding.values()):
+        if self.check.is_open or any(work.is_suspect for work in self.outstanding.values()):
             return None
         if self._suspects:
             return None if self.outstanding else self._suspects.pop(0)
@@ -83,7 +85,7 @@ class Docket:
 
     def find_deadline(self, seconds: float) -> float | None:
         """When the forward pass that was started first has taken too long; None when there is none."""
-        if not self.outstanding and not self.trial.numbers:
+        if not self.outstanding and not self.check.numbers:
             return None
         return min(self.started.values(), default=self.heard_at) + seconds
 
@@ -99,18 +101,18 @@ class Docket:
             message = EncodeFailed(message.number, misfit)
         if isinstance(message, Started):
             self.started[message.number] = self.heard_at
-        elif isinstance(message, Encoded | EncodeFailed) and message.number in self.trial.numbers:
+        elif isinstance(message, Encoded | EncodeFailed) and message.number in self.check.numbers:
             self._hear_canary(message)
         elif isinstance(message, Encoded):
             work = self._end(message.number)
-            if self.trial.is_open:
-                self.trial.withheld.append((work, message))
+            if self.check.is_open:
+                self.check.withheld.append((work, message))
             else:
                 self._deliver(work, message)
         elif isinstance(message, EncodeFailed):
             work = self._end(message.number)
             if message.is_out_of_memory:
-                self._observer.observe_out_of_memory(work, message.reason)
+                self._tuner.observe_out_of_memory(work, message.reason)
             self._isolate(
                 work, OUT_OF_MEMORY if message.is_out_of_memory else ENCODING_FAILED, message.reason
             )
@@ -118,34 +120,34 @@ class Docket:
     def _hear_canary(self, message: Encoded | EncodeFailed) -> None:
         self.started.pop(message.number, None)
         if isinstance(message, Encoded):
-            self.trial.hear(message.number, message.results)
+            self.check.hear(message.number, message.results)
         else:
-            self.trial.hear_failure(message.number, message.reason)
-        if not self.trial.is_open:
+            self.check.hear_failure(message.number, message.reason)
+        if not self.check.is_open:
             self._has_halved = False
             self._believe()
 
     def _believe(self) -> None:
         """The runner is sound: what came of it while it was in doubt is true, and what failed did so by itself."""
-        withheld, self.trial.withheld = self.trial.withheld, []
-        accused, self.trial.accused = self.trial.accused, []
+        withheld, self.check.withheld = self.check.withheld, []
+        failed, self.check.failed = self.check.failed, []
         for work, message in withheld:
             self._deliver(work, message)
-        for each in accused:
+        for each in failed:
             self._judge(each)
 
-    def _judge(self, accused: Accused) -> None:
+    def _judge(self, failed: FailedSequence) -> None:
         """In a sound runner: the text fails, once it has done so often enough."""
-        work = replace(accused.work, num_failures=accused.work.num_failures + 1)
+        work = replace(failed.work, num_failures=failed.work.num_failures + 1)
         if work.num_failures >= FAILURES_OF_ONE:
-            self._source.fail_work(work, accused.code, accused.reason)
+            self._source.fail_work(work, failed.code, failed.reason)
         else:
             self._return(work)
 
     def _deliver(self, work: Work, message: Encoded) -> None:
         self.num_lost_in_row = 0
         self.memory = message.memory or self.memory
-        self._observer.observe_encoded(work, message.seconds, message.memory)
+        self._tuner.observe_encoded(work, message.seconds, message.memory)
         self._source.deliver(work, message.results, message.seconds, message.collate_seconds)
 
     def _end(self, number: int) -> Work:
@@ -157,21 +159,21 @@ class Docket:
         it before the runner has shown that it is sound.
         """
         if len(work.sequences) == 1:
-            self.trial.accused.append(Accused(work, code, reason))
+            self.check.failed.append(FailedSequence(work, code, reason))
         else:
             self._return(*work.halves())
             self._has_halved = True
-        self.trial.doubt(self._num_streams)
+        self.check.doubt(self._num_streams)
 
     def _return(self, *works: Work) -> None:
         self._returned = sorted([*works, *self._returned], key=lambda work: not work.is_urgent)
 
     def lose(self, loss: RunnerLost) -> None:
         """The runner is gone: what is to be tried again waits for the next one."""
-        trial = self.trial
-        self.is_sickness = loss.is_sick or (loss.failed is not None and loss.failed.number in trial.numbers)
+        check = self.check
+        self.is_sickness = loss.is_sick or (loss.failed is not None and loss.failed.number in check.numbers)
         is_step = self._salvage(loss)
-        trial.end()
+        check.end()
         self._has_halved = False
         self.started.clear()
         self._return(*self.outstanding.values())
@@ -185,17 +187,17 @@ class Docket:
         Where somebody else ended the process, or it is sick, no batch is. One that failed, as batches do on a runner
         that goes on, is tried again in halves, and so is one whose process was killed for want of memory.
         """
-        self._return(*(work for work, _ in self.trial.withheld))
-        self.trial.withheld = []
+        self._return(*(work for work, _ in self.check.withheld))
+        self.check.withheld = []
         if self.is_sickness:
-            self._retry_accused()
+            self._retry_failed()
             return self._has_halved
         if loss.failed is not None:
             self.hear(loss.failed)
             self._believe()  # its runner was sound when it was loaded
             return True
-        self._return(*(accused.work for accused in self.trial.accused))
-        self.trial.accused = []
+        self._return(*(failed.work for failed in self.check.failed))
+        self.check.failed = []
         is_exhausted = loss.is_exhausted or (loss.is_foreign and self._was_memory_full)
         if loss.is_foreign and not is_exhausted:
             return False
@@ -216,7 +218,7 @@ class Docket:
 
     def _halve_killed(self, works: list[Work], loss: RunnerLost) -> bool:
         for work in works:
-            self._observer.observe_killed(work)
+            self._tuner.observe_killed(work)
         single = [work for work in works if len(work.sequences) == 1]
         if len(single) < len(works):
             self._return(
@@ -225,10 +227,10 @@ class Docket:
             return True
         return self._suspect(single, loss)
 
-    def _retry_accused(self) -> None:
+    def _retry_failed(self) -> None:
         """Alone in the next runner, behind more canaries than usual. What sickens that one too is suspect."""
-        accused, self.trial.accused = self.trial.accused, []
-        for work, reason in ((each.work, each.reason) for each in accused):
+        failed, self.check.failed = self.check.failed, []
+        for work, reason in ((each.work, each.reason) for each in failed):
             num_sickened = work.num_sickened + work.is_suspect
             if num_sickened >= SICKENED_BY_ONE:
                 self._source.lose_work(work, f"it could not encode a known text behind them ({reason})")

@@ -12,9 +12,9 @@ from worker.batching.budget import SMALLEST_TOKENS, EncodedBatch, TokenBudget
 from worker.batching.cost import BatchCost, PaddedCost
 from worker.devices.device import Device
 from worker.encoder.encoder import EncoderReport, find_changes
-from worker.execution.batch_bounds import bound_batches, count_batch_parts, foresee_footprint, make_rules
-from worker.execution.replica_memory import ReplicaMemory
-from worker.execution.work import Work
+from worker.engine.batch_bounds import bound_batches, count_batch_parts, foresee_footprint, make_rules
+from worker.engine.replica_memory import ReplicaMemory
+from worker.engine.work import Work
 from worker.runner.memory import MemoryReport
 from worker.runner.starter import Sharing
 from worker.settings import WorkerSettings
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class Tuner:
-    """Implements the executor's WorkObserver and answers the pool's question for the size of a batch."""
+    """Answers the pool's question for the size of a batch, and learns from those that were encoded."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Tuner:
             )
 
     def max_batch_tokens(self, max_length: int) -> int:
-        """The most that a batch may cost whose longest sequence is that long. A BudgetSource."""
+        """Return the most that a batch may cost whose longest sequence is that long. A BudgetSource."""
         return self._budget.max_batch_tokens(max_length)
 
     @property

@@ -1,6 +1,6 @@
 """Executor: keeps one runner busy with batches, and starts it again when it dies. Knows no requests, only batches.
 
-One thread owns the runner: it sends, receives, restarts; what becomes of a batch, the docket decides. One batch more
+One thread owns the runner: it sends, receives, restarts; what becomes of a batch, InFlight decides. One batch more
 than the runner has at work is with it, so that nothing waits for the next one; urgent ones come on top and are encoded
 first. The runner says which one it starts: if the process dies, those are suspect and the others are not. Of several
 suspects each is tried again alone.
@@ -18,9 +18,10 @@ from typing import Final
 
 from vectormill.domain.errors import ModelError
 from worker.encoder.encoder import EncoderReport
-from worker.execution.canary import Canary
-from worker.execution.docket import Docket
-from worker.execution.work import WorkObserver, WorkSource
+from worker.engine.canary import Canary
+from worker.engine.in_flight import InFlight
+from worker.engine.switchboard import Switchboard
+from worker.engine.tuner import Tuner
 from worker.loading import LoadingDisplay
 from worker.runner.memory import MemoryReport
 from worker.runner.messages import (
@@ -68,8 +69,8 @@ class Executor:
         self,
         starter: RunnerStarter,
         timeouts: ExecutorTimeouts,
-        source: WorkSource,
-        observer: WorkObserver,
+        source: Switchboard,
+        tuner: Tuner,
         canary: Canary,
         on_loaded: OnLoaded,
         display: LoadingDisplay | None = None,
@@ -78,7 +79,7 @@ class Executor:
         self._name = starter.order.card.name
         self._timeouts = timeouts
         self._source = source
-        self._docket = Docket(source, observer, canary, starter.order.card.dimension)
+        self._in_flight = InFlight(source, tuner, canary, starter.order.card.dimension)
         self._on_loaded = on_loaded
         self._display = display or LoadingDisplay(self._name)
         self._thread = threading.Thread(target=self._run, name="executor", daemon=True)
@@ -119,7 +120,7 @@ class Executor:
     @property
     def memory(self) -> MemoryReport | None:
         """The newest report."""
-        return self._docket.memory
+        return self._in_flight.memory
 
     @property
     def runner_pid(self) -> int | None:
@@ -188,7 +189,7 @@ class Executor:
         assert isinstance(message, Loaded)
         self.report = report = message.report
         self._display.close(report.loadings)
-        self._docket.begin(report, message.memory, is_another=self._on_loaded(report, message.memory))
+        self._in_flight.begin(report, message.memory, is_another=self._on_loaded(report, message.memory))
         for choice in (report.device, report.backend, report.precision):
             logger.info("%s encodes with %s: %s", self._name, choice.value, choice.reason)
         for note in (*self._starter.order.card.notes, *report.notes):
@@ -197,8 +198,8 @@ class Executor:
 
     def _wait_until_sound(self, runner: AnyRunner, deadline: float) -> bool:
         """Until every stream has encoded the canary. False when the executor was stopped meanwhile."""
-        trial = self._docket.trial
-        while trial.is_open:
+        check = self._in_flight.check
+        while check.is_open:
             if self._stopping.is_set():
                 runner.kill()
                 return False
@@ -206,7 +207,7 @@ class Executor:
                 raise self._abandon(runner, f"a known text took more than {self._timeouts.load_seconds:g} s")
             self._send_canaries(runner)
             for message in self._listen(runner, deadline):
-                self._docket.hear(message)
+                self._in_flight.hear(message)
             self._refuse_sickness()
         return True
 
@@ -222,35 +223,35 @@ class Executor:
         return None
 
     def _send_canaries(self, runner: AnyRunner) -> None:
-        trial = self._docket.trial
-        while trial.num_due:
+        check = self._in_flight.check
+        while check.num_due:
             self._next_number += 1
-            self._docket.heard_at = time.monotonic()
-            runner.send(Encode(self._next_number, trial.next_batch(self._next_number), is_urgent=True))
+            self._in_flight.heard_at = time.monotonic()
+            runner.send(Encode(self._next_number, check.next_batch(self._next_number), is_urgent=True))
 
     def _send_ahead(self, runner: AnyRunner) -> None:
         self._send_canaries(runner)
-        while (work := self._docket.next_work()) is not None:
+        while (work := self._in_flight.next_work()) is not None:
             self._next_number += 1
-            self._docket.note_sent(self._next_number, work)
+            self._in_flight.note_sent(self._next_number, work)
             runner.send(Encode(self._next_number, work.batch, work.is_urgent))
 
     def _receive_outcome(self, runner: AnyRunner) -> None:
         """Waits for the runner's next word, for new work, or until the forward pass has taken too long."""
-        docket, seconds = self._docket, self._timeouts.forward_seconds
-        deadline = docket.find_deadline(seconds)
-        ask_again_at = self._source.ask_again_at() if docket.has_room else None
+        in_flight, seconds = self._in_flight, self._timeouts.forward_seconds
+        deadline = in_flight.find_deadline(seconds)
+        ask_again_at = self._source.ask_again_at() if in_flight.has_room else None
         moments = [moment for moment in (deadline, ask_again_at) if moment is not None]
         said = self._listen(runner, min(moments, default=None))
         for message in said:
-            docket.hear(message)
+            in_flight.hear(message)
         self._refuse_sickness()
         if not said and deadline is not None and time.monotonic() >= deadline:
-            docket.suspect_overdue(seconds)
+            in_flight.suspect_overdue(seconds)
             raise self._abandon(runner, f"a forward pass took more than {seconds:g} s")
 
     def _refuse_sickness(self) -> None:
-        if flaw := self._docket.trial.flaw:
+        if flaw := self._in_flight.check.flaw:
             raise RunnerLost(f"it cannot encode a known text ({flaw})", is_sick=True)
 
     def _listen(self, runner: AnyRunner, deadline: float | None) -> list[object]:
@@ -283,18 +284,18 @@ class Executor:
     def _kill(self, runner: AnyRunner) -> None:
         """What the runner had said last is heard first: else a batch that it had finished would be suspect."""
         for message in runner.kill():
-            self._docket.hear(message)
+            self._in_flight.hear(message)
 
     def _recover(self, loss: RunnerLost) -> None:
         """What is to be tried again goes to the next runner, and the engine ends when too many were lost in a row."""
         if self._runner is not None:
             self._kill(self._runner)
             self._runner = None
-        self._docket.lose(loss)
+        self._in_flight.lose(loss)
         if not self._is_loaded:
             self._leave_backend(loss)
             return
-        num_lost = self._docket.num_lost_in_row
+        num_lost = self._in_flight.num_lost_in_row
         if num_lost > self._timeouts.max_restarts:
             raise ModelError(f"The model process was lost {num_lost} times in a row, at last because {loss}.")
         self.state, self.reason = RESTARTING, str(loss)

@@ -1,8 +1,9 @@
-"""Slot: a place in the engine for one request, and waiting that a cancelled request ends. Knows no engine."""
+"""Places: how many requests are in the engine at once, and waiting that a cancelled one ends. Knows no engine."""
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from vectormill.domain.jobs.chunk_size import LARGEST_CHUNK_TOKENS
@@ -56,35 +57,23 @@ class Places:
             self._num_tokens -= num_tokens
             self._changed.notify_all()
 
+    @contextmanager
+    def hold(
+        self, num_tokens: int, cancelled: threading.Event, is_running: Callable[[], bool]
+    ) -> Iterator[None]:
+        """Hold a place while the block runs. Raises EncodingCancelled or EngineStopped while waiting for one."""
+        while not self.acquire(num_tokens, CANCEL_POLL_SECONDS):
+            if cancelled.is_set():
+                raise EncodingCancelled
+            if not is_running():
+                raise EngineStopped
+        try:
+            yield
+        finally:
+            self.release(num_tokens)
+
     def _has_room(self) -> bool:
         return self.num_free > 0 and self._num_tokens < self._max_tokens()
-
-
-class Slot:
-    """Entered when a place is free; waiting ends too when the request is cancelled or the engine stops."""
-
-    def __init__(
-        self,
-        places: Places,
-        num_tokens: int,
-        cancelled: threading.Event,
-        is_running: Callable[[], bool],
-    ) -> None:
-        self._places = places
-        self._num_tokens = num_tokens
-        self._cancelled = cancelled
-        self._is_running = is_running
-
-    def __enter__(self) -> None:
-        """Raises EncodingCancelled and EngineStopped."""
-        while not self._places.acquire(self._num_tokens, CANCEL_POLL_SECONDS):
-            if self._cancelled.is_set():
-                raise EncodingCancelled
-            if not self._is_running():
-                raise EngineStopped
-
-    def __exit__(self, *exception: object) -> None:
-        self._places.release(self._num_tokens)
 
 
 def wait_unless_cancelled(

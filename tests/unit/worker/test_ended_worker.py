@@ -7,15 +7,15 @@ import pytest
 
 from vectormill.processes.supervisor import ChildSpec
 from worker import launcher
-from worker.former import Former
-from worker.launcher import MAX_FORMERS, incarnate
+from worker.ended_worker import EndedWorker
+from worker.launcher import MAX_ENDED, incarnate
 
 REPLICA = ChildSpec("m on cpu:0", ("worker",), {})
 
 
-def read_formers(spec: ChildSpec) -> list[Former]:
+def read_ended(spec: ChildSpec) -> list[EndedWorker]:
     return [
-        Former.parse(each.removeprefix("--former=")) for each in spec.argv if each.startswith("--former=")
+        EndedWorker.parse(each.removeprefix("--ended=")) for each in spec.argv if each.startswith("--ended=")
     ]
 
 
@@ -27,7 +27,7 @@ def next_of(spec: ChildSpec, status: int) -> ChildSpec:
 def test_every_process_has_an_incarnation_of_its_own_and_knows_how_the_former_ended() -> None:
     first = incarnate(REPLICA)
     second = next_of(first, -signal.SIGSEGV)
-    (former,) = read_formers(second)
+    (former,) = read_ended(second)
     assert f"--incarnation={former.incarnation}" in first.argv
     assert f"--incarnation={former.incarnation}" not in second.argv
     assert (former.is_evidence, former.end) == (True, "SIGSEGV")
@@ -35,8 +35,8 @@ def test_every_process_has_an_incarnation_of_its_own_and_knows_how_the_former_en
 
 def test_ends_that_others_caused_are_no_evidence() -> None:
     for status in (-signal.SIGKILL, -signal.SIGTERM, 0, 1):
-        assert not Former(
-            read_formers(next_of(incarnate(REPLICA), status))[0].incarnation, status
+        assert not EndedWorker(
+            read_ended(next_of(incarnate(REPLICA), status))[0].incarnation, status
         ).is_evidence
 
 
@@ -48,17 +48,17 @@ def test_a_process_that_the_kernel_killed_for_want_of_memory_is_evidence(
     monkeypatch.setattr(launcher, "count_kernel_kills", lambda: next(kills))
     second = next_of(incarnate(REPLICA), -signal.SIGKILL)
     third = next_of(second, -signal.SIGKILL)
-    by_kernel, by_somebody = read_formers(third)
+    by_kernel, by_somebody = read_ended(third)
     assert (by_kernel.is_evidence, by_somebody.is_evidence) == (True, False)
     assert by_kernel.end == "SIGKILL, by the kernel for want of memory"
 
 
 def test_what_could_not_be_told_is_told_later_and_grows_no_command_line_without_end() -> None:
     def ends(spec: ChildSpec) -> Iterator[int]:
-        for former in read_formers(spec):
+        for former in read_ended(spec):
             yield former.status
 
     spec = incarnate(REPLICA)
     for status in range(20):
         spec = next_of(spec, status)
-    assert list(ends(spec)) == list(range(20 - MAX_FORMERS, 20))
+    assert list(ends(spec)) == list(range(20 - MAX_ENDED, 20))

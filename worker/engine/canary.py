@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
-from worker.execution.work import Work
+from worker.engine.work import Work
 from worker.runner.messages import Encoded
 
 # A process that can make no new kernel still has those for shapes that it has seen, so that each batch is of another
@@ -35,7 +35,7 @@ class Canary:
 
 
 @dataclass(frozen=True, slots=True)
-class Accused:
+class FailedSequence:
     """A work of one sequence that failed, and the item error that it would be."""
 
     work: Work
@@ -44,7 +44,7 @@ class Accused:
 
 
 @dataclass(slots=True)
-class Trial:
+class CanaryCheck:
     """Of one process at a time. What it holds waits for the verdict: every stream's answer to the canary.
 
     `flaw` says what was wrong with an answer, and nothing of this process is to be believed any more then.
@@ -54,7 +54,7 @@ class Trial:
     num_due: int = 0  # batches that are still to be sent
     numbers: set[int] = field(default_factory=set)  # of those that are with the process
     flaw: str = ""
-    accused: list[Accused] = field(default_factory=list)
+    failed: list[FailedSequence] = field(default_factory=list)
     withheld: list[tuple[Work, Encoded]] = field(default_factory=list)  # came of a process in doubt
     _expected: NDArray[Any] | None = None
     _num_rows: int = 0
