@@ -65,7 +65,7 @@ FLUSH_SECONDS = 0.25
 
 
 def main() -> None:
-    """`python -m worker.app --model NAME --assignment JSON`, as `vectormill worker` starts it."""
+    """Run one replica, as `vectormill worker` starts it: `python -m worker.app --model NAME --assignment JSON`."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--model", required=True)
     parser.add_argument(
@@ -112,7 +112,7 @@ def name_worker(model: str, assignment: Assignment) -> str:
 
 
 def pin_process(cores: Collection[int]) -> None:
-    """Keeps all threads to these cores: tokenizing, too, is done where the texts and the model's process are."""
+    """Pin all threads to these cores, so that tokenizing too is done where the texts and the model's process are."""
     if cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)
 
@@ -125,7 +125,7 @@ def run_replica(
     ended: Sequence[EndedWorker],
     display: LoadingDisplay,
 ) -> None:
-    """Loads the model, then consumes the model's queue until SIGTERM."""
+    """Load the model, then consume its queue until SIGTERM."""
     if settings.database_url is None or settings.redis_url is None:
         raise ConfigurationError("A worker needs VECTORMILL_DATABASE_URL and VECTORMILL_REDIS_URL.")
     card = Registry(settings.models).card(identity.model, weights=True)
@@ -233,18 +233,18 @@ def start_engine(
 def listen_for_queries(
     redis_url: str, card: ModelCard, engine: Engine, identity: WorkerIdentity
 ) -> QueryListener:
-    """Of this very model. Starts nothing."""
+    """Return a listener for queries of this very model, not yet started."""
     space = name_space(card.name, card.revision, "+".join(card.pooling))
     return QueryListener(QueryDesk(redis_url, space, identity.owner), engine, identity.owner)
 
 
 def is_low(num_held_tokens: int, max_tokens: int) -> bool:
-    """Whether to ask for more: before what is here is encoded, and so rarely that several chunks come at a time."""
+    """Return True if more chunks should be asked for: early enough to stay busy, and for several at a time."""
     return num_held_tokens <= max_tokens // 2
 
 
 def find_cache_dir(settings: Settings) -> Path:
-    """Where converted models are kept: the cache directory, or the data directory for a user who cannot write there."""
+    """Return where converted models are kept: the cache directory, or the data directory if that cannot be written."""
     wanted = settings.cache_dir.expanduser()
     try:
         wanted.mkdir(parents=True, exist_ok=True)
@@ -258,7 +258,7 @@ def find_cache_dir(settings: Settings) -> Path:
 
 
 class BufferingConsumer(Consumer):
-    """Celery's consumer, which sends its events for Flower together; Celery cancels the timer with its loop."""
+    """A consumer of Celery that sends its events for Flower together. Celery cancels the timer with its loop."""
 
     def register_with_event_loop(self, hub: Any) -> None:
         super().register_with_event_loop(hub)
@@ -269,7 +269,7 @@ class BufferingConsumer(Consumer):
 
 
 def consume(app: Celery, encoder: ChunkEncoder, identity: WorkerIdentity, slots: int) -> None:
-    """Registers the task and runs the Celery worker in this thread until it is told to stop."""
+    """Register the task and run the Celery worker in this thread until it is told to stop."""
 
     @app.task(name=ENCODE_CHUNK)
     def encode_chunk(chunk_id: int, dispatch_seq: int) -> Result:

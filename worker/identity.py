@@ -1,4 +1,4 @@
-"""Who a worker is: its name, which no other live worker shares and which a restart keeps.
+"""WorkerIdentity: a worker's name, which no other live worker shares and which a restart keeps.
 
 Hosts may have one name (containers of one image do), and several launchers may serve one model on one host. So a name
 is taken in Postgres; only signs of life tell a worker that is there from one that was killed a moment ago.
@@ -28,8 +28,8 @@ _LOOK_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class WorkerIdentity:
-    """Who holds the leases. `name` tells the device; `incarnation` changes at every start, `launcher` at every start of
-    `vectormill worker`.
+    """The name under which a worker holds leases. `name` tells the device; `incarnation` changes at every start,
+    `launcher` at every start of `vectormill worker`.
     """
 
     name: str
@@ -49,8 +49,8 @@ def take_name(
     report: Mapping[str, Any],
     wait: Callable[[float], object] = time.sleep,
 ) -> WorkerIdentity:
-    """The identity under a name of its own, registered: `model-cpu0@host`, or `model-cpu0.2@host` while a live worker
-    of another launcher goes by the first.
+    """Register the worker under a free name and return it: `model-cpu0@host`, or `model-cpu0.2@host` while a live
+    worker of another launcher has the first.
 
     A name in use is passed over once its worker gives a new sign of life; if none comes, that worker was killed, and
     its name is taken over some seconds later. Raises SQLAlchemyError when the database is away.
@@ -70,7 +70,7 @@ def take_name(
 
 
 def beat_as(connection: Connection, identity: WorkerIdentity, report: Mapping[str, Any]) -> bool:
-    """A sign of life under this identity. False when another live worker goes by its name."""
+    """Send a heartbeat under this identity. Return False if another live worker has its name."""
     return beat_worker(
         connection,
         identity.name,

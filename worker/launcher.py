@@ -36,7 +36,7 @@ MAX_ENDED = 8
 
 
 def run(settings: Settings, models: Sequence[str], devices: str | None = None) -> None:
-    """Serves the models, or all registered ones, until SIGTERM or SIGINT.
+    """Serve the models, or all registered ones, until SIGTERM or SIGINT.
 
     Raises ConfigurationError, UnknownModel or ModelError before it starts anything.
     """
@@ -68,7 +68,7 @@ def run(settings: Settings, models: Sequence[str], devices: str | None = None) -
 
 
 def assign_replicas(planned: Planned) -> list[Assignment]:
-    """What the worker of each replica is told."""
+    """Return the assignment of each replica's worker."""
     devices = {device.name: device for device in planned.devices}
     return [
         Assignment(part_json(planned.placement, replica), tuple(devices[name] for name in replica.devices))
@@ -77,7 +77,7 @@ def assign_replicas(planned: Planned) -> list[Assignment]:
 
 
 def _replica(model: str, assignment: Assignment, launcher: UUID) -> ChildSpec:
-    """The Celery worker of one replica, with the threads of its first device; model processes have their own."""
+    """Return the Celery worker of one replica, with the threads of its first device. Model processes have their own."""
     first = assignment.devices[0]
     argv = (
         sys.executable,

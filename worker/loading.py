@@ -30,7 +30,7 @@ class LoadingDisplay:
         self._said_at = 0.0
 
     def show(self, num_bytes_read: int, num_bytes: int) -> None:
-        """So many bytes of the weights have been read."""
+        """Show how many bytes of the weights have been read."""
         now = time.monotonic()
         if self._since is None:
             self._since = self._said_at = now
@@ -47,7 +47,7 @@ class LoadingDisplay:
             )
 
     def close(self, loadings: Sequence[Loading] = ()) -> None:
-        """The model is loaded, or never will be."""
+        """End the display, because the model is loaded or never will be."""
         if self._bar is not None:
             self._bar.stop()
         self._bar = self._task = self._since = None

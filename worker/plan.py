@@ -21,14 +21,14 @@ from worker.tasks.extract.precision import choose_extraction_precision
 
 
 def plan_worker(card: ModelCard, inventory: Inventory, settings: WorkerSettings) -> Placement:
-    """Of one model that has the machine to itself. Raises ModelError, ModelDoesNotFit and ConfigurationError."""
+    """Plan one model that has the machine to itself. Raises ModelError, ModelDoesNotFit and ConfigurationError."""
     return plan_machine([card], inventory, settings)[0].placement
 
 
 def plan_machine(
     cards: Sequence[ModelCard], inventory: Inventory, settings: WorkerSettings
 ) -> tuple[Planned, ...]:
-    """Of all models that the machine serves, in their order. Raises as `plan_worker` does."""
+    """Plan all models that the machine serves, in their order. Raises as `plan_worker` does."""
     plans = plan_together(inventory, [_make_tenant(card, inventory, settings) for card in cards])
     said = describe_switches(settings.switches, parse_devices(settings.devices, inventory)[0])
     return tuple(_add_reason(planned, said) for planned in plans) if said else plans
@@ -70,7 +70,7 @@ def _make_tenant(card: ModelCard, inventory: Inventory, settings: WorkerSettings
 def _is_packed(
     shape: ModelShape, devices: Sequence[Device], precision: str, settings: WorkerSettings
 ) -> bool:
-    """Whether ranks will pack on all devices, unless a kernel turns out to be bad. A whole replica does then too."""
+    """Return True if ranks, and so a whole replica, pack on all devices, unless a kernel turns out to be bad."""
     is_wanted = settings.attention == PACKED or (
         settings.attention == AUTO
         and all(
@@ -83,7 +83,7 @@ def _is_packed(
 
 
 def find_shape(card: ModelCard) -> ModelShape:
-    """The model's shape from the headers of its weights, or, where there are none yet, from its configuration alone."""
+    """Return the model's shape from the headers of its weights, or from its configuration without weights."""
     if has_weights(card):
         return read_model_shape(card)
     from worker.parallel.filling.skeleton import list_shapes  # torch, which takes seconds to import

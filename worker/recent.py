@@ -15,7 +15,7 @@ GAP_SECONDS: Final = 120.0
 
 
 class Recent:
-    """Is told at every report, which come more often than samples. Used by one thread."""
+    """Samples of the last ten minutes. `note` is called at every report, which is more often. Used by one thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -25,7 +25,7 @@ class Recent:
         self._num_tokens = 0
 
     def note(self, num_tokens: int, use: DeviceUse) -> None:
-        """The sum of encoded tokens since the start, and how the device stands now."""
+        """Note the sum of encoded tokens since the start and the device's use now."""
         if use.utilisation is not None:
             self._busy.append(use.utilisation)
         now = self._clock()
@@ -45,6 +45,6 @@ class Recent:
         self._taken_at, self._num_tokens, self._busy = now, num_tokens, []
 
     def write(self) -> dict[str, list[Any]]:
-        """As it goes into the report that is made now."""
+        """Return the samples as they go into a report."""
         now = self._clock()
         return write_samples([replace(sample, seconds_ago=now - at) for at, sample in self._taken])

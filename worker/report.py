@@ -49,7 +49,7 @@ class WorkerReport:
         self._recent = Recent(clock)
 
     def compose(self) -> dict[str, Any]:
-        """A JSON object for the workers table."""
+        """Return a JSON object for the workers table."""
         report = self._engine.report()
         # The engine knows its stages better: it counts chunks too that were not committed.
         stage_seconds = self._timesheet.totals() | report["stage_seconds"]
@@ -93,7 +93,7 @@ class ReportMaker:
         self._thread.start()
 
     def stop(self) -> None:
-        """Does not wait for the thread: it may hang in a driver, and ends with the process."""
+        """Stop without waiting for the thread: it may hang in a driver, and ends with the process."""
         self._stopping.set()
 
     def latest(self) -> Mapping[str, Any]:
@@ -107,7 +107,7 @@ class ReportMaker:
         return self._latest
 
     def make(self) -> Mapping[str, Any]:
-        """Makes one now. Raises whatever drivers raise."""
+        """Make a report now. Raises whatever drivers raise."""
         self._latest = self._compose()
         self._made_at = self._clock()
         return self._latest
@@ -117,4 +117,4 @@ class ReportMaker:
             try:
                 self.make()
             except Exception:  # of any driver or file: the next report may be made again
-                logger.exception("The worker cannot say how it does; its last report stands.")
+                logger.exception("The report could not be made; the last one stays.")

@@ -1,4 +1,4 @@
-"""What a worker can be told by environment: VECTORMILL_WORKER_… variables, read once and passed down."""
+"""Settings of a worker: VECTORMILL_WORKER_… variables, read once and passed down."""
 
 import os
 from typing import Annotated, Any, Literal, Self
@@ -16,7 +16,7 @@ from worker.placement.strategies import STRATEGIES
 
 
 def one_of(*names: str) -> AfterValidator:
-    """For a setting whose values a table names."""
+    """Return a validator that accepts these values only."""
 
     def check(value: str) -> str:
         if value not in names:
@@ -98,7 +98,7 @@ class WorkerSettings(BaseSettings):
 
 
 def load_worker_settings(**overrides: Any) -> WorkerSettings:
-    """The settings of the environment, with flags given on the command line on top (None means not given).
+    """Return the settings of the environment, with flags given on the command line on top (None means not given).
 
     Raises ConfigurationError for a value that does not fit and for a misspelt variable, with the nearest right name.
     """

@@ -1,1 +1,1 @@
-"""Which backend encodes: one is chosen with its reason, and loaded."""
+"""Backends: one is chosen, with its reason, and loaded."""

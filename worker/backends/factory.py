@@ -21,7 +21,7 @@ EXTRACTOR: Final = "worker.tasks.extract.model.encoder:RexEncoder"
 
 
 def load_encoder(order: EncoderOrder) -> Encoder:
-    """Raises ModelError when the model, backend or precision cannot be had."""
+    """Load the encoder that is asked for. Raises ModelError when the model, backend or precision cannot be had."""
     if order.card.is_extractor:
         return _find(EXTRACTOR)(order)
     precision = choose_precision(order.precision, order.device)
@@ -58,7 +58,7 @@ def _is_installed(backend: Backend) -> bool:
 def _load(
     backend: Backend, order: EncoderOrder, choice: Choice, precision: Choice, notes: tuple[str, ...]
 ) -> Encoder:
-    """Imported only now, so that a process that runs openvino from its cache never loads torch."""
+    """Import and load one backend. Imported late, so that openvino run from its cache never loads torch."""
     if not backend.has_packed_attention:
         padded_because = f"{backend.name} has no packed attention"
         choose_switches(order.switches, Place(order.device, 0, padded_because), is_package_installed)
@@ -66,7 +66,7 @@ def _load(
 
 
 def _find(loader: str) -> Callable[..., Encoder]:
-    """What is written as "module:function"."""
+    """Return the function that is written as "module:function"."""
     module, _, name = loader.partition(":")
     found: Callable[..., Encoder] = getattr(importlib.import_module(module), name)
     return found

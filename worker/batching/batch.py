@@ -47,18 +47,18 @@ class Batch:
         return cls(inputs)
 
     def part(self, start: int, end: int) -> "Batch":
-        """The sequences from `start` up to `end`, as a batch of their own, with no others' values."""
+        """Return the sequences from `start` up to `end` as a batch of their own."""
         parts = {name: rows.part(start, end) for name, rows in self.inputs.items()}
         return Batch(
             {name: Ragged(rows.covered, rows.offsets - rows.offsets[0]) for name, rows in parts.items()}
         )
 
     def take(self, rows: NDArray[np.int64]) -> "Batch":
-        """A copy of these sequences, in this order."""
+        """Return a copy of these sequences, in this order."""
         return Batch({name: values.take(rows) for name, values in self.inputs.items()})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """As Ragged's."""
+        """Pickle as Ragged does."""
         return Batch, (self.inputs,)
 
     def __len__(self) -> int:
@@ -66,17 +66,17 @@ class Batch:
 
     @property
     def input_ids(self) -> NDArray[np.int32]:
-        """[total tokens] one sequence after another."""
+        """Return the ids [total tokens], one sequence after another."""
         return self.inputs[INPUT_IDS].covered
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """[n] in tokens."""
+        """Return the lengths [n] in tokens."""
         return self.inputs[INPUT_IDS].lengths
 
     @property
     def prompt_lengths(self) -> NDArray[np.int64] | None:
-        """[n] leading tokens that are not pooled over; None when all tokens are."""
+        """Return how many leading tokens [n] are not pooled over; None when all tokens are."""
         lengths = self.inputs.get(PROMPT_LENGTH)
         return None if lengths is None else lengths.covered.astype(np.int64)
 
@@ -90,5 +90,5 @@ class Batch:
 
     @property
     def num_padded_tokens(self) -> int:
-        """What a kernel that pads computes."""
+        """Return the number of tokens that a kernel with padding computes."""
         return self.max_length * len(self)

@@ -1,4 +1,4 @@
-"""What a batch costs, in tokens of short sequences. Knows nothing of devices, and of a model only its widths. Pure.
+"""The cost of a batch, in tokens of short sequences. Knows nothing of devices, and of a model only its widths. Pure.
 
 A forward pass is linear layers, the same for every token, and attention, in which a token of a sequence of length L
 looks at L tokens. So a token costs 1 + L / quadratic_length, where quadratic_length is the length at which attention
@@ -31,49 +31,49 @@ class LengthBuckets:
     longest: int
 
     def padding_share(self, length: int) -> float:
-        """What is padding on the mean of what is computed of sequences of about that length."""
+        """Return the mean share of padding in what is computed for sequences of about this length."""
         return 0.0 if length <= LONGEST_EXACT else MEAN_SHARE
 
     def find(self, num_tokens: int) -> int:
-        """The shortest that holds so many tokens; those themselves when there is none."""
+        """Return the shortest bucket that holds so many tokens, or that number if there is none."""
         step = max(1, (1 << num_tokens.bit_length()) // (2 * BUCKETS_PER_DOUBLING))
         return max(num_tokens, min(-(-num_tokens // step) * step, self.longest))
 
 
 class BatchCost(Protocol):
-    """How the cost of a batch is made of its sequences. `pads` says that each is computed as long as the longest."""
+    """The cost of a batch, made of its sequences. `pads` means that each is computed as long as the longest."""
 
     @property
     def pads(self) -> bool: ...
 
     def padding_share(self, length: int) -> float:
-        """What is padding on the mean when sequences of about that length are computed alone."""
+        """Return the mean share of padding when sequences of about this length are computed alone."""
         ...
 
     def weigh(self, length: int) -> int:
-        """What padding is counted in: what is computed of a sequence that is computed as this long."""
+        """Return the units in which padding is counted, for a sequence that is computed this long."""
         ...
 
     def find_length(self, num_tokens: int) -> int:
-        """As how long a sequence of so many tokens is computed when it is alone; all else here is of such lengths."""
+        """Return how long a sequence of so many tokens is computed when alone. All other lengths here are such."""
         ...
 
     def of_sequence(self, length: int) -> float:
-        """What this sequence costs alone."""
+        """Return the cost of this sequence alone."""
         ...
 
     def of_sequences(self, lengths: NDArray[Any]) -> NDArray[np.float64]:
-        """What each of them costs alone."""
+        """Return the cost of each of them alone."""
         ...
 
     def of_batch(self, num_sequences: int, max_length: int, sum_of_sequences: float) -> float:
-        """What a batch costs whose sequences cost `sum_of_sequences` when each is alone."""
+        """Return the cost of a batch whose sequences cost `sum_of_sequences` when each is alone."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PaddedCost:
-    """For kernels that compute a rectangle: every sequence costs as much as the longest, or as that one's bucket.
+    """The cost for kernels that compute a rectangle: each sequence costs as much as the longest, or its bucket.
 
     `holds_squares` says that a sequence takes matrices of its length squared, as those whose attention adds a bias for
     each two tokens: of these padding is counted, and not of tokens.
@@ -105,7 +105,7 @@ class PaddedCost:
 
 @dataclass(frozen=True, slots=True)
 class PackedCost:
-    """For kernels that compute no padding: every sequence costs what it costs alone."""
+    """The cost for kernels that compute no padding: each sequence costs what it costs alone."""
 
     quadratic_length: float = math.inf
     pads: ClassVar[bool] = False
@@ -138,7 +138,8 @@ def find_quadratic_length(
     is_gated: bool,
     has_relative_scores: bool = False,
 ) -> float:
-    """The length at which attention takes as much arithmetic as the linear layers: 2304 for MiniLM-L6, 4608 for BERT.
+    """Return the length at which attention takes as much arithmetic as the linear layers: 2304 for MiniLM-L6, 4608 for
+    BERT.
 
     `attention_size` is heads times head size, `key_value_size` the same of the heads that queries share (equal where
     they share none). Per layer and token, two flop a weight: queries and output, keys and values, and the feed-forward

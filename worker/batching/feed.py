@@ -28,7 +28,8 @@ TOKENIZING_SECONDS: Final = 0.005
 
 
 class Pace:
-    """How fast batches are encoded, and when the runner will have none left. Told when batches are sent and come back.
+    """A forecast of when the runner will be out of work. Whoever relies on it must be right, if slower, when it is
+    wrong.
 
     A forecast, never a promise: who relies on it must be right, if slower, when it is wrong.
     """
@@ -42,11 +43,11 @@ class Pace:
 
     @property
     def free_at(self) -> float:
-        """When the runner will have encoded all that was sent; in the past when it is idle."""
+        """Return when the runner will have encoded all that was sent; in the past when it is idle."""
         return self._free_at
 
     def cost_within(self, seconds: float) -> float:
-        """What is encoded in this time; infinite as long as no batch has come back."""
+        """Return the cost that is encoded in this time; infinite until a batch has come back."""
         return seconds / self._seconds_of(1) if self._seconds else math.inf
 
     def note_sent(self, cost: float, now: float) -> None:
@@ -60,7 +61,7 @@ class Pace:
         self._free_at = now + self._seconds_of(self._cost_ahead)
 
     def note_idle(self, now: float) -> None:
-        """The runner has nothing: batches that failed or were lost are not ahead any more."""
+        """Note that the runner has nothing: batches that failed or were lost are no longer ahead."""
         self._cost_ahead = 0.0
         self._free_at = min(self._free_at, now)
 
@@ -82,7 +83,7 @@ class Feed:
         self.hold_end: float | None = None  # when the little that is held back is sent; None if nothing is
 
     def forget_pace(self) -> None:
-        """Costs mean something else from now on."""
+        """Forget the measured pace, because costs have another meaning from now on."""
         self._pace = Pace()
 
     def note_interactive(self, now: float) -> None:
@@ -92,7 +93,7 @@ class Feed:
         self._pace.note_encoded(self._pool.cost_of(sequences), seconds, now)
 
     def take(self, now: float, *, is_runner_idle: bool) -> Sequences:
-        """The next batch; empty when nothing waits, or when it is held back until `hold_end`."""
+        """Return the next batch; empty when nothing waits, or when it is held back until `hold_end`."""
         if is_runner_idle:
             self._pace.note_idle(now)
         is_interrupted = now - self._interactive_at < INTERACTIVE_SECONDS
@@ -103,7 +104,7 @@ class Feed:
         return Sequences.join([])
 
     def _share_of_last(self) -> float:
-        """What a batch may cost when the rest of the bulk does not fill one for each stream: an equal part."""
+        """Return what a batch may cost when the remaining bulk fills less than one for each stream: an equal part."""
         if self.num_streams == 1 or self.num_tokenizing:
             return math.inf
         cost, budget = self._pool.bulk_cost, self._pool.bulk_budget
@@ -112,11 +113,11 @@ class Feed:
         return max(cost / self.num_streams, SMALLEST_LAST_SHARE * budget)
 
     def take_urgent(self, now: float) -> Sequences:
-        """The next batch if an interactive request leads it, else an empty one."""
+        """Return the next batch if an interactive request leads it, else an empty one."""
         return self._sent(self._pool.take_urgent_batch(), now)
 
     def _hold(self, now: float) -> bool:
-        """Whether what waits, which does not fill a batch, is held back still."""
+        """Return True if a batch that is not full is still held back."""
         if not len(self._pool):
             self._held_since = self.hold_end = None
             return False
@@ -133,7 +134,7 @@ class Feed:
 
 
 def find_hold_end(free_at: float, held_since: float, *, is_tokenizing: bool) -> float:
-    """The moment at which a batch is sent though it is not full.
+    """Return the moment at which a batch is sent even if it is not full.
 
     `free_at` is when the runner has nothing left to do, foreseen or past. Until shortly before, waiting costs nothing;
     a little longer pays if texts are being tokenized, which are likely to fill it.

@@ -1,4 +1,4 @@
-"""How large a batch may be, and a batch while it is being filled within these limits.
+"""Limits: how large a batch may be, and a batch while it is being filled.
 
 Says how many more fit; knows not where they come from.
 """
@@ -21,7 +21,7 @@ BudgetSource = Callable[[int], int]
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """How large a batch may be, and how much of it may be padding where the kernel pads.
+    """Limits on the size of a batch, and on padding where the kernel pads.
 
     `max_batch_tokens` is the largest cost of a batch (`worker.batching.cost`) until a BudgetSource says otherwise.
 
@@ -63,7 +63,7 @@ class OpenBatch:
 
     @property
     def saved_padding(self) -> float:
-        """What this batch leaves of the padding that earlier ones saved, and adds to it. Never negative."""
+        """Return the padding that later batches may use, with what this one saved or used. Never negative."""
         if not self._cost.pads:
             return self._saved_padding
         num_computed = self._cost.weigh(self.max_length) * self.num_sequences
@@ -72,7 +72,7 @@ class OpenBatch:
         return min(saved, self._limits.max_saved_tokens * self._weight_of_token(self.max_length))
 
     def count_fitting(self, length: int, num_waiting: int, budget: float) -> int:
-        """How many of the waiting sequences of this length can join, within the budget and without much padding."""
+        """Return how many waiting sequences of this length can join, within the budget and without much padding."""
         max_length = max(self.max_length, length)
         cost_alone = self._cost.of_sequence(length)
         within_budget = bisect_right(
@@ -88,7 +88,7 @@ class OpenBatch:
         return max(fitting, int(not self.num_sequences))
 
     def _count_padded(self, length: int, max_length: int, num_waiting: int) -> int:
-        """How many can join before the first one that would pad too much."""
+        """Return how many can join before the first one that would pad too much."""
         mean_share, share = (
             self._mean_padding_share(max_length),
             self._factor * self._limits.max_padding_share,
@@ -120,20 +120,20 @@ class OpenBatch:
         return fitting
 
     def _mean_padding_share(self, max_length: int) -> float:
-        """Of what is computed, beyond what each sequence is padded when it is alone."""
+        """Return the allowed mean share of padding, beyond what each sequence is padded when it is alone."""
         return max(0.0, self._factor * self._limits.mean_padding_share - self._cost.padding_share(max_length))
 
     @property
     def _factor(self) -> float:
-        """Of shares of padding; 1 where it is counted in tokens."""
+        """Return the factor for shares of padding; 1 where padding is counted in tokens."""
         return self._limits.square_factor if self._cost.weigh(2) > 2 else 1.0
 
     def _weight_of_token(self, max_length: int) -> float:
-        """What a token counts of a sequence of that length; nothing is padded where there is none."""
+        """Return the weight of one token in a sequence of this length."""
         return self._cost.weigh(max_length) / max_length if max_length else 1.0
 
     def append(self, taken: list[tuple[int, NDArray[np.int32]]], length: int) -> None:
-        """Sequences of one length join: positions of requests."""
+        """Add sequences of one length, as positions of requests."""
         count = sum(len(positions) for _, positions in taken)
         self._parts += [(request, positions, length) for request, positions in taken]
         self.num_sequences += count
@@ -142,7 +142,7 @@ class OpenBatch:
         self._sum_of_weights += count * self._cost.weigh(length)
 
     def close(self) -> Sequences:
-        """Its sequences in the order in which they joined."""
+        """Return its sequences in the order in which they joined."""
         counts = [len(positions) for _, positions, _ in self._parts]
         lengths = np.repeat(np.array([length for *_, length in self._parts], np.int32), counts)
         return Sequences(
@@ -154,7 +154,7 @@ class OpenBatch:
 
 
 def find_first_positive(at_0: float, slope: float, start: float) -> float:
-    """The first whole number from `start` on at which `at_0 + slope * n` is above 0; infinite if there is none."""
+    """Return the first whole number from `start` on at which `at_0 + slope * n` is above 0; infinite if none."""
     if start == math.inf or at_0 + slope * start > 0:
         return start
     return math.floor(-at_0 / slope) + 1 if slope > 0 else math.inf

@@ -72,7 +72,7 @@ class WaitingSequences:
         return self._num_waiting
 
     def add(self, request: int, positions: NDArray[np.int32], lengths: NDArray[Any]) -> None:
-        """Sequences of one request, which is younger than all others; at least one."""
+        """Add the sequences of one request, at least one. It must be younger than all others."""
         order = np.argsort(lengths, kind="stable")
         in_order, counts_by_length = lengths[order], {}
         positions = positions[order]
@@ -90,7 +90,7 @@ class WaitingSequences:
         self._num_waiting += len(order)
 
     def remove(self, request: int) -> dict[int, int]:
-        """Removes what still waits of a request: how many of each length; none if it is not here."""
+        """Remove a request's waiting sequences. Return how many of each length; empty if there are none."""
         removed = self._requests.pop(request, {})
         for length, count in removed.items():
             line = self._lines[length]
@@ -99,7 +99,7 @@ class WaitingSequences:
         return removed
 
     def drain(self) -> list[tuple[int, NDArray[np.int32]]]:
-        """Removes all: positions, and the request whose they are."""
+        """Remove everything. Return requests with the positions that waited."""
         segments = [segment for line in self._lines.values() for segment in line.segments]
         self._requests.clear()
         self._lines.clear()
@@ -108,11 +108,11 @@ class WaitingSequences:
         return [(segment.request, segment.positions[segment.start :]) for segment in segments]
 
     def longest_of_oldest(self) -> int:
-        """The longest length that waits of the oldest request. The first of that line is the oldest request's."""
+        """Return the longest waiting length of the oldest request, whose sequences lead their line."""
         return max(next(iter(self._requests.values())))
 
     def lengths_around(self, length: int) -> tuple[list[int], list[int]]:
-        """The lengths up to this one and the longer ones, both nearest first."""
+        """Return the lengths up to this one and the longer ones, both nearest first."""
         split = bisect_right(self._lengths, length)
         return self._lengths[:split][::-1], self._lengths[split:]
 
@@ -120,7 +120,7 @@ class WaitingSequences:
         return self._lines[length].num_waiting
 
     def take(self, length: int, num_sequences: int) -> list[tuple[int, NDArray[np.int32]]]:
-        """The oldest sequences of this length, which leave: positions, and the request whose they are."""
+        """Remove and return the oldest sequences of this length, as requests with positions."""
         line, taken, num_left = self._lines[length], [], num_sequences
         while num_left:
             segment = line.segments[0]
@@ -167,7 +167,7 @@ class SequencePool:
 
     @cost.setter
     def cost(self, cost: BatchCost) -> None:
-        """To be set while nothing waits: lengths and costs of what waits are those of the former one."""
+        """Set the cost model. The pool must be empty, since lengths and costs of what waits belong to the old one."""
         self._cost = cost
 
     @property
@@ -184,22 +184,22 @@ class SequencePool:
 
     @property
     def bulk_cost(self) -> float:
-        """Of all bulk that waits."""
+        """Return the cost of all bulk that waits."""
         return self._bulk_cost
 
     @property
     def bulk_budget(self) -> float:
-        """What the next batch of bulk may cost; 0 where none waits."""
+        """Return what the next batch of bulk may cost; 0 where none waits."""
         return float(self._budget(self._bulk.longest_of_oldest())) if self._bulk else 0.0
 
     def can_fill_batch(self, max_bulk_cost: float = math.inf) -> bool:
-        """Whether all bulk that waits would fill a batch, were it not for different lengths."""
+        """Return True if the waiting bulk costs enough for a full batch, leaving differences in length aside."""
         if not self._bulk:
             return False
         return self._bulk_cost >= self._bulk_budget(self._bulk.longest_of_oldest(), max_bulk_cost)
 
     def cost_of(self, batch: Sequences) -> float:
-        """What a batch that was taken costs."""
+        """Return the cost of a batch that was taken."""
         return self._cost.of_batch(len(batch), batch.max_length, batch.cost_alone)
 
     def add(
@@ -210,8 +210,8 @@ class SequencePool:
         *,
         is_interactive: bool = False,
     ) -> None:
-        """Adds sequences of a request that is younger than all others, [n] of so many tokens each; their positions are
-        0, 1, 2, … unless others are given.
+        """Add sequences [n] of a request that is younger than all others; `num_tokens` has the length of each.
+        Positions are 0, 1, 2, … unless they are given.
         """
         lengths = self._find_lengths(np.asarray(num_tokens, dtype=np.int64))
         if not len(lengths):
@@ -225,24 +225,24 @@ class SequencePool:
             self._bulk_cost += float(self._cost.of_sequences(lengths).sum())
 
     def _find_lengths(self, num_tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-        """As how long each is computed alone; found once for each number of tokens that occurs."""
+        """Return how long each is computed alone. Found once for each distinct number of tokens."""
         different, places = np.unique(num_tokens, return_inverse=True)
         return np.array([self._cost.find_length(number) for number in different.tolist()], np.int64)[places]
 
     def remove(self, request: int) -> None:
-        """Removes what still waits of a request; nothing if it is not in the pool."""
+        """Remove what still waits of a request, if anything does."""
         self._interactive.remove(request)
         for length, count in self._bulk.remove(request).items():
             self._bulk_cost -= count * self._cost.of_sequence(length)
 
     def drain(self) -> list[tuple[int, NDArray[np.int32]]]:
-        """Everything that waits leaves the pool, to be added again: positions, and the request whose they are."""
+        """Remove everything, to be added again. Return requests with the positions that waited."""
         drained = [*self._interactive.drain(), *self._bulk.drain()]
         self._bulk_cost = 0.0
         return drained
 
     def take_batch(self, max_bulk_cost: float = math.inf) -> Sequences:
-        """The next batch, which leaves the pool; empty when nothing waits. Bulk has at most `max_bulk_cost`."""
+        """Remove and return the next batch; empty when nothing waits. Bulk costs at most `max_bulk_cost`."""
         if self._interactive and (not self._bulk or self._num_interactive_in_row < MAX_INTERACTIVE_IN_ROW):
             return self.take_urgent_batch()
         self._num_interactive_in_row = 0
@@ -255,7 +255,7 @@ class SequencePool:
         return self._finish(batch)
 
     def take_urgent_batch(self) -> Sequences:
-        """The next batch that an interactive request leads, topped up with bulk; empty when none waits."""
+        """Remove and return a batch led by an interactive request and topped up with bulk; empty when none waits."""
         batch = OpenBatch(self._limits, self._cost, self._saved_padding)
         if self._interactive:
             self._num_interactive_in_row += 1
@@ -268,7 +268,7 @@ class SequencePool:
     def _fill(
         self, batch: OpenBatch, waiting: WaitingSequences, length: int, budget: Callable[[int], float]
     ) -> None:
-        """Takes the sequences nearest in length: shorter ones until one does not fit, then longer ones."""
+        """Take the sequences nearest in length: shorter ones until one does not fit, then longer ones."""
         for lengths in waiting.lengths_around(length):
             for other in lengths:
                 num_waiting = waiting.count(other)

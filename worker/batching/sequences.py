@@ -24,7 +24,7 @@ class Sequences:
 
     @classmethod
     def join(cls, parts: "list[Sequences]") -> "Sequences":
-        """All of all parts, in order; none when there is no part."""
+        """Return all parts as one, in order."""
         if len(parts) == 1:
             return parts[0]
         return cls(
@@ -43,26 +43,26 @@ class Sequences:
 
     @property
     def cost_alone(self) -> float:
-        """What they cost when each is alone, together."""
+        """Return the sum of the costs of the sequences, each alone."""
         return float(self.costs.sum())
 
     def take(self, rows: NDArray[np.int64]) -> "Sequences":
-        """A copy of these rows, in this order."""
+        """Return a copy of these rows, in this order."""
         return Sequences(self.requests[rows], self.positions[rows], self.lengths[rows], self.costs[rows])
 
     def part(self, start: int, end: int) -> "Sequences":
-        """The rows from `start` up to `end`; a view."""
+        """Return the rows from `start` up to `end`; a view."""
         rows = slice(start, end)
         return Sequences(self.requests[rows], self.positions[rows], self.lengths[rows], self.costs[rows])
 
     def sorted_by_request(self) -> "Sequences":
-        """The oldest request's first; those of one request stay in order."""
+        """Return the rows with the oldest request first; rows of one request keep their order."""
         if (self.requests[1:] >= self.requests[:-1]).all():
             return self
         return self.take(np.argsort(self.requests, kind="stable"))
 
     def by_request(self) -> Iterator[tuple[int, slice]]:
-        """Each run of rows of one request: its number, and which rows these are."""
+        """Yield the number of each request and the slice of its rows."""
         bounds = [0, *(np.flatnonzero(np.diff(self.requests)) + 1).tolist(), len(self)]
         for start, end in pairwise(bounds if len(self) else []):
             yield int(self.requests[start]), slice(start, end)

@@ -1,4 +1,4 @@
-"""Calibrator: sees to it that the ranges of an int8 space are known before its first vector is kept.
+"""Calibrator: makes sure that the ranges of an int8 space are known before its first vector is stored.
 
 They are measured on texts that come with Vectormill, not on a job's own: so they depend neither on the chunk that came
 first nor on the job that did, and the same text gets the same codes everywhere. Knows nothing of chunks.
@@ -43,7 +43,7 @@ class Calibrator:
         self._lock = threading.Lock()
 
     def prepare(self, spec: EncodingSpec, cancelled: threading.Event) -> None:
-        """Returns when the ranges of the spec's space are kept; at once for specs that need none.
+        """Make sure that the ranges of the spec's space are stored. Specs without ranges need nothing.
 
         Raises what the engine raises, and ModelError when the sample has no vectors.
         """
@@ -80,6 +80,6 @@ class Calibrator:
 
 
 def read_sample() -> list[bytes]:
-    """The texts of the sample, one a line."""
+    """Return the sample's texts, one a line."""
     content = files("worker").joinpath(SAMPLE_FILE).read_bytes()
     return [line for line in content.splitlines() if line]

@@ -73,7 +73,7 @@ class ChunkEncoder:
         on_end: Callable[[], object] = lambda: None,
         ledger: ChunkLedger | None = None,
     ) -> None:
-        """`on_end` is called when a chunk that was claimed has left this worker."""
+        """Keep what is needed for every chunk. `on_end` is called when a claimed chunk has left this worker."""
         self._database = database
         self._committing = database.execution_options(isolation_level="AUTOCOMMIT")
         self._encoding = encoding
@@ -88,7 +88,7 @@ class ChunkEncoder:
         self._quarantine = Quarantine()
 
     def encode_chunk(self, chunk_id: int) -> Result:
-        """Does what the message asks, if it is still to be done. The result is what Flower shows."""
+        """Claim, encode and commit the chunk, if it still needs it. Return the result that Flower shows."""
         started = time.monotonic()
         result = self._claim_and_encode(chunk_id, started)
         self._ledger.note_end(result["outcome"], time.monotonic() - started)
@@ -126,7 +126,7 @@ class ChunkEncoder:
             return {"outcome": "database unavailable"}
 
     def _encode_claimed(self, claimed: ClaimedChunk, started: float) -> Result:
-        """Raises one of DATABASE_ERRORS when the database is away."""
+        """Encode a claimed chunk, and handle every way to fail. Raises DATABASE_ERRORS in an outage."""
         claim = claimed.claim
         try:
             claim.check_space()  # before any device time goes into it
@@ -262,7 +262,7 @@ class ChunkEncoder:
         return claim.lapsed >= MAX_LAPSED and _num_wanted(claim) > 1
 
     def _isolate(self, claim: Claim) -> Result:
-        """Halves a chunk that keeps ending its workers; the single item that is left is failed with its reason."""
+        """Halve a chunk that keeps ending its workers; fail a single item that does."""
         tries = f"{claim.lost} losses, {claim.attempt - 1} attempts, {claim.lapsed} lapses"
         if claim.num_items > 1 and _num_wanted(claim) > 1:
             return self._split(claim, f"split after {tries}")
@@ -273,7 +273,7 @@ class ChunkEncoder:
         return {"outcome": "split"}
 
     def _give_up(self, claim: Claim, code: str, reason: str) -> Result:
-        """Fails all items that are wanted of the chunk, so that its job ends whatever is wrong with it."""
+        """Fail all wanted items of the chunk, so that its job ends whatever is wrong."""
         failure = ItemFailure(code, f"{ITEM_ERROR_CODES[code]} ({reason})")
         logger.error("Chunk %d is failed: %s", claim.chunk_id, failure.detail)
 
@@ -284,7 +284,7 @@ class ChunkEncoder:
         return {"outcome": "item failed" if claim.num_items == 1 else "chunk failed", "code": code}
 
     def _load_items(self, connection: Connection, claim: Claim) -> Sequence[Item]:
-        """The chunk's items; nameless ones when they cannot be read."""
+        """Return the chunk's items, without keys and texts if they cannot be read."""
         try:
             return load_payload(connection, claim.chunk_id)
         except DATABASE_ERRORS:
@@ -317,7 +317,7 @@ class ChunkEncoder:
         )
 
     def _write(self, claim: Claim, write: Callable[[Connection], object]) -> None:
-        """One short fenced transaction; a lost lease means that another worker has taken over, which is fine."""
+        """Run one short fenced transaction. If the lease is lost, another worker has taken over, which is fine."""
         try:
             with self._database.begin() as connection:
                 write(connection)
@@ -327,7 +327,7 @@ class ChunkEncoder:
 
 
 def trace_chunk(claimed: ClaimedChunk, asked: float) -> AbstractContextManager[Note]:
-    """From its message on, which came at `asked`; with the time that it waited in Redis, and that of the claim."""
+    """Open the span of a chunk from its message, received at `asked`, with its wait in Redis and its claim."""
     return _trace(claimed, asked) if is_tracing() else NOTHING
 
 

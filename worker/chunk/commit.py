@@ -52,8 +52,8 @@ class PostgresSink:
         results: Ragged,
         outcome: ChunkOutcome,
     ) -> float:
-        """Commits once, whatever happens on the way, and waits for it as long as the chunk is ours: the results cost
-        device time. Raises LeaseLost, DatabaseUnavailable when the worker is to stop, and errors that no waiting mends.
+        """Commit exactly once, and keep trying as long as the chunk is ours, since the results cost device time. Raises
+        LeaseLost, DatabaseUnavailable when the worker is to stop, and errors that waiting does not cure.
 
         Returns the seconds that came too late to be counted in the job: its own row's turn, and COMMIT.
         """
@@ -80,7 +80,7 @@ class PostgresSink:
         outcome: ChunkOutcome,
         read_persist_seconds: Callable[[], float],
     ) -> None:
-        """Tries until it is committed, or nothing is to be hoped for."""
+        """Try until it is committed or there is no hope left."""
         pause = _FIRST_PAUSE_SECONDS
         while True:
             try:
@@ -103,8 +103,8 @@ class PostgresSink:
         limit_lock_wait(connection, max(1, round(1000 * self._lease_seconds * LOCK_WAIT_SHARE)))
 
     def _was_committed(self, claim: Claim) -> bool:
-        """Reads the chunk again, and renews its lease while it is ours: done under our fence means that only the answer
-        was lost.
+        """Read the chunk again, and renew its lease while it is ours. A chunk that is done under our fence was
+        committed, and only the answer was lost.
 
         Raises LeaseLost when the chunk is no longer ours.
         """

@@ -36,7 +36,7 @@ class Lease:
 
 
 class LeaseKeeper:
-    """Start it before the first claim; `stop` says goodbye for the worker."""
+    """Renews leases and sends heartbeats. Start it before the first claim; `stop` removes the worker's row."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class LeaseKeeper:
         self._thread = threading.Thread(target=self._run, name="leases", daemon=True)
 
     def start(self) -> None:
-        """Registers the worker, then beats. Raises SQLAlchemyError when the database is away at the start."""
+        """Register the worker, then begin heartbeats. Raises SQLAlchemyError when the database is not available."""
         self._beat()
         self._thread.start()
 
@@ -69,7 +69,10 @@ class LeaseKeeper:
             with self._engine.begin() as connection:
                 delete_worker(connection, self._identity.name, self._identity.incarnation)
         except SQLAlchemyError as error:
-            logger.warning("Could not say goodbye; the worker's row will look dead in a moment: %s", error)
+            logger.warning(
+                "The worker's row could not be removed; the worker will be listed until its heartbeat is overdue: %s",
+                error,
+            )
 
     @property
     def num_held(self) -> int:
@@ -77,13 +80,13 @@ class LeaseKeeper:
 
     @property
     def num_held_tokens(self) -> int:
-        """Of all chunks that are held, estimated."""
+        """Return the estimated tokens of all held chunks."""
         with self._lock:
             return sum(lease.claim.num_tokens for lease in self._leases.values())
 
     @contextmanager
     def hold(self, lease: Lease) -> Iterator[None]:
-        """Renews the lease while the block runs, the commit too: a row that it has locked is passed over."""
+        """Renew the lease while the block runs, the commit included: a row that it has locked is skipped."""
         chunk_id = lease.claim.chunk_id
         with self._lock:
             earlier = self._leases.get(chunk_id)

@@ -21,7 +21,7 @@ WATCHED: Final = (DONE, "split", "lease lost")
 
 
 class Histogram:
-    """Counts by upper bounds, which go with the counts: a reader needs to know none."""
+    """A histogram that reports its upper bounds with its counts, so that a reader need not know them."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
@@ -33,7 +33,7 @@ class Histogram:
         self._sum += value
 
     def describe(self) -> dict[str, Any]:
-        """`counts` are of each bound alone; the last is of all above."""
+        """Return bounds, counts and sum. Each count belongs to one bound; the last one is above all bounds."""
         return {"bounds": list(self._bounds), "counts": list(self._counts), "sum": self._sum}
 
 
@@ -55,7 +55,7 @@ class ChunkLedger:
                 self._dispatch.add(claimed.dispatch_seconds)
 
     def note_stale_write(self) -> None:
-        """The fence refused what this worker would have written of a chunk."""
+        """Count a write that the fence refused."""
         with self._lock:
             self._num_stale += 1
 
@@ -68,19 +68,19 @@ class ChunkLedger:
 
     @property
     def wait_reason(self) -> str | None:
-        """Why one of the commits waits; None when none does."""
+        """Return why one of the commits waits; None when none does."""
         with self._lock:
             return next(iter(self._waits.values()), None)
 
     def note_end(self, outcome: str, seconds: float) -> None:
-        """`seconds` since the message came."""
+        """Count how a chunk ended; `seconds` since its message arrived."""
         with self._lock:
             self._outcomes[outcome] += 1
             if outcome == DONE:
                 self._commit.add(seconds)
 
     def totals(self) -> dict[str, Any]:
-        """For the worker's report."""
+        """Return all counts since the start, for the worker's report."""
         with self._lock:
             return {
                 "chunk_outcomes": dict(self._outcomes),

@@ -21,7 +21,7 @@ class Quarantine:
 
     @contextmanager
     def enter(self, cancelled: threading.Event, *, is_suspect: bool) -> Iterator[None]:
-        """Raises EncodingCancelled when the event is set while it waits."""
+        """Hold a place, alone for a suspect. Raises EncodingCancelled if the event is set meanwhile."""
         with self._changed:
             self._wait_until_open(cancelled)
             self._is_closed = is_suspect

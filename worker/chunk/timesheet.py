@@ -45,7 +45,7 @@ class Timesheet:
 
     @contextmanager
     def hold(self, job_id: UUID) -> Iterator[None]:
-        """Counts the time in the block as held; chunks held at the same time count once."""
+        """Count the time in the block as held. Chunks held at the same time count once."""
         with self._lock:
             span = self._jobs.setdefault(job_id, self._open())
             whole = self._whole = self._whole or self._open()
@@ -64,23 +64,23 @@ class Timesheet:
                     self._whole = None
 
     def take(self, job_id: UUID) -> dict[str, float]:
-        """`held` and `device` of a job since they were taken last, and what was carried; each second is taken once."""
+        """Return a job's `held` and `device` seconds, and what was carried, since the last call."""
         with self._lock:
             return self._jobs[job_id].take(self._clock(), self._read_device_seconds())
 
     def count(self, stage_seconds: Mapping[str, float]) -> None:
-        """Busy time for the worker's own totals."""
+        """Add busy seconds to the worker's totals."""
         with self._lock:
             self._add(stage_seconds)
 
     def carry(self, job_id: UUID, stage: str, seconds: float) -> None:
-        """Busy time that was known too late for its own chunk: it is counted with the job's next one."""
+        """Add busy seconds that were known too late for their chunk; the job's next chunk reports them."""
         with self._lock:
             self._jobs[job_id].carried[stage] += seconds
             self._totals[stage] += seconds
 
     def totals(self) -> dict[str, float]:
-        """Seconds by stage since the start, with `held`, and `device` while something was held."""
+        """Return the seconds of each stage since the start, with `held`, and `device` while something was held."""
         with self._lock:
             self._settle()
             return dict(self._totals)

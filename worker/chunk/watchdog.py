@@ -60,7 +60,7 @@ class Watchdog:
         while not self._stopping.wait(_LOOK_SECONDS):
             reason = self.find_reason(time.monotonic())
             if reason is not None:
-                logger.error("%s; ending this worker so that it is started afresh.", reason)
+                logger.error("%s; ending this worker so that it is restarted.", reason)
                 os.kill(os.getpid(), signal.SIGTERM)
                 if not self._stopping.wait(_ENDING_SECONDS):
                     logger.error("This worker did not end within %g s; it is ended hard.", _ENDING_SECONDS)
@@ -68,7 +68,7 @@ class Watchdog:
                 return
 
     def find_reason(self, now: float) -> str | None:
-        """Why this worker should be started afresh; None while all is well."""
+        """Return why this worker should be restarted; None while all is well."""
         if not self._engine.is_healthy():
             return "The engine died"
         num_taken = self._count_taken()
@@ -80,7 +80,7 @@ class Watchdog:
         return f"Messages wait in Redis, and none was taken for {now - self._well_at:.0f} s"
 
     def _is_called(self) -> bool:
-        """Whether Redis holds messages for this worker: asked there, because what Postgres calls queued may be lost."""
+        """Return True if Redis holds messages for this worker. Postgres may call messages queued that were lost."""
         try:
             return self._queues.count_messages(self._lists) > 0
         except RedisError:

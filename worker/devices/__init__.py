@@ -1,1 +1,1 @@
-"""What can compute: the devices of this machine, and the environment that pins a process to one. No torch."""
+"""Devices: those of this machine, and the environment that pins a process to one. No torch."""

@@ -19,12 +19,12 @@ MOST_CORES: Final = 4096
 
 
 def is_description(text: str) -> bool:
-    """Whether the text describes devices ("2x24GiB") rather than naming some that are there ("cuda:0")."""
+    """Return True if the text describes devices ("2x24GiB") rather than naming some that are there ("cuda:0")."""
     return "GiB" in text or "cores" in text
 
 
 def describe_inventory(text: str) -> Inventory:
-    """The inventory of "[COUNTx]SIZEGiB[@sm_NN][+…][,LINK]"; CUDA devices named cuda:0, cuda:1, …, linked by PCIe.
+    """Return the inventory for "[COUNTx]SIZEGiB[@sm_NN][+…][,LINK]": CUDA devices cuda:0, cuda:1, …, linked by PCIe.
 
     `nvlink` joins all of them, `nvlink-pairs` the first with the second and so on, and with `sockets` the second half
     of the devices hangs on another processor. "[NODESx]Ncores,SIZEGiB" is a machine without GPUs: NUMA nodes of so many
@@ -72,7 +72,7 @@ def describe_inventory(text: str) -> Inventory:
 
 
 def _describe_processor(num_nodes: int, num_cores: int, size: float) -> Inventory:
-    """Cores of one thread each, numbered node by node, without bf16."""
+    """Return cores of one thread each, numbered node by node, without bf16."""
     if not 1 <= num_nodes * num_cores <= MOST_CORES or size <= 0:
         raise ConfigurationError(f"The processor is not one of 1 to {MOST_CORES} cores with memory.")
     return Inventory(

@@ -59,8 +59,8 @@ class Memory:
 
 
 def detect_inventory(environment: Mapping[str, str] | None = None) -> Inventory:
-    """The devices of this machine that this process may use. Its own environment unless another is handed in: a batch
-    system such as Slurm says there which GPUs are ours.
+    """Return the devices that this process may use. `environment` is this process's own unless another is given: a
+    batch system such as Slurm says there which GPUs are ours.
     """
     if environment is None:
         # Imported here: settings bring pydantic, 15 MiB of the model process, which asks for memory only.
@@ -90,7 +90,7 @@ def detect_inventory(environment: Mapping[str, str] | None = None) -> Inventory:
 
 
 def detect_links(gpus: Sequence[Device], nvml: Nvml | None = None) -> Links:
-    """How the GPUs reach each other, by their names."""
+    """Return how the GPUs reach each other, by their names."""
     nvml = nvml or open_nvml()
     if nvml is None or len(gpus) < 2:
         return Links(PCIE)
@@ -100,7 +100,7 @@ def detect_links(gpus: Sequence[Device], nvml: Nvml | None = None) -> Links:
 
 
 def detect_memory() -> Memory:
-    """Main memory. A container's limit is obeyed: beyond it processes are killed, however much the machine has."""
+    """Return the main memory, bounded by the container's limit, beyond which processes are killed."""
     machine = psutil.virtual_memory()
     limit = _read_number(CGROUP / "memory.max")
     used = _read_number(CGROUP / "memory.current")
@@ -120,13 +120,13 @@ def detect_memory() -> Memory:
 
 
 def _read_number(path: Path) -> int | None:
-    """None where the file is missing or says "max"."""
+    """Read a number from a file; return None if it is missing or says "max"."""
     text = path.read_text().strip() if path.is_file() else ""
     return int(text) if text.isdigit() else None
 
 
 def detect_physical_cores() -> tuple[tuple[int, ...], ...]:
-    """The logical processors this process may run on, grouped by the physical core they share.
+    """Return the logical processors this process may run on, grouped by the physical core they share.
 
     A container's CPU quota is obeyed: with more threads than the quota, every thread is stopped part of the time.
     """
@@ -152,13 +152,13 @@ def _find_socket(core: int) -> int:
 
 
 def _find_node(core: int) -> int:
-    """The NUMA node of a logical processor: a link in its folder; 0 where the kernel tells none."""
+    """Return the NUMA node of a logical processor: a link in its folder; 0 where the kernel tells none."""
     nodes = sorted((CPU_TOPOLOGY / f"cpu{core}").glob("node[0-9]*"))
     return int(nodes[0].name.removeprefix("node")) if nodes else 0
 
 
 def _read_cpu_quota() -> float | None:
-    """Cores' worth of time that the control group grants; None without a limit."""
+    """Return the cores' worth of time that the control group grants; None without a limit."""
     if not CGROUP_CPU_LIMIT.is_file():
         return None
     quota, period = CGROUP_CPU_LIMIT.read_text().split()
@@ -166,7 +166,7 @@ def _read_cpu_quota() -> float | None:
 
 
 def detect_processor() -> tuple[frozenset[str], str]:
-    """The processor's feature flags that matter to us, and its name."""
+    """Return the processor's feature flags that matter to us, and its name."""
     flags: frozenset[str] = frozenset()
     name = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
@@ -181,7 +181,7 @@ def detect_processor() -> tuple[frozenset[str], str]:
 
 
 def detect_cuda_devices(visible: str | None, num_threads: int, nvml: Nvml | None = None) -> list[Device]:
-    """NVIDIA devices, asked of the driver: to ask torch would create a CUDA context in this process.
+    """Return the NVIDIA devices, as the driver lists them: asking torch would create a CUDA context in this process.
 
     Numbered as CUDA numbers them for this process: cuda:0 is the first that CUDA_VISIBLE_DEVICES, handed in as
     `visible`, leaves. They are pinned by UUID, so that a model's process means the same one by whatever order.
@@ -214,14 +214,14 @@ def detect_cuda_devices(visible: str | None, num_threads: int, nvml: Nvml | None
 
 
 def round_free_bytes(memory_bytes: int, free_bytes: int) -> int:
-    """What is used, in steps: cards that are alike stay alike, whatever few megabytes somebody has on one of them."""
+    """Round the used memory, so that identical cards look identical whatever few megabytes are in use on one."""
     return memory_bytes - -(-(memory_bytes - free_bytes) // USED_STEP_BYTES) * USED_STEP_BYTES
 
 
 def detect_rocm_devices(
     environment: Mapping[str, str], num_threads: int, topology: Path = TOPOLOGY
 ) -> tuple[list[Device], Links]:
-    """AMD's devices and their links, asked of the kernel. A torch built for them calls them cuda:0, cuda:1, …"""
+    """Return AMD's devices and their links, as the kernel lists them. To torch they are cuda:0, cuda:1, …"""
     gpus = list_amd_gpus(topology)
     if gpus and not is_built_for_rocm():
         logger.warning(
@@ -251,7 +251,7 @@ def detect_rocm_devices(
 
 
 def detect_mps_devices(cores: tuple[int, ...], num_threads: int) -> list[Device]:
-    """The GPU of an Apple processor, which shares the main memory."""
+    """Return the GPU of an Apple processor, which shares the main memory."""
     if platform.system() != "Darwin" or platform.machine() != "arm64":
         return []
     memory = detect_memory()

@@ -57,7 +57,7 @@ class Device:
 
     @property
     def compute_capability(self) -> int | None:
-        """90 for 9.0; None when the device has none or does not say."""
+        """Return 90 for 9.0; None if the device has none or does not report it."""
         found = [int(feature[3:]) for feature in self.features if feature.startswith("sm_")]
         return found[0] if found else None
 
@@ -76,14 +76,14 @@ class Inventory:
     core_nodes: tuple[int, ...] = ()  # the NUMA node of each physical core; empty where there is one
 
     def with_cores(self, first: int, end: int) -> "Inventory":
-        """The same with a part of the physical cores."""
+        """Return this inventory restricted to some of the physical cores."""
         return replace(
             self, physical_cores=self.physical_cores[first:end], core_nodes=self.core_nodes[first:end]
         )
 
 
 def parse_devices(text: str, inventory: Inventory) -> list[Device]:
-    """The devices named by "auto", "cpu", "cuda", "mps" or a list such as "cuda:0,cuda:1" or "cpu:0,cpu:1".
+    """Return the devices named by "auto", "cpu", "cuda", "mps" or a list such as "cuda:0,cuda:1" or "cpu:0,cpu:1".
 
     auto takes every accelerator, or else the processor: one device for each of its NUMA nodes. CPU devices that are
     named share the cores evenly, so that two workers on one machine do not fight. Raises ConfigurationError with the
@@ -119,7 +119,7 @@ def parse_devices(text: str, inventory: Inventory) -> list[Device]:
 
 
 def split_processor(inventory: Inventory, num_devices: int) -> list[Device]:
-    """The processor as devices of equally many physical cores; what cannot be shared evenly goes to the first."""
+    """Split the processor into devices with equally many physical cores; a remainder goes to the first."""
     groups = inventory.physical_cores
     if num_devices > len(groups):
         raise ConfigurationError(
@@ -130,14 +130,14 @@ def split_processor(inventory: Inventory, num_devices: int) -> list[Device]:
 
 
 def split_by_node(inventory: Inventory) -> list[Device]:
-    """A device for each NUMA node, so that no process reads its weights from another processor's memory."""
+    """Return one device for each NUMA node, so that no process reads its weights from another processor's memory."""
     nodes = inventory.core_nodes
     changes = [place for place, (one, other) in enumerate(pairwise(nodes), start=1) if one != other]
     return _make_processors(inventory, [0, *changes, len(inventory.physical_cores)])
 
 
 def _make_processors(inventory: Inventory, bounds: Sequence[int]) -> list[Device]:
-    """The cores from each bound to the next as a device, with its share of the memory."""
+    """Return a device for each range of cores between two bounds, with its share of the memory."""
     groups, num_devices = inventory.physical_cores, len(bounds) - 1
     return [
         Device(
@@ -156,8 +156,8 @@ def _make_processors(inventory: Inventory, bounds: Sequence[int]) -> list[Device
 
 
 def thread_environment(num_threads: int, num_tokenizer_threads: int = 0) -> dict[str, str]:
-    """Thread counts for OpenMP (torch), MKL, OpenBLAS (NumPy) and Rayon (tokenizers): each would otherwise start one
-    thread per core of the machine. They must be set before any of these is imported.
+    """Return thread counts for OpenMP (torch), MKL, OpenBLAS (NumPy) and Rayon (tokenizers): each would otherwise start
+    one thread per core of the machine. Set them before any of these is imported.
 
     On a CPU the tokenizer gets as many threads as the model, on the same cores. Fewer would not disturb it less: a
     forward pass goes on when its last thread is done, so one core that is taken away for long costs more than all of
@@ -172,7 +172,7 @@ def thread_environment(num_threads: int, num_tokenizer_threads: int = 0) -> dict
 
 
 def device_environment(device: Device, num_threads: int | None = None) -> dict[str, str]:
-    """Variables that pin a process to the device, with its threads; to be set before anything imports torch."""
+    """Return variables that pin a process to the device, with its threads; to be set before anything imports torch."""
     environment = thread_environment(num_threads or device.num_threads)
     # Without the bus order, CUDA numbers by speed and nvidia-smi by slot.
     environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"

@@ -38,7 +38,7 @@ class AmdGpu:
 
 
 def is_built_for_rocm() -> bool:
-    """Whether torch here is, read from its own file: to import it takes seconds and would make a context."""
+    """Return True if torch was built for ROCm, read from its file: an import takes seconds and makes a context."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return False
@@ -48,7 +48,7 @@ def is_built_for_rocm() -> bool:
 
 
 def list_amd_gpus(topology: Path = TOPOLOGY) -> list[AmdGpu]:
-    """All GPUs that this process may see, in the kernel's order, which is ROCm's."""
+    """Return all GPUs that this process may see, in the kernel's order, which is ROCm's."""
     if not topology.is_dir():
         return []
     nodes: dict[int, Mapping[str, int]] = {}
@@ -91,7 +91,8 @@ def _read_properties(path: Path) -> dict[str, int]:
 
 
 def select_visible_amd(environment: Mapping[str, str], gpus: Sequence[AmdGpu]) -> list[tuple[int, AmdGpu]]:
-    """The GPUs that the environment leaves, in its order, each with the number that HIP_VISIBLE_DEVICES has for it.
+    """Return the GPUs that the environment leaves, in its order, each with the number that HIP_VISIBLE_DEVICES has for
+    it.
 
     ROCR_VISIBLE_DEVICES comes first and numbers anew; then HIP_VISIBLE_DEVICES counts, or else CUDA_VISIBLE_DEVICES.
     """
@@ -101,7 +102,7 @@ def select_visible_amd(environment: Mapping[str, str], gpus: Sequence[AmdGpu]) -
 
 
 def _select(visible: str | None, gpus: Sequence[AmdGpu]) -> Iterator[AmdGpu]:
-    """As in CUDA, a list ends at the first entry that names no GPU."""
+    """Yield the GPUs that a list names. As in CUDA, the list ends at the first entry that names none."""
     if visible is None:
         yield from gpus
         return
@@ -116,7 +117,7 @@ def _select(visible: str | None, gpus: Sequence[AmdGpu]) -> Iterator[AmdGpu]:
 
 
 def find_amd_links(gpus: Mapping[str, AmdGpu]) -> dict[frozenset[str], str]:
-    """The kind of link between every two GPUs, by their names. Infinity Fabric counts as NVLink: it is as fast."""
+    """Return the kind of link between each two GPUs, by name. Infinity Fabric counts as NVLink: it is as fast."""
     return {frozenset(names): _find_link(*(gpus[name] for name in names)) for names in combinations(gpus, 2)}
 
 

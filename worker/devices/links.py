@@ -30,6 +30,6 @@ class Links:
         return self.pairs.get(frozenset((one, other)), self.default)
 
     def slowest(self, names: Iterable[str]) -> str:
-        """The kind of the slowest link among the devices: a collective is as fast as that one."""
+        """Return the kind of the slowest link among the devices: a collective is as fast as that one."""
         kinds = [self.between(one, other) for one, other in combinations(names, 2)]
         return min(kinds, key=BYTES_PER_SECOND.__getitem__, default=self.default)

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class Nvml(Protocol):
-    """What is used of pynvml. Handles are opaque; every function may raise NVMLError."""
+    """The part of pynvml that is used. Handles are opaque; every function may raise NVMLError."""
 
     NVMLError: type[Exception]
 
@@ -67,7 +67,7 @@ class GpuUse:
 
 
 def open_nvml() -> Nvml | None:
-    """NVML, ready to be asked; None where there is no NVIDIA driver, which is normal and needs no word."""
+    """Initialize NVML; return None without an NVIDIA driver, which is normal and not logged."""
     try:
         import pynvml  # here: `vectormill doctor` runs where the worker's packages are not installed
     except ImportError:
@@ -87,13 +87,13 @@ def open_nvml() -> Nvml | None:
 
 
 def list_gpus(nvml: Nvml) -> list[Gpu]:
-    """All GPUs in the order of the bus; of a GPU that is cut into parts, its parts: it cannot be used as a whole."""
+    """Return all GPUs in bus order. A GPU that is partitioned is listed as its parts."""
     gpus: list[Gpu] = []
     for index in range(nvml.nvmlDeviceGetCount()):
         try:
             gpus += _describe(nvml, index, nvml.nvmlDeviceGetHandleByIndex(index))
         except nvml.NVMLError as error:  # one that fell off the bus does not take the others along
-            logger.warning("GPU %d is left out, for its driver does not describe it: %s.", index, error)
+            logger.warning("GPU %d is left out, because its driver does not describe it: %s.", index, error)
     return gpus
 
 
@@ -123,7 +123,7 @@ def _find_parts(nvml: Nvml, whole: Any) -> Iterator[Any]:
 
 
 def select_visible(visible: str | None, gpus: Sequence[Gpu]) -> list[Gpu]:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; None, the variable unset, leaves all.
+    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; None, the variable unset, leaves all.
 
     Entries are indices or (the beginnings of) UUIDs. As in CUDA, the list ends at the first entry that names no GPU,
     and the index of a GPU that is cut means its first part.
@@ -154,7 +154,7 @@ def _is_named(gpu: Gpu, entry: str) -> bool:
 
 
 def read_use(nvml: Nvml, uuid: str) -> GpuUse | None:
-    """How much of a GPU is in use; None when the driver cannot say, as while a GPU is being reset."""
+    """Return how much of a GPU is in use; None when the driver cannot say, as while a GPU is being reset."""
     try:
         handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
@@ -168,7 +168,7 @@ def read_use(nvml: Nvml, uuid: str) -> GpuUse | None:
 
 
 def read_links(nvml: Nvml, uuids: Sequence[str]) -> dict[frozenset[str], str]:
-    """The kind of link between every two GPUs, by their UUIDs. What the driver does not say is taken for PCIe."""
+    """Return the kind of link between each two GPUs, by UUID. PCIe is assumed where the driver does not say."""
     return {frozenset(pair): _read_link(nvml, *pair) for pair in combinations(uuids, 2)}
 
 

@@ -1,1 +1,1 @@
-"""What an encoder is, and which one a device gets. Names no framework."""
+"""The contract of encoders, and the choice of one for a device. Names no framework."""

@@ -8,7 +8,7 @@ LARGE_BLOCK_BYTES: Final = 1 << 20
 
 
 def keep_large_blocks_apart() -> None:
-    """Has each block of a megabyte or more mapped alone, so that it goes back to the system when it is freed.
+    """Have each block of a megabyte or more mapped alone, so that it goes back to the system when it is freed.
 
     glibc raises that bound to the largest block that was freed, up to 32 MiB. Buffers of batches, which are replaced by
     larger ones as batches grow, and a Celery worker's chunks on their way then leave holes in the heap that nothing

@@ -48,7 +48,7 @@ class CannotRun(Exception):
 def list_backends(
     wanted: str, device: Device, is_installed: Callable[[Backend], bool], *, must_pack: bool = False
 ) -> list[tuple[Backend, str]]:
-    """Those that may run on the device, the preferred one first, each with its reason. `must_pack` says that packed
+    """Return the backends that may run on the device, preferred first, with reasons. `must_pack` means that packed
     attention was asked for.
 
     Raises ModelError for a wish that cannot be met, with what can be.

@@ -16,7 +16,7 @@ COMPRESSED: Final = frozenset({INT8})  # weights alone; products are computed in
 
 
 def choose_precision(wanted: str, device: Device) -> Choice:
-    """fp32, bf16, fp16 or int8. Raises ModelError for what is known to be slow, with the better choice."""
+    """Choose fp32, bf16, fp16 or int8. Raises ModelError for one that is known to be slow, with a better choice."""
     if wanted == AUTO:
         if device.kind == CUDA and device.has_bf16:
             return Choice(BF16, "the device computes bf16 natively")
@@ -40,7 +40,7 @@ def choose_precision(wanted: str, device: Device) -> Choice:
 
 
 def find_arithmetic(precision: str, device: Device) -> str:
-    """What products are computed in, for a chosen precision: compressed weights are restored to it."""
+    """Return the number type of the products for a precision: compressed weights are restored to it."""
     if precision not in COMPRESSED:
         return precision
     if device.has_bf16:

@@ -22,7 +22,7 @@ OnBackend = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class EncoderOrder:
-    """What is to be loaded, and where. `backend`, `precision`, `attention` and `switches` may be "auto".
+    """The model to load, and where. `backend`, `precision`, `attention` and `switches` may be "auto".
 
     `on_read` and `on_backend` are of the process that loads; an order that goes to another process has neither. `left`
     names the backends that are not to be tried again, each with its reason. A new field goes to the end, with a
@@ -44,7 +44,7 @@ class EncoderOrder:
 
 
 def _set_state(order: EncoderOrder, values: list[Any]) -> None:
-    """Of a pickle; what an older release did not know of is as by default."""
+    """Restore from a pickle, with defaults for fields that an older release did not have."""
     for number, field in enumerate(fields(order)):
         object.__setattr__(order, field.name, values[number] if number < len(values) else field.default)
 
@@ -62,13 +62,13 @@ class Choice:
 
 
 def device_choice(order: EncoderOrder) -> Choice:
-    """The device with the reason it was chosen and what it is."""
+    """Return the device with the reason it was chosen and what it is."""
     return Choice(order.device.name, f"{order.device.reason}; {order.device.description}")
 
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """What one process has read of the model's files for its device, and in how long, with all that loading took."""
+    """The size of a model's files that one process has read for its device, and the seconds that loading took."""
 
     device: str
     num_bytes: int
@@ -77,7 +77,7 @@ class Loading:
 
 @dataclass(frozen=True, slots=True)
 class EncoderReport:
-    """What was loaded. `attention` is the kernel; `notes` are fallbacks, one sentence each.
+    """The encoder that was loaded. `attention` is the kernel; `notes` are fallbacks, one sentence each.
 
     `is_packed` says that a batch costs its tokens, and not its longest sequence times its number of sequences.
     `num_streams` batches are encoded side by side, each by its share of the device. `is_queued` says that a batch which
@@ -105,12 +105,12 @@ class EncoderReport:
 
     @property
     def num_started(self) -> int:
-        """How many batches its process has at work at most: one a stream, and one that waits on the device."""
+        """Return how many batches a process works at: one for each stream, and one queued on the device."""
         return self.num_streams + self.is_queued
 
 
 def find_changes(before: EncoderReport, now: EncoderReport) -> tuple[str, ...]:
-    """What is another, a sentence each: of what batches depend on, and not of how long loading took."""
+    """Return a sentence for each difference that matters to batches, leaving out how long loading took."""
     names = (
         "attention",
         "switches",
@@ -136,15 +136,15 @@ class Encoder(Protocol):
 
     @abstractmethod
     def prepare(self, batch: Batch) -> ForwardPass:
-        """What can be done before the batch's turn. Raises as `encode` does."""
+        """Do what can be done before the batch's turn. Raises as `encode` does."""
 
     @abstractmethod
     def describe(self) -> EncoderReport:
-        """What was loaded, and the reason for every choice."""
+        """Return what was loaded, and the reason for every choice."""
 
     def encode(self, batch: Batch) -> Ragged:
-        """The results, a row a sequence. Vectors are float32 rows of card.dimension: pooled and passed through Dense
-        modules, not normalized and not cut.
+        """Return the results, a row a sequence. Vectors are float32 rows of card.dimension: pooled and passed through
+        Dense modules, not normalized and not cut.
 
         Raises whatever the framework raises: worker.encoder.exhaustion tells which of it means too little memory, and
         of all else the caller finds the sequence that is to blame. Raises DeviceLost.
@@ -159,7 +159,7 @@ class DirectEncoder(Encoder, Protocol):
 
     @abstractmethod
     def encode(self, batch: Batch) -> Ragged:
-        """As of Encoder."""
+        """Encode as Encoder.encode does."""
 
     def prepare(self, batch: Batch) -> ForwardPass:
         return Deferred(partial(self.encode, batch))

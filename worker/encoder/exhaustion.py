@@ -24,7 +24,7 @@ ONEDNN: Final = re.compile(r"could not create a (primitive|memory)\b(?! descript
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Also where the error that was raised is only the consequence of one that was."""
+    """Return True if the error, or one that caused it, means too little memory."""
     seen: BaseException | None = error
     while seen is not None:
         if TYPES & {kind.__name__ for kind in type(seen).__mro__}:

@@ -15,11 +15,11 @@ class ForwardPass(Protocol):
     """One batch on its way: prepared, then started, then computed. Each step raises whatever the framework raises."""
 
     def start(self) -> None:
-        """Queues the batch on a device that computes by itself, and does not wait for it. Elsewhere it does nothing."""
+        """Queue the batch on a device that computes by itself, without waiting. Elsewhere do nothing."""
         ...
 
     def results(self) -> Ragged:
-        """As of Encoder.encode; waits for the device, or computes them here."""
+        """Return the results as Encoder.encode does. Waits for the device, or computes them here."""
         ...
 
 

@@ -29,7 +29,7 @@ class PaddedBatch:
 
 
 def pad_batch(batch: Batch, pad_token_id: int, buckets: LengthBuckets | None = None) -> PaddedBatch:
-    """Padded on the right, to the batch's own longest sequence or its bucket."""
+    """Pad on the right, to the longest sequence of the batch or its bucket."""
     longest = batch.max_length
     positions = np.arange(longest if buckets is None else buckets.find(longest))
     is_token = positions < batch.lengths[:, None]

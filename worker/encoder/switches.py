@@ -45,7 +45,7 @@ class Switch:
 
     @property
     def needs(self) -> str:
-        """In words, for people; empty where it needs nothing."""
+        """Return what the switch needs, in words; empty if nothing."""
         parts = []
         if self.smallest_capability is not None:
             more = "" if self.largest_capability == self.smallest_capability else " or more"
@@ -109,7 +109,7 @@ SWITCHES: Final[Mapping[str, Switch]] = {
 
 @dataclass(frozen=True, slots=True)
 class SwitchDefaults:
-    """What was measured to pay on a card. `measured` says when, on what, and with which torch."""
+    """The switches that were measured to pay on a card. `measured` says when, on what, and with which torch."""
 
     switches: tuple[str, ...]
     measured: str
@@ -117,7 +117,7 @@ class SwitchDefaults:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What is known of a model where it is loaded. `padded_because` is empty where it is packed."""
+    """The facts about a model where it is loaded. `padded_because` is empty if it is packed."""
 
     device: Device
     hidden_size: int
@@ -135,7 +135,7 @@ class SwitchChoice:
     is_asked: bool  # by name
 
     def refuse(self, reason: str) -> "SwitchChoice":
-        """The same, off. Raises ModelError when it was asked for by name."""
+        """Return this choice turned off. Raises ModelError when it was asked for by name."""
         if self.is_asked:
             raise ModelError(
                 f"The switch {self.name} cannot be used, because {reason}; "
@@ -145,7 +145,7 @@ class SwitchChoice:
 
     @property
     def note(self) -> str:
-        """For the worker's report, of one that is off."""
+        """Return the note for the worker's report about a switch that is off."""
         return f"The switch {self.name} is off, because {self.reason}."
 
 
@@ -155,7 +155,7 @@ def choose_switches(
     is_installed: Callable[[str], bool],
     defaults: Mapping[str, SwitchDefaults] | None = None,
 ) -> tuple[SwitchChoice, ...]:
-    """Each switch that is wanted, on or off, in the table's order. `wanted` is auto, none, or names with commas.
+    """Return each switch that is wanted, on or off, in the table's order. `wanted` is auto, none, or names with commas.
 
     Raises ModelError for one that was asked for by name and cannot be used. A switch of ranks in a model that is on one
     device, and the other way round, is off and no error: the setting is for all models of a worker.
@@ -174,7 +174,7 @@ def choose_switches(
 
 
 def describe_switches(wanted: str, device: Device) -> str:
-    """A sentence on what a device will be asked to turn on; empty where that is nothing."""
+    """Return a sentence on the switches that a device will be asked to turn on; empty if there are none."""
     names = parse_switches(wanted)
     found = find_defaults(device, load_defaults())
     listed, why = (
@@ -184,13 +184,13 @@ def describe_switches(wanted: str, device: Device) -> str:
 
 
 def list_wanted(wanted: str, device: Device) -> tuple[str, ...]:
-    """The names that are asked for or measured to pay, whether they can be used or not."""
+    """Return the names that are asked for or measured to pay, whether they can be used or not."""
     names = parse_switches(wanted)
     return find_defaults(device, load_defaults()).switches if names is None else names
 
 
 def parse_switches(wanted: str) -> tuple[str, ...] | None:
-    """Names, each once, in the table's order; None for auto. Raises ConfigurationError for one that is unknown."""
+    """Return the names, each once, in the table's order; None for auto. Raises ConfigurationError."""
     if wanted.strip() == AUTO:
         return None
     if wanted.strip() == NONE:
@@ -207,13 +207,13 @@ def parse_switches(wanted: str) -> tuple[str, ...] | None:
 
 
 def find_defaults(device: Device, defaults: Mapping[str, SwitchDefaults]) -> SwitchDefaults:
-    """Those of the card; none where nothing was measured."""
+    """Return the measured defaults of the card; empty if nothing was measured."""
     measured = (defaults[feature] for feature in sorted(device.features) if feature in defaults)
     return next(measured, SwitchDefaults((), "nothing"))
 
 
 def load_defaults(path: Path = DEFAULTS_PATH) -> dict[str, SwitchDefaults]:
-    """By feature of a device, such as sm_90. Raises ConfigurationError for a switch or a form that is unknown."""
+    """Load the measured defaults by device feature, such as sm_90. Raises ConfigurationError for unknown switches."""
     written: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     found = {}
     for feature, entry in written.items():

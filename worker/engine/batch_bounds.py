@@ -1,4 +1,4 @@
-"""What is known of batches before the first one: what they cost, where tuning starts, how many tokens memory holds."""
+"""Bounds of batches before the first one is encoded: what they cost, where tuning starts, how many tokens memory holds."""
 
 import logging
 import math
@@ -26,7 +26,7 @@ ACCELERATOR_BATCH_TOKENS: Final = 32768
 
 
 def make_rules(settings: WorkerSettings, device: Device) -> BudgetRules:
-    """A size that the user gave is not tuned."""
+    """Make the rules of the budget. A size that the user gave is not tuned."""
     start_tokens = CPU_BATCH_TOKENS if device.kind == CPU else ACCELERATOR_BATCH_TOKENS
     return BudgetRules(
         settings.max_batch_tokens or start_tokens,
@@ -37,7 +37,9 @@ def make_rules(settings: WorkerSettings, device: Device) -> BudgetRules:
 
 
 def foresee_footprint(card: ModelCard, report: EncoderReport) -> Footprint | None:
-    """None for a model whose files do not tell its sizes: then only out-of-memory and watermarks bound its batches."""
+    """Return the memory that batches will need; None if the model's files do not tell its sizes. Then only exhaustion
+    and watermarks bound its batches.
+    """
     precision = report.precision.value if report.precision.value in VALUE_BYTES else "fp32"
     try:
         return make_footprint(read_model_shape(card), precision, report.attention)
@@ -47,7 +49,7 @@ def foresee_footprint(card: ModelCard, report: EncoderReport) -> Footprint | Non
 
 
 def bound_batches(footprint: Footprint, free_bytes: int, num_parts: int) -> Callable[[int], int]:
-    """The most tokens that fit at a length. Each device has one of `num_parts` of a batch at a time."""
+    """Return a function from a length to the most tokens that fit, in `num_parts` parts of a batch."""
 
     def largest_batch_tokens(length: int) -> int:
         return max(SMALLEST_TOKENS, num_parts * footprint.largest_batch_tokens(free_bytes, length))
@@ -56,14 +58,14 @@ def bound_batches(footprint: Footprint, free_bytes: int, num_parts: int) -> Call
 
 
 def count_batch_parts(replica: Replica | None) -> int:
-    """In how many parts the devices of a replica have its batches: one after another, or each device one."""
+    """Return the number of parts of a batch, one at a time or one for each device."""
     if replica is None:
         return 1
     return len(replica.devices) if replica.strategy == FULLY_SHARDED else replica.micro_batches
 
 
 def find_batch_cost(card: ModelCard, report: EncoderReport) -> BatchCost:
-    """What batches cost with this encoder; a model that does not tell its sizes counts attention as linear."""
+    """Return the cost model of this encoder. Attention counts as linear if the model does not tell its sizes."""
     try:
         shape = read_model_shape(card)
     except ModelError as error:

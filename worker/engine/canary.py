@@ -26,8 +26,10 @@ NUM_MORE: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """A batch of one row, and what says of the rows of n canaries what is wrong with them, if anything is, where one
-    was answered with these values before. What is alike hangs on what the numbers are, which the task knows.
+    """A batch of one row, and a function that finds what is wrong with its answers.
+
+    `find_flaw(results, expected)` compares rows with the values that a canary was answered with before. The task knows
+    which differences matter.
     """
 
     batch: Batch
@@ -45,7 +47,7 @@ class FailedSequence:
 
 @dataclass(slots=True)
 class CanaryCheck:
-    """Of one process at a time. What it holds waits for the verdict: every stream's answer to the canary.
+    """The canaries of one process, and the outcomes that are withheld until every stream has answered.
 
     `flaw` says what was wrong with an answer, and nothing of this process is to be believed any more then.
     """
@@ -61,19 +63,19 @@ class CanaryCheck:
 
     @property
     def is_open(self) -> bool:
-        """True until every stream has answered as it should: a flaw leaves it open until the process is gone."""
+        """Return True until every stream has answered correctly. A flaw keeps it open until the process is gone."""
         return bool(self.num_due or self.numbers or self.flaw)
 
     def begin(self, num_streams: int, *, is_in_doubt: bool) -> None:
-        """A process was loaded: its first answer is what the others are compared with. Where the one before it was
-        sick, more of them are asked for, so that a text is not blamed for what happens without it.
+        """Start the check of a newly loaded process. Its first answer is what the others are compared with. After a
+        sick process more canaries are sent, so that a text is not blamed for what happens without it.
         """
         self._expected, self._num_rows, self.flaw = None, 0, ""
         self.numbers.clear()
         self.num_due = 1 + num_streams + NUM_MORE * is_in_doubt
 
     def doubt(self, num_streams: int) -> None:
-        """A batch failed. Canaries that are on their way may have been encoded before it."""
+        """Start a check after a failed batch. Canaries already on their way may have been encoded before it."""
         self.num_due = num_streams
 
     def next_batch(self, number: int) -> Batch:
@@ -93,13 +95,13 @@ class CanaryCheck:
         self.flaw = self.flaw or reason
 
     def end(self) -> None:
-        """Without a verdict, because the process is gone."""
+        """End without a verdict, because the process is gone."""
         self.num_due, self.flaw = 0, ""
         self.numbers.clear()
 
 
 def find_misfit(results: Ragged, dimension: int | None) -> str:
-    """Why rows that were said to be vectors of so many values are none; empty if they are, or nothing was said."""
+    """Return why rows that should be vectors of this dimension are not; empty if they are, or no dimension is given."""
     if dimension is None:
         return ""
     if results.values.dtype != np.float32:

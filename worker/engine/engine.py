@@ -55,7 +55,7 @@ CANARY: Final = "A canary that still sings tells the miners that the air is good
 
 
 class Engine:
-    """One model on one device. Start it once; `encode` from any thread; stop it once."""
+    """The engine of one model on one device. Start it once, call `encode` from any thread, stop it once."""
 
     def __init__(
         self,
@@ -127,13 +127,13 @@ class Engine:
         self._stage_lock = threading.Lock()
 
     def start(self) -> None:
-        """Waits until the model is loaded. Raises ModelError."""
+        """Start and wait until the model is loaded. Raises ModelError."""
         self._switchboard.set_budget(self._tuner.max_batch_tokens)
         self._executor.start()
 
     def _adopt(self, report: EncoderReport, memory: MemoryReport | None) -> bool:
-        """Whatever follows from the encoder that was loaded; a model process that was started again may have another
-        one, with less memory or without a kernel. Called by the executor's thread, before that gets a batch.
+        """Adapt to the encoder that was loaded. A restarted process may have less memory or lack a kernel. Called by
+        the executor's thread before the process gets a batch. Return True if waiting batches were rebuilt.
         """
         before, self._loaded = self._loaded, report
         if before is not None:
@@ -148,15 +148,15 @@ class Engine:
         return self._switchboard.adopt(cost, report.num_started, report.num_streams)
 
     def stop(self) -> None:
-        """Ends the model process; requests that wait get EngineStopped."""
+        """End the model process. Waiting requests get EngineStopped."""
         self._executor.stop()
 
     def is_healthy(self) -> bool:
-        """False once the engine will never encode again; true while a lost model process is being replaced."""
+        """Return False once the engine will never encode again; true while a lost model process is being replaced."""
         return self._executor.is_alive
 
     def encode(self, request: EncodeRequest, cancelled: threading.Event) -> EncodeResult:
-        """The vectors of all texts, or the reason for each that has none. Blocks; may be called by many threads.
+        """Return the results of all texts, and why some have none. Blocks; any number of threads may call it.
 
         Raises ModelError when the spec is not of this very model, EncodingCancelled, EngineStopped, and RunnerDied
         when the model process died with a batch in which this request had texts. Others never notice.
@@ -180,22 +180,22 @@ class Engine:
 
     @property
     def max_tokens_in_flight(self) -> int:
-        """How many tokens of bulk are wanted here at once, waiting, tokenized and computed."""
+        """Return how many tokens of bulk this worker wants at once: waiting, tokenized and being computed."""
         batch_tokens = self._tuner.largest_batch_tokens
         return choose_tokens_in_flight(batch_tokens, self._num_started, pads=self._pads)
 
     @property
     def run_seconds(self) -> float:
-        """How long the device has been computing since the start."""
+        """Return how long the device has been computing since the start."""
         return self._switchboard.tally.run_seconds
 
     @property
     def runner_pid(self) -> int | None:
-        """The model's process; None while there is none."""
+        """Return the model's process; None while there is none."""
         return self._executor.runner_pid
 
     def report(self) -> dict[str, Any]:
-        """What runs here, why, and how fast; a JSON object for the workers table."""
+        """Return what runs here, why, and how fast; a JSON object for the workers table."""
         tally, loaded = self._switchboard.tally, self._executor.report
         choices = asdict(loaded) if loaded else {}
         return {
@@ -225,11 +225,11 @@ class Engine:
 
     @property
     def _gives_vectors(self) -> bool:
-        """Whether each of the model's answers is a row of as many numbers as its card says."""
+        """Return True if the model answers with vectors of the dimension on its card."""
         return self._loaded is None or self._loaded.gives_vectors
 
     def _find_task(self, spec: EncodingSpec) -> WorkerTask:
-        """Vector spaces are never mixed: a job waits for a model as it was when the job was submitted."""
+        """Return the task of a spec. Raises ModelError for another model, since vector spaces never mix."""
         asked = (spec.model, spec.revision, spec.pooling)
         here = (self._card.name, self._card.revision, "+".join(self._card.pooling))
         if asked != here:
@@ -246,7 +246,7 @@ class Engine:
     def _begin(
         self, task: WorkerTask, request: EncodeRequest, texts: Sequence[bytes]
     ) -> tuple[Course, Ticket]:
-        """The texts' way through the task, and the ticket of their first sequences."""
+        """Begin the task with these texts. Return its course and the ticket of the first sequences."""
         start = time.perf_counter()
         course = task.begin(request.spec, texts, request.max_text_chars)
         ticket = self._make_ticket(course, course.start(), request)
@@ -255,7 +255,7 @@ class Engine:
         return course, ticket
 
     def _go_on(self, course: Course, done: Ticket, request: EncodeRequest) -> Ticket | None:
-        """What is to be encoded next, after what the model said of the sequences before; None when nothing is."""
+        """Return the ticket of the next sequences, after the results of the last ones; None when the course is done."""
         start = time.perf_counter()
         sequences = course.take(done.results.join(), done.failures)
         if sequences is None:
@@ -274,7 +274,7 @@ class Engine:
         return ticket
 
     def _run(self, ticket: Ticket, cancelled: threading.Event) -> None:
-        """Takes over what was computed lately, and computes the rest."""
+        """Take over vectors that were computed lately, and compute the rest."""
         start = time.perf_counter()
         run_before = ticket.run_seconds
         digests = self._reuse.digest(ticket.texts.inputs, ticket.positions, ticket.prompt_length)
@@ -290,7 +290,7 @@ class Engine:
         self._keep(ticket, np.delete(digests, known, axis=0))
 
     def _keep(self, ticket: Ticket, digests: Digests) -> None:
-        """Those that were computed, of these digests, for the next request. A failure stays where it happened."""
+        """Keep the newly computed vectors under their digests for later requests. Failures are not kept."""
         vectors = ticket.results.vectors
         if vectors is None or not len(digests):
             return
@@ -300,7 +300,7 @@ class Engine:
         self._reuse.keep(digests[is_sound], vectors, ticket.positions[is_sound])
 
     def _collect(self, course: Course, ticket: Ticket, places: NDArray[np.int64]) -> EncodeResult:
-        """Finishes the results and gives every item its own row, duplicates included."""
+        """Finish the results and give every item its own row, duplicates included."""
         start = time.perf_counter()
         finished = course.finish()
         results, failures = finished.results, finished.failures

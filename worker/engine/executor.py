@@ -50,7 +50,7 @@ LONGEST_PAUSE_SECONDS: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class ExecutorTimeouts:
-    """How long a runner may take, and how often in a row it may be lost."""
+    """Limits on how long a runner may take and how often in a row it may be lost."""
 
     load_seconds: float
     forward_seconds: float
@@ -98,7 +98,7 @@ class Executor:
         self.report: EncoderReport | None = None
 
     def start(self) -> None:
-        """Waits until the model is loaded. Raises ModelError, and has ended then."""
+        """Start and wait until the model is loaded. Raises ModelError; the executor has ended then."""
         self._thread.start()
         self._settled.wait()
         if self.state == DEAD:
@@ -112,19 +112,19 @@ class Executor:
             self._thread.join()
 
     def wake(self) -> None:
-        """Says that the source has new work. At most one byte lies in the pipe, so that this never blocks."""
+        """Wake the executor, because there is new work. Never blocks: at most one byte lies in the pipe."""
         if not self._is_woken.is_set():
             self._is_woken.set()
             os.write(self._wake_writer.fileno(), b"!")
 
     @property
     def memory(self) -> MemoryReport | None:
-        """The newest report."""
+        """Return the newest memory report."""
         return self._in_flight.memory
 
     @property
     def runner_pid(self) -> int | None:
-        """The model's process; None while there is none."""
+        """Return the model's process; None while there is none."""
         runner = self._runner
         return runner.pid if runner is not None else None
 
@@ -133,7 +133,7 @@ class Executor:
         return self._thread.is_alive() and self.state not in (STOPPED, DEAD)
 
     def _run(self) -> None:
-        """The life of the executor: one runner after another, until it is stopped or too many were lost."""
+        """Run one runner after another, until stopped or too many were lost."""
         try:
             while not self._stopping.is_set():
                 try:
@@ -174,7 +174,7 @@ class Executor:
             self._receive_outcome(runner)
 
     def _wait_until_loaded(self, runner: AnyRunner) -> bool:
-        """False when the executor was stopped meanwhile."""
+        """Wait until the model is loaded. Return False when the executor was stopped meanwhile."""
         deadline = time.monotonic() + self._timeouts.load_seconds
         while not (message := self._hear_loading(runner, deadline)):
             if self._stopping.is_set():
@@ -197,7 +197,7 @@ class Executor:
         return True
 
     def _wait_until_sound(self, runner: AnyRunner, deadline: float) -> bool:
-        """Until every stream has encoded the canary. False when the executor was stopped meanwhile."""
+        """Wait until every stream has encoded the canary. Return False when the executor was stopped meanwhile."""
         check = self._in_flight.check
         while check.is_open:
             if self._stopping.is_set():
@@ -212,7 +212,7 @@ class Executor:
         return True
 
     def _hear_loading(self, runner: AnyRunner, deadline: float) -> object | None:
-        """How loading has ended; None when it goes on, which is shown."""
+        """Return how loading has ended; None while it goes on, which is displayed."""
         for message in self._listen(runner, deadline):
             if not isinstance(message, Reading):
                 return message
@@ -237,7 +237,7 @@ class Executor:
             runner.send(Encode(self._next_number, work.batch, work.is_urgent))
 
     def _receive_outcome(self, runner: AnyRunner) -> None:
-        """Waits for the runner's next word, for new work, or until the forward pass has taken too long."""
+        """Wait for the runner's next message, for new work, or until the forward pass has taken too long."""
         in_flight, seconds = self._in_flight, self._timeouts.forward_seconds
         deadline = in_flight.find_deadline(seconds)
         ask_again_at = self._source.ask_again_at() if in_flight.has_room else None
@@ -255,7 +255,7 @@ class Executor:
             raise RunnerLost(f"it cannot encode a known text ({flaw})", is_sick=True)
 
     def _listen(self, runner: AnyRunner, deadline: float | None) -> list[object]:
-        """What the runner says until the deadline; nothing when only the source has, or ranks have still to speak."""
+        """Return the runner's messages until the deadline; none if only new work came, or ranks have yet to answer."""
         timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
         has_spoken = False
         for key, _ in self._selector.select(timeout):
@@ -267,7 +267,7 @@ class Executor:
         return runner.receive() if has_spoken else []
 
     def _watch(self, runner: AnyRunner) -> None:
-        """One selector as long as the runner lives: made anew for every message it would cost more than the message."""
+        """Watch this runner with one selector for its whole life, which is cheaper than one for each message."""
         self._selector.close()
         self._selector = DefaultSelector()
         self._selector.register(self._wake_reader, EVENT_READ)
@@ -275,19 +275,19 @@ class Executor:
             self._selector.register(connection, EVENT_READ)
 
     def _abandon(self, runner: AnyRunner, reason: str) -> RunnerLost:
-        """Ends a runner that makes no progress; where it was stands in the log."""
+        """End a runner that makes no progress, and log where it was."""
         for stacks in runner.stacks():
             logger.error("%s: %s, %s", self._name, reason, stacks)
         self._kill(runner)
         return RunnerLost(reason)
 
     def _kill(self, runner: AnyRunner) -> None:
-        """What the runner had said last is heard first: else a batch that it had finished would be suspect."""
+        """Kill the runner. Its last messages are heard first, so that a finished batch is not suspect."""
         for message in runner.kill():
             self._in_flight.hear(message)
 
     def _recover(self, loss: RunnerLost) -> None:
-        """What is to be tried again goes to the next runner, and the engine ends when too many were lost in a row."""
+        """Keep what is to be tried again for the next runner. Raises ModelError when too many were lost in a row."""
         if self._runner is not None:
             self._kill(self._runner)
             self._runner = None

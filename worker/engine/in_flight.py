@@ -27,8 +27,9 @@ NEARLY_ALL_MEMORY: Final = 0.95
 
 
 class InFlight:
-    """Used by the executor's thread. The model encodes `canary` without trouble, into a vector of so many dimensions if
-    it gives vectors.
+    """The batches in flight, and the verdicts on them. Used by the executor's thread.
+
+    `canary` is a batch that the model encodes without trouble; `dimension` is that of its vectors, if it gives any.
     """
 
     def __init__(self, source: Switchboard, tuner: Tuner, canary: Canary, dimension: int) -> None:
@@ -50,7 +51,7 @@ class InFlight:
         self.memory: MemoryReport | None = None  # the newest
 
     def begin(self, report: EncoderReport, memory: MemoryReport | None, *, is_another: bool) -> None:
-        """A runner has loaded the model. What was made for another encoder is made anew."""
+        """Note that a runner has loaded the model. Batches made for another encoder are rebuilt."""
         self._num_streams, self._num_started, self.memory = report.num_streams, report.num_started, memory
         self._dimension = self._model_dimension if report.gives_vectors else None
         if is_another:
@@ -59,7 +60,7 @@ class InFlight:
         self.check.begin(self._num_streams, is_in_doubt=self.is_sickness)
 
     def note_sent(self, number: int, work: Work) -> None:
-        """Before it is: a runner that dies then takes it along."""
+        """Note a batch before it is sent, so that it is known if the runner dies at once."""
         if not self.outstanding:
             self.heard_at = time.monotonic()
         self.outstanding[number] = work
@@ -69,7 +70,7 @@ class InFlight:
         return not self.check.is_open and len(self.outstanding) < self._num_started + BATCHES_AHEAD
 
     def next_work(self) -> Work | None:
-        """What the runner has room for: any batch, or when it has all it needs an urgent one. A suspect goes alone."""
+        """Return the next batch that the runner has room for; urgent ones have more. A suspect goes alone."""
         if self.check.is_open or any(work.is_suspect for work in self.outstanding.values()):
             return None
         if self._suspects:
@@ -84,18 +85,18 @@ class InFlight:
         return self._source.next_urgent_work()
 
     def find_deadline(self, seconds: float) -> float | None:
-        """When the forward pass that was started first has taken too long; None when there is none."""
+        """Return when the oldest running forward pass has taken too long; None if there is none."""
         if not self.outstanding and not self.check.numbers:
             return None
         return min(self.started.values(), default=self.heard_at) + seconds
 
     def suspect_overdue(self, seconds: float) -> None:
-        """Those alone: what other streams do is innocent."""
+        """Keep only the overdue batches as started: other streams' batches are not to blame."""
         begun_before = time.monotonic() - seconds
         self.started = {number: at for number, at in self.started.items() if at <= begun_before}
 
     def hear(self, message: object) -> None:
-        """Takes note of what the runner says of a batch. Outcomes are matched by number: urgent ones overtake."""
+        """Process the runner's message about a batch. Outcomes are matched by number, since urgent ones overtake."""
         self.heard_at = time.monotonic()
         if isinstance(message, Encoded) and (misfit := find_misfit(message.results, self._dimension)):
             message = EncodeFailed(message.number, misfit)
@@ -128,7 +129,7 @@ class InFlight:
             self._believe()
 
     def _believe(self) -> None:
-        """The runner is sound: what came of it while it was in doubt is true, and what failed did so by itself."""
+        """Deliver what was withheld and judge what failed, because the runner has proved sound."""
         withheld, self.check.withheld = self.check.withheld, []
         failed, self.check.failed = self.check.failed, []
         for work, message in withheld:
@@ -137,7 +138,7 @@ class InFlight:
             self._judge(each)
 
     def _judge(self, failed: FailedSequence) -> None:
-        """In a sound runner: the text fails, once it has done so often enough."""
+        """Fail a text that failed often enough in a sound runner, or try it again."""
         work = replace(failed.work, num_failures=failed.work.num_failures + 1)
         if work.num_failures >= FAILURES_OF_ONE:
             self._source.fail_work(work, failed.code, failed.reason)
@@ -155,9 +156,7 @@ class InFlight:
         return self.outstanding.pop(number)
 
     def _isolate(self, work: Work, code: str, reason: str) -> None:
-        """One bad text fails alone: a failed batch is tried again in halves, down to a single sequence, and nothing of
-        it before the runner has shown that it is sound.
-        """
+        """Try a failed batch again in halves, down to one sequence, once the runner has proved sound."""
         if len(work.sequences) == 1:
             self.check.failed.append(FailedSequence(work, code, reason))
         else:
@@ -169,7 +168,7 @@ class InFlight:
         self._returned = sorted([*works, *self._returned], key=lambda work: not work.is_urgent)
 
     def lose(self, loss: RunnerLost) -> None:
-        """The runner is gone: what is to be tried again waits for the next one."""
+        """Take back what a lost runner had, to be tried again by the next one."""
         check = self.check
         self.is_sickness = loss.is_sick or (loss.failed is not None and loss.failed.number in check.numbers)
         is_step = self._salvage(loss)
@@ -181,8 +180,8 @@ class InFlight:
         self.num_lost_in_row += not is_step
 
     def _salvage(self, loss: RunnerLost) -> bool:
-        """Decides what of the lost runner's batches is to blame; the others stay outstanding. True when that is a step
-        towards the text to blame, as a halved batch is: such steps end by themselves.
+        """Decide which of the lost runner's batches are to blame; the others stay outstanding. Return True if that is a
+        step towards the text to blame, as a halved batch is: such steps end by themselves.
 
         Where somebody else ended the process, or it is sick, no batch is. One that failed, as batches do on a runner
         that goes on, is tried again in halves, and so is one whose process was killed for want of memory.
@@ -209,7 +208,7 @@ class InFlight:
         return self.memory is not None and self.memory.used_share >= NEARLY_ALL_MEMORY
 
     def _suspect(self, works: list[Work], loss: RunnerLost) -> bool:
-        """Of several that were being encoded nobody knows which it was, so that each is tried alone."""
+        """Blame a single batch; try each of several alone, since nobody knows which it was."""
         if len(works) == 1:
             self._source.lose_work(works[0], str(loss))
         else:
@@ -228,7 +227,7 @@ class InFlight:
         return self._suspect(single, loss)
 
     def _retry_failed(self) -> None:
-        """Alone in the next runner, behind more canaries than usual. What sickens that one too is suspect."""
+        """Try failed sequences alone in the next runner. One that sickens that runner too is lost."""
         failed, self.check.failed = self.check.failed, []
         for work, reason in ((each.work, each.reason) for each in failed):
             num_sickened = work.num_sickened + work.is_suspect

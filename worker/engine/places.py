@@ -25,15 +25,16 @@ _MOST_TOKENS_IN_FLIGHT: Final = (1 << 31) - 1  # an integer of Postgres
 
 
 def choose_tokens_in_flight(batch_tokens: int, num_started: int, *, pads: bool) -> int:
-    """How many tokens a worker wants dispatched to it, of a device that works at so many batches of so many tokens."""
+    """Return how many tokens a worker wants dispatched, given the batches its device works at and their size."""
     num_batches = PADDED_BATCHES_IN_FLIGHT if pads else BATCHES_IN_FLIGHT
     wanted = max(num_batches * num_started * batch_tokens, LEAST_TOKENS_IN_FLIGHT)
     return min(wanted, _MOST_TOKENS_IN_FLIGHT)
 
 
 class Places:
-    """So many requests at once, and no further one while those inside have so many tokens: the last may exceed them,
-    so that a request of any size comes in. Thread-safe.
+    """A limit on concurrent requests and their tokens. Thread-safe.
+
+    The last request may exceed the limit of tokens, so that one of any size comes in.
     """
 
     def __init__(self, num_requests: int, max_tokens: Callable[[], int] = lambda: sys.maxsize) -> None:
@@ -43,7 +44,7 @@ class Places:
         self.num_free = num_requests
 
     def acquire(self, num_tokens: int, timeout: float) -> bool:
-        """False when there was no place within so many seconds."""
+        """Take a place. Return False if there was none within so many seconds."""
         with self._changed:
             if not self._changed.wait_for(self._has_room, timeout):
                 return False
@@ -79,7 +80,7 @@ class Places:
 def wait_unless_cancelled(
     event: threading.Event, cancelled: threading.Event, give_up: Callable[[], object]
 ) -> None:
-    """Waits for the event. When the request is cancelled first: gives up and raises EncodingCancelled."""
+    """Wait for the event. If the request is cancelled first, call `give_up` and raise EncodingCancelled."""
     while not event.wait(CANCEL_POLL_SECONDS):
         if cancelled.is_set():
             give_up()

@@ -18,7 +18,7 @@ class ReplicaMemory:
         self.report: MemoryReport | None = None
 
     def used_shares(self) -> list[tuple[Device, float]]:
-        """Of every device of the replica; of one alone where no rank has reported."""
+        """Return the used share of each device of the replica; of the first alone if no rank has reported."""
         report = self.report or NOTHING
         if self._sharing is None or not report.ranks:
             return [(self._device, report.used_share)]
@@ -26,17 +26,17 @@ class ReplicaMemory:
         return list(zip(self._sharing.devices, shares, strict=True))
 
     def count_free_bytes(self, most_share: float) -> int:
-        """Below that share of the memory, on the device that has least; negative when more than it is in use."""
+        """Return the free bytes below this share, on the device that has least. Negative if more is in use."""
         return min(int((most_share - used) * device.memory_bytes) for device, used in self.used_shares())
 
     @property
     def fullest(self) -> str:
-        """As a sentence names it: "95 % of the memory of cuda:0"."""
+        """Return a phrase such as "95 % of the memory of cuda:0"."""
         device, used_share = max(self.used_shares(), key=lambda used: used[1])
         return f"{100 * used_share:.0f} % of the memory of {device.name}"
 
     def describe(self) -> dict[str, Any]:
-        """For the worker's report; of each rank too where several devices share the model."""
+        """Return the memory for the worker's report, for each rank too where devices share the model."""
         report = self.report or NOTHING
         if self._sharing is None:
             return _describe(report)

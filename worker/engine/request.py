@@ -1,4 +1,4 @@
-"""What is asked of an engine and what it answers. Knows nothing of how."""
+"""The requests to an engine, its results and its errors."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -64,5 +64,5 @@ class EncodeResult:
 
     @property
     def vectors(self) -> NDArray[np.float32]:
-        """[n, spec.dimensions], a view. Raises ValueError where the results are no vectors."""
+        """Return a view [n, spec.dimensions]. Raises ValueError if the results are not vectors."""
         return self.results.matrix

@@ -21,7 +21,7 @@ class ResultRows:
         self._parts: list[tuple[NDArray[np.int64], Ragged]] = []
 
     def put(self, rows: NDArray[np.int64], results: Ragged) -> None:
-        """Keeps a copy."""
+        """Copy the results of some rows."""
         if self._dimension is not None:
             self.put_vectors(rows, results.matrix)
         else:
@@ -29,20 +29,20 @@ class ResultRows:
             self._parts.append((rows, Ragged(values, results.offsets - results.offsets[0])))
 
     def put_vectors(self, rows: NDArray[np.int64], vectors: NDArray[np.float32]) -> None:
-        """float32 [n, dimension]."""
+        """Copy vectors, float32 [n, dimension], into these rows."""
         found = self.vectors
         assert found is not None
         found[rows] = vectors
 
     @property
     def vectors(self) -> NDArray[np.float32] | None:
-        """[n, dimension]; None where the results are no vectors."""
+        """Return the vectors [n, dimension]; None if the results are not vectors."""
         if self._vectors is None and self._dimension is not None:
             self._vectors = np.zeros((self._num_rows, self._dimension), dtype=np.float32)
         return self._vectors
 
     def join(self) -> Ragged:
-        """All rows in order. Where no row came of a model that gives none of equal length, they are of no bytes."""
+        """Return all rows in order. Rows without a result are empty unless the model gives vectors."""
         if self.vectors is not None:
             return Ragged.from_matrix(self.vectors)
         lengths = np.zeros(self._num_rows, dtype=np.int64)

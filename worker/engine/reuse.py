@@ -55,8 +55,8 @@ class VectorReuse:
         return self._digests.nbytes + self._used_at.nbytes + self._vectors.nbytes
 
     def digest(self, inputs: Mapping[str, Ragged], rows: NDArray[np.int64], prompt_length: int) -> Digests:
-        """The digest of each of these rows of a model's inputs, and of how many of its tokens are not pooled over;
-        none at all when nothing is kept.
+        """Return a digest of each of these rows of a model's inputs and of the number of its tokens that are not pooled
+        over; nothing at all if nothing is kept.
 
         A digest is, twice, the sum over the tokens of a number of 64 bits that is mixed of value, place, input and a
         key. Two sequences differ in at least one summand, so that among 10^12 different ones the chance of one
@@ -72,7 +72,7 @@ class VectorReuse:
         return sums[rows]
 
     def _add_digests(self, sums: Digests, rows: Ragged, number: int) -> None:
-        """What the rows of the input of this number add to the sums."""
+        """Add to the sums what the rows of the input of this number contribute."""
         lengths, values = rows.lengths, rows.covered
         filled = np.flatnonzero(lengths)
         if not len(filled):
@@ -85,16 +85,14 @@ class VectorReuse:
             sums[filled, column] += np.add.reduceat(_mix(words ^ key), starts)
 
     def find(self, digests: Digests) -> tuple[NDArray[np.int64], Vectors]:
-        """Which of the digests have a vector here, and a copy of these vectors."""
+        """Return which digests have a vector here, and a copy of these vectors."""
         with self._lock:
             rows, entries = self._look_up(digests)
             self._touch(entries)
             return rows, self._vectors[entries]
 
     def keep(self, digests: Digests, vectors: Vectors, rows: NDArray[np.int64]) -> None:
-        """Keeps a copy of the vectors that stand in these rows (ascending) of [m, dim], one for each digest, instead of
-        those that were not used for longest.
-        """
+        """Copy the vectors in these rows (ascending) of [m, dim], replacing the least recently used."""
         with self._lock:
             if not len(digests) or not self._make_room(vectors.shape[1]):
                 return
@@ -121,7 +119,7 @@ class VectorReuse:
             self._touch(entries)
 
     def _look_up(self, digests: Digests) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The rows that are here, and their entries."""
+        """Return the rows that are cached, and their entries."""
         if not len(self._digests):
             return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
         entries = self._find_sets(digests)[:, np.newaxis] * self._num_ways + np.arange(self._num_ways)
@@ -139,7 +137,7 @@ class VectorReuse:
         self._used_at[entries] = self._now
 
     def _make_room(self, dimension: int) -> bool:
-        """False when there is none for a single vector."""
+        """Allocate the arrays if needed. Return False if not a single vector fits."""
         num_entries = self._max_bytes // (4 * dimension + ENTRY_BYTES)
         if not len(self._digests) and num_entries:
             self._num_ways = min(WAYS, num_entries)
@@ -152,7 +150,7 @@ class VectorReuse:
 
 
 def _mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Each word as another that tells nothing of it; in place."""
+    """Mix the bits of each word, in place."""
     for shift, factor in zip(_SHIFTS, _FACTORS, strict=False):
         words ^= words >> shift
         words *= factor
@@ -161,7 +159,7 @@ def _mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def _cut_blocks(offsets: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Rows of about BLOCK_TOKENS together; a longer one is alone."""
+    """Yield ranges of rows with about BLOCK_TOKENS tokens; a longer row is alone."""
     ends = np.arange(offsets[0] + BLOCK_TOKENS, offsets[-1], BLOCK_TOKENS)
     cuts = np.unique(np.concatenate(([0], np.searchsorted(offsets, ends), [len(offsets) - 1])))
     yield from pairwise(cuts.tolist())

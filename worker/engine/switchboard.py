@@ -56,7 +56,7 @@ class Ticket:
     def for_texts(
         cls, texts: TokenizedTexts, dimension: int | None, prompt_length: int, is_interactive: bool
     ) -> "Ticket":
-        """Of all texts that have tokens. `dimension` is that of the vectors that come; None for rows of any length."""
+        """Make the ticket of all texts that have tokens. Without a `dimension` rows have any length."""
         lengths = texts.lengths
         positions = np.flatnonzero(lengths)
         results = ResultRows(len(texts), dimension)
@@ -65,7 +65,7 @@ class Ticket:
         )
 
     def count_in(self, earlier: "Ticket") -> None:
-        """What an earlier ticket of the same request has taken is this one's too."""
+        """Add the times and counts of an earlier ticket of the same request."""
         self.num_padding_tokens += earlier.num_padding_tokens
         self.tokenize_seconds += earlier.tokenize_seconds
         self.run_seconds += earlier.run_seconds
@@ -74,7 +74,7 @@ class Ticket:
         self.num_reused += earlier.num_reused
 
     def take_over(self, places: NDArray[np.int64], vectors: NDArray[np.float32]) -> None:
-        """Of `positions` some whose vectors [n, dim] are known and need not be computed. Before it is added."""
+        """Fill in vectors [n, dim] that are already known, so that those texts are not encoded. Call before `add`."""
         if not len(places):
             return
         self.results.put_vectors(self.positions[places], vectors)
@@ -84,14 +84,14 @@ class Ticket:
         self.num_reused += len(places)
 
     def gather(self, places: NDArray[np.int32]) -> dict[str, Ragged]:
-        """The inputs of these sequences."""
+        """Return the inputs of these sequences."""
         rows = self.positions[places]
         return {name: values.take(rows) for name, values in self.texts.inputs.items()}
 
 
 @dataclass(slots=True)
 class Tally:
-    """What has been run since the start."""
+    """Counts of what has been run since the start."""
 
     num_batches: int = 0
     num_sequences: int = 0
@@ -119,9 +119,9 @@ class Switchboard:
         self.tally = Tally()
 
     def adopt(self, cost: BatchCost, num_started: int, num_streams: int = 1) -> bool:
-        """What batches cost with the encoder that was loaded, how many of them it has at work, and how many of these
-        side by side. What waits is laid out anew where that is needed, as batches that were taken have to be, too: then
-        it is true.
+        """Rebuild the waiting batches for the cost model of a loaded encoder. Return True if there is a new cost model.
+
+        `num_started` batches are with the device at a time, `num_streams` of them side by side.
         """
         with self._lock:
             self._feed.num_started, self._feed.num_streams = num_started, num_streams
@@ -134,13 +134,13 @@ class Switchboard:
             return True
 
     def set_budget(self, budget: BudgetSource) -> None:
-        """Holds from the next batch on. The budget is asked for every batch under the lock: it must answer at once."""
+        """Set the source of budgets. It is asked for every batch under the lock, so it must answer at once."""
         with self._lock:
             self._pool.budget = budget
 
     @contextmanager
     def expecting(self) -> Iterator[None]:
-        """While a request is being tokenized: a batch that is not full may wait for it."""
+        """Announce sequences that are being tokenized in the block: a batch that is not full may wait for them."""
         with self._lock:
             self._feed.num_tokenizing += 1
         try:
@@ -150,7 +150,7 @@ class Switchboard:
                 self._feed.num_tokenizing -= 1
 
     def add(self, ticket: Ticket) -> None:
-        """Queues the ticket's sequences. Raises EngineStopped once the switchboard is closed."""
+        """Queue the ticket's sequences. Raises EngineStopped once the switchboard is closed."""
         with self._lock:
             if self._closed_because is not None:
                 raise EngineStopped(f"The engine does not run: {self._closed_because}.")
@@ -165,7 +165,7 @@ class Switchboard:
             self._pool.add(ticket.number, ticket.lengths, is_interactive=ticket.is_interactive)
 
     def withdraw(self, ticket: Ticket) -> None:
-        """Forgets a ticket nobody waits for any more; what is being encoded of it is dropped when it comes."""
+        """Forget a ticket nobody waits for any more. Results that are on their way are dropped."""
         with self._lock:
             self._tickets.pop(ticket.number, None)
             self._pool.remove(ticket.number)
@@ -197,7 +197,7 @@ class Switchboard:
         return Work(sequences, Batch(inputs), any(ticket.is_interactive for ticket, _ in runs))
 
     def take_back(self, works: Iterable[Work]) -> None:
-        """Batches that were taken and not encoded are taken apart again."""
+        """Return the sequences of batches that were not encoded to the pool."""
         with self._lock:
             taken = [
                 (request, work.sequences.positions[rows])
@@ -207,7 +207,7 @@ class Switchboard:
             self._put_back([*self._pool.drain(), *taken])
 
     def _put_back(self, parts: list[tuple[int, NDArray[np.int32]]]) -> None:
-        """Positions, and the request whose they are: into an empty pool, the oldest request first."""
+        """Add positions of requests to the empty pool again, oldest request first."""
         positions: dict[int, list[NDArray[np.int32]]] = {}
         for request, some in parts:
             positions.setdefault(request, []).append(some)
@@ -217,7 +217,7 @@ class Switchboard:
             self._pool.add(request, ticket.lengths[places], places, is_interactive=ticket.is_interactive)
 
     def deliver(self, work: Work, results: Ragged, seconds: float, collate_seconds: float = 0.0) -> None:
-        """The results of a batch, which are copied: whoever computed them may use their memory again."""
+        """Copy the results of a batch to their tickets. The memory of `results` may be reused afterwards."""
         num_tokens, lengths = work.batch.num_tokens, work.batch.lengths
         runs = list(work.sequences.by_request())
         # Without the lock: a ticket that is withdrawn meanwhile is read by nobody.
@@ -247,7 +247,7 @@ class Switchboard:
                 self._count_down(ticket, num_own)
 
     def fail_work(self, work: Work, code: str, reason: str) -> None:
-        """The model raised on this work, which is one sequence; `code` is that of an item error."""
+        """Fail the one sequence of this work, on which the model raised. `code` is that of an item error."""
         with self._lock:
             for request, rows in work.sequences.by_request():
                 ticket = self._tickets.get(request)
@@ -258,14 +258,14 @@ class Switchboard:
                     self._count_down(ticket, len(texts))
 
     def lose_work(self, work: Work, reason: str) -> None:
-        """The model process died with this batch: every request with a sequence in it is suspect."""
+        """End every request with a sequence in this batch, with which the model process died, as suspect."""
         with self._lock:
             for number, _ in work.sequences.by_request():
                 message = f"The model process died while it encoded texts of this request: {reason}."
                 self._end(number, RunnerDied(message, is_suspect=True))
 
     def close(self, reason: str) -> None:
-        """Nothing will be encoded any more: all who wait are told."""
+        """End all waiting requests, because nothing will be encoded any more."""
         with self._lock:
             self._closed_because = reason.rstrip(".") or "it was stopped"
             for number in list(self._tickets):

@@ -52,7 +52,7 @@ class Tuner:
         self._bound(report)
 
     def _bound(self, report: EncoderReport) -> None:
-        """No batch is larger than what was free below the high watermark when the weights were loaded."""
+        """Limit batches to the memory that is free below the high watermark once the weights are loaded."""
         self._budget.forget_bound()
         footprint = foresee_footprint(self._card, report)
         if footprint is None or self._memory.report is None:
@@ -76,7 +76,7 @@ class Tuner:
 
     @property
     def largest_batch_tokens(self) -> int:
-        """Of any length."""
+        """Return the largest budget of all length classes."""
         sizes: list[int] = [budget["max_batch_tokens"] for budget in self._budget.describe().values()]
         return max(sizes)
 
@@ -103,7 +103,7 @@ class Tuner:
             )
 
     def observe_out_of_memory(self, work: Work, reason: str) -> None:
-        """Every time it is counted; said once, because a batch that is halved five times is one event."""
+        """Count a batch that did not fit. Logged once, because a batch that is halved five times is one event."""
         if self.num_out_of_memory == 0:
             logger.warning(
                 "%s has too little memory for a batch of %d sequences of up to %d tokens (%s). It is tried again in "
@@ -117,7 +117,7 @@ class Tuner:
         self._budget.observe_out_of_memory(work.length, self._count_cost(work))
 
     def observe_killed(self, work: Work) -> None:
-        """Killed for want of main memory, by the kernel or whoever acts before it: the next ones shall be smaller."""
+        """Halve batches of such lengths after the process was killed for want of main memory."""
         logger.warning(
             "The model process was killed for want of memory during a batch of %d sequences of up to %d tokens: "
             "batches of such lengths are halved.",
@@ -127,7 +127,7 @@ class Tuner:
         self._budget.observe_out_of_memory(work.length, self._count_cost(work))
 
     def describe(self) -> dict[str, Any]:
-        """For the worker's report."""
+        """Return budgets and memory for the worker's report."""
         return {
             "max_batch_tokens": self.largest_batch_tokens,
             "budgets": self._budget.describe(),
@@ -137,5 +137,5 @@ class Tuner:
         }
 
     def _count_cost(self, work: Work) -> int:
-        """What the batch cost in the pool's eyes, so that a full one is known as such."""
+        """Return the cost of the batch as the pool counts it, so that a full one is recognized."""
         return math.floor(self._cost.of_batch(len(work.batch), work.length, work.sequences.cost_alone))

@@ -23,7 +23,7 @@ class Work:
 
     @property
     def length(self) -> int:
-        """As how long all are computed by a kernel that pads, in tokens."""
+        """Return the length in tokens to which a kernel that pads computes all sequences."""
         return self.sequences.max_length
 
     def halves(self) -> tuple["Work", "Work"]:

@@ -1,4 +1,4 @@
-"""Which architectures can be packed, how their positions run, and which attention a device gets. Imports no framework.
+"""Architectures: which can be packed, how their positions run, and which attention a device gets. Imports no framework.
 
 An architecture is packed only when nothing in it but attention and positions sees more than one token. Each one below
 was read for that and is compared with plain transformers in tests/contract/test_packed_agrees.py.
@@ -70,7 +70,7 @@ SMALLEST_CAPABILITY: Final = 80  # Ampere; the kernel is FlashAttention
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """What a transformer's configuration says that matters to kernels. Grouped heads are their own business."""
+    """The sizes in a transformer's configuration that matter to kernels."""
 
     model_type: str
     head_dim: int
@@ -83,7 +83,7 @@ class AttentionShape:
 
 
 def read_attention_shape(config: Any) -> AttentionShape:
-    """From a transformers configuration, whose attribute names are the same for all architectures."""
+    """Read the shape from a transformers configuration, whose attribute names all architectures share."""
     num_heads = getattr(config, "num_attention_heads", None) or 1
     head_dim = getattr(config, "head_dim", None) or getattr(config, "hidden_size", 0) // num_heads
     padding_id = getattr(config, "pad_token_id", None)
@@ -92,7 +92,7 @@ def read_attention_shape(config: Any) -> AttentionShape:
 
 
 def choose_attention(wanted: str, shape: AttentionShape, device: Device, precision: str) -> Choice:
-    """packed or padded. Raises ModelError when packed attention is asked for and cannot be exact or cannot run."""
+    """Choose packed or padded attention. Raises ModelError when packed is asked for and is not exact or cannot run."""
     if wanted == PADDED:
         return Choice(PADDED, "asked for")
     obstacle = find_obstacle(shape, device, precision)
@@ -109,7 +109,7 @@ def choose_attention(wanted: str, shape: AttentionShape, device: Device, precisi
 
 
 def find_obstacle(shape: AttentionShape, device: Device, precision: str) -> str:
-    """Why a model cannot be packed there, as the rest of a sentence behind "because"; empty when it can."""
+    """Return why a model cannot be packed there, as the rest of a sentence behind "because"; empty when it can."""
     if shape.model_type in UNPACKABLE:
         return UNPACKABLE[shape.model_type]
     if shape.model_type not in PACKABLE:

@@ -31,8 +31,7 @@ class CudaPass:
         stream: torch.cuda.Stream,
         without_gradients: Callable[[], AbstractContextManager[object]] = torch.inference_mode,
     ) -> None:
-        """`stream` is for the copies to the device. Where inference mode is too much for a network, `without_gradients`
-        is another."""
+        """Prepare a pass. `stream` is for copies to the device; `without_gradients` may replace inference mode."""
         self._compute = compute
         self._without_gradients = without_gradients
         self._vectors: Tensor | None = None
@@ -67,7 +66,7 @@ class CudaPass:
 
 @contextmanager
 def losing_device() -> Iterator[None]:
-    """Turns an error into DeviceLost if CUDA refuses everything in this process after it; too little memory is none."""
+    """Turn an error into DeviceLost if CUDA refuses everything after it. Too little memory is no such error."""
     try:
         yield
     except RuntimeError as error:
@@ -77,7 +76,7 @@ def losing_device() -> Iterator[None]:
 
 
 def is_device_lost() -> bool:
-    """Whether an error stays: CUDA answers each call with it then, be it only the question whether all is done."""
+    """Return True if CUDA answers every call with this error from now on."""
     try:
         torch.cuda.synchronize()
     except RuntimeError:
@@ -86,19 +85,19 @@ def is_device_lost() -> bool:
 
 
 def join_inputs(inputs: Sequence[NDArray[np.int64]], *, pin_memory: bool) -> Tensor:
-    """All arrays, one behind the other."""
+    """Return all arrays as one, one behind the other."""
     host = torch.empty(sum(array.size for array in inputs), dtype=torch.int64, pin_memory=pin_memory)
     np.concatenate([array.ravel() for array in inputs], out=host.numpy())
     return host
 
 
 def copy_inputs(inputs: Sequence[NDArray[np.int64]], device: torch.device) -> list[Tensor]:
-    """All arrays on the device, in one copy that nobody waits for: what is launched behind it finds them there."""
+    """Copy all arrays to the device at once, without waiting. What is launched afterwards finds them there."""
     host = join_inputs(inputs, pin_memory=device.type == "cuda")
     return split_inputs(host.to(device, non_blocking=True), [array.shape for array in inputs])
 
 
 def split_inputs(joined: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
-    """Views of the arrays that were joined."""
+    """Return views of the arrays that were joined."""
     sizes = [int(np.prod(shape)) for shape in shapes]
     return [part.view(shape) for part, shape in zip(joined.split(sizes), shapes, strict=True)]

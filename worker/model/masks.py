@@ -27,14 +27,14 @@ _SKIP_NOTHING: Final = {"allow_is_causal_skip": False, "allow_is_bidirectional_s
 
 
 def find_attention_mask(padded: PaddedBatch, config: Any) -> NDArray[np.int64] | None:
-    """[n, length]; None for a batch without padding, where the architecture takes that for an answer."""
+    """Return the mask [n, length]; None for a batch without padding, if the architecture accepts that."""
     if config.model_type in ALWAYS_MASKED or not padded.attention_mask.all():
         return padded.attention_mask
     return None
 
 
 def tell_masks(transformer: nn.Module) -> None:
-    """Says of the transformer that its batches are padded behind the texts, and that no mask has to be read."""
+    """Tell the transformer that batches are padded behind the texts and that no mask has to be read."""
     transformers.AttentionMaskInterface.register("sdpa", make_sdpa_mask)
     transformers.AttentionMaskInterface.register("eager", make_eager_mask)
     config: Any = transformer.config
@@ -44,7 +44,7 @@ def tell_masks(transformer: nn.Module) -> None:
 def make_sdpa_mask(
     *, attention_mask: Tensor | None = None, config: Any = None, **options: Any
 ) -> Tensor | None:
-    """transformers' sdpa_mask, [n or 1, 1, length or 1, length]; a mask that it is given it does not read.
+    """Return transformers' sdpa_mask, [n or 1, 1, length or 1, length], without reading a mask that is given.
 
     It is no larger than it has to be: torch makes numbers of all that it is given.
     """
@@ -65,20 +65,20 @@ def make_sdpa_mask(
 
 
 def make_eager_mask(*, attention_mask: Tensor | None = None, **options: Any) -> Tensor | None:
-    """transformers' eager_mask, which does not read a mask that it is given."""
+    """Return transformers' eager_mask, without reading a mask that is given."""
     told = {} if attention_mask is None or _is_recorded(attention_mask) else _SKIP_NOTHING
     mask: Tensor | None = masking.eager_mask(attention_mask=attention_mask, **{**options, **told})
     return mask
 
 
 def _sees_nothing_behind(config: Any) -> bool:
-    """Whether padding is where no token looks that counts."""
+    """Return True if no token that counts looks at padding."""
     is_told = bool(getattr(config, _PADDED_BEHIND, False))
     return is_told and config.model_type in CAUSAL and getattr(config, "is_causal", True)
 
 
 def _is_recorded(mask: Tensor | None) -> bool:
-    """Whether the pass is being recorded for another framework, for batches with and without padding."""
+    """Return True if the pass is being traced for another framework, for batches with and without padding."""
     asked = transformers.utils.import_utils
     return (
         asked.is_torchdynamo_exporting()

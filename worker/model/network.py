@@ -80,31 +80,31 @@ class EncoderNetwork(nn.Module):
 
 
 def load_dense(card: ModelCard) -> nn.Module:
-    """What is done with the one vector of a sequence: the Dense modules, or a classifier's head."""
+    """Load what follows the pooled vector: the Dense modules, or a classifier's head."""
     if card.classifier is not None:
         return load_head(card)
     return nn.Sequential(*(Dense(card.path / folder) for folder in card.dense))
 
 
 def list_token_inputs(transformer: nn.Module) -> tuple[str, ...]:
-    """Which of TOKEN_INPUTS the transformer reads; it is given no others."""
+    """Return the TOKEN_INPUTS that the transformer reads; it is given no others."""
     named = inspect.signature(transformer.forward).parameters
     return tuple(name for name in TOKEN_INPUTS if name in named)
 
 
 def find_pad_token_id(config: dict[str, object]) -> int:
-    """Any id will do where the model has none: padding is masked out everywhere."""
+    """Return the id for padding. Any id will do if the model has none, since padding is masked out everywhere."""
     pad_token_id = config.get("pad_token_id")
     return pad_token_id if isinstance(pad_token_id, int) and pad_token_id >= 0 else 0
 
 
 def count_weight_bytes(card: ModelCard) -> int:
-    """The size of the transformer's files. Raises ModelError when there are none."""
+    """Return the size of the transformer's files. Raises ModelError when there are none."""
     return sum(path.stat().st_size for path in find_weights(card.path, card.name))
 
 
 def load_transformer(card: ModelCard, dtype: torch.dtype, on_read: OnRead | None = None) -> nn.Module:
-    """The bare transformer, from local files. Raises ModelError when weights are missing or do not fit."""
+    """Return the bare transformer, from local files. Raises ModelError when weights are missing or do not fit."""
     num_bytes = count_weight_bytes(card)
     transformers.utils.logging.disable_progress_bar()  # a worker's log is read later, not watched
     options = {"local_files_only": True, "trust_remote_code": False}
@@ -138,7 +138,7 @@ def load_transformer(card: ModelCard, dtype: torch.dtype, on_read: OnRead | None
 
 
 def prepare_transformer(model: nn.Module) -> nn.Module:
-    """The same, without what no vector passes through."""
+    """Return the transformer without the parts that no vector passes through."""
     tell_masks(model)
     if getattr(model, "pooler", None) is not None:
         model.pooler = None  # a head for next-sentence prediction, computed by every forward pass for nothing
@@ -151,7 +151,7 @@ def prepare_transformer(model: nn.Module) -> nn.Module:
 
 @contextmanager
 def _counting(on_read: OnRead | None, num_bytes: int) -> Iterator[None]:
-    """Within it the tensors that transformers loads are counted, as shares of the files: it tells no bytes."""
+    """Count the tensors that transformers loads in the block, as shares of the files, since it reports no bytes."""
     if on_read is None:
         yield
         return
@@ -176,7 +176,7 @@ def _counting(on_read: OnRead | None, num_bytes: int) -> Iterator[None]:
 
 
 def _find_activation(path: str) -> nn.Module:
-    """The torch class of that import path; nothing else is imported, since the path comes with the model."""
+    """Return the torch class of this import path. Nothing else is imported, since the path comes with the model."""
     name = path.rsplit(".", 1)[-1]
     activation = getattr(nn, name, None)
     if not path.startswith("torch.") or not (

@@ -19,14 +19,14 @@ SMALLEST_WEIGHT: Final = 1e-9  # what a sequence without any token to pool over 
 
 
 def pool_hidden_states(hidden_states: Tensor, pool_mask: Tensor, modes: Sequence[str]) -> Tensor:
-    """[n, length, dim] and a mask [n, length] of the tokens that count -> [n, dim * number of modes], in fp32."""
+    """Pool states [n, length, dim] by a mask [n, length] into [n, dim * number of modes], in fp32."""
     states = hidden_states.float()  # sums over hundreds of tokens lose digits in 16 bit
     mask = pool_mask.to(torch.float32)
     return torch.cat([POOLINGS[mode](states, mask) for mode in modes], dim=-1)
 
 
 def _pool_first(states: Tensor, mask: Tensor) -> Tensor:
-    """The first token that counts: the first of all, or the first behind a prompt that is left out."""
+    """Return the first token that counts: the first of all, or the first behind a prompt that is left out."""
     is_first = (mask.cumsum(dim=1) == 1) & (mask > 0)
     return (states * is_first.unsqueeze(-1)).sum(dim=1)
 
@@ -52,7 +52,7 @@ def _pool_mean_sqrt_len(states: Tensor, mask: Tensor) -> Tensor:
 
 
 def _pool_weighted_mean(states: Tensor, mask: Tensor) -> Tensor:
-    """Weights 1, 2, 3, …; tokens behind a prompt that is left out keep theirs."""
+    """Return weights 1, 2, 3, …; tokens behind a prompt that is left out keep theirs."""
     weights = mask * torch.arange(1, mask.shape[1] + 1, device=mask.device, dtype=mask.dtype)
     return (states * weights.unsqueeze(-1)).sum(dim=1) / weights.sum(dim=1, keepdim=True).clamp(
         min=SMALLEST_WEIGHT
@@ -72,7 +72,8 @@ POOLINGS: Final[dict[str, Callable[[Tensor, Tensor], Tensor]]] = {
 def pool_packed_states(
     hidden_states: Tensor, cu_seqlens: Tensor, prompt_lengths: Tensor | None, modes: Sequence[str]
 ) -> Tensor:
-    """[tokens, dim] with bounds [n + 1] -> [n, dim * number of modes] in fp32, equal to pooling padded sequences.
+    """Return [tokens, dim] with bounds [n + 1] -> [n, dim * number of modes] in fp32, equal to pooling padded
+    sequences.
 
     `prompt_lengths` [n] are leading tokens that do not count; None when all count. Each sequence is summed on its
     own and in order, so that no vector depends on its company: an index_add on CUDA adds in any order, and a running
@@ -96,12 +97,12 @@ class _Packed:
     mask: Tensor | None  # [tokens, 1], 1 for a token that counts; None when all count
 
     def sum(self, weights: Tensor | None) -> Tensor:
-        """[n, dim] of states times weights [tokens, 1]."""
+        """Return the sums [n, dim] of states times weights [tokens, 1]."""
         weighted = self.states if weights is None else self.states * weights
         return _reduce(weighted, "sum", self.cu_seqlens)
 
     def at(self, tokens: Tensor) -> Tensor:
-        """The states of one token a sequence [n]; zero for a sequence of which none counts."""
+        """Return the states of one token a sequence [n]; zero for a sequence of which none counts."""
         return self.states[tokens.clamp(max=len(self.states) - 1)].float() * (self.counts > 0)
 
 

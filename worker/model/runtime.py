@@ -30,7 +30,7 @@ class CompilerMarks(ModuleType):
 
 
 def mark(function: Callable[..., Any] | None = None, *options: object, **more: object) -> Any:
-    """A decorator, with or without options."""
+    """Return a decorator, with or without options."""
     return function if function is not None else mark
 
 
@@ -45,7 +45,7 @@ class LateModule(ModuleType):
 
 @contextmanager
 def standing_in(*modules: ModuleType) -> Iterator[None]:
-    """For the time of the block an import of their names finds them. What is there already stays."""
+    """Let imports of these names find stand-ins during the block. Modules that are loaded already stay."""
     ours = [module for module in modules if module.__name__ not in sys.modules]
     sys.modules.update({module.__name__: module for module in ours})
     try:

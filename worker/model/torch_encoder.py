@@ -91,7 +91,7 @@ class TorchEncoder(Encoder):
     def _load(
         self, order: EncoderOrder, precision: Choice
     ) -> tuple[EncoderNetwork, Choice, PackedNetwork | None, tuple[SwitchChoice, ...]]:
-        """With the switches that are wanted, on or off. One that fails and cannot be undone costs another load."""
+        """Load the network with the wanted switches. One that fails and cannot be undone costs another load."""
         refused: dict[str, SwitchChoice] = {}
         while True:
             network = load_network(order, precision.value, self._device)
@@ -106,7 +106,7 @@ class TorchEncoder(Encoder):
     def _load_attention(
         self, network: EncoderNetwork, order: EncoderOrder, precision: Choice
     ) -> tuple[Choice, PackedNetwork | None]:
-        """The packed network, compared with padding. Raises ModelError when it was asked for in vain."""
+        """Return the packed network, compared with padding. Raises ModelError when it was asked for in vain."""
         attention = choose_attention(order.attention, self._shape, order.device, precision.value)
         if attention.value == PADDED:
             return attention, None
@@ -127,7 +127,7 @@ class TorchEncoder(Encoder):
         packed: PackedNetwork | None,
         refused: Mapping[str, SwitchChoice],
     ) -> tuple[SwitchChoice, ...]:
-        """The switches that are wanted, on or off. Raises ModelError for one that was asked for in vain; NotUndone."""
+        """Return the wanted switches, on or off. Raises ModelError for one asked for in vain; NotUndone."""
         padded_because = "" if packed is not None else attention.reason
         place = Place(order.device, self._shape.hidden_size, padded_because)
         choices = choose_switches(order.switches, place, is_package_installed)
@@ -163,7 +163,7 @@ class TorchEncoder(Encoder):
 
 
 def load_network(order: EncoderOrder, precision: str, device: torch.device) -> EncoderNetwork:
-    """On the device, with weights in the precision."""
+    """Load the network onto the device, with weights in this precision."""
     check_tokenizer(order.card)
     network = EncoderNetwork(order.card, DTYPES[find_arithmetic(precision, order.device)], order.on_read)
     if precision in COMPRESSED:
@@ -173,7 +173,7 @@ def load_network(order: EncoderOrder, precision: str, device: torch.device) -> E
 
 
 def _run_padded(network: EncoderNetwork, names: tuple[str, ...], *tensors: Tensor) -> Tensor:
-    """Without an attention mask none is needed; without a pool mask it is the attention mask."""
+    """Run the padded network. Without a pool mask the attention mask stands for it."""
     inputs = dict(zip(names, tensors, strict=True))
     mask = inputs.pop("attention_mask", None)
     vectors: Tensor = network(

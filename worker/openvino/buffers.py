@@ -23,7 +23,7 @@ class Buffers:
         self._lock = threading.Lock()
 
     def take(self, shape: tuple[int, ...]) -> NDArray[np.float32]:
-        """[*shape] of unknown content, a part of a flat array that may be larger: its `base`."""
+        """Lend an array [*shape] of unknown content, part of a flat array that may be larger: its `base`."""
         size = math.prod(shape)
         with self._lock:
             found = next((place for place, spare in enumerate(self._spare) if spare.size >= size), None)
@@ -35,7 +35,7 @@ class Buffers:
         return buffer[:size].reshape(shape)
 
     def give_back(self, taken: NDArray[np.float32]) -> None:
-        """What `take` lent, and nobody reads any more."""
+        """Take back a lent array that nobody reads any more."""
         base = taken
         while isinstance(base.base, np.ndarray):
             base = base.base
@@ -44,7 +44,7 @@ class Buffers:
                 self._spare.append(base)
 
     def release(self) -> None:
-        """Gives back to the system what is not lent."""
+        """Give everything that is not lent back to the system."""
         with self._lock:
             self._spare.clear()
 
@@ -61,7 +61,7 @@ class BufferWatch:
         self._look_at = 0.0
 
     def note(self, num_tokens: int, now: float) -> bool:
-        """Says so now and then, if no batch since has wanted half of them."""
+        """Return True now and then, if no recent batch has needed half of the buffers."""
         self._recent_tokens = max(self._recent_tokens, num_tokens)
         self._kept_tokens = max(self._kept_tokens, num_tokens)
         if now < self._look_at:

@@ -19,7 +19,7 @@ WEIGHT_PLACES: Final = {"MatMul": 1, "Gather": 0}  # which input of the operatio
 
 
 def apply_compression(model: Any) -> int:
-    """Compresses the linear layers and large tables of an openvino model; answers how many weights that were."""
+    """Compress the linear layers and large tables of an openvino model. Return the number of weights."""
     num_weights = 0
     for node in model.get_ordered_ops():
         kind = node.get_type_name()
@@ -48,7 +48,7 @@ def _is_weight(node: Any) -> bool:
 
 
 def _restore(rounded: RoundedWeight, shape: tuple[int, ...]) -> Any:
-    """The operations that restore a weight of that shape."""
+    """Return the operations that restore a weight of that shape."""
     whole = ov.opset13.convert(ov.opset13.constant(rounded.numbers), "f32")
     restored = ov.opset13.multiply(whole, ov.opset13.constant(rounded.scales))
     return ov.opset13.reshape(restored, np.array(shape, np.int64), special_zero=False)

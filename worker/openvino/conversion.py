@@ -45,7 +45,7 @@ class ConversionFailed(CannotRun):
 
 
 def find_or_convert(order: EncoderOrder, precision: str) -> Path:
-    """The folder of the converted network. Raises ConversionFailed; never leaves half a folder behind."""
+    """Return the folder of the converted network. Raises ConversionFailed; never leaves half a folder behind."""
     folder = order.cache_dir / "openvino" / fingerprint_conversion(order, precision)
     if (folder / "network.json").is_file():
         return folder
@@ -64,7 +64,7 @@ def find_or_convert(order: EncoderOrder, precision: str) -> Path:
 
 
 def convert_in_child(order: EncoderOrder, precision: str, folder: Path) -> None:
-    """Converts in a process that then ends: torch and the tracer would keep 500 MiB in this one, for nothing."""
+    """Convert in a process that then ends: torch and the tracer would keep 500 MiB here."""
     with ProcessPoolExecutor(
         max_workers=1,
         mp_context=get_context("spawn"),
@@ -80,7 +80,7 @@ def convert_in_child(order: EncoderOrder, precision: str, folder: Path) -> None:
 
 
 def fingerprint_conversion(order: EncoderOrder, precision: str) -> str:
-    """Changes with the model's content, with what is added to it, and with what converts it.
+    """Return a digest of the model's content, of what is added to it and of what converts it.
 
     fp32 and bf16 share a conversion: bf16 is a matter of arithmetic, chosen when the graph is compiled.
     """
@@ -93,9 +93,7 @@ def fingerprint_conversion(order: EncoderOrder, precision: str) -> str:
 
 
 def convert_network(order: EncoderOrder, precision: str, folder: Path) -> None:
-    """Writes network.xml, network.bin, words.bin and, last, network.json. The result is compared with torch before it
-    is kept.
-    """
+    """Write network.xml, network.bin, words.bin and, last, network.json, after comparing the result with torch."""
     # Only here: a kept conversion needs none of it.
     import torch
     from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
@@ -148,7 +146,7 @@ def convert_network(order: EncoderOrder, precision: str, folder: Path) -> None:
 
 
 def _tells_types_apart(transformer: Any) -> bool:
-    """Whether token_type_ids make a difference; RoBERTa takes them and has one type."""
+    """Return True if token_type_ids make a difference. RoBERTa takes them but has one type."""
     from worker.model.network import list_token_inputs
 
     has_types = int(getattr(transformer.config, "type_vocab_size", 0) or 0) > 1
@@ -176,13 +174,13 @@ def _check_rounded(found: NDArray[np.float32], expected: NDArray[np.float32], pr
 
 
 def _make_input(torch: Any, num_sequences: int, length: int) -> tuple[Any, Any, Any]:
-    """Ids, attention mask and pool mask of sequences of different lengths, the first without padding."""
+    """Return ids, attention mask and pool mask of sequences of several lengths, the first without padding."""
     lengths = torch.arange(length, length - num_sequences, -1).unsqueeze(1)
     mask = (torch.arange(length) < lengths).long()
     return torch.arange(5, 5 + length) * mask, mask, mask.clone()
 
 
 def _make_types(mask: Any) -> Any:
-    """Of pairs: the second half of each row is a second text."""
+    """Return types as of pairs: the second half of each row is a second text."""
     is_second = mask.cumsum(dim=1) > mask.sum(dim=1, keepdim=True) // 2
     return is_second.long() * mask

@@ -63,7 +63,7 @@ class OpenVINOEncoder(Encoder):
         return self._report
 
     def prepare(self, batch: Batch) -> "OpenVINOPass":
-        """Pads it and looks its words up, in memory that openvino then reads."""
+        """Pad the batch and look its words up, in memory that openvino then reads."""
         if TOKEN_TYPE_IDS in batch.inputs and not self.network.reads_types:
             self._read_types()
         padded = pad_batch(batch, self.network.pad_token_id, self._length_buckets)
@@ -72,14 +72,14 @@ class OpenVINOEncoder(Encoder):
         return OpenVINOPass(self, padded, words)
 
     def take_request(self) -> Any:
-        """Waits for one of those that are made, one a stream."""
+        """Wait for a free inference request; there is one for each stream."""
         return self._requests.get()
 
     def put_request(self, request: Any) -> None:
         self._requests.put(request)
 
     def finish(self, request: Any, words: NDArray[np.float32], num_tokens: int) -> None:
-        """A batch of so many tokens, padding included, is done, and its memory of no more use."""
+        """Note that a batch of so many tokens, padding included, is done and its memory is free."""
         self.put_request(request)
         self._buffers.give_back(words)
         now = time.monotonic()
@@ -94,7 +94,7 @@ class OpenVINOEncoder(Encoder):
             self._requests.put(self.network.make_request())
 
     def _take_all(self) -> list[Any]:
-        """Waits for what the streams encode."""
+        """Wait until all streams are idle."""
         return [self._requests.get() for _ in range(self._num_streams)]
 
     def _release_buffers(self) -> None:
@@ -108,7 +108,7 @@ class OpenVINOEncoder(Encoder):
                     self._requests.put(request)
 
     def _read_types(self) -> None:
-        """Compiles the network once more, in place of the one without: the weights are not held twice."""
+        """Compile the network with token types, in place of the one without, so that weights are not held twice."""
         with self._taking_all:
             if self.network.reads_types:
                 return

@@ -17,7 +17,7 @@ class MappedWeights:
         self.bytes: NDArray[np.uint8] = np.frombuffer(self._mapping, dtype=np.uint8)
 
     def forget(self) -> None:
-        """Gives the memory back of what was read so far. What is touched again comes back from the kernel's cache.
+        """Release the pages that were read so far. They return from the kernel's cache when they are touched.
 
         Where the system cannot, nothing happens.
         """

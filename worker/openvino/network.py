@@ -56,25 +56,25 @@ class OpenVINONetwork:
         return TOKEN_TYPE_IDS in self.input_names
 
     def read_types(self) -> None:
-        """From now on. No request made before is any good. Raises ValueError when the model has no such input."""
+        """Read token types from now on. Invalidates earlier requests. Raises ValueError without such an input."""
         if not self._has_types:
             raise ValueError("This model reads no token_type_ids.")
         self._compile(reads_types=True)
 
     def make_request(self) -> Any:
-        """One batch at a time; it has buffers of its own."""
+        """Return an inference request with buffers of its own, for one batch at a time."""
         return self._compiled.create_infer_request()
 
     def forget_weights(self) -> None:
         self._weights.forget()
 
     def release_memory(self) -> None:
-        """Of all requests, none of which may be at work: openvino refuses while it computes."""
+        """Release the memory of all requests. None may be running, or openvino refuses."""
         self._compiled.release_memory()
 
 
 def replace_types(model: Any) -> None:
-    """Has the graph make the zeros itself that are the token_type_ids of a text alone."""
+    """Have the graph make the zeros that are the token_type_ids of a single text."""
     parameter = model.input(TOKEN_TYPE_IDS).get_node()
     shape = ov.opset13.shape_of(model.input(INPUT_IDS).get_node())
     zeros = ov.opset13.broadcast(ov.opset13.constant(0, ov.Type.i64), shape)

@@ -1,4 +1,4 @@
-"""How many batches a processor encodes side by side, from its cores, its memory and the model. Loads no model."""
+"""Streams: how many batches a processor encodes side by side, from its cores, its memory and the model. Loads no model."""
 
 from typing import Final
 
@@ -30,7 +30,7 @@ STREAM_BATCH_TOKENS: Final = 1024
 
 
 def choose_streams(order: EncoderOrder, precision: str) -> int:
-    """For a model in openvino: as many as the threads want, and the memory holds that was planned for it."""
+    """Choose the number of streams: as many as the threads want and the planned memory holds."""
     try:
         shape = read_model_shape(order.card)
     except ModelError:  # its files do not tell its sizes
@@ -48,7 +48,7 @@ def choose_streams(order: EncoderOrder, precision: str) -> int:
 
 
 def is_slow_alone(shape: ModelShape) -> bool:
-    """Whether one core would take too long for a stream's batch."""
+    """Return True if one core would take too long for a stream's batch."""
     num_multiplied = sum(
         tensor.num_values for tensor in shape.tensors if tensor.is_matrix and not tensor.is_embedding
     )
@@ -56,8 +56,8 @@ def is_slow_alone(shape: ModelShape) -> bool:
 
 
 def count_streams(num_threads: int, most: int | None = None, *, is_large: bool = False) -> int:
-    """How many batches share the threads, each with equally many. `most` is how many the memory holds; `is_large` says
-    that a batch is too much for one core.
+    """Return how many batches share the threads, each with equally many. `most` is how many the memory holds;
+    `is_large` says that a batch is too much for one core.
 
     Threads that share a batch wait for one another behind each of its operations, and all of them for the one whose
     core something else has: batches side by side are encoded 1.15 times as fast (decision 0015).
@@ -79,8 +79,8 @@ def _count_large(num_threads: int) -> int:
 
 
 def predict_rate(num_threads: int, num_streams: int) -> float:
-    """What so many streams compute together, in cores that compute nothing but a batch of their own. A model, and no
-    measurement.
+    """Return what so many streams compute together, in cores that compute nothing but a batch of their own. A model,
+    and no measurement.
 
     Amdahl's law for the threads of a stream; the host has what streams leave over, and beyond that their cores.
     """
@@ -90,5 +90,5 @@ def predict_rate(num_threads: int, num_streams: int) -> float:
 
 
 def count_streams_in(free_bytes: int, weight_bytes: int, batch_bytes: int) -> int:
-    """How many streams' batches the memory holds beside the weights."""
+    """Return how many streams' batches the memory holds beside the weights."""
     return max(1, int(STREAMS_MEMORY_SHARE * (free_bytes - weight_bytes)) // batch_bytes)

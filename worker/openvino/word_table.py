@@ -41,9 +41,7 @@ class WordTable:
     def read(
         self, input_ids: NDArray[np.int64], out: NDArray[np.float32] | None = None
     ) -> NDArray[np.float32]:
-        """[*input_ids.shape, dim], of at least one id, in `out` if there is one. Raises IndexError for an id that the
-        vocabulary does not have.
-        """
+        """Return rows [*input_ids.shape, dim], in `out` if given. Raises IndexError for an unknown id."""
         ids = input_ids.reshape(-1)
         for word in (int(ids.min()), int(ids.max())):
             if not 0 <= word < self._num_words:
@@ -61,9 +59,7 @@ class WordTable:
         return out
 
     def _find_places(self, ids: NDArray[np.int64]) -> NDArray[np.int32] | None:
-        """Where the rows of these words are kept, all of them, after reading what was not; None when there are more
-        words than places.
-        """
+        """Return where these words' rows are, reading new ones; None if there are too few places."""
         places = self._places[ids]
         is_missing = places < 0
         if not is_missing.any():
@@ -88,7 +84,7 @@ class WordTable:
         return places
 
     def _read_rows(self, words: NDArray[np.int64]) -> NDArray[np.float32]:
-        """[len(words), dim], from the file."""
+        """Read rows [len(words), dim] from the file."""
         size = self._row_bytes
         rows = b"".join([os.pread(self._file, size, word * size) for word in words.tolist()])
         return np.frombuffer(rows, dtype=np.float32).reshape(len(words), self.dim)

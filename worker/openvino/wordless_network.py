@@ -43,12 +43,12 @@ class WordlessNetwork(nn.Module):
         return vectors
 
     def embed(self, input_ids: Tensor) -> Tensor:
-        """[n, length] -> [n, length, dim]: rows of the table, scaled where the architecture does so."""
+        """Return the rows [n, length, dim] of ids [n, length], scaled where the architecture does so."""
         embeddings: Tensor = self._lookup[0](input_ids)
         return embeddings
 
     def write_table(self, path: Path, precision: str) -> int:
-        """What `embed` answers for each id in turn, in fp32, of weights as `precision` leaves them. Answers the dim."""
+        """Write what `embed` answers for each id, in fp32, with weights in `precision`. Return the dim."""
         (lookup,) = self._lookup
         num_rows, dim = lookup.weight.shape
         if precision in COMPRESSED and is_compressible_table(lookup):

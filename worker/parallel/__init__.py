@@ -1,1 +1,1 @@
-"""Processes that hold encoders, and what is said to them."""
+"""One model on several devices: divided, filled and run by all ranks together."""

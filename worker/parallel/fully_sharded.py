@@ -13,7 +13,7 @@ from worker.parallel.layouts import Layout
 
 
 def apply_fully_sharded(transformer: nn.Module, layout: Layout, mesh: DeviceMesh) -> None:
-    """Cuts every parameter along its first dimension; the weights of the next layer are gathered while one computes."""
+    """Cut parameters along their first dimension. Each layer's are gathered while the one before computes."""
     layers = list(transformer.get_submodule(layout.layers))
     # A unit of its own, so that a vocabulary is whole only while it is looked up, and not beside every layer.
     fully_shard(transformer.get_submodule(layout.embeddings), mesh=mesh, reshard_after_forward=True)

@@ -82,7 +82,7 @@ LAYOUTS: Final[dict[str, Layout]] = {
 
 
 def find_layout(model_type: str) -> Layout:
-    """Raises ModelError for an architecture that nobody has compared divided with whole."""
+    """Return the layout of the architecture. Raises ModelError if it was never compared, divided with whole."""
     if model_type not in LAYOUTS:
         raise ModelError(
             f"A model of the architecture {model_type!r} cannot be shared between devices, only {', '.join(LAYOUTS)}; "

@@ -19,7 +19,7 @@ _questions = count()
 
 
 def join_process_group(rank: Rank, backend: str) -> None:
-    """Waits until all ranks are there. A collective that takes longer than the timeout raises on every rank.
+    """Join the ranks and wait for all of them. A collective that exceeds the timeout raises on every rank.
 
     With NCCL it ends the process instead. The executor is faster in both cases, see Engine.
 
@@ -39,7 +39,7 @@ def join_process_group(rank: Rank, backend: str) -> None:
 
 
 def ask_all(rank: Rank, objection: str) -> str:
-    """The objection of the first rank that has one, with the rank; empty if none has. The same on every rank.
+    """Return the objection of the first rank that has one, with the rank; empty if none has. The same on every rank.
 
     All ranks have to ask, and each waits for what all others say. It takes no collective, and so neither memory on a
     device nor a communicator. A rank that ends before it has spoken ends its group (worker.runner.runner_group), and
@@ -55,7 +55,7 @@ def ask_all(rank: Rank, objection: str) -> str:
 
 
 def find_first_objection(said: Sequence[str]) -> str:
-    """Of ranks in their order."""
+    """Return the first objection, in the order of the ranks."""
     return next((f"{word} (on rank {number})" for number, word in enumerate(said) if word), "")
 
 

@@ -29,7 +29,7 @@ class PassedOn(nn.Module):
 
 
 def cut_stage(transformer: nn.Module, layout: Layout, rank: Rank) -> None:
-    """Leaves of the model what the rank's stage computes: its layers, embeddings in front, norm or head behind."""
+    """Reduce the model to this rank's stage: its layers, embeddings in front, norm or head behind."""
     first, count = rank.first_layer, rank.stage_layers[rank.number]
     parent_path, _, name = layout.layers.rpartition(".")
     parent = transformer.get_submodule(parent_path)
@@ -45,7 +45,7 @@ def cut_stage(transformer: nn.Module, layout: Layout, rank: Rank) -> None:
 
 
 def _cut_config(transformer: nn.Module, first: int, count: int) -> None:
-    """Where there is one of transformers, whose modules look their layers up in it."""
+    """Cut the configuration of transformers, in which modules look their layers up."""
     if not hasattr(transformer, "config"):
         return
     config = copy.deepcopy(transformer.config)
@@ -61,7 +61,7 @@ def _replace(transformer: nn.Module, path: str, module: nn.Module | None) -> Non
 
 
 def split_micro_batches(batch: Batch, count: int) -> list[Batch]:
-    """At most `count` parts of about equally many tokens; the same on every rank, which all get the same batch."""
+    """Split into at most `count` parts of similar numbers of tokens, the same on every rank."""
     bounds = [0]
     tokens, target = 0, batch.num_tokens / count
     for position, length in enumerate(batch.lengths.tolist(), start=1):
@@ -84,8 +84,8 @@ class PipelineStage:
         shapes: Sequence[tuple[int, ...]],
         compute: Callable[[int, Tensor | None], Any],
     ) -> list[Any]:
-        """What `compute(number, hidden states)` makes of every micro-batch, if this is the last stage; what others make
-        are hidden states, which are sent on.
+        """Return what `compute(number, hidden states)` makes of every micro-batch, if this is the last stage; what
+        others make are hidden states, which are sent on.
 
         `shapes` are those of the hidden states [n, length, hidden size] of each micro-batch; every rank knows them.
         """

@@ -44,7 +44,7 @@ class Shard:
         precision: str,
         hidden_size: int,
     ) -> None:
-        """Divides and fills the network, whose parameters have no storage yet. Raises ModelError."""
+        """Divide and fill the network, whose parameters have no storage yet. Raises ModelError."""
         self._rank = rank
         self._choose_parts = {
             TENSOR: self._take_whole,
@@ -70,27 +70,27 @@ class Shard:
 
     @property
     def reads_tokens(self) -> bool:
-        """Whether the embeddings are here."""
+        """Return True if the embeddings are here."""
         return self._rank.is_first or not self._has_stages
 
     @property
     def has_last_states(self) -> bool:
-        """Whether this rank ends up with the model's own hidden states: those of an earlier stage are in them."""
+        """Return True if this rank ends up with the model's own hidden states."""
         return self._rank.is_last or not self._has_stages
 
     @property
     def answers(self) -> bool:
-        """Whether any batch's results come from this rank."""
+        """Return True if any batch's results come from this rank."""
         return self._rank.is_first if self._rank.strategy == TENSOR else self.has_last_states
 
     def choose_parts(self, batch: Batch) -> tuple[list[Batch], bool]:
-        """What this rank computes of a batch, and whether it is this rank that answers it. Asks no other rank."""
+        """Return what this rank computes of a batch, and whether it answers it. Asks no other rank."""
         return self._choose_parts(batch)
 
     def run_parts(
         self, shapes: Sequence[tuple[int, ...]], run: Callable[[int, Tensor | None], Any]
     ) -> list[Any]:
-        """What `run(number, hidden states of the stage before)` makes of each part; of stages, the last one's.
+        """Return what `run(number, hidden states of the stage before)` makes of each part; of stages, the last one's.
 
         `shapes` are those of the parts' token ids; with the hidden size behind them they are those of hidden states.
         """
@@ -103,7 +103,7 @@ class Shard:
         return STRATEGIES[self._rank.strategy].has_stages
 
     def _divide(self, network: nn.Module, layout: Layout, *, is_compressed: bool) -> dict[str, Tensor]:
-        """Leaves of the network what is this rank's; how parameters were cut whose modules do not tell."""
+        """Reduce the network to this rank's part. Return how parameters were cut if their modules do not tell."""
         if self._has_stages:
             cut_stage(network, layout, self._rank)
             return hold_rounded(network) if is_compressed else {}
@@ -117,11 +117,11 @@ class Shard:
         return {}
 
     def _take_whole(self, batch: Batch) -> tuple[list[Batch], bool]:
-        """Every rank ends up with all hidden states; the first one answers."""
+        """Return the whole batch. Every rank ends up with all hidden states; the first one answers."""
         return [batch], self._rank.is_first
 
     def _take_share(self, batch: Batch) -> tuple[list[Batch], bool]:
-        """Every rank encodes sequences of its own. One without any runs along, since gathering takes all ranks."""
+        """Return this rank's sequences. A rank without any runs along, since gathering takes all ranks."""
         shares = split_micro_batches(batch, self._rank.world_size)
         is_idle = self._rank.number >= len(shares)
         return [batch.part(0, 1) if is_idle else shares[self._rank.number]], not is_idle
@@ -132,7 +132,7 @@ class Shard:
 
 
 def open_device(order: EncoderOrder) -> torch.device:
-    """The device of this process, with the threads that it may use."""
+    """Return the device of this process, with the threads that it may use."""
     if order.device.kind == CPU:
         torch.set_num_threads(order.num_threads)
         return torch.device("cpu")

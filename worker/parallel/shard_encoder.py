@@ -102,7 +102,7 @@ class ShardEncoder(Encoder):
         )
 
     def prepare(self, batch: Batch) -> ForwardPass:
-        """Says nothing to other ranks: it is done while another batch is computed."""
+        """Prepare a batch without talking to other ranks, while another one is computed."""
         batches, has_vectors = self._shard.choose_parts(batch)
         parts = [self._form.lay_out(each) for each in batches]
         arrays = [array for part in parts for array in part.arrays.values()]
@@ -119,7 +119,7 @@ class ShardEncoder(Encoder):
         return self._shard.num_bytes_read
 
     def _load_form(self, order: EncoderOrder, precision: Choice) -> tuple[Form, RankSwitches]:
-        """Packed where all ranks can and agree with padding; the same on every rank, which all compute the probes."""
+        """Load the packed form if all ranks can and agree with padding, else the padded one."""
         transformer, rank = self._transformer, self._rank
         switches = choose_rank_switches(order, rank, transformer.config, precision)
         token_inputs = list_token_inputs(transformer) if self._shard.reads_tokens else ()
@@ -146,7 +146,7 @@ class ShardEncoder(Encoder):
         return packed, switches
 
     def _compute(self, parts: Sequence[Part], has_vectors: bool, *joined: Tensor) -> Tensor:
-        """Vectors [n, dim] of the parts, whose arrays are `joined`; none where others answer them."""
+        """Return vectors [n, dim] of the parts, whose arrays are `joined`; none where others answer them."""
         names = [list(part.arrays) for part in parts]
         left = iter(joined)
         tensors = [{name: next(left) for name in each} for each in names]
@@ -159,7 +159,7 @@ class ShardEncoder(Encoder):
         return torch.cat(vectors) if has_vectors else torch.empty((0, self._card.dimension))
 
     def _compute_probe(self, form: Form, probe: Batch) -> Tensor:
-        """[tokens, hidden size], of all tokens on every rank that has them."""
+        """Return [tokens, hidden size], of all tokens on every rank that has them."""
         part = form.lay_out(probe)
         tensors = dict(zip(part.arrays, copy_inputs(list(part.arrays.values()), self._device), strict=True))
         made: list[Tensor] = []
@@ -173,14 +173,14 @@ class ShardEncoder(Encoder):
         return form.of_tokens(made[0], tensors)
 
     def _compute_here(self, arrays: Sequence[NDArray[np.int64]], compute: Compute) -> Ragged:
-        """Where nothing is queued: all is done when the results are asked for."""
+        """Compute at once where nothing is queued, when the results are asked for."""
         # Not inference_mode: what fully_shard gathers into was made outside of it.
         with losing_device() if self._device.type == CUDA else nullcontext(), torch.no_grad():
             return Ragged.from_matrix(compute(*copy_inputs(arrays, self._device)).float().cpu().numpy())
 
 
 def load_shard(order: EncoderOrder) -> Encoder:
-    """Raises ModelError when the model cannot be divided as its rank says."""
+    """Load this rank's part. Raises ModelError when the model cannot be divided as the rank says."""
     assert order.rank is not None
     if order.card.is_extractor:
         module, _, name = EXTRACTOR.partition(":")

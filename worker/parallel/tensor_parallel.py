@@ -9,7 +9,7 @@ from worker.parallel.layouts import Layout
 
 
 def apply_tensor_parallel(transformer: nn.Module, layout: Layout, mesh: DeviceMesh) -> None:
-    """Cuts the linear layers of every layer, whose parameters may still be on the meta device.
+    """Cut the linear layers of every layer, whose parameters may still be on the meta device.
 
     Raises ModelError when heads or intermediate values do not divide by the number of ranks, or no layer can be cut.
     """

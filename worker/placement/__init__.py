@@ -1,1 +1,1 @@
-"""What a model needs, and later: which device loads what of it. No torch."""
+"""Placement: what a model needs, and which device loads what of it. No torch."""

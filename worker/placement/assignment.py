@@ -31,7 +31,7 @@ class Assignment:
 
     @property
     def cores(self) -> frozenset[int]:
-        """The logical processors of all devices; none for a GPU, whose feeding process is light."""
+        """Return the logical processors of all devices; none for a GPU, whose feeding process is light."""
         return frozenset(core for device in self.devices for core in device.cores)
 
 
@@ -41,7 +41,7 @@ def write_assignment(assignment: Assignment) -> str:
 
 
 def read_assignment(text: str) -> Assignment:
-    """What `write_assignment` wrote. Raises ValueError, KeyError or TypeError for anything else."""
+    """Return what `write_assignment` wrote. Raises ValueError, KeyError or TypeError for anything else."""
     written = json.loads(text)
     return Assignment(written["part"], tuple(_read_device(device) for device in written["devices"]))
 

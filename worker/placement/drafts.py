@@ -39,7 +39,7 @@ class Draft:
 def draft_plans(
     rooms: Sequence[Room], links: Links, builder: ReplicaBuilder, strategy: str
 ) -> Iterator[Draft]:
-    """Every strategy that is allowed, on every number of devices a replica, on all rooms and on fewer of them."""
+    """Yield every strategy that is allowed, on every number of devices a replica, on all rooms and on fewer of them."""
     is_free = strategy in (AUTO, HYBRID)
     for fleet in sub_fleets(rooms, links):
         if is_free or strategy == REPLICATE:
@@ -52,7 +52,7 @@ def draft_plans(
 
 
 def draft_replicas(rooms: Sequence[Room], builder: ReplicaBuilder) -> Draft:
-    """A replica on every room that holds one alone."""
+    """Draft a replica on every room that holds one alone."""
     built = {room.name: builder.build(REPLICATE, [room], "") for room in rooms}
     refused = {name: each for name, each in built.items() if isinstance(each, TooTight)}
     return Draft(
@@ -67,7 +67,7 @@ def draft_replicas(rooms: Sequence[Room], builder: ReplicaBuilder) -> Draft:
 def _draft_groups(
     rooms: Sequence[Room], size: int, strategy: str, links: Links, builder: ReplicaBuilder
 ) -> Draft:
-    """A replica on every group of `size` rooms."""
+    """Draft a replica on every group of `size` rooms."""
     replicas: list[Replica] = []
     refusals: list[TooTight] = []
     idle: dict[str, str] = {}
@@ -89,7 +89,7 @@ def _draft_groups(
 def _draft_hybrid(
     rooms: Sequence[Room], size: int, strategy: str, links: Links, builder: ReplicaBuilder
 ) -> Draft:
-    """Every room that holds a replica alone does; the others share."""
+    """Draft a replica on every room that holds one alone, and shared ones on the others."""
     alone = draft_replicas(rooms, builder)
     tight = [room for room in rooms if room.name in alone.idle]
     shared = _draft_groups(tight, size, strategy, links, builder)

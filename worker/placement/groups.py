@@ -14,7 +14,7 @@ Group = tuple[Room, ...]
 
 
 def group_rooms(rooms: Sequence[Room], size: int, links: Links) -> list[Group]:
-    """Groups of `size` rooms of one kind; within islands of the fastest links first, then across. Some may be left.
+    """Group rooms of one kind by `size`, within islands of the fastest links first, then across. Some may be left over.
 
     Parts of one GPU are dealt out to different groups, since they cannot share a replica.
     """
@@ -34,7 +34,7 @@ def group_rooms(rooms: Sequence[Room], size: int, links: Links) -> list[Group]:
 
 
 def find_places(rooms: Sequence[Room]) -> dict[str, int]:
-    """Number the parts of each GPU that is cut, by name; whole GPUs are left out."""
+    """Number the parts of each partitioned GPU by name; whole GPUs are left out."""
     places: dict[str, int] = {}
     counts: Counter[str] = Counter()
     for room in rooms:
@@ -45,7 +45,7 @@ def find_places(rooms: Sequence[Room]) -> dict[str, int]:
 
 
 def find_islands(rooms: Sequence[Room], links: Links, bytes_per_second: float) -> list[list[Room]]:
-    """Rooms of one kind that reach each other over links at least as fast; in the order of the rooms given."""
+    """Return rooms of one kind that reach each other over links at least as fast; in the order of the rooms given."""
     islands: list[list[Room]] = []
     for room in rooms:
         reached = [
@@ -63,7 +63,8 @@ def find_islands(rooms: Sequence[Room], links: Links, bytes_per_second: float) -
 
 
 def sub_fleets(rooms: Sequence[Room], links: Links) -> Iterator[list[Room]]:
-    """The rooms, and the choices of fewer of them that differ: a plan that leaves a device idle may be the fastest.
+    """Yield the rooms, and the choices of fewer of them that differ: a plan that leaves a device idle may be the
+    fastest.
 
     Rooms of one size, speed and island are interchangeable, so only how many of each class are taken makes a choice.
     """

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """What one device holds. `capacity_bytes` is what the plan may use of it; weights and activations are within."""
+    """The part of a model on one device. Weights and activations are within `capacity_bytes`."""
 
     device: str
     capacity_bytes: int
@@ -85,5 +85,5 @@ class Placement:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Those that hold something, replica by replica."""
+        """Return the devices that hold something, replica by replica."""
         return tuple(device for replica in self.replicas for device in replica.devices)

@@ -43,7 +43,7 @@ ABOUT_AS_FAST: Final = 0.95
 
 @dataclass(frozen=True, slots=True)
 class PlanSettings:
-    """What is asked of a plan. `memory_share` is the share of a device's memory that may be filled, by anyone.
+    """The wishes for a plan. `memory_share` is the share of a device's memory that may be filled, by anyone.
 
     A replica has to hold one text of `max_tokens`. `attention` is the kernel, as an EncoderReport names it; without a
     name it is what the devices take at the worst. `sharing_obstacle` is a sentence when the model cannot be divided at
@@ -62,7 +62,7 @@ class PlanSettings:
 
 
 def plan_placement(inventory: Inventory, shape: ModelShape, settings: PlanSettings) -> Placement:
-    """The placement of one model on the devices of one machine. Takes milliseconds; reads no weights.
+    """Return the placement of one model on the devices of one machine. Takes milliseconds; reads no weights.
 
     Raises ModelDoesNotFit with what is missing and the cheapest ways out when not even short texts fit, and
     ConfigurationError for devices and strategies that do not exist.
@@ -129,7 +129,7 @@ def make_needs(rooms: Sequence[Room], settings: PlanSettings) -> Needs:
 
 
 def _choose(drafts: Sequence[Draft]) -> Draft:
-    """The simplest of the plans that are about as fast as the fastest."""
+    """Return the simplest of the plans that are about as fast as the fastest."""
     fastest = max(draft.rate for draft in drafts)
     near = [draft for draft in drafts if draft.rate >= ABOUT_AS_FAST * fastest]
     return min(

@@ -31,12 +31,12 @@ class Rank:
 
     @property
     def first_layer(self) -> int:
-        """Of this rank's own stage, when every rank has one."""
+        """Return the first layer of this rank's stage."""
         return sum(self.stage_layers[: self.number])
 
 
 def make_ranks(replica: Replica, meeting_point: Path, timeout_seconds: float) -> tuple[Rank, ...]:
-    """The ranks of a replica, in the order of its devices."""
+    """Return the ranks of a replica, in the order of its devices."""
     world_size = len(replica.devices)
     layers = tuple(stage.num_layers for stage in replica.stages)
     return tuple(

@@ -34,7 +34,7 @@ WAITING_MICRO_BATCHES: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class TooTight:
-    """Why a replica cannot be had here. `missing_bytes` is over all of its devices, 0 if bytes are not the reason."""
+    """Why no replica fits here. `missing_bytes` is over all of its devices, 0 if bytes are not the reason."""
 
     reason: str
     missing_bytes: int = 0
@@ -42,8 +42,8 @@ class TooTight:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What every replica has to offer: room for one text of `max_tokens`. A batch of `full_batch_tokens` is a wish,
-    beyond which more help no device; a smaller one is slower, and rated so.
+    """The minimum for every replica: room for one text of `max_tokens`. Beyond a batch of `full_batch_tokens` memory
+    brings nothing; with less a replica is slower, and rated so.
     """
 
     precision: str  # of the weights
@@ -97,7 +97,7 @@ class ReplicaBuilder:
         )
 
     def build(self, strategy: str, rooms: Sequence[Room], link: str) -> Replica | TooTight:
-        """The replica of a strategy on all of the rooms; `link` is the kind of the slowest link among them."""
+        """Return the replica of a strategy on all of the rooms; `link` is the kind of the slowest link among them."""
         # The same group stands in many of the plans that are compared.
         asked = (strategy, tuple(rooms), link)
         if asked not in self._built:
@@ -123,7 +123,7 @@ class ReplicaBuilder:
         return builders[strategy](rooms, link)
 
     def full_rate(self, room: Room) -> float:
-        """Tokens a second of the device if it had room for the weights and a full batch."""
+        """Return tokens a second of the device if it had room for the weights and a full batch."""
         return device_rate(room.flops, room.kind, self._needs.full_batch_tokens, self.cost)
 
     def _build_alone(self, room: Room) -> Replica | TooTight:
@@ -182,7 +182,7 @@ class ReplicaBuilder:
         return Replica(TENSOR, (stage,), 1, tokens, rate)
 
     def _refuse_cut_groups(self, ranks: int) -> TooTight | None:
-        """Of matrices that are cut by their inputs, compressed numbers stay the same only in whole groups."""
+        """Refuse cuts through groups of compressed matrices, whose numbers would change."""
         precision, shape = self._needs.precision, self._shape
         if precision not in COMPRESSED:
             return None
@@ -209,7 +209,7 @@ class ReplicaBuilder:
         return Replica(FULLY_SHARDED, (stage,), 1, batch_tokens, rate)
 
     def _hold_ranks(self, rooms: Sequence[Room], held: int, per_token: int) -> tuple[Stage, int] | TooTight:
-        """One stage over all rooms, each of which holds the same; the smallest decides how many tokens."""
+        """Return one stage over all rooms, each of which holds the same; the smallest decides how many tokens."""
         smallest = min(rooms, key=lambda room: room.capacity_bytes)
         tokens = self._tokens_in(smallest.capacity_bytes - held, per_token)
         if tight := self._refuse(smallest, held, tokens, per_token, num_rooms=len(rooms)):
@@ -218,7 +218,8 @@ class ReplicaBuilder:
         return Stage(0, self._shape.num_layers, shards), tokens
 
     def _split_layers(self, rooms: Sequence[Room], batch_bytes: int) -> list[int] | TooTight:
-        """How many consecutive layers each device gets: the next one to whoever would be done first and has room.
+        """Return how many consecutive layers each device gets: the next one to whoever would be done first and has
+        room.
 
         With layers of equal cost that is the split whose slowest stage is fastest; of two that are as fast, the device
         with more memory left gets it.
@@ -282,7 +283,7 @@ class ReplicaBuilder:
 
 
 def tensor_parallel_sizes(shape: ModelShape) -> list[int]:
-    """Numbers of ranks that heads and intermediate values divide by; every rank needs whole heads."""
+    """Return numbers of ranks that heads and intermediate values divide by; every rank needs whole heads."""
     return [
         ranks
         for ranks in range(1, shape.num_key_value_heads + 1)

@@ -37,12 +37,12 @@ class Planned:
 
     @property
     def rate(self) -> float:
-        """Comparable between plans of one model for different devices of a machine."""
+        """Return a rate that is comparable between plans of one model on different devices of a machine."""
         return self.placement.relative_rate * max(guess_flops(device) for device in self.devices)
 
 
 def plan_together(inventory: Inventory, tenants: Sequence[Tenant]) -> tuple[Planned, ...]:
-    """One plan for each model, in their order. Raises what `plan_placement` does, for the first that does not fit."""
+    """Return one plan for each model, in order. Raises as `plan_placement` for the first that does not fit."""
     if len(tenants) == 1:
         return (_plan(inventory, tenants[0]),)
     devices = parse_devices(tenants[0].settings.devices, inventory)
@@ -89,7 +89,7 @@ def _plan(inventory: Inventory, tenant: Tenant, note: str = "") -> Planned:
 
 
 def _share_devices(inventory: Inventory, tenants: Sequence[Tenant]) -> tuple[Planned, ...]:
-    """Every model on every device, with a part of its memory."""
+    """Plan every model on every device, with a part of its memory."""
     parts = {
         device.name: _divide_memory(device, tenants)
         for device in parse_devices(tenants[0].settings.devices, inventory)
@@ -114,7 +114,7 @@ def _share_devices(inventory: Inventory, tenants: Sequence[Tenant]) -> tuple[Pla
 
 
 def leave_part(device: Device, part: int, memory_share: float) -> Device:
-    """The device as a model finds it for which so many bytes are left: all else of it counts as used."""
+    """Return the device as a model finds it for which so many bytes are left: all else of it counts as used."""
     free = device.memory_bytes if device.free_bytes is None else device.free_bytes
     return replace(device, free_bytes=free - (measure_room(device, memory_share).capacity_bytes - part))
 
@@ -122,8 +122,8 @@ def leave_part(device: Device, part: int, memory_share: float) -> Device:
 def _divide_memory(
     device: Device, tenants: Sequence[Tenant], num_replicas: Sequence[int] | None = None
 ) -> list[int]:
-    """Bytes of the device for each model: what its replicas there want, the least demanding first, and no more than an
-    even share of what is left then. The most demanding has the rest.
+    """Return bytes of the device for each model: what its replicas there want, the least demanding first, and no more
+    than an even share of what is left then. The most demanding has the rest.
     """
     overhead = OVERHEAD_BYTES[device.kind]
     left = (
@@ -144,7 +144,7 @@ def _divide_memory(
 
 
 def _wanted_bytes(device: Device, tenant: Tenant) -> int:
-    """Of a whole replica with a full batch."""
+    """Return the bytes of a whole replica with a full batch."""
     room = measure_room(device, tenant.settings.memory_share)
     return ReplicaBuilder(tenant.shape, make_needs([room], tenant.settings)).full_bytes
 
@@ -152,7 +152,7 @@ def _wanted_bytes(device: Device, tenant: Tenant) -> int:
 def _divide_devices(
     inventory: Inventory, devices: Sequence[Device], tenants: Sequence[Tenant]
 ) -> tuple[Planned, ...]:
-    """Devices of its own for each model: the fewest that hold it, and then one more to whoever is worst off."""
+    """Give each model devices of its own: the fewest that hold it, then one more to whoever is worst off."""
     if len(devices) < len(tenants):
         raise ModelDoesNotFit(f"{len(tenants)} models cannot have one of {len(devices)} devices each.")
     wanted = [_wanted_bytes(devices[0], tenant) for tenant in tenants]
@@ -183,7 +183,7 @@ def _divide_devices(
 
 
 def _count_needed(inventory: Inventory, devices: Sequence[Device], tenant: Tenant) -> int:
-    """The first of the devices that hold the model; with its longest text, if that is possible at all."""
+    """Return the first of the devices that hold the model; with its longest text, if that is possible at all."""
     fallback = 0
     for number in range(1, len(devices) + 1):
         try:
@@ -204,7 +204,7 @@ def _plan_on(inventory: Inventory, devices: Sequence[Device], tenant: Tenant, no
 
 
 def _divide_cores(inventory: Inventory, tenants: Sequence[Tenant]) -> tuple[Planned, ...]:
-    """Cores of its own for each model, next to one another, and a part of the memory; too few cores are shared."""
+    """Return neighbouring cores for each model, and a part of the memory; too few cores are shared."""
     num_devices = len(parse_devices(tenants[0].settings.devices, inventory))
     num_cores, num_models = len(inventory.physical_cores), len(tenants)
     is_divided = num_cores >= num_models * num_devices

@@ -36,7 +36,7 @@ read_spec_once: Final = functools.lru_cache(maxsize=256)(read_spec)
 
 
 def trace_query(query: Query) -> AbstractContextManager[Note]:
-    """Within the trace of the first of the requests that wait for it, linked with those of the others."""
+    """Open a span in the trace of the first request that waits for the query, linked with the others' traces."""
     if not query.traceparents:
         return NOTHING
     first, *others = query.traceparents
@@ -74,7 +74,7 @@ class QueryListener:
             thread.start()
 
     def stop(self, seconds: float = 2.0) -> None:
-        """Takes nothing more; what is in hand and not ended soon, the API gives to another worker."""
+        """Take no more queries. The API gives what does not end soon to another worker."""
         self._stopping.set()
         with suppress(RedisError):
             self._desk.wake(len(self._threads))
@@ -96,7 +96,7 @@ class QueryListener:
                 is_away = False
             except RedisError as error:
                 if not is_away:
-                    logger.warning("Queries wait, for Redis does not answer: %s", error)
+                    logger.warning("Queries wait, because Redis does not answer: %s", error)
                 is_away = True
 
     def _listen(self) -> None:
@@ -106,7 +106,7 @@ class QueryListener:
             except RedisError:
                 self._stopping.wait(AWAY_SECONDS)  # the pulse has said it
             except UnreadableMessage as error:
-                logger.error("A query was passed over: %s", error)
+                logger.error("An unreadable query was skipped: %s", error)
             else:
                 if query is not None and not self._desk.is_expired(query):
                     self._serve(query)
@@ -122,13 +122,13 @@ class QueryListener:
                     note.fail(answer.reason)
             self._desk.answer(query, answer)
         except RedisError as error:
-            logger.warning("A query was not answered, for Redis does not answer: %s", error)
+            logger.warning("A query was not answered, because Redis does not answer: %s", error)
         finally:
             with self._lock:
                 self._in_hand.discard(query.id)
 
     def _encode(self, query: Query) -> Answer:
-        """Any error is an answer: the API tries once more, in other company."""
+        """Encode the query. Any error is an answer: the API tries once more, in other company."""
         try:
             request = EncodeRequest(
                 f"query {query.id.hex()}",

@@ -38,9 +38,7 @@ BOUNDS: Final = struct.Struct("<QQ")  # of one array in its half
 
 
 def make_memory() -> int:
-    """The descriptor of memory for a Channel, to be handed down. Where the system makes none without a file, it is an
-    unlinked one.
-    """
+    """Return a descriptor of memory for a Channel, to be inherited; an unlinked file without memfd."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("vectormill-batches")
     else:
@@ -62,7 +60,7 @@ class Channel:
         self._lock = threading.Lock()
 
     def send(self, message: object, block: int | None = None) -> None:
-        """`block` is for the arrays of the message, and nobody else's until it has been answered."""
+        """Send a message. Its arrays go into `block`, which must be free until the message is answered."""
         frame = None if block is None else self._lay_out(message, block)
         if frame is None:
             frame = HEADER.pack(NO_BLOCK, 0) + pickle.dumps(message, protocol=5)
@@ -70,7 +68,7 @@ class Channel:
             self.connection.send_bytes(frame)
 
     def receive(self, on_dropped: Callable[[int], None] | None = None) -> tuple[Any, int | None]:
-        """The next message, and the block in which its arrays lie; waits for it. `on_dropped` is called with the block
+        """Wait for the next message. Return it and the block with its arrays. `on_dropped` is called with the block
         when nobody holds any of them any more.
         """
         frame = memoryview(self.connection.recv_bytes())
@@ -89,7 +87,7 @@ class Channel:
         return message, block
 
     def _lay_out(self, message: object, block: int) -> bytes | None:
-        """Writes the arrays; the rest of the message. None when they are larger than their half of the block."""
+        """Write the arrays into the block. Return the rest of the message; None if they exceed half of the block."""
         buffers: list[pickle.PickleBuffer] = []
         stream = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
         arrays = [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers]

@@ -1,4 +1,4 @@
-"""How often the kernel has killed for want of memory, by its own counters. Reads files; knows no process of ours."""
+"""Reads the kernel's counters of processes that it killed for want of memory. Reads files; knows no process of ours."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +12,8 @@ WHOLE_MACHINE: Final = Path("/proc/vmstat")
 def count_kernel_kills(
     groups: Path = CONTROL_GROUPS, own_groups: Path = OWN_GROUPS, whole_machine: Path = WHOLE_MACHINE
 ) -> int | None:
-    """Since the control group of this process, and of those it started, was made; since the machine was started where
-    there is none. None where nobody counts. The count grows before the signal is sent.
+    """Return how often the kernel has killed for want of memory, in this control group or on the machine; None if
+    nobody counts. The count grows before the signal is sent.
 
     Source: Documentation/admin-guide/cgroup-v2.rst (memory.events, oom_kill: by any kind of OOM killer) and
     cgroup-v1/memory.rst (memory.oom_control).
@@ -30,7 +30,7 @@ def count_kernel_kills(
 
 
 def _list_counters(groups: Path, own_groups: Path) -> Iterator[Path]:
-    """Where version 2 counts, and version 1: by the group's path, and without it, as in a container."""
+    """Yield the counters of cgroup version 2 and 1: by the group's path, and without it, as in a container."""
     try:
         lines = own_groups.read_text().splitlines()
     except OSError:

@@ -36,7 +36,7 @@ class MemoryReport:
 
 
 def join_reports(ranks: Sequence[MemoryReport]) -> MemoryReport:
-    """The report of a replica: its processes together, and its fullest device, which bounds the batches of all."""
+    """Return the report of a replica: its processes together, and its fullest device, which bounds batches."""
     return MemoryReport(
         process_bytes=sum(rank.process_bytes for rank in ranks),
         peak_process_bytes=sum(rank.peak_process_bytes for rank in ranks),
@@ -56,7 +56,7 @@ class MemoryGauge:
         self._read_at = float("-inf")
 
     def read(self) -> MemoryReport | None:
-        """None when it was asked a moment ago."""
+        """Return a report; None if one was made a moment ago."""
         now = self._clock()
         if now - self._read_at < PAUSE_SECONDS:
             return None
@@ -73,7 +73,7 @@ class MemoryGauge:
 
 
 def read_peak_bytes() -> int:
-    """The most memory that this program has held.
+    """Return the most memory that this program has held.
 
     On Linux not from getrusage, whose figure is inherited from the process that started this one.
     """
@@ -85,8 +85,8 @@ def read_peak_bytes() -> int:
 
 
 def _read_cuda() -> tuple[int, float]:
-    """What the allocator keeps for later counts as free, because it gives it back before it runs out of memory; but not
-    the holes that it cannot give back.
+    """Return the peak bytes of this process's tensors and the used share of the device. Memory that the allocator
+    caches counts as free, because it is given back before memory runs out; holes in it do not.
     """
     import torch  # this runner has loaded it long ago
 
@@ -102,8 +102,8 @@ def _read_cuda() -> tuple[int, float]:
 
 
 def count_hole_bytes(segments: Sequence[Mapping[str, Any]]) -> int:
-    """What is free in segments of torch's allocator that are in use: only whole ones go back to the device, and
-    expandable ones part by part.
+    """Return the free bytes in segments of torch's allocator that are in use: only whole segments go back to the
+    device, and expandable ones part by part.
     """
     return sum(
         segment["total_size"] - segment["allocated_size"]

@@ -1,4 +1,4 @@
-"""What an executor and its runner say to each other over a pipe. Knows neither of them."""
+"""The messages between an executor and its runner. Knows neither of them."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -18,7 +18,7 @@ CANARIES_AHEAD: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """To the runner, first: load an encoder with the function at `factory`, written "module:function"."""
+    """Load an encoder with the function at `factory`, written "module:function". The first message to the runner."""
 
     factory: str
     order: EncoderOrder
@@ -26,7 +26,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """From the runner, now and then while it loads: so much of the weights has been read.
+    """The bytes of the weights that were read so far. Sent by the runner now and then while it loads.
 
     One that names a `backend` says that this one begins to load, and nothing of bytes. It is no message of its own,
     because during an upgrade a worker of the release before would not know it.
@@ -39,7 +39,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """From the runner: the encoder is ready for batches."""
+    """The encoder is ready for batches. Sent by the runner."""
 
     report: EncoderReport
     memory: MemoryReport | None = None
@@ -47,14 +47,14 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class LoadFailed:
-    """From the runner, which ends: the model cannot be had. `reason` is a sentence."""
+    """The model cannot be loaded, and the runner ends. `reason` is a sentence."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Encode:
-    """To the runner: urgent batches are encoded before all others, else in the order in which they are sent."""
+    """Encode this batch. Urgent batches come before all others, else they are encoded in the order of sending."""
 
     number: int
     batch: Batch
@@ -66,7 +66,7 @@ class Encode:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """From the runner: this batch is encoded or queued now. If the process dies, what was started is suspect."""
+    """This batch is encoded or queued now. Sent by the runner; if it dies, what was started is suspect."""
 
     number: int
 
@@ -90,7 +90,7 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class EncodeFailed:
-    """From the runner, which goes on: the encoder raised on this batch, maybe only because it was too large."""
+    """The encoder raised on this batch, perhaps only because it was too large. The runner goes on."""
 
     number: int
     reason: str

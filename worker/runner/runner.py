@@ -65,7 +65,7 @@ class RunnerLost(Exception):
 
 
 def bound_waits(ours: socket.socket) -> None:
-    """Has the system end each send and receive that makes no progress, with BlockingIOError."""
+    """Make the system end each send and receive without progress by BlockingIOError."""
     for option, seconds in (
         (socket.SO_SNDTIMEO, SEND_TIMEOUT_SECONDS),
         (socket.SO_RCVTIMEO, RECEIVE_TIMEOUT_SECONDS),
@@ -115,7 +115,7 @@ class Runner:
         return self._channel.connection
 
     def send(self, message: object) -> None:
-        """Raises RunnerLost, also when the process reads nothing any more."""
+        """Send a message. Raises RunnerLost, also when the process no longer reads."""
         block = None
         if isinstance(message, Encode) and self._free_blocks:
             block = self._blocks[message.number] = self._free_blocks.pop()
@@ -129,11 +129,11 @@ class Runner:
 
     @property
     def connections(self) -> "list[Connection[Any, Any]]":
-        """What to wait for before `receive`."""
+        """Return the connections to wait for before `receive`."""
         return [self.connection]
 
     def receive(self) -> list[Any]:
-        """The next message; waits for it. Raises RunnerLost, also when the process stops in the middle of one."""
+        """Wait for the next message. Raises RunnerLost, also when the process stops in the middle of one."""
         try:
             return [self._hear()]
         except BlockingIOError as error:
@@ -144,11 +144,11 @@ class Runner:
             raise self._find_loss() from error
 
     def stacks(self) -> list[str]:
-        """Where the process is, for people; asked of one that makes no progress, before it is ended."""
+        """Return where the process is, for people. Asked when it makes no progress, before it is ended."""
         return [f"process {self.pid} on {self._device}:\n{self._stack_file.ask(self._process.send_signal)}"]
 
     def stop(self) -> None:
-        """Closes the pipe, on which the process ends itself at once, and makes sure of it."""
+        """Close the pipe, on which the process ends itself at once, and wait for that."""
         self.connection.close()
         try:
             self._process.wait(STOP_TIMEOUT_SECONDS)
@@ -157,7 +157,7 @@ class Runner:
         self._stack_file.close()
 
     def kill(self) -> list[Any]:
-        """Ends the process. What it had said before and nobody has read is returned, so that no outcome is lost."""
+        """Kill the process. Return its unread messages, so that no outcome is lost."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         try:
@@ -175,7 +175,7 @@ class Runner:
         return unread
 
     def _hear(self) -> Any:
-        """The block of a batch is free again when its results are dropped, or at once if none lie in it."""
+        """Receive a message. A batch's block is free again when its results are dropped, or at once if it has none."""
         message, block = self._channel.receive(self._free_blocks.append)
         if isinstance(message, Encoded | EncodeFailed):
             taken = self._blocks.pop(message.number, None)
@@ -192,7 +192,7 @@ class Runner:
         return RunnerLost(reason, is_foreign=status is not None and -status in FOREIGN_SIGNALS)
 
     def _describe_end(self) -> str:
-        """Called when the pipe is broken: how the process ended."""
+        """Return how the process ended, after its pipe broke."""
         try:
             status = self._process.wait(STOP_TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:

@@ -76,11 +76,11 @@ class RunnerGroup:
 
     @property
     def pid(self) -> int:
-        """Of the first rank."""
+        """Return the process of the first rank."""
         return self._runners[0].pid
 
     def send(self, message: object) -> None:
-        """To all ranks, a batch when its turn has come. Raises RunnerLost."""
+        """Send a message to all ranks, a batch when its turn has come. Raises RunnerLost."""
         if isinstance(message, Encode):
             heappush(self._held, (not message.is_urgent, message.number, message))
             self._send_held()
@@ -89,7 +89,7 @@ class RunnerGroup:
             runner.send(message)
 
     def _send_held(self) -> None:
-        """Raises RunnerLost."""
+        """Send held batches while the ranks have room. Raises RunnerLost."""
         while self._held and self._num_sent < self._num_with_ranks:
             *_, message = heappop(self._held)
             self._num_sent += 1
@@ -98,12 +98,12 @@ class RunnerGroup:
 
     @property
     def _num_with_ranks(self) -> int:
-        """Those that they have started, and the next. As long as they queue none, one more would only be in the way."""
+        """Return how many batches ranks may have: those they have started, and the next."""
         is_queued = bool(self._loaded) and self._loaded[0].report.is_queued
         return 1 + (is_queued and self._last_seconds < LONGEST_QUEUED_SECONDS) + BATCHES_AHEAD
 
     def receive(self) -> list[Any]:
-        """What the group as a whole has to say now; perhaps nothing yet. Raises RunnerLost."""
+        """Return what the group as a whole reports; perhaps nothing yet. Raises RunnerLost."""
         self._listen(0)
         deadline = time.monotonic() + CAUSE_SECONDS
         while self._failures:
@@ -125,7 +125,7 @@ class RunnerGroup:
                 self._said += self._hear(number, message)
 
     def stacks(self) -> list[str]:
-        """Where every rank is, and which of them have done what the others wait for."""
+        """Return where every rank is, and which of them have done what the others wait for."""
         done = self._parts.get(self._begun[0], {}) if self._begun else {}
         return [
             f"rank {number}, {'done' if number in done else 'not done'} with the batch, {stacks}"
@@ -140,7 +140,7 @@ class RunnerGroup:
         self._meeting_place.cleanup()
 
     def kill(self) -> list[Any]:
-        """Ends all processes. What they had said of whole batches and nobody has read is returned."""
+        """Kill all processes. Return unread messages about whole batches."""
         self._selector.close()
         unread = [
             (number, message) for number, runner in enumerate(self._runners) for message in runner.kill()
@@ -153,7 +153,7 @@ class RunnerGroup:
         return said
 
     def _hear(self, number: int, message: Any) -> list[Any]:
-        """What the message of one rank makes complete; nothing while others still have to speak."""
+        """Return the messages that one rank's message completes; none while others have yet to answer."""
         if isinstance(message, LoadFailed):
             return [message]
         if isinstance(message, Reading):
@@ -181,7 +181,7 @@ class RunnerGroup:
         return [self._join(message.number, parts), *following]
 
     def _begin(self, message: Started) -> list[Any]:
-        """Two may be at work at once, queued on the ranks or in different stages: if one dies, both are suspect."""
+        """Note that a rank has started a batch. If a rank dies, all started ones are suspect."""
         if message.number in self._begun:
             return []
         self._begun.append(message.number)
@@ -194,7 +194,7 @@ class RunnerGroup:
         )
 
     def _describe(self) -> Loaded | LoadFailed:
-        """The first rank's report, of all devices. Ranks that would pack beside ones that pad never get a batch."""
+        """Return the first rank's report for all devices; LoadFailed if ranks differ in what they must share."""
         first = self._loaded[0]
         reports = [self._loaded[number].report for number in range(len(self._runners))]
         for number, report in enumerate(reports):
@@ -209,7 +209,7 @@ class RunnerGroup:
         return Loaded(replace(first.report, device=device, loadings=loadings), self._take_memory())
 
     def _join(self, number: int, parts: Mapping[int, Encoded]) -> Encoded:
-        """What all ranks have answered, as one; it took as long as the slowest of them."""
+        """Join the ranks' answers to one batch. It took as long as the slowest."""
         results = Ragged.join([parts[rank].results for rank in sorted(parts)])
         seconds = self._last_seconds = max(part.seconds for part in parts.values())
         collate_seconds = max(part.collate_seconds for part in parts.values())
@@ -220,7 +220,7 @@ class RunnerGroup:
             self._memories[number] = memory
 
     def _take_memory(self) -> MemoryReport | None:
-        """Once every rank has reported anew: each does so at most four times a second, at moments of its own."""
+        """Return a joint report once every rank has reported anew, which each does at most four times a second."""
         if len(self._memories) < len(self._runners):
             return None
         ranks, self._memories = [self._memories[rank] for rank in sorted(self._memories)], {}
@@ -228,7 +228,7 @@ class RunnerGroup:
 
 
 def find_differing(report: EncoderReport, other: EncoderReport) -> str:
-    """What two ranks have to have alike and have not, in words; empty if there is nothing."""
+    """Return what two ranks must share and do not, in words; empty if nothing."""
     differing = {
         "another attention": report.attention != other.attention or report.is_packed != other.is_packed,
         "another queue": report.is_queued != other.is_queued,

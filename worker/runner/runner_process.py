@@ -63,7 +63,7 @@ def main(
 
 
 def _end_with(act: Callable[[], None]) -> NoReturn:
-    """Does in this thread what the process lives for, and ends the process with it, however it ends."""
+    """Do in this thread what the process exists for, and end the process with it, however it ends."""
     try:
         act()
     except (EOFError, OSError):
@@ -86,7 +86,7 @@ def _load_and_serve(channel: Channel) -> None:
 
 
 def _load(channel: Channel, load: Load, gauge: MemoryGauge) -> Encoder:
-    """The encoder, on the cores of its device; a reason is sent and the process ends when it cannot be had."""
+    """Load the encoder, on the cores of its device. On failure send the reason and end the process."""
     if load.order.device.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, load.order.device.cores)
     try:
@@ -112,7 +112,7 @@ def _load(channel: Channel, load: Load, gauge: MemoryGauge) -> Encoder:
 
 
 def _tell_reading(channel: Channel) -> OnRead:
-    """Says over the pipe how far loading is, but not more often than somebody watches."""
+    """Return a callback that reports the progress of loading, at most four times a second."""
     told_at = -math.inf
 
     def tell(num_bytes_read: int, num_bytes: int) -> None:
@@ -125,7 +125,7 @@ def _tell_reading(channel: Channel) -> OnRead:
 
 
 def serve(channel: Channel, encoder: Encoder, gauge: MemoryGauge) -> None:
-    """Encodes batch after batch until the pipe is closed: in this thread, and in one for each further stream."""
+    """Encode batches until the pipe is closed: in this thread, and in one more for each further stream."""
     report = encoder.describe()
     # Never full, because the executor sends no more: a reader that waits here would not see the pipe close.
     num_batches = report.num_started + BATCHES_AHEAD + URGENT_BATCHES_AHEAD
@@ -147,7 +147,7 @@ def _read(
     encoder: Encoder,
     shares: DeviceShares | None,
 ) -> None:
-    """Prepares batches. When the parent closes the pipe, the process ends at once, even in a forward pass.
+    """Read and prepare batches. When the parent closes the pipe, the process ends at once, even in a forward pass.
 
     Those that are equally urgent are encoded as they come, not by number: ranks that share a model are sent the same
     ones in the same order, in which urgent ones have overtaken already.

@@ -22,13 +22,13 @@ NO_ANSWER: Final = "  it gave no answer: it is stopped, or waits inside the kern
 
 
 def answer_with_stacks(file_descriptor: int) -> None:
-    """From now on this process writes there the stacks of its threads when it is asked, and to stderr if it crashes."""
+    """Write the stacks of all threads to this file on the signal, and to stderr in a crash."""
     faulthandler.register(ASK, file=file_descriptor, all_threads=True)
     faulthandler.enable()
 
 
 class StackFile:
-    """Where one child writes its stacks. Both hold the same open file, so it is read without moving its position."""
+    """A file for one child's stacks. Both processes hold it open; it is read without moving its position."""
 
     def __init__(self) -> None:
         self._file = TemporaryFile()  # noqa: SIM115 - open as long as the child lives
@@ -37,7 +37,7 @@ class StackFile:
         return self._file.fileno()
 
     def ask(self, send_signal: Callable[[int], None]) -> str:
-        """The stacks of the child, the newest call first; a sentence where it writes none."""
+        """Return the child's stacks, newest call first; a sentence if it writes none."""
         start = os.fstat(self.fileno()).st_size
         send_signal(ASK)
         size, now = start, time.monotonic()

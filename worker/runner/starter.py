@@ -83,11 +83,11 @@ class RunnerStarter:
         )
 
     def _pin(self, device: Device) -> dict[str, str]:
-        """The process sees its own device only."""
+        """Return an environment in which the process sees its own device only."""
         num_threads = self.order.num_threads if self._sharing is None else device.num_threads
         return {**self._environment, **self._allocate(device), **device_environment(device, num_threads)}
 
     def _allocate(self, device: Device) -> Mapping[str, str]:
-        """What a user has said of the allocator stands."""
+        """Return settings of the allocator, unless the user has set it up."""
         is_free = device.kind == CUDA and not any(name in self._environment for name in ALLOCATOR_NAMES)
         return ALLOCATOR if is_free else {}

@@ -30,8 +30,8 @@ Outcome = tuple[Encoded | EncodeFailed, int | None]
 
 
 class DeviceShares:
-    """A clock that each of several streams lives by: it runs slower the more of them compute at a moment, so that their
-    readings add up to the time for which the device computed at all. Shared by threads.
+    """A clock shared by several streams. It runs slower the more of them compute at a moment, so that their readings
+    add up to the time in which the device computed at all. Thread-safe.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -42,11 +42,11 @@ class DeviceShares:
         self._reading = 0.0
 
     def enter(self) -> float:
-        """The reading at which a stream begins to compute."""
+        """Return the reading at which a stream begins to compute."""
         return self._change(1)
 
     def leave(self) -> float:
-        """The reading at which it ends."""
+        """Return the reading at which it ends."""
         return self._change(-1)
 
     def _change(self, step: int) -> float:
@@ -91,11 +91,11 @@ class Stream:
 
     @property
     def _num_to_start(self) -> int:
-        """Behind long batches none is queued: little is lost between them, and an urgent one would wait for both."""
+        """Return how many batches to have started: behind a long one an urgent one would wait for both."""
         return 2 if self._is_queued and self._last_seconds < LONGEST_QUEUED_SECONDS else 1
 
     def _start_next(self, *, must_wait: bool) -> bool:
-        """False when there is none and nobody may be kept waiting for it."""
+        """Start the next batch. Return False if there is none and nobody may wait for it."""
         try:
             *_, run = self._batches.get(block=must_wait)
         except Empty:
@@ -106,7 +106,7 @@ class Stream:
         return True
 
     def _finish_first(self) -> "Outcome | None":
-        """The outcome, if it is still to be said."""
+        """Finish the first started batch. Return its outcome unless it is urgent and was sent at once."""
         run = self._started.popleft()
         outcome = run.finish(self._gauge, self._done_at)
         self._done_at = time.perf_counter()
@@ -123,7 +123,7 @@ class Run:
     """One batch from its preparation to its outcome: the results, or what any step on the way raised."""
 
     def __init__(self, message: Encode, encoder: Encoder, shares: DeviceShares | None = None) -> None:
-        """`shares` where several streams compute side by side, and the seconds are a stream's part of them."""
+        """Prepare the batch. `shares` is the clock where several streams compute side by side."""
         self.number = message.number
         self.block = message.block
         self._shares = shares
@@ -154,9 +154,7 @@ class Run:
                 self._note(error)
 
     def finish(self, gauge: MemoryGauge, device_free_at: float) -> Encoded | EncodeFailed:
-        """Its seconds begin when the device was free for it. Raises DeviceLost, whose batch the executor finds by the
-        process that ended.
-        """
+        """Return the outcome. Its seconds begin when the device was free. Raises DeviceLost, which ends the process."""
         if self._forward_pass is not None:
             try:
                 results, seconds = self._compute(self._forward_pass, device_free_at)
@@ -180,8 +178,8 @@ class Run:
         return results, ended - self._begun
 
     def _note(self, error: Exception) -> None:
-        """Keeps what is to be said of the error, and not the error: its traceback holds the frames of the forward pass,
-        and with them the tensors, and the next batch needs their memory.
+        """Keep what must be reported of the error, not the error: its traceback holds the frames of the forward pass,
+        and with them tensors whose memory the next batch needs.
 
         That is all that is freed here. Nothing is emptied after an out-of-memory: before torch raises one, its
         allocator has given all it kept back to CUDA and tried again.

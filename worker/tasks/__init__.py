@@ -1,1 +1,1 @@
-"""Tasks: what is done to an item before the model and to the model's answer after it. No framework here, no batches."""
+"""Tasks: the work on an item before the model and on the model's answer after it. No framework here, no batches."""

@@ -35,30 +35,30 @@ class Course(Protocol):
 
     @property
     def prompt_length(self) -> int:
-        """So many leading tokens of each sequence are not pooled."""
+        """Return the number of leading tokens in each sequence that are not pooled."""
 
     def start(self) -> TokenizedTexts:
-        """The first sequences. Those of no tokens are not encoded; `failures` say why."""
+        """Return the first sequences. Those of no tokens are not encoded; `failures` say why."""
 
     def take(self, results: Ragged, failures: Mapping[int, ItemFailure]) -> TokenizedTexts | None:
-        """The answers to the sequences that were given last, a row each, and which of these failed. The sequences that
-        are to be encoded next; None when nothing is.
+        """Return the answers to the sequences that were given last, a row each, and which of these failed. The
+        sequences that are to be encoded next; None when nothing is.
         """
 
     def finish(self) -> Finished:
-        """Once nothing is to be encoded any more."""
+        """Return the finished results, once nothing is left to encode."""
 
 
 class WorkerTask(Protocol):
     """A task for one model. Shared by threads."""
 
     def begin(self, spec: EncodingSpec, texts: Sequence[bytes], max_chars: int) -> Course:
-        """`texts` are n different items as they are stored (UTF-8, lone surrogates kept; pairs are joined)."""
+        """Begin with `texts`: n different items as they are stored (UTF-8, lone surrogates kept; pairs are joined)."""
 
     def canary(self, text: str) -> Mapping[str, Ragged]:
-        """The inputs of one sequence of this text, by which a model process shows that it still computes."""
+        """Return the inputs of one sequence of this text, by which a model process shows that it still computes."""
 
     def find_flaw(self, results: Ragged, expected: "NDArray[Any]") -> str:
-        """What is wrong with the model's answers to canaries, of which one was answered with `expected` before; empty
-        if nothing is. Asked of a task whose model answers the same for all of its tasks.
+        """Return what is wrong with the model's answers to canaries, of which one was answered with `expected` before;
+        empty if nothing is. Asked of a task whose model answers the same for all of its tasks.
         """

@@ -38,7 +38,7 @@ class Embed:
 
     @property
     def dimension(self) -> int:
-        """Of the model's own vectors."""
+        """Return the dimension of the model's own vectors."""
         return self._card.dimension
 
     def canary(self, text: str) -> Mapping[str, Ragged]:
@@ -72,7 +72,7 @@ class Embed:
         failures: dict[int, ItemFailure],
         tokenized: TokenizedTexts,
     ) -> TokenizedTexts:
-        """With those that came as token ids, which leave `failures`."""
+        """Add the texts that came as token ids, and remove them from `failures`."""
         places = find_given(texts, failures) if failures else []
         if not places:
             return tokenized
@@ -97,7 +97,7 @@ class Embedding:
         *,
         gives_vectors: bool = True,
     ) -> None:
-        """`failures` are those of whole texts, by their number."""
+        """Begin the course of one request. `failures` are those of whole texts, by number."""
         self._gives_vectors = gives_vectors
         self.prompt_length = prompt_length
         self._spec = spec

@@ -1,4 +1,4 @@
-"""What is done to texts before and to vectors after the model, as the spec asks. Pure; knows no engine, no devices."""
+"""Preparing texts before the model and finishing vectors after it, as the spec asks. Pure; knows no engine, no devices."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -21,7 +21,7 @@ MOST_BYTES_AT_ONCE: Final = 1 << 21
 
 
 def find_unique(texts: Sequence[bytes]) -> tuple[Sequence[bytes], NDArray[np.int64]]:
-    """The different texts in order of first occurrence, and for every text its place among them."""
+    """Return the distinct texts in order of first occurrence, and each text's place among them."""
     unique = dict.fromkeys(texts)
     if len(unique) == len(texts):
         return texts, np.arange(len(texts))
@@ -30,7 +30,7 @@ def find_unique(texts: Sequence[bytes]) -> tuple[Sequence[bytes], NDArray[np.int
 
 
 def read_texts(texts: Sequence[bytes], max_chars: int) -> tuple[list[str], dict[int, ItemFailure]]:
-    """The texts that can be encoded, in order, and by their places why the others cannot be."""
+    """Return the texts that can be encoded, in order, and why others cannot, by place."""
     sound = _read_at_once(texts, max_chars)
     if sound is not None:
         return sound, {}
@@ -43,7 +43,7 @@ def read_texts(texts: Sequence[bytes], max_chars: int) -> tuple[list[str], dict[
 
 
 def _read_at_once(texts: Sequence[bytes], max_chars: int) -> list[str] | None:
-    """None when one of them cannot be encoded; texts without any fault are not looked at one by one."""
+    """Return all texts; None if one cannot be encoded. Texts without any fault are not checked one by one."""
     joined = b"\0".join(texts) if sum(map(len, texts)) <= MOST_BYTES_AT_ONCE else b""
     if not joined or joined.count(0) != len(texts) - 1:
         return None
@@ -56,7 +56,7 @@ def _read_at_once(texts: Sequence[bytes], max_chars: int) -> list[str] | None:
 
 
 def find_finite(vectors: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Which rows of [n, dim] are finite: those whose sum of squares is, and few others."""
+    """Return which rows of [n, dim] are finite, by their sums of squares, which hardly ever overflow alone."""
     with np.errstate(over="ignore", invalid="ignore"):
         is_finite: NDArray[np.bool_] = np.isfinite(np.einsum("ij,ij->i", vectors, vectors))
     doubtful = np.flatnonzero(~is_finite)  # not finite, or so large that the sum is not
@@ -65,7 +65,7 @@ def find_finite(vectors: NDArray[np.float32]) -> NDArray[np.bool_]:
 
 
 def find_finite_rows(results: Ragged) -> NDArray[np.bool_]:
-    """Of rows of any length; those that are no floating-point numbers are always finite."""
+    """Return which rows of any length are finite. Rows that are not floating-point always are."""
     is_finite = np.ones(len(results), dtype=np.bool_)
     if np.issubdtype(results.values.dtype, np.floating):
         places = np.flatnonzero(~np.isfinite(results.covered)) + results.offsets[0]
@@ -74,13 +74,13 @@ def find_finite_rows(results: Ragged) -> NDArray[np.bool_]:
 
 
 def fail_unless(is_finite: NDArray[np.bool_], failures: dict[int, ItemFailure]) -> None:
-    """Adds the rows that are not finite and have not failed by themselves."""
+    """Add a failure for each row that is not finite and has none."""
     for index in np.flatnonzero(~is_finite).tolist():
         failures.setdefault(index, ItemFailure(NON_FINITE_VECTOR, ITEM_ERROR_CODES[NON_FINITE_VECTOR]))
 
 
 def empty_rows(results: Ragged, rows: Sequence[int]) -> Ragged:
-    """The same with these rows empty; a copy if there are any."""
+    """Return the rows with these ones empty; a copy if there are any."""
     if not rows:
         return results
     is_kept = np.ones(len(results), dtype=np.bool_)

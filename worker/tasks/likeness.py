@@ -19,7 +19,7 @@ LARGEST_CHANGE: Final = 0.1
 
 
 def find_turned(results: Ragged, expected: Values) -> str:
-    """What is wrong with rows, of which each should be the vector `expected`; empty if nothing is.
+    """Return what is wrong with rows that should all be the vector `expected`; empty if nothing is.
 
     Vectors are compared by their direction. Where rows of float32 have not all as many values as before, rounding may
     have made one of them zero, as of weights that are kept where they are not: these are compared by their size alone.
@@ -42,8 +42,8 @@ def find_turned(results: Ragged, expected: Values) -> str:
 
 
 def find_changed(results: Ragged, expected: Values) -> str:
-    """The same of rows of numbers that are read each for itself. A direction would say nothing of one number, and
-    little of two: all that a reranker answers is one, of which only the sign would be compared.
+    """Return what is wrong with rows of numbers that are compared one by one; empty if nothing is. A direction would
+    say nothing of one number, which is all that a reranker answers, and little of two.
     """
     if (results.lengths != len(expected)).any():
         return f"its answer has another number of values than {len(expected)}"

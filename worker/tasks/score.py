@@ -29,7 +29,7 @@ from worker.tokens.tokenizer import Tokenizer
 
 
 class Classify:
-    """Pairs and texts by a classifier. Implements WorkerTask."""
+    """The task of scoring pairs and texts by a classifier. Implements WorkerTask."""
 
     def __init__(self, tokenizer: Tokenizer, max_tokens: int) -> None:
         self._tokenizer = tokenizer
@@ -84,7 +84,7 @@ class Classification:
 
 
 class Compare:
-    """Pairs by a model that embeds: the cosine of their vectors. Implements WorkerTask."""
+    """The task of scoring pairs by a model that embeds: the cosine of their vectors. Implements WorkerTask."""
 
     def __init__(self, embed: Embed) -> None:
         self._embed = embed
@@ -114,7 +114,7 @@ class Compare:
 
 
 class Comparison:
-    """Implements Course: that of the texts, each once; `places` [n, 2] are a pair's among them."""
+    """The course of all different texts of pairs; `places` [n, 2] are a pair's texts among them. Implements Course."""
 
     def __init__(
         self, texts: Embedding, places: NDArray[np.int64], failures: Mapping[int, ItemFailure]
@@ -149,7 +149,7 @@ class Comparison:
 def read_sides(
     texts: Sequence[bytes], max_chars: int
 ) -> tuple[list[tuple[str, str | None]], dict[int, ItemFailure]]:
-    """Both texts of each item, and why some cannot be judged; of a pair `max_chars` are allowed to each."""
+    """Return both texts of each item, and why some cannot be judged. Each text of a pair may have `max_chars`."""
     sides: list[tuple[str, str | None]] = []
     failures: dict[int, ItemFailure] = {}
     for index, text in enumerate(texts):
@@ -164,14 +164,14 @@ def read_sides(
 
 
 def with_types(read: TokenizedTexts) -> TokenizedTexts:
-    """Of texts alone, whose tokens are all of the first type."""
+    """Return single texts with token types, all of the first type."""
     ids = read.inputs[INPUT_IDS]
     types = Ragged(np.zeros(len(ids.values), dtype=np.int32), ids.offsets)
     return TokenizedTexts({**read.inputs, TOKEN_TYPE_IDS: types}, read.truncated, read.failures)
 
 
 def merge(parts: Sequence[tuple[Sequence[int], TokenizedTexts]], num_texts: int) -> TokenizedTexts:
-    """Texts of one longer list, of which each part has those at its places; others have no tokens."""
+    """Return the texts of one longer list, in which each part has its places; other texts have no tokens."""
     places = np.concatenate([np.array(some, dtype=np.int64) for some, _ in parts])
     order = np.argsort(places, kind="stable")
     names = parts[0][1].inputs.keys()
@@ -192,7 +192,7 @@ def merge(parts: Sequence[tuple[Sequence[int], TokenizedTexts]], num_texts: int)
 
 
 def activate(logits: NDArray[np.float32], activation: str) -> NDArray[np.float32]:
-    """[n, labels]: probabilities, or the numbers as they are."""
+    """Return [n, labels]: probabilities, or the logits unchanged."""
     if activation == SOFTMAX:
         powers = np.exp(logits - logits.max(axis=1, keepdims=True, initial=-np.inf))
         probabilities: NDArray[np.float32] = powers / powers.sum(axis=1, keepdims=True)
@@ -209,7 +209,7 @@ def finish_scores(
     lengths: "NDArray[Any]",
     truncated: NDArray[np.bool_],
 ) -> Finished:
-    """`scores` [n, labels] of n items, `lengths` [n] their tokens."""
+    """Build the result from `scores` [n, labels] and `lengths` [n]; those of failed items are zeroed."""
     failed = list(failures)
     scores, lengths, truncated = scores.astype(np.float32), lengths.astype(np.int32), truncated.copy()
     scores[failed], lengths[failed], truncated[failed] = 0, 0, False

@@ -22,7 +22,7 @@ def make_tasks(
     words: WordTally | None = None,
     num_free_cores: int = 0,
 ) -> Tasks:
-    """By name, those that this model is for; `gives_vectors` as in Embed, the others as in Tokenizer."""
+    """Return the tasks of this model by name. `gives_vectors` is that of Embed, the others those of Tokenizer."""
     tokenizer = partial(
         Tokenizer, card.path, lowercase=card.lowercase, words=words, num_free_cores=num_free_cores
     )

@@ -19,7 +19,7 @@ Ids = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Surrounding:
-    """What the model reads around a text's own tokens: special ones and the prompt's before, special ones behind."""
+    """The tokens that the model reads around a text's own: special ones and the prompt before, special ones behind."""
 
     prefix: Ids
     prompt: Ids
@@ -35,7 +35,7 @@ class Surrounding:
         return np.concatenate([self.prefix, self.prompt, ids, self.suffix])
 
     def read(self, text: bytes) -> "Ids | ItemFailure":
-        """What the model reads of a text that has token ids, or why it cannot."""
+        """Return what the model reads of a text that has token ids, or why it cannot."""
         try:
             ids = read_token_ids(text)
         except ValueError:
@@ -52,12 +52,12 @@ class Surrounding:
 
 
 def find_given(texts: Sequence[bytes], failures: Mapping[int, ItemFailure]) -> list[int]:
-    """The places of those that have token ids. They are among `failures`, for they are no Unicode."""
+    """Return the places of texts with token ids. They are among `failures`, because they are no Unicode."""
     return [place for place in failures if has_token_ids(texts[place])]
 
 
 def lay_together(texts: TokenizedTexts, given: TokenizedTexts) -> TokenizedTexts:
-    """Of two lists of equal length, of which each place has tokens or a failure in one at the most, one list."""
+    """Return one list from two of equal length, in which each place has tokens or a failure in one at most."""
     num_texts = len(texts)
     inputs = {}
     for name, rows in texts.inputs.items():

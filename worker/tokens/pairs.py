@@ -36,7 +36,7 @@ class PairFrame:
     def join(
         self, first: Ragged, second: Ragged, max_tokens: int
     ) -> tuple[dict[str, Ragged], NDArray[np.bool_]]:
-        """The sequences of n pairs, at most `max_tokens` long, and which of them were longer [n].
+        """Return the sequences of n pairs, at most `max_tokens` long, and which of them were longer [n].
 
         `first` and `second` are the texts' own ids.
         """
@@ -67,7 +67,7 @@ class PairFrame:
 
 
 def find_frame(rust: Tokenizer, *, favors_longer: bool) -> PairFrame:
-    """Seen on a pair without special tokens of its own. Raises ModelError when there is nothing to be seen."""
+    """Return the frame of pairs, seen on one without special tokens of its own. Raises ModelError if it shows none."""
     sample = "a", "b"
     first, second = (rust.encode(text, add_special_tokens=False).ids for text in sample)
     whole = rust.encode(*sample)
@@ -97,7 +97,7 @@ def find_frame(rust: Tokenizer, *, favors_longer: bool) -> PairFrame:
 def cut_longest_first(
     first: NDArray[np.int64], second: NDArray[np.int64], room: int, *, favors_longer: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """How many tokens remain of each, so that no pair has more than `room`: always the longer one loses a token.
+    """Return how many tokens remain of each text so that no pair exceeds `room`: always the longer one loses a token.
 
     `favors_longer`, as in PairFrame, is how the tokenizers library cuts (tokenizers/src/utils/truncation.rs); without
     it texts are cut as by BERT's first tokenizer, which takes away one token at a time.

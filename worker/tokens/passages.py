@@ -35,7 +35,7 @@ SMALLEST_NEW_SHARE: Final = 1 / 4
 
 @dataclass(frozen=True, slots=True)
 class PassageFrame:
-    """How windows are cut: `max_tokens` with all that surrounds a window's own tokens, `overlap` of these.
+    """The rules for cutting windows of `max_tokens`, surroundings included, of which own tokens overlap by `overlap`.
 
     Each window is put between the text's leading tokens that are those of `leading_ids` (the special ones and the
     prompt's) and its last `num_suffix` tokens.
@@ -60,33 +60,33 @@ class PassagedTexts:
 
     @classmethod
     def whole(cls, texts: TokenizedTexts) -> "PassagedTexts":
-        """Every text as the one sequence it is."""
+        """Return every text as one sequence."""
         return cls(texts, np.arange(len(texts) + 1), texts.lengths)
 
     @property
     def is_whole(self) -> bool:
-        """Whether every text is one sequence."""
+        """Return True if every text is one sequence."""
         return len(self.sequences) == len(self.offsets) - 1
 
     @property
     def num_passages(self) -> NDArray[np.int32]:
-        """[n] windows that a text was cut into; 0 for a text that is one sequence."""
+        """Return the number of windows [n] of each text; 0 for a text that is one sequence."""
         counts = np.diff(self.offsets)
         return np.where(counts > 1, counts, 0).astype(np.int32)
 
     @property
     def num_tokens(self) -> NDArray[np.int32]:
-        """[n] tokens that the model reads of each text; what is repeated counts each time."""
+        """Return the number of tokens [n] that the model reads of each text; repeated ones count each time."""
         lengths = self.sequences.lengths
         return (lengths if self.is_whole else np.add.reduceat(lengths, self.offsets[:-1])).astype(np.int32)
 
     @property
     def truncated(self) -> NDArray[np.bool_]:
-        """[n]"""
+        """Return which texts [n] were cut."""
         return self.sequences.truncated[self.offsets[:-1]]
 
     def join_vectors(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-        """[sequences, dim] -> [n, dim]. The vector of a text that is one sequence stays as it is, to the bit."""
+        """Join vectors [sequences, dim] into [n, dim]. A text with one sequence keeps its own, to the bit."""
         if self.is_whole:
             return vectors
         joined = vectors[self.offsets[:-1]]
@@ -97,7 +97,7 @@ class PassagedTexts:
         return joined
 
     def join_failures(self, failures: Mapping[int, ItemFailure]) -> dict[int, ItemFailure]:
-        """Failures of sequences as failures of their texts: a text fails with the first of its sequences that does."""
+        """Return the failures of texts: each fails with the first of its sequences that does."""
         joined: dict[int, ItemFailure] = {}
         for sequence in sorted(failures):
             text = int(np.searchsorted(self.offsets, sequence, side="right")) - 1
@@ -106,7 +106,7 @@ class PassagedTexts:
 
 
 def cut_passages(texts: TokenizedTexts, frame: PassageFrame) -> PassagedTexts:
-    """Texts of any length as sequences of at most `frame.max_tokens`. Texts that fit are not touched."""
+    """Return texts of any length as sequences of at most `frame.max_tokens`. Texts that fit stay whole."""
     ids, text_lengths = texts.inputs[INPUT_IDS], texts.lengths
     long = np.flatnonzero(text_lengths > frame.max_tokens).tolist()
     if not long:
@@ -147,7 +147,7 @@ def cut_passages(texts: TokenizedTexts, frame: PassageFrame) -> PassagedTexts:
 
 
 def plan_windows(num_tokens: int, room: int, overlap: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where windows of `room` tokens start in a text of more than that, and how many tokens of it each one adds.
+    """Return where windows of `room` tokens start in a longer text, and how many new tokens each one adds.
 
     Neighbours share `overlap` tokens, and the last two as many more as it takes for the last one to be full.
     """
@@ -160,7 +160,7 @@ def plan_windows(num_tokens: int, room: int, overlap: int) -> tuple[NDArray[np.i
 def _cut(
     ids: NDArray[np.int32], frame: PassageFrame
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], ItemFailure | None]:
-    """The tokens of one long text that each window has, [windows, max_tokens], their weights, and why it is not cut."""
+    """Return a long text's windows [windows, max_tokens], their weights, and why it is not cut."""
     num_leading = _count_equal(ids, frame.leading_ids)
     num_own = len(ids) - num_leading - frame.num_suffix
     room = frame.max_tokens - num_leading - frame.num_suffix
@@ -184,7 +184,7 @@ def _cut(
 
 
 def _count_equal(ids: NDArray[np.int32], leading_ids: NDArray[np.int32]) -> int:
-    """How many tokens both begin with. A prompt's last token may be another one when a text follows it."""
+    """Return how many leading tokens are equal. A prompt's last token may differ when a text follows it."""
     num_common = min(len(ids), len(leading_ids))
     differs = np.flatnonzero(ids[:num_common] != leading_ids[:num_common])
     return int(differs[0]) if len(differs) else num_common

@@ -54,7 +54,7 @@ class Reference:
         self._large_groups = threading.BoundedSemaphore(NUM_LARGE_GROUPS)
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> Ragged:
-        """The int32 ids of each text. Releases the GIL; `fast` leaves out the offsets, which nobody asks for.
+        """Return the int32 ids of each text. Releases the GIL; `fast` leaves out the offsets, which nobody asks for.
 
         Some texts at a time: the library keeps more than a hundred bytes for a token, its text included.
         """
@@ -80,7 +80,7 @@ class Reference:
         return ids
 
     def has_added_token(self, text: str) -> bool:
-        """Whether the library may find an added token in the text, as it is or when it is normalized."""
+        """Return True if the library may find an added token in the text, as it is or when it is normalized."""
         if self._find_raw is not None and self._find_raw.search(text):
             return True
         return self._find_normalized is not None and bool(self._find_normalized.search(self._normalize(text)))
@@ -89,7 +89,7 @@ class Reference:
         return text if self.rust.normalizer is None else str(self.rust.normalizer.normalize_str(text))
 
     def _find_special(self) -> tuple[list[int], list[int]]:
-        """The ids that come before and behind a text, seen on a text without any of its own. Raises ModelError."""
+        """Return the ids before and behind a text, seen on one without special tokens of its own. Raises ModelError."""
         bare = self.rust.encode("a", add_special_tokens=False).ids
         whole = self.rust.encode("a").ids
         for start in range(len(whole) - len(bare) + 1):
@@ -101,7 +101,7 @@ class Reference:
 
 
 def _read(directory: Path) -> tuple[RustTokenizer, dict[str, Any], bool]:
-    """The tokenizer, what it says of itself, and whether its pairs are cut as the library cuts them (`PairFrame`)."""
+    """Return the tokenizer, its description, and whether it cuts pairs as the library does (`PairFrame`)."""
     path = directory / "tokenizer.json"
     if not path.is_file() and (directory / "vocab.txt").is_file():
         rust = read_vocabulary(directory)
@@ -124,7 +124,7 @@ def _make_template(rust: RustTokenizer, special: SpecialTokens) -> TemplateProce
 
 
 def group_texts(texts: Sequence[str]) -> Iterator[list[str]]:
-    """Runs of texts of about GROUP_CHARS together; a longer text is alone."""
+    """Yield runs of texts of about GROUP_CHARS together; a longer text is alone."""
     if sum(map(len, texts)) <= GROUP_CHARS:
         if texts:
             yield list(texts)
@@ -148,7 +148,7 @@ def _lay_out(rows: list[list[int]]) -> Ragged:
 
 
 def _pattern(contents: Iterable[str]) -> "re.Pattern[str] | None":
-    """What finds any of these; None when there are none."""
+    """Return a pattern that finds any of these; None if there are none."""
     wanted = [re.escape(content) for content in contents if content]
     return re.compile("|".join(wanted)) if wanted else None
 

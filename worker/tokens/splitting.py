@@ -33,7 +33,7 @@ METASPACE_NORMALIZERS: Final = SPACE_KEEPING_NORMALIZERS | {"NFKC", "NFKD", "Str
 
 
 def _write_pattern(numbers: str) -> str:
-    """Llama 3's, which is that of Qwen 2 and 3 but for how many digits are one piece."""
+    """Return the pattern of Llama 3, which Qwen 2 and 3 share but for the number of digits in a piece."""
     letters = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
     return f"{letters}|{numbers}" + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
@@ -69,7 +69,7 @@ class Splitting:
     unsplittable: re.Pattern[str]
 
     def split_all(self, texts: Sequence[str]) -> list[list[str]]:
-        """The words of each text; none for one that may not be split."""
+        """Return the words of each text; none for one that must not be split."""
         # Nearly always there is nothing: one search instead of one a text.
         if self.unsplittable.search("".join(texts)) is None:
             return [self.split(text) for text in texts]
@@ -77,7 +77,7 @@ class Splitting:
 
 
 def find_splitting(description: dict[str, Any]) -> Splitting | None:
-    """The splitting that a `tokenizer.json` allows; None when its parts are not known to allow one."""
+    """Return the splitting that a `tokenizer.json` allows; None when its parts are not known to allow one."""
     if (description.get("model") or {}).get("dropout") or not _are_plain(description.get("added_tokens", [])):
         return None
     normalizers = {part["type"] for part in _parts(description.get("normalizer"), "normalizers")}
@@ -133,7 +133,7 @@ def find_cuts(description: dict[str, Any]) -> re.Pattern[str] | None:
 
 
 def _keeps_sides_apart(normalizer: dict[str, Any]) -> bool:
-    """Whether a normalizer gives the beginning of a text what it gives the whole."""
+    """Return True if a normalizer changes the beginning of a text as it does within the whole."""
     if normalizer["type"] != "Replace":
         return normalizer["type"] in CUTTABLE_NORMALIZERS
     pattern = normalizer["pattern"]
@@ -145,7 +145,7 @@ def _keeps_sides_apart(normalizer: dict[str, Any]) -> bool:
 def _ends_tokens_at_marks(
     parts: Sequence[dict[str, Any]], normalizers: Sequence[dict[str, Any]], tokens: Sequence[str]
 ) -> bool:
-    """Whether each space becomes a mark, behind which no token goes on that began before it."""
+    """Return True if each space becomes a mark across which no token reaches."""
     makes_marks = any(
         part["type"] == "Metaspace"
         or (part["type"] == "Replace" and part["pattern"].get("String") == " " and part["content"] == MARK)
@@ -159,7 +159,7 @@ def _ends_tokens_at_marks(
 
 
 def _find_cuts_at_stops(tokens: Sequence[str]) -> str:
-    """The pattern of places between an ideograph and a stop that no token reaches across; of none, without stops."""
+    """Return a pattern of places between an ideograph and a stop across which no token reaches."""
     known = "".join(stop for stop in STOPS if stop in tokens)
     if not known:
         return "(?!)"
@@ -169,7 +169,7 @@ def _find_cuts_at_stops(tokens: Sequence[str]) -> str:
 
 
 def _begins_pieces_at_spaces(parts: Sequence[dict[str, Any]], normalizers: Set[str]) -> bool:
-    """Whether a single space between two characters that are none is always the beginning of a piece."""
+    """Return True if a single space between two other characters always begins a piece."""
     match [part["type"] for part in parts]:
         case ["Metaspace"]:
             return bool(parts[0].get("split", True)) and normalizers <= METASPACE_NORMALIZERS
@@ -186,7 +186,7 @@ def _begins_pieces_at_spaces(parts: Sequence[dict[str, Any]], normalizers: Set[s
 
 
 def _parts(part: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
-    """A part of a tokenizer, or those that a sequence of them has."""
+    """Return the part of a tokenizer as a list, or the parts of a sequence of them."""
     if part is None:
         return []
     if part["type"] != "Sequence":
@@ -195,7 +195,7 @@ def _parts(part: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
 
 
 def _keeps_position_out(pre_tokenizer: dict[str, Any]) -> bool:
-    """Whether what comes behind the first pre-tokenizer looks at each word alone, not at its place in the text."""
+    """Return True if everything behind the first pre-tokenizer looks at words alone, not at their place in the text."""
     return all(
         part["type"] in SPLITS_AT_WHITESPACE | {"Punctuation", "Digits"}
         or (part["type"] == "Metaspace" and part.get("prepend_scheme") != "first")
@@ -204,5 +204,5 @@ def _keeps_position_out(pre_tokenizer: dict[str, Any]) -> bool:
 
 
 def _are_plain(added_tokens: Sequence[dict[str, Any]]) -> bool:
-    """Added tokens are found in a text before it is split: so none may hold what lies between two words."""
+    """Return True if no added token holds what lies between two words: they are found before a text is split."""
     return not any(re.search(r"[\s▁Ġ]", token["content"]) or not token["content"] for token in added_tokens)

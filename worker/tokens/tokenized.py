@@ -33,7 +33,7 @@ class TokenizedTexts:
         truncated: NDArray[np.bool_],
         failures: Mapping[int, ItemFailure],
     ) -> "TokenizedTexts":
-        """Texts with these ids and no other input."""
+        """Return texts with these ids and no other input."""
         return cls({INPUT_IDS: Ragged.from_rows(rows, np.int32)}, truncated, failures)
 
     def __len__(self) -> int:
@@ -44,11 +44,11 @@ class TokenizedTexts:
         return self.inputs[INPUT_IDS].lengths
 
     def ids(self, index: int) -> NDArray[np.int32]:
-        """A view of one text's ids."""
+        """Return a view of one text's ids."""
         return self.inputs[INPUT_IDS].row(index)
 
     def spread(self, places: Sequence[int], num_texts: int) -> "TokenizedTexts":
-        """The same as texts of a longer list: text i becomes text places[i] (ascending); others have no tokens."""
+        """Return these as texts of a longer list: text i becomes text places[i] (ascending); others have no tokens."""
         if num_texts == len(self):
             return self
         truncated = np.zeros(num_texts, dtype=np.bool_)

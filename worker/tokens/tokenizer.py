@@ -66,14 +66,14 @@ class Tokenizer:
         self._num_suffix = len(self._reference.suffix)
 
     def tokenize(self, texts: Sequence[str], max_tokens: int, truncate: bool) -> TokenizedTexts:
-        """The ids of all texts; a text of more than `max_tokens` is cut, or fails when `truncate` is not set."""
+        """Return the ids of all texts; a text of more than `max_tokens` is cut, or fails when `truncate` is not set."""
         rows = self._encode_beginnings(texts, max_tokens)[0] if truncate else self._encoding.encode(texts)
         return self._fit(rows, max_tokens, truncate)
 
     def take_ids(
         self, texts: Sequence[bytes], prompt: str, max_tokens: int | None, truncate: bool
     ) -> TokenizedTexts:
-        """As `tokenize` of texts that have their token ids instead, without a bound where that is None."""
+        """Return texts that have token ids already, checked as `tokenize` does. No bound where `max_tokens` is None."""
         surrounding = self._surround(prompt)
         read = [surrounding.read(text) for text in texts]
         nothing = np.zeros(0, np.int32)
@@ -90,7 +90,7 @@ class Tokenizer:
         return Surrounding(prefix, own, suffix, self._reference.rust.get_vocab_size())
 
     def _fit(self, rows: Ragged, max_tokens: int, truncate: bool) -> TokenizedTexts:
-        """The rows; one of more than `max_tokens` is cut, or fails."""
+        """Return the rows. One of more than `max_tokens` is cut, or fails."""
         is_long = rows.lengths > max_tokens
         if not is_long.any():
             return _tokenized(rows, is_long, {})
@@ -104,14 +104,14 @@ class Tokenizer:
         return TokenizedTexts(_drop({INPUT_IDS: rows}, is_long), np.zeros_like(is_long), failures)
 
     def tokenize_whole(self, texts: Sequence[str]) -> TokenizedTexts:
-        """The ids of all texts, whatever their length."""
+        """Return the ids of all texts, whatever their length."""
         return _tokenized(self._encoding.encode(texts), np.zeros(len(texts), dtype=np.bool_), {})
 
     def tokenize_pairs(
         self, first: Sequence[str], second: Sequence[str], max_tokens: int, truncate: bool
     ) -> TokenizedTexts:
-        """The ids and types of n pairs; the longer text of one of more than `max_tokens` is cut, or the pair fails when
-        `truncate` is not set. Every pair fails where the tokenizer knows none.
+        """Return the ids and types of n pairs; the longer text of one of more than `max_tokens` is cut, or the pair
+        fails when `truncate` is not set. Every pair fails where the tokenizer knows none.
         """
         if not first:
             return _fail_pairs(0, ENCODING_FAILED, "")  # nobody is asked how pairs are joined
@@ -147,7 +147,7 @@ class Tokenizer:
 
     @cached_property
     def _pair_frame(self) -> PairFrame:
-        """Tried on a few pairs: what a tokenizer gives for two texts should be what it gives for each."""
+        """Return the frame of pairs, after trying that a few of them tokenize as their texts do."""
         frame = find_frame(self._reference.rust, favors_longer=self._reference.favors_longer)
         sample = [line for line in SAMPLE.read_text(encoding="utf-8").splitlines() if line][:PAIRS_TRIED]
         own = _strip(self._encoding.encode(sample), len(self._reference.prefix), self._num_suffix)
@@ -163,19 +163,19 @@ class Tokenizer:
         return frame
 
     def frame(self, prompt: str, max_tokens: int, overlap: int) -> PassageFrame:
-        """How texts with this prompt before them are cut into passages."""
+        """Return how texts with this prompt are cut into passages."""
         ids = np.array(self._reference.encode_one(prompt), dtype=np.int32)
         return PassageFrame(max_tokens, overlap, ids[: len(ids) - self._num_suffix], self._num_suffix)
 
     def count_prompt_tokens(self, prompt: str) -> int:
-        """Leading tokens that a prompt takes, without the special ones at its end (as sentence-transformers counts)."""
+        """Return the number of a prompt's leading tokens, without final special ones."""
         if not prompt:
             return 0
         ids = self._reference.encode_one(prompt)
         return len(ids) - (1 if ids and ids[-1] in self._special_ids else 0)
 
     def _encode_beginnings(self, texts: Sequence[str], max_tokens: int) -> tuple[Ragged, NDArray[np.bool_]]:
-        """The ids of all texts, and which texts were cut first: of these there are more than `max_tokens`."""
+        """Return the ids of all texts, and which texts were shortened first because they exceed `max_tokens`."""
         num_chars = max_tokens * CHARS_PER_TOKEN
         given = [self._cut_text(text, num_chars) for text in texts]
         rows = self._encoding.encode(given)
@@ -189,14 +189,14 @@ class Tokenizer:
         return rows, is_cut
 
     def _cut_text(self, text: str, num_chars: int) -> str:
-        """The text up to a place behind so many characters, so that a book is not tokenized for its first page."""
+        """Return the beginning of a text, so that a book is not tokenized for its first page."""
         if self._cuts is None or len(text) <= 2 * num_chars:
             return text
         place = self._cuts.search(text, num_chars)
         return text if place is None else text[: place.start()]
 
     def _encode_again(self, texts: Sequence[str], rows: Ragged, chosen: NDArray[np.int64]) -> Ragged:
-        """The rows, with those of the chosen texts made anew."""
+        """Return the rows with those of the chosen texts encoded anew."""
         if not len(chosen):
             return rows
         places = np.arange(len(texts))
@@ -206,7 +206,7 @@ class Tokenizer:
 
 
 def _find_cut(texts: Sequence[str], given: Sequence[str]) -> NDArray[np.bool_]:
-    """Which texts were not given as they are."""
+    """Return which texts were shortened."""
     is_cut = (part is not text for text, part in zip(texts, given, strict=True))
     return np.fromiter(is_cut, np.bool_, count=len(texts))
 
@@ -214,7 +214,7 @@ def _find_cut(texts: Sequence[str], given: Sequence[str]) -> NDArray[np.bool_]:
 def _choose_way(
     reference: Reference, words: WordTally, num_free_cores: int
 ) -> tuple[Reference | WordCache, str]:
-    """What gives the tokens fastest and exactly: what the parts of a tokenizer promise is tried before it is used."""
+    """Return the fastest exact way to tokenize, and why. What a tokenizer's parts promise is tried first."""
     if num_free_cores >= LIBRARY_CORES:
         return reference, f"whole, since {num_free_cores} cores tokenize at once"
     splitting = find_splitting(reference.description)
@@ -250,7 +250,7 @@ def _tokenized(
 
 
 def _truncate(rows: Ragged, max_tokens: int, num_suffix: int) -> Ragged:
-    """Each row's first ids and its last `num_suffix`, `max_tokens` together, where it has more."""
+    """Return each longer row's first ids and its last `num_suffix`, `max_tokens` together."""
     places = np.arange(len(rows.values)) - np.repeat(rows.offsets[:-1], rows.lengths)
     from_end = np.repeat(rows.offsets[1:], rows.lengths) - np.arange(len(rows.values))
     is_kept = (places < max_tokens - num_suffix) | (from_end <= num_suffix)
@@ -264,7 +264,7 @@ def _too_long(length: int, max_tokens: int) -> ItemFailure:
 
 
 def _drop(inputs: Mapping[str, Ragged], is_dropped: NDArray[np.bool_]) -> dict[str, Ragged]:
-    """The same rows; those that are dropped have no values."""
+    """Return the rows, with the dropped ones empty."""
     kept = np.flatnonzero(~is_dropped)
     return {
         name: Ragged.from_lengths(rows.take(kept).values, np.where(is_dropped, 0, rows.lengths))
@@ -273,7 +273,7 @@ def _drop(inputs: Mapping[str, Ragged], is_dropped: NDArray[np.bool_]) -> dict[s
 
 
 def _strip(rows: Ragged, num_prefix: int, num_suffix: int) -> Ragged:
-    """The rows without their first and last values."""
+    """Return the rows without their first and last values."""
     places = np.arange(len(rows.values)) - np.repeat(rows.offsets[:-1], rows.lengths)
     is_own = (places >= num_prefix) & (places < np.repeat(rows.lengths - num_suffix, rows.lengths))
     return Ragged.from_lengths(rows.values[is_own], rows.lengths - num_prefix - num_suffix)

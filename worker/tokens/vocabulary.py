@@ -19,7 +19,7 @@ SPECIAL: Final = {
 
 
 def read_vocabulary(directory: Path) -> Tokenizer:
-    """What transformers makes of `vocab.txt` and the switches of `tokenizer_config.json`. Raises ModelError."""
+    """Return the tokenizer that transformers makes of `vocab.txt` and `tokenizer_config.json`. Raises ModelError."""
     path = directory / "vocab.txt"
     # Not splitlines: pieces of multilingual vocabularies are characters at which that would end a line.
     words = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")

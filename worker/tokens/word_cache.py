@@ -34,7 +34,7 @@ PREFIX, SUFFIX = 0, 1
 
 
 class WordTally:
-    """How many words of texts were looked up, and how many were there. Threads meet here."""
+    """Counts of words that were looked up and found. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -93,7 +93,7 @@ class WordCache:
         numbers: NDArray[np.int64],
         owners: NDArray[np.int64],
     ) -> None:
-        """Puts the numbers of new words into `numbers`, but of those that are only in texts which are mostly new."""
+        """Put the numbers of new words into `numbers`, except for texts which are mostly new."""
         places = np.flatnonzero(numbers == UNKNOWN)
         missing = [words[place] for place in places.tolist()]
         missing_owners = owners[places].tolist()
@@ -122,7 +122,7 @@ class WordCache:
 
 
 def _compose(table: WordTable, numbers: NDArray[np.int64], counts: NDArray[np.int64]) -> Ragged:
-    """The ids of texts of so many words each, at least one, with what comes before and behind."""
+    """Return the ids of texts of so many words each, at least one, with what comes before and behind."""
     ends = np.cumsum(counts + 2) - 1
     starts = ends - counts - 1
     rows = np.empty(len(numbers) + 2 * len(counts), dtype=np.int64)

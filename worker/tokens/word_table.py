@@ -33,12 +33,12 @@ class WordTable:
         return self._num_rows
 
     def find(self, words: Sequence[str]) -> NDArray[np.int64]:
-        """[words] the number of each, UNKNOWN for those that are not here. No step of Python a word."""
+        """Return the number of each word [words], UNKNOWN for new ones. Takes no Python step for each word."""
         found = map(self._numbers.get, words, repeat(UNKNOWN))
         return np.fromiter(found, dtype=np.int64, count=len(words))
 
     def add(self, words: Iterable[str], ids: Ragged) -> None:
-        """Row i of `ids` is word i's; a word that is here already is not added again."""
+        """Add words; row i of `ids` belongs to word i. Known words are skipped."""
         with self._lock:
             new = [(word, row) for row, word in enumerate(words) if word not in self._numbers]
             rows = ids.take(np.array([row for _, row in new], dtype=np.int64))
@@ -47,13 +47,13 @@ class WordTable:
             self._numbers.update(zip((word for word, _ in new), range(first, self._num_rows), strict=True))
 
     def take(self, numbers: NDArray[np.int64]) -> Ragged:
-        """The ids of these words, one row a word."""
+        """Return the ids of these words, one row a word."""
         # The offsets first: values that they point to are in whatever array lies there afterwards.
         offsets = self._offsets
         return Ragged(self._values, offsets).take(numbers)
 
     def _append(self, rows: Ragged) -> int:
-        """The number of the first of these rows."""
+        """Append rows and return the number of the first."""
         start, end = self._num_rows, self._num_rows + len(rows)
         num_values = int(self._offsets[start])
         self._offsets = _grown(self._offsets, end + 1)
@@ -65,7 +65,7 @@ class WordTable:
 
 
 def _grown(array: NDArray[Any], size: int) -> NDArray[Any]:
-    """The array, or a copy of twice the size or more; never resized, since a reader may look at it."""
+    """Return the array, or a copy of twice the size or more. Never resized, since a reader may look at it."""
     if size <= len(array):
         return array
     grown = np.zeros(max(size, 2 * len(array)), dtype=array.dtype)

@@ -72,7 +72,8 @@ HEADS: Final[Mapping[str, Callable[[Any], nn.Module]]] = {
 
 
 def load_head(card: ModelCard) -> nn.Module:
-    """[n, hidden] -> [n, labels], in fp32. Reads no other weights. Raises ModelError when one of them is missing.
+    """Load the head: [n, hidden] -> [n, labels], in fp32. No other weights are read. Raises ModelError if one is
+    missing.
 
     The work is one product a sequence: fp32 costs nothing here, and a score's error would be seen.
     """
@@ -94,7 +95,7 @@ def load_head(card: ModelCard) -> nn.Module:
 
 
 def outline_head(card: ModelCard) -> tuple[nn.Module, dict[str, str]]:
-    """The head without weights, and what transformers calls each of its parameters in the whole model."""
+    """Return the head without weights, and transformers' name of each parameter in the whole model."""
     model = outline_classifier(card)
     head = HEADS[model.config.model_type](model)
     names = {id(parameter): name for name, parameter in model.named_parameters()}

@@ -28,12 +28,12 @@ _BUFFERS = frozenset({"bert.embeddings.position_ids"})
 
 
 def is_published(card: ModelCard) -> bool:
-    """Whether the model's files need what is here."""
+    """Return True if the model's files were published for code that transformers does not have."""
     return card.classifier is not None and card.classifier.architecture == STRUCTBERT
 
 
 def load_config(card: ModelCard, **more: Any) -> Any:
-    """The transformers configuration. Raises what transformers does."""
+    """Return the transformers configuration. Raises what transformers does."""
     if not is_published(card):
         return transformers.AutoConfig.from_pretrained(
             card.path, local_files_only=True, trust_remote_code=False, **more
@@ -45,14 +45,14 @@ def load_config(card: ModelCard, **more: Any) -> Any:
 
 
 def list_published_names(card: ModelCard) -> Callable[[str], str]:
-    """What transformers calls a tensor of the model's files."""
+    """Return what transformers calls a tensor of the model's files."""
     if not is_published(card):
         return lambda stored: stored
     return lambda stored: _rename(stored, _STRUCTBERT_PREFIX, _BERT_PREFIX)
 
 
 def outline_classifier(card: ModelCard) -> Any:
-    """The whole model of transformers with its head, without weights."""
+    """Return the whole model of transformers with its head, without weights."""
     with torch.device("meta"):
         return transformers.AutoModelForSequenceClassification.from_config(
             load_config(card, num_labels=card.dimension)
@@ -60,7 +60,7 @@ def outline_classifier(card: ModelCard) -> Any:
 
 
 def load_published(card: ModelCard, dtype: torch.dtype) -> nn.Module:
-    """The bare transformer of a model whose every tensor is named. Raises ModelError when they are not these."""
+    """Load the bare transformer of a model with these tensor names. Raises ModelError if they do not fit."""
     check_published(card)
     outline = outline_classifier(card)
     tensors = read_tensors(card, outline.state_dict())
@@ -71,7 +71,7 @@ def load_published(card: ModelCard, dtype: torch.dtype) -> nn.Module:
 
 
 def check_published(card: ModelCard) -> None:
-    """Reads no weights. Raises ModelError for a tensor that is missing, is too many, or has another shape."""
+    """Compare names and shapes of the tensors without reading weights. Raises ModelError for any difference."""
     rename = list_published_names(card)
     wanted = {name: tuple(tensor.shape) for name, tensor in outline_classifier(card).state_dict().items()}
     found = {
@@ -95,7 +95,7 @@ def check_published(card: ModelCard) -> None:
 
 
 def read_tensors(card: ModelCard, names: Iterable[str]) -> dict[str, Tensor]:
-    """Those of the model's tensors that there are, by their names in transformers."""
+    """Return those of the model's tensors that exist, by their names in transformers."""
     rename, wanted = list_published_names(card), set(names)
     found: dict[str, Tensor] = {}
     for path in find_weights(card.path, card.name):

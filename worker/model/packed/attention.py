@@ -35,7 +35,7 @@ Kernel = Callable[[Tensor, Tensor, Tensor, Tensor, int, float | None, tuple[int,
 
 
 def find_window(module: nn.Module, is_causal: bool | None, sliding_window: int | None) -> tuple[int, int]:
-    """How many tokens to the left and to the right a token sees besides itself; -1 is all of them.
+    """Return how many tokens to the left and to the right a token sees besides itself; -1 is all of them.
 
     A causal layer counts the token itself in its `sliding_window`. A bidirectional one looks `config.sliding_window`
     tokens either way, as transformers' own masks have it.
@@ -59,7 +59,7 @@ def varlen_kernel(
     scale: float | None,
     window: tuple[int, int],
 ) -> Tensor:
-    """Query [tokens, heads, head_dim], key and value [tokens, key heads, head_dim], in 16 bit on CUDA."""
+    """Attend with torch's kernel. query [tokens, heads, head_dim], key, value [tokens, key heads, head_dim]."""
     from torch.nn.attention.varlen import varlen_attn  # brings torch's compiler, and only CUDA comes here
 
     output: Tensor = varlen_attn(
@@ -87,8 +87,8 @@ def direct_kernel(
     scale: float | None,
     window: tuple[int, int],
 ) -> Tensor:
-    """The same without the Python of a custom operator, and without the zeros on the device that it makes of each layer
-    for a state of random numbers. Source: torch/nn/attention/varlen.py, `_varlen_attn`.
+    """Attend as varlen_kernel does, without the overhead of a custom operator and its zeros on the device for a state
+    of random numbers. Source: torch/nn/attention/varlen.py, `_varlen_attn`.
 
     Where no flash kernel is, on a processor, it is the exact one.
     """
@@ -114,8 +114,8 @@ def direct_kernel(
 
 
 def _choose_num_splits() -> int | None:
-    """One split makes a sequence's result independent of its company. FlashAttention 2, which torch carries, does not
-    split without a paged cache, and refuses to be told so.
+    """Return 1 where a kernel could split a sequence, so that its result does not depend on its company. FlashAttention
+    2, which torch carries, does not split without a paged cache, and refuses the argument.
     """
     return None if current_flash_attention_impl() is None else 1
 
@@ -129,7 +129,7 @@ def exact_kernel(
     scale: float | None,
     window: tuple[int, int],
 ) -> Tensor:
-    """The same for any device and precision, sequence by sequence: what the other kernel is compared with."""
+    """Attend sequence by sequence, on any device and in any precision. Other kernels are compared with this one."""
     mask = make_window_mask(max_seqlen, window, query.device)
     outputs = [
         scaled_dot_product_attention(
@@ -156,7 +156,7 @@ def exact_operator(
     left: int,
     right: int,
 ) -> Tensor:
-    """The exact kernel as one call in a compiled graph, which cannot follow a loop over bounds."""
+    """Attend as exact_kernel does, as one call in a compiled graph, which cannot follow a loop over bounds."""
     return exact_kernel(query, key, value, cu_seqlens, max_seqlen, scale, (left, right)).contiguous()
 
 
@@ -187,7 +187,7 @@ KERNELS: Final[dict[str, Kernel]] = {
 
 
 def make_window_mask(max_seqlen: int, window: tuple[int, int], device: torch.device) -> Tensor | None:
-    """[length, length], true where a token sees another; None when it sees all. Its corner serves shorter sequences."""
+    """Return [length, length], True where a token sees another; None if it sees all."""
     if window == NO_WINDOW:
         return None
     positions = torch.arange(max_seqlen, device=device)
@@ -197,7 +197,7 @@ def make_window_mask(max_seqlen: int, window: tuple[int, int], device: torch.dev
 
 
 def make_attention(kernel: Kernel) -> Callable[..., tuple[Tensor, None]]:
-    """The kernel as the function that transformers calls in every layer."""
+    """Return the kernel as the function that transformers calls in every layer."""
 
     def attend(
         module: nn.Module,
@@ -222,6 +222,6 @@ def make_attention(kernel: Kernel) -> Callable[..., tuple[Tensor, None]]:
 
 
 def register_packed_attention() -> None:
-    """Makes the names known to transformers. Doing it again changes nothing."""
+    """Register the kernels with transformers. May be called again."""
     for name, kernel in KERNELS.items():
         transformers.AttentionInterface.register(name, make_attention(kernel))

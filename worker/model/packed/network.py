@@ -78,7 +78,7 @@ class PackedNetwork(nn.Module):
         max_seqlen: int,
         **tokens: Tensor,
     ) -> Tensor:
-        """[tokens, dim], not [batch, length, dim]: packed, so no padding to compute or pool over."""
+        """Return hidden states [tokens, dim]; there is no padding to compute or pool over."""
         states: Tensor = self.transformer(
             input_ids=input_ids.unsqueeze(0),
             position_ids=position_ids.unsqueeze(0),
@@ -92,7 +92,7 @@ class PackedNetwork(nn.Module):
 def pack_network(
     network: EncoderNetwork, kernel: str, shape: AttentionShape, max_tokens: int, device: torch.device
 ) -> PackedNetwork:
-    """The network, packed. Raises PackingFailed, and leaves the network as it was; ModelError if that is too late."""
+    """Return the network, packed. Raises PackingFailed if it is left unchanged, ModelError if it cannot be."""
     probes = make_probes(network.transformer.config, max_tokens)
     padded_attention = network.attention
     try:
@@ -115,7 +115,7 @@ def pack_network(
 
 
 def first_line(error: Exception) -> str:
-    """With the second where the first only announces it, as that of a compiler does."""
+    """Return the first line of an error, with the second if the first only announces it."""
     first, *others = (str(error).strip() or type(error).__name__).splitlines()
     return f"{first} {others[0].strip()}" if first.endswith(":") and others else first
 
@@ -128,7 +128,7 @@ def _compare(expected: Tensor, found: Tensor) -> None:
 
 
 def make_probes(config: Any, max_tokens: int) -> list[Batch]:
-    """The same tokens on every machine. The longest sequence is a batch of its own: others are not padded to it."""
+    """Return the same test batches on every machine. The longest sequence is alone, without padding others."""
     tokens = np.random.default_rng(0)
 
     def make(lengths: Iterable[int]) -> Batch:
@@ -143,7 +143,7 @@ def make_probes(config: Any, max_tokens: int) -> list[Batch]:
 
 
 def find_largest_window(config: Any) -> int:
-    """How many tokens the layers see that do not see all; 0 where every layer sees all."""
+    """Return the largest window of the layers, in tokens; 0 if every layer sees all."""
     kinds = getattr(config, "layer_types", None)
     if kinds is not None and "sliding_attention" not in kinds:
         return 0
@@ -152,7 +152,7 @@ def find_largest_window(config: Any) -> int:
 
 
 def _padded_states(network: EncoderNetwork, probe: Batch, device: torch.device) -> Tensor:
-    """[tokens, dim] of the padded forward pass, padding left out."""
+    """Return [tokens, dim] of the padded forward pass, without the padding."""
     padded = pad_batch(probe, network.pad_token_id)
     attention_mask = torch.from_numpy(padded.attention_mask).to(device)
     states: Tensor = network.transformer(
@@ -165,7 +165,7 @@ def _padded_states(network: EncoderNetwork, probe: Batch, device: torch.device) 
 def compute_probes(
     network: PackedNetwork, shape: AttentionShape, max_tokens: int, device: torch.device
 ) -> list[Tensor]:
-    """Of each probe the hidden states [tokens, dim], packed."""
+    """Return the packed hidden states [tokens, dim] of each probe."""
     probes = make_probes(network.transformer.config, max_tokens)
     return [packed_states(network, pack_batch(probe, shape), device) for probe in probes]
 

@@ -30,7 +30,7 @@ class PackedBatch:
 
 
 def pack_batch(batch: Batch, shape: AttentionShape) -> PackedBatch:
-    """Without a token of padding; positions start again with every sequence."""
+    """Pack the batch without padding. Positions start again with every sequence."""
     tokens = {
         name: batch.inputs[name].covered.astype(np.int64) for name in TOKEN_INPUTS if name in batch.inputs
     }

@@ -28,7 +28,7 @@ FEWEST_TOKENS: Final = 2
 def compile_layers(
     network: PackedNetwork, run: Callable[[], object], backend: str | Callable[..., Any] = "inductor"
 ) -> None:
-    """`run` computes the probes, for which graphs are made now; `backend` is as of torch.compile.
+    """Compile the layers, and make their graphs by running the probes. `backend` is that of torch.compile.
 
     Raises whatever a compiler raises.
     """
@@ -49,7 +49,7 @@ def compile_layers(
 
 
 def forget_graphs(network: PackedNetwork, attention: str) -> None:
-    """The opposite. `attention` is the one that the network had before."""
+    """Undo compile_layers. `attention` is the one that the network had before."""
     set_stance("default")
     for layer in find_layers(network.transformer):
         layer._compiled_call_impl = None
@@ -58,7 +58,7 @@ def forget_graphs(network: PackedNetwork, attention: str) -> None:
 
 
 def count_graphs() -> int:
-    """How many this process has made since it began, or since the counters were cleared."""
+    """Return how many this process has made since it began, or since the counters were cleared."""
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 

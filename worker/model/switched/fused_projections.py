@@ -37,7 +37,7 @@ class FusedProjections(nn.Module):
         self._parts: dict[int, Tensor] = {}
 
     def ask(self, states: Tensor, number: int) -> Tensor:
-        """Part `number` of the product with states [..., in]."""
+        """Return part `number` of the product with states [..., in]."""
         if number == 0:
             parts = self.joined(states).split(self.sizes, dim=-1)
             self._states, self._parts = states, dict(enumerate(parts))
@@ -50,7 +50,7 @@ class FusedProjections(nn.Module):
 
 
 class Part(nn.Module):
-    """What stands in a layer for one of its projections."""
+    """A module that stands in a layer for one of its projections."""
 
     def __init__(self, fused: FusedProjections, number: int) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Part(nn.Module):
 
 
 def fuse_projections(network: PackedNetwork) -> None:
-    """Layer by layer, each one's former weights freed before the next one's are joined.
+    """Fuse layer by layer, freeing each layer's weights before the next are joined.
 
     Raises ValueError where the model has nothing to fuse.
     """
@@ -81,7 +81,7 @@ def fuse_projections(network: PackedNetwork) -> None:
 
 
 def split_projections(network: PackedNetwork) -> None:
-    """The opposite: modules of their own again, with views of the joined weights."""
+    """Undo fuse_projections: make modules with views of the joined weights."""
     for module in list(network.transformer.modules()):
         for names in SIBLINGS:
             parts = [getattr(module, name, None) for name in names]
@@ -92,7 +92,7 @@ def split_projections(network: PackedNetwork) -> None:
 
 
 def find_siblings(transformer: nn.Module) -> Iterator[tuple[nn.Module, tuple[str, str, str]]]:
-    """Each module with three projections of one kind that read the same number of inputs, and their names."""
+    """Yield each module with the names of three projections of one kind that read equally many inputs."""
     for module in list(transformer.modules()):
         for names in SIBLINGS:
             found = [getattr(module, name, None) for name in names]
@@ -102,7 +102,7 @@ def find_siblings(transformer: nn.Module) -> Iterator[tuple[nn.Module, tuple[str
 
 
 def _describe(projection: nn.Module | None) -> tuple[object, ...]:
-    """What has to be the same of projections that are joined: all but the number of their outputs."""
+    """Return what has to be the same of projections that are joined: all but the number of their outputs."""
     assert projection is not None
     return tuple(
         (name, parameter.shape[1:], parameter.dtype) for name, parameter in projection.named_parameters()
@@ -110,7 +110,7 @@ def _describe(projection: nn.Module | None) -> tuple[object, ...]:
 
 
 def join_projections(projections: tuple[Projection, ...]) -> Projection:
-    """One projection with the outputs of all, one behind the other. The former ones lose their weights."""
+    """Return one projection with the outputs of all, one behind the other. The joined ones lose their weights."""
     return _remake(
         projections[0],
         {
@@ -121,7 +121,7 @@ def join_projections(projections: tuple[Projection, ...]) -> Projection:
 
 
 def take_parameter(projection: nn.Module, name: str) -> Tensor:
-    """Out of the module: it is freed when nobody else has it."""
+    """Take a parameter out of the module, so that it is freed when nobody else holds it."""
     parameter: Tensor = getattr(projection, name).detach()
     setattr(projection, name, None)
     return parameter
@@ -137,7 +137,7 @@ def cut_projection(joined: Projection, sizes: list[int]) -> Iterator[Projection]
 
 
 def _remake(like: Projection, parameters: dict[str, Tensor]) -> Projection:
-    """The same kind of projection with other parameters. Nothing is allocated for it but what it is given."""
+    """Return a projection of the same kind with other parameters, allocating nothing else."""
     rows = len(next(iter(parameters.values())))
     if isinstance(like, RoundedLinear):
         made: Projection = RoundedLinear(torch.Size((rows, like.num_inputs)), like.dtype, None)

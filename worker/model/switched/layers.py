@@ -4,7 +4,7 @@ from torch import nn
 
 
 def find_layers(transformer: nn.Module) -> list[nn.Module]:
-    """The list that holds most of the model's weights; of lists in lists the outer one.
+    """Return the list that holds most of the model's weights; of lists in lists the outer one.
 
     Raises ValueError where there is none.
     """

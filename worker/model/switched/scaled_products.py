@@ -45,7 +45,7 @@ class ScaledLinear(nn.Module):
 
 
 def scale_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """[n, in] -> numbers [n, in] in float8_e4m3fn and scales [n, 1] in fp32, whose product is nearly the rows."""
+    """Return numbers [n, in] in float8_e4m3fn and scales [n, 1] in fp32, whose product is nearly the rows [n, in]."""
     wide = rows.float()
     scales = (wide.abs().amax(dim=-1, keepdim=True) / LARGEST).clamp(min=SMALLEST_SCALE)
     # What is beyond the largest number becomes NaN and not the largest.
@@ -55,7 +55,7 @@ def scale_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
 def multiply_scaled(
     numbers: Tensor, scales: Tensor, weight: Tensor, weight_scales: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """[tokens, in] times [out, in], on a GPU that computes it -> [tokens, out]."""
+    """Return [tokens, in] times [out, in], on a GPU that computes it -> [tokens, out]."""
     product: Tensor = torch._scaled_mm(
         numbers, weight.t(), scale_a=scales, scale_b=weight_scales.t(), out_dtype=torch.bfloat16
     )
@@ -65,12 +65,12 @@ def multiply_scaled(
 def multiply_restored(
     numbers: Tensor, scales: Tensor, weight: Tensor, weight_scales: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """The same from the same numbers in plain torch, anywhere: what the other is compared with."""
+    """Multiply the same numbers in plain torch on any device, for comparison."""
     return (numbers.float() @ weight.float().t() * scales * weight_scales.t()).to(dtype)
 
 
 def scale_layers(network: PackedNetwork) -> None:
-    """Replaces large linear layers, one after another, each one's former weight freed before the next.
+    """Replace large linear layers one after another, freeing each weight before the next.
 
     It cannot be undone: what a weight was before is not kept. Raises ValueError where no layer is large enough.
     """
@@ -90,7 +90,7 @@ def scale_layers(network: PackedNetwork) -> None:
 
 
 def is_scalable(module: nn.Module) -> bool:
-    """Whether it is a plain linear layer of a size that pays, and that the product takes."""
+    """Return True if it is a plain linear layer of a size that pays, and that the product takes."""
     return (
         type(module) is nn.Linear
         and min(module.weight.shape) >= SMALLEST_SIZE

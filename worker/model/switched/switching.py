@@ -36,7 +36,7 @@ class NotUndone(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """How a switch is turned on, which leaves the network as it was where it raises.
+    """How to turn on one switch. The network is unchanged if that raises.
 
     `smallest_cosine` is that of a token's hidden state with and without it; None stands for that of two kernels in the
     arithmetic of the network.
@@ -54,7 +54,7 @@ def attend_directly(network: PackedNetwork, _: ComputeProbes) -> Undo:
 
 
 def attend_by_flash3(network: PackedNetwork, _: ComputeProbes) -> Undo:
-    """For all flash kernels of the process. Source: torch/nn/attention/_fa3.py."""
+    """Use FlashAttention 3 for all flash kernels of the process. Source: torch/nn/attention/_fa3.py."""
     activate_flash_attention_impl("FA3")
     return lambda: restore_flash_attention_impl()
 
@@ -101,7 +101,7 @@ def apply_switches(
     compute_probes: ComputeProbes,
     steps: Mapping[str, Step] = STEPS,
 ) -> tuple[SwitchChoice, ...]:
-    """The choices, with those off that fail or differ, which leave the network as it was.
+    """Return the choices, with those off that fail or differ, which leave the network as it was.
 
     Raises ModelError for one of them that was asked for by name, and when the device is lost; NotUndone.
     """
@@ -123,7 +123,7 @@ def apply_switches(
 def _try_step(
     network: PackedNetwork, step: Step, compute_probes: ComputeProbes, expected: list[Tensor]
 ) -> tuple[list[Tensor], str | None]:
-    """What the probes are with the switch, and what is wrong with it, as the rest of a sentence behind "because"."""
+    """Return the probes with the switch, and what is wrong with it, to stand behind "because"."""
     undo: Undo = None
     try:
         undo = step.turn_on(network, compute_probes)
@@ -144,7 +144,7 @@ def _try_step(
 def find_deviation(
     expected: Sequence[Tensor], found: Sequence[Tensor], smallest_cosine: float | None
 ) -> str | None:
-    """The rest of a sentence; None where every token's state is as without the switch."""
+    """Return the rest of a sentence; None where every token's state is as without the switch."""
     bound = smallest_cosine or SMALLEST_COSINES.get(expected[0].dtype, SMALLEST_COSINE_16_BIT)
     cosines = torch.cat(
         [

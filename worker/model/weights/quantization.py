@@ -27,7 +27,7 @@ class Rounded(nn.Module):
     scales: nn.Parameter
 
     def round(self, weight: Tensor) -> dict[str, Tensor]:
-        """By name of parameter, what a weight is rounded to, or any rows of it."""
+        """Return the rounded form of a weight, or of any of its rows, by the parameter's name."""
         raise NotImplementedError
 
     def hold(self, weight: Tensor) -> None:
@@ -69,7 +69,7 @@ class RoundedLinear(Rounded):
 
     @property
     def weight(self) -> Tensor:
-        """[out, in], restored. Multiplied in fp32: a scale in bf16 would err as much as the rounding itself."""
+        """Return the restored weight [out, in]. Scales in bf16 would err as much as the rounding itself."""
         return (self.numbers * self.scales).to(self.dtype).flatten(1)
 
     def forward(self, states: Tensor) -> Tensor:
@@ -95,7 +95,7 @@ class RoundedEmbedding(Rounded):
 
 
 def apply_quantization(transformer: nn.Module) -> None:
-    """Replaces linear layers and vocabularies, one after another, so that no second copy of the model is held."""
+    """Replace linear layers and vocabularies, one after another, so that no second copy of the model is held."""
     for parent, name, child in find_compressible(transformer):
         rounded = (
             RoundedLinear(child.weight.shape, child.weight.dtype, child.bias)
@@ -111,7 +111,7 @@ def apply_quantization(transformer: nn.Module) -> None:
 
 
 def find_compressible(transformer: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear | nn.Embedding]]:
-    """Each module whose weight is rounded, with its parent and its name there."""
+    """Yield each module whose weight is rounded, with its parent and its name there."""
     for parent in list(transformer.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear or is_compressible_table(child):
@@ -119,7 +119,7 @@ def find_compressible(transformer: nn.Module) -> Iterator[tuple[nn.Module, str, 
 
 
 def is_compressible_table(module: nn.Module) -> bool:
-    """A vocabulary; positions and types are too few to save anything."""
+    """Return True for a vocabulary; tables of positions and types are too small to save anything."""
     return type(module) is nn.Embedding and module.num_embeddings >= SMALLEST_TABLE_ROWS
 
 

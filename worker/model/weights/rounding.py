@@ -20,7 +20,7 @@ class RoundedWeight:
 
 
 def round_linear(weight: NDArray[np.float32], group_size: int | None = None) -> RoundedWeight:
-    """[out, in], in groups along what a product sums over.
+    """Round a weight [out, in], in groups along the inputs.
 
     `group_size` is that of the whole matrix, where this is a part of it that cuts no group.
     """
@@ -30,16 +30,16 @@ def round_linear(weight: NDArray[np.float32], group_size: int | None = None) -> 
 
 
 def round_table(table: NDArray[np.float32]) -> RoundedWeight:
-    """[rows, dim], one scale a row."""
+    """Round a table [rows, dim], with one scale a row."""
     return _round(table[:, None])
 
 
 def _round(values: NDArray[np.float32]) -> RoundedWeight:
-    """Symmetric around zero."""
+    """Round symmetrically around zero."""
     scales = _avoid_zero(np.abs(values).max(axis=-1, keepdims=True) / 127)
     return RoundedWeight(np.rint(values / scales).astype(np.int8), scales)
 
 
 def _avoid_zero(scales: NDArray[np.float32]) -> NDArray[np.float32]:
-    """A group of zeros has any scale but zero."""
+    """Return the scales with any other number in place of zero, for groups of zeros."""
     return np.where(scales > 0, scales, 1).astype(np.float32)

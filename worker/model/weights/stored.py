@@ -15,11 +15,10 @@ from vectormill.models.weight_headers import SAFETENSORS
 
 
 class PickledWeights:
-    """Has the methods of what `safe_open` opens. The file is mapped: of a tensor only what is used is read, unless it
-    is older than torch 1.6."""
+    """A file of weights with the methods of `safe_open`. It is mapped, so only what is used is read."""
 
     def __init__(self, path: Path) -> None:
-        """Raises ModelError when there is more in it than tensors."""
+        """Read the file. Raises ModelError if it holds anything but tensors."""
         options = {"mmap": True} if zipfile.is_zipfile(path) else {}
         try:
             self._tensors: dict[str, Tensor] = torch.load(
@@ -35,13 +34,13 @@ class PickledWeights:
         return self._tensors[name].detach()
 
     def get_slice(self, name: str) -> Tensor:
-        """Of which parts are taken as of an array."""
+        """Return a tensor of which parts are taken by indexing."""
         return self.get_tensor(name)
 
 
 @contextmanager
 def open_weights(path: Path) -> Iterator[Any]:
-    """As safetensors' `safe_open`, which gives tensors by name and slices of them."""
+    """Open the weights like safetensors' `safe_open`, which gives tensors and slices by name."""
     if path.suffix == SAFETENSORS:
         with safe_open(path, framework="pt") as file:
             yield file

@@ -22,7 +22,7 @@ class SummedLinear(RoundedLinear):
 
 
 def hold_rounded(skeleton: nn.Module) -> dict[str, Tensor]:
-    """Replaces what is compressed on a single device too by modules that are still to be filled.
+    """Replace the modules that a single device would compress by compressed ones, still to be filled.
 
     Before full sharding, which then cuts what they hold; behind tensor parallelism, whose cuts it takes over. Answers
     those by the name of the parameter that was cut. Raises ModelError where a cut goes through a group.

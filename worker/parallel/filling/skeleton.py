@@ -29,7 +29,7 @@ Range = tuple[int, int]
 
 
 def build_skeleton(card: ModelCard, dtype: torch.dtype) -> nn.Module:
-    """The bare transformer in evaluation mode, its parameters without storage. Raises ModelError."""
+    """Return the bare transformer in evaluation mode, its parameters without storage. Raises ModelError."""
     try:
         config = load_config(card)
         if hasattr(config, "use_cache"):
@@ -46,7 +46,7 @@ def build_skeleton(card: ModelCard, dtype: torch.dtype) -> nn.Module:
 
 
 def list_shapes(card: ModelCard) -> dict[str, tuple[int, ...]]:
-    """The tensors that the model's weights would have, by name. Raises ModelError."""
+    """Return the tensors that the model's weights would have, by name. Raises ModelError."""
     skeleton = build_skeleton(card, torch.float32)
     shapes = {name: tuple(parameter.shape) for name, parameter in skeleton.named_parameters()}
     if card.classifier is not None:
@@ -66,7 +66,7 @@ def fill(
     cuts: Mapping[str, Tensor] = MappingProxyType({}),
     on_read: OnRead | None = None,
 ) -> int:
-    """Gives every parameter its storage on the device and its values from the files; the number of bytes read.
+    """Give every parameter its storage on the device and its values from the files. Return the bytes read.
 
     `first_layer` is the number, in the whole model, of the first layer that this one has. `joined` are the layout's,
     where each of the matrices in one is cut by itself. `cuts` are by name parameters as they were cut, of modules that
@@ -112,7 +112,7 @@ def fill(
 
 
 def _copy(values: Tensor, parameter: Tensor, name: str, card: ModelCard) -> None:
-    """Raises ModelError when they are not for this parameter."""
+    """Copy values into a parameter. Raises ModelError if they do not fit."""
     local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
     if values.shape != local.shape:
         raise ModelError(f"The tensor {name!r} in {card.path} has another shape than its configuration says.")
@@ -120,7 +120,7 @@ def _copy(values: Tensor, parameter: Tensor, name: str, card: ModelCard) -> None
 
 
 def _own_ranges(parameter: Tensor, shape: tuple[int, ...], num_joined: int) -> tuple[int, list[Range]]:
-    """Along which dimension, and from where to where, this rank's part of a stored tensor runs."""
+    """Return the dimension, start and end of this rank's part of a stored tensor."""
     placement = parameter.placements[0] if isinstance(parameter, DTensor) else None
     if not isinstance(placement, Shard):
         return 0, [(0, shape[0])]
@@ -136,7 +136,7 @@ def _num_joined(name: str, joined: Mapping[str, int]) -> int:
 
 
 def _name_in_whole(name: str, layout: Layout, first_layer: int) -> str:
-    """The name that a stage's parameter has in the whole model, where the layers before it are counted."""
+    """Return the name that a stage's parameter has in the whole model, where the layers before it are counted."""
     return re.sub(
         rf"^({re.escape(layout.layers)}\.)(\d+)\.",
         lambda match: f"{match[1]}{int(match[2]) + first_layer}.",
@@ -146,7 +146,7 @@ def _name_in_whole(name: str, layout: Layout, first_layer: int) -> str:
 
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    """Within it every new parameter is moved to the meta device as it is registered; what it held is freed at once."""
+    """Move every new parameter in the block to the meta device as it is registered, freeing its storage at once."""
     register = nn.Module.register_parameter
 
     def register_on_meta(module: nn.Module, name: str, parameter: Any) -> None:

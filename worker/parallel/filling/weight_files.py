@@ -46,7 +46,7 @@ class WeightFiles:
         self._open.close()
 
     def read(self, name: str, dim: int, ranges: list[tuple[int, int]], dtype: torch.dtype) -> Tensor:
-        """The given ranges of the tensor's dimension, one behind the other. Raises ModelError when it is missing."""
+        """Return ranges of the tensor's dimension, one behind the other. Raises ModelError if it is missing."""
         file, stored, _ = self._find(name)
         view = file.get_slice(stored)
         before = (slice(None),) * dim
@@ -56,11 +56,11 @@ class WeightFiles:
         return tensor.to(dtype)
 
     def count_bytes(self, name: str, num_values: int) -> int:
-        """How many bytes so many values of the tensor take in its file."""
+        """Return how many bytes so many values of the tensor take in its file."""
         return num_values * self._find(name)[2].value_bytes
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Raises ModelError when it is missing."""
+        """Return the shape of a tensor. Raises ModelError if it is missing."""
         return self._find(name)[2].shape
 
     def _find(self, name: str) -> tuple[Any, str, TensorHeader]:

@@ -1,4 +1,4 @@
-"""Which switches of ranks are on, with their reasons: the same on every rank, since each takes what all agree to.
+"""RankSwitches: which switches of ranks are on, with their reasons: the same on every rank, since each takes what all agree to.
 
 Each rank decides by its own card, which may be another than its neighbour's, and then asks them all. A rank that was
 asked by name for what cannot be raises instead, and ends its group with the reason.
@@ -34,7 +34,7 @@ class RankSwitches:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Those in use."""
+        """Return the names of the switches in use."""
         return tuple(choice.name for choice in self.choices if choice.is_on)
 
     @property
@@ -42,7 +42,7 @@ class RankSwitches:
         return tuple(choice.note for choice in self.choices if not choice.is_on)
 
     def refuse(self, name: str, reason: str) -> "RankSwitches":
-        """With this one off. Raises ModelError when it was asked for."""
+        """Return the switches with this one off. Raises ModelError when it was asked for."""
         if name == PACKED_RANKS and self.must_pack:
             raise ModelError(f"Packed attention cannot be used, because {reason}; use padded or auto.")
         refused = (
@@ -53,7 +53,7 @@ class RankSwitches:
 
 
 def choose_rank_switches(order: EncoderOrder, rank: Rank, config: Any, precision: Choice) -> RankSwitches:
-    """What all ranks agree to; `config` is the transformer's. Every rank has to call it, and waits for the others."""
+    """Return what all ranks agree to; `config` is the transformer's. Every rank must call it, and waits."""
     shape = read_attention_shape(config)
     attention = choose_attention(order.attention, shape, order.device, precision.value)
     place = Place(
@@ -79,7 +79,7 @@ def choose_rank_switches(order: EncoderOrder, rank: Rank, config: Any, precision
 
 
 def _of_ranks(choices: Iterable[SwitchChoice]) -> list[SwitchChoice]:
-    """Those of one device alone were not meant for this model."""
+    """Return the switches of ranks. Those of single devices were not meant for this model."""
     return sorted(
         (choice for choice in choices if choice.name in (PACKED_RANKS, QUEUED_RANKS)),
         key=lambda choice: choice.name,

@@ -34,25 +34,25 @@ class Form(Protocol):
     @property
     @abstractmethod
     def attention(self) -> str:
-        """As an EncoderReport names it."""
+        """Return the kernel as an EncoderReport names it."""
 
     @property
     @abstractmethod
     def kernel(self) -> str:
-        """The name that transformers know the kernel by."""
+        """Return the name that transformers know the kernel by."""
 
     @abstractmethod
     def lay_out(self, batch: Batch) -> Part:
-        """The sequences as arrays. Asks no device and no other rank."""
+        """Return the sequences as arrays. Asks no device and no other rank."""
 
     @abstractmethod
     def run(self, part: Part, tensors: Tensors, received: Tensor | None) -> Tensor:
-        """Hidden states [*part.shape, hidden size]: of the layers that are here, on what the stage before made."""
+        """Return hidden states [*part.shape, hidden size] of this rank's layers, given those of the stage before."""
 
     @abstractmethod
     def pool(self, states: Tensor, tensors: Tensors) -> Tensor:
-        """[n, hidden size * number of modes] in fp32."""
+        """Return pooled vectors [n, hidden size * number of modes] in fp32."""
 
     @abstractmethod
     def of_tokens(self, states: Tensor, tensors: Tensors) -> Tensor:
-        """[tokens, hidden size]: without padding, one sequence behind the other."""
+        """Return [tokens, hidden size]: without padding, one sequence behind the other."""

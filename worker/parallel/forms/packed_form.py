@@ -53,7 +53,7 @@ class PackedForm(Form):
         return Part(arrays, packed.input_ids.shape, packed.max_seqlen)
 
     def run(self, part: Part, tensors: Tensors, received: Tensor | None) -> Tensor:
-        """[tokens, hidden size]; transformers have a batch of one row."""
+        """Return [tokens, hidden size]; transformers have a batch of one row."""
         inputs: dict[str, Any] = {
             name: tensors[name].unsqueeze(0) for name in (*TOKEN_INPUTS, POSITION_IDS) if name in tensors
         }

@@ -54,10 +54,10 @@ class PaddedForm(Form):
         return pool_hidden_states(states, _find_pool_mask(tensors), self._modes)
 
     def of_tokens(self, states: Tensor, tensors: Tensors) -> Tensor:
-        """Where all tokens are pooled, which is whenever there are no prompts."""
+        """Return the states of the pooled tokens: without prompts, of all."""
         return states[_find_pool_mask(tensors).bool()]
 
 
 def _find_pool_mask(tensors: Tensors) -> Tensor:
-    """Where there is none of its own it is the attention mask."""
+    """Return the pool mask, which is the attention mask if there is none."""
     return tensors[POOL_MASK] if POOL_MASK in tensors else tensors[ATTENTION_MASK]

@@ -53,8 +53,8 @@ def find_flaw(
     *,
     has_last_states: bool,
 ) -> str:
-    """What is wrong with packing, as the rest of a sentence behind "because"; empty if nothing is. The same on all
-    ranks, which `ask_all` asks: first for kernels that failed, since what these leave out is missing on others too.
+    """Return what is wrong with packing, as the rest of a sentence behind "because"; empty if nothing is. The same on
+    all ranks, which `ask_all` asks: first for kernels that failed, since what these leave out is missing on others too.
 
     `has_last_states` where this rank ends up with the model's own hidden states: those of an earlier stage are in them.
     Raises ModelError when the pass ended in its middle, by anything but the kernel: the other ranks wait then.
@@ -77,7 +77,7 @@ def find_flaw(
 
 
 def find_deviation(expected: Sequence[Tensor], found: Sequence[Tensor]) -> str:
-    """What is wrong with these states [tokens, hidden size] of each probe, as of find_flaw."""
+    """Return what is wrong with these states [tokens, hidden size] of each probe, as of find_flaw."""
     cosines = [
         cosine_similarity(padded.float(), packed.float(), dim=-1).min()
         for padded, packed in zip(expected, found, strict=True)
@@ -91,7 +91,7 @@ def find_deviation(expected: Sequence[Tensor], found: Sequence[Tensor]) -> str:
 
 @contextmanager
 def attending(transformer: nn.Module, kernel: str) -> Iterator[None]:
-    """Within it the transformer attends by that kernel."""
+    """Let the transformer attend by this kernel during the block."""
     before = str(transformer.config._attn_implementation)
     set_attention(transformer, kernel)
     try:
@@ -101,7 +101,7 @@ def attending(transformer: nn.Module, kernel: str) -> Iterator[None]:
 
 
 def set_attention(transformer: nn.Module, kernel: str) -> None:
-    """As of transformers, whose own function reaches no layer of a stage: these keep the configuration of the whole."""
+    """Set the kernel in every layer: transformers' own function misses the layers of a stage."""
     for module in transformer.modules():
         config: Any = getattr(module, "config", None)
         if config is not None:

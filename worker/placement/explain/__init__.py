@@ -1,1 +1,1 @@
-"""What a plan says about itself: sentences, and a drawing."""
+"""Explanations of a plan: sentences, and a drawing."""

@@ -7,12 +7,12 @@ from worker.placement.placement import Placement, Replica
 
 
 def draw_placement(placement: Placement) -> str:
-    """The plan, device by device, then its reasons. Bars: █ weights, ▒ activations of a full batch, · headroom."""
+    """Draw the plan by device, then its reasons: █ weights, ▒ activations of a full batch, · headroom."""
     return draw_plan(placement_json(placement))
 
 
 def placement_json(placement: Placement) -> dict[str, Any]:
-    """The plan as a JSON object, bytes as integers."""
+    """Return the plan as a JSON object, bytes as integers."""
     return {
         "strategy": placement.strategy,
         "precision": placement.precision,
@@ -27,14 +27,14 @@ def placement_json(placement: Placement) -> dict[str, Any]:
 
 
 def part_json(placement: Placement, replica: Replica) -> dict[str, Any]:
-    """One replica's part of a plan, for the worker that runs it, with the plan's own sentences under `plan`."""
+    """Return one replica's part of a plan, for the worker that runs it, with the plan's own sentences under `plan`."""
     plan = placement_json(placement)
     num_replicas = len(plan.pop("replicas"))
     return replica_json(replica) | {"plan": {"num_replicas": num_replicas, **plan}}
 
 
 def replica_json(replica: Replica) -> dict[str, Any]:
-    """One replica as a JSON object: how it is shared, and what each device holds."""
+    """Return one replica as a JSON object: how it is shared, and what each device holds."""
     return {
         "strategy": replica.strategy,
         "micro_batches": replica.micro_batches,

@@ -34,9 +34,7 @@ LINK_WORDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a plan was asked for. `max_tokens` is the longest text that the model reads, `precisions` are those that it
-    computes in.
-    """
+    """The question to a plan: the model's longest text `max_tokens`, and `precisions` that it computes in."""
 
     rooms: Sequence[Room]
     links: Links
@@ -49,7 +47,7 @@ class Asked:
 
 
 def explain_plan(chosen: Draft, builder: ReplicaBuilder, asked: Asked) -> tuple[str, ...]:
-    """One sentence per decision: what there is to hold, and how the replicas hold it."""
+    """Return one sentence per decision: what there is to hold, and how the replicas hold it."""
     offered = " or ".join(format_gib(size) for size in sorted({room.capacity_bytes for room in asked.rooms}))
     used = ", ".join(
         f"{format_gib(room.used_bytes)} of {room.name}" for room in asked.rooms if room.used_bytes
@@ -87,7 +85,7 @@ def _describe_sharing(replica: Replica, link: str) -> str:
 
 
 def explain_idle(chosen: Draft, drafts: Sequence[Draft], rooms: Sequence[Room]) -> dict[str, str]:
-    """Why a device holds nothing: what stands against the same strategy over all, or what its own draft says."""
+    """Return why a device holds nothing: what stands against the same strategy over all, or what its own draft says."""
     busy = {device for replica in chosen.replicas for device in replica.devices}
     over_all = [
         refusal.reason
@@ -102,7 +100,7 @@ def explain_idle(chosen: Draft, drafts: Sequence[Draft], rooms: Sequence[Room]) 
 
 
 def explain_rejections(chosen: Draft, drafts: Sequence[Draft], unit: float) -> tuple[Rejection, ...]:
-    """The best draft of every other strategy, and why it was not taken. `unit` is the rate of one device."""
+    """Return the best draft of every other strategy, and why it was not taken. `unit` is the rate of one device."""
     rejected: list[Rejection] = []
     for strategy in STRATEGIES:
         others = [draft for draft in drafts if draft.strategy == strategy]
@@ -127,7 +125,7 @@ def explain_rejections(chosen: Draft, drafts: Sequence[Draft], unit: float) -> t
 
 
 def explain_limit(longest: int, asked: Asked) -> tuple[str, ...]:
-    """Nothing where every text fits that the model reads; else what becomes of the others, and what would hold them."""
+    """Explain what becomes of texts that do not fit, and what would hold them; empty if all do."""
     if longest == asked.max_tokens:
         return ()
     return (
@@ -138,7 +136,7 @@ def explain_limit(longest: int, asked: Asked) -> tuple[str, ...]:
 
 
 def propose_precision(chosen: Draft, chosen_builder: ReplicaBuilder, asked: Asked) -> tuple[str, ...]:
-    """The first smaller precision that turns a model in pieces into whole replicas."""
+    """Return the first smaller precision that turns a model in pieces into whole replicas."""
     if chosen.strategy == REPLICATE and not chosen.idle:
         return ()
     rooms = asked.rooms
@@ -162,7 +160,7 @@ def propose_precision(chosen: Draft, chosen_builder: ReplicaBuilder, asked: Aske
 
 
 def explain_failure(asked: Asked) -> str:
-    """By how much the nearest plan fails, and the ways out that would succeed."""
+    """Explain by how much the nearest plan fails, and which changes would help."""
     shortest = min(SHORTEST_USEFUL_TOKENS, asked.max_tokens)
     builder = asked.make_builder(asked.precision, shortest)
     drafts = list(draft_plans(asked.rooms, asked.links, builder, asked.strategy))
@@ -191,9 +189,7 @@ def _numbered(ways: Iterator[str]) -> str:
 
 
 def _ways_out(asked: Asked, longest: int) -> Iterator[str]:
-    """From the cheapest to the dearest; each was tried with the planner's own arithmetic, and holds longer texts than
-    `longest`.
-    """
+    """Yield changes that help to hold longer texts than `longest`, cheapest first, each tried in the planner."""
     rooms = asked.rooms
     builder = asked.make_builder(asked.precision, asked.max_tokens)
     if asked.strategy != AUTO and (fitting := _fit(asked, asked.precision, AUTO, longest)):
@@ -216,7 +212,7 @@ def _ways_out(asked: Asked, longest: int) -> Iterator[str]:
 
 
 def _fit(asked: Asked, precision: str, strategy: str, longest: int) -> str:
-    """The best plan that holds longer texts than that, in words; empty if there is none."""
+    """Return the best plan that holds longer texts than that, in words; empty if there is none."""
     tokens = find_longest_text(
         asked.rooms,
         asked.links,
@@ -239,7 +235,7 @@ def smaller_precisions(asked: Asked) -> tuple[str, ...]:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """cuda:0; cuda:0 and cuda:1; cuda:0 to cuda:7; cuda:0, cuda:2 and cuda:5."""
+    """List devices in words: cuda:0; cuda:0 and cuda:1; cuda:0 to cuda:7; cuda:0, cuda:2 and cuda:5."""
     numbered = [re.fullmatch(r"(.*\D)(\d+)", name) for name in names]
     if len(names) > 2 and all(numbered):
         numbers = [int(match[2]) for match in numbered if match]

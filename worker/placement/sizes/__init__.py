@@ -1,1 +1,1 @@
-"""What models need, and how long they take: bytes and seconds."""
+"""Sizes of models: the bytes that they need and the seconds that they take."""

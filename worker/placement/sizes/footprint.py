@@ -63,7 +63,7 @@ class Footprint:
         return self.embedding_bytes + sum(self.layer_bytes) + self.other_bytes
 
     def predict_batch_bytes(self, num_sequences: int, length: int) -> int:
-        """What one forward pass needs beside the weights, for sequences padded to `length`."""
+        """Return what one forward pass needs beside the weights, for sequences padded to `length`."""
         per_token = self.activation_bytes_per_token + self.attention_bytes_per_token_squared * length
         tokens = num_sequences * length
         bias = min(self.bias_bytes, tokens * length * self.bias_bytes_per_token_squared)
@@ -71,7 +71,8 @@ class Footprint:
         return SCRATCH_BYTES + beside + tokens * per_token + num_sequences * self.bytes_per_sequence
 
     def largest_batch_tokens(self, free_bytes: int, length: int) -> int:
-        """Tokens, padding included, of the largest batch of such sequences that fits beside the weights; 0 for none.
+        """Return tokens, padding included, of the largest batch of such sequences that fits beside the weights; 0 for
+        none.
 
         `free_bytes` is what is left when the weights are loaded.
         """
@@ -83,7 +84,8 @@ class Footprint:
 def make_footprint(
     shape: ModelShape, precision: str, attention: str, *, arithmetic: str | None = None
 ) -> Footprint:
-    """The needs of a model whose weights have `precision`, with the attention kernel that an EncoderReport names.
+    """Return the needs of a model whose weights have `precision`, with the attention kernel that an EncoderReport
+    names.
 
     `arithmetic` is the precision of activations, and of the tensors that are not compressed; None means the same as
     the weights', and fp32 where these are compressed.
@@ -116,7 +118,7 @@ def make_footprint(
 
 
 def count_activations(shape: ModelShape) -> int:
-    """Values per token that are alive at the widest moment of a layer.
+    """Return values per token that are alive at the widest moment of a layer.
 
     Two hidden states always are: the layer's input, which its caller holds, and the residual. Beside them are, in the
     feed-forward block, the intermediate values before and after the activation function (with a gate: both halves
@@ -138,7 +140,7 @@ def count_activations(shape: ModelShape) -> int:
 
 
 def _count_bias(shape: ModelShape, value_bytes: int) -> dict[str, int]:
-    """Of an extractor. While it is there, queries, keys, values and what comes out are, and no intermediate values."""
+    """Return the bytes of an extractor's attention bias. No intermediate values are held at that moment."""
     spare = count_activations(shape) - 3 * shape.hidden_size - 3 * shape.num_heads * shape.head_size
     return {
         "bias_bytes": BIAS_BYTES,

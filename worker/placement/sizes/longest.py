@@ -20,7 +20,7 @@ def find_longest_text(
     strategy: str,
     max_tokens: int,
 ) -> int:
-    """`max_tokens` where a plan holds such a text; else the longest that one does, in steps of 512; 0 for none.
+    """Return `max_tokens` if a plan holds such a text; else the longest that fits, in steps of 512; 0 for none.
 
     `make_builder` gives the builder of replicas that have to hold a text of so many tokens.
     """

@@ -51,7 +51,7 @@ class TensorSize:
 
     @property
     def is_matrix(self) -> bool:
-        """A linear layer's weight [out, in]: what weight compression compresses."""
+        """Return a linear layer's weight [out, in]: what weight compression compresses."""
         return len(self.shape) == 2 and not self.is_embedding
 
 
@@ -76,13 +76,13 @@ class ModelShape:
 
     @property
     def num_relative_positions(self) -> int:
-        """Of a DeBERTa, in both directions; 0 for a model whose attention adds no scores of positions."""
+        """Return a DeBERTa's number of relative positions, both directions; 0 for other models."""
         found = (each.shape[0] for each in self.tensors if each.name.endswith("rel_embeddings.weight"))
         return next(found, 0)
 
 
 def has_weights(card: ModelCard) -> bool:
-    """Whether they are there, in a file that is read."""
+    """Return True if the model's weights are there, in a file that is read."""
     try:
         return bool(find_weights(card.path, card.name))
     except ModelError:
@@ -90,7 +90,7 @@ def has_weights(card: ModelCard) -> bool:
 
 
 def read_model_shape(card: ModelCard, shapes: Mapping[str, tuple[int, ...]] | None = None) -> ModelShape:
-    """`shapes` are those of the tensors by name, where no file of weights tells them.
+    """Read a model's sizes. `shapes` are its tensors' by name, where no file of weights tells them.
 
     Raises ModelError when the model's own files leave a size out.
     """
@@ -120,7 +120,7 @@ def read_model_shape(card: ModelCard, shapes: Mapping[str, tuple[int, ...]] | No
 
 
 def _read_shapes(card: ModelCard) -> dict[str, tuple[int, ...]]:
-    """Of the floating-point tensors, by name."""
+    """Return the shapes of the floating-point tensors by name."""
     headers = [read_header(path) for path in find_weights(card.path, card.name)]
     return {name: tensor.shape for header in headers for name, tensor in header.items() if tensor.is_float}
 
@@ -144,7 +144,7 @@ def _count_head(shapes: Mapping[str, tuple[int, ...]]) -> int:
 
 
 def _count_dense(folder: Path) -> int:
-    """Values of a Dense module, from its configuration: a matrix and perhaps a bias."""
+    """Return values of a Dense module, from its configuration: a matrix and perhaps a bias."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     size = int(config["in_features"]) * int(config["out_features"])
     return size + int(config["out_features"]) * bool(config.get("bias", True))

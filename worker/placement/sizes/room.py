@@ -52,7 +52,7 @@ class Room:
 
 
 def measure_room(device: Device, memory_share: float) -> Room:
-    """The room on a device of whose memory a share may be filled, by others and by the plan together."""
+    """Return the room on a device of whose memory a share may be filled, by others and by the plan together."""
     share = memory_share * (MPS_SHARE if device.kind == MPS else 1)
     used = count_used_bytes(device)
     capacity = int(device.memory_bytes * share) - used - OVERHEAD_BYTES[device.kind]
@@ -60,18 +60,18 @@ def measure_room(device: Device, memory_share: float) -> Room:
 
 
 def count_used_bytes(device: Device) -> int:
-    """What others use of the device; 0 where nobody says."""
+    """Return what others use of the device; 0 where nobody says."""
     return 0 if device.free_bytes is None else max(0, device.memory_bytes - device.free_bytes)
 
 
 def memory_for(kind: str, capacity_bytes: int, memory_share: float) -> int:
-    """The memory of an unused device that offers so many bytes to a plan: `measure_room` the other way round."""
+    """Return the memory of an unused device that offers so many bytes to a plan: `measure_room` the other way round."""
     share = memory_share * (MPS_SHARE if kind == MPS else 1)
     return int((capacity_bytes + OVERHEAD_BYTES[kind]) / share)
 
 
 def guess_flops(device: Device) -> float:
-    """Arithmetic per second, from what the device says of itself; only its ratio to others matters."""
+    """Guess arithmetic per second from the device's description. Only ratios between devices matter."""
     if device.kind == CPU:
         return device.num_threads * (FLOPS_PER_BF16_CORE if device.has_bf16 else FLOPS_PER_CORE)
     if device.kind == MPS:

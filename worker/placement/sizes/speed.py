@@ -22,7 +22,7 @@ OVERLAP_EFFICIENCY: Final = 0.85
 
 @dataclass(frozen=True, slots=True)
 class TokenCost:
-    """What a token costs: arithmetic of all layers, and the bytes that a layer passes on for it."""
+    """The cost of a token: arithmetic of all layers, and the bytes that a layer passes on."""
 
     flop_per_token: float
     num_layers: int
@@ -31,7 +31,7 @@ class TokenCost:
 
 
 def device_rate(flops: float, kind: str, batch_tokens: float, cost: TokenCost) -> float:
-    """Tokens a second of one device that holds all layers, at so many tokens at once."""
+    """Return tokens a second of one device that holds all layers, at so many tokens at once."""
     saturation = batch_tokens / (batch_tokens + HALF_RATE_TOKENS[kind])
     return flops / cost.flop_per_token * saturation
 
@@ -39,7 +39,7 @@ def device_rate(flops: float, kind: str, batch_tokens: float, cost: TokenCost) -
 def pipeline_rate(
     stage_rates: Sequence[float], micro_batches: int, micro_batch_tokens: float, link: str, cost: TokenCost
 ) -> float:
-    """Tokens a second of stages in a row. `stage_rates` are each stage's own, for its share of the layers.
+    """Return tokens a second of stages in a row. `stage_rates` are each stage's own, for its share of the layers.
 
     With m micro-batches in flight through p stages, the slowest stage stands still (p-1)/(m+p-1) of the time at the
     ends of a batch. Source: Huang et al., GPipe (2019), section 2.3.
@@ -57,7 +57,7 @@ def pipeline_rate(
 
 
 def tensor_rate(flops: Sequence[float], kind: str, batch_tokens: float, link: str, cost: TokenCost) -> float:
-    """Tokens a second of devices that split every layer: the slowest of them, and two all-reduces a layer.
+    """Return tokens a second of devices that split every layer: the slowest of them, and two all-reduces a layer.
 
     A ring all-reduce of b bytes over n devices moves 2·(n-1)/n·b through each link. Source: Shoeybi et al.,
     Megatron-LM (2019), section 3.
@@ -72,7 +72,7 @@ def tensor_rate(flops: Sequence[float], kind: str, batch_tokens: float, link: st
 def fully_sharded_rate(
     flops: Sequence[float], kind: str, batch_tokens: float, link: str, cost: TokenCost
 ) -> float:
-    """Tokens a second of devices that each encode a batch of their own and gather the weights layer by layer.
+    """Return tokens a second of devices that each encode a batch of their own and gather the weights layer by layer.
 
     The next layer is gathered while one computes, so that the slower of both counts. Source: Zhao et al., PyTorch FSDP
     (2023), section 3.3.

@@ -16,12 +16,12 @@ SMALLEST_GROUP: Final = 16  # below, scales would take more room than they save
 
 
 def find_group_size(num_inputs: int) -> int:
-    """Of a whole matrix; all of a row where it has no even groups."""
+    """Return the group size of a whole matrix: all of a row if it has no even groups."""
     size = gcd(num_inputs, GROUP_SIZE)
     return size if size >= SMALLEST_GROUP else num_inputs
 
 
 def find_cut_group(num_inputs: int, num_parts: int) -> int | None:
-    """The size of the groups that a cut into so many parts goes through; None where it goes through none."""
+    """Return the size of the groups that a cut into so many parts goes through; None where it goes through none."""
     size = find_group_size(num_inputs)
     return size if (num_inputs // num_parts) % size else None

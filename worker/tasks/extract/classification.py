@@ -34,12 +34,12 @@ class Label:
 
 
 def find_token(text: str) -> str | None:
-    """The classification token that the text has; None where spans are looked for."""
+    """Return the classification token that the text has; None where spans are looked for."""
     return next((token for token in (CLASSIFY, MULTICLASSIFY) if token in text), None)
 
 
 def choose_of_level(token: str, hints: Sequence[Found]) -> list[Label]:
-    """The labels that a level adds: one at most, or with several allowed every one of every hint."""
+    """Return the labels that a level adds: one at most, or with several allowed every one of every hint."""
     if token == MULTICLASSIFY:
         return [Label(path, tuple(windows[0])) for found in hints for path, windows in found.items()]
     best = [_choose_of_hint(found) for found in hints if found]
@@ -47,7 +47,7 @@ def choose_of_level(token: str, hints: Sequence[Found]) -> list[Label]:
 
 
 def choose_at_last(token: str, labels: Sequence[Label]) -> list[Label]:
-    """The answer of the whole text. Ties go to the first."""
+    """Return the answer of the whole text. Ties go to the first."""
     if not labels:
         return []
     means = [label.mean for label in labels]
@@ -58,7 +58,7 @@ def choose_at_last(token: str, labels: Sequence[Label]) -> list[Label]:
 
 
 def as_record(token: str, label: Label, *, with_confidences: bool) -> list[dict[str, Any]]:
-    """A path of steps, as JSON has it. The token counts as the beginning of the text wherever it stands."""
+    """Return a label as a path of JSON steps. The token counts as the beginning of the text wherever it stands."""
     steps = [as_step(name, token, (0, len(token))) for name in label.path]
     if with_confidences:
         for step, confidence in zip(steps, label.confidences, strict=True):
@@ -67,7 +67,7 @@ def as_record(token: str, label: Label, *, with_confidences: bool) -> list[dict[
 
 
 def _choose_of_hint(found: Found) -> Label:
-    """One path has the confidences of its first window; of several each has the means over its windows."""
+    """Return a hint's label. One path has its first window's confidences; of several each has the means."""
     if len(found) == 1:
         ((path, windows),) = found.items()
         return Label(path, tuple(windows[0]))

@@ -37,7 +37,7 @@ class UnreadablePrompt(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """What was found in a window, in order: from token `heads[i]` to `tails[i]`, of question `questions[i]`.
+    """The spans found in a window, in order: from token `heads[i]` to `tails[i]`, of question `questions[i]`.
 
     `confidences` are the mean probability of its three cells, `transposed` that of the same cells with row and column
     exchanged, as the reference reads them; both rounded to 4 decimals.
@@ -60,7 +60,8 @@ class Span:
 
 
 def read_spans(window: Window, row: Floats, text: str) -> Iterator[Span]:
-    """The spans of a window, in order; `text` is what its offsets refer to. Spaces before a span are not part of it.
+    """Yield the spans of a window, in order; `text` is what its offsets refer to. Spaces before a span are not part of
+    it.
 
     Raises NonFiniteLogits, TooManyCells and UnreadablePrompt, before the first span.
     """
@@ -78,7 +79,7 @@ def read_spans(window: Window, row: Floats, text: str) -> Iterator[Span]:
 
 
 def read_cells(row: Floats) -> Floats:
-    """The cells of a row of results, [m, CELL_WIDTH]. Raises NonFiniteLogits and TooManyCells."""
+    """Return the cells of a row of results, [m, CELL_WIDTH]. Raises NonFiniteLogits and TooManyCells."""
     count = float(row[0])
     if count == NON_FINITE_ROW:
         raise NonFiniteLogits("the model answered NaN or infinity")
@@ -88,7 +89,7 @@ def read_cells(row: Floats) -> Floats:
 
 
 def find_type_places(window: Window) -> Places:
-    """Where each question's [TYPE] is in the window. Raises UnreadablePrompt. [questions]"""
+    """Return the place [questions] of each question's [TYPE] in the window. Raises UnreadablePrompt."""
     places, hint_end = window.hint.type_places, len(window.hint.tokens) + 2
     if window.num_hint_tokens < hint_end and (places >= window.num_hint_tokens).any():
         raise UnreadablePrompt(
@@ -108,7 +109,7 @@ def find_type_places(window: Window) -> Places:
 
 
 def find_candidates(cells: Floats, type_places: Places, num_hint_tokens: int, length: int) -> Candidates:
-    """All candidates of the positive cells [m, CELL_WIDTH]; `type_places` is [questions]."""
+    """Return the candidates of the positive cells [m, CELL_WIDTH]; `type_places` is [questions]."""
     rows, columns = cells[:, 0].astype(np.int64), cells[:, 1].astype(np.int64)
     question = np.full(length, -1)
     question[type_places] = np.arange(len(type_places))
@@ -136,12 +137,12 @@ def find_candidates(cells: Floats, type_places: Places, num_hint_tokens: int, le
 
 
 def _mean_probabilities(logits: Floats, spans: Places, heads: Places, tails: Places) -> list[float]:
-    """Of each three cells, in float32 and then rounded to 4 decimals, as the reference does."""
+    """Return the mean of each three cells, in float32 and then rounded to 4 decimals, as the reference does."""
     probabilities = (1 / (1 + np.exp(-logits.astype(np.float64)))).astype(np.float32)
     means = (probabilities[spans] + probabilities[heads] + probabilities[tails]) / np.float32(3)
     return [round(mean, 4) for mean in means.tolist()]
 
 
 def as_step(name: str, span: str, offset: tuple[int, int]) -> dict[str, Any]:
-    """One step of a record, as JSON has it."""
+    """Return one step of a record, as JSON has it."""
     return {"type": name, "span": span, "offset": list(offset)}

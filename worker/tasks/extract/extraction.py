@@ -74,15 +74,15 @@ class Extraction:
 
     @property
     def num_left_out(self) -> list[int]:
-        """Of each text how many types were not asked for, since they or the path above them are too long."""
+        """Return for each text how many types were not asked for, because they or the path above them are too long."""
         return [state.num_left_out for state in self._states]
 
     def start(self) -> Prompts | None:
-        """The sequences of the first level; None when there is nothing to ask."""
+        """Return the sequences of the first level; None when there is nothing to ask."""
         return self._ask()
 
     def take(self, results: Ragged, failures: Mapping[int, ItemFailure] | None = None) -> Prompts | None:
-        """The next level's sequences, after a row of results for each one of the last; None when all is done.
+        """Return the next level's sequences, after a row of results for each one of the last; None when all is done.
 
         The text of a sequence in `failures`, by its number in the last Prompts, fails with it.
         """
@@ -101,11 +101,11 @@ class Extraction:
         return self._ask()
 
     def finish(self) -> list[list[Record] | ItemFailure]:
-        """The records of each text, in the reference's order, or why it has none."""
+        """Return the records of each text, in the reference's order, or why it has none."""
         return [state.answer() for state in self._states]
 
     def _ask(self) -> Prompts | None:
-        """The sequences of all texts whose level has any; levels without are over at once."""
+        """Return the sequences of all texts whose level has any; levels without are over at once."""
         while True:
             live = [index for index, state in enumerate(self._states) if state.is_asking]
             if not live:
@@ -120,7 +120,7 @@ class Extraction:
                 return prompts
 
     def _cut(self, live: Sequence[int]) -> list[tuple[int, Window]]:
-        """The windows of the level's hints, in order, each with its text's index.
+        """Return the windows of the level's hints, in order, each with its text's index.
 
         A hint is cut for all texts before the next, since a classified text grows by its windows.
         """
@@ -161,12 +161,12 @@ class Extraction:
             yield window
 
     def _tokenize(self, texts: Sequence[str]) -> None:
-        """Each text once, for as long as any level asks for it; one that has grown is another text."""
+        """Tokenize each text once, for as long as any level asks for it. A text that has grown is a new text."""
         new = sorted(set(texts) - self._tokens.keys())
         self._tokens |= dict(zip(new, self._tokenizer.encode(new), strict=True))
 
     def _lay_out(self) -> Prompts | None:
-        """The sequences as inputs; None when none is left, since every one that there was cannot be laid out."""
+        """Return the sequences as inputs; None when none is left, since every one that there was cannot be laid out."""
         windows = [window for _, window in self._asked]
         layout = lay_out(join_ids(windows), self._tokenizer)
         for number in np.flatnonzero(~layout.is_whole).tolist():

@@ -51,7 +51,8 @@ def write_prefix(prefix: Prefix) -> str:
 
 
 def cut_hints(asked: Asked, costs: Mapping[str, int]) -> tuple[list[list[Piece]], int]:
-    """The pieces of each hint, paths in order and types in that of their code points; and how many types are left out.
+    """Return the pieces of each hint, paths in order and types in that of their code points; and how many types are
+    left out.
 
     `costs` are of each path's string and each type, in tokens with one for the special token before it. One above
     MAX_STRING_COST is left out. A hint that would exceed MAX_HINT_COST is closed, and the next begins with the path.
@@ -99,7 +100,7 @@ class HintWriter:
         self._roots: Hints | None = None
 
     def write(self, levels: Sequence[Asked]) -> list[Hints]:
-        """The hints of each text's level. What all texts are asked first is the same, and written once."""
+        """Return the hints of each text's level. What all texts are asked first is the same, and written once."""
         others = [asked for asked in levels if list(asked) != [()]]
         written = iter(self._write(others))
         return [self._write_roots(asked) if list(asked) == [()] else next(written) for asked in levels]

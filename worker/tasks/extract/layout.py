@@ -24,8 +24,8 @@ IS_BLANK: Final = "is_blank"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """Of all sequences together, int32. `is_whole[i]` is False where sequence i has a [PREFIX] without a [TYPE]
-    beside others, as a text with [PREFIX] in it; the reference raises IndexError there.
+    """Index arrays of all sequences together, int32. `is_whole[i]` is False where sequence i has a [PREFIX] without a
+    [TYPE] beside others, as a text with [PREFIX] in it; the reference raises IndexError there.
     """
 
     position_ids: NDArray[np.int32]  # [total]
@@ -35,7 +35,7 @@ class Layout:
 
 
 def lay_out(ids: Ragged, tokenizer: PromptTokenizer) -> Layout:
-    """The layout of sequences that begin with [CLS][PREFIX]. No step is taken a sequence."""
+    """Return the layout of sequences that begin with [CLS][PREFIX]. No step is taken a sequence."""
     tokens, starts = ids.covered, (ids.offsets[:-1] - ids.offsets[0])
     num_sequences, total = len(ids), len(tokens)
     place = np.arange(total)
@@ -73,7 +73,7 @@ def lay_out(ids: Ragged, tokenizer: PromptTokenizer) -> Layout:
 
 
 def find_inputs(windows: Sequence[Window], layout: Layout, is_blank: NDArray[np.int32]) -> dict[str, Ragged]:
-    """The inputs of the windows by name, a row each; `is_blank` is [n]."""
+    """Return the inputs of the windows by name, a row each; `is_blank` is [n]."""
     ids = join_ids(windows)
     inputs = {
         INPUT_IDS: ids,
@@ -97,7 +97,7 @@ def _continue_in_text(
     sequence: NDArray[np.int64],
     starts: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """Text tokens count on from the greatest position of the hint. [total]"""
+    """Return positions [total] in which text tokens count on from the greatest position of the hint."""
     if not len(positions):
         return positions
     greatest = np.maximum.reduceat(positions, starts)
@@ -109,7 +109,8 @@ def _continue_in_text(
 def _in_written_order(
     positions: NDArray[np.int64], in_text: NDArray[np.bool_], sequence: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """The reference writes the positions of the hint first and then those of the text, and so tokens of a text that
-    were read as structure move those of others. Else the order is that of the tokens. [total]
+    """Return positions [total] in the order of the reference: those of the hint first, then those of the text.
+
+    So tokens of a text that were read as structure move those of others. Else the order is that of the tokens.
     """
     return positions[np.argsort(2 * sequence + in_text, kind="stable")]

@@ -12,7 +12,7 @@ PRECISIONS: Final = (FP32, BF16)
 
 
 def choose_extraction_precision(wanted: str, device: Device) -> Choice:
-    """fp32 unless bf16 is asked for. Raises ModelError for others."""
+    """Choose fp32 unless bf16 is asked for. Raises ModelError for others."""
     if wanted == AUTO:
         return Choice(FP32, "the sign of a number decides whether a span is found")
     chosen = choose_precision(wanted, device)

@@ -33,7 +33,7 @@ NAMED_TOKENS: Final = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tokens:
-    """Of one string, without special tokens: ids and where each stands in the string, in code points."""
+    """The tokens of one string, without special ones: ids and where each stands, in code points."""
 
     ids: NDArray[np.int32]  # [L]
     starts: NDArray[np.int32]  # [L]
@@ -41,7 +41,7 @@ class Tokens:
 
     @classmethod
     def join(cls, parts: "Sequence[Tokens]", shifts: Sequence[int]) -> "Tokens":
-        """One after another, part i at `shifts[i]` of the joined string."""
+        """Join parts; part i starts at `shifts[i]` of the joined string."""
         return cls(
             np.concatenate([part.ids for part in parts]),
             np.concatenate([part.starts + shift for part, shift in zip(parts, shifts, strict=True)]),
@@ -49,7 +49,7 @@ class Tokens:
         )
 
     def part(self, start: int, end: int) -> "Tokens":
-        """A view of some of them."""
+        """Return a view of some of the tokens."""
         return Tokens(self.ids[start:end], self.starts[start:end], self.ends[start:end])
 
     def __len__(self) -> int:
@@ -73,15 +73,15 @@ class PromptTokenizer:
 
     @property
     def num_ids(self) -> int:
-        """How many rows the model's table of words has to have."""
+        """Return how many rows the model's word table must have."""
         return int(self._rust.get_vocab_size())
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
-        """Of each text; some texts at a time, since the library keeps more than a hundred bytes for a token."""
+        """Tokenize each text, some at a time, since the library keeps more than a hundred bytes for a token."""
         return [_lay_out(encoding) for encoding in self._encode(texts)]
 
     def count(self, texts: Sequence[str]) -> list[int]:
-        """How many tokens each text has, without special ones."""
+        """Return how many tokens each text has, without special ones."""
         return [len(encoding.ids) for encoding in self._encode(texts)]
 
     def _encode(self, texts: Sequence[str]) -> Iterator[Encoding]:
@@ -117,7 +117,7 @@ def _read_tokenizer(directory: Path) -> Tokenizer:
 
 
 def _list_named_tokens(directory: Path) -> list[str]:
-    """The special tokens that the tokenizer's files name beside tokenizer.json, each once."""
+    """Return the special tokens that the tokenizer's files name beside tokenizer.json, each once."""
     named: list[str] = []
     for file in ("special_tokens_map.json", "tokenizer_config.json"):
         path = directory / file
@@ -133,7 +133,7 @@ def _list_named_tokens(directory: Path) -> list[str]:
 
 
 def _find_frame(rust: Tokenizer) -> tuple[int, int, int]:
-    """The ids of [CLS] and [SEP], and the type id of a text behind a hint. Raises ModelError."""
+    """Return the ids of [CLS] and [SEP], and the type id of a text behind a hint. Raises ModelError."""
     first, second = (rust.encode(word, add_special_tokens=False).ids for word in ("甲a", "乙b"))
     pair, single = rust.encode("甲a", "乙b"), rust.encode("甲a")
     cls_id, sep_id = pair.ids[0], pair.ids[-1]

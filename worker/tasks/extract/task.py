@@ -47,7 +47,7 @@ class Extract:
         return {**inputs, IS_BLANK: Ragged.from_scalars(np.ones(len(prompts), dtype=np.int32))}
 
     def find_flaw(self, results: Ragged, expected: "NDArray[Any]") -> str:
-        """The same cells, and their logits nearly the same."""
+        """Return what is wrong with a canary's cells and logits; empty if they are nearly the same."""
         if (results.lengths != len(expected)).any() or len(expected) < 1 + CELL_WIDTH:
             return "its answer has another number of cells"
         known = expected[1:].reshape(-1, CELL_WIDTH)
@@ -111,7 +111,7 @@ class ExtractCourse:
 
 
 def lay_out(prompts: Prompts) -> TokenizedTexts:
-    """The sequences, all of whose inputs are named: those of many requests go into one batch."""
+    """Return the sequences with every input named, since those of many requests share a batch."""
     blank = Ragged.from_scalars(np.zeros(len(prompts), dtype=np.int32))
     inputs = {IS_BLANK: blank, **prompts.inputs}
     return TokenizedTexts(inputs, np.zeros(len(prompts), dtype=np.bool_), {})

@@ -24,14 +24,12 @@ Record = list[dict[str, Any]]
 
 
 class LimitExceeded(Exception):
-    """More is found in the text than is kept of one."""
+    """More was found in the text than is kept of one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What is kept of one text. A model that says yes to everything finds n²/2 spans in n tokens, and asks again below
-    every one of them.
-    """
+    """Limits on what is kept of one text: a model that says yes to everything finds n²/2 spans in n tokens."""
 
     max_spans: int = 50_000  # on all levels; about 400 bytes each
     max_prefixes: int = 4_096  # on one level, each with types of its own: some hundred hints
@@ -72,7 +70,7 @@ class TextState:
         self.num_left_out += num_left_out
 
     def check_windows(self, num_windows: int) -> None:
-        """Raises LimitExceeded when a level has more than this."""
+        """Raise LimitExceeded when a level has too many windows."""
         if num_windows > self._limits.max_windows:
             raise LimitExceeded(
                 f"what is asked of the text on one level takes more than {self._limits.max_windows} prompts; use a "
@@ -80,11 +78,11 @@ class TextState:
             )
 
     def grow(self, window: Window) -> None:
-        """Puts in the classification token that the window has put in."""
+        """Insert the classification token that the window has inserted."""
         self.text = self._grown(self.text, window)
 
     def read_level(self, windows: Sequence[Window], rows: Sequence[Floats]) -> None:
-        """What came back for all windows of the level, in order. Raises as `read_spans`, and LimitExceeded."""
+        """Read the results of all windows of the level, in order. Raises as `read_spans`, and LimitExceeded."""
         if self.token is None:
             below = self._read_spans(windows, rows)
         else:
@@ -99,7 +97,7 @@ class TextState:
             self._end_pass()
 
     def answer(self) -> list[Record] | ItemFailure:
-        """The records in the reference's order, or why there are none."""
+        """Return the records in the reference's order, or why there are none."""
         if self.failure is not None:
             return self.failure
         if self.token is None:
@@ -151,7 +149,7 @@ class TextState:
         return below
 
     def _end_pass(self) -> None:
-        """The last level is read. A classified text for which nothing was found is asked again, whatever the signs."""
+        """End the last level. A classified text in which nothing was found is asked again, whatever the signs."""
         if self.token is None or self.is_blank or self._labels:
             self._is_done = True
             return

@@ -36,9 +36,7 @@ class Window:
 def cut_windows(
     hint: Hint, text: str, tokens: Tokens, tokenizer: PromptTokenizer, stride: int
 ) -> Iterator[Window]:
-    """All windows of the text with this hint; those of classified texts have nothing in common. An empty text has no
-    second [SEP]. Raises HintTooLong.
-    """
+    """Yield the text's windows with this hint; those of classified texts do not overlap. Raises HintTooLong."""
     room = MAX_WINDOW_TOKENS - len(hint.tokens) - FRAME_TOKENS
     if room <= stride:
         raise HintTooLong(f"a prompt of {len(hint.tokens)} tokens leaves no room for the text")
@@ -58,7 +56,7 @@ def cut_windows(
 
 
 def put_token_in(window: Window, number: int, token: str, tokenizer: PromptTokenizer) -> Window:
-    """Window `number` (1 or later) with the classification token as first token of the text, and the last one gone.
+    """Return window `number` (1 or later) with the classification token first in the text and the last token gone.
 
     Offsets move by what all windows before have put in, though not all of it stands before this one.
     """
@@ -78,7 +76,7 @@ def put_token_in(window: Window, number: int, token: str, tokenizer: PromptToken
 
 
 def rebuild_type_ids(ids: NDArray[np.int32], sep_id: int) -> NDArray[np.int32]:
-    """1 from the first token behind a [SEP] that is not one itself, for tokenizers that give 0 everywhere. [L]"""
+    """Return type ids [L] for tokenizers that give 0 everywhere: 1 from behind the first [SEP] of a hint."""
     is_sep = ids == sep_id
     begins = np.zeros(len(ids), dtype=np.int32)
     begins[1:] = is_sep[:-1] & ~is_sep[1:]
@@ -94,7 +92,7 @@ def _lay_window(
 
 
 def _join_tokens(tokenizer: PromptTokenizer, *parts: Tokens) -> Tokens:
-    """[CLS], and each part with [SEP] behind it."""
+    """Return [CLS], and each part with [SEP] behind it."""
     cls, sep = (_special(token) for token in (tokenizer.cls_id, tokenizer.sep_id))
     joined = [cls]
     for part in parts:

@@ -1,1 +1,1 @@
-"""What runs on the device: the network and its head. The only folder of this task that names torch."""
+"""The network and its head, which run on the device. The only folder of this task that names torch."""

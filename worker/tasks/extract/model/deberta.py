@@ -43,7 +43,7 @@ class Embeddings(nn.Module):
         self.LayerNorm = nn.LayerNorm(switches.hidden_size, switches.layer_norm_eps)
 
     def forward(self, input_ids: Tensor, token_type_ids: Tensor, position_ids: Tensor) -> Tensor:
-        """[n, length] each -> [n, length, hidden]"""
+        """Embed inputs [n, length] each as [n, length, hidden]."""
         states = self.word_embeddings(input_ids)
         if self.position_embeddings is not None:
             states = states + self.position_embeddings(position_ids)
@@ -74,7 +74,7 @@ class SelfAttention(nn.Module):
         self.position_queries: Tensor | None = None
 
     def project_positions(self, relative: Tensor, whole: Callable[[Tensor], Tensor]) -> None:
-        """Projects the relative embeddings [2 * span, hidden], once for all batches. `whole` as of Encoder."""
+        """Project the relative embeddings [2 * span, hidden] once for all batches. `whole` is that of Encoder."""
 
         def project(proj: nn.Linear) -> Tensor:
             projected = linear(relative, whole(proj.weight), whole(proj.bias))
@@ -88,7 +88,7 @@ class SelfAttention(nn.Module):
             )
 
     def forward(self, states: Tensor, index: Tensor, columns: slice, is_hidden: Tensor) -> Tensor:
-        """[n, length, hidden] -> the same, with `index` and `is_hidden` as of Encoder.forward."""
+        """Attend over [n, length, hidden]. `index` and `is_hidden` are those of Encoder.forward."""
         query, key, value = (self._split(proj(states)) for proj in self._projections())
         num_sequences, length = states.shape[:2]
         # Three matrices of a head: the bias, what is added to it, and what both are gathered from, twice as wide.
@@ -107,7 +107,7 @@ class SelfAttention(nn.Module):
         return torch.cat(parts, dim=1).transpose(1, 2).flatten(2)
 
     def _find_bias(self, query: Tensor, key: Tensor, index: Tensor, columns: slice, heads: slice) -> Tensor:
-        """[n, heads, length, length]: Q_i · PK[c_ij] + K_j · PQ[c_ij], scaled."""
+        """Return the bias [n, heads, length, length]: Q_i · PK[c_ij] + K_j · PQ[c_ij], scaled."""
         shape = (query.shape[1], -1, -1, -1)
         bias: Tensor | None = None
         if self.position_keys is not None:
@@ -126,12 +126,12 @@ class SelfAttention(nn.Module):
         return self.query_proj, self.key_proj, self.value_proj
 
     def _split(self, states: Tensor) -> Tensor:
-        """[n, length, hidden] -> [n, heads, length, head size]"""
+        """Return [n, length, hidden] as [n, heads, length, head size]."""
         return states.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
 
 def _score_positions(states: Tensor, positions: Tensor) -> Tensor:
-    """[n, heads, length, size] and [heads, columns, size] -> [heads, n, length, columns].
+    """Multiply [n, heads, length, size] and [heads, columns, size] into [heads, n, length, columns].
 
     One product a head, of all sequences: the positions are the same for each, and are not copied for it.
     """
@@ -184,7 +184,7 @@ class Convolution(nn.Module):
         self.activation = ACTIVATIONS[switches.conv_act]
 
     def forward(self, embedded: Tensor, states: Tensor, is_token: Tensor) -> Tensor:
-        """[n, length, hidden] both; `is_token` is [n, length, 1].
+        """Convolve [n, length, hidden]; `is_token` is [n, length, 1].
 
         Padding goes in as zeros, as beyond the ends of a sequence: the reference lets the last token see it, so that
         its numbers depend on the batch; these are its numbers for batches of one.
@@ -204,7 +204,7 @@ class Encoder(nn.Module):
         self.conv = Convolution(switches) if switches.conv_kernel_size > 0 else None
 
     def project_positions(self, whole: Callable[[Tensor], Tensor]) -> None:
-        """`whole` makes a parameter of what is here of it."""
+        """Project the positions of every layer. `whole` makes a parameter of the part that is here."""
         relative = whole(self.rel_embeddings.weight)
         if hasattr(self, "LayerNorm"):
             norm = self.LayerNorm
@@ -217,8 +217,9 @@ class Encoder(nn.Module):
     def forward(
         self, embedded: Tensor, index: Tensor, columns: slice, is_hidden: Tensor, is_token: Tensor
     ) -> Tensor:
-        """[n, length, hidden]. `index` [n, length, length] numbers the relative embedding of each two tokens among
-        `columns` of them, `is_hidden` [n, length, length] says which do not see which, `is_token` is [n, length, 1].
+        """Return hidden states [n, length, hidden]. `index` [n, length, length] numbers the relative embedding of each
+        two tokens among `columns`, `is_hidden` [n, length, length] says which do not see which, `is_token` is [n,
+        length, 1].
         """
         states = embedded
         for number, layer in enumerate(self.layer):

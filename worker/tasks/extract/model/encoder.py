@@ -33,7 +33,7 @@ class RexEncoder(DirectEncoder):
     """Padded batches on one device, one a stream at a time."""
 
     def __init__(self, order: EncoderOrder) -> None:
-        """Raises ModelError for what it cannot do, and for a model that is not what it should be."""
+        """Load the network. Raises ModelError for a model or a wish that is not supported."""
         start = time.perf_counter()
         refuse_wishes(order)
         precision = choose_extraction_precision(order.precision, order.device)
@@ -70,7 +70,7 @@ class RexEncoder(DirectEncoder):
 
 
 def refuse_wishes(order: EncoderOrder) -> None:
-    """Raises ModelError for a backend, attention or switch that is asked for by name and that this model has not."""
+    """Raise ModelError for a backend, attention or switch that is asked for by name and does not exist here."""
     if order.backend not in (AUTO, BACKEND):
         raise ModelError(f"Extraction runs with {BACKEND} alone, not with {order.backend}; use auto.")
     if order.attention == PACKED:

@@ -30,7 +30,7 @@ MAX_CELLS: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class PaddedInputs:
-    """On the device: `tokens` by name and `is_token` are [n, length], `is_blank` is [n]."""
+    """Inputs on the device: `tokens` by name and `is_token` are [n, length], `is_blank` is [n]."""
 
     tokens: Mapping[str, Tensor]
     is_token: Tensor
@@ -40,7 +40,7 @@ class PaddedInputs:
 def compute_cells(
     network: RexNetwork, batch: Batch, device: torch.device, *, max_cells: int = MAX_CELLS
 ) -> Ragged:
-    """One forward pass and its rows of float32. Padded, with no number of one sequence depending on another."""
+    """Run one forward pass, padded, and return float32 rows. No number of a sequence depends on another one."""
     inputs = pad_inputs(batch, device)
     with torch.inference_mode():
         logits = network(**inputs.tokens, is_token=inputs.is_token)
@@ -48,7 +48,7 @@ def compute_cells(
 
 
 def pad_inputs(batch: Batch, device: torch.device) -> PaddedInputs:
-    """Copies a batch to the device, without waiting for what the device computes."""
+    """Copy a batch to the device, without waiting for what the device computes."""
     padded = pad_batch(batch, pad_token_id=0)
     is_blank = np.zeros(len(batch), dtype=np.int64)
     if IS_BLANK in batch.inputs:
@@ -58,7 +58,7 @@ def pad_inputs(batch: Batch, device: torch.device) -> PaddedInputs:
 
 
 def find_cells(logits: Tensor, inputs: PaddedInputs, max_cells: int = MAX_CELLS) -> Ragged:
-    """The rows of logits [n, length, length]."""
+    """Return the rows of logits [n, length, length]."""
     tokens, is_token = inputs.tokens, inputs.is_token
     is_text, is_type = find_places(tokens[TOKEN_TYPE_IDS], tokens[TYPE_SEGMENTS], is_token)
     wanted = find_wanted(logits, is_text, is_type, inputs.is_blank)
@@ -66,7 +66,7 @@ def find_cells(logits: Tensor, inputs: PaddedInputs, max_cells: int = MAX_CELLS)
 
 
 def find_places(token_type_ids: Tensor, type_segments: Tensor, is_token: Tensor) -> tuple[Tensor, Tensor]:
-    """Which tokens are the text's, and which are a [TYPE] of the hint. bool [n, length] each, from [n, length].
+    """Return which tokens are the text's, and which are a [TYPE] of the hint. bool [n, length] each, from [n, length].
 
     A hint has as many tokens as there are type ids 0, wherever these stand.
     """
@@ -78,7 +78,7 @@ def find_places(token_type_ids: Tensor, type_segments: Tensor, is_token: Tensor)
 
 
 def find_wanted(logits: Tensor, is_text: Tensor, is_type: Tensor, is_blank: Tensor) -> Tensor:
-    """Which cells come back, bool [n, length, length].
+    """Return which cells come back, bool [n, length, length].
 
     In a sequence that is_blank [n], those of the text's first token with itself and with each type, whatever the signs.
     """
@@ -97,7 +97,7 @@ def find_wanted(logits: Tensor, is_text: Tensor, is_type: Tensor, is_blank: Tens
 
 
 def gather_cells(logits: Tensor, wanted: Tensor, is_token: Tensor, max_cells: int) -> Ragged:
-    """The wanted cells of each sequence, by row and then by column, on the host.
+    """Return the wanted cells of each sequence, by row and then by column, on the host.
 
     The host waits for the device twice: for the number of all cells, and for all numbers in one copy.
     """
@@ -122,7 +122,7 @@ def gather_cells(logits: Tensor, wanted: Tensor, is_token: Tensor, max_cells: in
 
 
 def _lay_rows(signs: NDArray[Any], counts: NDArray[Any], cells: NDArray[Any]) -> Ragged:
-    """Rows of a sign and its cells. [n], [n] and [all cells * CELL_WIDTH]"""
+    """Lay out signs [n] and cells [all cells * CELL_WIDTH] as rows, with `counts` [n] cells each."""
     lengths = 1 + CELL_WIDTH * counts
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])

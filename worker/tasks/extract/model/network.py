@@ -45,7 +45,7 @@ class RexNetwork(nn.Module):
         self.eval()
 
     def prepare(self, device: torch.device, whole: Callable[[Tensor], Tensor] = lambda part: part) -> None:
-        """What is the same for every batch. Once, after the weights are in their place and on their device.
+        """Compute what all batches share. Call once, after the weights are on their device.
 
         `whole` makes a parameter of what is here of it, where several devices share them.
         """
@@ -63,7 +63,7 @@ class RexNetwork(nn.Module):
         is_token: Tensor,
         received: Tensor | None = None,
     ) -> Tensor:
-        """Logits (head, tail), (head, type) and (type, tail); `is_token` is bool.
+        """Return logits (head, tail), (head, type) and (type, tail); `is_token` is bool.
 
         `received` are hidden states [n, length, hidden] in place of embeddings, where the layers before these are
         elsewhere; and hidden states are the answer where the head is.
@@ -86,7 +86,7 @@ class RexNetwork(nn.Module):
         is_token: Tensor,
         received: Tensor | None = None,
     ) -> Tensor:
-        """The last hidden states [n, length, hidden]; `received` as of forward."""
+        """Return the last hidden states [n, length, hidden]; `received` as of forward."""
         embedded = received
         if embedded is None:
             embedded = self.plm["embeddings"](input_ids, token_type_ids, position_ids)
@@ -96,7 +96,7 @@ class RexNetwork(nn.Module):
         return states
 
     def _index_distances(self, position_ids: Tensor) -> tuple[Tensor, slice]:
-        """The number of each distance's relative embedding among those that a sequence of this length can have."""
+        """Return the numbers of the relative embeddings for all distances that occur at this length."""
         assert self._table is not None, "prepare() comes first"
         middle = len(self._numbers) // 2
         farthest = min(_find_farthest(position_ids), middle)
@@ -109,7 +109,7 @@ class RexNetwork(nn.Module):
         return self._table[distances].sub_(first), slice(first, last + 1)
 
     def _rotate(self, states: Tensor, position_ids: Tensor) -> Tensor:
-        """Turns each two neighbouring numbers by the angle of their position, in fp32. [n, length, hidden]"""
+        """Turn each two neighbouring numbers of [n, length, hidden] by the angle of their position, in fp32."""
         angles = position_ids[:, :, None].float() * self.rotary_emb.freqs.float()
         cosines, sines = angles.cos(), angles.sin()
         even, odd = states.float().unflatten(-1, (-1, 2)).unbind(-1)
@@ -117,7 +117,7 @@ class RexNetwork(nn.Module):
 
 
 def load_network(directory: Path, dtype: torch.dtype, device: torch.device) -> RexNetwork:
-    """From a safetensors file, or else from `pytorch_model.bin`, of which tensors alone are read.
+    """Load the network from a safetensors file, or else from `pytorch_model.bin`, of which only tensors are read.
 
     Raises ModelError when the configuration has a switch that is not known, or when tensors are missing, left over or
     of another shape.
@@ -137,7 +137,7 @@ def load_network(directory: Path, dtype: torch.dtype, device: torch.device) -> R
 
 
 def outline_network(directory: Path, switches: Switches, dtype: torch.dtype) -> RexNetwork:
-    """Without weights, whose names and shapes are compared with those of the files. Raises ModelError."""
+    """Return the network without weights, to compare names and shapes with the files. Raises ModelError."""
     with torch.device("meta"):
         network = RexNetwork(switches)
     network.to(dtype)
@@ -150,15 +150,15 @@ def outline_network(directory: Path, switches: Switches, dtype: torch.dtype) -> 
 
 
 def _find_farthest(position_ids: Tensor) -> int:
-    """No distance is greater. A GPU is not waited for: no position is beyond the number of tokens. On a processor it
-    is looked up, since positions restart in every type and a prompt of many types has a few dozen.
+    """Return a bound on all distances. On a GPU it is the number of tokens, so that nothing waits. On a processor it is
+    looked up, since positions restart in every type and a prompt of many types has a few dozen.
     """
     length: int = position_ids.shape[1]
     return length if position_ids.device.type != "cpu" else int(position_ids.max())
 
 
 def _see(groups: Tensor) -> Tensor:
-    """[n, length] -> [n, length, length]: tokens of one group, and tokens of none with all."""
+    """Return [n, length, length], True for tokens of one group, and for tokens of none with all."""
     rows, columns = groups[:, :, None], groups[:, None, :]
     return (rows == columns) | (rows == 0) | (columns == 0)
 

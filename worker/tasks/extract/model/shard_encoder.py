@@ -46,7 +46,7 @@ class RexShardEncoder(DirectEncoder):
     """A shard of the network, ready when every other rank is."""
 
     def __init__(self, order: EncoderOrder, rank: Rank) -> None:
-        """Raises ModelError for what it cannot do, and for a model that is not what it should be."""
+        """Load this rank's part. Raises ModelError for a model or a wish that is not supported."""
         start = time.perf_counter()
         refuse_wishes(order)
         if rank.strategy == TENSOR:
@@ -97,7 +97,7 @@ class RexShardEncoder(DirectEncoder):
 
 
 def _gather(parameter: Tensor) -> Tensor:
-    """The whole of what each rank has a slice of; all of them ask for it in one order."""
+    """Return the whole of what each rank has a slice of. All ranks ask in one order."""
     if isinstance(parameter, DTensor):
         whole: Tensor = parameter.full_tensor()
         return whole

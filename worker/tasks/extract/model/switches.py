@@ -33,7 +33,7 @@ WITHOUT_EFFECT: Final = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class Switches:
-    """Those that the arithmetic depends on. A kernel of 0 is no convolution."""
+    """The switches that the arithmetic depends on. A kernel of 0 means no convolution."""
 
     hidden_size: int
     num_hidden_layers: int
@@ -58,7 +58,7 @@ class Switches:
 
     @property
     def span(self) -> int:
-        """Half the number of relative embeddings: distances from -span up to span - 1 have one."""
+        """Return half the number of relative embeddings, which stand for distances from -span up to span - 1."""
         if self.position_buckets > 0:
             return self.position_buckets
         return (
@@ -67,12 +67,12 @@ class Switches:
 
     @property
     def score_scale(self) -> float:
-        """What scores are multiplied by: one over the root of the head's size, for each term of them."""
+        """Return the factor of scores: one over the root of the head's size, for each of their terms."""
         return float((self.attention_head_size * (1 + len(self.position_terms))) ** -0.5)
 
 
 def read_switches(directory: Path) -> Switches:
-    """Raises ModelError, which names the switch that is missing, unknown or set to what is not supported."""
+    """Read the switches. Raises ModelError naming one that is missing, unknown or not supported."""
     path = directory / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -82,7 +82,7 @@ def read_switches(directory: Path) -> Switches:
 
 
 def parse_switches(config: Mapping[str, Any], place: str) -> Switches:
-    """As read_switches, of a configuration that was read."""
+    """Read the switches from a parsed configuration. Raises as read_switches does."""
     given = _Given(config, place)
     given.require("model_type", MODEL_TYPE)
     given.require("relative_attention", True)
@@ -123,7 +123,7 @@ def parse_switches(config: Mapping[str, Any], place: str) -> Switches:
 
 
 def tabulate_distances(switches: Switches, longest: int) -> NDArray[np.int64]:
-    """Which relative embedding stands for the distances -longest … longest, [2 * longest + 1].
+    """Return the relative embedding [2 * longest + 1] that stands for each distance -longest … longest.
 
     Distances from half the buckets on share them by their logarithm, but only where `max_relative_positions` is
     positive as it is written: the reference does not replace -1 by the number of positions, as transformers does.
@@ -138,7 +138,7 @@ def tabulate_distances(switches: Switches, longest: int) -> NDArray[np.int64]:
 
 
 def _round_logarithmically(distances: NDArray[np.int64], middle: int, longest: int) -> NDArray[np.int64]:
-    """In float32, as the reference: a value next to a whole number must be rounded up as there."""
+    """Round in float32, as the reference: a value next to a whole number must be rounded up as there."""
     magnitude = np.maximum(np.abs(distances), max(1, middle - 1))
     share = np.log((magnitude / np.float32(middle)).astype(np.float32)) / np.log(
         np.float32((longest - 1) / middle)
