@@ -1,4 +1,4 @@
-"""Bounds of batches before the first one is encoded: what they cost, where tuning starts, how many tokens memory holds."""
+"""Bounds of batches before the first one: what they cost, where tuning starts, how many tokens memory holds."""
 
 import logging
 import math

@@ -1,4 +1,4 @@
-"""Streams: how many batches a processor encodes side by side, from its cores, its memory and the model. Loads no model."""
+"""Streams: how many batches a processor encodes side by side, by its cores, its memory and the model. Loads none."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""Preparing texts before the model and finishing vectors after it, as the spec asks. Pure; knows no engine, no devices."""
+"""Prepares texts for the model and finishes its vectors, as the spec asks. Pure; knows no engine and no devices."""
 
 from collections.abc import Sequence
 from typing import Final

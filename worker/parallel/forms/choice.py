@@ -1,4 +1,4 @@
-"""RankSwitches: which switches of ranks are on, with their reasons: the same on every rank, since each takes what all agree to.
+"""RankSwitches: the switches of ranks, with reasons. The same on every rank, since each takes what all agree to.
 
 Each rank decides by its own card, which may be another than its neighbour's, and then asks them all. A rank that was
 asked by name for what cannot be raises instead, and ends its group with the reason.
