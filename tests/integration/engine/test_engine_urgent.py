@@ -88,8 +88,10 @@ def test_a_crash_blames_exactly_the_batch_that_was_being_encoded_though_an_urgen
         if killed_while == "question":
             (tmp_path / HANG_WHILE_FILE_EXISTS).unlink()
             futures["first"].result()
-            docket = engine._executor._in_flight
-            wait_for(lambda: any(docket.outstanding[number].is_urgent for number in list(docket.started)))
+            in_flight = engine._executor._in_flight
+            wait_for(
+                lambda: any(in_flight.outstanding[number].is_urgent for number in list(in_flight.started))
+            )
         # Not SIGKILL, which is nobody's fault but the killer's.
         os.kill(runner_pids()[0], signal.SIGSEGV)
         (tmp_path / HANG_WHILE_FILE_EXISTS).unlink(missing_ok=True)
