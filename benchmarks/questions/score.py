@@ -96,6 +96,9 @@ def measure_workload(
         pairs = list_pairs(num_pairs)
         texts = {PAIRS: pairs, SAMPLE: list_pairs(num_sample)}
         line_up = LineUp(directory, card.path, texts, benchmark_device())
+        lengths = Tokenizer(card.path, lowercase=card.lowercase).tokenize_pairs(
+            [pair[0] for pair in pairs], [pair[1] for pair in pairs], card.max_tokens, truncate=True
+        )
         peers = {peer.name: line_up.make_peer(peer) for peer in list_variants(is_quick=harness.is_quick)}
         with Turns(peers, harness) as turns:
             tried = turns.run(SAMPLE, 1)
@@ -111,9 +114,6 @@ def measure_workload(
         }
         with Turns(systems, harness) as turns:
             records = turns.run(PAIRS, harness.repeat)
-    lengths = Tokenizer(card.path, lowercase=card.lowercase).tokenize_pairs(
-        [pair[0] for pair in pairs], [pair[1] for pair in pairs], card.max_tokens, truncate=True
-    )
     num_tokens = int(lengths.lengths.sum())
     peer = records.measured(PEER)
 
