@@ -66,7 +66,7 @@ def test_a_key_from_the_environment_is_kept_once_and_a_revoked_one_does_not_come
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run("create", "compose", "--from-environment") == 2
-    assert "set VECTORMILL_API_KEY" in capsys.readouterr().err
+    assert "VECTORMILL_API_KEY is not set" in capsys.readouterr().err
     monkeypatch.setenv("VECTORMILL_API_KEY", "password")
     assert run("create", "compose", "--from-environment") == 2
     assert "openssl rand -hex 32" in capsys.readouterr().err
