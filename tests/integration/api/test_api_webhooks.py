@@ -149,7 +149,7 @@ def test_the_command_line_makes_shows_rotates_and_deletes(
     engine: Engine, http: httpx.Client, run: Run
 ) -> None:
     made = run("create", URL, "--event", "job.completed", "--description", "Team search")
-    assert "told of job.completed" in made
+    assert "receives job.completed" in made
     secret = next(line for line in made.splitlines() if line.startswith("whsec_"))
     assert "Team search" in run("list")
     assert secret not in (shown := run("rotate", "1", "--grace-hours", "1"))

@@ -139,7 +139,7 @@ def test_an_answer_without_a_detail_is_still_a_sentence(body: bytes, sentence: s
 
 def test_an_answer_that_is_not_json_asks_whether_this_is_vectormill() -> None:
     transport = httpx.MockTransport(lambda request: httpx.Response(200, content=b"<html>"))
-    with Client(transport=transport) as client, pytest.raises(ApiUnreachable, match="is it Vectormill"):
+    with Client(transport=transport) as client, pytest.raises(ApiUnreachable, match="Is it a Vectormill API"):
         client.models()
 
 
