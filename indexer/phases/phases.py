@@ -152,6 +152,7 @@ def _go_through(lease: Lease, run: Run, tools: Tools, check: Callable[[], None])
         has_begun = False
         try:
             context = _make_context(lease, tools, check)
+            progress.counts = context.run.counts  # a COMMIT whose answer was lost may have added to them
             has_begun = True
             with span(phase):  # jobs that it submits are of this trace
                 PHASES[phase](context, progress, tools)
