@@ -10,7 +10,7 @@ from vectormill.broker.query_desk import QueryDesk
 from vectormill.broker.query_messages import Query, name_space
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from worker.engine.engine import EncodeRequest
-from worker.queries.listener import QueryListener
+from worker.queries.listener import Encodes, QueryListener
 
 _CARD = Registry({}).card(DEFAULT_MODEL)
 SPACE: Final = name_space(_CARD.name, _CARD.revision, "+".join(_CARD.pooling))
@@ -29,11 +29,17 @@ def opening_desk(redis_url: str) -> Iterator[tuple[QueryDesk, str]]:
 
 @contextmanager
 def listening(
-    redis_url: str, before: Callable[[EncodeRequest], object] = lambda request: None, space: str = SPACE
+    redis_url: str,
+    before: Callable[[EncodeRequest], object] = lambda request: None,
+    space: str = SPACE,
+    engine: Encodes | None = None,
 ) -> Iterator[QueryListener]:
-    """A worker that answers queries while the block runs; `before` sees each request, and may raise."""
+    """A worker that answers queries while the block runs; `before` sees each request, and may raise.
+
+    `engine` encodes them in place of the obedient one, and `before` is not called then.
+    """
     worker = f"worker-{uuid4().hex[:6]}"
-    listener = QueryListener(QueryDesk(redis_url, space, worker), ObedientEngine(before), worker)
+    listener = QueryListener(QueryDesk(redis_url, space, worker), engine or ObedientEngine(before), worker)
     listener.start()
     try:
         yield listener

@@ -93,11 +93,11 @@ class Service:
 
 
 @pytest.fixture(scope="module")
-def service(postgres_url: str) -> Iterator[Service]:
+def service(postgres_url: str, redis_url: str) -> Iterator[Service]:
     with (
         migrated_database(postgres_url) as url,
         connected_engine(url) as engine,
-        api_client(engine, search_timeout_seconds=0.1, put_wait_seconds=0.1) as client,
+        api_client(engine, search_timeout_seconds=0.1, put_wait_seconds=0.1, redis_url=redis_url) as client,
     ):
         job_id = submit(client, ITEMS, collection="docs")["id"]
         encode_waiting(engine)

@@ -17,6 +17,8 @@ from tests.chunk_work import encode_all, working
 from tests.classifiers import STRUCTBERT
 from tests.indexers import KeptSource, indexing
 from tests.models import DEVICE
+from tests.queries import listening
+from vectormill.broker.query_messages import name_space
 from vectormill.cli.app import main
 from vectormill.client import Client
 from vectormill.models.registry import Registry
@@ -47,9 +49,18 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EncodingEngine]:
 
 
 @pytest.fixture
-def client(engine: Engine) -> Iterator[httpx.Client]:
-    with api_client(engine, models=MODELS, chunk_max_items=4) as client:
+def client(engine: Engine, redis_url: str) -> Iterator[httpx.Client]:
+    with api_client(engine, models=MODELS, chunk_max_items=4, redis_url=redis_url) as client:
         yield client
+
+
+@pytest.fixture
+def answers_queries(redis_url: str, model: EncodingEngine) -> Iterator[None]:
+    """A worker of the model that takes queries."""
+    card = Registry(MODELS).card(MODEL)
+    space = name_space(card.name, card.revision, "+".join(card.pooling))
+    with listening(redis_url, space=space, engine=model):
+        yield
 
 
 def submit(client: httpx.Client, items: list[dict[str, Any]], **options: Any) -> dict[str, Any]:
@@ -248,17 +259,13 @@ def test_results_are_asked_for_where_they_are(
     assert_problem(elsewhere, 409, "wrong-job-state", f"/v1/jobs/{scores['id']}/results")
 
 
-def test_documents_are_ranked_by_how_they_answer_a_query(
-    client: httpx.Client, engine: Engine, model: EncodingEngine
-) -> None:
+@pytest.mark.usefixtures("answers_queries")
+def test_documents_are_ranked_by_how_they_answer_a_query(client: httpx.Client) -> None:
     documents = [case["text_b"] for case in CASES]
     body = {"model": MODEL, "query": CASES[0]["text_a"], "documents": [*documents, {"text": documents[0]}]}
-    with working(engine, model, MODEL):
-        whole = client.post("/v1/rerank", json=body)
-        assert whole.status_code == 200, whole.text
-        best = client.post("/v1/rerank", json={**body, "top_n": 2, "return_documents": True}).json()[
-            "results"
-        ]
+    whole = client.post("/v1/rerank", json=body)
+    assert whole.status_code == 200, whole.text
+    best = client.post("/v1/rerank", json={**body, "top_n": 2, "return_documents": True}).json()["results"]
     ranked = whole.json()["results"]
     scores = [each["relevance_score"] for each in ranked]
     assert scores == sorted(scores, reverse=True)
@@ -270,15 +277,13 @@ def test_documents_are_ranked_by_how_they_answer_a_query(
     assert best[0]["document"] == {"text": documents[best[0]["index"] % len(documents)]}
 
 
-def test_predictions_are_labels_of_the_reference_best_first(
-    client: httpx.Client, engine: Engine, model: EncodingEngine
-) -> None:
+@pytest.mark.usefixtures("answers_queries")
+def test_predictions_are_labels_of_the_reference_best_first(client: httpx.Client) -> None:
     pairs = [[case["text_a"], case["text_b"]] for case in CASES]
-    with working(engine, model, MODEL):
-        many = client.post("/predict", json={"inputs": [*pairs, [pairs[0][0]]], "model": MODEL}).json()
-        one = client.post("/predict", json={"inputs": pairs[0], "model": MODEL}).json()
-        raw = client.post("/predict", json={"inputs": pairs[0], "model": MODEL, "raw_scores": True}).json()
-        alone = client.post("/predict", json={"inputs": pairs[0][0], "model": MODEL}).json()
+    many = client.post("/predict", json={"inputs": [*pairs, [pairs[0][0]]], "model": MODEL}).json()
+    one = client.post("/predict", json={"inputs": pairs[0], "model": MODEL}).json()
+    raw = client.post("/predict", json={"inputs": pairs[0], "model": MODEL, "raw_scores": True}).json()
+    alone = client.post("/predict", json={"inputs": pairs[0][0], "model": MODEL}).json()
     found = [{each["label"]: each["score"] for each in row} for row in many]
     assert np.abs([[row["0"], row["1"]] for row in found[:-1]] - PROBABILITIES).max() < 2e-5
     assert all(row[0]["score"] >= row[1]["score"] for row in many)
@@ -295,13 +300,13 @@ def test_predictions_are_labels_of_the_reference_best_first(
         assert (refused.status_code, said in refused.json()["error"]) == (400, True), refused.text
 
 
+@pytest.mark.usefixtures("answers_queries")
 def test_a_text_that_is_too_long_to_predict_is_cut_where_that_is_asked_for_and_refused_else(
-    client: httpx.Client, engine: Engine, model: EncodingEngine
+    client: httpx.Client,
 ) -> None:
     body = {"inputs": [["a"], ["word " * 600]], "model": MODEL}
-    with working(engine, model, MODEL):
-        refused = client.post("/predict", json=body)
-        cut = client.post("/predict", json={**body, "truncate": True})
+    refused = client.post("/predict", json=body)
+    cut = client.post("/predict", json={**body, "truncate": True})
     assert (refused.status_code, "inputs[1] cannot be encoded" in refused.json()["error"]) == (400, True)
     assert [{each["label"] for each in row} for row in cut.json()] == [{"0", "1"}] * 2
 

@@ -71,7 +71,7 @@ def test_a_key_from_the_environment_is_kept_once_and_a_revoked_one_does_not_come
     assert run("create", "compose", "--from-environment") == 2
     assert "openssl rand -hex 32" in capsys.readouterr().err
     monkeypatch.setenv("VECTORMILL_API_KEY", "vmk_" + "0123456789abcdef" * 4)
-    for said in ("is kept", "is there already", "is there already"):
+    for said in ("Stored the key", "is there already", "is there already"):
         assert run("create", "compose", "--from-environment") == 0
         shown = capsys.readouterr()
         assert said in shown.err

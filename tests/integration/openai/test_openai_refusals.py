@@ -1,27 +1,29 @@
-"""What the door and the limits refuse raises what the official client knows; without Redis a job serves."""
+"""What the door and the limits refuse raises what the official client knows."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import httpx
 import openai
 import pytest
 from sqlalchemy import Engine
 
-from tests.api_server import api_client, count_jobs, encode_waiting
-from tests.waiting import wait_for
+from tests.api_server import api_client
+from tests.queries import listening
 from vectormill.keys import keyring
 from vectormill.keys.api_key import make_secret
 from vectormill.keys.api_keys import create_key
 from vectormill.models.registry import DEFAULT_MODEL
+from worker.engine.engine import EncodeRequest
 
 WRONG = "vmk_wrong"
 
 
 @pytest.fixture
-def api(engine: Engine) -> Iterator[httpx.Client]:
-    """Without a Redis, and with room for one search."""
-    with api_client(engine, max_searches=1) as client:
+def api(engine: Engine, redis_url: str) -> Iterator[httpx.Client]:
+    """One that has room for one search."""
+    with api_client(engine, max_searches=1, redis_url=redis_url) as client:
         yield client
 
 
@@ -33,21 +35,24 @@ def ask(client: openai.OpenAI, text: str = "text") -> openai.types.CreateEmbeddi
     return client.embeddings.create(model=DEFAULT_MODEL, input=[text, "other"], dimensions=8)
 
 
-def test_what_comes_on_top_is_told_when_to_come_again_and_a_job_serves_without_redis(
-    api: httpx.Client, engine: Engine
-) -> None:
-    with opened(api) as client, ThreadPoolExecutor(1) as clients:
+def test_what_comes_on_top_is_told_when_to_come_again(api: httpx.Client, redis_url: str) -> None:
+    is_asked, may_answer = Event(), Event()
+
+    def hold(_: EncodeRequest) -> None:
+        is_asked.set()
+        assert may_answer.wait(100)
+
+    with opened(api) as client, listening(redis_url, hold), ThreadPoolExecutor(1) as clients:
         first = clients.submit(ask, client)
-        wait_for(lambda: count_jobs(engine) == 1, because="the first waits for its vectors")
+        assert is_asked.wait(100)
         with pytest.raises(openai.RateLimitError, match="VECTORMILL_MAX_SEARCHES") as refused:
             ask(client)
         assert (refused.value.type, refused.value.code) == ("rate_limit_error", "rate_limit_exceeded")
         assert refused.value.response.headers["retry-after"]
-        encode_waiting(engine)
+        may_answer.set()
         answer = first.result()
     assert [len(each.embedding) for each in answer.data] == [8, 8]
     assert answer.usage.prompt_tokens > 0
-    assert count_jobs(engine) == 0
 
 
 def test_a_key_that_opens_nothing_raises_an_authentication_error(
