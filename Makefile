@@ -47,7 +47,7 @@ run: $(STAMP) ## The main job: encode every docstring of the standard library, s
 up: $(STAMP) ## Start every process on this machine in the foreground; Ctrl-C stops them all
 	@$(BIN)/vectormill up
 
-test: lint ## For every change: lint and the core of the tests, which has what finds faults (8 minutes on two cores)
+test: lint ## For every change: lint and the core of the tests, which has what finds faults (10 to 17 minutes on two cores)
 	$(PYTEST) $(PARALLEL) $(DEAREST_FIRST)
 
 test-tail: setup ## What continuous integration runs behind make test: dear tests that seldom find a fault (decision 0052)

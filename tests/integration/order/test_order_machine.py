@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     initialize,
@@ -306,12 +306,13 @@ def play(postgres_url: str, max_examples: int, steps: int, **options: Any) -> No
     )
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_the_newest_write_of_a_key_wins_in_every_generation(postgres_url: str) -> None:
-    play(postgres_url, 12, 30)
+    # A history that fails is told as it is: a shorter one takes longer to find than the test may take.
+    play(postgres_url, 12, 30, phases=[Phase.generate])
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_the_newest_write_of_a_key_wins_in_many_more_histories(postgres_url: str) -> None:
-    play(postgres_url, 400, 60)
+    play(postgres_url, 200, 60)

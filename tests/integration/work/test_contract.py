@@ -15,12 +15,22 @@ from sqlalchemy import Engine, event, text
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from tests.former import BEFORE_LEASED_WORK, extract_release, former_process
-from tests.work_users import USERS, Claimed, User
+from tests.work_users import USERS, Claimed, Runs, User
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import LeaseLost
 from vectormill.work.loop import back_off
 
-pytestmark = pytest.mark.parametrize("user", USERS, ids=lambda user: type(user).__name__)
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Try every user; a run has so many steps that ending it at each of them takes minutes."""
+    is_long = "at_any_step" in metafunc.function.__name__
+    users = [
+        pytest.param(
+            user, marks=pytest.mark.tail if is_long and isinstance(user, Runs) else (), id=type(user).__name__
+        )
+        for user in USERS
+    ]
+    metafunc.parametrize("user", users)
 
 
 def row_of(engine: Engine, user: User) -> Any:
