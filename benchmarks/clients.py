@@ -45,7 +45,7 @@ STOP_SECONDS: Final = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a text, or some, are sent, in which body, and the process above all that answer."""
+    """The address and body of a request with one or several texts, and the parent of the processes that answer."""
 
     url: str
     body: Callable[[Any], dict[str, Any]]
@@ -54,7 +54,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What so many clients had of a system: seconds of every request, and processor seconds by process."""
+    """The result of a load test: the seconds of each request, and the processor seconds of each process."""
 
     taken: Sequence[float]
     cpu_seconds: Mapping[str, float]

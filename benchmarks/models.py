@@ -270,7 +270,7 @@ def count_tokens(card: ModelCard, texts: Sequence[str]) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class ModelCost:
-    """What the arithmetic of a transformer depends on."""
+    """The numbers of a transformer that decide how many operations a forward pass takes."""
 
     num_layers: int
     hidden_size: int

@@ -1,4 +1,4 @@
-"""What ours is compared with: peers, where they cannot run, and their environments, made once from pins."""
+"""Define the engines that ours is compared with, where each can run, and its pinned environment."""
 
 import hashlib
 import shutil
@@ -90,12 +90,12 @@ GPU_PEERS: Final = (
 
 
 def runs_in_ours(peer: Peer) -> bool:
-    """Whether it is in the environment we run in."""
+    """Return whether the peer's package is installed in the environment of this process."""
     return peer.environment is None or (peer.package is not None and find_spec(peer.package) is not None)
 
 
 def find_obstacle(peer: Peer, device: Device) -> str | None:
-    """Why a peer is not to be run on a device, as a sentence; None when it can be tried."""
+    """Return the sentence that says why a peer cannot run on a device, or None when it can be tried."""
     if peer.precision == BF16 and not device.has_bf16:
         return "This processor has neither AVX512-BF16 nor AMX; torch would emulate bf16 for minutes."
     return None
@@ -118,7 +118,7 @@ def prepare_environment(name: str) -> Path:
 
 
 def is_prepared(name: str) -> bool:
-    """Whether the environment is there with what is pinned now."""
+    """Return whether the environment exists with the packages that are pinned now."""
     return _is_current(HOME / name, PINS / f"{name}.txt")
 
 
@@ -159,5 +159,5 @@ def _stamp(directory: Path, pins: Path) -> None:
 
 
 def _digest(pins: Path) -> str:
-    """Of the pins and of this Python, which an environment is bound to."""
+    """Return a digest of the pins and of this Python, to which an environment is bound."""
     return hashlib.sha256(pins.read_bytes() + sys.version.encode()).hexdigest()

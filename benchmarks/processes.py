@@ -16,7 +16,7 @@ CELERY_WORKER: Final = "Celery worker"
 
 
 def name_process(arguments: Sequence[str]) -> str:
-    """What a process of ours is, from its command line."""
+    """Return the role of one of our processes, read from its command line."""
     # Of any commit: its folder has moved.
     if any("runner_process import main" in argument for argument in arguments):
         return MODEL_PROCESS

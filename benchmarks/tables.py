@@ -16,7 +16,7 @@ NOT_MEASURED: Final = "not measured"
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """How a value is written; `write_bound` is for the bound that it has to keep."""
+    """The format of a value; `write_bound` formats the bound that it has to keep."""
 
     write: Callable[[float], str]
     write_bound: Callable[[float], str]
@@ -139,7 +139,7 @@ def tabulate(measures: Sequence[Measure]) -> Table:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one benchmark found: a line on its subject, tables, and sentences that say what was counted."""
+    """The result of one benchmark: a line on its subject, tables, and sentences that say what was counted."""
 
     subject: str
     tables: tuple[Table, ...]

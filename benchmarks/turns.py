@@ -36,7 +36,7 @@ Processes = tuple[Sequence[psutil.Process], Sequence[psutil.Process]]
 
 
 class System(Protocol):
-    """Whatever encodes mixes of texts; entered to start and load it. Raises BenchmarkFailed."""
+    """A system that encodes mixes of texts. Entering it starts and loads it, and may raise BenchmarkFailed."""
 
     name: str
 
@@ -62,7 +62,7 @@ class System(Protocol):
 
 @dataclass(slots=True)
 class Record:
-    """What one system did with one mix. `failure` says why it did nothing; then there are no passes."""
+    """The passes of one system over one mix. `failure` says why there are none."""
 
     name: str
     passes: list[Pass] = field(default_factory=list)
@@ -89,7 +89,7 @@ Columns = Mapping[str, Callable[[str, Record], str]]
 
 
 class Records(dict[str, Record]):
-    """What every system did with the same mix, by a key each."""
+    """The results of all systems for the same mix, by the key of the system."""
 
     def measured(self, key: str | None) -> Record | None:
         """Return a record with passes, if there is one."""
@@ -264,7 +264,7 @@ class Child:
         return Pass(**self._ask(f"encode {mix}"))
 
     def report(self) -> dict[str, Any]:
-        """What the encoder says of itself; empty when it says nothing."""
+        """Return the encoder's report of itself; it is empty when the encoder has none."""
         return self._ask("report")
 
     def vectors(self) -> NDArray[np.float32]:

@@ -69,7 +69,7 @@ class Puts:
         self._settings = settings
         self._is_stopping = is_stopping
         self._clock = clock
-        # Of two puts of one key the later one wins, so jobs of a collection are written one after the other.
+        # The later of two puts of a key wins, so the jobs of a collection are written one after the other.
         self._coalescer: Coalescer[str, Item, Followed] = Coalescer(
             self._write,
             max_waiting=settings.max_requests,

@@ -36,16 +36,16 @@ from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import QueryLost, Unavailable
 from vectormill.tracing import recorded_traceparent, span
 
-# Of one message. A client's texts are never divided.
+# A message to a worker holds at most so many texts and bytes. The texts of one client share a message.
 MAX_TEXTS: Final = 64
 MAX_BYTES: Final = 1 << 20
 # A request has at most this many parts at the workers at once, so that other requests need not wait for all of it.
 PARTS_AT_ONCE: Final = 4
-# For each worker that answers: one message is encoded while the next is tokenized.
+# Each worker that answers gets two messages, so that one is encoded while the next is tokenized.
 MESSAGES_PER_WORKER: Final = 2
-# So long a worker counts that has answered.
+# A worker counts as present for so long after its last answer.
 KNOWN_SECONDS: Final = 10.0
-# Between two looks at a message that is not answered yet.
+# The time between two checks of a message that is not answered yet.
 LOOK_SECONDS: Final = 0.1
 # Until the first of them, from when it was posted or taken: a pulse, and what it takes on a busy machine.
 FIRST_LOOK_SECONDS: Final = PULSE_SECONDS + 0.3
@@ -74,7 +74,7 @@ class MessageLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What one client's texts came to. The row of a text in `failures`, which has the reason, is zeros."""
+    """The vectors of one client's texts. `failures` maps the place of a failed text to its reason; its row is zeros."""
 
     vectors: npt.NDArray[np.float32]  # [texts, dimensions]
     failures: Mapping[int, str]

@@ -1,4 +1,4 @@
-"""What `extract` is measured on: five schemas, texts that carry the number of one, and digests of records."""
+"""Provide the input of the benchmark `extract`: five schemas, and texts that name one by its number."""
 
 import hashlib
 import json

@@ -72,7 +72,7 @@ class NullEncoder:
     """Behaves as one on CUDA: packed, the next batch queued behind the current one. Fixed rows instead of vectors."""
 
     def __init__(self, order: Any) -> None:
-        # Of nearly one direction: a canary has the same vector wherever in a batch it lies.
+        # All rows point in nearly one direction, so that a canary has the same vector wherever it lies in a batch.
         random = np.random.default_rng(0)
         rows = random.standard_normal((4097, order.card.dimension), dtype=np.float32)
         self._rows: NDArray[np.float32] = rows[0] + np.float32(1e-3) * rows[1:]

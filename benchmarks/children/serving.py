@@ -22,7 +22,7 @@ WARM_UP_SHARE = 10
 
 @dataclass(frozen=True)
 class ChildOrder:
-    """What a child is told when it starts.
+    """The configuration that a benchmark passes to a child process at its start.
 
     `model` is a directory. `texts` is a file of JSON: name of a mix -> its texts. `vectors` is where those of the last
     pass are saved, `cache_dir` where whatever else may be kept. `options` belong to the kind of child alone.
@@ -52,7 +52,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class Encoded:
-    """What an encoder made of some texts; `seconds` where not all that it did is to count."""
+    """The vectors of some texts and their token counts; `seconds` is set where only part of the call counts."""
 
     vectors: NDArray[np.float32]  # [n, dimension]
     num_tokens: int
@@ -61,7 +61,7 @@ class Encoded:
 
 
 class Encoder(Protocol):
-    """What is measured: called with strings, or with pairs of them."""
+    """An engine under measurement. It is called with a list of strings, or of pairs of strings."""
 
     def __call__(self, texts: list[Any], /) -> Encoded: ...
 

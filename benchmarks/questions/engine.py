@@ -74,7 +74,7 @@ MEMORY_PAUSE_SECONDS: Final = 0.2
 
 
 class Comparison:
-    """What several systems did with one mix, beside a peer and beside the rate of a matrix product, GFLOP/s."""
+    """The results of several systems for one mix, beside a peer and the rate of a matrix product in GFLOP/s."""
 
     def __init__(
         self, mix: Mix, card: ModelCard, records: Records, limits: Mapping[str, float], peer: str

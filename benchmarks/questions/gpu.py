@@ -97,7 +97,7 @@ class Records:
 
 @dataclass(slots=True)
 class Trial:
-    """What all steps need: the devices, the matrix rate by precision, and where models and records are."""
+    """The context of all steps: the devices, the matrix rate by precision, and the paths of models and records."""
 
     harness: Harness
     devices: tuple[Device, ...]

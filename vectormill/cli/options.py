@@ -11,6 +11,7 @@ import typer
 
 from vectormill.domain.encoding import EncodingOptions, Option, list_options
 from vectormill.domain.errors import InvalidOption
+from vectormill.files.formats import RowsName, describe_outputs
 
 ApiUrl = Annotated[
     str | None,
@@ -66,6 +67,16 @@ PairField = Annotated[
 TextPair = Annotated[
     str | None,
     typer.Option("--text-pair", metavar="COLUMN", help="The column with the second text of a pair."),
+]
+ErrorsFile = Annotated[
+    Path | None, typer.Option("--errors", metavar="FILE", help="Write every failed item here, as NDJSON.")
+]
+RowsFormat = Annotated[RowsName | None, typer.Option("--format", help="By default, the extension of OUT.")]
+RowsOut = Annotated[
+    Path, typer.Option("--out", "-o", metavar="OUT", help=f"{describe_outputs(of_rows=True)}.")
+]
+ExportOut = Annotated[
+    str, typer.Option("--out", "-o", metavar="OUT", help="A file, or - for NDJSON on stdout.")
 ]
 Strict = Annotated[
     bool,

@@ -11,12 +11,14 @@ import typer
 from vectormill.cli.options import (
     ApiUrl,
     DataDir,
+    ExportOut,
     Json,
     Model,
+    RowsFormat,
     take_encoding_flags,
 )
 from vectormill.domain.encoding import EncodingOptions
-from vectormill.files.formats import OUTPUT_FORMATS, RowsName, describe_outputs
+from vectormill.files.formats import OUTPUT_FORMATS, describe_outputs
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -162,12 +164,8 @@ def change(
 )
 def export(
     name: Name,
-    out: Annotated[
-        str, typer.Option("--out", "-o", metavar="OUT", help="A file, or - for NDJSON on stdout.")
-    ],
-    format: Annotated[
-        RowsName | None, typer.Option("--format", help="By default, the extension of OUT.")
-    ] = None,
+    out: ExportOut,
+    format: RowsFormat = None,
     include: Annotated[
         str | None,
         typer.Option(

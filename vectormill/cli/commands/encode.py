@@ -14,10 +14,13 @@ from vectormill.cli.options import (
     ApiUrl,
     Collection,
     DataDir,
+    ErrorsFile,
     Json,
     KeyField,
     Model,
     Priority,
+    RowsFormat,
+    RowsOut,
     Strict,
     TextField,
     take_encoding_flags,
@@ -30,7 +33,6 @@ from vectormill.files.formats import (
     OUTPUT_FORMATS,
     OUTPUT_HELP,
     OutputName,
-    RowsName,
     describe_outputs,
 )
 
@@ -66,9 +68,7 @@ def encode(
     format: Annotated[
         OutputName | None, typer.Option("--format", help="By default, the extension of OUT.")
     ] = None,
-    errors: Annotated[
-        Path | None, typer.Option("--errors", metavar="FILE", help="Write every failed item here, as NDJSON.")
-    ] = None,
+    errors: ErrorsFile = None,
     model: Model = None,
     collection: Collection = None,
     priority: Priority = 5,
@@ -248,16 +248,9 @@ def _result(job: Mapping[str, Any]) -> str:
 def score(
     input: Annotated[str, typer.Argument(metavar="INPUT", help=INPUT_HELP)],
     *,
-    out: Annotated[
-        Path,
-        typer.Option("--out", "-o", metavar="OUT", help=f"{describe_outputs(of_rows=True)}."),
-    ],
-    format: Annotated[
-        RowsName | None, typer.Option("--format", help="By default, the extension of OUT.")
-    ] = None,
-    errors: Annotated[
-        Path | None, typer.Option("--errors", metavar="FILE", help="Write every failed item here, as NDJSON.")
-    ] = None,
+    out: RowsOut,
+    format: RowsFormat = None,
+    errors: ErrorsFile = None,
     model: Model = None,
     collection: Collection = None,
     priority: Priority = 5,
@@ -323,16 +316,9 @@ def extract(
     schema: Annotated[
         Path, typer.Option("--schema", metavar="FILE", help="The JSON file that says what to look for.")
     ],
-    out: Annotated[
-        Path,
-        typer.Option("--out", "-o", metavar="OUT", help=f"{describe_outputs(of_rows=True)}."),
-    ],
-    format: Annotated[
-        RowsName | None, typer.Option("--format", help="By default, the extension of OUT.")
-    ] = None,
-    errors: Annotated[
-        Path | None, typer.Option("--errors", metavar="FILE", help="Write every failed item here, as NDJSON.")
-    ] = None,
+    out: RowsOut,
+    format: RowsFormat = None,
+    errors: ErrorsFile = None,
     confidences: Annotated[
         bool, typer.Option("--confidences", help="Write the model's confidence with each span.")
     ] = False,

@@ -16,6 +16,7 @@ from vectormill.cli.options import (
     ApiUrl,
     Collection,
     DataDir,
+    ExportOut,
     Json,
     KeyField,
     Metadata,
@@ -317,9 +318,7 @@ def _print_job(job: Mapping[str, Any], is_json: bool) -> None:
 )
 def export(
     job_id: Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")],
-    out: Annotated[
-        str, typer.Option("--out", "-o", metavar="OUT", help="A file, or - for NDJSON on stdout.")
-    ],
+    out: ExportOut,
     format: Annotated[
         OutputName | None, typer.Option("--format", help="By default, the extension of OUT.")
     ] = None,
