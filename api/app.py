@@ -22,7 +22,6 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from api.bodies.collection_requests import CollectionChange, CollectionRequest
 from api.bodies.items import DeleteRequest, PutRequest
-from api.bodies.requests.batches import BatchRequest
 from api.bodies.searches import ONE_OR_MANY, ONE_QUERY, SearchQuery, SearchRequest
 from api.bodies.sources.sources import SourceRequest
 from api.console.console import Console
@@ -46,23 +45,23 @@ from api.openai.tei import EmbedRequest, PredictRequest, RankRequest, Similarity
 from api.problems import MEDIA_TYPE, register_handlers
 from api.queries.exchange import QueryExchange
 from api.queries.live_generations import LiveGenerations
-from api.routes import events, health, jobs, models, reranking, results, vectors, webhooks
+from api.routes import batches, events, files, health, jobs, models, reranking, results, vectors, webhooks
 from api.routes.collections import collections, exports, generations, indexes, items, searches
 from api.routes.openai import embeddings, others
-from api.routes.requests import batches, files
 from api.routes.sources import following, runs, schedules, sources
 from api.schemas import ProblemBody
 from api.serving import REFERENCE, find_types
 from api.watch import Watch
 from vectormill.addresses import is_loopback_host
+from vectormill.batches.bodies import BatchRequest
+from vectormill.batches.embeddings_request import INPUT_SCHEMA, EmbeddingsRequest
+from vectormill.batches.rerank_request import RerankRequest
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import ConfigurationError
 from vectormill.keys.api_keys import require_key_beyond_loopback
 from vectormill.keys.keyring import Keyring
 from vectormill.models.registry import Registry
 from vectormill.operations import OPERATIONS
-from vectormill.requests.embeddings_request import INPUT_SCHEMA, EmbeddingsRequest
-from vectormill.requests.rerank_request import RerankRequest
 from vectormill.settings import Settings
 
 GRACEFUL_SHUTDOWN_SECONDS: Final = 10

@@ -12,13 +12,13 @@ from typing import Final
 
 from sqlalchemy import Engine
 
+from indexer.batches import BatchKeeper
 from indexer.claims import Claims
 from indexer.context import RunContext
 from indexer.follower import Follower
 from indexer.opening import open_run_source
 from indexer.phases.phases import Tools
 from indexer.phases.reading import Source
-from indexer.requests.batch_keeper import BatchKeeper
 from vectormill.db.outages import DATABASE_ERRORS
 from vectormill.db.session import make_engine
 from vectormill.db.workers import beat_indexer

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from sqlalchemy import Engine
 
 from scheduler.scrubber import Scrubber
+from vectormill.batches.batches import delete_old_batches
+from vectormill.batches.files import delete_file_batch, discard_old_files
 from vectormill.db.collections.removals import drop_orphaned_tables
 from vectormill.db.collections.retired import prune_retired_generations
 from vectormill.db.idempotency import delete_old_keys
@@ -24,8 +26,6 @@ from vectormill.db.jobs.deletion import (
     discard_stale_uploads,
 )
 from vectormill.db.jobs.failing import fail_waiting_chunks, find_stuck_jobs
-from vectormill.db.requests.batches import delete_old_batches
-from vectormill.db.requests.files import delete_file_batch, discard_old_files
 from vectormill.runs.runs import prune_runs
 from vectormill.sources.pushes import prune_pushes
 from vectormill.webhooks.deliveries import prune_deliveries

@@ -10,7 +10,7 @@ import httpx
 import openai
 from sqlalchemy import Engine, text
 
-from indexer.requests.batch_keeper import keep_next
+from indexer.batches import keep_next
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
 

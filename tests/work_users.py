@@ -11,23 +11,22 @@ from typing import Any, Protocol
 
 from sqlalchemy import Connection, Engine, text
 
+from indexer.batches import bring_on
 from indexer.context import RunContext
 from indexer.phases.phases import Tools, carry_out
-from indexer.requests.batch_keeper import bring_on
-from indexer.requests.held_batch import HeldBatch
 from scheduler.webhooks import attempt
 from tests.api_server import encode_waiting
 from tests.indexers import ListedSource, row, start_run
 from tests.protocol import submit
 from tests.request_batches import keep_all, line, write
 from tests.webhooks import make_webhook
-from vectormill.db.requests.batch_claims import claim_batch
-from vectormill.db.requests.batches import BATCHES, cancel_batch, create_batch
-from vectormill.db.requests.file_writer import FileWriter
+from vectormill.batches.batches import BATCHES, cancel_batch, create_batch
+from vectormill.batches.claims import HeldBatch, claim_batch
+from vectormill.batches.file_writer import FileWriter
+from vectormill.batches.request_batch import EMBEDDINGS, NewRequestBatch
+from vectormill.batches.request_file import BATCH
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import RunCancelled, WrongBatchState, WrongRunState
-from vectormill.domain.requests.request_batch import EMBEDDINGS, NewRequestBatch
-from vectormill.domain.requests.request_file import BATCH
 from vectormill.models.registry import Registry
 from vectormill.runs.run_claims import RUNS, claim_run
 from vectormill.runs.runs import COUNT_NAMES, cancel_run, find_run

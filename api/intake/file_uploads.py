@@ -13,10 +13,10 @@ from api.dependencies import Resources
 from api.intake.multipart import MultipartReader, read_boundary
 from api.intake.submissions import make_inflater, read_blocks
 from api.problems import Limit, Place, Problem
+from vectormill.batches.file_writer import FileWriter
+from vectormill.batches.request_file import BATCH, RequestFile
 from vectormill.db.jsonb import to_jsonb
-from vectormill.db.requests.file_writer import FileWriter
 from vectormill.domain.errors import SubmissionTooLarge
-from vectormill.domain.requests.request_file import BATCH, RequestFile
 
 # Around a file lie boundaries and fields.
 FORM_BYTES: Final = 64 << 10

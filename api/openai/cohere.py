@@ -12,12 +12,12 @@ from pydantic import BaseModel, Field
 from api.bodies.reranking import RankedDocument
 from api.queries.exchange import Answered
 from api.streams.decimal_tables import write_wholes
+from vectormill.batches.embeddings_request import MAX_INPUTS
+from vectormill.batches.rerank_request import Document, read_documents
+from vectormill.batches.wishes import DOCUMENT, QUERY, Wish
 from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingOptions
 from vectormill.domain.tasks.task import EMBED
 from vectormill.models.registry import DEFAULT_MODEL
-from vectormill.requests.embeddings_request import MAX_INPUTS
-from vectormill.requests.rerank_request import Document, read_documents
-from vectormill.requests.wishes import DOCUMENT, QUERY, Wish
 from vectormill.vectors.decimals import write_decimals
 
 Vectors = npt.NDArray[np.float32]

@@ -6,12 +6,12 @@ import msgspec
 from msgspec import Meta
 from pydantic import BaseModel, Field
 
+from vectormill.batches.rerank_request import Document, read_documents
+from vectormill.batches.wishes import Wish
 from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingOptions
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.tasks.task import EMBED, JUDGE
 from vectormill.models.registry import DEFAULT_MODEL, Registry
-from vectormill.requests.rerank_request import Document, read_documents
-from vectormill.requests.wishes import Wish
 
 MODEL_HELP: Final = "Ours: the only model, or the packaged one, when it is left out."
 

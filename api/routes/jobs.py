@@ -22,6 +22,7 @@ from api.schemas import (
     TruncatedItemBody,
     TruncatedItemPage,
 )
+from vectormill.batches.batches import refuse_job_of_batch
 from vectormill.db.chunks.truncations import list_truncated_items
 from vectormill.db.jobs.deletion import discard_job
 from vectormill.db.jobs.jobs import (
@@ -34,7 +35,6 @@ from vectormill.db.jobs.jobs import (
     retry_job,
 )
 from vectormill.db.jobs.twins import Wish, wish_for_twins
-from vectormill.db.requests.batches import refuse_job_of_batch
 from vectormill.domain.encoding import RequestedOptions
 from vectormill.domain.jobs.job import JOB_STATES, Job
 

@@ -13,10 +13,10 @@ from api.door.media_types import require_json
 from api.intake.requests import decode_body
 from api.intake.submissions import read_body
 from api.queries.encoding import answer_all, check_query, count_tokens
+from vectormill.batches.rerank_request import RERANK_DECODER, RerankRequest, check_documents, check_ranks
+from vectormill.batches.wishes import Wish, make_wished_spec
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.tasks.pair import pair_with_each
-from vectormill.requests.rerank_request import RERANK_DECODER, RerankRequest, check_documents, check_ranks
-from vectormill.requests.wishes import Wish, make_wished_spec
 from vectormill.vectors.scores import Numbers, rank_scores
 
 router = APIRouter(tags=["results"])

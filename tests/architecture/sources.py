@@ -11,6 +11,7 @@ DOCS = ROOT / "docs"
 PACKAGES = ("api", "indexer", "scheduler", "vectormill", "worker")
 # Folders that hold all of one feature, its SQL too (decision 0049).
 FEATURES = (
+    "vectormill/batches",
     "vectormill/keys",
     "vectormill/runs",
     "vectormill/schedules",

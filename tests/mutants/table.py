@@ -393,7 +393,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "token ids of another vocabulary are read",
-        "vectormill/requests/embeddings_request.py",
+        "vectormill/batches/embeddings_request.py",
         "if kinds != {str} and not request.token_ids:",
         "if False:",
         (

@@ -13,10 +13,10 @@ from api.intake.submissions import read_body
 from api.limits.gates import Hold
 from api.queries.encoding import answer_many, count_tokens
 from api.queries.exchange import Answered
+from vectormill.batches.embeddings_request import write_input
+from vectormill.batches.wishes import Wish, make_wished_spec
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.models.registry import Registry
-from vectormill.requests.embeddings_request import write_input
-from vectormill.requests.wishes import Wish, make_wished_spec
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from api.bodies.embeddings import EmbeddingsAnswer, read_checked_inputs, write_a
 from api.dependencies import Resources, ResourcesDependency
 from api.intake.requests import decode_body
 from api.routes.openai.embedded import embed, read_at_once, write
-from vectormill.requests.embeddings_request import EMBEDDINGS_DECODER, EmbeddingsRequest
+from vectormill.batches.embeddings_request import EMBEDDINGS_DECODER, EmbeddingsRequest
 
 
 class EmbeddingsRoute(APIRoute):

@@ -40,12 +40,12 @@ from api.queries.encoding import encode_texts
 from api.queries.exchange import Answered
 from api.routes.openai.embedded import embed, read_texts, read_wanted, write
 from api.routes.reranking import pair_up, rank_documents
+from vectormill.batches.embeddings_request import MAX_INPUTS
+from vectormill.batches.wishes import Wish, make_wished_spec
 from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingOptions, EncodingSpec
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.tasks.pair import join_pair
 from vectormill.domain.tasks.task import JUDGE
-from vectormill.requests.embeddings_request import MAX_INPUTS
-from vectormill.requests.wishes import Wish, make_wished_spec
 from vectormill.vectors.decimals import write_decimals
 from vectormill.vectors.scores import rank_scores
 

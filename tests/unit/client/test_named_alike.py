@@ -13,9 +13,9 @@ import pytest
 from api.bodies.collection_requests import CollectionChange, CollectionRequest
 from api.bodies.searches import SearchQuery
 from vectormill import Client
+from vectormill.batches.rerank_request import RerankRequest
 from vectormill.cli.commands import collections, schedules, searches, webhooks
 from vectormill.domain.encoding import EncodingOptions, list_options
-from vectormill.requests.rerank_request import RerankRequest
 from vectormill.schedules.bodies import ScheduleChange, ScheduleRequest
 from vectormill.webhooks.bodies import WebhookChange, WebhookRequest
 

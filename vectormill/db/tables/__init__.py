@@ -3,7 +3,8 @@
 States are TEXT with a CHECK, never ENUM: adding one must not need a lock.
 """
 
-from vectormill.db.tables import collections, jobs, processes, requests
+from vectormill.batches import table as batches
+from vectormill.db.tables import collections, jobs, processes
 from vectormill.db.tables.schema import SCHEMA, metadata
 from vectormill.keys import table as keys
 from vectormill.runs import table as runs
@@ -13,12 +14,12 @@ from vectormill.webhooks import table as webhooks
 
 __all__ = [
     "SCHEMA",
+    "batches",
     "collections",
     "jobs",
     "keys",
     "metadata",
     "processes",
-    "requests",
     "runs",
     "schedules",
     "sources",

@@ -168,3 +168,16 @@ item_errors = Table(
     Column("code", Text, nullable=False),
     Column("detail", Text, nullable=False),
 )
+
+# What the Idempotency-Keys of requests have made that make neither a job nor a batch: these keep theirs.
+idempotency_keys = Table(
+    "idempotency_keys",
+    metadata,
+    Column("operation", Text, primary_key=True),
+    Column("idempotency_key", Text, primary_key=True),
+    Column("content_hash", LargeBinary, nullable=False),
+    # NULL only inside the transaction that makes it.
+    Column("made_id", Text),
+    moment("created_at", is_now=True),
+    Index("ix_idempotency_keys_created_at", "created_at"),
+)

@@ -1,5 +1,4 @@
-"""Files of requests, and request batches: what the OpenAI-compatible interface keeps beside jobs; and what the
-Idempotency-Keys of other requests have made."""
+"""The tables of request files, of request batches, and of the lines that became no item."""
 
 from sqlalchemy import (
     BigInteger,
@@ -19,9 +18,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
+from vectormill.batches.request_batch import BATCH_STATES, ENDPOINTS, OPEN_BATCH_STATES
+from vectormill.batches.request_file import PURPOSES, REQUEST_FILE_STATES
 from vectormill.db.tables.schema import BUSY, count, metadata, moment, one_of
-from vectormill.domain.requests.request_batch import BATCH_STATES, ENDPOINTS, OPEN_BATCH_STATES
-from vectormill.domain.requests.request_file import PURPOSES, REQUEST_FILE_STATES
 
 request_files = Table(
     "request_files",
@@ -117,16 +116,4 @@ request_refusals = Table(
     Column("code", Text, nullable=False),
     Column("message", Text, nullable=False),
     Column("param", Text),
-)
-
-idempotency_keys = Table(
-    "idempotency_keys",
-    metadata,
-    Column("operation", Text, primary_key=True),
-    Column("idempotency_key", Text, primary_key=True),
-    Column("content_hash", LargeBinary, nullable=False),
-    # NULL only inside the transaction that makes it.
-    Column("made_id", Text),
-    moment("created_at", is_now=True),
-    Index("ix_idempotency_keys_created_at", "created_at"),
 )

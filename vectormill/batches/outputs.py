@@ -5,13 +5,13 @@ from typing import Final
 
 from sqlalchemy import Engine
 
+from vectormill.batches.answer_lines import AnswerWriter, join_lines
+from vectormill.batches.answers import read_answers
+from vectormill.batches.batches import find_batch
+from vectormill.batches.files import read_file
+from vectormill.batches.request_file import RequestFile
 from vectormill.db.jobs.jobs import find_job
-from vectormill.db.requests.answers import read_answers
-from vectormill.db.requests.batches import find_batch
-from vectormill.db.requests.files import read_file
 from vectormill.domain.errors import JobNotFound, RequestFileNotFound
-from vectormill.domain.requests.request_file import RequestFile
-from vectormill.requests.answer_lines import AnswerWriter, join_lines
 
 PIECE_BYTES: Final = 256 << 10
 

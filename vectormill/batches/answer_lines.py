@@ -13,12 +13,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from vectormill.db.requests.answers import AnswerBlock, Refusal
+from vectormill.batches.answers import AnswerBlock, Refusal
+from vectormill.batches.request_batch import CANCELLED, EMBEDDINGS, EXPIRED, RERANK, RequestBatch
+from vectormill.batches.request_lines import BASE64, split_key
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.jobs.item import ItemFailure
-from vectormill.domain.requests.request_batch import CANCELLED, EMBEDDINGS, EXPIRED, RERANK, RequestBatch
 from vectormill.domain.tasks.pair import split_pair
-from vectormill.requests.request_lines import BASE64, split_key
 from vectormill.vectors.decimals import SLOT_BYTES, write_decimals
 from vectormill.vectors.scores import rank_scores
 

@@ -6,15 +6,15 @@ from uuid import UUID
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
-from api.bodies.requests.files import FILE_FORM, DeletedFile, FileBody, FileFilter, FilePage
 from api.dependencies import ResourcesDependency
 from api.intake.file_uploads import receive_file
 from api.intake.idempotency import IdempotencyKey
 from api.problems import Place, Problem
 from api.streams.vector_streams import PieceResponse, start_reading
-from vectormill.db.requests.files import discard_file, find_file, list_files
-from vectormill.domain.requests.request_file import PURPOSES, name_file, parse_file_name
-from vectormill.requests.outputs import read_content
+from vectormill.batches.bodies import FILE_FORM, DeletedFile, FileBody, FileFilter, FilePage
+from vectormill.batches.files import discard_file, find_file, list_files
+from vectormill.batches.outputs import read_content
+from vectormill.batches.request_file import PURPOSES, name_file, parse_file_name
 
 router = APIRouter(tags=["files"])
 

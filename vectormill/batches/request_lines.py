@@ -3,18 +3,18 @@
 A line is `{"custom_id", "method", "url", "body"}`; the body is that of the endpoint. Knows no database and no model.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
+from vectormill.batches.embeddings_request import EMBEDDINGS_DECODER, read_inputs
+from vectormill.batches.request_batch import EMBEDDINGS, RERANK
+from vectormill.batches.rerank_request import RERANK_DECODER
+from vectormill.batches.wishes import Wish
 from vectormill.domain.errors import InvalidOption
-from vectormill.domain.requests.request_batch import EMBEDDINGS, RERANK
 from vectormill.domain.tasks.pair import pair_with_each
-from vectormill.requests.embeddings_request import EMBEDDINGS_DECODER, read_inputs
-from vectormill.requests.rerank_request import RERANK_DECODER
-from vectormill.requests.wishes import Wish
 
 # What a key has beside the custom_id.
 KEY_ROOM: Final = 32
@@ -167,3 +167,38 @@ def split_key(key: str) -> tuple[int, int, str]:
     place, _, custom_id = key.partition(":")
     line, _, index = place.partition(".")
     return int(line), int(index), custom_id
+
+
+BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+
+
+def read_lines(pieces: Iterable[bytes], max_line_bytes: int) -> Iterator[tuple[int, bytes | None]]:
+    """The number of each line that is not blank, from 1, and its bytes; None for a line that is too long."""
+    number, rest, is_too_long = 0, bytearray(), False
+    for piece in pieces:
+        start = 0
+        while (end := piece.find(b"\n", start)) >= 0:
+            number += 1
+            if is_too_long or len(rest) + end - start > max_line_bytes:
+                yield number, None
+            else:
+                line = bytes(rest) + piece[start:end] if rest else piece[start:end]
+                yield from _give(number, line)
+            rest.clear()
+            is_too_long, start = False, end + 1
+        if not is_too_long:
+            rest += piece[start:]
+            if len(rest) > max_line_bytes:
+                is_too_long = True
+                rest.clear()
+    if is_too_long:
+        yield number + 1, None
+    else:
+        yield from _give(number + 1, bytes(rest))
+
+
+def _give(number: int, line: bytes) -> Iterator[tuple[int, bytes]]:
+    if number == 1:
+        line = line.removeprefix(BYTE_ORDER_MARK)
+    if line.strip():
+        yield number, line

@@ -13,30 +13,29 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import Connection
 
-from indexer.requests.held_batch import HeldBatch
-from vectormill.db.jobs.deletion import discard_upload
-from vectormill.db.jobs.submission import JobWriter
-from vectormill.db.requests.answers import Refusal, add_refusals
-from vectormill.db.requests.batch_claims import begin_progress, begin_reading, fail_batch
-from vectormill.db.requests.files import find_whole_file, read_file
-from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.errors import InvalidOption, ModelError, RequestFileNotFound, UnknownModel
-from vectormill.domain.jobs.item import Items
-from vectormill.domain.jobs.job import NewJob
-from vectormill.domain.requests.request_batch import BatchFault
-from vectormill.domain.requests.request_file import RequestFile, name_file
-from vectormill.key_ledger import KeyLedger
-from vectormill.requests.line_reader import read_lines
-from vectormill.requests.request_lines import (
+from vectormill.batches.answers import Refusal, add_refusals
+from vectormill.batches.claims import HeldBatch, begin_progress, begin_reading, fail_batch
+from vectormill.batches.files import find_whole_file, read_file
+from vectormill.batches.request_batch import BatchFault
+from vectormill.batches.request_file import RequestFile, name_file
+from vectormill.batches.request_lines import (
     SHARED_OPTIONS,
     RefusedLine,
     RequestLine,
     find_custom_id,
     make_key,
     parse_line,
+    read_lines,
 )
-from vectormill.requests.rerank_request import check_ranks
-from vectormill.requests.wishes import Wish, make_wished_spec
+from vectormill.batches.rerank_request import check_ranks
+from vectormill.batches.wishes import Wish, make_wished_spec
+from vectormill.db.jobs.deletion import discard_upload
+from vectormill.db.jobs.submission import JobWriter
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.errors import InvalidOption, ModelError, RequestFileNotFound, UnknownModel
+from vectormill.domain.jobs.item import Items
+from vectormill.domain.jobs.job import NewJob
+from vectormill.key_ledger import KeyLedger
 
 REFUSALS_AT_ONCE: Final = 500
 # Of a batch that failed: enough to see what is wrong with it.

@@ -6,18 +6,7 @@ from uuid import UUID, uuid4
 
 from sqlalchemy import Connection, Row, text
 
-from vectormill.db.jobs.jobs import cancel_job
-from vectormill.db.jsonb import to_jsonb
-from vectormill.domain.errors import (
-    IdempotencyMismatch,
-    InvalidOption,
-    JobNotFound,
-    RequestBatchNotFound,
-    RequestFileNotFound,
-    WrongJobState,
-)
-from vectormill.domain.jobs.idempotency import bare_idempotency_key
-from vectormill.domain.requests.request_batch import (
+from vectormill.batches.request_batch import (
     CANCELLING,
     FINALIZING,
     IN_PROGRESS,
@@ -29,7 +18,18 @@ from vectormill.domain.requests.request_batch import (
     parse_window,
     state_after_cancel,
 )
-from vectormill.domain.requests.request_file import BATCH, name_file
+from vectormill.batches.request_file import BATCH, name_file
+from vectormill.db.jobs.jobs import cancel_job
+from vectormill.db.jsonb import to_jsonb
+from vectormill.domain.errors import (
+    IdempotencyMismatch,
+    InvalidOption,
+    JobNotFound,
+    RequestBatchNotFound,
+    RequestFileNotFound,
+    WrongJobState,
+)
+from vectormill.domain.jobs.idempotency import bare_idempotency_key
 from vectormill.domain.states import States
 from vectormill.work.work import Work
 

@@ -6,11 +6,11 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
+from vectormill.batches.wishes import Wish
 from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingOptions, EncodingSpec
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.tasks.task import JUDGE
 from vectormill.models.registry import DEFAULT_MODEL
-from vectormill.requests.wishes import Wish
 
 # Of one request, or of one line: all of them are in memory at once.
 MAX_DOCUMENTS: Final = 1_000

@@ -7,8 +7,8 @@ from uuid import UUID
 import zstandard
 from sqlalchemy import Connection, Engine, Row, text
 
+from vectormill.batches.request_file import RequestFile
 from vectormill.domain.errors import RequestFileInUse, RequestFileNotFound
-from vectormill.domain.requests.request_file import RequestFile
 
 # Of one part; more would be read from a row that nobody here wrote.
 MAX_PART_BYTES: Final = 64 << 20

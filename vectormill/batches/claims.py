@@ -5,14 +5,18 @@ beginning.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from uuid import UUID
 
 from sqlalchemy import Connection, text
 
+from vectormill.batches.batches import BATCHES, find_batch, stop_job
+from vectormill.batches.request_batch import TENDED_BATCH_STATES, BatchFault, RequestBatch
 from vectormill.db.jsonb import to_jsonb
-from vectormill.db.requests.batches import BATCHES, find_batch, stop_job
 from vectormill.domain.jobs.job import RECEIVED_JOB_STATES
-from vectormill.domain.requests.request_batch import TENDED_BATCH_STATES, BatchFault, RequestBatch
+from vectormill.models.registry import Registry
+from vectormill.settings import Settings
+from vectormill.work.loop import Held
 from vectormill.work.work import Lease, claim
 
 # What waits for its job is nobody's matter until that has ended, whoever ended it.
@@ -159,3 +163,12 @@ def expire_next(connection: Connection) -> bool:
         return False
     stop_job(connection, connection.execute(MARK_OVERDUE, {"batch_id": batch_id}).scalar_one())
     return True
+
+
+@dataclass(slots=True, kw_only=True)
+class HeldBatch(Held):
+    """A batch as it was claimed."""
+
+    batch: RequestBatch
+    settings: Settings
+    registry: Registry

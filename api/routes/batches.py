@@ -6,14 +6,6 @@ from uuid import UUID
 from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.concurrency import run_in_threadpool
 
-from api.bodies.requests.batches import (
-    BATCH_DECODER,
-    BATCH_DOCS,
-    BatchBody,
-    BatchFilter,
-    BatchPage,
-    BatchRequest,
-)
 from api.dependencies import Resources, ResourcesDependency
 from api.door.media_types import require_json
 from api.intake.idempotency import IdempotencyKey
@@ -21,9 +13,17 @@ from api.intake.intake import Intake
 from api.intake.requests import decode_body
 from api.intake.submissions import is_storable, read_body
 from api.problems import Place, Problem
-from vectormill.db.requests.batches import cancel_batch, create_batch, find_batch, list_batches
-from vectormill.domain.requests.request_batch import NewRequestBatch, parse_batch_name
-from vectormill.domain.requests.request_file import parse_file_name
+from vectormill.batches.batches import cancel_batch, create_batch, find_batch, list_batches
+from vectormill.batches.bodies import (
+    BATCH_DECODER,
+    BATCH_DOCS,
+    BatchBody,
+    BatchFilter,
+    BatchPage,
+    BatchRequest,
+)
+from vectormill.batches.request_batch import NewRequestBatch, parse_batch_name
+from vectormill.batches.request_file import parse_file_name
 
 router = APIRouter(tags=["batches"])
 

@@ -13,10 +13,10 @@ from uuid import UUID, uuid4
 import zstandard
 from sqlalchemy import Connection, Engine, text
 
+from vectormill.batches.files import find_file
+from vectormill.batches.request_file import BATCH, RequestFile
 from vectormill.db.idempotency import make_once
-from vectormill.db.requests.files import find_file
 from vectormill.domain.errors import UploadRemoved
-from vectormill.domain.requests.request_file import BATCH, RequestFile
 
 # One row of Postgres, far from its limit; and what a reader has in memory.
 PART_BYTES: Final = 1 << 20

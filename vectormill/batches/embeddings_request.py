@@ -6,12 +6,12 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from vectormill.batches.wishes import Wish
 from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingOptions, list_options
 from vectormill.domain.errors import InvalidOption
 from vectormill.domain.tasks.task import EMBED
 from vectormill.domain.tasks.token_ids import write_token_ids
 from vectormill.models.registry import DEFAULT_MODEL
-from vectormill.requests.wishes import Wish
 
 # As many as OpenAI takes. More are a job, or several lines of a batch.
 MAX_INPUTS: Final = 2_048

@@ -11,16 +11,11 @@ from uuid import UUID, uuid4
 
 from sqlalchemy import Engine
 
-from indexer.requests.held_batch import HeldBatch
-from vectormill.db.jobs.deletion import discard_upload
-from vectormill.db.jobs.jobs import find_job
-from vectormill.db.requests.answers import Refusal, read_answers, read_refusals
-from vectormill.db.requests.batch_claims import add_output, end_batch, fail_batch
-from vectormill.db.requests.file_writer import FileWriter
-from vectormill.domain.errors import JobNotFound
-from vectormill.domain.jobs.job import CANCELLED as JOB_CANCELLED
-from vectormill.domain.jobs.job import UPLOADING, Job
-from vectormill.domain.requests.request_batch import (
+from vectormill.batches.answer_lines import AnsweredLine, AnswerWriter, join_lines
+from vectormill.batches.answers import Refusal, read_answers, read_refusals
+from vectormill.batches.claims import HeldBatch, add_output, end_batch, fail_batch
+from vectormill.batches.file_writer import FileWriter
+from vectormill.batches.request_batch import (
     CANCELLED,
     CANCELLING,
     COMPLETED,
@@ -28,8 +23,12 @@ from vectormill.domain.requests.request_batch import (
     BatchFault,
     RequestBatch,
 )
-from vectormill.domain.requests.request_file import BATCH_OUTPUT
-from vectormill.requests.answer_lines import AnsweredLine, AnswerWriter, join_lines
+from vectormill.batches.request_file import BATCH_OUTPUT
+from vectormill.db.jobs.deletion import discard_upload
+from vectormill.db.jobs.jobs import find_job
+from vectormill.domain.errors import JobNotFound
+from vectormill.domain.jobs.job import CANCELLED as JOB_CANCELLED
+from vectormill.domain.jobs.job import UPLOADING, Job
 
 LINES_BETWEEN_LOOKS: Final = 256
 DAY_SECONDS: Final = 86400.0

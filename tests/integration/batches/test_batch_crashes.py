@@ -10,15 +10,14 @@ import openai
 import pytest
 from sqlalchemy import Engine, text
 
-from indexer.requests.batch_keeper import bring_on
-from indexer.requests.held_batch import HeldBatch
+from indexer.batches import bring_on
 from tests.acceptance.relay import relay
 from tests.api_server import api_client, encode_waiting
 from tests.request_batches import create, end_leases, keep_all, line, load_file, official_client, write
+from vectormill.batches.claims import HeldBatch, claim_batch
+from vectormill.batches.file_writer import FileWriter
+from vectormill.batches.request_batch import RequestBatch
 from vectormill.db.jobs.submission import JobWriter
-from vectormill.db.requests.batch_claims import claim_batch
-from vectormill.db.requests.file_writer import FileWriter
-from vectormill.domain.requests.request_batch import RequestBatch
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
 from vectormill.work.work import Lease

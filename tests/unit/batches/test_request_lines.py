@@ -7,16 +7,15 @@ import pytest
 
 from api.bodies.embeddings import read_checked_inputs
 from tests.request_batches import line, write
+from vectormill.batches.embeddings_request import EMBEDDINGS_DECODER
+from vectormill.batches.request_batch import EMBEDDINGS, RERANK, parse_window
+from vectormill.batches.request_lines import RefusedLine, make_key, parse_line, read_lines, split_key
+from vectormill.batches.rerank_request import RERANK_DECODER
+from vectormill.batches.wishes import make_wished_spec
 from vectormill.domain.errors import InvalidOption
-from vectormill.domain.requests.request_batch import EMBEDDINGS, RERANK, parse_window
 from vectormill.domain.tasks.pair import pair_with_each
 from vectormill.key_ledger import KeyLedger
 from vectormill.models.registry import DEFAULT_MODEL, Registry
-from vectormill.requests.embeddings_request import EMBEDDINGS_DECODER
-from vectormill.requests.line_reader import read_lines
-from vectormill.requests.request_lines import RefusedLine, make_key, parse_line, split_key
-from vectormill.requests.rerank_request import RERANK_DECODER
-from vectormill.requests.wishes import make_wished_spec
 from vectormill.settings import Settings
 
 REGISTRY = Registry(Settings().models)

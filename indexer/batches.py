@@ -9,12 +9,11 @@ from typing import Final
 
 from sqlalchemy import Engine
 
-from indexer.requests.finalizing import finalize
-from indexer.requests.held_batch import HeldBatch
-from indexer.requests.validation import validate
-from vectormill.db.requests.batch_claims import claim_batch, expire_next, fail_batch
+from vectormill.batches.claims import HeldBatch, claim_batch, expire_next, fail_batch
+from vectormill.batches.finalizing import finalize
+from vectormill.batches.request_batch import VALIDATING, BatchFault
+from vectormill.batches.validation import validate
 from vectormill.db.session import make_engine
-from vectormill.domain.requests.request_batch import VALIDATING, BatchFault
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
 from vectormill.work.loop import Loop, handing_back

@@ -1,1 +1,0 @@
-"""Bodies of files and batches, in OpenAI's shape."""

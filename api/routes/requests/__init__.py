@@ -1,1 +1,0 @@
-"""Files of requests and batches of them, over HTTP."""

@@ -1,1 +1,0 @@
-"""Request batches: reading their lines into jobs, and writing what came of them."""

@@ -1,1 +1,0 @@
-"""Files of requests, and batches of them, as clients of OpenAI's interface know them."""
