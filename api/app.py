@@ -22,7 +22,6 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from api.bodies.collection_requests import CollectionChange, CollectionRequest
 from api.bodies.items import DeleteRequest, PutRequest
-from api.bodies.searches import ONE_OR_MANY, ONE_QUERY, SearchQuery, SearchRequest
 from api.bodies.sources.sources import SourceRequest
 from api.console.console import Console
 from api.console.guard import ConsoleGuard
@@ -62,6 +61,7 @@ from vectormill.keys.api_keys import require_key_beyond_loopback
 from vectormill.keys.keyring import Keyring
 from vectormill.models.registry import Registry
 from vectormill.operations import OPERATIONS
+from vectormill.search.bodies import ONE_OR_MANY, ONE_QUERY, SearchQuery, SearchRequest
 from vectormill.settings import Settings
 
 GRACEFUL_SHUTDOWN_SECONDS: Final = 10

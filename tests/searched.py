@@ -15,19 +15,19 @@ from tests.protocol import SPEC
 from tests.services import connected_engine, migrated_database
 from vectormill.db.collections.collections import find_generation, open_collection
 from vectormill.db.rows.generation_tables import upsert_rows
-from vectormill.db.search.filter_indexes import (
+from vectormill.domain.collection import Generation
+from vectormill.domain.jobs.item import Item
+from vectormill.search.filter_indexes import (
     define_filter_index,
     define_text_index,
     name_filter_index,
     name_text_index,
 )
-from vectormill.db.search.matches import find_matches, prepare
-from vectormill.db.search.query_vectors import make_query_vector
-from vectormill.db.search.rankings import write_search
-from vectormill.db.search.search_plans import Plans, walk_plan
-from vectormill.domain.collection import Generation
-from vectormill.domain.jobs.item import Item
-from vectormill.domain.search import Search
+from vectormill.search.matches import find_matches, prepare
+from vectormill.search.plans import Plans, walk_plan
+from vectormill.search.query_vectors import make_query_vector
+from vectormill.search.rankings import write_search
+from vectormill.search.search import Search
 from vectormill.vectors.vector_types import choose_vector_type, make_rows
 
 LANGUAGE: Final = "pg_catalog.simple"

@@ -1,8 +1,7 @@
 """Items of a collection as clients send and get them, one by one."""
 
-from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Self
 from uuid import UUID
 
 import msgspec
@@ -13,8 +12,7 @@ from api.streams.result_columns import RESULT_COLUMNS
 from vectormill.db.rows.items import KeptItem
 from vectormill.db.rows.puts import PutEnd
 from vectormill.domain.tasks.task import TASKS
-
-PASSAGE: Final = "_passage"
+from vectormill.search.bodies import PassageBody, find_passage
 
 
 class PutRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -54,25 +52,6 @@ class DeleteAnswer(BaseModel):
 
     num_keys: int = Field(description="Keys that were named, each once.")
     num_deleted: int = Field(description="Those that the collection had.")
-
-
-class PassageBody(BaseModel):
-    """Where in its document a passage stands, in code points."""
-
-    index: int
-    start: int
-    end: int
-
-
-def find_passage(metadata: Mapping[str, Any]) -> tuple[str | None, PassageBody | None]:
-    """The document, and where in it; clients may write whatever they like under the same name."""
-    said = metadata.get(PASSAGE)
-    if not isinstance(said, dict):
-        return None, None
-    place = [said.get(name) for name in ("index", "start", "end")]
-    if not isinstance(said.get("document"), str) or not all(type(number) is int for number in place):
-        return None, None
-    return said["document"], PassageBody(index=place[0], start=place[1], end=place[2])
 
 
 class ItemAnswer(BaseModel):

@@ -14,10 +14,10 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError
 
 from vectormill.coalescer import Coalescer, NotBegun
-from vectormill.db.search.matches import Nearest, find_matches
-from vectormill.db.search.rounds import MOST_TOGETHER, SearchWithVector, find_company
 from vectormill.domain.collection import Generation
 from vectormill.domain.errors import SearchTimeout
+from vectormill.search.matches import Nearest, find_matches
+from vectormill.search.rounds import MOST_TOGETHER, SearchWithVector, find_company
 
 # As many searches run at once as there are connections; two cores of Postgres are busy with fewer.
 SEARCH_CONNECTIONS: Final = 3

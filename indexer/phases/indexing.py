@@ -29,15 +29,15 @@ from vectormill.db.indexes.indexes import (
     record_index,
 )
 from vectormill.db.rows.attributes import attributes_name
-from vectormill.db.search.filter_indexes import (
+from vectormill.domain.collection import AUTO, LIVE, VECTORS, Generation
+from vectormill.domain.index_plan import IndexPlan, find_operator_class
+from vectormill.runs.run import INDEX, INDEXING
+from vectormill.search.filter_indexes import (
     define_filter_index,
     define_text_index,
     name_filter_index,
     name_text_index,
 )
-from vectormill.domain.collection import AUTO, LIVE, VECTORS, Generation
-from vectormill.domain.index_plan import IndexPlan, find_operator_class
-from vectormill.runs.run import INDEX, INDEXING
 
 logger = logging.getLogger(__name__)
 

@@ -15,6 +15,7 @@ FEATURES = (
     "vectormill/keys",
     "vectormill/runs",
     "vectormill/schedules",
+    "vectormill/search",
     "vectormill/sources",
     "vectormill/webhooks",
 )

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from api.bodies.searches import SearchQuery
-from vectormill.db.search.matches import Match
-from vectormill.domain.search import BY_VECTOR, METADATA, SEARCH_MODES, TEXT
-from vectormill.typed_filters import read_filters
+from vectormill.search.bodies import SearchQuery
+from vectormill.search.filter import read_filters
+from vectormill.search.matches import Match
+from vectormill.search.search import BY_VECTOR, METADATA, SEARCH_MODES, TEXT
 
 MOST_RESULTS: Final = 100
 FEW_RESULTS: Final = 10

@@ -9,7 +9,16 @@ from fastapi import APIRouter, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.routing import APIRoute
 
-from api.bodies.searches import (
+from api.dependencies import CollectionName, Resources, ResourcesDependency, parse_collection_name
+from api.door.media_types import require_json
+from api.intake.requests import UnreadableItem, check_key, decode_body
+from api.intake.submissions import read_body
+from api.queries.encoding import check_query, encode_queries
+from vectormill.db.collections.collections import check_spec_fits
+from vectormill.db.collections.generations import find_spec
+from vectormill.domain.collection import Generation, require_vectors
+from vectormill.domain.errors import InvalidOption, ItemNotFound, SpecMismatch
+from vectormill.search.bodies import (
     SEARCH_DECODER,
     ManySearchesAnswer,
     SearchAnswer,
@@ -18,17 +27,8 @@ from api.bodies.searches import (
     make_search,
     read_queries,
 )
-from api.dependencies import CollectionName, Resources, ResourcesDependency, parse_collection_name
-from api.door.media_types import require_json
-from api.intake.requests import UnreadableItem, check_key, decode_body
-from api.intake.submissions import read_body
-from api.queries.encoding import check_query, encode_queries
-from vectormill.db.collections.collections import check_spec_fits
-from vectormill.db.collections.generations import find_spec
-from vectormill.db.search.matches import Nearest
-from vectormill.domain.collection import Generation, require_vectors
-from vectormill.domain.errors import InvalidOption, ItemNotFound, SpecMismatch
-from vectormill.domain.search import BY_TEXT, Search
+from vectormill.search.matches import Nearest
+from vectormill.search.search import BY_TEXT, Search
 
 P = ParamSpec("P")
 T = TypeVar("T")

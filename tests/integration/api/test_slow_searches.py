@@ -13,8 +13,8 @@ from tests.api_server import ITEMS, api_client, assert_problem, encode_waiting, 
 from tests.protocol import vector_of
 from tests.waiting import wait_for
 from vectormill.db.collections.collections import find_generation
-from vectormill.db.search.rounds import MOST_ROWS
-from vectormill.domain.search import Search
+from vectormill.search.rounds import MOST_ROWS
+from vectormill.search.search import Search
 
 SEARCH = "/v1/collections/docs/search"
 NUM_SEARCHES = 20

@@ -22,12 +22,12 @@ from vectormill.db.collections.collections import find_generation
 from vectormill.db.jobs.export import read_vectors
 from vectormill.db.jobs.jobs import retry_job
 from vectormill.db.rows.calibrations import find_ranges, keep_ranges
-from vectormill.db.search.matches import search_collection
 from vectormill.domain.encoding import VECTOR_TYPES
 from vectormill.domain.jobs.item import EMPTY_TEXT, ItemFailure
 from vectormill.domain.jobs.job import Job
 from vectormill.models.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
 from vectormill.ragged import Ragged
+from vectormill.search.matches import search_collection
 from vectormill.settings import Settings
 from vectormill.vectors.quantization import Ranges, measure_ranges, quantize, widen_ranges
 from vectormill.vectors.vector_types import VECTOR_TYPE_BY_NAME, make_rows

@@ -33,7 +33,6 @@ from vectormill.db.collections.collections import find_generation
 from vectormill.db.jobs.deletion import discard_expired_jobs
 from vectormill.db.jobs.export import read_job_records, read_vectors
 from vectormill.db.jobs.jobs import cancel_job, delete_job, find_job, list_item_errors, list_jobs, retry_job
-from vectormill.db.search.matches import search_collection
 from vectormill.domain.collection import Generation
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import (
@@ -47,6 +46,7 @@ from vectormill.domain.errors import (
     WrongJobState,
 )
 from vectormill.domain.jobs.item import CRASHED_WORKER, EMPTY_TEXT, Item, ItemFailure
+from vectormill.search.matches import search_collection
 
 
 def run_to_end(engine: Engine) -> None:

@@ -13,7 +13,7 @@ from vectormill.db.collections.retired import LIST_PRUNABLE
 from vectormill.db.collections.swaps import LIST_LAGGING_TWINS
 from vectormill.db.jobs.twins import INSERT_TWIN, LIST_TWINS, LIST_UNWANTED_JOBS, LIST_WITHOUT_TWIN
 from vectormill.db.jsonb import to_jsonb
-from vectormill.db.search.search_plans import walk_plan
+from vectormill.search.plans import walk_plan
 
 ENDED_JOBS = text("""
     INSERT INTO vectormill.jobs (id, state, model, spec, generation_id, priority, num_items, finished_at, twin_of)

@@ -19,7 +19,6 @@ from vectormill.db.kinds.kinds import choose_kind
 from vectormill.db.rows import generation_tables
 from vectormill.db.rows.collection_rows import Inclusion, compose_statement
 from vectormill.db.rows.items import find_item
-from vectormill.db.search.search_plans import walk_plan
 from vectormill.domain.collection import HNSW, CollectionWishes
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import SpecMismatch, WrongKind
@@ -27,6 +26,7 @@ from vectormill.domain.jobs.chunk import ChunkOutcome
 from vectormill.domain.jobs.item import UNSTORABLE_RECORD, Item
 from vectormill.domain.tasks.pair import join_pair
 from vectormill.ragged import Ragged
+from vectormill.search.plans import walk_plan
 
 PAIR = Item("pair", join_pair("einsätze".encode(), b"second"), b'{"page": 7}')
 KEEPING = CollectionWishes(keep_text=True)

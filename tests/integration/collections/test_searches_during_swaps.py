@@ -15,11 +15,11 @@ from tests.waiting import wait_for
 from vectormill.client import Client
 from vectormill.db.collections.collections import find_generation
 from vectormill.db.collections.swaps import roll_back
-from vectormill.db.search.matches import search_collection
 from vectormill.db.short_locks import act_in_short_locks
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.runs.run import COMPLETED, REINDEX
 from vectormill.runs.runs import create_run
+from vectormill.search.matches import search_collection
 
 OLD = [f"old{number}" for number in range(10)]
 NEW = [f"new{number}" for number in range(10)]

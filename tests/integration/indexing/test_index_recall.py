@@ -9,8 +9,8 @@ from sqlalchemy import Engine, text
 from indexer.phases.indexing import build_indexes
 from tests.indexed import make_collection, start_run
 from vectormill.corpus import read_docstrings
-from vectormill.db.search.matches import search_collection
 from vectormill.models.registry import find_packaged_model
+from vectormill.search.matches import search_collection
 
 NUM_TEXTS = 3000
 NUM_QUERIES = 200

@@ -24,14 +24,14 @@ from tests.protocol import SPEC, vector_of
 from tests.waiting import wait_for
 from vectormill.db.indexes.indexes import find_record
 from vectormill.db.rows.generation_tables import upsert_rows
-from vectormill.db.search.filter_indexes import name_filter_index
-from vectormill.db.search.filters import compile_filter
-from vectormill.db.search.matches import search_collection, walk_plan
 from vectormill.domain.collection import Generation
 from vectormill.domain.encoding import BINARY, FLOAT32, INT8, EncodingSpec
-from vectormill.domain.filter import parse_filter
 from vectormill.domain.jobs.item import Item
 from vectormill.runs.run import REINDEX
+from vectormill.search.filter import parse_filter
+from vectormill.search.filter_indexes import name_filter_index
+from vectormill.search.filters import compile_filter
+from vectormill.search.matches import search_collection, walk_plan
 from vectormill.vectors.vector_types import choose_vector_type, make_rows
 
 NUM_ROWS = 1200

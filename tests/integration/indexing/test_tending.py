@@ -15,11 +15,11 @@ from tests.indexed import draw_vectors, execute, make_collection, start_run, wis
 from tests.protocol import SPEC, make_items, submit
 from tests.waiting import wait_for
 from vectormill.db.indexes.tending import LIST_TENDED, TendedCollection
-from vectormill.db.search.matches import walk_plan
 from vectormill.domain.collection import AUTO, HNSW
 from vectormill.domain.encoding import INT8
 from vectormill.runs.run import INDEX
 from vectormill.runs.runs import create_run
+from vectormill.search.matches import walk_plan
 from vectormill.settings import Settings
 
 SETTINGS = Settings(index_rows=100)

@@ -16,11 +16,11 @@ from vectormill.db.collections.collections import find_generation
 from vectormill.db.jobs.jobs import draw_seq
 from vectormill.db.rows.generation_tables import compose_upsert
 from vectormill.db.rows.items import DELETE_ROWS, delete_items, delete_rows, find_item
-from vectormill.db.search.matches import walk_plan
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import CollectionNotFound, ItemNotFound
 from vectormill.domain.jobs.chunk import Claim
 from vectormill.domain.jobs.item import Item
+from vectormill.search.matches import walk_plan
 
 METADATA = b'{"page":7}'
 OLD, NEW = Item("k", b"an old text", METADATA), Item("k", b"a new text", METADATA)

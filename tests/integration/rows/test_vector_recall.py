@@ -16,10 +16,10 @@ from vectormill.corpus import read_docstrings
 from vectormill.db.collections.collections import open_collection
 from vectormill.db.rows.calibrations import find_ranges
 from vectormill.db.rows.generation_tables import upsert_rows
-from vectormill.db.search.matches import search_collection
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.jobs.item import Item
 from vectormill.ragged import Ragged
+from vectormill.search.matches import search_collection
 from vectormill.vectors.quantization import quantize, restore
 from vectormill.vectors.vector_types import choose_vector_type, make_rows
 from worker.chunk.calibrator import Calibrator

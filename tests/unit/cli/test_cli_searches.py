@@ -9,8 +9,7 @@ from vectormill.cli.app import main
 from vectormill.client import Client
 from vectormill.client.matches import Matches
 from vectormill.domain.errors import InvalidOption
-from vectormill.domain.filter import parse_filter
-from vectormill.typed_filters import read_filters
+from vectormill.search.filter import parse_filter, read_filters
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from api.bodies.collection_requests import CollectionChange, CollectionRequest
-from api.bodies.searches import SearchQuery
 from vectormill import Client
 from vectormill.batches.rerank_request import RerankRequest
 from vectormill.cli.commands import collections, schedules, searches, webhooks
 from vectormill.domain.encoding import EncodingOptions, list_options
 from vectormill.schedules.bodies import ScheduleChange, ScheduleRequest
+from vectormill.search.bodies import SearchQuery
 from vectormill.webhooks.bodies import WebhookChange, WebhookRequest
 
 # Of every command and every call, whatever it says.

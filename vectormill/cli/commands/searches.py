@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from vectormill.cli.options import ApiUrl, DataDir, Json
-from vectormill.domain.search import MAX_LIMIT, MAX_OFFSET
+from vectormill.search.search import MAX_LIMIT, MAX_OFFSET
+from vectormill.sources.passages import PASSAGE
 
 app = typer.Typer()
 
@@ -96,7 +97,7 @@ def search(
     from vectormill.cli.endpoint import connected
     from vectormill.cli.views.listing import print_json
     from vectormill.domain.errors import InvalidOption
-    from vectormill.typed_filters import read_filters
+    from vectormill.search.filter import read_filters
 
     if hybrid and mode not in (None, "hybrid"):
         raise InvalidOption(f"--hybrid is --mode hybrid, and --mode {mode} is given too; leave one out.")
@@ -171,5 +172,5 @@ def shorten(text: str | None) -> str | None:
 
 def hide_passage(metadata: dict[str, Any] | None) -> dict[str, Any] | None:
     """Return the client's own metadata; the document has a column."""
-    own = {name: value for name, value in (metadata or {}).items() if name != "_passage"}
+    own = {name: value for name, value in (metadata or {}).items() if name != PASSAGE}
     return own or None

@@ -5,9 +5,9 @@ from typing import Any, Final
 from sqlalchemy import Connection, text
 
 from vectormill.db.measures.blocks import count_blocks
-from vectormill.db.search.matches import PREPARE_SEARCH, choose_num_candidates
 from vectormill.domain.collection import Generation
 from vectormill.domain.encoding import BINARY, FLOAT16, FLOAT32
+from vectormill.search.matches import PREPARE_SEARCH, choose_num_candidates
 from vectormill.vectors.vector_types import choose_vector_type
 
 # Of the vector types that an index can be made of.

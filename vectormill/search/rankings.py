@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from vectormill.db.rows.attributes import attributes_name
-from vectormill.db.search.filters import Condition, compile_filter
-from vectormill.db.search.query_vectors import QueryVector
 from vectormill.domain.collection import Generation
-from vectormill.domain.search import BY_TEXT, FUSION_CONSTANT, HYBRID, METADATA, TEXT, VECTOR, Search
+from vectormill.search.filters import Condition, compile_filter
+from vectormill.search.query_vectors import QueryVector
+from vectormill.search.search import BY_TEXT, FUSION_CONSTANT, HYBRID, METADATA, TEXT, VECTOR, Search
 
 # Rows by distance, which an index gives in nearly this order. A filter is asked of each row that it gives, until there
 # are enough: hnsw.iterative_scan.

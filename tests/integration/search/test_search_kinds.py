@@ -12,11 +12,11 @@ from tests.protocol import SPEC, claim_next, complete, make_items, submit, vecto
 from vectormill.client import Client
 from vectormill.db.collections.collections import find_generation
 from vectormill.db.rows.calibrations import keep_ranges
-from vectormill.db.search.matches import find_matches
 from vectormill.domain.encoding import BINARY, VECTOR_TYPES
 from vectormill.domain.errors import Conflict
-from vectormill.domain.search import Search
 from vectormill.problems import ApiError
+from vectormill.search.matches import find_matches
+from vectormill.search.search import Search
 from vectormill.vectors.quantization import Ranges
 from vectormill.vectors.vector_types import VECTOR_TYPE_BY_NAME, make_rows
 

@@ -1,16 +1,16 @@
 """Searches as clients send them, one or many at once, and what is answered."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Self
 
 import msgspec
 from msgspec import Meta
 from pydantic import BaseModel, Field
 
-from api.bodies.items import PASSAGE, PassageBody, find_passage
-from vectormill.db.search.matches import Match, Nearest
 from vectormill.domain.errors import InvalidOption
-from vectormill.domain.filter import OPERATORS, parse_filter
-from vectormill.domain.search import (
+from vectormill.search.filter import OPERATORS, parse_filter
+from vectormill.search.matches import Match, Nearest
+from vectormill.search.search import (
     BY_VECTOR,
     HYBRID,
     MAX_LIMIT,
@@ -21,6 +21,7 @@ from vectormill.domain.search import (
     Search,
     check_search,
 )
+from vectormill.sources.passages import PASSAGE
 
 # Of all queries of a request together: matches, and vectors of them. They are in memory until they are answered.
 MAX_MATCHES: Final = 10_000
@@ -150,6 +151,28 @@ def make_search(query: SearchQuery) -> Search:
     )
     check_search(search)
     return search
+
+
+class PassageBody(BaseModel):
+    """Where in its document a passage stands, in code points."""
+
+    index: int
+    start: int
+    end: int
+
+
+def find_passage(metadata: Mapping[str, Any]) -> tuple[str | None, PassageBody | None]:
+    """Return the key of a row's document and its place in it, or None for each of a row that is no passage.
+
+    Clients may write whatever they like under the same name.
+    """
+    said = metadata.get(PASSAGE)
+    if not isinstance(said, dict):
+        return None, None
+    place = [said.get(name) for name in ("index", "start", "end")]
+    if not isinstance(said.get("document"), str) or not all(type(number) is int for number in place):
+        return None, None
+    return said["document"], PassageBody(index=place[0], start=place[1], end=place[2])
 
 
 class MatchBody(BaseModel):

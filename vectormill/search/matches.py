@@ -15,19 +15,19 @@ import psycopg
 from sqlalchemy import Connection, Row, TextClause, text
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
-from vectormill.db.search.query_vectors import make_query_vector, make_query_vectors, read_vector
-from vectormill.db.search.rankings import write_round, write_search
-from vectormill.db.search.rounds import (
+from vectormill.domain.collection import Generation
+from vectormill.domain.errors import Conflict, SearchTimeout, TextsNotKept
+from vectormill.search.plans import Plans, Reading
+from vectormill.search.plans import walk_plan as walk_plan
+from vectormill.search.query_vectors import make_query_vector, make_query_vectors, read_vector
+from vectormill.search.rankings import write_round, write_search
+from vectormill.search.rounds import (
     MOST_ROWS_READ,
     SearchWithVector,
     cut_pages,
     divide_into_rounds,
 )
-from vectormill.db.search.search_plans import Plans, Reading
-from vectormill.db.search.search_plans import walk_plan as walk_plan
-from vectormill.domain.collection import Generation
-from vectormill.domain.errors import Conflict, SearchTimeout, TextsNotKept
-from vectormill.domain.search import BY_TEXT, HYBRID, Search, check_search
+from vectormill.search.search import BY_TEXT, HYBRID, Search, check_search
 
 # hnsw.ef_search: so many candidates an index keeps while it looks, 40 by pgvector's default and 1,000 at the most. With
 # as many as rows are asked for the last ones are often missed: of 20,000 random vectors, the worst case there is, 200

@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Engine, text
 
-from vectormill.db.search.filters import compile_filter
-from vectormill.domain.filter import fits, parse_filter
+from vectormill.search.filter import fits, parse_filter
+from vectormill.search.filters import compile_filter
 
 NAMES = st.sampled_from(["a", "b", "c"])
 PATHS = st.lists(NAMES, min_size=1, max_size=2).map(".".join)

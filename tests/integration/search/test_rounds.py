@@ -17,15 +17,15 @@ from tests.protocol import SPEC, claim_next, complete, make_items, submit, vecto
 from tests.searched import Searched, searched_collection
 from vectormill.db.collections.collections import find_generation
 from vectormill.db.rows.calibrations import keep_ranges
-from vectormill.db.search.matches import Nearest, find_matches, prepare
-from vectormill.db.search.query_vectors import make_query_vectors
-from vectormill.db.search.rankings import write_round
-from vectormill.db.search.rounds import MOST_TOGETHER, SearchWithVector
-from vectormill.db.search.search_plans import Plans, walk_plan
 from vectormill.domain.collection import Generation
 from vectormill.domain.encoding import VECTOR_TYPES
-from vectormill.domain.filter import parse_filter
-from vectormill.domain.search import TEXT, Search
+from vectormill.search.filter import parse_filter
+from vectormill.search.matches import Nearest, find_matches, prepare
+from vectormill.search.plans import Plans, walk_plan
+from vectormill.search.query_vectors import make_query_vectors
+from vectormill.search.rankings import write_round
+from vectormill.search.rounds import MOST_TOGETHER, SearchWithVector
+from vectormill.search.search import TEXT, Search
 from vectormill.vectors.quantization import Ranges
 
 VECTORS_INDEX = "generation_1_embedding_idx"

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from vectormill.db.search.rounds import MOST_ROWS, MOST_TOGETHER, cut_pages, divide_into_rounds
-from vectormill.domain.filter import parse_filter
-from vectormill.domain.search import VECTOR, Search
+from vectormill.search.filter import parse_filter
+from vectormill.search.rounds import MOST_ROWS, MOST_TOGETHER, cut_pages, divide_into_rounds
+from vectormill.search.search import VECTOR, Search
 
 FILTER = parse_filter({"a": 1})
 

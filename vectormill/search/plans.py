@@ -8,8 +8,8 @@ from sqlalchemy import Connection, text
 
 from vectormill.db.rows.attributes import attributes_name
 from vectormill.db.rows.estimates import estimate_num_rows
-from vectormill.db.search.rankings import Statement
 from vectormill.domain.collection import Generation
+from vectormill.search.rankings import Statement
 
 # As the last ANALYZE or VACUUM counted.
 # So many rows are found by an index on their metadata and compared in a few milliseconds.

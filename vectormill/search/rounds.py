@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from vectormill.domain.search import BY_VECTOR, VECTOR, Search
+from vectormill.search.search import BY_VECTOR, VECTOR, Search
 
 # Of one statement: vectors of 100 kB as text, and some thousand rows.
 MOST_TOGETHER: Final = 32

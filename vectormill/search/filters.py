@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from vectormill.db.jsonb import to_jsonb
-from vectormill.db.search.filter_indexes import MOST_VALUE_BYTES, write_value
-from vectormill.domain.filter import (
+from vectormill.search.filter import (
     EQ,
     GT,
     GTE,
@@ -30,6 +29,7 @@ from vectormill.domain.filter import (
     find_json_type,
     fits,
 )
+from vectormill.search.filter_indexes import MOST_VALUE_BYTES, write_value
 
 # jsonb sorts null, strings, numbers, booleans, in this order: the least value of a type, and the least beyond it. No
 # number of JSON that fits into a document is less than the first one here.

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from vectormill.domain.errors import InvalidOption
-from vectormill.domain.filter import (
+from vectormill.search.filter import (
     MAX_CONDITIONS,
     MAX_LISTED,
     AllOf,
@@ -16,8 +16,8 @@ from vectormill.domain.filter import (
     OneOf,
     fits,
     parse_filter,
+    read_filter,
 )
-from vectormill.typed_filters import read_filter
 
 
 def test_every_entry_of_a_filter_is_a_condition() -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from vectormill.domain.errors import InvalidOption
-from vectormill.domain.filter import Filter
+from vectormill.search.filter import Filter
 
 # By nearness of vectors, by words (Postgres full text), by both.
 BY_VECTOR: Final = "vector"

@@ -1,1 +1,0 @@
-"""Searches: conditions, rankings and plans, and what they find."""

@@ -1,0 +1,1 @@
+"""Search: which rows of a collection answer. Searches, filters and their SQL, plans, and the bodies."""
