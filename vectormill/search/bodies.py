@@ -8,6 +8,7 @@ from msgspec import Meta
 from pydantic import BaseModel, Field
 
 from vectormill.domain.errors import InvalidOption
+from vectormill.domain.jobs.item import PASSAGE
 from vectormill.search.filter import OPERATORS, parse_filter
 from vectormill.search.matches import Match, Nearest
 from vectormill.search.search import (
@@ -21,7 +22,6 @@ from vectormill.search.search import (
     Search,
     check_search,
 )
-from vectormill.sources.passages import PASSAGE
 
 # Of all queries of a request together: matches, and vectors of them. They are in memory until they are answered.
 MAX_MATCHES: Final = 10_000

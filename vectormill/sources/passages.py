@@ -11,12 +11,11 @@ from typing import Any, Final
 import msgspec
 
 from vectormill.domain.errors import InvalidOption, SourceFailed
-from vectormill.domain.jobs.item import Item
+from vectormill.domain.jobs.item import PASSAGE, Item
 from vectormill.sources.options import TOKENS, Split
 from vectormill.sources.reader import MOST_BYTES, MOST_ROWS, Complaints, Reader, SourcePlace
 from vectormill.sources.rows import ENCODER
 
-PASSAGE: Final = "_passage"
 MARKDOWN_SUFFIXES: Final = (".md", ".markdown")
 # Special tokens around a text, where a tokenizer does not say how many: [CLS] and [SEP].
 USUAL_SPECIAL_TOKENS: Final = 2

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from vectormill.cli.options import ApiUrl, DataDir, Json
+from vectormill.domain.jobs.item import PASSAGE
 from vectormill.search.search import MAX_LIMIT, MAX_OFFSET
-from vectormill.sources.passages import PASSAGE
 
 app = typer.Typer()
 

@@ -36,6 +36,9 @@ ITEM_ERROR_CODES: Final = {
     NOT_STORED: "the database refused the text, or its whole chunk, for a reason that does not pass",
 }
 
+# In the metadata of a row that is a part of a document: where in it the row stands.
+PASSAGE: Final = "_passage"
+
 
 # An even number of backslashes before it: "\\u0000" spells a backslash, not a NUL.
 _NUL_ESCAPE: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
