@@ -52,14 +52,6 @@ DEFINED: Final = {
     "vectormill.schedules.bodies": ("ScheduleBody", "ScheduledRunBody"),
     "vectormill.webhooks.bodies": ("WebhookBody", "NewWebhookBody", "DeliveryBody", "ReplayedBody"),
 }
-# Two modules of the API may have one name for two things; in the client each has its own.
-RENAMED: Final = {
-    "api__bodies__indexes__IndexBody": "IndexBody",
-    "api__bodies__collections__IndexBody": "CollectionIndexBody",
-    "api__bodies__collections__GenerationBody": "GenerationBody",
-    "api__bodies__generations__GenerationBody": "LiveGenerationBody",
-    "api__bodies__embeddings__UsageBody": "EmbeddingsUsage",
-}
 PLACE: Final = "vectormill/client/shapes"
 FILES: Final = (*ROOTS, "__init__")
 LINE_CHARS: Final = 105
@@ -69,11 +61,12 @@ REFERENCE: Final = "#/components/schemas/"
 
 @cache
 def describe_api() -> Mapping[str, Any]:
-    """The description's schemas by their names here."""
+    """Return the schemas of the API's description by their names."""
     engine = make_engine("postgresql://nobody@127.0.0.1:1/nothing", application_name="test")
     document = json.loads(json.dumps(create_app(Settings(), engine).openapi()))
     engine.dispose()
-    return {RENAMED.get(name, name): schema for name, schema in document["components"]["schemas"].items()}
+    schemas: dict[str, Any] = document["components"]["schemas"]
+    return schemas
 
 
 def find_references(schema: Any) -> Iterator[str]:
@@ -89,7 +82,7 @@ def find_references(schema: Any) -> Iterator[str]:
 
 def name_of(schema: Mapping[str, Any]) -> str:
     name: str = schema["$ref"].removeprefix(REFERENCE)
-    return RENAMED.get(name, name)
+    return name
 
 
 @cache

@@ -67,7 +67,7 @@ class CollectionPage(BaseModel):
     next: str | None = Field(description="Hand it back as `after`; null on the last page.")
 
 
-class IndexBody(BaseModel):
+class CollectionIndexBody(BaseModel):
     name: str
     method: str
     state: str = Field(json_schema_extra={"enum": ["ready", "building", "invalid"]})
@@ -88,7 +88,7 @@ class GenerationBody(BaseModel):
     table_bytes: int
     index_bytes: int
     attribute_bytes: int = Field(description="Of metadata and kept texts, with their indexes.")
-    indexes: list[IndexBody]
+    indexes: list[CollectionIndexBody]
     report: dict[str, Any] = Field(
         description="Of its canary and its index: what was found and chosen, and why."
     )
@@ -110,7 +110,7 @@ class GenerationBody(BaseModel):
             index_bytes=found.index_bytes,
             attribute_bytes=found.attribute_bytes,
             indexes=[
-                IndexBody(
+                CollectionIndexBody(
                     name=index.name,
                     method=index.method,
                     state=index.state,

@@ -95,7 +95,7 @@ class EmbeddingBody(BaseModel):
     embedding: list[float] | str = Field(description="Numbers, or base64 of float32, little-endian.")
 
 
-class UsageBody(BaseModel):
+class EmbeddingsUsage(BaseModel):
     """What the model read: special tokens and the prompt's counted, what was cut off not."""
 
     prompt_tokens: int
@@ -109,4 +109,4 @@ class EmbeddingsAnswer(BaseModel):
     object: Literal["list"]
     data: list[EmbeddingBody]
     model: str
-    usage: UsageBody
+    usage: EmbeddingsUsage

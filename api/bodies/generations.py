@@ -10,7 +10,7 @@ from vectormill.db.collections.swaps import NewerRows, Rollback
 from vectormill.domain.collection import Generation
 
 
-class GenerationBody(BaseModel):
+class LiveGenerationBody(BaseModel):
     """One generation, by what tells it from another."""
 
     id: int
@@ -27,8 +27,8 @@ class RollbackAnswer(BaseModel):
     """What a rollback has changed."""
 
     collection: str
-    live: GenerationBody
-    retired: GenerationBody
+    live: LiveGenerationBody
+    retired: LiveGenerationBody
     num_newer_rows: int | None = Field(
         description="Rows that were put since the retired one became live, which the run carries over; null if "
         "counting them took too long."
@@ -42,8 +42,8 @@ class RollbackAnswer(BaseModel):
     def from_rollback(cls, swap: Rollback, newer: NewerRows | None) -> Self:
         return cls(
             collection=swap.live.collection,
-            live=GenerationBody.from_generation(swap.live),
-            retired=GenerationBody.from_generation(swap.retired),
+            live=LiveGenerationBody.from_generation(swap.live),
+            retired=LiveGenerationBody.from_generation(swap.retired),
             num_newer_rows=newer.num_rows if newer else None,
             num_missing_rows=newer.num_missing if newer else None,
             run_id=swap.run_id,

@@ -88,7 +88,7 @@ class FaultList(BaseModel):
     data: list[FaultBody]
 
 
-class UsageBody(BaseModel):
+class BatchUsage(BaseModel):
     input_tokens: int
     output_tokens: int = 0
     total_tokens: int
@@ -119,7 +119,7 @@ class BatchBody(BaseModel):
     cancelling_at: int | None
     cancelled_at: int | None
     request_counts: CountsBody
-    usage: UsageBody
+    usage: BatchUsage
     metadata: dict[str, str] | None
     job_id: UUID | None = Field(description="Its job, which `/v1/jobs` shows.")
     job_state: str | None
@@ -141,7 +141,7 @@ class BatchBody(BaseModel):
             error_file_id=None if batch.error_file_id is None else name_file(batch.error_file_id),
             **{name: _to_seconds(getattr(batch, name)) for name in MOMENTS},
             request_counts=CountsBody(total=batch.num_lines, completed=num_completed, failed=num_failed),
-            usage=UsageBody(input_tokens=num_tokens, total_tokens=num_tokens),
+            usage=BatchUsage(input_tokens=num_tokens, total_tokens=num_tokens),
             metadata=batch.metadata,
             job_id=batch.job_id if batch.job_state is not None else None,
             job_state=batch.job_state,
