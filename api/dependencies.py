@@ -16,7 +16,7 @@ from api.metrics.metrics import ApiMetrics
 from api.queries.exchange import QueryExchange
 from api.queries.live_generations import LiveGenerations
 from api.watch import Watch
-from vectormill.domain.collection import COLLECTION_NAME
+from vectormill.collections.collection import COLLECTION_NAME
 from vectormill.domain.errors import CollectionNotFound, JobNotFound
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings

@@ -13,10 +13,10 @@ from typing import Final
 from psycopg import sql
 from sqlalchemy import Connection, Engine
 
-from vectormill.db.collections.collections import find_generation
+from vectormill.collections.collections import find_generation
+from vectormill.collections.rows.items import delete_items
 from vectormill.db.jobs.submission import JobWriter
 from vectormill.db.outages import DATABASE_ERRORS
-from vectormill.db.rows.items import delete_items
 from vectormill.db.session import make_engine
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import Conflict, VectormillError

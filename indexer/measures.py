@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 
 from sqlalchemy import Connection, Engine
 
+from vectormill.collections.collection import RECORDS, VECTORS, Generation
 from vectormill.db.measures.blocks import (
     ScannedBlocks,
     ScannedResults,
@@ -18,7 +19,6 @@ from vectormill.db.measures.blocks import (
     scan_results,
 )
 from vectormill.db.measures.rankings import find_nearest, find_vector_index, sample_rows
-from vectormill.domain.collection import RECORDS, VECTORS, Generation
 from vectormill.domain.encoding import INT8
 
 # An exact search reads every row, at some million rows a second: so many rows are read for a whole measurement.

@@ -4,7 +4,7 @@ from typing import Final
 
 from indexer.context import RunContext
 from indexer.phases.reading import Source
-from vectormill.db.collections.collections import find_generation
+from vectormill.collections.collections import find_generation
 from vectormill.db.jobs.twins import add_missing_twins
 from vectormill.runs.runs import refuse_without_texts
 from vectormill.sources.kinds.own_texts import CarriedTextReader

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
-from vectormill.db.collections.collections import find_generation, keeps_texts
-from vectormill.db.collections.generations import find_written
-from vectormill.domain.collection import LIVE, Generation
+from vectormill.collections.collection import LIVE, Generation
+from vectormill.collections.collections import find_generation, keeps_texts
+from vectormill.collections.generations import find_written
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.runs.run import Run
 from vectormill.runs.stages import Stage

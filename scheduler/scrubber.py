@@ -7,7 +7,7 @@ from typing import Final
 
 from sqlalchemy import Engine
 
-from vectormill.db.rows.scrubbing import (
+from vectormill.collections.rows.scrubbing import (
     Pass,
     Position,
     delete_scrubbed,

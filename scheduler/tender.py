@@ -5,11 +5,11 @@ from typing import Any, Final
 
 from sqlalchemy import Engine
 
-from vectormill.db.indexes.indexes import share_removed
-from vectormill.db.indexes.tending import TendedCollection, list_tended
-from vectormill.domain.collection import AUTO
+from vectormill.collections.collection import AUTO
+from vectormill.collections.indexes.index_plan import find_operator_class
+from vectormill.collections.indexes.indexes import share_removed
+from vectormill.collections.indexes.tending import TendedCollection, list_tended
 from vectormill.domain.errors import CollectionNotFound
-from vectormill.domain.index_plan import find_operator_class
 from vectormill.domain.tasks.task import VECTOR
 from vectormill.runs.run import INDEX
 from vectormill.runs.runs import create_run

@@ -11,12 +11,12 @@ from sqlalchemy import Connection, Engine, text
 from indexer.context import RunContext
 from tests.api_server import encode_waiting
 from tests.protocol import SPEC, submit
-from vectormill.db.collections.building import open_target_generation
-from vectormill.db.collections.swaps import swap_generations
+from vectormill.collections.building import open_target_generation
+from vectormill.collections.collection import Generation
+from vectormill.collections.swaps import swap_generations
 from vectormill.db.jobs.jobs import draw_seq
 from vectormill.db.jobs.submission import JobWriter
 from vectormill.db.short_locks import act_in_short_locks
-from vectormill.domain.collection import Generation
 from vectormill.domain.encoding import BINARY, EncodingSpec
 from vectormill.domain.jobs.item import Item
 from vectormill.domain.jobs.job import Job, NewJob

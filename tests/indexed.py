@@ -13,10 +13,10 @@ from sqlalchemy import Engine, text
 from indexer.context import RunContext
 from tests.building import hold_nothing
 from tests.protocol import SPEC
-from vectormill.db.collections.collections import open_collection
-from vectormill.db.indexes.indexes import FoundIndex, find_indexes
-from vectormill.db.rows.generation_tables import upsert_rows
-from vectormill.domain.collection import Generation
+from vectormill.collections.collection import Generation
+from vectormill.collections.collections import open_collection
+from vectormill.collections.indexes.indexes import FoundIndex, find_indexes
+from vectormill.collections.rows.generation_tables import upsert_rows
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.jobs.item import Item
 from vectormill.models.registry import Registry

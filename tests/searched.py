@@ -13,9 +13,9 @@ from sqlalchemy import Connection, Engine, text
 
 from tests.protocol import SPEC
 from tests.services import connected_engine, migrated_database
-from vectormill.db.collections.collections import find_generation, open_collection
-from vectormill.db.rows.generation_tables import upsert_rows
-from vectormill.domain.collection import Generation
+from vectormill.collections.collection import Generation
+from vectormill.collections.collections import find_generation, open_collection
+from vectormill.collections.rows.generation_tables import upsert_rows
 from vectormill.domain.jobs.item import Item
 from vectormill.search.filter_indexes import (
     define_filter_index,

@@ -7,7 +7,8 @@ from uuid import UUID
 from pydantic import BaseModel, Field
 
 from api.schemas import describe_spec
-from vectormill.db.collections.descriptions import (
+from vectormill.collections.collection import GENERATION_STATES, KINDS, find_kind
+from vectormill.collections.descriptions import (
     CollectionDescription,
     CollectionRow,
     Coverage,
@@ -15,7 +16,6 @@ from vectormill.db.collections.descriptions import (
     RunSummary,
     ScheduleSummary,
 )
-from vectormill.domain.collection import GENERATION_STATES, KINDS, find_kind
 from vectormill.moments import in_utc
 from vectormill.sources.source import hide_files
 

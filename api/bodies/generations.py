@@ -6,8 +6,8 @@ from uuid import UUID
 from pydantic import BaseModel, Field
 
 from api.schemas import describe_spec
-from vectormill.db.collections.swaps import NewerRows, Rollback
-from vectormill.domain.collection import Generation
+from vectormill.collections.collection import Generation
+from vectormill.collections.swaps import NewerRows, Rollback
 
 
 class LiveGenerationBody(BaseModel):

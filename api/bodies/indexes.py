@@ -5,12 +5,9 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from vectormill.db.indexes.index_builds import BuildProgress
-from vectormill.db.indexes.index_plans import Outlook
-from vectormill.db.indexes.indexes import FoundIndex
-from vectormill.domain.collection import INDEX_POLICIES, Generation
-from vectormill.domain.errors import InvalidOption
-from vectormill.domain.index_plan import (
+from vectormill.collections.collection import INDEX_POLICIES, Generation
+from vectormill.collections.indexes.builds import BuildProgress
+from vectormill.collections.indexes.index_plan import (
     LEAST_EF_CONSTRUCTION,
     LEAST_M,
     LEAST_MEMORY_BYTES,
@@ -22,6 +19,9 @@ from vectormill.domain.index_plan import (
     MOST_WORKERS,
     check_fields,
 )
+from vectormill.collections.indexes.indexes import FoundIndex
+from vectormill.collections.indexes.plans import Outlook
+from vectormill.domain.errors import InvalidOption
 from vectormill.moments import in_utc
 
 

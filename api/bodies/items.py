@@ -9,8 +9,8 @@ from msgspec import Meta
 from pydantic import BaseModel, Field
 
 from api.streams.result_columns import RESULT_COLUMNS
-from vectormill.db.rows.items import KeptItem
-from vectormill.db.rows.puts import PutEnd
+from vectormill.collections.rows.items import KeptItem
+from vectormill.collections.rows.puts import PutEnd
 from vectormill.domain.tasks.task import TASKS
 from vectormill.search.bodies import PassageBody, find_passage
 

@@ -15,7 +15,7 @@ from api.door.media_types import read_media_type, unsupported_media_type
 from api.intake.intake import Intake
 from api.intake.submissions import NDJSON_TYPES, make_inflater, read_blocks
 from api.streams.ndjson import ItemReader
-from vectormill.db.collections.collections import find_generation
+from vectormill.collections.collections import find_generation
 from vectormill.domain.jobs.item import Item
 from vectormill.sources.fitting import takes_pairs
 from vectormill.sources.pushes import PushWriter

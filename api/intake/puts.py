@@ -20,9 +20,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from api.intake.intake import Intake
 from vectormill.coalescer import Coalescer
-from vectormill.db.collections.collections import find_generation
+from vectormill.collections.collections import find_generation
+from vectormill.collections.rows.puts import PutEnd, delete_ended_puts, find_ended_puts
 from vectormill.db.jobs.submission import JobWriter
-from vectormill.db.rows.puts import PutEnd, delete_ended_puts, find_ended_puts
 from vectormill.domain.errors import SpecMismatch
 from vectormill.domain.jobs.item import Item
 from vectormill.domain.jobs.job import INTERACTIVE_PRIORITY, NewJob

@@ -36,8 +36,8 @@ from api.problems import Limit, Place, Problem
 from api.schemas import JobBody
 from api.streams.inflater import Inflater
 from api.streams.ndjson import ItemReader
+from vectormill.collections.collection import check_collection_name
 from vectormill.db.jobs.submission import JobWriter
-from vectormill.domain.collection import check_collection_name
 from vectormill.domain.encoding import EncodingOptions, EncodingSpec
 from vectormill.domain.errors import InvalidItem, InvalidOption, SubmissionTooLarge
 from vectormill.domain.jobs.item import Item, Items

@@ -14,7 +14,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError
 
 from vectormill.coalescer import Coalescer, NotBegun
-from vectormill.domain.collection import Generation
+from vectormill.collections.collection import Generation
 from vectormill.domain.errors import SearchTimeout
 from vectormill.search.matches import Nearest, find_matches
 from vectormill.search.rounds import MOST_TOGETHER, SearchWithVector, find_company

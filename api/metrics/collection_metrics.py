@@ -5,7 +5,7 @@ from typing import Final
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from vectormill.db.collections.descriptions import CollectionRow
+from vectormill.collections.descriptions import CollectionRow
 
 # Series of a scrape, and looks at the sizes of tables; the first by name are shown when there are more.
 MAX_COLLECTIONS: Final = 100

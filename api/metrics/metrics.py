@@ -18,7 +18,7 @@ from api.metrics.queue_metrics import describe_queues
 from api.metrics.schedule_metrics import describe_schedules
 from api.metrics.webhook_metrics import describe_webhooks
 from api.metrics.worker_metrics import describe_workers
-from vectormill.db.collections.descriptions import list_collection_rows
+from vectormill.collections.descriptions import list_collection_rows
 from vectormill.db.jobs.backlog import list_waiting
 from vectormill.db.short_locks import limit_time
 from vectormill.db.workers import count_backlog, count_open_jobs, list_signs_of_life, list_workers

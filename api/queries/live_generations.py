@@ -10,8 +10,8 @@ from fastapi.concurrency import run_in_threadpool
 from sqlalchemy import Engine
 
 from vectormill.coalescer import Coalescer
-from vectormill.db.collections.collections import find_generation
-from vectormill.domain.collection import Generation
+from vectormill.collections.collection import Generation
+from vectormill.collections.collections import find_generation
 
 
 class LiveGenerations:

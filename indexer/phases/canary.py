@@ -13,8 +13,9 @@ from uuid import UUID
 from indexer.context import RunContext
 from indexer.measures import measure_recall, scan_validity, scan_vectors
 from indexer.phases.samples import compare_sample
-from vectormill.db.collections.building import follow_live_jobs, keep_canary_report
-from vectormill.db.collections.coverage import (
+from vectormill.collections.building import follow_live_jobs, keep_canary_report
+from vectormill.collections.collection import BUILDING, LIVE, VECTORS, Generation
+from vectormill.collections.coverage import (
     Missing,
     count_failures,
     count_open_jobs,
@@ -23,9 +24,8 @@ from vectormill.db.collections.coverage import (
     has_rows,
     list_writers,
 )
-from vectormill.db.collections.generations import find_generation_by_id, find_in_state
-from vectormill.db.collections.swaps import list_lagging_twins
-from vectormill.domain.collection import BUILDING, LIVE, VECTORS, Generation
+from vectormill.collections.generations import find_generation_by_id, find_in_state
+from vectormill.collections.swaps import list_lagging_twins
 from vectormill.domain.encoding import FLOAT16, FLOAT32
 from vectormill.domain.errors import CanaryFailed
 from vectormill.runs.run import CHECKING

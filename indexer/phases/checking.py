@@ -10,9 +10,9 @@ from typing import Any, Final
 from indexer.context import RunContext
 from indexer.measures import measure_recall, scan_validity, scan_vectors
 from indexer.phases.samples import compare_sample
-from vectormill.db.collections.collections import find_generation
-from vectormill.db.collections.strays import find_strays, sample_hashes
-from vectormill.domain.collection import RECORDS, SCORES, VECTORS, Generation
+from vectormill.collections.collection import RECORDS, SCORES, VECTORS, Generation
+from vectormill.collections.collections import find_generation
+from vectormill.collections.strays import find_strays, sample_hashes
 from vectormill.domain.errors import EncodingTimeout
 from vectormill.domain.jobs.item import Item
 from vectormill.runs.run import CHECKING

@@ -5,7 +5,7 @@ from typing import Final
 from indexer.context import RunContext
 from indexer.progress import Progress
 from indexer.target import find_target
-from vectormill.db.rows.items import remove_items
+from vectormill.collections.rows.items import remove_items
 from vectormill.runs.differences import list_vanished
 from vectormill.runs.stages import require_stage
 

@@ -11,10 +11,10 @@ from uuid import UUID, uuid4
 from indexer.context import RunContext
 from indexer.progress import Progress
 from indexer.target import find_target
+from vectormill.collections.rows.items import remove_items
 from vectormill.db.jobs.deletion import discard_upload
 from vectormill.db.jobs.jobs import find_job
 from vectormill.db.jobs.submission import JobWriter
-from vectormill.db.rows.items import remove_items
 from vectormill.domain.errors import JobNotFound, RunError
 from vectormill.domain.jobs.job import CANCELLED, DEFAULT_PRIORITY, UPLOADING, Job, NewJob
 from vectormill.runs.differences import list_failed_keys, write_metadata

@@ -14,11 +14,12 @@ import psycopg
 from psycopg import sql
 
 from indexer.context import RunContext
-from vectormill.db.collections.collections import find_generation
-from vectormill.db.collections.generations import find_generation_by_id
-from vectormill.db.indexes.index_builds import BuildProgress, drop_index, end_former_builds, run_build
-from vectormill.db.indexes.index_plans import Outlook, plan_for
-from vectormill.db.indexes.indexes import (
+from vectormill.collections.collection import AUTO, LIVE, VECTORS, Generation
+from vectormill.collections.collections import find_generation
+from vectormill.collections.generations import find_generation_by_id
+from vectormill.collections.indexes.builds import BuildProgress, drop_index, end_former_builds, run_build
+from vectormill.collections.indexes.index_plan import IndexPlan, find_operator_class
+from vectormill.collections.indexes.indexes import (
     FoundIndex,
     analyze_table,
     count_recently_used,
@@ -28,9 +29,8 @@ from vectormill.db.indexes.indexes import (
     name_next_hnsw,
     record_index,
 )
-from vectormill.db.rows.attributes import attributes_name
-from vectormill.domain.collection import AUTO, LIVE, VECTORS, Generation
-from vectormill.domain.index_plan import IndexPlan, find_operator_class
+from vectormill.collections.indexes.plans import Outlook, plan_for
+from vectormill.collections.rows.attributes import attributes_name
 from vectormill.runs.run import INDEX, INDEXING
 from vectormill.search.filter_indexes import (
     define_filter_index,

@@ -12,9 +12,9 @@ from typing import Any, Final, Protocol
 from indexer.context import RunContext
 from indexer.progress import Progress
 from indexer.target import Target, make_target
-from vectormill.db.collections.building import open_target_generation
+from vectormill.collections.building import open_target_generation
+from vectormill.collections.rows.tombstones import hold_deletions_of
 from vectormill.db.jobs.jobs import draw_seq
-from vectormill.db.rows.tombstones import hold_deletions_of
 from vectormill.domain.errors import SourceFailed
 from vectormill.domain.jobs.item import Item
 from vectormill.key_ledger import KeyLedger

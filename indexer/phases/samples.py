@@ -15,13 +15,13 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import Connection, Engine
 
+from vectormill.collections.collection import RECORDS, SCORES, VECTORS, Generation
+from vectormill.collections.kinds.row_kind import Results, take_objects
+from vectormill.collections.rows.calibrations import find_ranges
 from vectormill.db.jobs.export import read_job_records, read_vectors
 from vectormill.db.jobs.jobs import delete_job, find_job
 from vectormill.db.jobs.submission import JobWriter
-from vectormill.db.kinds.row_kind import Results, take_objects
 from vectormill.db.measures.known_texts import read_rows, sample_chunks, sample_kept_texts
-from vectormill.db.rows.calibrations import find_ranges
-from vectormill.domain.collection import RECORDS, SCORES, VECTORS, Generation
 from vectormill.domain.encoding import BINARY, FLOAT32, INT8
 from vectormill.domain.errors import EncodingTimeout
 from vectormill.domain.jobs.item import Item

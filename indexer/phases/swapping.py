@@ -13,15 +13,15 @@ from uuid import UUID
 from sqlalchemy import Connection
 
 from indexer.context import RunContext
-from vectormill.db.collections.generations import find_generation_by_id
-from vectormill.db.collections.swaps import (
+from vectormill.collections.collection import BUILDING, Generation
+from vectormill.collections.generations import find_generation_by_id
+from vectormill.collections.swaps import (
     Swap,
     hold_back_jobs,
     list_lagging_twins,
     swap_generations,
 )
 from vectormill.db.short_locks import act_in_short_locks
-from vectormill.domain.collection import BUILDING, Generation
 from vectormill.domain.errors import SwapRefused
 from vectormill.runs.run import SWAPPING
 

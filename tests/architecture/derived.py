@@ -20,7 +20,7 @@ from tests.architecture.facts import (
     find_settings,
 )
 from tests.architecture.sources import ROOT
-from vectormill.domain import collection
+from vectormill.collections import collection
 from vectormill.domain.encoding import EncodingOptions, RequestedOptions, list_options
 from vectormill.domain.jobs import chunk, job
 from vectormill.domain.jobs.item import ITEM_ERROR_CODES

@@ -12,6 +12,7 @@ PACKAGES = ("api", "indexer", "scheduler", "vectormill", "worker")
 # Folders that hold all of one feature, its SQL too (decision 0049).
 FEATURES = (
     "vectormill/batches",
+    "vectormill/collections",
     "vectormill/keys",
     "vectormill/runs",
     "vectormill/schedules",

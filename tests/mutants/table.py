@@ -82,14 +82,14 @@ MUTANTS: Final = (
     ),
     Mutant(
         "an older job overwrites a newer one",
-        "vectormill/db/rows/generation_tables.py",
+        "vectormill/collections/rows/generation_tables.py",
         "WHERE live.job_seq <= excluded.job_seq  -- an older job never overwrites a newer one",
         "",
         (f"{PROTOCOL}::test_an_older_job_never_overwrites_a_newer_one",),
     ),
     Mutant(
         "rows are written in the order they come in",
-        "vectormill/db/rows/generation_tables.py",
+        "vectormill/collections/rows/generation_tables.py",
         "ORDER BY item.key ",
         "",
         (
@@ -194,7 +194,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a commit looks for no tombstone",
-        "vectormill/db/rows/generation_tables.py",
+        "vectormill/collections/rows/generation_tables.py",
         "     WHERE NOT EXISTS (SELECT 1 FROM newer WHERE newer.key = item.key AND newer.seq > item.place)\n",
         "",
         (
@@ -204,14 +204,14 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a deletion does not wait for commits",
-        "vectormill/db/rows/items.py",
+        "vectormill/collections/rows/items.py",
         "    lock_deletions(connection, generations[0].collection_id)\n",
         "",
         (f"{ITEMS}::test_a_commit_and_a_deletion_that_overlap_leave_nothing_of_the_key",),
     ),
     Mutant(
         "texts are scrubbed while a transaction may still bring an older job",
-        "vectormill/db/rows/scrubbing.py",
+        "vectormill/collections/rows/scrubbing.py",
         "AND deleted_at < (SELECT coalesce(min(xact_start), now())",
         "AND now() >= (SELECT coalesce(min(xact_start), now())",
         (f"{SCRUBBING}::test_a_transaction_that_began_before_the_deletion_is_waited_for",),
@@ -291,28 +291,28 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a commit asks nothing of what a run has written beside the row",
-        "vectormill/db/rows/generation_tables.py",
+        "vectormill/collections/rows/generation_tables.py",
         "key = ANY(%(keys)s::text[]) AND job_seq > %(first_place)s::bigint",
         "key = ANY(%(keys)s::text[]) AND job_seq > %(first_place)s::bigint AND false",
         (f"{ORDER}::test_a_row_whose_metadata_alone_a_run_has_changed_is_not_parted_by_an_older_job",),
     ),
     Mutant(
         "a run removes rows while commits go on",
-        "vectormill/db/rows/items.py",
+        "vectormill/collections/rows/items.py",
         "    lock_deletions(connection, generation.collection_id)\n",
         "",
         (f"{ORDER}::test_a_commit_that_overlaps_a_run_s_removal_leaves_no_attributes",),
     ),
     Mutant(
         "a removal by a run leaves no tombstone",
-        "vectormill/db/rows/items.py",
+        "vectormill/collections/rows/items.py",
         "    bury_keys(connection, generations[0].collection_id, keys, places)\n",
         "",
         (f"{ORDER}::test_a_key_that_a_run_has_removed_is_not_brought_back_by_an_older_job",),
     ),
     Mutant(
         "the canary demands the rows of jobs whose twins are open",
-        "vectormill/db/collections/coverage.py",
+        "vectormill/collections/coverage.py",
         "twin.state NOT IN {FINISHED_JOB_STATES}",
         "false",
         (f"{CANARY}::test_the_rows_of_a_job_that_is_still_running_are_no_failure",),
@@ -383,7 +383,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a generation is dropped while a rollback carries its rows",
-        "vectormill/db/collections/retired.py",
+        "vectormill/collections/retired.py",
         "       AND NOT {IS_CARRIED_FROM}\n",
         "",
         (
@@ -607,7 +607,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a rollback carries what is newer than the live generation alone",
-        "vectormill/db/collections/swaps.py",
+        "vectormill/collections/swaps.py",
         "SELECT coalesce(CAST(retired.report ->> 'retired_seq' AS bigint), CAST(",
         "SELECT coalesce(CAST(",
         (

@@ -10,8 +10,8 @@ from typing import Any, Final
 import psycopg
 from sqlalchemy import Connection, text
 
+from vectormill.collections.rows.tombstones import hold_deletions, lock_deletions
 from vectormill.db.outages import blames_a_value
-from vectormill.db.rows.tombstones import hold_deletions, lock_deletions
 from vectormill.runs.stages import LOOK_UP_BY_INDEX, Stage, driver_of, has_table
 
 COUNT_ROWS: Final = "SELECT count(*) FROM {table}"

@@ -14,10 +14,10 @@ import psycopg
 from psycopg import sql
 from sqlalchemy import Connection
 
-from vectormill.db.kinds.kinds import choose_kind
-from vectormill.db.rows.attributes import attributes_name
-from vectormill.db.rows.generation_tables import assign_columns
-from vectormill.domain.collection import Generation
+from vectormill.collections.collection import Generation
+from vectormill.collections.kinds import choose_kind
+from vectormill.collections.rows.attributes import attributes_name
+from vectormill.collections.rows.generation_tables import assign_columns
 from vectormill.domain.errors import RunError
 from vectormill.domain.jobs.item import Item
 from vectormill.domain.tasks.pair import PAIR_MARK

@@ -10,7 +10,7 @@ from typing import Final
 
 from psycopg import sql
 
-from vectormill.db.rows.attributes import attributes_name
+from vectormill.collections.rows.attributes import attributes_name
 
 # Instead of a field: one index over all metadata, for `metadata @> '{"tags": ["new"]}'` and `metadata ? 'year'`.
 ANY_FIELD: Final = "*"

@@ -15,7 +15,7 @@ import psycopg
 from sqlalchemy import Connection, Row, TextClause, text
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
-from vectormill.domain.collection import Generation
+from vectormill.collections.collection import Generation
 from vectormill.domain.errors import Conflict, SearchTimeout, TextsNotKept
 from vectormill.search.plans import Plans, Reading
 from vectormill.search.plans import walk_plan as walk_plan

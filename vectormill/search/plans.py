@@ -6,9 +6,9 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, text
 
-from vectormill.db.rows.attributes import attributes_name
-from vectormill.db.rows.estimates import estimate_num_rows
-from vectormill.domain.collection import Generation
+from vectormill.collections.collection import Generation
+from vectormill.collections.rows.attributes import attributes_name
+from vectormill.collections.rows.generation_tables import estimate_num_rows
 from vectormill.search.rankings import Statement
 
 # As the last ANALYZE or VACUUM counted.

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import Connection, text
 
-from vectormill.db.rows.arrays import WireArray, accept_arrays, find_type, open_array
-from vectormill.db.rows.attributes import attributes_name
-from vectormill.db.rows.calibrations import find_ranges
-from vectormill.domain.collection import Generation
+from vectormill.collections.collection import Generation
+from vectormill.collections.rows.attributes import attributes_name
+from vectormill.collections.rows.calibrations import find_ranges
+from vectormill.db.arrays import WireArray, accept_arrays, find_type, open_array
 from vectormill.domain.encoding import BINARY, FLOAT16, FLOAT32, INT8
 from vectormill.domain.errors import ItemNotFound
 from vectormill.vectors.vector_types import (

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from vectormill.db.rows.attributes import attributes_name
-from vectormill.domain.collection import Generation
+from vectormill.collections.collection import Generation
+from vectormill.collections.rows.attributes import attributes_name
 from vectormill.search.filters import Condition, compile_filter
 from vectormill.search.query_vectors import QueryVector
 from vectormill.search.search import BY_TEXT, FUSION_CONSTANT, HYBRID, METADATA, TEXT, VECTOR, Search

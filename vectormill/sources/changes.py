@@ -12,10 +12,10 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from vectormill.db.collections.generations import find_written, list_written_generations
-from vectormill.db.rows.generation_tables import table_name
-from vectormill.db.rows.items import remove_items
-from vectormill.domain.collection import Generation
+from vectormill.collections.collection import Generation
+from vectormill.collections.generations import find_written, list_written_generations
+from vectormill.collections.rows.generation_tables import table_name
+from vectormill.collections.rows.items import remove_items
 from vectormill.domain.errors import Conflict
 from vectormill.domain.jobs.job import TENDED_JOB_STATES
 from vectormill.runs.differences import list_failed_keys

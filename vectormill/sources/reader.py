@@ -8,8 +8,8 @@ from uuid import UUID
 
 from sqlalchemy import Engine
 
-from vectormill.db.collections.generations import find_in_state
-from vectormill.domain.collection import LIVE
+from vectormill.collections.collection import LIVE
+from vectormill.collections.generations import find_in_state
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.jobs.item import Item
 from vectormill.models.registry import Registry

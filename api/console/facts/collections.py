@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from vectormill.db.collections.descriptions import CollectionRow
-from vectormill.db.overviews.collections import Standing
-from vectormill.domain.collection import VECTORS, find_kind
+from vectormill.collections.collection import VECTORS, find_kind
+from vectormill.collections.descriptions import CollectionRow
+from vectormill.collections.standings import Standing
 from vectormill.sources.source import hide_queries
 
 # What stands before an @ in an address may be a password, wherever it was written.

@@ -16,14 +16,14 @@ from api.cursors import After, decode_cursor, encode_cursor
 from api.dependencies import CollectionName, Resources, ResourcesDependency
 from api.problems import Problem
 from api.routes.collections.searches import find_embeddings, make_one_search, open_generation
-from vectormill.db.collections.descriptions import (
+from vectormill.collections.collection import VECTORS, find_kind
+from vectormill.collections.descriptions import (
     CollectionDescription,
     describe_collection,
     list_collection_rows,
 )
-from vectormill.db.indexes.index_builds import BuildProgress
-from vectormill.db.overviews.collections import OpenRun, find_index_progress, list_open_runs, list_standings
-from vectormill.domain.collection import VECTORS, find_kind
+from vectormill.collections.indexes.builds import BuildProgress
+from vectormill.collections.standings import OpenRun, find_index_progress, list_open_runs, list_standings
 from vectormill.domain.errors import CollectionNotFound, VectormillError
 
 router = APIRouter(include_in_schema=False)

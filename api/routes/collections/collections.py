@@ -16,12 +16,12 @@ from api.dependencies import CollectionName, Resources, ResourcesDependency
 from api.door.media_types import require_json
 from api.intake.requests import decode_body
 from api.intake.submissions import make_wanted_spec, read_body
-from vectormill.db.collections.collections import change_collection, create_collection
-from vectormill.db.collections.descriptions import describe_collection, list_collection_rows
-from vectormill.db.collections.removals import remove_collection, stop_work
-from vectormill.domain.collection import CollectionWishes, check_collection_name
+from vectormill.collections.collection import CollectionWishes, check_collection_name
+from vectormill.collections.collections import change_collection, create_collection
+from vectormill.collections.descriptions import describe_collection, list_collection_rows
+from vectormill.collections.indexes.index_plan import IndexWishes
+from vectormill.collections.removals import remove_collection, stop_work
 from vectormill.domain.errors import CollectionInUse
-from vectormill.domain.index_plan import IndexWishes
 
 router = APIRouter(tags=["collections"])
 

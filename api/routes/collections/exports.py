@@ -9,8 +9,8 @@ from api.dependencies import CollectionName, ResourcesDependency
 from api.streams.collection_streams import ROW_FORMATS
 from api.streams.result_columns import RESULT_COLUMNS
 from api.streams.vector_streams import PieceResponse, start_reading
-from vectormill.db.rows.collection_rows import Inclusion, find_exported, read_pages
-from vectormill.domain.collection import Generation
+from vectormill.collections.collection import Generation
+from vectormill.collections.rows.pages import Inclusion, find_exported, read_pages
 from vectormill.domain.errors import WrongKind
 from vectormill.files.formats import OUTPUT_FORMATS, RowsName
 

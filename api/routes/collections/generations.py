@@ -7,9 +7,9 @@ from pydantic import BaseModel, Field
 
 from api.bodies.generations import RollbackAnswer
 from api.dependencies import CollectionName, ResourcesDependency
-from vectormill.db.collections.building import discard_generation
-from vectormill.db.collections.generations import find_generation_by_id
-from vectormill.db.collections.swaps import count_newer_rows, roll_back
+from vectormill.collections.building import discard_generation
+from vectormill.collections.generations import find_generation_by_id
+from vectormill.collections.swaps import count_newer_rows, roll_back
 from vectormill.db.short_locks import act_in_short_locks
 from vectormill.domain.errors import GenerationNotFound
 

@@ -5,12 +5,12 @@ from fastapi import APIRouter, Response
 from api.bodies.indexes import IndexBody, IndexRequest
 from api.bodies.sources.runs import RunBody
 from api.dependencies import CollectionName, ResourcesDependency
-from vectormill.db.collections.collections import find_generation
-from vectormill.db.indexes.index_builds import find_progress
-from vectormill.db.indexes.index_plans import plan_for
-from vectormill.db.indexes.indexes import find_indexes, find_wishes, set_wishes
-from vectormill.domain.collection import HNSW, require_vectors
-from vectormill.domain.index_plan import IndexWishes
+from vectormill.collections.collection import HNSW, require_vectors
+from vectormill.collections.collections import find_generation
+from vectormill.collections.indexes.builds import find_progress
+from vectormill.collections.indexes.index_plan import IndexWishes
+from vectormill.collections.indexes.indexes import find_indexes, find_wishes, set_wishes
+from vectormill.collections.indexes.plans import plan_for
 from vectormill.runs.run import INDEX
 from vectormill.runs.runs import create_run
 

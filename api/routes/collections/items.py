@@ -17,9 +17,9 @@ from api.intake.puts import Followed
 from api.intake.requests import ItemBody, UnreadableItem, check_key, decode_body, make_item
 from api.intake.submissions import read_body
 from api.problems import Limit, Place, Problem
-from vectormill.db.collections.collections import find_generation
-from vectormill.db.rows.items import delete_items, find_item
-from vectormill.db.rows.puts import PutEnd
+from vectormill.collections.collections import find_generation
+from vectormill.collections.rows.items import delete_items, find_item
+from vectormill.collections.rows.puts import PutEnd
 from vectormill.domain.errors import Conflict, InvalidItem, SubmissionTooLarge
 from vectormill.domain.jobs.item import Item, ItemFailure
 from vectormill.domain.jobs.job import COMPLETED, COMPLETED_WITH_ERRORS, FAILED

@@ -14,9 +14,9 @@ from api.door.media_types import require_json
 from api.intake.requests import UnreadableItem, check_key, decode_body
 from api.intake.submissions import read_body
 from api.queries.encoding import check_query, encode_queries
-from vectormill.db.collections.collections import check_spec_fits
-from vectormill.db.collections.generations import find_spec
-from vectormill.domain.collection import Generation, require_vectors
+from vectormill.collections.collection import Generation, require_vectors
+from vectormill.collections.collections import check_spec_fits
+from vectormill.collections.generations import find_spec
 from vectormill.domain.errors import InvalidOption, ItemNotFound, SpecMismatch
 from vectormill.search.bodies import (
     SEARCH_DECODER,

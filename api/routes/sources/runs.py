@@ -11,7 +11,7 @@ from api.bodies.sources.runs import RunBody, RunPage, RunRequest
 from api.cursors import After, decode_cursor, encode_cursor
 from api.dependencies import CollectionName, Resources, ResourcesDependency
 from api.intake.idempotency import IdempotencyKey
-from vectormill.db.collections.collections import find_generation
+from vectormill.collections.collections import find_generation
 from vectormill.db.idempotency import make_once
 from vectormill.db.jobs.jobs import find_job
 from vectormill.domain.encoding import EncodingSpec

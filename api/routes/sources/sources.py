@@ -16,7 +16,7 @@ from api.intake.requests import UnreadableItem, decode_body, encode_metadata
 from api.intake.submissions import read_body
 from api.problems import Place, Problem
 from vectormill.addresses import is_loopback_host
-from vectormill.db.collections.collections import find_generation
+from vectormill.collections.collections import find_generation
 from vectormill.domain.errors import InvalidOption, SourceFailed
 from vectormill.settings import Settings
 from vectormill.sources.checking import SourceReport, check_source

@@ -26,7 +26,7 @@ from tests.api_server import (
     submit,
 )
 from tests.waiting import wait_for
-from vectormill.domain.collection import RESERVED_WORDS
+from vectormill.collections.collection import RESERVED_WORDS
 from vectormill.settings import Settings
 
 JSON = {"Content-Type": "application/json"}
@@ -225,7 +225,7 @@ def test_a_collection_that_an_older_release_named_with_a_reserved_word_goes_on(
 ) -> None:
     with api_client(engine) as client:
         with monkeypatch.context() as older:
-            older.setattr("vectormill.db.collections.collections.check_new_name", lambda name: None)
+            older.setattr("vectormill.collections.collections.check_new_name", lambda name: None)
             submit(client, ITEMS, collection="order")
         submit(client, ITEMS, collection="order")
 

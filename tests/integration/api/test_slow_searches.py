@@ -12,7 +12,7 @@ from api.limits.search_pool import SEARCH_CONNECTIONS, SearchPool
 from tests.api_server import ITEMS, api_client, assert_problem, encode_waiting, many, submit
 from tests.protocol import vector_of
 from tests.waiting import wait_for
-from vectormill.db.collections.collections import find_generation
+from vectormill.collections.collections import find_generation
 from vectormill.search.rounds import MOST_ROWS
 from vectormill.search.search import Search
 

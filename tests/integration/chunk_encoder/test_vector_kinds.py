@@ -17,11 +17,11 @@ from sqlalchemy import Engine, text
 from tests.api_server import SMALL, api_client, assert_problem, encode_waiting, many, submit
 from tests.protocol import SPEC, claim, claim_next, complete, dispatch_all, make_items, vector_of
 from tests.protocol import submit as submit_directly
+from vectormill.collections.collections import find_generation
+from vectormill.collections.rows.calibrations import find_ranges, keep_ranges
 from vectormill.db.chunks.chunks import split_chunk
-from vectormill.db.collections.collections import find_generation
 from vectormill.db.jobs.export import read_vectors
 from vectormill.db.jobs.jobs import retry_job
-from vectormill.db.rows.calibrations import find_ranges, keep_ranges
 from vectormill.domain.encoding import VECTOR_TYPES
 from vectormill.domain.jobs.item import EMPTY_TEXT, ItemFailure
 from vectormill.domain.jobs.job import Job

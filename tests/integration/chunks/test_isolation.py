@@ -7,12 +7,12 @@ import pytest
 from sqlalchemy import Engine, text
 
 from tests.protocol import SPEC, claim, claim_next, dispatch_all, make_items, submit
+from vectormill.collections.rows.calibrations import keep_ranges
 from vectormill.db.chunks.chunks import split_chunk
 from vectormill.db.chunks.completion import complete_chunk
 from vectormill.db.chunks.payloads import load_payload
 from vectormill.db.jobs.export import read_vectors
 from vectormill.db.jobs.jobs import find_job, retry_job
-from vectormill.db.rows.calibrations import keep_ranges
 from vectormill.domain.encoding import VECTOR_TYPES, EncodingSpec
 from vectormill.domain.jobs.chunk import ChunkOutcome, Claim
 from vectormill.domain.jobs.item import EMPTY_TEXT, ItemFailure

@@ -19,6 +19,9 @@ from tests.protocol import (
     submit,
     vector_of,
 )
+from vectormill.collections import collections
+from vectormill.collections.collection import Generation
+from vectormill.collections.collections import find_generation
 from vectormill.db.chunks.chunks import claim_chunk, release_chunk, renew_leases, split_chunk
 from vectormill.db.chunks.completion import cancel_chunk, fail_chunk
 from vectormill.db.chunks.dispatch import list_queued, list_rooms, recall_dispatches
@@ -28,12 +31,9 @@ from vectormill.db.chunks.rescue import (
     rescue_expired_chunks,
     rescue_unclaimed_chunks,
 )
-from vectormill.db.collections import collections
-from vectormill.db.collections.collections import find_generation
 from vectormill.db.jobs.deletion import discard_expired_jobs
 from vectormill.db.jobs.export import read_job_records, read_vectors
 from vectormill.db.jobs.jobs import cancel_job, delete_job, find_job, list_item_errors, list_jobs, retry_job
-from vectormill.domain.collection import Generation
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import (
     Conflict,

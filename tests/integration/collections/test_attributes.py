@@ -5,7 +5,7 @@ from sqlalchemy import Engine, text
 
 from tests.integration.jobs.test_migrations import downgrade
 from tests.protocol import SPEC, claim_next, complete, submit, vector_of
-from vectormill.db.collections.collections import open_collection
+from vectormill.collections.collections import open_collection
 from vectormill.db.migrations import upgrade
 from vectormill.domain.jobs.item import Item
 

@@ -10,15 +10,15 @@ from tests.building import BITS, NEXT, ask, build, encode_all, put, rows_of, swa
 from tests.indexers import start_run
 from tests.kinds import RECORDS, SCORES
 from tests.protocol import SPEC, claim, complete, dispatch_all, make_items, submit
-from vectormill.db.collections.building import (
+from vectormill.collections.building import (
     discard_generation,
     open_building_generation,
     open_target_generation,
 )
-from vectormill.db.collections.collections import find_generation
-from vectormill.db.collections.generations import find_building, list_written_generations
-from vectormill.db.collections.retired import prune_retired_generations
-from vectormill.db.collections.swaps import NewerRows, count_newer_rows, roll_back, swap_generations
+from vectormill.collections.collections import find_generation
+from vectormill.collections.generations import find_building, list_written_generations
+from vectormill.collections.retired import prune_retired_generations
+from vectormill.collections.swaps import NewerRows, count_newer_rows, roll_back, swap_generations
 from vectormill.db.jobs.export import read_vectors
 from vectormill.db.jobs.jobs import cancel_job, find_job, list_jobs, retry_job
 from vectormill.db.jobs.twins import cancel_unwanted_jobs, wish_for_twins

@@ -11,15 +11,15 @@ from sqlalchemy import Engine, text
 from tests.building import ask, build, encode_all, swap
 from tests.kinds import LABELS, RECORDS, SCORES, grouped_of, numbers_of, records_of
 from tests.protocol import SPEC, claim_next, make_items, stack, submit
+from vectormill.collections.collection import HNSW, CollectionWishes
+from vectormill.collections.collections import create_collection, find_generation
+from vectormill.collections.kinds import choose_kind
+from vectormill.collections.rows import generation_tables
+from vectormill.collections.rows.items import find_item
+from vectormill.collections.rows.pages import Inclusion, compose_statement
 from vectormill.db.chunks.completion import complete_chunk
-from vectormill.db.collections.collections import create_collection, find_generation
 from vectormill.db.jobs.export import read_job_records, read_vectors
 from vectormill.db.jobs.jobs import find_job, list_item_errors
-from vectormill.db.kinds.kinds import choose_kind
-from vectormill.db.rows import generation_tables
-from vectormill.db.rows.collection_rows import Inclusion, compose_statement
-from vectormill.db.rows.items import find_item
-from vectormill.domain.collection import HNSW, CollectionWishes
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import SpecMismatch, WrongKind
 from vectormill.domain.jobs.chunk import ChunkOutcome

@@ -23,14 +23,14 @@ from tests.indexers import (
 )
 from tests.protocol import claim, complete, complete_on, dispatch_all, submit
 from tests.waiting import wait_for
+from vectormill.collections.building import discard_generation
+from vectormill.collections.collections import find_generation
+from vectormill.collections.rows.items import delete_items, remove_items
+from vectormill.collections.rows.scrubbing import delete_scrubbed
+from vectormill.collections.swaps import roll_back
 from vectormill.db.chunks.chunks import split_chunk
-from vectormill.db.collections.building import discard_generation
-from vectormill.db.collections.collections import find_generation
-from vectormill.db.collections.swaps import roll_back
 from vectormill.db.jobs.jobs import draw_seq, retry_job
 from vectormill.db.jobs.twins import cancel_unwanted_jobs
-from vectormill.db.rows.items import delete_items, remove_items
-from vectormill.db.rows.scrubbing import delete_scrubbed
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.jobs.chunk import Claim
 from vectormill.domain.jobs.item import ENCODING_FAILED, Item, ItemFailure

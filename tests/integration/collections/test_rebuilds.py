@@ -12,10 +12,10 @@ from tests.building import BITS, NEXT, ask, encode_all, put, rows_of
 from tests.indexers import ListedSource, await_run, contents, indexing, row, wanted
 from tests.kinds import RECORDS, SCORES
 from tests.protocol import SPEC
-from vectormill.db.collections.collections import find_generation
-from vectormill.db.collections.generations import find_building
-from vectormill.db.collections.swaps import roll_back
-from vectormill.domain.collection import RETIRED
+from vectormill.collections.collection import RETIRED
+from vectormill.collections.collections import find_generation
+from vectormill.collections.generations import find_building
+from vectormill.collections.swaps import roll_back
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.runs.run import COMPLETED, FAILED, REINDEX
 from vectormill.runs.runs import create_run

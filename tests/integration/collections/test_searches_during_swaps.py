@@ -13,8 +13,8 @@ from tests.indexers import ListedSource, await_run, indexing, row
 from tests.protocol import vector_of
 from tests.waiting import wait_for
 from vectormill.client import Client
-from vectormill.db.collections.collections import find_generation
-from vectormill.db.collections.swaps import roll_back
+from vectormill.collections.collections import find_generation
+from vectormill.collections.swaps import roll_back
 from vectormill.db.short_locks import act_in_short_locks
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.runs.run import COMPLETED, REINDEX

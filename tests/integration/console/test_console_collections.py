@@ -16,7 +16,7 @@ from tests.protocol import make_items
 from tests.protocol import submit as submit_job
 from tests.queries import listening
 from tests.schedules import make_schedule
-from vectormill.db.collections.removals import remove_collection
+from vectormill.collections.removals import remove_collection
 from vectormill.runs.runs import create_run
 
 

@@ -14,12 +14,12 @@ from indexer.phases.swapping import swap
 from tests.building import BITS, NEXT, ask, build, encode_all, hold_nothing, make_run, put
 from tests.integration.crashes.points import CrashPoints
 from tests.integration.crashes.victims import Servers, running, watched_engine
-from vectormill.db.collections.collections import find_generation
-from vectormill.db.collections.generations import find_building, find_generation_by_id
-from vectormill.db.collections.swaps import roll_back
+from vectormill.collections.collection import Generation
+from vectormill.collections.collections import find_generation
+from vectormill.collections.generations import find_building, find_generation_by_id
+from vectormill.collections.swaps import roll_back
 from vectormill.db.session import make_engine
 from vectormill.db.short_locks import act_in_short_locks
-from vectormill.domain.collection import Generation
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings

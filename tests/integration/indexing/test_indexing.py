@@ -22,9 +22,9 @@ from tests.indexed import (
 )
 from tests.protocol import SPEC, vector_of
 from tests.waiting import wait_for
-from vectormill.db.indexes.indexes import find_record
-from vectormill.db.rows.generation_tables import upsert_rows
-from vectormill.domain.collection import Generation
+from vectormill.collections.collection import Generation
+from vectormill.collections.indexes.indexes import find_record
+from vectormill.collections.rows.generation_tables import upsert_rows
 from vectormill.domain.encoding import BINARY, FLOAT32, INT8, EncodingSpec
 from vectormill.domain.jobs.item import Item
 from vectormill.runs.run import REINDEX
@@ -212,7 +212,7 @@ def test_writers_and_searches_go_on_while_a_live_index_is_built(
         if failures or have_gone_on():
             older.close()
 
-    monkeypatch.setattr("vectormill.db.indexes.index_builds.PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr("vectormill.collections.indexes.builds.PAUSE_SECONDS", 0.05)
     for thread in threads:
         thread.start()
     build_indexes(start_run(engine, check=check)[0], generation)
@@ -231,7 +231,7 @@ def test_writers_and_searches_go_on_while_a_live_index_is_built(
 
 def test_the_progress_of_a_build_is_reported(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("indexer.phases.indexing.REPORT_SECONDS", 0.0)
-    monkeypatch.setattr("vectormill.db.indexes.index_builds.PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("vectormill.collections.indexes.builds.PAUSE_SECONDS", 0.01)
     generation = make_collection(engine, draw_vectors(6000, 64))
     wish(engine, index_options="""'{"ef_construction": 200}'""")  # longer than a look, on any machine
     seen = []

@@ -14,8 +14,8 @@ from scheduler.tender import Tender, find_need
 from tests.indexed import draw_vectors, execute, make_collection, start_run, wish
 from tests.protocol import SPEC, make_items, submit
 from tests.waiting import wait_for
-from vectormill.db.indexes.tending import LIST_TENDED, TendedCollection
-from vectormill.domain.collection import AUTO, HNSW
+from vectormill.collections.collection import AUTO, HNSW
+from vectormill.collections.indexes.tending import LIST_TENDED, TendedCollection
 from vectormill.domain.encoding import INT8
 from vectormill.runs.run import INDEX
 from vectormill.runs.runs import create_run

@@ -28,18 +28,18 @@ from tests.integration.interleavings.world import outage
 from tests.integration.order.ledger import Ledger, Value, Write
 from tests.integration.order.stepped_run import reading_in_step
 from tests.protocol import FAULTY, SPEC, dispatch_all, fail_faulty, stack
+from vectormill.collections.building import discard_generation
+from vectormill.collections.collections import find_generation
+from vectormill.collections.retired import prune_retired_generations
+from vectormill.collections.rows.items import delete_items
+from vectormill.collections.swaps import roll_back
 from vectormill.db.chunks.chunks import claim_chunk, release_chunk, renew_leases, split_chunk
 from vectormill.db.chunks.completion import cancel_chunk
 from vectormill.db.chunks.payloads import load_payload
-from vectormill.db.collections.building import discard_generation
-from vectormill.db.collections.collections import find_generation
-from vectormill.db.collections.retired import prune_retired_generations
-from vectormill.db.collections.swaps import roll_back
 from vectormill.db.jobs.jobs import cancel_job, draw_seq, find_job, pause_job, resume_job
 from vectormill.db.jobs.submission import JobWriter
 from vectormill.db.jobs.twins import wish_for_twins
 from vectormill.db.outages import DATABASE_ERRORS, is_outage
-from vectormill.db.rows.items import delete_items
 from vectormill.db.short_locks import act_in_short_locks
 from vectormill.domain.errors import (
     Conflict,
@@ -125,8 +125,8 @@ class CollectionWorld:
             patches.enter_context(reading_in_step(rows_per_page=2))
             for name, value in (
                 ("vectormill.db.short_locks.LOCK_MILLISECONDS", 0),
-                ("vectormill.db.collections.swaps.DRAIN_SECONDS", 0.04),
-                ("vectormill.db.rows.items.draw_seq", self._draw_seq),
+                ("vectormill.collections.swaps.DRAIN_SECONDS", 0.04),
+                ("vectormill.collections.rows.items.draw_seq", self._draw_seq),
                 ("indexer.phases.reading.make_stage", self._make_stage),
                 ("indexer.phases.reading.stage_rows", self._stage_rows),
                 ("indexer.phases.comparing.note_vanished", self._note_vanished),

@@ -18,6 +18,7 @@ from sqlalchemy.exc import DBAPIError
 
 from tests.promises import Witness
 from tests.protocol import SPEC, complete, dispatch_all, make_items, stack, submit
+from vectormill.collections.rows.items import delete_items
 from vectormill.db.chunks.chunks import claim_chunk, find_chunk, release_chunk, renew_leases, split_chunk
 from vectormill.db.chunks.completion import cancel_chunk, fail_chunk
 from vectormill.db.chunks.dispatch import list_queued, recall_dispatches
@@ -30,7 +31,6 @@ from vectormill.db.chunks.rescue import (
 )
 from vectormill.db.jobs.deletion import delete_batch, discard_expired_jobs, discard_job, discard_stale_uploads
 from vectormill.db.jobs.jobs import delete_job, retry_job
-from vectormill.db.rows.items import delete_items
 from vectormill.domain.errors import (
     CollectionNotFound,
     JobNotFound,

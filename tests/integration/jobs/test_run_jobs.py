@@ -7,8 +7,8 @@ import pytest
 from sqlalchemy import Engine, text
 
 from tests.protocol import SPEC, claim_next, complete, make_items, submit
-from vectormill.db.collections.collections import find_generation
-from vectormill.db.collections.generations import list_written_generations
+from vectormill.collections.collections import find_generation
+from vectormill.collections.generations import list_written_generations
 from vectormill.db.jobs.deletion import discard_upload
 from vectormill.db.jobs.jobs import draw_seq, find_job
 from vectormill.db.jobs.submission import JobWriter

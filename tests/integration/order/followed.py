@@ -19,9 +19,9 @@ from tests.integration.order.ledger import Ledger, Value, Write
 from tests.integration.order.stepped_run import SteppedRun, reading_in_step
 from tests.kept_rows import read_rows
 from tests.services import connected_engine, migrated_database
+from vectormill.collections.collections import find_generation
+from vectormill.collections.generations import find_building
 from vectormill.db.chunks.payloads import load_payload
-from vectormill.db.collections.collections import find_generation
-from vectormill.db.collections.generations import find_building
 from vectormill.domain.jobs.chunk import Claim
 from vectormill.domain.jobs.item import Item
 from vectormill.runs.run import COMPARING, COMPLETED, Run

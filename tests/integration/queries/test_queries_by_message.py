@@ -24,7 +24,7 @@ from tests.residue import find_residue
 from tests.waiting import wait_for
 from vectormill.broker.query_desk import QueryDesk
 from vectormill.broker.query_messages import Query, Taken, queue_key, write_message, write_spec
-from vectormill.db.collections.collections import find_generation
+from vectormill.collections.collections import find_generation
 from vectormill.models.registry import DEFAULT_MODEL
 from vectormill.processes.lifetimes import free_port
 from worker.engine.engine import EncodeRequest, RunnerDied

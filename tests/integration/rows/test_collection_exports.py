@@ -19,9 +19,9 @@ from sqlalchemy import Engine, text
 from tests.api_server import api_client, assert_problem, encode_waiting, submit
 from tests.protocol import SPEC, vector_of
 from vectormill.client import Client
-from vectormill.db.collections.collections import find_generation, open_collection
-from vectormill.db.rows.collection_rows import READ_PAGE, Inclusion, compose_statement, read_pages
-from vectormill.db.rows.generation_tables import upsert_rows
+from vectormill.collections.collections import find_generation, open_collection
+from vectormill.collections.rows.generation_tables import upsert_rows
+from vectormill.collections.rows.pages import READ_PAGE, Inclusion, compose_statement, read_pages
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.jobs.item import Item
 from vectormill.search.matches import walk_plan

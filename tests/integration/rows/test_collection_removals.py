@@ -11,8 +11,8 @@ from scheduler.pruner import Pruner
 from tests.api_server import SMALL, api_client, assert_problem, encode_waiting, many, submit
 from tests.protocol import claim_next, complete
 from vectormill.client import Client
-from vectormill.db.collections import removals
-from vectormill.db.collections.removals import LIST_ORPHANS, drop_orphaned_tables, remove_collection
+from vectormill.collections import removals
+from vectormill.collections.removals import LIST_ORPHANS, drop_orphaned_tables, remove_collection
 from vectormill.domain.errors import CollectionInUse
 
 NEVER = 1e9
@@ -118,7 +118,7 @@ def test_texts_are_kept_from_the_moment_that_it_is_wished(
 def test_many_kept_texts_are_not_read_anew_under_everybody_s_hands(
     api: httpx.Client, engine: Engine, docs: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vectormill.db.collections.collections.MOST_REWRITTEN_TEXTS", 3)
+    monkeypatch.setattr("vectormill.collections.collections.MOST_REWRITTEN_TEXTS", 3)
     table = list_tables(engine)[1]
     ask(
         engine,

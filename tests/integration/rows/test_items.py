@@ -12,10 +12,10 @@ from sqlalchemy import Connection, Engine, text
 from tests.integration.chunks.test_lock_order import wait_until_blocked
 from tests.kinds import RECORDS, SCORES
 from tests.protocol import SPEC, claim_next, complete, complete_on, submit, vector_of
-from vectormill.db.collections.collections import find_generation
+from vectormill.collections.collections import find_generation
+from vectormill.collections.rows.generation_tables import compose_upsert
+from vectormill.collections.rows.items import DELETE_ROWS, delete_items, delete_rows, find_item
 from vectormill.db.jobs.jobs import draw_seq
-from vectormill.db.rows.generation_tables import compose_upsert
-from vectormill.db.rows.items import DELETE_ROWS, delete_items, delete_rows, find_item
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import CollectionNotFound, ItemNotFound
 from vectormill.domain.jobs.chunk import Claim
@@ -100,7 +100,7 @@ def test_a_deletion_reaches_every_generation(engine: Engine) -> None:
 
 
 def write_other_generation(engine: Engine) -> None:
-    from vectormill.db.rows.generation_tables import create_generation_tables
+    from vectormill.collections.rows.generation_tables import create_generation_tables
 
     with engine.begin() as connection:
         generation_id = connection.execute(

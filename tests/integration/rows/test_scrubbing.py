@@ -10,14 +10,14 @@ from tests.integration.rows.test_items import delete, read_keys
 from tests.protocol import SPEC, claim, claim_next, complete, dispatch_all, make_items, submit
 from tests.residue import find_residue
 from tests.waiting import wait_for
+from vectormill.collections.collections import find_generation
+from vectormill.collections.rows.items import remove_items
+from vectormill.collections.rows.scrubbing import Pass, delete_scrubbed, find_pass, finish_pass
 from vectormill.db.chunks.chunks import split_chunk
 from vectormill.db.chunks.payloads import decode_payload, empty_items, encode_payload
-from vectormill.db.collections.collections import find_generation
 from vectormill.db.jobs.export import read_vectors
 from vectormill.db.jobs.jobs import draw_seq, retry_job
 from vectormill.db.jobs.submission import JobWriter
-from vectormill.db.rows.items import remove_items
-from vectormill.db.rows.scrubbing import Pass, delete_scrubbed, find_pass, finish_pass
 from vectormill.domain.errors import LeaseLost
 from vectormill.domain.jobs.item import Item, ItemFailure
 from vectormill.domain.jobs.job import Job, NewJob

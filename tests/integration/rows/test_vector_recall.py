@@ -12,10 +12,10 @@ from sqlalchemy import Engine
 
 from tests.protocol import SPEC
 from tests.reference import packaged_reference
+from vectormill.collections.collections import open_collection
+from vectormill.collections.rows.calibrations import find_ranges
+from vectormill.collections.rows.generation_tables import upsert_rows
 from vectormill.corpus import read_docstrings
-from vectormill.db.collections.collections import open_collection
-from vectormill.db.rows.calibrations import find_ranges
-from vectormill.db.rows.generation_tables import upsert_rows
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.jobs.item import Item
 from vectormill.ragged import Ragged

@@ -15,10 +15,10 @@ from tests.building import BITS, NEXT, Rebuild, ask, build, encode_all, put, row
 from tests.indexers import start_run
 from tests.kinds import RECORDS, SCORES
 from tests.protocol import SPEC, claim, complete, dispatch_all, make_items
-from vectormill.db.collections import swaps
-from vectormill.db.collections.collections import find_generation
-from vectormill.db.collections.generations import find_building
-from vectormill.db.rows.items import delete_items
+from vectormill.collections import swaps
+from vectormill.collections.collections import find_generation
+from vectormill.collections.generations import find_building
+from vectormill.collections.rows.items import delete_items
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import CanaryFailed, LeaseLost, RunCancelled, SwapRefused
 from vectormill.domain.jobs.chunk import Claim

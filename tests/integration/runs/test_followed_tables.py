@@ -15,7 +15,7 @@ from tests.papers import (
     set_source,
     settle,
 )
-from vectormill.db.collections.removals import remove_collection
+from vectormill.collections.removals import remove_collection
 from vectormill.domain.errors import CollectionNotFound, Conflict, InvalidOption, SourceNotFound
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings

@@ -8,9 +8,9 @@ from indexer.measures import measure_recall, scan_vectors
 from indexer.phases.samples import compare_sample, sample_texts
 from tests.api_server import encode_waiting, encoding_meanwhile
 from tests.protocol import SPEC, make_items, submit
-from vectormill.db.collections.collections import find_generation, open_collection
-from vectormill.db.rows.generation_tables import upsert_rows
-from vectormill.domain.collection import Generation
+from vectormill.collections.collection import Generation
+from vectormill.collections.collections import find_generation, open_collection
+from vectormill.collections.rows.generation_tables import upsert_rows
 from vectormill.domain.encoding import BINARY, FLOAT32, INT8, EncodingSpec
 from vectormill.domain.jobs.item import Item
 from vectormill.settings import Settings

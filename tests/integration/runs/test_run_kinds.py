@@ -24,9 +24,9 @@ from tests.indexers import (
 )
 from tests.kinds import RECORDS, SCORES, grouped_of, numbers_of
 from vectormill.cli.views.collection_page import print_check
-from vectormill.db.collections.collections import create_collection, find_generation
-from vectormill.db.rows.items import find_item
-from vectormill.domain.collection import CollectionWishes
+from vectormill.collections.collection import CollectionWishes
+from vectormill.collections.collections import create_collection, find_generation
+from vectormill.collections.rows.items import find_item
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.jobs.item import Item
 from vectormill.domain.tasks.pair import join_pair, split_pair

@@ -6,7 +6,7 @@ from psycopg import sql
 from sqlalchemy import Connection, Engine, text
 
 from tests.indexers import make_collection
-from vectormill.db.collections.collections import find_generation
+from vectormill.collections.collections import find_generation
 from vectormill.domain.jobs.item import Item
 from vectormill.runs.differences import (
     CLEAR_ATTRIBUTES,

@@ -6,7 +6,7 @@ from uuid import uuid4
 
 from sqlalchemy import Connection, Engine, TextClause, text
 
-from vectormill.db.collections.generations import LIST_GENERATIONS
+from vectormill.collections.generations import LIST_GENERATIONS
 from vectormill.search.matches import walk_plan
 from vectormill.sources import pushes, sources
 

@@ -15,9 +15,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from api.limits.search_pool import SearchPool
 from tests.protocol import SPEC, claim_next, complete, make_items, submit, vector_of
 from tests.searched import Searched, searched_collection
-from vectormill.db.collections.collections import find_generation
-from vectormill.db.rows.calibrations import keep_ranges
-from vectormill.domain.collection import Generation
+from vectormill.collections.collection import Generation
+from vectormill.collections.collections import find_generation
+from vectormill.collections.rows.calibrations import keep_ranges
 from vectormill.domain.encoding import VECTOR_TYPES
 from vectormill.search.filter import parse_filter
 from vectormill.search.matches import Nearest, find_matches, prepare

@@ -10,8 +10,8 @@ from sqlalchemy import Engine, text
 
 from tests.api_server import api_client
 from tests.protocol import SPEC
-from vectormill.db.collections.collections import open_collection
-from vectormill.db.rows.generation_tables import upsert_rows
+from vectormill.collections.collections import open_collection
+from vectormill.collections.rows.generation_tables import upsert_rows
 from vectormill.domain.jobs.item import Item
 from vectormill.vectors.vector_types import choose_vector_type, make_rows
 

@@ -10,8 +10,8 @@ from sqlalchemy import Engine, event, text
 from tests.api_server import api_client
 from tests.protocol import SPEC, claim_next, complete, make_items, submit, vector_of
 from vectormill.client import Client
-from vectormill.db.collections.collections import find_generation
-from vectormill.db.rows.calibrations import keep_ranges
+from vectormill.collections.collections import find_generation
+from vectormill.collections.rows.calibrations import keep_ranges
 from vectormill.domain.encoding import BINARY, VECTOR_TYPES
 from vectormill.domain.errors import Conflict
 from vectormill.problems import ApiError

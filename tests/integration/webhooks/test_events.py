@@ -18,11 +18,11 @@ from tests.protocol import (
 )
 from tests.schedules import make_collection
 from tests.webhooks import events_of, make_webhook
+from vectormill.collections.removals import stop_work
 from vectormill.db.chunks.chunks import release_chunk
 from vectormill.db.chunks.completion import cancel_chunk, fail_chunk
 from vectormill.db.chunks.payloads import load_payload
 from vectormill.db.chunks.rescue import end_cancelled_jobs
-from vectormill.db.collections.removals import stop_work
 from vectormill.db.jobs.deletion import discard_job
 from vectormill.db.jobs.jobs import cancel_job, retry_job
 from vectormill.db.jobs.submission import JobWriter

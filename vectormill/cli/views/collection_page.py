@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vectormill.cli.views.listing import REPORT_WIDTH, print_report
-from vectormill.domain.collection import RECORDS, SCORES, VECTORS
+from vectormill.collections.collection import RECORDS, SCORES, VECTORS
 
 BYTE_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 # The largest unit of which there are two at the least.

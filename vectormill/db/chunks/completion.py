@@ -7,11 +7,11 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import Connection, text
 
+from vectormill.collections.kinds.row_kind import Results, take_objects
+from vectormill.collections.rows.calibrations import find_ranges
+from vectormill.collections.rows.generation_tables import upsert_rows
 from vectormill.db.chunks.truncations import add_truncations
 from vectormill.db.jsonb import to_jsonb
-from vectormill.db.kinds.row_kind import Results, take_objects
-from vectormill.db.rows.calibrations import find_ranges
-from vectormill.db.rows.generation_tables import upsert_rows
 from vectormill.domain.encoding import FLOAT16, INT8
 from vectormill.domain.errors import LeaseLost
 from vectormill.domain.jobs.bottleneck import PERSIST

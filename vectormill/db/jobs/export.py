@@ -11,12 +11,12 @@ import numpy.typing as npt
 import psycopg
 from sqlalchemy import Connection, Engine, text
 
+from vectormill.collections.collection import PRUNED
+from vectormill.collections.generations import find_generation_by_id
+from vectormill.collections.kinds import choose_kind
+from vectormill.collections.rows.generation_tables import table_name
 from vectormill.db.chunks.payloads import decode_payload, read_keys
-from vectormill.db.collections.generations import find_generation_by_id
 from vectormill.db.jobs.jobs import find_job, has_lost_collection
-from vectormill.db.kinds.kinds import choose_kind
-from vectormill.db.rows.generation_tables import table_name
-from vectormill.domain.collection import PRUNED
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import CollectionNotFound, GenerationNotFound, InvalidOption, JobNotFound
 from vectormill.domain.jobs.item import Item, Items

@@ -6,7 +6,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Row, text
 
-from vectormill.domain.collection import FORMER_GENERATION_STATES
+from vectormill.collections.collection import FORMER_GENERATION_STATES
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import JobNotFound, WrongJobState
 from vectormill.domain.jobs.chunk import UNCLAIMED_CHUNK_STATES

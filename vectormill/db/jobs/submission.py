@@ -15,14 +15,14 @@ from uuid import UUID, uuid4
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
+from vectormill.collections.collection import Generation
+from vectormill.collections.collections import check_collection, check_spec_fits, open_collection
+from vectormill.collections.generations import find_written
 from vectormill.db.chunks.payloads import encode_payload
-from vectormill.db.collections.collections import check_collection, check_spec_fits, open_collection
-from vectormill.db.collections.generations import find_written
 from vectormill.db.jobs.deletion import discard_silent_upload, discard_upload
 from vectormill.db.jobs.jobs import find_job, lock_job
 from vectormill.db.jobs.twins import add_twin
 from vectormill.db.jsonb import to_jsonb
-from vectormill.domain.collection import Generation
 from vectormill.domain.errors import (
     DuplicateKey,
     EmptyJob,

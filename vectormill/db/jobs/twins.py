@@ -9,7 +9,8 @@ from uuid import UUID, uuid4
 
 from sqlalchemy import Connection, Engine, text
 
-from vectormill.db.collections.generations import (
+from vectormill.collections.collection import BUILDING, LIVE, Generation
+from vectormill.collections.generations import (
     IS_CARRIED_FROM,
     find_building,
     find_generation_by_id,
@@ -17,7 +18,6 @@ from vectormill.db.collections.generations import (
 )
 from vectormill.db.jobs.jobs import cancel_job, lock_job
 from vectormill.db.jsonb import to_jsonb
-from vectormill.domain.collection import BUILDING, LIVE, Generation
 from vectormill.domain.errors import JobNotFound, WrongJobState
 from vectormill.domain.jobs.job import FINISHED_JOB_STATES, STEERABLE_JOB_STATES, UNWANTED_JOB_STATES, Job
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, text
 
-from vectormill.domain.collection import Generation
+from vectormill.collections.collection import Generation
 from vectormill.domain.encoding import FLOAT16, FLOAT32
 from vectormill.domain.tasks.task import RAW, SCORE, SIGMOID, SOFTMAX
 from vectormill.vectors.vector_types import choose_vector_type

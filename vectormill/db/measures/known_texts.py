@@ -5,11 +5,11 @@ from typing import Final
 
 from sqlalchemy import Connection, text
 
+from vectormill.collections.collection import Generation
+from vectormill.collections.kinds import choose_kind
+from vectormill.collections.kinds.row_kind import Results
+from vectormill.collections.rows.attributes import attributes_name, send_text
 from vectormill.db.chunks.payloads import decode_payload
-from vectormill.db.kinds.kinds import choose_kind
-from vectormill.db.kinds.row_kind import Results
-from vectormill.db.rows.attributes import attributes_name, send_text
-from vectormill.domain.collection import Generation
 from vectormill.domain.jobs.item import Item, Items
 
 SAMPLE_KEPT_TEXTS: Final = """

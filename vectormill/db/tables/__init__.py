@@ -4,7 +4,8 @@ States are TEXT with a CHECK, never ENUM: adding one must not need a lock.
 """
 
 from vectormill.batches import table as batches
-from vectormill.db.tables import collections, jobs, processes
+from vectormill.collections import table as collections
+from vectormill.db.tables import jobs, processes
 from vectormill.db.tables.schema import SCHEMA, metadata
 from vectormill.keys import table as keys
 from vectormill.runs import table as runs

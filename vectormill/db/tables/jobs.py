@@ -23,7 +23,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
-from vectormill.db.tables.collections import generations
+from vectormill.collections.table import generations
 from vectormill.db.tables.schema import BUSY, count, metadata, moment, one_of
 from vectormill.domain.jobs.chunk import CHUNK_STATES
 from vectormill.domain.jobs.job import ALL_JOB_STATES, OPEN_JOB_STATES

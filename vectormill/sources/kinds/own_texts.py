@@ -9,12 +9,12 @@ from typing import Final
 
 from sqlalchemy import Connection
 
-from vectormill.db.collections.collections import keeps_texts
-from vectormill.db.collections.generations import find_in_state
+from vectormill.collections.collection import LIVE, Generation
+from vectormill.collections.collections import keeps_texts
+from vectormill.collections.generations import find_in_state
+from vectormill.collections.rows.generation_tables import estimate_num_rows
+from vectormill.collections.rows.pages import Inclusion, RowPage, find_exported, read_pages
 from vectormill.db.outages import DATABASE_ERRORS
-from vectormill.db.rows.collection_rows import Inclusion, RowPage, find_exported, read_pages
-from vectormill.db.rows.estimates import estimate_num_rows
-from vectormill.domain.collection import LIVE, Generation
 from vectormill.domain.errors import Conflict, SourceFailed
 from vectormill.domain.jobs.item import Item
 from vectormill.sources.interruptions import describe_database_error

@@ -17,7 +17,7 @@ from tests.api_server import (
 )
 from tests.protocol import vector_of
 from tests.queries import listening
-from vectormill.db.collections.collections import find_generation
+from vectormill.collections.collections import find_generation
 
 SEARCH = "/v1/collections/docs/search"
 TEXTS = ["a red apple", "a green apple", "the red sea", "a long road", "apple pie", "pie"]

@@ -1,0 +1,140 @@
+import pytest
+
+from vectormill.collections.collection import AUTO, HNSW, NO_INDEX
+from vectormill.collections.indexes.index_plan import MIB, IndexPlan, IndexWishes, ServerRoom, plan_index
+from vectormill.domain.encoding import BINARY, FLOAT16, FLOAT32, INT8
+from vectormill.domain.errors import InvalidOption
+
+GIB = 1024 * MIB
+BY_ITSELF = IndexWishes()
+ROOM = ServerRoom(16 * GIB, "its /proc/meminfo", 8, 64 * MIB, 2, 8)
+
+
+def plan(
+    num_rows: int = 100_000,
+    dimensions: int = 384,
+    vector_type: str = FLOAT16,
+    wishes: IndexWishes = BY_ITSELF,
+    room: ServerRoom = ROOM,
+    *,
+    is_live: bool = False,
+) -> IndexPlan:
+    return plan_index(
+        num_rows,
+        dimensions,
+        vector_type,
+        wishes,
+        room,
+        is_live=is_live,
+        least_rows=10_000,
+        memory_share=0.25,
+    )
+
+
+@pytest.mark.parametrize(
+    ("vector_type", "dimensions", "expected"),
+    [
+        (FLOAT16, 4000, "halfvec_cosine_ops"),
+        (FLOAT32, 2000, "vector_cosine_ops"),
+        (BINARY, 64_000, "bit_hamming_ops"),
+        (FLOAT16, 4001, None),  # pgvector's own limits
+        (FLOAT32, 2001, None),
+        (INT8, 384, None),  # searched by an expression
+    ],
+)
+def test_the_operator_class_is_that_of_the_search(
+    vector_type: str, dimensions: int, expected: str | None
+) -> None:
+    made = plan(dimensions=dimensions, vector_type=vector_type)
+    assert made.operator_class == expected
+    assert made.is_wanted == (expected is not None)
+    assert made.reasons
+
+
+@pytest.mark.parametrize(
+    ("policy", "num_rows", "is_wanted"),
+    [(AUTO, 9_999, False), (AUTO, 10_000, True), (HNSW, 0, True), (NO_INDEX, 10_000_000, False)],
+)
+def test_the_policy_says_from_how_many_rows_on_there_is_an_index(
+    policy: str, num_rows: int, is_wanted: bool
+) -> None:
+    assert plan(num_rows, wishes=IndexWishes(policy)).is_wanted == is_wanted
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "wishes", "shape"),
+    [
+        (100_000, IndexWishes(), (16, 64)),
+        (1_000_000, IndexWishes(), (16, 128)),
+        (20_000_000, IndexWishes(), (24, 128)),
+        (100_000, IndexWishes(m=48), (48, 96)),  # pgvector refuses less than twice m
+        (100_000, IndexWishes(ef_construction=20), (10, 20)),
+        (100_000, IndexWishes(m=8, ef_construction=200), (8, 200)),
+    ],
+)
+def test_the_shape_comes_from_the_rows_unless_it_is_asked_for(
+    num_rows: int, wishes: IndexWishes, shape: tuple[int, int]
+) -> None:
+    made = plan(num_rows, wishes=wishes)
+    assert (made.m, made.ef_construction) == shape
+
+
+def test_a_graph_that_fits_gets_what_it_needs_and_no_more() -> None:
+    made = plan()
+    # Measured: pgvector 0.8.6 held 2,824 halfvecs of 384 dimensions in 4 MiB, and 2,105 with m = 32.
+    assert made.graph_bytes / 100_000 == pytest.approx(4 * MIB / 2824, rel=0.03)
+    assert plan(wishes=IndexWishes(m=32)).graph_bytes / 100_000 == pytest.approx(4 * MIB / 2105, rel=0.03)
+    assert made.graph_bytes < made.memory_bytes < 1.2 * made.graph_bytes + 10 * MIB
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "asked", "expected"),
+    [
+        (4 * GIB, None, GIB),  # a quarter of what is free
+        (128 * MIB, None, 64 * MIB),  # the server's own setting is what its operator allows anyway
+        (128 * MIB, 3 * GIB, 3 * GIB),
+    ],
+)
+def test_a_graph_that_does_not_fit_gets_the_share_and_the_reason_says_what_it_costs(
+    free_bytes: int, asked: int | None, expected: int
+) -> None:
+    room = ServerRoom(free_bytes, "a guess", 8, 64 * MIB, 2, 8)
+    made = plan(5_000_000, room=room, wishes=IndexWishes(memory_bytes=asked))
+    assert made.memory_bytes == expected
+    assert any("many times slower" in reason for reason in made.reasons)
+
+
+@pytest.mark.parametrize(
+    ("num_cores", "is_live", "wishes", "expected"),
+    [
+        (8, False, IndexWishes(), 7),  # beside the process that leads
+        (8, True, IndexWishes(), 5),
+        (2, True, IndexWishes(), 1),
+        (1, False, IndexWishes(), 0),
+        (64, False, IndexWishes(), 8),  # Postgres starts no more
+        (None, False, IndexWishes(), 2),
+        (8, False, IndexWishes(num_workers=3), 3),
+        (8, False, IndexWishes(memory_bytes=100 * MIB), 2),  # 32 MiB for each process
+    ],
+)
+def test_the_build_takes_the_cores_that_searches_leave(
+    num_cores: int | None, is_live: bool, wishes: IndexWishes, expected: int
+) -> None:
+    room = ServerRoom(64 * GIB, "a guess", num_cores, 64 * MIB, 2, 8)
+    assert plan(1_000_000, wishes=wishes, room=room, is_live=is_live).num_workers == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"m": 1}, "m is 1"),
+        ({"m": 101}, "m is 101"),
+        ({"ef_construction": 1001}, "ef_construction"),
+        ({"m": 40, "ef_construction": 64}, "twice m"),
+        ({"workers": -1}, "workers"),
+        ({"memory_bytes": 10}, "memory_bytes"),
+    ],
+)
+def test_what_pgvector_would_refuse_is_refused_before_it(options: dict[str, int], said: str) -> None:
+    with pytest.raises(InvalidOption, match=said):
+        IndexWishes.from_options(AUTO, options)

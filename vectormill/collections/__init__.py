@@ -1,0 +1,1 @@
+"""Collections: their generations, rows, kinds and indexes. Tables, SQL and types."""

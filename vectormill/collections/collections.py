@@ -1,0 +1,276 @@
+"""Collections and their generations: which results a name means now. What is nearest to a query: matches.py."""
+
+from typing import Final
+
+from sqlalchemy import Connection, Engine, text
+
+from vectormill.collections.collection import (
+    HNSW,
+    LIVE,
+    CollectionWishes,
+    Generation,
+    check_kind,
+    check_new_name,
+    find_kind,
+    require_vectors,
+)
+from vectormill.collections.generations import (
+    FROM_GENERATIONS,
+    GENERATION_COLUMNS,
+    lock_collection,
+    read_generation,
+    share_collection,
+)
+from vectormill.collections.rows.attributes import attributes_name, rewrite_language
+from vectormill.collections.rows.generation_tables import create_generation_tables, point_view_at, table_name
+from vectormill.db.jsonb import to_jsonb
+from vectormill.db.short_locks import act_in_short_locks
+from vectormill.db.tables import SCHEMA, metadata
+from vectormill.domain.encoding import FLOAT16, EncodingSpec
+from vectormill.domain.errors import (
+    CollectionNotFound,
+    Conflict,
+    InvalidOption,
+    SpecMismatch,
+    TooManyCollections,
+)
+
+# Some 20,000 texts a second are read into lexemes, and nobody reads or writes the table meanwhile.
+MOST_REWRITTEN_TEXTS: Final = 100_000
+
+FIND_LIVE_GENERATION = text(f"""
+    SELECT {GENERATION_COLUMNS} {FROM_GENERATIONS}
+     WHERE generations.state = 'live' AND collections.name = :name
+""")
+
+KEEPS_TEXTS = text("SELECT keep_text FROM vectormill.collections WHERE id = :collection_id")
+
+IS_COLLECTION = text("SELECT EXISTS (SELECT 1 FROM vectormill.collections WHERE name = :name)")
+
+COUNT_COLLECTIONS = text("SELECT count(*) FROM vectormill.collections")
+
+_NAME_OF_AFTER = """
+    SELECT earlier.name
+      FROM vectormill.collections AS earlier JOIN vectormill.generations AS last ON last.collection_id = earlier.id
+     WHERE last.id = :after
+"""
+
+LIST_LIVE_GENERATIONS = text(f"""
+    SELECT {GENERATION_COLUMNS} {FROM_GENERATIONS}
+     WHERE generations.state = 'live'
+       AND (CAST(:after AS bigint) IS NULL OR collections.name > ({_NAME_OF_AFTER}))
+     ORDER BY collections.name
+     LIMIT :limit
+""")
+
+
+def find_generation(connection: Connection, name: str) -> Generation:
+    """The live generation of a collection. Raises CollectionNotFound."""
+    row = connection.execute(FIND_LIVE_GENERATION, {"name": name}).one_or_none()
+    if row is None:
+        raise CollectionNotFound(
+            f"There is no collection {name!r}; `vectormill collections create {name}` makes it, or the first job that "
+            "names it."
+        )
+    return read_generation(row)
+
+
+def keeps_texts(connection: Connection, collection_id: int) -> bool:
+    return bool(connection.execute(KEEPS_TEXTS, {"collection_id": collection_id}).scalar_one())
+
+
+def list_collections(connection: Connection, *, after: int | None, limit: int) -> list[Generation]:
+    """The live generations of collections by name; `after` is the id of the last one that is known already."""
+    rows = connection.execute(LIST_LIVE_GENERATIONS, {"after": after, "limit": limit})
+    return [read_generation(row) for row in rows]
+
+
+def check_spec_fits(generation: Generation, spec: EncodingSpec) -> None:
+    """Raises WrongKind, or SpecMismatch, naming what differs, unless both specs mean the same vector space."""
+    check_kind(generation.collection, generation.kind, spec)
+    if generation.spec.fingerprint() == spec.fingerprint():
+        return
+    raise SpecMismatch(
+        f"Collection {generation.collection!r} holds {generation.kind} of another encoding spec "
+        f"({describe_differences(generation.spec, spec)}). "
+        "They are never mixed: use the same options, or another collection name."
+    )
+
+
+def describe_differences(theirs: EncodingSpec, ours: EncodingSpec) -> str:
+    """What tells two vector spaces apart: `dimensions is 384, not 256, …`. Either side may have a name more."""
+    kept, asked = (
+        {"vector_type": FLOAT16} | theirs.vector_space(),
+        {"vector_type": FLOAT16} | ours.vector_space(),
+    )
+    return ", ".join(
+        f"{name} is {kept.get(name)!r}, not {asked.get(name)!r}"
+        for name in kept | asked
+        if kept.get(name) != asked.get(name)
+    )
+
+
+def check_collection(connection: Connection, name: str, spec: EncodingSpec, max_collections: int) -> None:
+    """Raises what `open_collection` would, before an upload and not at its end, and TooManyCollections."""
+    try:
+        check_spec_fits(find_generation(connection, name), spec)
+    except CollectionNotFound:
+        refuse_taken_name(connection, name)
+        if connection.execute(COUNT_COLLECTIONS).scalar_one() >= max_collections:
+            raise TooManyCollections(
+                f"There are {max_collections:,} collections, as many as VECTORMILL_MAX_COLLECTIONS allows, and "
+                f"{name!r} is none of them; use one that exists, or raise the limit."
+            ) from None
+
+
+def open_collection(connection: Connection, name: str, spec: EncodingSpec) -> Generation:
+    """The live generation for `name`, made now (table and view) when the collection is new.
+
+    It stays live until the transaction ends, and no other is begun beside it: the collection's name is locked, shared
+    by all who write. Two first submissions to one name are serialized. Raises WrongKind, SpecMismatch, and Conflict
+    when a table or view of another owner already has the name.
+    """
+    if connection.execute(IS_COLLECTION, {"name": name}).scalar_one():
+        share_collection(connection, name)
+        generation = find_generation(connection, name)  # not found: it was deleted at this moment
+    else:
+        lock_collection(connection, name)
+        try:
+            generation = find_generation(connection, name)
+        except CollectionNotFound:
+            return _create_collection(connection, name, spec, CollectionWishes())
+    check_spec_fits(generation, spec)
+    return generation
+
+
+def refuse_taken_name(connection: Connection, name: str) -> None:
+    """Raises InvalidOption for a reserved word, and Conflict when the name means something else in this database."""
+    check_new_name(name)
+    # A role named like our schema has it first in its search path, where our own tables would hide the view.
+    is_ours = f"{SCHEMA}.{name}" in metadata.tables
+    taken = text("SELECT to_regclass('public.' || quote_ident(:name))")
+    is_taken = connection.execute(taken, {"name": name}).scalar() is not None
+    # Asked afterwards: the first job of a collection may have made it since the caller looked for it.
+    if is_ours or (is_taken and not connection.execute(IS_COLLECTION, {"name": name}).scalar_one()):
+        raise Conflict(
+            f"A table or view named {name!r} exists already and is no collection; choose another collection name."
+        )
+
+
+def create_collection(
+    connection: Connection, name: str, spec: EncodingSpec, wishes: CollectionWishes, max_collections: int
+) -> Generation:
+    """A collection without rows, before any job.
+
+    Raises Conflict when it exists, WrongKind for an HNSW index of scores or records, and what `check_collection` does.
+    """
+    if wishes.index_policy == HNSW or wishes.index_options:
+        require_vectors(name, find_kind(spec), "An HNSW index is of")
+    lock_collection(connection, name)
+    if connection.execute(IS_COLLECTION, {"name": name}).scalar_one():
+        raise Conflict(f"There is a collection {name!r} already; see `vectormill collections show {name}`.")
+    check_collection(connection, name, spec, max_collections)
+    check_language(connection, wishes.language)
+    return _create_collection(connection, name, spec, wishes)
+
+
+LIST_LANGUAGES = text("""
+    SELECT cfgname FROM pg_ts_config WHERE cfgnamespace = CAST('pg_catalog' AS regnamespace) ORDER BY cfgname
+""")
+
+
+def check_language(connection: Connection, language: str) -> None:
+    """Raises InvalidOption, with the languages that there are."""
+    known = list(connection.execute(LIST_LANGUAGES).scalars())
+    if language not in known:
+        raise InvalidOption(
+            f"Postgres has no text search configuration {language!r}; there are {', '.join(known)}."
+        )
+
+
+CHANGE_COLLECTION = text("""
+    UPDATE vectormill.collections
+       SET keep_text = coalesce(CAST(:keep_text AS boolean), keep_text),
+           language = coalesce(CAST(:language AS text), language)
+     WHERE id = :collection_id
+""")
+
+
+def change_collection(
+    engine: Engine, name: str, *, keep_text: bool | None = None, language: str | None = None
+) -> None:
+    """Other wishes for a collection; None leaves what is.
+
+    Texts are kept of what is written from now on; what was kept stays. Another language is read into every kept text,
+    which rewrites the table of attributes in one transaction. Raises CollectionNotFound, InvalidOption, LocksHeld and,
+    when there are more than MOST_REWRITTEN_TEXTS, Conflict.
+    """
+
+    def change(connection: Connection) -> None:
+        lock_collection(connection, name)
+        found = connection.execute(FIND_LANGUAGE, {"name": name}).all()
+        if not found:
+            raise CollectionNotFound(f"There is no collection {name!r}; see `vectormill collections list`.")
+        if language is not None and language != found[0].language:
+            check_language(connection, language)
+            for row in found:
+                refuse_long_rewrite(connection, name, row.generation_id)
+                rewrite_language(connection, row.generation_id, language)
+        values = {"collection_id": found[0].id, "keep_text": keep_text, "language": language}
+        connection.execute(CHANGE_COLLECTION, values)
+
+    act_in_short_locks(engine, change, patience_seconds=10)
+
+
+FIND_LANGUAGE = text("""
+    SELECT collections.id, collections.language, generations.id AS generation_id
+      FROM vectormill.collections
+      JOIN vectormill.generations ON generations.collection_id = collections.id AND generations.state <> 'pruned'
+     WHERE collections.name = :name
+     ORDER BY generations.id
+""")
+
+COUNT_TEXTS: Final = """
+    SELECT count(*) FROM (SELECT 1 FROM vectormill.{table} WHERE text IS NOT NULL LIMIT :limit) AS kept
+"""
+
+
+def refuse_long_rewrite(connection: Connection, name: str, generation_id: int) -> None:
+    statement = text(COUNT_TEXTS.format(table=attributes_name(generation_id)))
+    num_texts = connection.execute(statement, {"limit": MOST_REWRITTEN_TEXTS + 1}).scalar_one()
+    if num_texts > MOST_REWRITTEN_TEXTS:
+        raise Conflict(
+            f"Collection {name!r} keeps more than {MOST_REWRITTEN_TEXTS:,} texts, and reading them in another language "
+            "would hold up everybody for that time; make another collection in that language, and re-index into it."
+        )
+
+
+INSERT_COLLECTION = text("""
+    INSERT INTO vectormill.collections (name, keep_text, language, index_policy, index_options)
+    VALUES (:name, :keep_text, :language, :index_policy, CAST(:index_options AS jsonb)) RETURNING id
+""")
+
+
+def _create_collection(
+    connection: Connection, name: str, spec: EncodingSpec, wishes: CollectionWishes
+) -> Generation:
+    refuse_taken_name(connection, name)
+    values = {
+        "name": name,
+        "keep_text": wishes.keep_text,
+        "language": wishes.language,
+        "index_policy": wishes.index_policy,
+        "index_options": to_jsonb(dict(wishes.index_options)),
+    }
+    collection_id = connection.execute(INSERT_COLLECTION, values).scalar_one()
+    generation_id: int = connection.execute(
+        text("""
+            INSERT INTO vectormill.generations (collection_id, spec, fingerprint, state, live_at)
+            VALUES (:collection_id, CAST(:spec AS jsonb), :fingerprint, 'live', now()) RETURNING id
+        """),
+        {"collection_id": collection_id, "spec": to_jsonb(spec.to_json()), "fingerprint": spec.fingerprint()},
+    ).scalar_one()
+    create_generation_tables(connection, generation_id, spec, wishes.language)
+    generation = Generation(generation_id, collection_id, name, spec, table_name(generation_id), LIVE)
+    point_view_at(connection, generation)
+    return generation

@@ -1,0 +1,160 @@
+"""Coverage: whether a generation that was built has every row it should have, and whose rows could not be encoded."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import UUID
+
+from sqlalchemy import Connection, text
+
+from vectormill.collections.collection import Generation
+from vectormill.collections.rows.generation_tables import table_name
+from vectormill.domain.jobs.item import (
+    EMPTY_TEXT,
+    LONE_SURROGATE,
+    NUL_CHARACTER,
+    TEXT_TOO_LONG,
+    TOO_MANY_TOKENS,
+)
+from vectormill.domain.jobs.job import FINISHED_JOB_STATES, RECEIVED_JOB_STATES
+
+MOST_NAMED_KEYS: Final = 20
+# Such a text has no vector of any model.
+OWN_FAULTS: Final = (EMPTY_TEXT, LONE_SURROGATE, NUL_CHARACTER, TEXT_TOO_LONG, TOO_MANY_TOKENS)
+
+# A key that a client has deleted since the run began to read is missing rightly, and one that failed has its error.
+_IS_MISSING: Final = """
+      FROM {wanted} AS wanted
+     WHERE {condition}
+       AND NOT EXISTS (SELECT 1 FROM vectormill.{table} AS written WHERE written.key = wanted.key)
+       AND NOT EXISTS (
+           SELECT 1 FROM vectormill.tombstones
+            WHERE tombstones.collection_id = :collection_id AND tombstones.key = wanted.key AND tombstones.seq > :seq)
+       AND NOT EXISTS (
+           SELECT 1 FROM vectormill.item_errors
+            WHERE item_errors.job_id = ANY(CAST(:job_ids AS uuid[])) AND item_errors.key = wanted.key)
+"""
+
+COUNT_MISSING: Final = f"SELECT count(*) {_IS_MISSING}"
+
+LIST_MISSING: Final = f"SELECT wanted.key {_IS_MISSING} ORDER BY wanted.key LIMIT :limit"
+
+LIST_WRITERS = text("""
+    SELECT id FROM vectormill.jobs
+     WHERE generation_id = :generation_id AND num_failed > 0 AND state <> 'deleting' ORDER BY seq
+""")
+
+COUNT_FAILED = text("""
+    SELECT count(*) AS num_failed,
+           count(*) FILTER (WHERE code <> ALL(CAST(:own_faults AS text[]))) AS num_unexpected
+      FROM vectormill.item_errors WHERE job_id = ANY(CAST(:job_ids AS uuid[]))
+""")
+
+LIST_FAILED = text("""
+    SELECT key, code FROM vectormill.item_errors
+     WHERE job_id = ANY(CAST(:job_ids AS uuid[]))
+     ORDER BY code = ANY(CAST(:own_faults AS text[])), key LIMIT :limit
+""")
+
+# Ended or not: nothing of the run itself may be at work when its rows are counted.
+COUNT_OPEN_JOBS = text(f"""
+    SELECT count(*) FROM vectormill.jobs
+     WHERE generation_id = :generation_id AND twin_of IS NULL
+       AND state IN {RECEIVED_JOB_STATES}
+""")
+
+
+# A twin commits its rows with its end: while it is open, or where a client gave it up, they need not be there.
+HAS_BEEN_PUT: Final = f"""
+    wanted.job_seq > :seq
+       AND NOT EXISTS (
+           SELECT 1 FROM vectormill.jobs AS twin
+            WHERE twin.generation_id = :generation_id AND coalesce(twin.place, twin.seq) = wanted.job_seq
+              AND twin.state NOT IN {FINISHED_JOB_STATES})
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Rows that should be there; `keys` are the first of them."""
+
+    number: int
+    keys: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """Item errors of all jobs that wrote the generation; `num_unexpected` are not the texts' own fault.
+
+    `items` are the first, as (key, code), the unexpected ones before the others.
+    """
+
+    number: int
+    num_unexpected: int
+    items: list[tuple[str, str]]
+
+
+def list_writers(connection: Connection, generation_id: int) -> list[UUID]:
+    """Jobs of a generation with items that failed."""
+    return list(connection.execute(LIST_WRITERS, {"generation_id": generation_id}).scalars())
+
+
+def count_failures(connection: Connection, job_ids: Sequence[UUID]) -> Failures:
+    values = {"job_ids": list(job_ids), "own_faults": list(OWN_FAULTS), "limit": MOST_NAMED_KEYS}
+    row = connection.execute(COUNT_FAILED, values).one()
+    items = [(each.key, each.code) for each in connection.execute(LIST_FAILED, values)]
+    return Failures(row.num_failed, row.num_unexpected, items)
+
+
+def count_open_jobs(connection: Connection, generation_id: int) -> int:
+    """Jobs that write the generation and are nobody's twins."""
+    number: int = connection.execute(COUNT_OPEN_JOBS, {"generation_id": generation_id}).scalar_one()
+    return number
+
+
+def find_missing_of_source(
+    connection: Connection, building: Generation, seen_table: str, seq: int, job_ids: Sequence[UUID]
+) -> Missing:
+    """Rows of the source that the generation has not; `seen_table` has the keys that the run of this seq has read."""
+    return _find_missing(connection, building, f"vectormill.{seen_table}", "true", seq, job_ids)
+
+
+def find_missing_puts(
+    connection: Connection, building: Generation, live: Generation, seq: int, job_ids: Sequence[UUID]
+) -> Missing:
+    """Rows that clients have put since the run of this seq began to read, and whose twin has ended."""
+    return _find_missing(connection, building, f"vectormill.{live.table_name}", HAS_BEEN_PUT, seq, job_ids)
+
+
+def _find_missing(
+    connection: Connection,
+    building: Generation,
+    wanted: str,
+    condition: str,
+    seq: int,
+    job_ids: Sequence[UUID],
+) -> Missing:
+    names = {"wanted": wanted, "condition": condition, "table": table_name(building.id)}
+    values: dict[str, Any] = {
+        "collection_id": building.collection_id,
+        "generation_id": building.id,
+        "seq": seq,
+        "job_ids": list(job_ids),
+    }
+    number = connection.execute(text(COUNT_MISSING.format(**names)), values).scalar_one()
+    if not number:
+        return Missing(0, [])
+    values["limit"] = MOST_NAMED_KEYS
+    return Missing(number, list(connection.execute(text(LIST_MISSING.format(**names)), values).scalars()))
+
+
+HAS_TABLE = text("SELECT to_regclass('vectormill.' || quote_ident(:name)) IS NOT NULL")
+
+HAS_ROWS: Final = "SELECT EXISTS (SELECT 1 FROM vectormill.{table})"
+
+
+def has_rows(connection: Connection, name: str) -> bool:
+    """Whether the table is there and is not empty: what is unlogged is emptied by a crash of Postgres."""
+    if not connection.execute(HAS_TABLE, {"name": name}).scalar_one():
+        return False
+    return bool(connection.execute(text(HAS_ROWS.format(table=name))).scalar_one())

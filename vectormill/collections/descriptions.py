@@ -1,0 +1,368 @@
+"""Descriptions: what a collection is made of, how much of it there is, and how true it is. Reads, and locks nothing."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+from uuid import UUID
+
+import psycopg
+from sqlalchemy import Connection, Row, TextClause, text
+from sqlalchemy.exc import OperationalError
+
+from vectormill.collections.rows.generation_tables import table_name
+from vectormill.db.short_locks import limit_time
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.errors import CollectionNotFound, SearchTimeout
+from vectormill.domain.jobs.job import OPEN_JOB_STATES
+from vectormill.runs.run import GOOD_RUN_STATES
+
+# Of the newest runs, and of jobs that are not ended; a page of a person's.
+MOST_RUNS: Final = 5
+MOST_OPEN_JOBS: Final = 20
+MOST_FAILED_KEYS: Final = 20
+# Counted no further: what waits is many then, whatever the number.
+MOST_WAITING_CHANGES: Final = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class TableIndex:
+    """One index of a generation. `state` is ready, building or invalid; `fields` what it is on, as SQL says it."""
+
+    name: str
+    method: str
+    state: str
+    definition: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDescription:
+    """One generation. `num_rows` is an estimate of Postgres; bytes are those on disk, TOAST included."""
+
+    id: int
+    state: str
+    fingerprint: str
+    spec: EncodingSpec
+    created_at: datetime
+    live_at: datetime | None
+    retired_at: datetime | None
+    report: Mapping[str, Any]
+    num_rows: int
+    table_bytes: int
+    index_bytes: int
+    attribute_bytes: int
+    indexes: list[TableIndex]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.table_bytes + self.index_bytes + self.attribute_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """A run in one line."""
+
+    id: UUID
+    kind: str
+    state: str
+    phase: str | None
+    num_seen: int
+    num_failed: int
+    job_id: UUID | None
+    error: str | None
+    created_at: datetime
+    finished_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """How much of its source a collection holds, as of the last re-index that came to its end.
+
+    `failed_keys` are some of those that could not be encoded.
+    """
+
+    run_id: UUID
+    at: datetime
+    num_seen: int
+    num_failed: int
+    failed_keys: list[str]
+
+    @property
+    def share(self) -> float:
+        """Of the source's rows those that have a vector, 0 to 1."""
+        return (self.num_seen - self.num_failed) / self.num_seen if self.num_seen else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class OpenJob:
+    """A job that is not ended and writes into the collection."""
+
+    id: UUID
+    state: str
+    num_items: int
+    num_done: int
+    num_failed: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleSummary:
+    """A schedule in one line."""
+
+    name: str
+    cron: str
+    timezone: str
+    next_due_at: datetime | None
+    is_paused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionRow:
+    """A collection in one line. `num_rows` is an estimate; `synced_at` the end of the last successful re-index."""
+
+    id: int
+    name: str
+    spec: EncodingSpec
+    keep_text: bool
+    language: str
+    num_rows: int
+    num_bytes: int
+    num_generations: int
+    created_at: datetime
+    synced_at: datetime | None
+    now: datetime
+
+    @property
+    def stale_seconds(self) -> float | None:
+        """Since the last successful re-index; None when there was none."""
+        return (self.now - self.synced_at).total_seconds() if self.synced_at else None
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionDescription:
+    """A collection whole. The live generation is the first of `generations` whose state is live."""
+
+    row: CollectionRow
+    index_policy: str
+    index_options: Mapping[str, Any]
+    filters: list[Any]
+    exact_rows: int | None
+    generations: list[GenerationDescription]
+    coverage: Coverage | None
+    num_waiting_changes: int
+    oldest_change_at: datetime | None
+    open_jobs: list[OpenJob]
+    runs: list[RunSummary]
+    source_kind: str | None
+    source_options: Mapping[str, Any] | None
+    source_split: Mapping[str, Any] | None
+    schedules: list[ScheduleSummary]
+
+    @property
+    def live(self) -> GenerationDescription:
+        return next(generation for generation in self.generations if generation.state == "live")
+
+
+# As the planner does: rows per page when they were last counted, times the pages that there are. Before the first
+# count it is what the statistics collector saw come and go.
+ESTIMATE_ROWS: Final = """
+    CASE WHEN class.relpages > 0 AND class.reltuples >= 0
+         THEN CAST(class.reltuples / class.relpages * (pg_relation_size(class.oid) / 8192) AS bigint)
+         ELSE pg_stat_get_live_tuples(class.oid) END
+"""
+
+LIST_COLLECTIONS = f"""
+    SELECT collections.id, collections.name, live.spec, collections.keep_text, collections.language,
+           collections.created_at, now() AS now,
+           coalesce({{estimate}}, 0) AS num_rows,
+           (SELECT coalesce(sum(coalesce(pg_total_relation_size(to_regclass('vectormill.generation_' || id)), 0)
+                              + coalesce(pg_total_relation_size(
+                                    to_regclass('vectormill.generation_' || id || '_attributes')), 0)), 0)
+              FROM vectormill.generations WHERE collection_id = collections.id) AS num_bytes,
+           (SELECT count(*) FROM vectormill.generations WHERE collection_id = collections.id) AS num_generations,
+           (SELECT max(finished_at) FROM vectormill.runs
+             WHERE collection_id = collections.id AND kind = 'reindex' AND NOT options ? 'carry_from'
+               AND state IN {GOOD_RUN_STATES}) AS synced_at
+      FROM vectormill.collections
+      JOIN vectormill.generations AS live ON live.collection_id = collections.id AND live.state = 'live'
+      LEFT JOIN pg_class AS class ON class.oid = to_regclass('vectormill.generation_' || live.id)
+     WHERE (CAST(:name AS text) IS NULL OR collections.name = :name)
+       AND (CAST(:after AS bigint) IS NULL
+            OR collections.name > (SELECT before.name FROM vectormill.collections AS before WHERE before.id = :after))
+     ORDER BY collections.name
+     LIMIT :limit
+"""
+
+
+def _with_estimate(statement: str) -> TextClause:
+    return text(statement.format(estimate=ESTIMATE_ROWS))
+
+
+def list_collection_rows(connection: Connection, *, after: int | None, limit: int) -> list[CollectionRow]:
+    """Collections by name; `after` is the id of the last one that is known already."""
+    rows = connection.execute(
+        _with_estimate(LIST_COLLECTIONS), {"name": None, "after": after, "limit": limit}
+    )
+    return [_collection_row(row) for row in rows]
+
+
+def _collection_row(row: Row[Any]) -> CollectionRow:
+    values = row._asdict() | {"spec": EncodingSpec.from_json(row.spec), "num_bytes": int(row.num_bytes)}
+    return CollectionRow(**values)
+
+
+FIND_WISHES = text("""
+    SELECT index_policy, index_options, filters FROM vectormill.collections WHERE id = :id
+""")
+
+LIST_GENERATIONS = """
+    SELECT generation.id, generation.state, generation.fingerprint, generation.spec, generation.created_at,
+           generation.live_at, generation.retired_at, generation.report,
+           coalesce({estimate}, 0) AS num_rows,
+           coalesce(pg_table_size(class.oid), 0) AS table_bytes,
+           coalesce(pg_indexes_size(class.oid), 0) AS index_bytes,
+           coalesce(pg_total_relation_size(to_regclass('vectormill.generation_' || generation.id || '_attributes')), 0)
+               AS attribute_bytes
+      FROM vectormill.generations AS generation
+      LEFT JOIN pg_class AS class ON class.oid = to_regclass('vectormill.generation_' || generation.id)
+     WHERE generation.collection_id = :id AND generation.state <> 'pruned'
+     ORDER BY generation.id DESC
+"""
+
+# All but the primary keys. One that is being built beside writers is there already, and not valid yet.
+LIST_INDEXES = text("""
+    SELECT generation.id AS generation_id, own.relname AS name, method.amname AS method,
+           CASE WHEN index.indisvalid THEN 'ready'
+                WHEN EXISTS (SELECT 1 FROM pg_stat_progress_create_index WHERE index_relid = index.indexrelid)
+                THEN 'building' ELSE 'invalid' END AS state,
+           pg_get_indexdef(index.indexrelid) AS definition, pg_relation_size(index.indexrelid) AS num_bytes
+      FROM vectormill.generations AS generation
+      JOIN pg_index AS index ON index.indrelid IN (
+               to_regclass('vectormill.generation_' || generation.id),
+               to_regclass('vectormill.generation_' || generation.id || '_attributes'))
+      JOIN pg_class AS own ON own.oid = index.indexrelid
+      JOIN pg_am AS method ON method.oid = own.relam
+     WHERE generation.collection_id = :id AND NOT index.indisprimary
+     ORDER BY own.relname
+""")
+
+LIST_RUNS = text("""
+    SELECT id, kind, state, phase, num_seen, num_failed, job_id, error, created_at, finished_at
+      FROM vectormill.runs WHERE collection_id = :id ORDER BY created_at DESC LIMIT :limit
+""")
+
+FIND_LAST_SYNC = text(f"""
+    SELECT id, finished_at, num_seen, num_failed, job_id FROM vectormill.runs
+     WHERE collection_id = :id AND kind = 'reindex' AND state IN {GOOD_RUN_STATES}
+     ORDER BY created_at DESC LIMIT 1
+""")
+
+LIST_FAILED_KEYS = text("""
+    SELECT key FROM vectormill.item_errors WHERE job_id = :job_id ORDER BY item LIMIT :limit
+""")
+
+# Jobs that are not ended are few, and have an index of their own.
+LIST_OPEN_JOBS = text(f"""
+    SELECT job.id, job.state, job.num_items, job.num_done, job.num_failed
+      FROM vectormill.jobs AS job
+      JOIN vectormill.generations AS generation ON generation.id = job.generation_id
+     WHERE generation.collection_id = :id
+       AND job.state IN {OPEN_JOB_STATES}
+     ORDER BY job.seq LIMIT :limit
+""")
+
+COUNT_WAITING_CHANGES = text("""
+    SELECT count(*) AS num_waiting, min(changed_at) AS oldest_at
+      FROM (SELECT changed_at FROM vectormill.source_changes
+             WHERE collection_id = :id ORDER BY collection_id, id LIMIT :limit) AS waiting
+""")
+
+FIND_SOURCE = text("SELECT kind, options, split FROM vectormill.sources WHERE collection_id = :id")
+
+LIST_SCHEDULES = text("""
+    SELECT name, cron, timezone, next_due_at, paused_at IS NOT NULL AS is_paused
+      FROM vectormill.schedules WHERE collection_id = :id ORDER BY name
+""")
+
+
+def describe_collection(
+    connection: Connection, name: str, *, counts_rows: bool = False, timeout_seconds: float = 30.0
+) -> CollectionDescription:
+    """All that is known of a collection. `counts_rows` reads every row of it once.
+
+    Raises CollectionNotFound, and SearchTimeout when counting takes longer.
+    """
+    found = connection.execute(
+        _with_estimate(LIST_COLLECTIONS), {"name": name, "after": None, "limit": 1}
+    ).one_or_none()
+    if found is None:
+        raise CollectionNotFound(f"There is no collection {name!r}; see `vectormill collections list`.")
+    row = _collection_row(found)
+    of_it = {"id": row.id}
+    generations = _list_generations(connection, row.id)
+    live = next(generation for generation in generations if generation.state == "live")
+    wishes = connection.execute(FIND_WISHES, of_it).one()
+    waiting = connection.execute(COUNT_WAITING_CHANGES, of_it | {"limit": MOST_WAITING_CHANGES}).one()
+    source = connection.execute(FIND_SOURCE, of_it).one_or_none()
+    runs = connection.execute(LIST_RUNS, of_it | {"limit": MOST_RUNS})
+    open_jobs = connection.execute(LIST_OPEN_JOBS, of_it | {"limit": MOST_OPEN_JOBS})
+    schedules = connection.execute(LIST_SCHEDULES, of_it)
+    return CollectionDescription(
+        row=row,
+        index_policy=wishes.index_policy,
+        index_options=wishes.index_options,
+        filters=wishes.filters,
+        generations=generations,
+        coverage=_find_coverage(connection, row.id),
+        num_waiting_changes=waiting.num_waiting,
+        oldest_change_at=waiting.oldest_at,
+        open_jobs=[OpenJob(*job) for job in open_jobs],
+        runs=[RunSummary(*run) for run in runs],
+        source_kind=source.kind if source else None,
+        source_options=source.options if source else None,
+        source_split=source.split if source else None,
+        schedules=[ScheduleSummary(*schedule) for schedule in schedules],
+        # Last: a time-out ends the transaction.
+        exact_rows=count_rows(connection, live.id, timeout_seconds) if counts_rows else None,
+    )
+
+
+def _list_generations(connection: Connection, collection_id: int) -> list[GenerationDescription]:
+    indexes: dict[int, list[TableIndex]] = {}
+    for row in connection.execute(LIST_INDEXES, {"id": collection_id}):
+        index = TableIndex(row.name, row.method, row.state, row.definition, row.num_bytes)
+        indexes.setdefault(row.generation_id, []).append(index)
+    return [
+        GenerationDescription(
+            **(row._asdict() | {"spec": EncodingSpec.from_json(row.spec)}), indexes=indexes.get(row.id, [])
+        )
+        for row in connection.execute(_with_estimate(LIST_GENERATIONS), {"id": collection_id})
+    ]
+
+
+def _find_coverage(connection: Connection, collection_id: int) -> Coverage | None:
+    run = connection.execute(FIND_LAST_SYNC, {"id": collection_id}).one_or_none()
+    if run is None:
+        return None
+    values = {"job_id": run.job_id, "limit": MOST_FAILED_KEYS}
+    keys = list(connection.execute(LIST_FAILED_KEYS, values).scalars()) if run.job_id else []
+    return Coverage(run.id, run.finished_at, run.num_seen, run.num_failed, keys)
+
+
+COUNT_ROWS: Final = "SELECT count(*) FROM vectormill.{table}"
+
+
+def count_rows(connection: Connection, generation_id: int, timeout_seconds: float) -> int:
+    """Every row of a generation. Raises SearchTimeout; the caller's transaction is over then."""
+    try:
+        limit_time(connection, timeout_seconds)
+        statement = text(COUNT_ROWS.format(table=table_name(generation_id)))
+        number: int = connection.execute(statement).scalar_one()
+    except OperationalError as error:
+        if not isinstance(error.orig, psycopg.errors.QueryCanceled):
+            raise
+        raise SearchTimeout(
+            f"Counting every row took more than {timeout_seconds:g} s and was ended; without `exact` the answer has an "
+            "estimate."
+        ) from error
+    return number

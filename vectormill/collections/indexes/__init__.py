@@ -1,0 +1,1 @@
+"""Indexes of a generation: planned, built, tended."""

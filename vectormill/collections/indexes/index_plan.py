@@ -1,0 +1,278 @@
+"""Index plan: whether a generation gets an HNSW index, in which shape, and with how much of the server it is built.
+
+Pure: rows, wishes and what the server has in, a plan with its reasons out. Knows no SQL. Limits and defaults are those
+of pgvector 0.8 (README, "HNSW"); bytes of the graph were measured with it: docs/OPERATIONS.md, "Search and indexes".
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+from vectormill.collections.collection import AUTO, NO_INDEX, VECTORS
+from vectormill.domain.encoding import BINARY, FLOAT16, FLOAT32, INT8
+from vectormill.domain.errors import InvalidOption
+
+MIB: Final = 1 << 20
+
+LEAST_M: Final = 2
+LEAST_EF_CONSTRUCTION: Final = 4
+MOST_M: Final = 100
+MOST_EF_CONSTRUCTION: Final = 1000
+MOST_WORKERS: Final = 31
+# What Postgres takes as maintenance_work_mem.
+LEAST_MEMORY_BYTES: Final = MIB
+MOST_MEMORY_BYTES: Final = (1 << 31) * 1024 - 1024
+
+# From so many rows on: (rows, m, ef_construction). The first is pgvector's own default, with which a search that keeps
+# 100 candidates in view finds 0.98 and more of the ten nearest of real texts; larger graphs need more candidates while
+# they are built for the same share.
+SHAPES: Final = ((0, 16, 64), (1_000_000, 16, 128), (10_000_000, 24, 128))
+
+# In a graph that is built in memory an element has its vector, 2 × m neighbours of 16 bytes, and this, in which are its
+# neighbours on upper layers: measured with 8 and 384 dimensions, beside the vector 706 to 709 bytes with m = 16, and
+# 1,216 with m = 32.
+ELEMENT_BYTES: Final = 208
+# What a parallel build keeps of its memory for other things, and a tenth for what rows are added meanwhile.
+SPARE_BYTES: Final = 8 * MIB
+SPARE_SHARE: Final = 0.1
+# Postgres starts no worker for less (plan_create_index_workers).
+WORKER_BYTES: Final = 32 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorClass:
+    """How vectors of one type are indexed: its name in SQL, the most dimensions, the bytes of one value in memory."""
+
+    name: str
+    max_dimensions: int
+    bits: int
+
+
+OPERATOR_CLASSES: Final[Mapping[str, OperatorClass]] = {
+    FLOAT32: OperatorClass("vector_cosine_ops", 2000, 32),
+    FLOAT16: OperatorClass("halfvec_cosine_ops", 4000, 16),
+    BINARY: OperatorClass("bit_hamming_ops", 64_000, 1),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class IndexWishes:
+    """What a collection's owner asks for; None leaves it to the plan."""
+
+    policy: str = AUTO
+    m: int | None = None
+    ef_construction: int | None = None
+    num_workers: int | None = None
+    memory_bytes: int | None = None
+
+    @classmethod
+    def from_options(cls, policy: str, options: Mapping[str, Any]) -> Self:
+        """Of what is kept with a collection, or with a run. Raises InvalidOption."""
+        m, ef_construction = options.get("m"), options.get("ef_construction")
+        check_between("m", m, LEAST_M, MOST_M)
+        check_between("ef_construction", ef_construction, LEAST_EF_CONSTRUCTION, MOST_EF_CONSTRUCTION)
+        check_between("workers", options.get("workers"), 0, MOST_WORKERS)
+        check_between("memory_bytes", options.get("memory_bytes"), LEAST_MEMORY_BYTES, MOST_MEMORY_BYTES)
+        if m is not None and ef_construction is not None and ef_construction < 2 * m:
+            raise InvalidOption(
+                f"ef_construction is {ef_construction}, but must be at least twice m, which is {m}."
+            )
+        return cls(policy, m, ef_construction, options.get("workers"), options.get("memory_bytes"))
+
+
+def check_between(name: str, value: int | None, least: int, most: int) -> None:
+    if value is not None and not least <= value <= most:
+        raise InvalidOption(f"{name} is {value:,}, but must be from {least:,} to {most:,}.")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerRoom:
+    """What Postgres has for a build. `free_bytes` is of memory, `source` says who told; `num_cores` None is unknown.
+
+    `maintenance_bytes` and `num_workers` are the server's own settings, `most_workers` what it can start at all.
+    """
+
+    free_bytes: int
+    source: str
+    num_cores: int | None
+    maintenance_bytes: int
+    num_workers: int
+    most_workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class IndexPlan:
+    """An HNSW index to be built, or none when `operator_class` is None. `reasons` are sentences for people."""
+
+    operator_class: str | None
+    m: int
+    ef_construction: int
+    num_workers: int
+    memory_bytes: int
+    graph_bytes: int
+    reasons: tuple[str, ...]
+
+    @property
+    def is_wanted(self) -> bool:
+        return self.operator_class is not None
+
+    def to_json(self) -> dict[str, Any]:
+        """For reports and answers."""
+        return {
+            "method": "hnsw" if self.is_wanted else None,
+            "operator_class": self.operator_class,
+            "m": self.m,
+            "ef_construction": self.ef_construction,
+            "workers": self.num_workers,
+            "memory_bytes": self.memory_bytes,
+            "graph_bytes": self.graph_bytes,
+            "reasons": list(self.reasons),
+        }
+
+
+def find_operator_class(vector_type: str, dimensions: int) -> tuple[OperatorClass | None, str]:
+    """The class that serves a search of these vectors, or None; and why."""
+    found = OPERATOR_CLASSES.get(vector_type)
+    if found is None:
+        assert vector_type == INT8
+        return None, (
+            "No index serves int8: a search compares restored codes, each dimension with a scale and an offset of its "
+            "own, and pgvector indexes the column as it is. Use float16, which is as large in a collection."
+        )
+    if dimensions > found.max_dimensions:
+        return None, (
+            f"pgvector indexes {vector_type} vectors of up to {found.max_dimensions:,} dimensions, and these have "
+            f"{dimensions:,}. Use fewer dimensions, or the vector type binary."
+        )
+    return found, f"{found.name} is what a search of {vector_type} vectors compares by."
+
+
+def estimate_graph_bytes(num_rows: int, dimensions: int, operator_class: OperatorClass, m: int) -> int:
+    """What the graph takes in memory while it is built."""
+    value_bytes = math.ceil((8 + dimensions * operator_class.bits / 8) / 8) * 8
+    return num_rows * (value_bytes + 2 * m * 16 + ELEMENT_BYTES)
+
+
+def plan_index(
+    num_rows: int,
+    dimensions: int,
+    vector_type: str,
+    wishes: IndexWishes,
+    room: ServerRoom,
+    *,
+    kind: str = VECTORS,
+    is_live: bool,
+    least_rows: int,
+    memory_share: float,
+) -> IndexPlan:
+    """The index for `num_rows` vectors, or none and why; of another `kind` of collection there is none.
+
+    `least_rows` is where policy `auto` begins to want one.
+
+    The build may take `memory_share` of the server's free memory, or its maintenance_work_mem where that is more; on a
+    live generation a quarter of the cores is left to searches.
+    """
+    if kind != VECTORS:
+        return _no_index(f"The collection keeps {kind}, and an HNSW index is of vectors.")
+    if wishes.policy == NO_INDEX:
+        return _no_index("The collection's policy is none: every search reads all rows.")
+    operator_class, reason = find_operator_class(vector_type, dimensions)
+    if operator_class is None:
+        return _no_index(reason)
+    if wishes.policy == AUTO and num_rows < least_rows:
+        return _no_index(
+            f"{num_rows:,} rows: an exact search reads them all in a few milliseconds, and policy auto begins at "
+            f"{least_rows:,} (VECTORMILL_INDEX_ROWS)."
+        )
+    reasons = [reason]
+    m, ef_construction = _choose_shape(num_rows, wishes, reasons)
+    graph_bytes = estimate_graph_bytes(num_rows, dimensions, operator_class, m)
+    memory_bytes = _choose_memory(graph_bytes, wishes, room, memory_share, reasons)
+    num_workers = _choose_workers(memory_bytes, wishes, room, is_live, reasons)
+    return IndexPlan(
+        operator_class.name, m, ef_construction, num_workers, memory_bytes, graph_bytes, tuple(reasons)
+    )
+
+
+def _no_index(reason: str) -> IndexPlan:
+    return IndexPlan(None, 0, 0, 0, 0, 0, (reason,))
+
+
+def _choose_shape(num_rows: int, wishes: IndexWishes, reasons: list[str]) -> tuple[int, int]:
+    least, m, ef_construction = max(shape for shape in SHAPES if shape[0] <= num_rows)
+    m = wishes.m or m
+    ef_construction = wishes.ef_construction or max(ef_construction, 2 * m)
+    m = min(m, ef_construction // 2)
+    is_asked = wishes.m is not None or wishes.ef_construction is not None
+    because = "as asked for" if is_asked else f"for {num_rows:,} rows"
+    if not is_asked and least:
+        because += f", which are {least:,} and more"
+    reasons.append(f"m = {m} and ef_construction = {ef_construction}, {because}.")
+    return m, ef_construction
+
+
+def _choose_memory(
+    graph_bytes: int, wishes: IndexWishes, room: ServerRoom, share: float, reasons: list[str]
+) -> int:
+    wanted = int(graph_bytes * (1 + SPARE_SHARE)) + SPARE_BYTES
+    if wishes.memory_bytes is not None:
+        memory, because = wishes.memory_bytes, "as asked for"
+    else:
+        most = max(int(room.free_bytes * share), room.maintenance_bytes)
+        memory = min(max(wanted, 2 * WORKER_BYTES), most, MOST_MEMORY_BYTES)
+        because = f"of {share:.0%} of {_mib(room.free_bytes)} ({room.source})"
+    memory = max(memory // 1024 * 1024, LEAST_MEMORY_BYTES)
+    fits = (
+        "fits" if wanted <= memory else "does not fit, so that the rest is built on disk, many times slower"
+    )
+    reasons.append(
+        f"The graph takes about {_mib(graph_bytes)} and {fits}: maintenance_work_mem = {_mib(memory)}, {because}."
+    )
+    return memory
+
+
+def _choose_workers(
+    memory_bytes: int, wishes: IndexWishes, room: ServerRoom, is_live: bool, reasons: list[str]
+) -> int:
+    if wishes.num_workers is not None:
+        num, because = wishes.num_workers, "as asked for"
+    elif room.num_cores is None:
+        num, because = room.num_workers, "the server's own setting, for its cores are not known"
+    else:
+        left = room.num_cores // 4 if is_live else 0
+        num = min(room.num_cores - left - 1, room.most_workers)
+        because = f"{room.num_cores} cores" + (", a quarter of them left to searches" if left else "")
+    by_memory = max(0, memory_bytes // WORKER_BYTES - 1)
+    if by_memory < num:
+        num, because = by_memory, f"Postgres wants {_mib(WORKER_BYTES)} for each process of a build"
+    reasons.append(
+        f"max_parallel_maintenance_workers = {num}: {because}; Postgres starts fewer for a small table."
+    )
+    return num
+
+
+def _mib(size: int) -> str:
+    return f"{size / MIB:,.0f} MiB"
+
+
+# Of the fields that one collection has indexes of: each is written with every row.
+MOST_FILTERS: Final = 32
+MOST_FIELD_CHARS: Final = 500
+MOST_FIELD_PARTS: Final = 8
+
+
+def check_fields(fields: Sequence[str]) -> list[str]:
+    """The fields whose filters are to have an index, each once, as filters name them. Raises InvalidOption."""
+    if len(fields) > MOST_FILTERS:
+        raise InvalidOption(f"Indexes of {len(fields)} fields were asked for; {MOST_FILTERS} are the most.")
+    for field in fields:
+        parts = field.split(".")
+        if len(field) > MOST_FIELD_CHARS or len(parts) > MOST_FIELD_PARTS or not all(parts):
+            raise InvalidOption(
+                f"{field[:60]!r} is no field: it is a name of at most {MOST_FIELD_CHARS} characters, with dots between "
+                f"the names that lead into an object, {MOST_FIELD_PARTS} at the most; * is all of them."
+            )
+        if any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in field):
+            raise InvalidOption("A field's name has a character that Postgres cannot keep.")
+    return list(dict.fromkeys(fields))

@@ -1,0 +1,205 @@
+"""Removals: a short transaction makes a collection vanish, and the pruner drops its tables.
+
+The transaction takes the view and every row that names the collection: killed in it nothing has happened, killed behind
+it tables are left that belong to no generation, which the pruner finds by that. Jobs that wrote into the collection
+stay; those of their vectors that were in it are gone, and their export says so.
+"""
+
+import logging
+from typing import Final
+
+import psycopg
+from psycopg import sql
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.exc import DBAPIError
+
+from vectormill.collections.generations import lock_collection
+from vectormill.db.jobs.jobs import cancel_job
+from vectormill.db.short_locks import act_in_short_locks
+from vectormill.domain.errors import (
+    CollectionInUse,
+    CollectionNotFound,
+    JobNotFound,
+    LocksHeld,
+    WrongJobState,
+)
+from vectormill.domain.jobs.job import STEERABLE_JOB_STATES
+from vectormill.runs.run import CLAIMED_RUN_STATES, STEERABLE_RUN_STATES, UNCLAIMED_RUN_STATES
+from vectormill.sources.followed_tables import remove_triggers
+
+logger = logging.getLogger(__name__)
+
+MOST_NAMED: Final = 3
+
+FIND_COLLECTION: Final = text("""
+    SELECT collections.id, array_agg(generations.id) AS generation_ids
+      FROM vectormill.collections
+      JOIN vectormill.generations ON generations.collection_id = collections.id
+     WHERE collections.name = :name
+     GROUP BY collections.id
+""")
+
+# All of them, that none is retried meanwhile: who retries waits, and then finds a job without a collection.
+LOCK_JOBS: Final = text("""
+    SELECT id, state FROM vectormill.jobs
+     WHERE generation_id = ANY(CAST(:generation_ids AS bigint[])) AND state <> 'deleting'
+     ORDER BY id FOR NO KEY UPDATE NOWAIT
+""")
+
+# One whose lease has run out is nobody's: an indexer that comes back to it finds it gone and ends.
+LIST_OPEN_RUNS: Final = text(f"""
+    SELECT id, state FROM vectormill.runs
+     WHERE collection_id = :collection_id
+       AND (state IN {UNCLAIMED_RUN_STATES} OR state IN {CLAIMED_RUN_STATES} AND lease_until > now())
+     ORDER BY id
+""")
+
+CANCEL_RUNS: Final = text(f"""
+    UPDATE vectormill.runs
+       SET state = CASE WHEN is_held THEN 'cancelling' ELSE 'cancelled' END,
+           finished_at = CASE WHEN is_held THEN NULL ELSE now() END, updated_at = now()
+      FROM (SELECT id AS run_id, state IN {CLAIMED_RUN_STATES} AND lease_until > now() AS is_held
+              FROM vectormill.runs
+             WHERE collection_id = (SELECT id FROM vectormill.collections WHERE name = :name)
+               AND state IN {STEERABLE_RUN_STATES}) AS open
+     WHERE id = run_id
+""")
+
+LIST_OPEN_JOBS: Final = text(f"""
+    SELECT job.id FROM vectormill.jobs AS job
+      JOIN vectormill.generations ON generations.id = job.generation_id
+      JOIN vectormill.collections ON collections.id = generations.collection_id
+     WHERE collections.name = :name AND job.state IN {STEERABLE_JOB_STATES}
+     ORDER BY job.seq
+""")
+
+# Views of users on ours, or on the tables themselves; what depends in other ways the server names when it refuses.
+LIST_DEPENDENTS: Final = text("""
+    SELECT DISTINCT CAST(CAST(rule.ev_class AS regclass) AS text) AS name
+      FROM pg_depend AS link
+      JOIN pg_rewrite AS rule ON link.classid = CAST('pg_rewrite' AS regclass) AND link.objid = rule.oid
+     WHERE link.refclassid = CAST('pg_class' AS regclass)
+       AND link.refobjid IN (SELECT to_regclass(name) FROM unnest(CAST(:relations AS text[])) AS name)
+       AND rule.ev_class <> ALL(SELECT coalesce(to_regclass(name), 0) FROM unnest(CAST(:relations AS text[])) AS name)
+     ORDER BY name
+""")
+
+# Whether the view of this name is the collection's own, and not one that somebody has put in its place.
+IS_OUR_VIEW: Final = text("""
+    SELECT EXISTS (
+        SELECT 1 FROM pg_depend AS link
+          JOIN pg_rewrite AS rule ON link.classid = CAST('pg_rewrite' AS regclass) AND link.objid = rule.oid
+          JOIN pg_class AS view ON view.oid = rule.ev_class AND view.relkind = 'v'
+         WHERE view.oid = to_regclass(:view) AND link.refclassid = CAST('pg_class' AS regclass)
+           AND link.refobjid IN (SELECT to_regclass(name) FROM unnest(CAST(:tables AS text[])) AS name))
+""")
+
+DELETE_COLLECTION: Final = text("DELETE FROM vectormill.collections WHERE id = :collection_id")
+
+
+def stop_work(engine: Engine, name: str) -> None:
+    """Cancels every job and run that works on a collection. What workers and indexers have in hand ends in seconds."""
+    with engine.begin() as connection:
+        connection.execute(CANCEL_RUNS, {"name": name})
+        job_ids = list(connection.execute(LIST_OPEN_JOBS, {"name": name}).scalars())
+    for job_id in job_ids:
+        try:
+            with engine.begin() as connection:
+                cancel_job(connection, job_id)
+        except (JobNotFound, WrongJobState):
+            continue  # it has ended meanwhile
+
+
+def remove_collection(engine: Engine, name: str) -> None:
+    """Makes a collection vanish. Raises CollectionNotFound, and CollectionInUse, naming who uses it."""
+    try:
+        act_in_short_locks(engine, lambda connection: _remove(connection, name), patience_seconds=0)
+    except LocksHeld as error:
+        raise CollectionInUse(
+            f"Somebody reads or writes {name!r} at this moment, so that it cannot be deleted; try again in a moment.",
+            is_passing=True,
+        ) from error
+
+
+def _remove(connection: Connection, name: str) -> None:
+    lock_collection(connection, name)
+    found = connection.execute(FIND_COLLECTION, {"name": name}).one_or_none()
+    if found is None:
+        raise CollectionNotFound(f"There is no collection {name!r}; see `vectormill collections list`.")
+    _refuse_open_work(connection, name, found.id, found.generation_ids)
+    view = f"public.{name}"
+    tables = [
+        f"vectormill.generation_{generation_id}{suffix}"
+        for generation_id in found.generation_ids
+        for suffix in ("", "_attributes")
+    ]
+    dependents = list(connection.execute(LIST_DEPENDENTS, {"relations": [view, *tables]}).scalars())
+    if dependents:
+        raise _depended_on(name, ", ".join(dependents))
+    if connection.execute(IS_OUR_VIEW, {"view": view, "tables": tables}).scalar_one():
+        _drop_view(connection, name)
+    remove_triggers(connection, found.id)
+    connection.execute(DELETE_COLLECTION, {"collection_id": found.id})
+
+
+def _drop_view(connection: Connection, name: str) -> None:
+    driver = connection.connection.driver_connection
+    assert driver is not None
+    try:
+        driver.execute(sql.SQL("DROP VIEW {}").format(sql.Identifier("public", name)))
+    except psycopg.errors.DependentObjectsStillExist as error:
+        raise _depended_on(
+            name, (error.diag.message_detail or "other objects").replace("\n", "; ")
+        ) from error
+
+
+def _depended_on(name: str, what: str) -> CollectionInUse:
+    return CollectionInUse(
+        f"Other objects of this database depend on the view {name!r} or its tables ({what}), and would go with it; "
+        "drop them first. Nothing was deleted."
+    )
+
+
+def _refuse_open_work(
+    connection: Connection, name: str, collection_id: int, generation_ids: list[int]
+) -> None:
+    jobs = connection.execute(LOCK_JOBS, {"generation_ids": generation_ids}).all()
+    runs = connection.execute(LIST_OPEN_RUNS, {"collection_id": collection_id}).all()
+    ended = ("completed", "completed_with_errors", "failed", "cancelled")
+    open_work = [("job", job) for job in jobs if job.state not in ended] + [("run", run) for run in runs]
+    if open_work:
+        named = ", ".join(f"{noun} {work.id} ({work.state})" for noun, work in open_work[:MOST_NAMED])
+        more = f" and {len(open_work) - MOST_NAMED} more" if len(open_work) > MOST_NAMED else ""
+        raise CollectionInUse(
+            f"{named}{more} still work on {name!r}. Cancel them, or delete it with `force`, which does so.",
+            is_passing=all(work.state == "cancelling" for _, work in open_work),
+        )
+
+
+# Whoever makes a generation makes its tables in the same transaction, and ids are never given twice.
+LIST_ORPHANS: Final = text("""
+    SELECT relname FROM pg_class
+     WHERE relnamespace = CAST('vectormill' AS regnamespace) AND relkind = 'r'
+       AND relname ~ '^generation_[0-9]+(_attributes)?$'
+       AND NOT EXISTS (SELECT 1 FROM vectormill.generations
+                        WHERE id = CAST(substring(relname FROM '[0-9]+') AS bigint))
+     ORDER BY relname
+""")
+
+
+def drop_orphaned_tables(engine: Engine) -> int:
+    """Drops the tables of generations that are gone, each in a transaction; how many. One in use is left for later."""
+    with engine.connect() as connection:
+        names = list(connection.execute(LIST_ORPHANS).scalars())
+    num_dropped = 0
+    for name in names:
+
+        def drop(connection: Connection, name: str = name) -> None:
+            connection.execute(text(f"DROP TABLE IF EXISTS vectormill.{name}"))
+
+        try:
+            act_in_short_locks(engine, drop, patience_seconds=0)
+            num_dropped += 1
+        except (LocksHeld, DBAPIError) as error:
+            logger.info("vectormill.%s belongs to no collection and cannot be dropped now: %s", name, error)
+    return num_dropped

@@ -1,0 +1,1 @@
+"""Rows of a generation: written, read, exported, deleted."""

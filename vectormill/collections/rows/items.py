@@ -1,0 +1,152 @@
+"""Items of a collection: one is read, and some are deleted, from every generation at once."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sqlalchemy import Connection, text
+
+from vectormill.collections.collection import LIVE, Generation
+from vectormill.collections.collections import find_generation
+from vectormill.collections.generations import list_written_generations
+from vectormill.collections.kinds import choose_kind
+from vectormill.collections.kinds.row_kind import Results
+from vectormill.collections.rows.attributes import attributes_name
+from vectormill.collections.rows.generation_tables import table_name
+from vectormill.collections.rows.tombstones import bury_keys, lock_deletions
+from vectormill.db.jobs.jobs import draw_seq
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.errors import CollectionNotFound, ItemNotFound
+from vectormill.domain.tasks.task import VECTOR
+
+
+@dataclass(frozen=True, slots=True)
+class KeptItem:
+    """What a collection has under a key. `results` is its one row, as it is kept, where it was asked for.
+
+    `text` is None unless the collection keeps texts, and `text_pair` of what is no pair; `content_hash` is 16 bytes of
+    both. `job_seq` is the place of its job among all writers.
+    """
+
+    key: str
+    spec: EncodingSpec
+    content_hash: bytes
+    job_seq: int
+    metadata: dict[str, Any] | None
+    text: str | None
+    text_pair: str | None
+    results: Results | None
+
+
+FIND_ITEM: Final = """
+    SELECT live.key, live.content_hash, live.job_seq, kept.metadata, {texts}, {result} AS result
+      FROM vectormill.{table} AS live LEFT JOIN vectormill.{attributes} AS kept ON kept.key = live.key
+     WHERE live.key = :key
+"""
+
+
+def find_item(connection: Connection, collection: str, key: str, *, has_vector: bool = False) -> KeptItem:
+    """What the live generation has under the key; of a vector only where it is wanted. Raises CollectionNotFound and
+    ItemNotFound.
+    """
+    generation = find_generation(connection, collection)
+    kind, spec = choose_kind(generation.spec), generation.spec
+    is_read = has_vector or spec.result != VECTOR
+    statement = FIND_ITEM.format(
+        table=generation.table_name,
+        attributes=attributes_name(generation.id),
+        texts=", ".join(f"kept.{column}" for column in kind.text_columns),
+        result=kind.sent(spec, "live") if is_read else "NULL",
+    )
+    row = connection.execute(text(statement), {"key": key}).one_or_none()
+    if row is None:
+        raise ItemNotFound(f"Collection {collection!r} has no item {key!r}.")
+    return KeptItem(
+        row.key,
+        spec,
+        bytes(row.content_hash),
+        row.job_seq,
+        row.metadata,
+        row.text,
+        getattr(row, "text_pair", None),
+        kind.read(row.result, spec) if is_read else None,
+    )
+
+
+# Rows are locked in the order of their keys, as every commit locks them: no two wait for each other.
+DELETE_ROWS: Final = """
+    WITH doomed AS MATERIALIZED (
+        SELECT live.key
+          FROM unnest(CAST(:keys AS text[]), CAST(:places AS bigint[])) AS gone (key, place)
+          JOIN vectormill.{table} AS live ON live.key = gone.key
+         WHERE live.key = ANY(CAST(:keys AS text[])) AND live.job_seq < gone.place
+         ORDER BY live.key FOR UPDATE OF live
+    ), attributes AS (
+        DELETE FROM vectormill.{attributes} WHERE key = ANY(ARRAY(SELECT key FROM doomed))
+    ), gone AS (
+        DELETE FROM vectormill.{table} WHERE key = ANY(ARRAY(SELECT key FROM doomed)) RETURNING 1
+    )
+    SELECT count(*) FROM gone
+"""
+
+
+def delete_rows(
+    connection: Connection, generation_id: int, keys: Sequence[str], places: Sequence[int]
+) -> int:
+    """Remove what was written under each key before its place in the order of writers; answer how many rows.
+
+    Leave no tombstone: see `delete_items` and `remove_items`. The caller has locked the deletions of the collection, or
+    knows that nobody else writes these rows.
+    """
+    if not keys:
+        return 0
+    names = {"table": table_name(generation_id), "attributes": attributes_name(generation_id)}
+    statement = text(DELETE_ROWS.format(**names))
+    number: int = connection.execute(statement, {"keys": list(keys), "places": list(places)}).scalar_one()
+    return number
+
+
+def delete_items(connection: Connection, collection: str, keys: Iterable[str]) -> int:
+    """Deletes the keys from all generations, and from what jobs submitted before will write; how many there were.
+
+    Commits into the collection wait until the transaction ends, so it has few keys. Texts in payloads of jobs are
+    scrubbed later: see scrubbing.py. Raises CollectionNotFound.
+    """
+    unique = sorted(set(keys))
+    generations = list_written_generations(connection, collection, is_deletion=True)
+    if not generations:
+        raise CollectionNotFound(f"There is no collection {collection!r}.")
+    if not unique:
+        return 0
+    lock_deletions(connection, generations[0].collection_id)
+    return _bury(connection, generations, unique, [draw_seq(connection)] * len(unique))
+
+
+def remove_items(
+    connection: Connection, generation: Generation, keys: Sequence[str], places: Sequence[int]
+) -> int:
+    """Remove what a run or a follower found to be gone, each key in its place; answer how many rows of the generation.
+
+    From the live generation it is removed as a deletion does, from all generations and with tombstones. A generation
+    that is being built loses the rows alone: nobody sees it yet, and it may never become live. The caller holds the
+    collection's generations as they are.
+    """
+    lock_deletions(connection, generation.collection_id)
+    if not keys:
+        return 0
+    if generation.state != LIVE:
+        return delete_rows(connection, generation.id, keys, places)
+    generations = list_written_generations(connection, generation.collection, is_deletion=True)
+    return _bury(connection, generations, keys, places)
+
+
+def _bury(
+    connection: Connection, generations: Sequence[Generation], keys: Sequence[str], places: Sequence[int]
+) -> int:
+    """Write tombstones and remove what is older from these generations; answer how many rows of the live one."""
+    bury_keys(connection, generations[0].collection_id, keys, places)
+    num_deleted = 0
+    for generation in generations:
+        num_rows = delete_rows(connection, generation.id, keys, places)
+        num_deleted += num_rows if generation.state == LIVE else 0
+    return num_deleted

@@ -1,0 +1,173 @@
+"""A collection's rows in the order of their keys, a page at a time: results, metadata and kept texts.
+
+A page is a transaction of its own, found by the key behind which it begins: a slow reader holds back no vacuum, and one
+that lost its connection goes on behind the last key that it got. All pages are of one generation, so that two vector
+spaces are never mixed when another becomes live meanwhile.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+
+import psycopg
+from psycopg import sql
+from sqlalchemy import Connection, Engine
+
+from vectormill.collections.collection import PRUNED, Generation
+from vectormill.collections.collections import find_generation
+from vectormill.collections.generations import find_generation_by_id
+from vectormill.collections.kinds import choose_kind
+from vectormill.collections.kinds.row_kind import Results
+from vectormill.collections.rows.attributes import attributes_name
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.errors import Conflict
+
+# Of a page, which exists a few times at once: read ahead, being written, on its way. Texts and metadata count with
+# their own bytes; a page has one row at the least.
+PAGE_BYTES: Final = 1 << 20
+MOST_PAGE_ROWS: Final = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Inclusion:
+    """What of a row is wanted beside its key."""
+
+    result: bool = True
+    metadata: bool = True
+    text: bool = False
+    place: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RowPage:
+    """Rows [n] in the order of their keys. `results` [n, …] as they are kept, or None when they are not wanted.
+
+    `metadata` is JSON as text, None for none, as a text that is not kept is None; empty lists when not wanted. `texts`
+    are by their column, of which pairs have two. `places` are those of the rows in the order of writers.
+    """
+
+    keys: list[str]
+    results: Results | None
+    metadata: list[str | None]
+    texts: dict[str, list[str | None]]
+    places: list[int] | None = None
+
+
+# Attributes are looked up by key, row by row: a join might read all of them for a page of a thousand. `running_bytes`
+# ends a page of long texts or records early; their length is read without them.
+READ_PAGE: Final = """
+    SELECT array_agg(key) AS keys, {results} AS results, {metadata} AS metadata, {places} AS places, {texts}
+      FROM (SELECT page.*, attributes.*, sum({row_bytes}) OVER (ORDER BY page.key) AS running_bytes,
+                   row_number() OVER (ORDER BY page.key) AS place
+              FROM (SELECT {columns} FROM {table}
+                     WHERE key > %(after)s::text ORDER BY key LIMIT %(limit)s) AS page
+              LEFT JOIN LATERAL (SELECT {attribute_columns} FROM {attributes} AS kept
+                                  WHERE kept.key = page.key LIMIT 1) AS attributes ON true
+             ORDER BY page.key) AS entry
+     WHERE place = 1 OR running_bytes <= %(most_bytes)s::bigint
+"""
+
+
+def find_exported(connection: Connection, name: str, generation_id: int | None) -> Generation:
+    """The live generation of a collection, or the one that an export has begun with.
+
+    Raises CollectionNotFound, and Conflict when that generation is gone.
+    """
+    live = find_generation(connection, name)
+    if generation_id is None or generation_id == live.id:
+        return live
+    begun = find_generation_by_id(connection, generation_id)
+    if begun is None or begun.collection != name or begun.state == PRUNED:
+        raise Conflict(
+            f"Collection {name!r} has no generation {generation_id} any more; begin the export anew, without one."
+        )
+    return begun
+
+
+def read_pages(
+    engine: Engine, generation: Generation, inclusion: Inclusion, *, after: str = "", limit: int | None = None
+) -> Iterator[RowPage]:
+    """Pages of all rows behind the key `after`, `limit` rows at the most; memory does not grow with their number.
+
+    Raises Conflict when the generation is removed meanwhile: what came until then is not whole.
+    """
+    statement = compose_statement(generation, inclusion)
+    row_bytes = 40 + (
+        (choose_kind(generation.spec).row_bytes(generation.spec) or 0) if inclusion.result else 0
+    )
+    page_rows = max(1, min(MOST_PAGE_ROWS, PAGE_BYTES // row_bytes))
+
+    def read(after: str, rest: int | None) -> RowPage:
+        num_rows = page_rows if rest is None else min(page_rows, rest)
+        return read_page(engine, statement, generation.spec, inclusion, after, num_rows)
+
+    # One page ahead, on a thread of its own: Postgres and the socket work while the caller formats.
+    with ThreadPoolExecutor(1, thread_name_prefix="export") as reader:
+        upcoming = reader.submit(read, after, limit)
+        while (page := upcoming.result()).keys:
+            limit = None if limit is None else limit - len(page.keys)
+            if limit == 0:
+                yield page
+                return
+            upcoming = reader.submit(read, page.keys[-1], limit)
+            yield page
+
+
+def compose_statement(generation: Generation, inclusion: Inclusion) -> sql.Composed:
+    """READ_PAGE for one generation; what is not wanted is not read."""
+    nothing, comma = sql.SQL("NULL"), sql.SQL(", ")
+    kind, spec = choose_kind(generation.spec), generation.spec
+    texts = [sql.Identifier(column) for column in kind.text_columns]
+    columns = [sql.Identifier(column.name) for column in kind.columns(spec)] if inclusion.result else []
+    sizes: list[sql.Composable] = [sql.SQL("coalesce(pg_column_size(attributes.metadata), 0)")]
+    sizes += [sql.SQL("coalesce(octet_length(attributes.{}), 0)").format(name) for name in texts]
+    if kind.row_bytes(spec) is None:
+        sizes += [sql.SQL("pg_column_size(page.{})").format(name) for name in columns]
+    return sql.SQL(READ_PAGE).format(
+        results=sql.SQL(kind.gathered(kind.sent(spec, "entry"))) if inclusion.result else nothing,
+        metadata=sql.SQL("array_agg(metadata::text)") if inclusion.metadata else nothing,
+        texts=comma.join(
+            sql.SQL("array_agg({})").format(name) if inclusion.text else nothing for name in texts
+        ),
+        places=sql.SQL("array_agg(greatest(job_seq, described_seq))") if inclusion.place else nothing,
+        row_bytes=sql.SQL(" + ").join(sizes),
+        columns=comma.join([sql.Identifier("key"), sql.Identifier("job_seq"), *columns]),
+        attribute_columns=comma.join(
+            [
+                sql.SQL("job_seq AS described_seq"),
+                sql.SQL("metadata" if inclusion.metadata else "NULL::jsonb AS metadata"),
+                *(name if inclusion.text else sql.SQL("NULL::text AS {}").format(name) for name in texts),
+            ]
+        ),
+        table=sql.Identifier("vectormill", generation.table_name),
+        attributes=sql.Identifier("vectormill", attributes_name(generation.id)),
+    )
+
+
+def read_page(
+    engine: Engine,
+    statement: sql.Composed,
+    spec: EncodingSpec,
+    inclusion: Inclusion,
+    after: str,
+    num_rows: int,
+) -> RowPage:
+    """At most so many rows behind `after`; without keys when there are none. Raises Conflict."""
+    values = {"after": after, "limit": num_rows, "most_bytes": PAGE_BYTES}
+    kind = choose_kind(spec)
+    with engine.connect() as connection:
+        driver = connection.connection.driver_connection
+        assert driver is not None
+        try:
+            with driver.cursor(binary=True) as cursor:  # as text, a byte of a vector would come as two digits
+                ((keys, wire, metadata, places, *texts),) = cursor.execute(statement, values).fetchall()
+        except psycopg.errors.UndefinedTable as error:
+            raise Conflict(
+                "The generation was removed while it was exported; begin the export anew."
+            ) from error
+    results = None
+    if inclusion.result:
+        results = kind.read(wire, spec) if keys else kind.missing(0, spec)
+    own_texts = {column: own or [] for column, own in zip(kind.text_columns, texts, strict=True)}
+    return RowPage(keys or [], results, metadata or [], own_texts, places)

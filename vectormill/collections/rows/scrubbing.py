@@ -1,0 +1,220 @@
+"""Scrubbing: texts of deleted items go from the payloads of jobs that still have them.
+
+A pass goes through the ended jobs of one collection that are older than its deletions, a few payloads at a time, and
+asks of each batch of keys which of them were deleted after the job. What is still open is waited for: its texts may be
+in a worker's memory, and a run has not even made its job.
+"""
+
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from typing import Final
+from uuid import UUID
+
+from sqlalchemy import Connection, text
+
+from vectormill.collections.generations import list_written_generations
+from vectormill.collections.rows.items import delete_rows
+from vectormill.collections.rows.tombstones import hold_deletions_of
+from vectormill.db.chunks.payloads import empty_items, read_keys
+from vectormill.domain.jobs.job import OPEN_JOB_STATES
+from vectormill.runs.run import OPEN_RUN_STATES
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Deletions of a collection up to `seq` and before it `began`, all of whose older jobs and runs have ended."""
+
+    collection_id: int
+    seq: int
+    began: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a pass stands: behind this chunk of this job, whose place among the writers may be before its seq."""
+
+    job_id: UUID
+    job_seq: int
+    place: int
+    chunk_seq: int = -1
+
+
+FIND_UNSCRUBBED: Final = text("""
+    SELECT min(collection_id) FROM vectormill.tombstones WHERE scrubbed_at IS NULL AND collection_id > :after
+""")
+
+# An upload has no generation yet, so each may be meant for this collection. Those that are being removed have their
+# payloads for a moment more.
+FIND_OLDEST_OPEN: Final = text(f"""
+    SELECT min(seq) FROM (
+        SELECT coalesce(jobs.place, jobs.seq) FROM vectormill.jobs
+          LEFT JOIN vectormill.generations ON generations.id = jobs.generation_id
+         WHERE jobs.state IN {OPEN_JOB_STATES}
+           AND (generations.collection_id = :collection_id OR jobs.state = 'uploading')
+         UNION ALL
+        SELECT coalesce(jobs.place, jobs.seq) FROM vectormill.jobs
+          LEFT JOIN vectormill.generations ON generations.id = jobs.generation_id
+         WHERE jobs.state = 'deleting' AND (generations.collection_id = :collection_id OR generations.id IS NULL)
+         UNION ALL
+        SELECT runs.seq FROM vectormill.runs
+         WHERE runs.collection_id = :collection_id
+           AND runs.state IN {OPEN_RUN_STATES}
+    ) AS open (seq)
+""")
+
+# Whatever drew a seq before a deletion did, had begun by then: it has ended, or is seen here.
+FIND_LAST_DELETION: Final = text("""
+    SELECT max(seq) AS seq, clock_timestamp() AS began FROM vectormill.tombstones
+     WHERE collection_id = :collection_id AND scrubbed_at IS NULL
+       AND (CAST(:before_seq AS bigint) IS NULL OR seq < :before_seq)
+       AND deleted_at < (SELECT coalesce(min(xact_start), now()) FROM pg_stat_activity
+                          WHERE datname = current_database() AND backend_type = 'client backend'
+                            AND pid <> pg_backend_pid())
+""")
+
+
+def find_pass(connection: Connection, after: int) -> Pass | int | None:
+    """Of the next collection behind this one that has something to scrub.
+
+    Its id alone when that has to wait, and None when there is no further collection.
+    """
+    collection_id = connection.execute(FIND_UNSCRUBBED, {"after": after}).scalar_one()
+    if collection_id is None:
+        return None
+    # No deletion is under way, so that every one before this moment is seen by the whole pass. A run and a follower may
+    # still write one with a smaller seq: that one waits for the next pass.
+    hold_deletions_of(connection, collection_id)
+    values = {"collection_id": collection_id, "before_seq": find_oldest_open(connection, collection_id)}
+    last = connection.execute(FIND_LAST_DELETION, values).one()
+    return collection_id if last.seq is None else Pass(collection_id, last.seq, last.began)
+
+
+def find_oldest_open(connection: Connection, collection_id: int) -> int | None:
+    """The seq of the oldest job or run that may still write the collection's texts; None when there is none."""
+    seq: int | None = connection.execute(FIND_OLDEST_OPEN, {"collection_id": collection_id}).scalar_one()
+    return seq
+
+
+FIND_NEXT_JOB: Final = text("""
+    SELECT jobs.id, jobs.seq, coalesce(jobs.place, jobs.seq) AS place FROM vectormill.jobs
+     WHERE jobs.seq > :after_seq AND coalesce(jobs.place, jobs.seq) < :before_seq
+       AND jobs.generation_id = ANY(ARRAY(
+           SELECT id FROM vectormill.generations WHERE collection_id = :collection_id))
+     ORDER BY jobs.seq LIMIT 1
+""")
+
+
+def find_next_job(connection: Connection, wanted: Pass, after_seq: int) -> Position | None:
+    """The next job of the pass, at its beginning."""
+    values = {
+        "after_seq": after_seq,
+        "before_seq": wanted.seq,
+        "collection_id": wanted.collection_id,
+    }
+    row = connection.execute(FIND_NEXT_JOB, values).one_or_none()
+    return None if row is None else Position(row.id, row.seq, row.place)
+
+
+# A retry waits until the batch is through, and finds the texts gone.
+LOCK_ENDED_JOB: Final = text("""
+    SELECT finished_at IS NOT NULL FROM vectormill.jobs WHERE id = :job_id FOR NO KEY UPDATE
+""")
+
+LIST_PAYLOADS: Final = text("""
+    SELECT chunks.id, chunks.seq, payload.items
+      FROM vectormill.chunks LEFT JOIN vectormill.chunk_payloads AS payload ON payload.chunk_id = chunks.id
+     WHERE chunks.job_id = :job_id AND chunks.seq > :after_seq
+     ORDER BY chunks.seq LIMIT :limit
+""")
+
+LIST_BURIED: Final = text("""
+    SELECT key FROM vectormill.tombstones
+     WHERE collection_id = :collection_id AND key = ANY(CAST(:keys AS text[])) AND seq > :place
+""")
+
+WRITE_PAYLOAD: Final = text("""
+    UPDATE vectormill.chunk_payloads SET items = :items WHERE chunk_id = :chunk_id
+""")
+
+
+def scrub_payloads(
+    connection: Connection, wanted: Pass, position: Position, limit: int
+) -> tuple[Position | None, int]:
+    """Empties what was deleted in the next payloads of a job; where the pass stands then, None behind the job's last
+    chunk, and how many items were emptied.
+
+    Raises LookupError for a job that is at work again, by a retry: the pass is over then.
+    """
+    has_ended = connection.execute(LOCK_ENDED_JOB, {"job_id": position.job_id}).scalar_one_or_none()
+    if has_ended is None:
+        return None, 0  # removed meanwhile, and its payloads with it
+    if not has_ended:
+        raise LookupError(f"Job {position.job_id} is at work again.")
+    values = {"job_id": position.job_id, "after_seq": position.chunk_seq, "limit": limit}
+    rows = connection.execute(LIST_PAYLOADS, values).all()
+    num_emptied = 0
+    for row in rows:
+        if row.items is None:  # of a chunk that was split: its halves have them
+            continue
+        keys = {
+            "collection_id": wanted.collection_id,
+            "keys": read_keys(row.items),
+            "place": position.place,
+        }
+        buried = set(connection.execute(LIST_BURIED, keys).scalars())
+        blob, num_items = empty_items(row.items, buried) if buried else (None, 0)
+        if blob is not None:
+            connection.execute(WRITE_PAYLOAD, {"items": blob, "chunk_id": row.id})
+            num_emptied += num_items
+    if len(rows) < limit:
+        return None, num_emptied
+    return replace(position, chunk_seq=rows[-1].seq), num_emptied
+
+
+FIND_NAME: Final = text("SELECT name FROM vectormill.collections WHERE id = :collection_id")
+
+LIST_SCRUBBED: Final = text("""
+    SELECT key, seq FROM vectormill.tombstones
+     WHERE collection_id = :collection_id AND scrubbed_at IS NULL AND seq <= :seq AND deleted_at < :began
+       AND key > :after
+     ORDER BY key LIMIT :limit
+""")
+
+MARK_SCRUBBED: Final = text("""
+    UPDATE vectormill.tombstones AS buried SET scrubbed_at = now()
+      FROM unnest(CAST(:keys AS text[]), CAST(:seqs AS bigint[])) AS scrubbed (key, seq)
+     WHERE buried.collection_id = :collection_id AND buried.key = scrubbed.key AND buried.seq = scrubbed.seq
+""")
+
+
+def finish_pass(connection: Connection, wanted: Pass, after: str, limit: int = 1000) -> str | None:
+    """Says of the next deletions of a pass that no text of theirs is left; the last one's key, None when all are said.
+
+    Rows are looked for once more: a worker of a former release knows of no tombstones.
+    """
+    values = {**asdict(wanted), "after": after, "limit": limit}
+    name = connection.execute(FIND_NAME, {"collection_id": wanted.collection_id}).scalar_one_or_none()
+    rows = connection.execute(LIST_SCRUBBED, values).all()
+    if not rows or name is None:
+        return None
+    keys, seqs = [row.key for row in rows], [row.seq for row in rows]
+    for generation in list_written_generations(connection, name, is_deletion=True):
+        delete_rows(connection, generation.id, keys, seqs)
+    marked = {"collection_id": wanted.collection_id, "keys": keys, "seqs": seqs}
+    connection.execute(MARK_SCRUBBED, marked)
+    return str(keys[-1])
+
+
+# Nothing older can bring the key back: all that was open has ended, and a retry finds no text.
+DELETE_SCRUBBED: Final = text("""
+    DELETE FROM vectormill.tombstones WHERE ctid = ANY(ARRAY(
+        SELECT ctid FROM vectormill.tombstones
+         WHERE scrubbed_at < now() - make_interval(secs => :kept_seconds) LIMIT :limit FOR UPDATE SKIP LOCKED))
+    RETURNING 1
+""")
+
+
+def delete_scrubbed(connection: Connection, kept_seconds: float = 3600.0, limit: int = 10_000) -> int:
+    """Tombstones that were scrubbed so long ago; how many."""
+    values = {"kept_seconds": float(kept_seconds), "limit": limit}
+    return len(connection.execute(DELETE_SCRUBBED, values).all())

@@ -1,0 +1,128 @@
+"""Views: the SQL view of a collection, pointed at another generation with everything that its users gave it.
+
+As long as its columns keep their types the view is replaced in place, as that of scores and records always is. Vectors
+of another type or length need a new view: then owner, grants, comments and options are given to it, and what depends on
+the old one forbids it.
+"""
+
+from typing import Any, Final
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import namedtuple_row
+from sqlalchemy import Connection
+
+from vectormill.collections.collection import Generation
+from vectormill.collections.kinds import choose_kind
+from vectormill.collections.rows.generation_tables import point_view_at
+from vectormill.domain.errors import SwapRefused
+
+FIND_VIEW: Final = """
+    SELECT view.oid, pg_get_userbyid(view.relowner) AS owner, view.relowner = current_user::regrole AS is_ours,
+           obj_description(view.oid, 'pg_class') AS comment, coalesce(view.reloptions, '{}') AS options,
+           NOT EXISTS (
+               SELECT FROM pg_attribute AS old
+                 JOIN pg_attribute AS new ON new.attrelid = to_regclass(%(table)s::text) AND new.attname = old.attname
+                WHERE old.attrelid = view.oid AND old.attname = %(column)s::text
+                  AND (old.atttypid, old.atttypmod) = (new.atttypid, new.atttypmod)) AS has_other_type
+      FROM pg_class AS view
+     WHERE view.oid = to_regclass(format('public.%%I', %(name)s::text)) AND view.relkind = 'v'
+"""
+
+# Of the view (column is NULL) and of its columns.
+LIST_GRANTS: Final = """
+    SELECT pg_get_userbyid(nullif(acl.grantee, 0)) AS grantee, acl.privilege_type, acl.is_grantable,
+           CAST(NULL AS text) AS column
+      FROM pg_class AS view, aclexplode(view.relacl) AS acl
+     WHERE view.oid = %(oid)s::oid AND acl.grantee <> view.relowner
+    UNION ALL
+    SELECT pg_get_userbyid(nullif(acl.grantee, 0)), acl.privilege_type, acl.is_grantable, attribute.attname
+      FROM pg_attribute AS attribute, aclexplode(attribute.attacl) AS acl
+     WHERE attribute.attrelid = %(oid)s::oid AND attribute.attnum > 0
+"""
+
+LIST_COLUMN_COMMENTS: Final = """
+    SELECT attname AS column, col_description(attrelid, attnum) AS comment
+      FROM pg_attribute
+     WHERE attrelid = %(oid)s::oid AND attnum > 0 AND col_description(attrelid, attnum) IS NOT NULL
+"""
+
+# They would go with the view and say nothing.
+LIST_TRIGGERS: Final = """
+    SELECT 'trigger ' || quote_ident(tgname) FROM pg_trigger WHERE tgrelid = %(oid)s::oid AND NOT tgisinternal
+    UNION ALL
+    SELECT 'rule ' || quote_ident(rulename) FROM pg_rewrite WHERE ev_class = %(oid)s::oid AND rulename <> '_RETURN'
+"""
+
+DROP_VIEW: Final = "DROP VIEW {name}"
+
+
+def replace_view(connection: Connection, generation: Generation) -> None:
+    """Makes its collection's view read another generation, in the caller's transaction.
+
+    Raises SwapRefused, naming them, when other objects depend on a view whose vectors get another type.
+    """
+    driver = connection.connection.driver_connection
+    assert driver is not None
+    collection = generation.collection
+    values = {
+        "name": collection,
+        "table": f"vectormill.{generation.table_name}",
+        "column": choose_kind(generation.spec).columns(generation.spec)[0].name,
+    }
+    with driver.cursor(row_factory=namedtuple_row) as cursor:
+        view = cursor.execute(FIND_VIEW, values).fetchone()
+        if view is None or not view.has_other_type:
+            point_view_at(connection, generation)
+            return
+        name = sql.Identifier("public", collection)
+        grants = cursor.execute(LIST_GRANTS, {"oid": view.oid}).fetchall()
+        comments = cursor.execute(LIST_COLUMN_COMMENTS, {"oid": view.oid}).fetchall()
+        triggers = [row[0] for row in cursor.execute(LIST_TRIGGERS, {"oid": view.oid})]
+        if triggers:
+            raise SwapRefused(_explain(collection, ", ".join(triggers)))
+        try:
+            cursor.execute(sql.SQL(DROP_VIEW).format(name=name))
+        except psycopg.errors.DependentObjectsStillExist as error:
+            raise SwapRefused(_explain(collection, error.diag.message_detail or "other objects")) from error
+        point_view_at(connection, generation)
+        _give(cursor, collection, view, grants, comments)
+
+
+def _explain(collection: str, dependents: str) -> str:
+    return (
+        f"The view {collection!r} has to be made anew, since its vectors get another type or length, and that would "
+        f"drop what depends on it: {dependents.replace(chr(10), '; ')}. Nothing was changed. Drop what is named, "
+        "try again, and make it again afterwards."
+    )
+
+
+def _give(cursor: Any, collection: str, view: Any, grants: list[Any], comments: list[Any]) -> None:
+    """What the old view had, and nothing that default privileges would add."""
+    name = sql.Identifier("public", collection)
+    new = cursor.execute("SELECT to_regclass(format('public.%%I', %s::text))::oid AS oid", (collection,))
+    for grantee in {grant.grantee for grant in cursor.execute(LIST_GRANTS, {"oid": new.fetchone().oid})}:
+        cursor.execute(sql.SQL("REVOKE ALL ON {} FROM {}").format(name, _role(grantee)))
+    for option in view.options:
+        key, _, value = option.partition("=")
+        statement = sql.SQL("ALTER VIEW {} SET ({} = {})")
+        cursor.execute(statement.format(name, sql.Identifier(key), sql.Literal(value)))
+    for grant in grants:
+        column = sql.SQL(" ({})").format(sql.Identifier(grant.column)) if grant.column else sql.SQL("")
+        ending = sql.SQL(" WITH GRANT OPTION" if grant.is_grantable else "")
+        cursor.execute(
+            sql.SQL("GRANT {}{} ON {} TO {}{}").format(
+                sql.SQL(grant.privilege_type), column, name, _role(grant.grantee), ending
+            )
+        )
+    if view.comment is not None:
+        cursor.execute(sql.SQL("COMMENT ON VIEW {} IS {}").format(name, sql.Literal(view.comment)))
+    for each in comments:
+        column_name = sql.Identifier("public", collection, each.column)
+        cursor.execute(sql.SQL("COMMENT ON COLUMN {} IS {}").format(column_name, sql.Literal(each.comment)))
+    if not view.is_ours:
+        cursor.execute(sql.SQL("ALTER VIEW {} OWNER TO {}").format(name, sql.Identifier(view.owner)))
+
+
+def _role(grantee: str | None) -> sql.Composable:
+    return sql.SQL("PUBLIC") if grantee is None else sql.Identifier(grantee)

@@ -1,1 +1,0 @@
-"""Collections and their generations: made, built anew, swapped, described and removed."""

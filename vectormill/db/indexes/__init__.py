@@ -1,1 +1,0 @@
-"""Vector indexes: which are there, which are wanted, and how one is built."""
