@@ -6,12 +6,12 @@ from uuid import UUID
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from vectormill.db.workers import Worker
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.jobs.bottleneck import Bottleneck
-from vectormill.domain.jobs.job import JOB_STATES, PAUSED, Job
+from vectormill.jobs.bottleneck import Bottleneck
+from vectormill.jobs.job import JOB_STATES, PAUSED, Job
 from vectormill.models.model_card import ModelCard
 from vectormill.models.specs import find_own_task
+from vectormill.workers.workers import Worker
 
 Moment = Annotated[datetime, AfterValidator(lambda moment: moment.astimezone(UTC))]
 

@@ -13,7 +13,7 @@ from sqlalchemy import Engine
 
 from api.intake.job_bodies import describe_job
 from api.schemas import JobBody
-from vectormill.db.jobs.jobs import find_job
+from vectormill.jobs.jobs import find_job
 
 POLL_SECONDS: Final = 0.5
 

@@ -16,8 +16,8 @@ from urllib.request import urlopen
 from sqlalchemy.exc import SQLAlchemyError
 
 from vectormill.db.session import make_engine
-from vectormill.db.workers import INDEXER, SCHEDULER, list_signs_of_life, list_workers
 from vectormill.settings import load_settings
+from vectormill.workers.workers import INDEXER, SCHEDULER, list_signs_of_life, list_workers
 
 
 def find_complaint(subject: str) -> str | None:

@@ -15,13 +15,13 @@ from sqlalchemy import Connection, Engine
 
 from vectormill.collections.collections import find_generation
 from vectormill.collections.rows.items import delete_items
-from vectormill.db.jobs.submission import JobWriter
 from vectormill.db.outages import DATABASE_ERRORS
 from vectormill.db.session import make_engine
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import Conflict, VectormillError
-from vectormill.domain.jobs.item import Item
-from vectormill.domain.jobs.job import INTERACTIVE_PRIORITY, NewJob
+from vectormill.jobs.item import Item
+from vectormill.jobs.job import INTERACTIVE_PRIORITY, NewJob
+from vectormill.jobs.submission import JobWriter
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
 from vectormill.sources.changes import (

@@ -21,13 +21,13 @@ from indexer.phases.phases import Tools
 from indexer.phases.reading import Source
 from vectormill.db.outages import DATABASE_ERRORS
 from vectormill.db.session import make_engine
-from vectormill.db.workers import beat_indexer
 from vectormill.domain.errors import ConfigurationError
 from vectormill.models.registry import Registry
 from vectormill.processes.stopping import StopSignals
 from vectormill.runs.stages import drop_left_stages
 from vectormill.settings import Settings
 from vectormill.work.loop import name_owner
+from vectormill.workers.workers import beat_indexer
 
 logger = logging.getLogger(__name__)
 

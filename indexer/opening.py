@@ -5,7 +5,7 @@ from typing import Final
 from indexer.context import RunContext
 from indexer.phases.reading import Source
 from vectormill.collections.collections import find_generation
-from vectormill.db.jobs.twins import add_missing_twins
+from vectormill.jobs.twins import add_missing_twins
 from vectormill.runs.runs import refuse_without_texts
 from vectormill.sources.kinds.own_texts import CarriedTextReader
 from vectormill.sources.opening import open_source

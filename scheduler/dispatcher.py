@@ -19,7 +19,8 @@ from scheduler.fairness import plan_shares
 from vectormill.broker.messages import BROKER_ERRORS, publish, task_id_of
 from vectormill.broker.queues import QueueReader, list_of
 from vectormill.broker.sentinel import Sentinel
-from vectormill.db.chunks.dispatch import (
+from vectormill.jobs.chunks.chunk import Dispatch
+from vectormill.jobs.chunks.dispatch import (
     list_aged_jobs,
     list_demands,
     list_queued,
@@ -27,9 +28,8 @@ from vectormill.db.chunks.dispatch import (
     mark_queued,
     recall_dispatches,
 )
-from vectormill.db.workers import ALIVE_SECONDS
-from vectormill.domain.jobs.chunk import Dispatch
 from vectormill.tracing import span
+from vectormill.workers.workers import ALIVE_SECONDS
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from vectormill.domain.jobs.demand import Demand, Room
-from vectormill.domain.jobs.job import INTERACTIVE_PRIORITY
+from vectormill.jobs.chunks.dispatch import Demand, Room
+from vectormill.jobs.job import INTERACTIVE_PRIORITY
 
 
 @dataclass(frozen=True, slots=True)

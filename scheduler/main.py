@@ -26,10 +26,10 @@ from vectormill.broker.queues import QueueReader
 from vectormill.broker.sentinel import Sentinel
 from vectormill.db.election import has_heard_of_job, has_open_jobs, listen_for_jobs, win_election
 from vectormill.db.session import make_engine
-from vectormill.db.workers import beat_scheduler
 from vectormill.domain.errors import ConfigurationError
 from vectormill.processes.stopping import StopSignals
 from vectormill.settings import Settings
+from vectormill.workers.workers import beat_scheduler
 
 logger = logging.getLogger(__name__)
 

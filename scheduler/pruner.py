@@ -17,7 +17,7 @@ from vectormill.batches.files import delete_file_batch, discard_old_files
 from vectormill.collections.removals import drop_orphaned_tables
 from vectormill.collections.retired import prune_retired_generations
 from vectormill.db.idempotency import delete_old_keys
-from vectormill.db.jobs.deletion import (
+from vectormill.jobs.deletion import (
     delete_batch,
     delete_dead_workers,
     delete_forgotten_queries,
@@ -25,7 +25,7 @@ from vectormill.db.jobs.deletion import (
     discard_expired_jobs,
     discard_stale_uploads,
 )
-from vectormill.db.jobs.failing import fail_waiting_chunks, find_stuck_jobs
+from vectormill.jobs.failing import fail_waiting_chunks, find_stuck_jobs
 from vectormill.runs.runs import prune_runs
 from vectormill.sources.pushes import prune_pushes
 from vectormill.webhooks.deliveries import prune_deliveries

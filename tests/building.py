@@ -14,12 +14,12 @@ from tests.protocol import SPEC, submit
 from vectormill.collections.building import open_target_generation
 from vectormill.collections.collection import Generation
 from vectormill.collections.swaps import swap_generations
-from vectormill.db.jobs.jobs import draw_seq
-from vectormill.db.jobs.submission import JobWriter
 from vectormill.db.short_locks import act_in_short_locks
 from vectormill.domain.encoding import BINARY, EncodingSpec
-from vectormill.domain.jobs.item import Item
-from vectormill.domain.jobs.job import Job, NewJob
+from vectormill.jobs.item import Item
+from vectormill.jobs.job import Job, NewJob
+from vectormill.jobs.jobs import draw_seq
+from vectormill.jobs.submission import JobWriter
 from vectormill.models.registry import Registry
 from vectormill.runs.run import CHECKING, REINDEX, RUNNING, Run, RunCounts
 from vectormill.settings import Settings

@@ -18,7 +18,7 @@ from vectormill.collections.collections import open_collection
 from vectormill.collections.indexes.indexes import FoundIndex, find_indexes
 from vectormill.collections.rows.generation_tables import upsert_rows
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.jobs.item import Item
+from vectormill.jobs.item import Item
 from vectormill.models.registry import Registry
 from vectormill.runs.run import INDEX, INDEXING, RUNNING, Run, RunCounts
 from vectormill.settings import Settings

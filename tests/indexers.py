@@ -16,7 +16,7 @@ from indexer.opening import open_run_source
 from tests.protocol import submit
 from tests.waiting import wait_for
 from vectormill.domain.errors import SourceFailed
-from vectormill.domain.jobs.item import Item
+from vectormill.jobs.item import Item
 from vectormill.models.registry import Registry
 from vectormill.runs.run import HELD, REINDEX, Run
 from vectormill.runs.runs import create_run, find_run

@@ -6,7 +6,7 @@ from typing import Any, Final
 from uuid import uuid4
 
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.jobs.job import Job
+from vectormill.jobs.job import Job
 
 START: Final = datetime(2026, 11, 21, 12, tzinfo=UTC)
 # A fifth of it was done in 100 seconds.

@@ -9,7 +9,7 @@ import numpy as np
 from sqlalchemy import Connection, text
 
 from tests.protocol import vector_of
-from vectormill.domain.jobs.item import Item
+from vectormill.jobs.item import Item
 
 # A text, and its metadata as JSON.
 Content = tuple[str, str]

@@ -12,10 +12,10 @@ import numpy as np
 from sqlalchemy import Connection, Engine, text
 
 from tests.protocol import vector_of
-from vectormill.db.jobs.export import read_vectors
-from vectormill.db.jobs.jobs import find_job, list_item_errors
-from vectormill.domain.jobs.item import Item
-from vectormill.domain.jobs.job import CANCELLED, CANCELLING, TERMINAL_JOB_STATES
+from vectormill.jobs.export import read_vectors
+from vectormill.jobs.item import Item
+from vectormill.jobs.job import CANCELLED, CANCELLING, TERMINAL_JOB_STATES
+from vectormill.jobs.jobs import find_job, list_item_errors
 
 JOBS = text("""
     SELECT jobs.id, jobs.seq, jobs.state, jobs.num_items, jobs.num_done, jobs.num_failed, jobs.num_chunks,

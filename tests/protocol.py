@@ -9,19 +9,19 @@ import numpy.typing as npt
 from sqlalchemy import Connection, Engine, text
 
 from tests.kinds import numbers_of, record_bytes
-from vectormill.db.chunks.chunks import claim_chunk
-from vectormill.db.chunks.completion import complete_chunk
-from vectormill.db.chunks.dispatch import list_demands, mark_queued
-from vectormill.db.chunks.payloads import load_payload
-from vectormill.db.jobs.submission import JobWriter
-from vectormill.db.workers import beat_worker, name_owner
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.jobs.chunk import ChunkOutcome, Claim, Dispatch
-from vectormill.domain.jobs.item import EMPTY_TEXT, Item, ItemFailure
-from vectormill.domain.jobs.job import Job, NewJob
 from vectormill.domain.tasks.task import RECORD, SCORE
+from vectormill.jobs.chunks.chunk import ChunkOutcome, Claim, Dispatch
+from vectormill.jobs.chunks.chunks import claim_chunk
+from vectormill.jobs.chunks.completion import complete_chunk
+from vectormill.jobs.chunks.dispatch import list_demands, mark_queued
+from vectormill.jobs.chunks.payloads import load_payload
+from vectormill.jobs.item import EMPTY_TEXT, Item, ItemFailure
+from vectormill.jobs.job import Job, NewJob
+from vectormill.jobs.submission import JobWriter
 from vectormill.ragged import Ragged
 from vectormill.settings import Settings
+from vectormill.workers.workers import beat_worker, name_owner
 
 SPEC = EncodingSpec(
     model="fake",

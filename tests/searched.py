@@ -16,7 +16,7 @@ from tests.services import connected_engine, migrated_database
 from vectormill.collections.collection import Generation
 from vectormill.collections.collections import find_generation, open_collection
 from vectormill.collections.rows.generation_tables import upsert_rows
-from vectormill.domain.jobs.item import Item
+from vectormill.jobs.item import Item
 from vectormill.search.filter_indexes import (
     define_filter_index,
     define_text_index,

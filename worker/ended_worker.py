@@ -10,7 +10,7 @@ from uuid import UUID
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from vectormill.db.chunks.bereavements import release_bereaved_chunks
+from vectormill.jobs.chunks.crash_recovery import release_bereaved_chunks
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from uuid import UUID
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from vectormill.db.workers import beat_worker, find_last_beats, name_owner
+from vectormill.workers.workers import beat_worker, find_last_beats, name_owner
 
 logger = logging.getLogger(__name__)
 

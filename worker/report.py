@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from vectormill.domain.jobs.bottleneck import find_bottleneck, share_stages
+from vectormill.jobs.bottleneck import find_bottleneck, share_stages
 from vectormill.workers.samples import RECENT
 from worker.chunk.ledger import ChunkLedger
 from worker.chunk.timesheet import Timesheet

@@ -11,8 +11,8 @@ from api.queries.exchange import Answered
 from vectormill.batches.embeddings_request import EmbeddingsRequest, read_inputs
 from vectormill.batches.request_lines import BASE64
 from vectormill.domain.errors import InvalidItem
-from vectormill.domain.jobs.item import find_text_failure
 from vectormill.domain.tasks.token_ids import has_token_ids
+from vectormill.jobs.item import find_text_failure
 from vectormill.vectors.decimals import write_decimals
 
 

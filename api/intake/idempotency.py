@@ -7,7 +7,7 @@ from fastapi import Depends, Header, Request
 
 from api.door.key_guard import KEY_ID
 from api.problems import Place, Problem
-from vectormill.domain.jobs.idempotency import own_idempotency_key
+from vectormill.db.idempotency import own_idempotency_key
 
 SENDABLE: Final = re.compile(r"[\x20-\x7e]{1,255}")
 # Visible ASCII characters, and spaces between them.

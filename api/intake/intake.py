@@ -5,8 +5,8 @@ from typing import Final
 from sqlalchemy import Connection, Engine
 
 from api.problems import Limit, Problem
-from vectormill.db.jobs.pending import count_pending_items
 from vectormill.domain.errors import LimitReached, SubmissionTooLarge
+from vectormill.jobs.pending import count_pending_items
 from vectormill.settings import Settings
 
 # Pending items become fewer by thousands a second, at the best.

@@ -6,8 +6,8 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from api.schemas import JobBody
-from vectormill.db.jobs.waiting import explain_waits
-from vectormill.domain.jobs.job import Job
+from vectormill.jobs.job import Job
+from vectormill.jobs.waiting import explain_waits
 
 
 def describe_jobs(connection: Connection, jobs: Sequence[Job]) -> list[JobBody]:

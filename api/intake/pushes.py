@@ -16,7 +16,7 @@ from api.intake.intake import Intake
 from api.intake.submissions import NDJSON_TYPES, make_inflater, read_blocks
 from api.streams.ndjson import ItemReader
 from vectormill.collections.collections import find_generation
-from vectormill.domain.jobs.item import Item
+from vectormill.jobs.item import Item
 from vectormill.sources.fitting import takes_pairs
 from vectormill.sources.pushes import PushWriter
 from vectormill.sources.rows import encode_metadata

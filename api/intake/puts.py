@@ -22,10 +22,10 @@ from api.intake.intake import Intake
 from vectormill.coalescer import Coalescer
 from vectormill.collections.collections import find_generation
 from vectormill.collections.rows.puts import PutEnd, delete_ended_puts, find_ended_puts
-from vectormill.db.jobs.submission import JobWriter
 from vectormill.domain.errors import SpecMismatch
-from vectormill.domain.jobs.item import Item
-from vectormill.domain.jobs.job import INTERACTIVE_PRIORITY, NewJob
+from vectormill.jobs.item import Item
+from vectormill.jobs.job import INTERACTIVE_PRIORITY, NewJob
+from vectormill.jobs.submission import JobWriter
 from vectormill.settings import Settings
 
 # Puts that come within so long of the first share its job; more come while it is committed.

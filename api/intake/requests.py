@@ -17,10 +17,10 @@ from api.intake.options import struct_of
 from api.problems import Place, Problem
 from vectormill.domain.encoding import RequestedOptions
 from vectormill.domain.errors import InvalidItem
-from vectormill.domain.jobs.item import Item, Items, has_nul
-from vectormill.domain.jobs.job import DEFAULT_PRIORITY, LEAST_URGENT_PRIORITY, MOST_URGENT_PRIORITY
-from vectormill.domain.tasks.pair import join_pair
 from vectormill.domain.tasks.task import JUDGE
+from vectormill.jobs.item import Item, Items, has_nul
+from vectormill.jobs.job import DEFAULT_PRIORITY, LEAST_URGENT_PRIORITY, MOST_URGENT_PRIORITY
+from vectormill.jobs.pair import join_pair
 from vectormill.models.registry import DEFAULT_MODEL
 
 SURROGATE_ESCAPE: Final = re.compile(rb"\\u[dD][89a-fA-F]")

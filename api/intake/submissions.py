@@ -37,12 +37,12 @@ from api.schemas import JobBody
 from api.streams.inflater import Inflater
 from api.streams.ndjson import ItemReader
 from vectormill.collections.collection import check_collection_name
-from vectormill.db.jobs.submission import JobWriter
 from vectormill.domain.encoding import EncodingOptions, EncodingSpec
 from vectormill.domain.errors import InvalidItem, InvalidOption, SubmissionTooLarge
-from vectormill.domain.jobs.item import Item, Items
-from vectormill.domain.jobs.job import NewJob
 from vectormill.domain.tasks.task import TASKS
+from vectormill.jobs.item import Item, Items
+from vectormill.jobs.job import NewJob
+from vectormill.jobs.submission import JobWriter
 from vectormill.models.registry import make_spec
 from vectormill.settings import Settings
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 
-from vectormill.db.workers import Worker
+from vectormill.workers.workers import Worker
 
 
 def describe_chunks(workers: Sequence[Worker]) -> list[Metric]:

@@ -4,7 +4,7 @@ from collections.abc import Set as AbstractSet
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from vectormill.db.workers import INDEXER, REDIS_AWAY, REDIS_FULL, SCHEDULER
+from vectormill.workers.workers import INDEXER, REDIS_AWAY, REDIS_FULL, SCHEDULER
 
 
 def describe_duties(signs: AbstractSet[str]) -> list[Metric]:

@@ -19,11 +19,11 @@ from api.metrics.schedule_metrics import describe_schedules
 from api.metrics.webhook_metrics import describe_webhooks
 from api.metrics.worker_metrics import describe_workers
 from vectormill.collections.descriptions import list_collection_rows
-from vectormill.db.jobs.backlog import list_waiting
 from vectormill.db.short_locks import limit_time
-from vectormill.db.workers import count_backlog, count_open_jobs, list_signs_of_life, list_workers
+from vectormill.jobs.backlog import list_waiting
 from vectormill.schedules.schedules import list_schedules
 from vectormill.webhooks.webhooks import count_deliveries
+from vectormill.workers.workers import count_backlog, count_open_jobs, list_signs_of_life, list_workers
 
 # A scrape that Postgres cannot answer in this time answers without the backlog.
 SCRAPE_SECONDS: Final = 2.0

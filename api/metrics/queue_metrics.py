@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from vectormill.db.jobs.backlog import Waiting
+from vectormill.jobs.backlog import Waiting
 
 
 def describe_queues(queues: Iterable[Waiting]) -> list[Metric]:

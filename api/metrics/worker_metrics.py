@@ -9,7 +9,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from api.metrics.chunk_metrics import describe_chunks
-from vectormill.db.workers import Worker
+from vectormill.workers.workers import Worker
 
 
 def describe_workers(workers: Sequence[Worker]) -> Iterable[Metric]:

@@ -23,11 +23,11 @@ from api.queries.exchange import (
     Answered,
     NobodyListens,
 )
-from vectormill.db.jobs.waiting import explain_query_wait
 from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingSpec
 from vectormill.domain.errors import EncodingTimeout, InvalidItem, Unavailable
-from vectormill.domain.jobs.chunk_size import TokenEstimate
-from vectormill.domain.jobs.item import find_text_failure
+from vectormill.jobs.chunks.chunk_size import TokenEstimate
+from vectormill.jobs.item import find_text_failure
+from vectormill.jobs.waiting import explain_query_wait
 from vectormill.settings import Settings
 
 # Between two looks for a worker that takes queries, while there is none.

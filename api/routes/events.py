@@ -15,7 +15,7 @@ from api.problems import is_database_away
 from api.schemas import JobBody
 from api.watch import POLL_SECONDS, Glance
 from vectormill.domain.errors import JobNotFound
-from vectormill.domain.jobs.job import TERMINAL_JOB_STATES
+from vectormill.jobs.job import TERMINAL_JOB_STATES
 
 router = APIRouter(tags=["jobs"])
 

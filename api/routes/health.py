@@ -15,8 +15,14 @@ from sqlalchemy.exc import SQLAlchemyError
 from api.dependencies import Resources, ResourcesDependency
 from api.problems import RETRY_AFTER_SECONDS
 from api.schemas import Liveness, Readiness, ScheduleHealth
-from vectormill.db.workers import INDEXER, SCHEDULER, count_failing_workers, count_workers, list_signs_of_life
 from vectormill.schedules.schedules import count_schedules
+from vectormill.workers.workers import (
+    INDEXER,
+    SCHEDULER,
+    count_failing_workers,
+    count_workers,
+    list_signs_of_life,
+)
 
 router = APIRouter(tags=["health"])
 

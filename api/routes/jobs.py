@@ -23,9 +23,11 @@ from api.schemas import (
     TruncatedItemPage,
 )
 from vectormill.batches.batches import refuse_job_of_batch
-from vectormill.db.chunks.truncations import list_truncated_items
-from vectormill.db.jobs.deletion import discard_job
-from vectormill.db.jobs.jobs import (
+from vectormill.domain.encoding import RequestedOptions
+from vectormill.jobs.chunks.truncations import list_truncated_items
+from vectormill.jobs.deletion import discard_job
+from vectormill.jobs.job import JOB_STATES, Job
+from vectormill.jobs.jobs import (
     cancel_job,
     find_job,
     list_item_errors,
@@ -34,9 +36,7 @@ from vectormill.db.jobs.jobs import (
     resume_job,
     retry_job,
 )
-from vectormill.db.jobs.twins import Wish, wish_for_twins
-from vectormill.domain.encoding import RequestedOptions
-from vectormill.domain.jobs.job import JOB_STATES, Job
+from vectormill.jobs.twins import Wish, wish_for_twins
 
 router = APIRouter(tags=["jobs"])
 

@@ -6,9 +6,9 @@ from fastapi import APIRouter, Path
 
 from api.dependencies import ResourcesDependency
 from api.schemas import ModelBody, ModelList, WorkerBody, WorkerList
-from vectormill.db.workers import count_workers, list_workers
 from vectormill.domain.errors import ModelError
 from vectormill.models.registry import Registry
+from vectormill.workers.workers import count_workers, list_workers
 
 router = APIRouter(tags=["models"])
 

@@ -16,7 +16,7 @@ from api.queries.encoding import answer_all, check_query, count_tokens
 from vectormill.batches.rerank_request import RERANK_DECODER, RerankRequest, check_documents, check_ranks
 from vectormill.batches.wishes import Wish, make_wished_spec
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.tasks.pair import pair_with_each
+from vectormill.jobs.pair import pair_with_each
 from vectormill.vectors.scores import Numbers, rank_scores
 
 router = APIRouter(tags=["results"])

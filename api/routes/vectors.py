@@ -8,12 +8,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from api.dependencies import JobId, Resources, ResourcesDependency
 from api.streams.vector_streams import VECTOR_FORMATS, ResultResponse, start_reading
-from vectormill.db.jobs.export import read_vectors
-from vectormill.db.jobs.jobs import find_job
 from vectormill.domain.errors import InvalidOption, WrongJobState
-from vectormill.domain.jobs.job import UPLOADING, Job
 from vectormill.domain.tasks.task import RESULT_ROUTES, VECTOR
 from vectormill.files.formats import OUTPUT_FORMATS, OutputName
+from vectormill.jobs.export import read_vectors
+from vectormill.jobs.job import UPLOADING, Job
+from vectormill.jobs.jobs import find_job
 
 router = APIRouter(tags=["vectors"])
 

@@ -18,7 +18,7 @@ from api.intake.requests import (
 )
 from api.problems import Place, Problem
 from vectormill.domain.errors import InvalidItem, SubmissionTooLarge
-from vectormill.domain.jobs.item import Item, Items
+from vectormill.jobs.item import Item, Items
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 NO_ITEMS = Items((), (), ())

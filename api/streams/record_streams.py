@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from api.streams.vector_streams import PIECE_BYTES, PieceSink, ResultFormat
-from vectormill.db.jobs.export import RecordBlock
-from vectormill.domain.jobs.job import Job
 from vectormill.files.formats import OUTPUT_FORMATS, RowsName
+from vectormill.jobs.export import RecordBlock
+from vectormill.jobs.job import Job
 
 Blocks = Generator[RecordBlock, None, None]
 Pieces = Generator[bytes, None, None]

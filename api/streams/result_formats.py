@@ -10,9 +10,9 @@ from sqlalchemy import Engine
 from api.streams.record_streams import RECORD_FORMATS
 from api.streams.score_streams import SCORE_FORMATS
 from api.streams.vector_streams import ResultFormat
-from vectormill.db.jobs.export import read_job_records, read_vectors
 from vectormill.domain.tasks.task import RECORD, SCORE
 from vectormill.files.formats import RowsName
+from vectormill.jobs.export import read_job_records, read_vectors
 
 
 @dataclass(frozen=True, slots=True)

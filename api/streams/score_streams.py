@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 
 from api.streams.result_columns import RESULT_COLUMNS
 from api.streams.vector_streams import PieceSink, ResultFormat
-from vectormill.db.jobs.export import VectorBlock
-from vectormill.domain.jobs.job import Job
 from vectormill.domain.tasks.task import SCORE
 from vectormill.files.formats import OUTPUT_FORMATS, RowsName
+from vectormill.jobs.export import VectorBlock
+from vectormill.jobs.job import Job
 from vectormill.vectors.scores import Numbers, describe_scores
 
 Blocks = Generator[VectorBlock, None, None]

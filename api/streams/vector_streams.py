@@ -20,10 +20,10 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from api.streams.decimal_tables import HALF_SLOT_BYTES, WHOLE_SLOT_BYTES, write_halves, write_wholes
-from vectormill.db.jobs.export import VectorBlock
 from vectormill.domain.encoding import FLOAT32
-from vectormill.domain.jobs.job import Job
 from vectormill.files.formats import OUTPUT_FORMATS, OutputFormat
+from vectormill.jobs.export import VectorBlock
+from vectormill.jobs.job import Job
 from vectormill.vectors.decimals import SLOT_BYTES, write_decimals
 from vectormill.vectors.vector_types import VECTOR_TYPE_BY_NAME, Rows, VectorType
 

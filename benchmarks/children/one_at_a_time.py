@@ -15,7 +15,7 @@ from torch import Tensor
 
 from benchmarks.children.extraction import SCHEMAS, digest_records, split_tag
 from benchmarks.children.serving import ChildOrder, Encoded, serve
-from vectormill.domain.jobs.item import ItemFailure
+from vectormill.jobs.item import ItemFailure
 from vectormill.ragged import Ragged
 from worker.batching.batch import Batch
 from worker.tasks.extract.extraction import Extraction

@@ -16,16 +16,16 @@ from benchmarks.tables import MEBIBYTES, NUMBER, Report, Spread, Table, judge
 from benchmarks.texts import list_lines
 from vectormill.cli.stack import workplace
 from vectormill.client import EXPORT_FORMATS
-from vectormill.db.chunks.chunks import claim_chunk
-from vectormill.db.chunks.completion import complete_chunk
-from vectormill.db.chunks.dispatch import mark_queued
-from vectormill.db.chunks.payloads import open_payload
-from vectormill.db.jobs.submission import JobWriter
 from vectormill.db.session import make_engine
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.jobs.chunk import ChunkOutcome
-from vectormill.domain.jobs.item import Item
-from vectormill.domain.jobs.job import NewJob
+from vectormill.jobs.chunks.chunk import ChunkOutcome
+from vectormill.jobs.chunks.chunks import claim_chunk
+from vectormill.jobs.chunks.completion import complete_chunk
+from vectormill.jobs.chunks.dispatch import mark_queued
+from vectormill.jobs.chunks.payloads import open_payload
+from vectormill.jobs.item import Item
+from vectormill.jobs.job import NewJob
+from vectormill.jobs.submission import JobWriter
 from vectormill.models.registry import EncodingOptions, make_spec
 from vectormill.ragged import Ragged
 from vectormill.settings import Settings

@@ -25,8 +25,8 @@ from benchmarks.tables import NUMBER, RATIO, SHARE, Measure, Report, Spread, Tab
 from benchmarks.texts import ExactTexts
 from vectormill.cli.stack import workplace
 from vectormill.client import Client
-from vectormill.domain.jobs.bottleneck import STAGES
 from vectormill.files.ndjson import ItemJson
+from vectormill.jobs.bottleneck import STAGES
 from vectormill.models.model_card import ModelCard
 from vectormill.settings import process_environment
 

@@ -14,8 +14,8 @@ from benchmarks.tables import RATIO, Report, Spread, at_most, tabulate
 from benchmarks.texts import list_docstrings, list_queries
 from vectormill.cli.stack import workplace
 from vectormill.client import Client
-from vectormill.domain.jobs.job import RUNNING, TERMINAL_JOB_STATES
 from vectormill.files.ndjson import ItemJson
+from vectormill.jobs.job import RUNNING, TERMINAL_JOB_STATES
 
 NUM_ROWS: Final = 2_000
 COLLECTION: Final = "searched"

@@ -14,7 +14,7 @@ from vectormill.collections.collection import RECORDS, SCORES, VECTORS, Generati
 from vectormill.collections.collections import find_generation
 from vectormill.collections.strays import find_strays, sample_hashes
 from vectormill.domain.errors import EncodingTimeout
-from vectormill.domain.jobs.item import Item
+from vectormill.jobs.item import Item
 from vectormill.runs.run import CHECKING
 
 DEFAULT_SAMPLE: Final = 200

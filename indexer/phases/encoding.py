@@ -12,11 +12,11 @@ from indexer.context import RunContext
 from indexer.progress import Progress
 from indexer.target import find_target
 from vectormill.collections.rows.items import remove_items
-from vectormill.db.jobs.deletion import discard_upload
-from vectormill.db.jobs.jobs import find_job
-from vectormill.db.jobs.submission import JobWriter
 from vectormill.domain.errors import JobNotFound, RunError
-from vectormill.domain.jobs.job import CANCELLED, DEFAULT_PRIORITY, UPLOADING, Job, NewJob
+from vectormill.jobs.deletion import discard_upload
+from vectormill.jobs.job import CANCELLED, DEFAULT_PRIORITY, UPLOADING, Job, NewJob
+from vectormill.jobs.jobs import find_job
+from vectormill.jobs.submission import JobWriter
 from vectormill.runs.differences import list_failed_keys, write_metadata
 from vectormill.runs.run import ENCODING
 from vectormill.runs.run_claims import forget_attempts

@@ -14,10 +14,10 @@ from indexer.progress import Progress
 from indexer.target import Target, make_target
 from vectormill.collections.building import open_target_generation
 from vectormill.collections.rows.tombstones import hold_deletions_of
-from vectormill.db.jobs.jobs import draw_seq
 from vectormill.domain.errors import SourceFailed
-from vectormill.domain.jobs.item import Item
-from vectormill.key_ledger import KeyLedger
+from vectormill.jobs.item import Item
+from vectormill.jobs.jobs import draw_seq
+from vectormill.jobs.key_ledger import KeyLedger
 from vectormill.runs.run import RunCounts
 from vectormill.runs.stages import CHANGED, METADATA_ONLY, NEW, Rows, make_stage, pack_rows, stage_rows
 

@@ -15,7 +15,7 @@ from tests.acceptance import tiny
 from tests.acceptance.parts import Parts
 from tests.acceptance.stack import Stack
 from vectormill.client import Client
-from vectormill.domain.jobs.job import TERMINAL_JOB_STATES
+from vectormill.jobs.job import TERMINAL_JOB_STATES
 from vectormill.problems import ApiError, ApiUnreachable
 
 # An API that is away, or whose database is; and a request whose predecessor under the same key is still being read.

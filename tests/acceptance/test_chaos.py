@@ -13,7 +13,7 @@ from tests.acceptance.producer import Ledger, find_broken_promises, load
 from tests.acceptance.stack import QUICK_LEASES, Stack
 from tests.clusters import new_directory
 from tests.waiting import wait_for
-from vectormill.domain.jobs.job import TERMINAL_JOB_STATES
+from vectormill.jobs.job import TERMINAL_JOB_STATES
 
 NUM_PRODUCERS = 3  # each has two jobs open, one of them for a collection that two of the producers share
 JOB_ITEMS = 1000

@@ -16,8 +16,8 @@ from tests.acceptance.relay import relay
 from tests.waiting import wait_for
 from vectormill.broker.app import make_app, queue_of
 from vectormill.broker.messages import publish
-from vectormill.domain.jobs.chunk import Dispatch
-from vectormill.domain.jobs.job import TERMINAL_JOB_STATES
+from vectormill.jobs.chunks.chunk import Dispatch
+from vectormill.jobs.job import TERMINAL_JOB_STATES
 from vectormill.processes.lifetimes import free_port
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.tail]

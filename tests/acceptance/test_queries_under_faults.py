@@ -13,7 +13,7 @@ from tests.acceptance import tiny
 from tests.acceptance.parts import Parts
 from tests.waiting import wait_for
 from vectormill.broker.query_messages import pulse_key
-from vectormill.domain.jobs.job import COMPLETED
+from vectormill.jobs.job import COMPLETED
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 

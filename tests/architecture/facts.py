@@ -11,8 +11,8 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 
 from tests.architecture.sources import PACKAGES, ROOT, find_sources, parse
-from tests.unit.domain.test_transition import TRANSITIONS
-from vectormill.domain.jobs.job import DELETING, JOB_STATES
+from tests.unit.jobs.test_transition import TRANSITIONS
+from vectormill.jobs.job import DELETING, JOB_STATES
 from worker.encoder.backends import BACKENDS
 
 # What no process has that plans, cuts or stores: torch and what brings it, and the packages of all backends.

@@ -13,12 +13,14 @@ PACKAGES = ("api", "indexer", "scheduler", "vectormill", "worker")
 FEATURES = (
     "vectormill/batches",
     "vectormill/collections",
+    "vectormill/jobs",
     "vectormill/keys",
     "vectormill/runs",
     "vectormill/schedules",
     "vectormill/search",
     "vectormill/sources",
     "vectormill/webhooks",
+    "vectormill/workers",
 )
 FOLDERS = (*PACKAGES, "alembic", "benchmarks", "deploy", "tests", "tools")
 

@@ -11,7 +11,7 @@ import vectormill.domain.errors
 from tests.architecture.sources import DOCS, PACKAGES, ROOT, find_sources, parse
 from vectormill.cli.app import main
 from vectormill.domain.errors import VectormillError
-from vectormill.domain.jobs.item import ITEM_ERROR_CODES
+from vectormill.jobs.item import ITEM_ERROR_CODES
 
 CODE = re.compile(r"`([^`\n]+)`")
 # A block that shows a command and what it prints; a line of … stands for lines that are left out.

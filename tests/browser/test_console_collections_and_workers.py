@@ -17,9 +17,9 @@ from tests.api_server import serving
 from tests.indexed import draw_vectors, make_collection
 from tests.protocol import SPEC
 from tests.schedules import add_source, make_schedule
-from vectormill.db.workers import beat_worker
 from vectormill.settings import Settings
 from vectormill.workers.samples import RECENT, Sample, write_samples
+from vectormill.workers.workers import beat_worker
 
 DESKTOP: Final = {"width": 1280, "height": 900}
 PHONE: Final = {"width": 360, "height": 740}

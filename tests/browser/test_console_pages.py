@@ -15,8 +15,8 @@ from sqlalchemy import Engine, text
 from api.app import create_app
 from tests.api_server import serving
 from tests.protocol import claim_next, complete, make_items, register_worker, submit
-from vectormill.db.jobs.jobs import cancel_job, find_job
-from vectormill.domain.jobs.item import ItemFailure
+from vectormill.jobs.item import ItemFailure
+from vectormill.jobs.jobs import cancel_job, find_job
 from vectormill.keys import keyring
 from vectormill.keys.api_key import make_secret
 from vectormill.keys.api_keys import create_key, revoke_key

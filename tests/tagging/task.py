@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from vectormill.domain.encoding import TRUNCATE, EncodingSpec
-from vectormill.domain.jobs.item import ITEM_ERROR_CODES, TOO_MANY_TOKENS, ItemFailure
+from vectormill.jobs.item import ITEM_ERROR_CODES, TOO_MANY_TOKENS, ItemFailure
 from vectormill.models.model_card import ModelCard
 from vectormill.ragged import Ragged
 from worker.tasks.course import Finished

@@ -17,8 +17,8 @@ from vectormill.batches.answers import AnswerBlock, Refusal
 from vectormill.batches.request_batch import CANCELLED, EMBEDDINGS, EXPIRED, RERANK, RequestBatch
 from vectormill.batches.request_lines import BASE64, split_key
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.jobs.item import ItemFailure
-from vectormill.domain.tasks.pair import split_pair
+from vectormill.jobs.item import ItemFailure
+from vectormill.jobs.pair import split_pair
 from vectormill.vectors.decimals import SLOT_BYTES, write_decimals
 from vectormill.vectors.scores import rank_scores
 

@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import Connection, Engine, text
 
-from vectormill.db.chunks.payloads import decode_payload
-from vectormill.db.jobs.jobs import find_job
 from vectormill.domain.errors import JobNotFound
-from vectormill.domain.jobs.chunk_size import TokenEstimate
-from vectormill.domain.jobs.item import ItemFailure, Items
-from vectormill.domain.jobs.job import Job
+from vectormill.jobs.chunks.chunk_size import TokenEstimate
+from vectormill.jobs.chunks.payloads import decode_payload
+from vectormill.jobs.item import ItemFailure, Items
+from vectormill.jobs.job import Job
+from vectormill.jobs.jobs import find_job
 from vectormill.vectors.vector_types import Rows, choose_vector_type, missing_rows, read_block
 
 # As two statements at once, chunks and payloads; a few chunks a page, as results are exported.

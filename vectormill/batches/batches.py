@@ -19,7 +19,7 @@ from vectormill.batches.request_batch import (
     state_after_cancel,
 )
 from vectormill.batches.request_file import BATCH, name_file
-from vectormill.db.jobs.jobs import cancel_job
+from vectormill.db.idempotency import bare_idempotency_key
 from vectormill.db.jsonb import to_jsonb
 from vectormill.domain.errors import (
     IdempotencyMismatch,
@@ -29,8 +29,8 @@ from vectormill.domain.errors import (
     RequestFileNotFound,
     WrongJobState,
 )
-from vectormill.domain.jobs.idempotency import bare_idempotency_key
 from vectormill.domain.states import States
+from vectormill.jobs.jobs import cancel_job
 from vectormill.work.work import Work
 
 BATCHES: Final = Work(
@@ -70,7 +70,7 @@ FIND_REPEATED = text(f"""
      ORDER BY seq DESC LIMIT 1
 """)
 
-# A bare key: see FIND_BY_IDEMPOTENCY_KEY of vectormill/db/jobs/submission.py.
+# A bare key: see FIND_BY_IDEMPOTENCY_KEY of vectormill/jobs/submission.py.
 FIND_BY_KEY = text("""
     SELECT id, content_hash FROM vectormill.request_batches
      WHERE idempotency_key = :key OR (idempotency_key = :bare_key AND created_at > now() - interval '1 day')

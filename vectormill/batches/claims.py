@@ -13,7 +13,7 @@ from sqlalchemy import Connection, text
 from vectormill.batches.batches import BATCHES, find_batch, stop_job
 from vectormill.batches.request_batch import TENDED_BATCH_STATES, BatchFault, RequestBatch
 from vectormill.db.jsonb import to_jsonb
-from vectormill.domain.jobs.job import RECEIVED_JOB_STATES
+from vectormill.jobs.job import RECEIVED_JOB_STATES
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
 from vectormill.work.loop import Held

@@ -24,11 +24,11 @@ from vectormill.batches.request_batch import (
     RequestBatch,
 )
 from vectormill.batches.request_file import BATCH_OUTPUT
-from vectormill.db.jobs.deletion import discard_upload
-from vectormill.db.jobs.jobs import find_job
 from vectormill.domain.errors import JobNotFound
-from vectormill.domain.jobs.job import CANCELLED as JOB_CANCELLED
-from vectormill.domain.jobs.job import UPLOADING, Job
+from vectormill.jobs.deletion import discard_upload
+from vectormill.jobs.job import CANCELLED as JOB_CANCELLED
+from vectormill.jobs.job import UPLOADING, Job
+from vectormill.jobs.jobs import find_job
 
 LINES_BETWEEN_LOOKS: Final = 256
 DAY_SECONDS: Final = 86400.0

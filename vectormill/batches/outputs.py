@@ -10,8 +10,8 @@ from vectormill.batches.answers import read_answers
 from vectormill.batches.batches import find_batch
 from vectormill.batches.files import read_file
 from vectormill.batches.request_file import RequestFile
-from vectormill.db.jobs.jobs import find_job
 from vectormill.domain.errors import JobNotFound, RequestFileNotFound
+from vectormill.jobs.jobs import find_job
 
 PIECE_BYTES: Final = 256 << 10
 

@@ -14,7 +14,7 @@ from vectormill.batches.request_batch import EMBEDDINGS, RERANK
 from vectormill.batches.rerank_request import RERANK_DECODER
 from vectormill.batches.wishes import Wish
 from vectormill.domain.errors import InvalidOption
-from vectormill.domain.tasks.pair import pair_with_each
+from vectormill.jobs.pair import pair_with_each
 
 # What a key has beside the custom_id.
 KEY_ROOM: Final = 32

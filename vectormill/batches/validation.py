@@ -29,13 +29,13 @@ from vectormill.batches.request_lines import (
 )
 from vectormill.batches.rerank_request import check_ranks
 from vectormill.batches.wishes import Wish, make_wished_spec
-from vectormill.db.jobs.deletion import discard_upload
-from vectormill.db.jobs.submission import JobWriter
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import InvalidOption, ModelError, RequestFileNotFound, UnknownModel
-from vectormill.domain.jobs.item import Items
-from vectormill.domain.jobs.job import NewJob
-from vectormill.key_ledger import KeyLedger
+from vectormill.jobs.deletion import discard_upload
+from vectormill.jobs.item import Items
+from vectormill.jobs.job import NewJob
+from vectormill.jobs.key_ledger import KeyLedger
+from vectormill.jobs.submission import JobWriter
 
 REFUSALS_AT_ONCE: Final = 500
 # Of a batch that failed: enough to see what is wrong with it.

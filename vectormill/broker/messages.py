@@ -9,7 +9,7 @@ from redis.exceptions import RedisError
 
 from vectormill.broker.app import ENCODE_CHUNK, queue_of
 from vectormill.broker.queues import step_of
-from vectormill.domain.jobs.chunk import Dispatch
+from vectormill.jobs.chunks.chunk import Dispatch
 
 BROKER_ERRORS = (KombuError, RedisError, OSError)
 

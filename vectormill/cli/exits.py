@@ -7,7 +7,7 @@ from typing import Final
 
 from vectormill.cli.extras import describe_missing, find_missing_package
 from vectormill.domain.errors import Unavailable, VectormillError
-from vectormill.domain.jobs.job import COMPLETED, COMPLETED_WITH_ERRORS
+from vectormill.jobs.job import COMPLETED, COMPLETED_WITH_ERRORS
 
 SUCCESS: Final = 0
 ITEMS_FAILED: Final = 1

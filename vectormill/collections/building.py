@@ -20,12 +20,12 @@ from vectormill.collections.generations import (
     lock_collection,
 )
 from vectormill.collections.rows.generation_tables import create_generation_tables, table_name
-from vectormill.db.jobs.jobs import draw_seq
-from vectormill.db.jobs.twins import add_missing_twins
 from vectormill.db.jsonb import to_jsonb
 from vectormill.db.short_locks import act_in_short_locks
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import CollectionNotFound, Conflict
+from vectormill.jobs.jobs import draw_seq
+from vectormill.jobs.twins import add_missing_twins
 
 # In a generation's report: jobs behind this place came while it was being built.
 SINCE_SEQ: Final = "since_seq"

@@ -9,14 +9,14 @@ from sqlalchemy import Connection, text
 
 from vectormill.collections.collection import Generation
 from vectormill.collections.rows.generation_tables import table_name
-from vectormill.domain.jobs.item import (
+from vectormill.jobs.item import (
     EMPTY_TEXT,
     LONE_SURROGATE,
     NUL_CHARACTER,
     TEXT_TOO_LONG,
     TOO_MANY_TOKENS,
 )
-from vectormill.domain.jobs.job import FINISHED_JOB_STATES, RECEIVED_JOB_STATES
+from vectormill.jobs.job import FINISHED_JOB_STATES, RECEIVED_JOB_STATES
 
 MOST_NAMED_KEYS: Final = 20
 # Such a text has no vector of any model.

@@ -14,7 +14,7 @@ from vectormill.collections.rows.generation_tables import table_name
 from vectormill.db.short_locks import limit_time
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import CollectionNotFound, SearchTimeout
-from vectormill.domain.jobs.job import OPEN_JOB_STATES
+from vectormill.jobs.job import OPEN_JOB_STATES
 from vectormill.runs.run import GOOD_RUN_STATES
 
 # Of the newest runs, and of jobs that are not ended; a page of a person's.

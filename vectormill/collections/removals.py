@@ -14,7 +14,6 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 
 from vectormill.collections.generations import lock_collection
-from vectormill.db.jobs.jobs import cancel_job
 from vectormill.db.short_locks import act_in_short_locks
 from vectormill.domain.errors import (
     CollectionInUse,
@@ -23,7 +22,8 @@ from vectormill.domain.errors import (
     LocksHeld,
     WrongJobState,
 )
-from vectormill.domain.jobs.job import STEERABLE_JOB_STATES
+from vectormill.jobs.job import STEERABLE_JOB_STATES
+from vectormill.jobs.jobs import cancel_job
 from vectormill.runs.run import CLAIMED_RUN_STATES, STEERABLE_RUN_STATES, UNCLAIMED_RUN_STATES
 from vectormill.sources.followed_tables import remove_triggers
 

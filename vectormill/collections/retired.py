@@ -12,10 +12,10 @@ from vectormill.collections.generations import (
 )
 from vectormill.collections.rows.attributes import attributes_name
 from vectormill.collections.rows.generation_tables import table_name
-from vectormill.db.jobs.twins import cancel_unwanted_jobs
 from vectormill.db.short_locks import act_in_short_locks
 from vectormill.domain.errors import LocksHeld
-from vectormill.domain.jobs.job import OPEN_JOB_STATES
+from vectormill.jobs.job import OPEN_JOB_STATES
+from vectormill.jobs.twins import cancel_unwanted_jobs
 from vectormill.runs.run import CLAIMED_RUN_STATES
 
 # Whoever found a generation when it was live has ended his search or read his page by then.

@@ -27,10 +27,10 @@ from vectormill.collections.generations import (
 from vectormill.collections.rows.attributes import attributes_name
 from vectormill.collections.rows.generation_tables import table_name
 from vectormill.collections.views import replace_view
-from vectormill.db.jobs.jobs import draw_seq
 from vectormill.db.short_locks import limit_time
 from vectormill.domain.errors import Conflict, RowsMissing
-from vectormill.domain.jobs.job import RECEIVED_JOB_STATES
+from vectormill.jobs.job import RECEIVED_JOB_STATES
+from vectormill.jobs.jobs import draw_seq
 from vectormill.runs.run import CLAIMED_RUN_STATES, GOOD_RUN_STATES, REINDEX
 from vectormill.runs.runs import cancel_run, create_run
 

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import psycopg
 
-from vectormill.domain.jobs.job import TENDED_JOB_STATES
+from vectormill.jobs.job import TENDED_JOB_STATES
 
 # Any number that only Vectormill's scheduler uses.
 ELECTION_LOCK: Final = 0x766D73636865

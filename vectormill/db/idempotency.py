@@ -1,10 +1,12 @@
 """Idempotency-Keys of requests that make a file, a push, a run or a webhook; jobs and batches keep theirs with them.
 
 One row says what a key has made. It is written in the transaction that makes the thing, so both are there or neither.
+A key belongs to the API key that brought it.
 """
 
 import hashlib
 from collections.abc import Callable
+from typing import Final
 
 from sqlalchemy import Connection, text
 
@@ -59,3 +61,17 @@ DELETE_OLD_KEYS = text("""
 def delete_old_keys(connection: Connection) -> None:
     """Free the keys that are older than a day."""
     connection.execute(DELETE_OLD_KEYS)
+
+
+# A header cannot hold it, so nobody can bring the kept form of another's key.
+SEPARATOR: Final = "\n"
+
+
+def own_idempotency_key(key: str, api_key_id: int | None) -> str:
+    """Return the kept form of a key, which no other API key can repeat; it is the key itself where none is needed."""
+    return key if api_key_id is None else f"{api_key_id}{SEPARATOR}{key}"
+
+
+def bare_idempotency_key(kept: str) -> str:
+    """Return the key as the client sent it, which is how a former release, or an API without keys, keeps it."""
+    return kept.rpartition(SEPARATOR)[2]

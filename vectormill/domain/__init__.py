@@ -1,1 +1,1 @@
-"""What things are: jobs, items, chunks, collections, encoding specs. Imports the standard library only."""
+"""Words that all features share: encoding specs, tasks, errors. Imports the standard library only."""

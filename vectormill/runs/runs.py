@@ -8,8 +8,6 @@ from uuid import UUID, uuid4
 
 from sqlalchemy import Connection, Row, text
 
-from vectormill.db.jobs.deletion import discard_upload
-from vectormill.db.jobs.jobs import cancel_job, find_job
 from vectormill.db.jsonb import to_jsonb
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import (
@@ -19,6 +17,8 @@ from vectormill.domain.errors import (
     SourceNotFound,
     WrongJobState,
 )
+from vectormill.jobs.deletion import discard_upload
+from vectormill.jobs.jobs import cancel_job, find_job
 from vectormill.runs.run import (
     CANCELLED,
     GOOD_RUN_STATES,

@@ -19,8 +19,8 @@ from vectormill.collections.kinds import choose_kind
 from vectormill.collections.rows.attributes import attributes_name
 from vectormill.collections.rows.generation_tables import assign_columns
 from vectormill.domain.errors import RunError
-from vectormill.domain.jobs.item import Item
-from vectormill.domain.tasks.pair import PAIR_MARK
+from vectormill.jobs.item import Item
+from vectormill.jobs.pair import PAIR_MARK
 
 NEW: Final = "n"
 CHANGED: Final = "c"

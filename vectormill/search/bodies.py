@@ -8,7 +8,7 @@ from msgspec import Meta
 from pydantic import BaseModel, Field
 
 from vectormill.domain.errors import InvalidOption
-from vectormill.domain.jobs.item import PASSAGE
+from vectormill.jobs.item import PASSAGE
 from vectormill.search.filter import OPERATORS, parse_filter
 from vectormill.search.matches import Match, Nearest
 from vectormill.search.search import (

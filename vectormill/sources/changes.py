@@ -17,7 +17,7 @@ from vectormill.collections.generations import find_written, list_written_genera
 from vectormill.collections.rows.generation_tables import table_name
 from vectormill.collections.rows.items import remove_items
 from vectormill.domain.errors import Conflict
-from vectormill.domain.jobs.job import TENDED_JOB_STATES
+from vectormill.jobs.job import TENDED_JOB_STATES
 from vectormill.runs.differences import list_failed_keys
 from vectormill.sources.source import Source
 

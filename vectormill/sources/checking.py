@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from vectormill.domain.errors import SourceFailed
-from vectormill.domain.jobs.item import Item
-from vectormill.domain.tasks.pair import split_pair
+from vectormill.jobs.item import Item
+from vectormill.jobs.pair import split_pair
 from vectormill.sources.opening import open_source
 from vectormill.sources.reader import SourcePlace
 from vectormill.sources.source import PUSH, Source

@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from vectormill.domain.errors import InvalidOption, SourceFailed
-from vectormill.domain.jobs.item import PASSAGE, Item
+from vectormill.jobs.item import PASSAGE, Item
 from vectormill.sources.options import TOKENS, Split
 from vectormill.sources.reader import MOST_BYTES, MOST_ROWS, Complaints, Reader, SourcePlace
 from vectormill.sources.rows import ENCODER

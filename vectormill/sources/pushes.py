@@ -13,13 +13,13 @@ from uuid import UUID, uuid4
 
 from sqlalchemy import Connection, Engine, text
 
-from vectormill.db.chunks.payloads import decode_payload, encode_payload
 from vectormill.db.idempotency import make_once
 from vectormill.db.jsonb import to_jsonb
 from vectormill.db.outages import DATABASE_ERRORS
 from vectormill.domain.errors import Conflict, DuplicateKey, EmptyJob, UploadRemoved
-from vectormill.domain.jobs.item import Item
-from vectormill.key_ledger import KeyLedger
+from vectormill.jobs.chunks.payloads import decode_payload, encode_payload
+from vectormill.jobs.item import Item
+from vectormill.jobs.key_ledger import KeyLedger
 from vectormill.runs.run import FAILED, TERMINAL_RUN_STATES, UPLOADING
 from vectormill.sources.source import PUSH
 from vectormill.sources.sources import find_source

@@ -11,7 +11,7 @@ from sqlalchemy import Engine
 from vectormill.collections.collection import LIVE
 from vectormill.collections.generations import find_in_state
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.jobs.item import Item
+from vectormill.jobs.item import Item
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
 

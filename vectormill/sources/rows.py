@@ -10,8 +10,8 @@ from uuid import UUID
 import msgspec
 
 from vectormill.domain.errors import SourceFailed
-from vectormill.domain.jobs.item import Item, has_nul
-from vectormill.domain.tasks.pair import PAIR_MARK, join_pair
+from vectormill.jobs.item import Item, has_nul
+from vectormill.jobs.pair import PAIR_MARK, join_pair
 from vectormill.sources.reader import Complaints
 
 # Keys in order, numbers as numbers, and what JSON has no word for as text: equal values are equal bytes.

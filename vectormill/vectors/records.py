@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 import msgspec
 import zstandard
 
-from vectormill.domain.jobs.item import has_nul
+from vectormill.jobs.item import has_nul
 
 COMPRESSION_LEVEL: Final = 3  # JSON repeats itself; a higher level takes longer than the commit
 MAX_BYTES: Final = 1 << 30  # Postgres keeps no larger value

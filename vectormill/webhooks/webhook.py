@@ -12,7 +12,7 @@ from typing import Final, Literal
 from uuid import UUID
 
 from vectormill.domain.errors import InvalidOption
-from vectormill.domain.jobs.job import TERMINAL_JOB_STATES
+from vectormill.jobs.job import TERMINAL_JOB_STATES
 from vectormill.runs.run import HELD, TERMINAL_RUN_STATES
 
 JOB_EVENTS: Final = tuple(f"job.{state}" for state in TERMINAL_JOB_STATES)

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection, Engine
 
-from vectormill.db.chunks.bereavements import mark_alone
-from vectormill.db.chunks.chunks import ClaimedChunk, claim_chunk, release_chunk, split_chunk
-from vectormill.db.chunks.completion import cancel_chunk, fail_chunk
-from vectormill.db.chunks.payloads import load_payload, open_payload
 from vectormill.db.outages import DATABASE_ERRORS, blames_a_value, describe_refusal, is_lasting, is_outage
 from vectormill.domain.errors import DatabaseUnavailable, LeaseLost, ModelError, PayloadGone, SpecMismatch
-from vectormill.domain.jobs.bottleneck import LOAD, PERSIST
-from vectormill.domain.jobs.chunk import ChunkOutcome, Claim
-from vectormill.domain.jobs.item import (
+from vectormill.jobs.bottleneck import LOAD, PERSIST
+from vectormill.jobs.chunks.chunk import ChunkOutcome, Claim
+from vectormill.jobs.chunks.chunks import ClaimedChunk, claim_chunk, release_chunk, split_chunk
+from vectormill.jobs.chunks.completion import cancel_chunk, fail_chunk
+from vectormill.jobs.chunks.crash_recovery import mark_alone
+from vectormill.jobs.chunks.payloads import load_payload, open_payload
+from vectormill.jobs.item import (
     CRASHED_WORKER,
     ENCODING_FAILED,
     ITEM_ERROR_CODES,
@@ -30,7 +30,7 @@ from vectormill.domain.jobs.item import (
     ItemFailure,
     Items,
 )
-from vectormill.domain.jobs.job import INTERACTIVE_PRIORITY
+from vectormill.jobs.job import INTERACTIVE_PRIORITY
 from vectormill.processes.logs import logging_with
 from vectormill.settings import Settings
 from vectormill.tracing import NOTHING, Note, is_tracing, note_past, span

@@ -14,11 +14,11 @@ from typing import Any
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from vectormill.db.chunks.chunks import renew_leases
 from vectormill.db.short_locks import limit_lock_wait
-from vectormill.db.workers import delete_worker
-from vectormill.domain.jobs.chunk import Claim
-from vectormill.domain.jobs.job import CANCELLING
+from vectormill.jobs.chunks.chunk import Claim
+from vectormill.jobs.chunks.chunks import renew_leases
+from vectormill.jobs.job import CANCELLING
+from vectormill.workers.workers import delete_worker
 from worker.identity import WorkerIdentity, beat_as
 
 logger = logging.getLogger(__name__)

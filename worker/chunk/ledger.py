@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
 
-from vectormill.db.chunks.chunks import ClaimedChunk
+from vectormill.jobs.chunks.chunks import ClaimedChunk
 
 # From a worker that was waiting for the message, to the time-out after which a dispatch is repeated.
 DISPATCH_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from vectormill.domain.jobs.bottleneck import DEVICE, HELD
+from vectormill.jobs.bottleneck import DEVICE, HELD
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from redis.exceptions import RedisError
 
 from vectormill.broker.queues import QueueReader, list_of
-from vectormill.domain.jobs.job import INTERACTIVE_PRIORITY, LEAST_URGENT_PRIORITY
+from vectormill.jobs.job import INTERACTIVE_PRIORITY, LEAST_URGENT_PRIORITY
 from worker.chunk.leases import LeaseKeeper
 from worker.engine.engine import Engine
 

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import ModelError
-from vectormill.domain.jobs.bottleneck import COLLATE, COLLECT, RUN, TOKENIZE, WAIT
-from vectormill.domain.jobs.chunk_size import TokenEstimate
+from vectormill.jobs.bottleneck import COLLATE, COLLECT, RUN, TOKENIZE, WAIT
+from vectormill.jobs.chunks.chunk_size import TokenEstimate
 from vectormill.models.model_card import ModelCard
 from vectormill.settings import process_environment
 from worker.batching.batch import Batch

@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 from typing import Final
 
-from vectormill.domain.jobs.item import ENCODING_FAILED, OUT_OF_MEMORY
+from vectormill.jobs.item import ENCODING_FAILED, OUT_OF_MEMORY
 from worker.encoder.encoder import EncoderReport
 from worker.engine.canary import Canary, CanaryCheck, FailedSequence, find_misfit
 from worker.engine.switchboard import Switchboard

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from vectormill.domain.jobs.chunk_size import LARGEST_CHUNK_TOKENS
+from vectormill.jobs.chunks.chunk_size import LARGEST_CHUNK_TOKENS
 from worker.engine.request import EncodingCancelled, EngineStopped
 
 CANCEL_POLL_SECONDS: Final = 0.1

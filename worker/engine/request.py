@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import ChunkError
-from vectormill.domain.jobs.item import ItemFailure
+from vectormill.jobs.item import ItemFailure
 from vectormill.ragged import Ragged
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vectormill.domain.errors import ChunkError
-from vectormill.domain.jobs.item import ITEM_ERROR_CODES, ItemFailure
+from vectormill.jobs.item import ITEM_ERROR_CODES, ItemFailure
 from vectormill.ragged import Ragged
 from worker.batching.batch import PROMPT_LENGTH, Batch
 from worker.batching.cost import BatchCost

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.jobs.item import ItemFailure
+from vectormill.jobs.item import ItemFailure
 from vectormill.ragged import Ragged
 from worker.tokens.tokenized import TokenizedTexts
 

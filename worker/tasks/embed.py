@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from vectormill.domain.encoding import PASSAGES, TRUNCATE, EncodingSpec
 from vectormill.domain.errors import ModelError
-from vectormill.domain.jobs.item import ItemFailure
+from vectormill.jobs.item import ItemFailure
 from vectormill.models.model_card import ModelCard
 from vectormill.ragged import Ragged
 from worker.tasks.course import Finished

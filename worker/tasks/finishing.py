@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.jobs.item import (
+from vectormill.jobs.item import (
     ITEM_ERROR_CODES,
     NON_FINITE_VECTOR,
     ItemFailure,

@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vectormill.domain.encoding import TRUNCATE, EncodingSpec
-from vectormill.domain.jobs.item import (
+from vectormill.domain.tasks.task import SIGMOID, SOFTMAX
+from vectormill.jobs.item import (
     ITEM_ERROR_CODES,
     NO_PAIR,
     ItemFailure,
 )
-from vectormill.domain.tasks.pair import find_side_failure, name_second, split_pair
-from vectormill.domain.tasks.task import SIGMOID, SOFTMAX
+from vectormill.jobs.pair import find_side_failure, name_second, split_pair
 from vectormill.ragged import Ragged
 from worker.tasks.course import Course, Finished
 from worker.tasks.embed import Embed, Embedding

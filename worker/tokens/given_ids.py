@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from vectormill.domain.jobs.item import ENCODING_FAILED, ItemFailure
 from vectormill.domain.tasks.token_ids import LARGEST_ID, has_token_ids, read_token_ids
+from vectormill.jobs.item import ENCODING_FAILED, ItemFailure
 from vectormill.ragged import Ragged
 from worker.tokens.tokenized import TokenizedTexts
 

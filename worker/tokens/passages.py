@@ -22,7 +22,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from vectormill.domain.jobs.item import TOO_MANY_TOKENS, ItemFailure
+from vectormill.jobs.item import TOO_MANY_TOKENS, ItemFailure
 from vectormill.ragged import Ragged
 from worker.tokens.tokenized import INPUT_IDS, TokenizedTexts
 

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from vectormill.domain.jobs.item import ItemFailure
+from vectormill.jobs.item import ItemFailure
 from vectormill.ragged import Ragged
 
 INPUT_IDS: Final = "input_ids"

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vectormill.domain.errors import ModelError
-from vectormill.domain.jobs.item import ENCODING_FAILED, TOO_MANY_TOKENS, ItemFailure
+from vectormill.jobs.item import ENCODING_FAILED, TOO_MANY_TOKENS, ItemFailure
 from vectormill.ragged import Ragged
 from worker.tokens.given_ids import Surrounding
 from worker.tokens.pairs import PairFrame, find_frame

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from api.intake.options import StorableText, model_of
 from api.schemas import describe_spec
 from vectormill.domain.encoding import EncodingOptions
-from vectormill.domain.jobs.job import DEFAULT_PRIORITY, LEAST_URGENT_PRIORITY, MOST_URGENT_PRIORITY, Job
+from vectormill.jobs.job import DEFAULT_PRIORITY, LEAST_URGENT_PRIORITY, MOST_URGENT_PRIORITY, Job
 from vectormill.moments import in_utc
 from vectormill.runs.run import DEFAULT_MAX_CHANGE_SHARE, RUN_KINDS, RUN_PHASES, RUN_STATES, Run
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from vectormill.db.workers import Worker
 from vectormill.workers.plan_picture import (
     describe_layers,
     describe_replica,
@@ -17,6 +16,7 @@ from vectormill.workers.plan_picture import (
     join_parts,
 )
 from vectormill.workers.samples import MIB, Sample, read_samples
+from vectormill.workers.workers import Worker
 
 SPARK_WIDTH: Final = 100
 SPARK_HEIGHT: Final = 24

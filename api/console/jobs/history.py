@@ -11,8 +11,8 @@ from itertools import pairwise
 from typing import Final
 from uuid import UUID
 
-from vectormill.domain.jobs.bottleneck import STAGES, WAIT, find_bottleneck
-from vectormill.domain.jobs.job import Job
+from vectormill.jobs.bottleneck import STAGES, WAIT, find_bottleneck
+from vectormill.jobs.job import Job
 
 MAX_JOBS: Final = 256
 MAX_SAMPLES: Final = 120

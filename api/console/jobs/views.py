@@ -7,8 +7,9 @@ from typing import Any, Final
 
 from api.console.jobs.history import BUSY_STAGES, Stretch
 from api.schemas import describe_spec
-from vectormill.db.jobs.jobs import ItemError
-from vectormill.domain.jobs.bottleneck import (
+from vectormill.domain.tasks.task import RESULT_ROUTES, VECTOR
+from vectormill.files.formats import OUTPUT_FORMATS
+from vectormill.jobs.bottleneck import (
     COLLATE,
     COLLECT,
     LOAD,
@@ -19,7 +20,7 @@ from vectormill.domain.jobs.bottleneck import (
     TOKENIZE,
     WAIT,
 )
-from vectormill.domain.jobs.job import (
+from vectormill.jobs.job import (
     COMPLETED_WITH_ERRORS,
     FAILED,
     PAUSED,
@@ -27,8 +28,7 @@ from vectormill.domain.jobs.job import (
     UPLOADING,
     Job,
 )
-from vectormill.domain.tasks.task import RESULT_ROUTES, VECTOR
-from vectormill.files.formats import OUTPUT_FORMATS
+from vectormill.jobs.jobs import ItemError
 
 # What a worker does in each stage, for a reader who has not seen its code.
 STAGE_WORDS: Final = {

@@ -20,12 +20,12 @@ from api.routes.jobs import WISHES, wish_for
 from api.routes.results import ResultFilter, get_results
 from api.routes.vectors import ExportFilter, get_vectors
 from api.streams.vector_streams import ResultResponse
-from vectormill.db.jobs.jobs import find_job, list_item_errors, list_jobs
-from vectormill.db.jobs.waiting import explain_waits
-from vectormill.db.workers import count_open_jobs
-from vectormill.domain.jobs.job import JOB_STATES
 from vectormill.domain.tasks.task import VECTOR
 from vectormill.files.formats import OutputName, RowsName
+from vectormill.jobs.job import JOB_STATES
+from vectormill.jobs.jobs import find_job, list_item_errors, list_jobs
+from vectormill.jobs.waiting import explain_waits
+from vectormill.workers.workers import count_open_jobs
 
 router = APIRouter(include_in_schema=False)
 

@@ -12,11 +12,11 @@ from sqlalchemy import Connection
 from api.console.console import Console, ConsoleDependency
 from api.console.live import LiveStream, Rendered
 from api.dependencies import Resources, ResourcesDependency
-from vectormill.db.jobs.backlog import Waiting, list_waiting
-from vectormill.db.jobs.jobs import list_jobs
-from vectormill.db.jobs.waiting import explain_waits
-from vectormill.db.workers import REDIS_AWAY, REDIS_FULL, SCHEDULER, count_workers, list_signs_of_life
-from vectormill.domain.jobs.job import QUEUED, RUNNING, Job
+from vectormill.jobs.backlog import Waiting, list_waiting
+from vectormill.jobs.job import QUEUED, RUNNING, Job
+from vectormill.jobs.jobs import list_jobs
+from vectormill.jobs.waiting import explain_waits
+from vectormill.workers.workers import REDIS_AWAY, REDIS_FULL, SCHEDULER, count_workers, list_signs_of_life
 
 router = APIRouter(include_in_schema=False)
 

@@ -15,7 +15,6 @@ from api.console.live import LiveStream, Rendered
 from api.cursors import After, decode_cursor, encode_cursor
 from api.dependencies import Resources, ResourcesDependency
 from api.routes.sources.schedules import ScheduleName
-from vectormill.db.workers import INDEXER, SCHEDULER, list_signs_of_life
 from vectormill.domain.errors import ScheduleNotFound
 from vectormill.schedules.due_times import run_schedule_now
 from vectormill.schedules.schedule import Schedule, ScheduleCounts, ScheduledRun
@@ -27,6 +26,7 @@ from vectormill.schedules.schedules import (
     pause_schedule,
     resume_schedule,
 )
+from vectormill.workers.workers import INDEXER, SCHEDULER, list_signs_of_life
 
 router = APIRouter(include_in_schema=False)
 

@@ -12,7 +12,7 @@ from api.console.facts.workers import WorkerLine, read_detail, read_line
 from api.console.live import LiveStream, Rendered
 from api.dependencies import Resources, ResourcesDependency
 from api.problems import Problem
-from vectormill.db.workers import ALIVE_SECONDS, find_worker, list_plan_parts, list_workers
+from vectormill.workers.workers import ALIVE_SECONDS, find_worker, list_plan_parts, list_workers
 
 router = APIRouter(include_in_schema=False)
 

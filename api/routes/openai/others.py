@@ -44,8 +44,8 @@ from vectormill.batches.embeddings_request import MAX_INPUTS
 from vectormill.batches.wishes import Wish, make_wished_spec
 from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingOptions, EncodingSpec
 from vectormill.domain.errors import InvalidOption
-from vectormill.domain.tasks.pair import join_pair
 from vectormill.domain.tasks.task import JUDGE
+from vectormill.jobs.pair import join_pair
 from vectormill.vectors.decimals import write_decimals
 from vectormill.vectors.scores import rank_scores
 

@@ -13,10 +13,10 @@ from api.dependencies import CollectionName, Resources, ResourcesDependency
 from api.intake.idempotency import IdempotencyKey
 from vectormill.collections.collections import find_generation
 from vectormill.db.idempotency import make_once
-from vectormill.db.jobs.jobs import find_job
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import InvalidOption, JobNotFound, RunNotFound
-from vectormill.domain.jobs.job import Job
+from vectormill.jobs.job import Job
+from vectormill.jobs.jobs import find_job
 from vectormill.models.registry import respecify
 from vectormill.runs.run import ENCODING, REINDEX, Run
 from vectormill.runs.runs import (

@@ -12,7 +12,7 @@ from sqlalchemy import Engine, event
 
 from tests.api_server import ITEMS, api_client, submit
 from vectormill.db.session import make_engine
-from vectormill.db.workers import beat_indexer, beat_scheduler, beat_worker
+from vectormill.workers.workers import beat_indexer, beat_scheduler, beat_worker
 
 MODEL = "all-MiniLM-L6-v2"
 NO_REDIS = "redis://127.0.0.1:1/0"

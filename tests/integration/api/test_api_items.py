@@ -27,7 +27,7 @@ from tests.api_server import (
 from tests.protocol import vector_of
 from tests.waiting import wait_for
 from vectormill.client import Client
-from vectormill.db.jobs.deletion import discard_ended_puts
+from vectormill.jobs.deletion import discard_ended_puts
 from vectormill.problems import ApiError
 from vectormill.settings import Settings
 

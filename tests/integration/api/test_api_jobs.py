@@ -26,9 +26,9 @@ from tests.api_server import (
 )
 from vectormill.client import AsyncClient, Client
 from vectormill.db.session import make_engine
-from vectormill.db.workers import beat_worker
 from vectormill.keys import keyring
 from vectormill.settings import Settings
+from vectormill.workers.workers import beat_worker
 
 
 @pytest.fixture

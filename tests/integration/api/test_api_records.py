@@ -23,13 +23,13 @@ from tests.protocol import submit as submit_directly
 from tests.rexuninlu import GOLDEN, describe, find_case, summarize
 from vectormill.cli.app import main
 from vectormill.client import Client
-from vectormill.db.chunks.chunks import split_chunk
-from vectormill.db.chunks.completion import complete_chunk
-from vectormill.db.jobs.export import read_job_records
-from vectormill.db.jobs.jobs import retry_job
 from vectormill.domain.encoding import EncodingOptions
-from vectormill.domain.jobs.chunk import ChunkOutcome, Claim
-from vectormill.domain.jobs.item import ENCODING_FAILED, Item, ItemFailure
+from vectormill.jobs.chunks.chunk import ChunkOutcome, Claim
+from vectormill.jobs.chunks.chunks import split_chunk
+from vectormill.jobs.chunks.completion import complete_chunk
+from vectormill.jobs.export import read_job_records
+from vectormill.jobs.item import ENCODING_FAILED, Item, ItemFailure
+from vectormill.jobs.jobs import retry_job
 from vectormill.models.registry import Registry, make_spec
 from vectormill.ragged import Ragged
 from vectormill.settings import ModelEntry

@@ -17,7 +17,7 @@ from tests.request_batches import create, end_leases, keep_all, line, load_file,
 from vectormill.batches.claims import HeldBatch, claim_batch
 from vectormill.batches.file_writer import FileWriter
 from vectormill.batches.request_batch import RequestBatch
-from vectormill.db.jobs.submission import JobWriter
+from vectormill.jobs.submission import JobWriter
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
 from vectormill.work.work import Lease

@@ -14,7 +14,7 @@ from sqlalchemy import Engine, text
 from tests.api_server import api_client, encode_waiting
 from tests.protocol import make_items, submit, vector_of
 from tests.request_batches import MODEL, create, keep_all, line, load_file, official_client, write
-from vectormill.db.jobs.jobs import find_job, pause_job, resume_job
+from vectormill.jobs.jobs import find_job, pause_job, resume_job
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from tests.protocol import SPEC, make_items, register_worker, submit
 from vectormill.broker.app import make_app
 from vectormill.broker.queues import QueueReader, list_of
 from vectormill.broker.sentinel import Sentinel
-from vectormill.domain.jobs.job import DEFAULT_PRIORITY
+from vectormill.jobs.job import DEFAULT_PRIORITY
 
 DISPATCH_SEQ = text("SELECT dispatch_seq FROM vectormill.chunks")
 

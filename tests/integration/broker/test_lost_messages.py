@@ -14,7 +14,7 @@ from vectormill.broker.app import make_app
 from vectormill.broker.messages import BROKER_ERRORS, publish
 from vectormill.broker.queues import QueueReader, list_of
 from vectormill.broker.sentinel import Sentinel
-from vectormill.db.chunks.chunks import claim_chunk
+from vectormill.jobs.chunks.chunks import claim_chunk
 
 BULK = list_of(SPEC.model, priority=5)
 INTERACTIVE = list_of(SPEC.model, priority=0)

@@ -18,12 +18,12 @@ from tests.schedules import list_runs, make_collection, make_due, make_schedule
 from tests.waiting import wait_for
 from vectormill.broker.queues import list_of
 from vectormill.broker.sentinel import SENTINEL_KEY
-from vectormill.db.chunks.chunks import release_chunk
-from vectormill.db.jobs.deletion import discard_job
-from vectormill.db.jobs.jobs import cancel_job, find_job
-from vectormill.db.workers import is_scheduler_alive
-from vectormill.domain.jobs.job import Job
+from vectormill.jobs.chunks.chunks import release_chunk
+from vectormill.jobs.deletion import discard_job
+from vectormill.jobs.job import Job
+from vectormill.jobs.jobs import cancel_job, find_job
 from vectormill.processes.lifetimes import free_port
+from vectormill.workers.workers import is_scheduler_alive
 
 ELECTED = "INFO scheduler.main: Elected; dispatching."
 # Of the term: what is done beside it has words of its own.

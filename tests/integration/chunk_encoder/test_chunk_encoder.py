@@ -11,16 +11,16 @@ import pytest
 from sqlalchemy import Engine, text
 
 from tests.protocol import LONG, SPEC, dispatch_all, make_items, submit, vector_of
-from vectormill.db.chunks.rescue import rescue_unclaimed_chunks
-from vectormill.db.chunks.truncations import list_truncated_items
-from vectormill.db.jobs.export import read_vectors
-from vectormill.db.jobs.jobs import cancel_job, find_job, list_item_errors, retry_job
-from vectormill.db.workers import list_workers
 from vectormill.domain.errors import ModelError
-from vectormill.domain.jobs.item import CRASHED_WORKER, EMPTY_TEXT, ENCODING_FAILED, Item, ItemFailure
-from vectormill.domain.jobs.job import Job
+from vectormill.jobs.chunks.rescue import rescue_unclaimed_chunks
+from vectormill.jobs.chunks.truncations import list_truncated_items
+from vectormill.jobs.export import read_vectors
+from vectormill.jobs.item import CRASHED_WORKER, EMPTY_TEXT, ENCODING_FAILED, Item, ItemFailure
+from vectormill.jobs.job import Job
+from vectormill.jobs.jobs import cancel_job, find_job, list_item_errors, retry_job
 from vectormill.ragged import Ragged
 from vectormill.settings import Settings
+from vectormill.workers.workers import list_workers
 from worker.chunk.chunk_encoder import ChunkEncoder
 from worker.chunk.commit import PostgresSink
 from worker.chunk.leases import LeaseKeeper
@@ -300,7 +300,7 @@ def test_a_commit_whose_answer_was_lost_is_read_again_and_not_repeated(
 ) -> None:
     from sqlalchemy.exc import OperationalError
 
-    from vectormill.db.chunks.completion import complete_chunk
+    from vectormill.jobs.chunks.completion import complete_chunk
     from worker.chunk import commit as postgres
 
     calls = []

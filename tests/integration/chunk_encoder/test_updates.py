@@ -8,9 +8,9 @@ from sqlalchemy import Engine, text
 
 from tests.protocol import SPEC, claim, dispatch_all, make_items, submit
 from tests.waiting import wait_for
-from vectormill.db.chunks.chunks import renew_leases
-from vectormill.db.workers import beat_scheduler, beat_worker
+from vectormill.jobs.chunks.chunks import renew_leases
 from vectormill.workers.samples import MOST_SAMPLES, RECENT, Sample, write_samples
+from vectormill.workers.workers import beat_scheduler, beat_worker
 
 COUNTS = text("""
     SELECT n_tup_upd AS updated, n_tup_hot_upd AS hot FROM pg_stat_user_tables

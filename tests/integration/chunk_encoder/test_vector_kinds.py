@@ -19,12 +19,12 @@ from tests.protocol import SPEC, claim, claim_next, complete, dispatch_all, make
 from tests.protocol import submit as submit_directly
 from vectormill.collections.collections import find_generation
 from vectormill.collections.rows.calibrations import find_ranges, keep_ranges
-from vectormill.db.chunks.chunks import split_chunk
-from vectormill.db.jobs.export import read_vectors
-from vectormill.db.jobs.jobs import retry_job
 from vectormill.domain.encoding import VECTOR_TYPES
-from vectormill.domain.jobs.item import EMPTY_TEXT, ItemFailure
-from vectormill.domain.jobs.job import Job
+from vectormill.jobs.chunks.chunks import split_chunk
+from vectormill.jobs.export import read_vectors
+from vectormill.jobs.item import EMPTY_TEXT, ItemFailure
+from vectormill.jobs.job import Job
+from vectormill.jobs.jobs import retry_job
 from vectormill.models.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
 from vectormill.ragged import Ragged
 from vectormill.search.matches import search_collection

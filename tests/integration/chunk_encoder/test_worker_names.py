@@ -5,7 +5,7 @@ from uuid import UUID, uuid4
 from sqlalchemy import Engine, text
 
 from tests.protocol import SPEC
-from vectormill.db.workers import list_workers
+from vectormill.workers.workers import list_workers
 from worker.chunk.leases import LeaseKeeper
 from worker.identity import WorkerIdentity, beat_as, take_name
 

@@ -9,9 +9,9 @@ from sqlalchemy import Engine, text
 
 from tests.protocol import claim, dispatch_all, make_items, submit
 from tests.waiting import wait_for
-from vectormill.db.chunks.bereavements import mark_alone
-from vectormill.db.jobs.jobs import find_job
-from vectormill.domain.jobs.chunk import Claim
+from vectormill.jobs.chunks.chunk import Claim
+from vectormill.jobs.chunks.crash_recovery import mark_alone
+from vectormill.jobs.jobs import find_job
 from worker.ended_worker import EndedWorker, release_chunks_of
 
 DEAD, LIVE = uuid4(), uuid4()

@@ -14,11 +14,16 @@ from tests.protocol import SPEC, claim_next, complete, make_items, register_work
 from vectormill.broker.messages import task_id_of
 from vectormill.broker.queues import QueueReader
 from vectormill.broker.sentinel import Sentinel
-from vectormill.db.chunks.dispatch import list_demands, list_rooms, mark_queued
-from vectormill.db.chunks.rescue import rescue_expired_chunks
-from vectormill.db.jobs.jobs import retry_job
-from vectormill.db.jobs.submission import JobWriter
-from vectormill.db.workers import (
+from vectormill.jobs.chunks.chunk import Dispatch
+from vectormill.jobs.chunks.chunk_size import LARGEST_CHUNK_TOKENS, UNESTIMATED_ITEM_TOKENS
+from vectormill.jobs.chunks.dispatch import Room, list_demands, list_rooms, mark_queued
+from vectormill.jobs.chunks.rescue import rescue_expired_chunks
+from vectormill.jobs.item import Item, ItemFailure
+from vectormill.jobs.job import NewJob
+from vectormill.jobs.jobs import retry_job
+from vectormill.jobs.submission import JobWriter
+from vectormill.settings import Settings
+from vectormill.workers.workers import (
     ALIVE_SECONDS,
     REDIS_AWAY,
     SCHEDULER,
@@ -27,12 +32,6 @@ from vectormill.db.workers import (
     count_backlog,
     list_signs_of_life,
 )
-from vectormill.domain.jobs.chunk import Dispatch
-from vectormill.domain.jobs.chunk_size import LARGEST_CHUNK_TOKENS, UNESTIMATED_ITEM_TOKENS
-from vectormill.domain.jobs.demand import Room
-from vectormill.domain.jobs.item import Item, ItemFailure
-from vectormill.domain.jobs.job import NewJob
-from vectormill.settings import Settings
 from worker.engine.places import choose_tokens_in_flight
 
 # Of a chunk of four texts of make_items, estimated.

@@ -8,14 +8,14 @@ from sqlalchemy import Engine, text
 
 from tests.protocol import SPEC, claim, claim_next, dispatch_all, make_items, submit
 from vectormill.collections.rows.calibrations import keep_ranges
-from vectormill.db.chunks.chunks import split_chunk
-from vectormill.db.chunks.completion import complete_chunk
-from vectormill.db.chunks.payloads import load_payload
-from vectormill.db.jobs.export import read_vectors
-from vectormill.db.jobs.jobs import find_job, retry_job
 from vectormill.domain.encoding import VECTOR_TYPES, EncodingSpec
-from vectormill.domain.jobs.chunk import ChunkOutcome, Claim
-from vectormill.domain.jobs.item import EMPTY_TEXT, ItemFailure
+from vectormill.jobs.chunks.chunk import ChunkOutcome, Claim
+from vectormill.jobs.chunks.chunks import split_chunk
+from vectormill.jobs.chunks.completion import complete_chunk
+from vectormill.jobs.chunks.payloads import load_payload
+from vectormill.jobs.export import read_vectors
+from vectormill.jobs.item import EMPTY_TEXT, ItemFailure
+from vectormill.jobs.jobs import find_job, retry_job
 from vectormill.ragged import Ragged
 from vectormill.vectors.quantization import Ranges
 from vectormill.vectors.vector_types import choose_vector_type, make_rows

@@ -22,18 +22,6 @@ from tests.protocol import (
 from vectormill.collections import collections
 from vectormill.collections.collection import Generation
 from vectormill.collections.collections import find_generation
-from vectormill.db.chunks.chunks import claim_chunk, release_chunk, renew_leases, split_chunk
-from vectormill.db.chunks.completion import cancel_chunk, fail_chunk
-from vectormill.db.chunks.dispatch import list_queued, list_rooms, recall_dispatches
-from vectormill.db.chunks.payloads import load_payload
-from vectormill.db.chunks.rescue import (
-    end_cancelled_jobs,
-    rescue_expired_chunks,
-    rescue_unclaimed_chunks,
-)
-from vectormill.db.jobs.deletion import discard_expired_jobs
-from vectormill.db.jobs.export import read_job_records, read_vectors
-from vectormill.db.jobs.jobs import cancel_job, delete_job, find_job, list_item_errors, list_jobs, retry_job
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import (
     Conflict,
@@ -45,7 +33,19 @@ from vectormill.domain.errors import (
     SpecMismatch,
     WrongJobState,
 )
-from vectormill.domain.jobs.item import CRASHED_WORKER, EMPTY_TEXT, Item, ItemFailure
+from vectormill.jobs.chunks.chunks import claim_chunk, release_chunk, renew_leases, split_chunk
+from vectormill.jobs.chunks.completion import cancel_chunk, fail_chunk
+from vectormill.jobs.chunks.dispatch import list_queued, list_rooms, recall_dispatches
+from vectormill.jobs.chunks.payloads import load_payload
+from vectormill.jobs.chunks.rescue import (
+    end_cancelled_jobs,
+    rescue_expired_chunks,
+    rescue_unclaimed_chunks,
+)
+from vectormill.jobs.deletion import discard_expired_jobs
+from vectormill.jobs.export import read_job_records, read_vectors
+from vectormill.jobs.item import CRASHED_WORKER, EMPTY_TEXT, Item, ItemFailure
+from vectormill.jobs.jobs import cancel_job, delete_job, find_job, list_item_errors, list_jobs, retry_job
 from vectormill.search.matches import search_collection
 
 

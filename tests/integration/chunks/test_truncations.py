@@ -11,15 +11,15 @@ from sqlalchemy import Engine, text
 from tests.api_server import api_client, assert_problem, encode_waiting
 from tests.api_server import submit as submit_over_http
 from tests.protocol import LONG, SPEC, claim_next, complete, stack, submit
-from vectormill.db.chunks import truncations
-from vectormill.db.chunks.chunks import split_chunk
-from vectormill.db.chunks.completion import complete_chunk
-from vectormill.db.chunks.payloads import load_payload
-from vectormill.db.chunks.truncations import list_truncated_items
-from vectormill.db.jobs.jobs import delete_job, find_job, retry_job
-from vectormill.domain.jobs.chunk import ChunkOutcome
-from vectormill.domain.jobs.item import ENCODING_FAILED, Item, ItemFailure
-from vectormill.domain.jobs.job import Job
+from vectormill.jobs.chunks import truncations
+from vectormill.jobs.chunks.chunk import ChunkOutcome
+from vectormill.jobs.chunks.chunks import split_chunk
+from vectormill.jobs.chunks.completion import complete_chunk
+from vectormill.jobs.chunks.payloads import load_payload
+from vectormill.jobs.chunks.truncations import list_truncated_items
+from vectormill.jobs.item import ENCODING_FAILED, Item, ItemFailure
+from vectormill.jobs.job import Job
+from vectormill.jobs.jobs import delete_job, find_job, retry_job
 from vectormill.ragged import Ragged
 
 FAILED = ItemFailure(ENCODING_FAILED, "")

@@ -7,7 +7,7 @@ from tests.integration.jobs.test_migrations import downgrade
 from tests.protocol import SPEC, claim_next, complete, submit, vector_of
 from vectormill.collections.collections import open_collection
 from vectormill.db.migrations import upgrade
-from vectormill.domain.jobs.item import Item
+from vectormill.jobs.item import Item
 
 
 def put(engine: Engine, key: str, content: str, metadata: dict[str, object] | None = None) -> int:

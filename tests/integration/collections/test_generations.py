@@ -19,9 +19,6 @@ from vectormill.collections.collections import find_generation
 from vectormill.collections.generations import find_building, list_written_generations
 from vectormill.collections.retired import prune_retired_generations
 from vectormill.collections.swaps import NewerRows, count_newer_rows, roll_back, swap_generations
-from vectormill.db.jobs.export import read_vectors
-from vectormill.db.jobs.jobs import cancel_job, find_job, list_jobs, retry_job
-from vectormill.db.jobs.twins import cancel_unwanted_jobs, wish_for_twins
 from vectormill.db.short_locks import act_in_short_locks
 from vectormill.domain.encoding import INT8, EncodingSpec
 from vectormill.domain.errors import (
@@ -32,8 +29,11 @@ from vectormill.domain.errors import (
     SwapRefused,
     WrongJobState,
 )
-from vectormill.domain.jobs.item import ItemFailure
-from vectormill.domain.jobs.job import Job
+from vectormill.jobs.export import read_vectors
+from vectormill.jobs.item import ItemFailure
+from vectormill.jobs.job import Job
+from vectormill.jobs.jobs import cancel_job, find_job, list_jobs, retry_job
+from vectormill.jobs.twins import cancel_unwanted_jobs, wish_for_twins
 
 DAY = 86_400.0
 

@@ -28,12 +28,12 @@ from vectormill.collections.collections import find_generation
 from vectormill.collections.rows.items import delete_items, remove_items
 from vectormill.collections.rows.scrubbing import delete_scrubbed
 from vectormill.collections.swaps import roll_back
-from vectormill.db.chunks.chunks import split_chunk
-from vectormill.db.jobs.jobs import draw_seq, retry_job
-from vectormill.db.jobs.twins import cancel_unwanted_jobs
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.jobs.chunk import Claim
-from vectormill.domain.jobs.item import ENCODING_FAILED, Item, ItemFailure
+from vectormill.jobs.chunks.chunk import Claim
+from vectormill.jobs.chunks.chunks import split_chunk
+from vectormill.jobs.item import ENCODING_FAILED, Item, ItemFailure
+from vectormill.jobs.jobs import draw_seq, retry_job
+from vectormill.jobs.twins import cancel_unwanted_jobs
 from vectormill.runs.run import COMPLETED, REINDEX, Run
 from vectormill.runs.runs import create_run
 

@@ -21,7 +21,7 @@ from vectormill.collections.collections import find_generation
 from vectormill.collections.retired import prune_retired_generations
 from vectormill.collections.rows.items import delete_items
 from vectormill.collections.swaps import NewerRows, count_newer_rows, roll_back
-from vectormill.domain.jobs.item import Item
+from vectormill.jobs.item import Item
 from vectormill.problems import ApiError
 from vectormill.runs.run import CANCELLED, COMPLETED, REINDEX
 from vectormill.runs.run_claims import claim_run, end_run

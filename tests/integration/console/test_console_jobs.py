@@ -10,8 +10,8 @@ from sqlalchemy import Engine
 
 from tests.api_server import api_client, encode_waiting
 from tests.protocol import claim_next, complete, make_items, submit
-from vectormill.db.jobs.jobs import cancel_job, find_job, pause_job
-from vectormill.domain.jobs.item import ItemFailure
+from vectormill.jobs.item import ItemFailure
+from vectormill.jobs.jobs import cancel_job, find_job, pause_job
 from vectormill.keys import keyring
 from vectormill.keys.api_key import make_secret
 from vectormill.keys.api_keys import create_key

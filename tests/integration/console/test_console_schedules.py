@@ -11,11 +11,11 @@ from sqlalchemy import Engine, text
 from scheduler.schedules import fire_due_schedules
 from tests.api_server import api_client
 from tests.schedules import list_runs, make_collection, make_due, make_schedule
-from vectormill.db.workers import beat_indexer, beat_scheduler
 from vectormill.keys.api_key import make_secret
 from vectormill.keys.api_keys import create_key
 from vectormill.schedules.due_times import run_schedule_now
 from vectormill.schedules.schedules import delete_schedule
+from vectormill.workers.workers import beat_indexer, beat_scheduler
 
 TOKEN = re.compile(r'"X-CSRF-Token": "([0-9a-f]{64})"')
 

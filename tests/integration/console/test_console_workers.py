@@ -11,9 +11,9 @@ import pytest
 from sqlalchemy import Engine
 
 from tests.api_server import api_client
-from vectormill.db.workers import beat_worker, delete_worker
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from vectormill.workers.samples import RECENT, Sample, write_samples
+from vectormill.workers.workers import beat_worker, delete_worker
 from worker.devices.described import describe_inventory
 from worker.launcher import assign_replicas
 from worker.placement.explain.picture import draw_placement

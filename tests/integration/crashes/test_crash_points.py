@@ -28,9 +28,9 @@ from vectormill.broker.app import make_app
 from vectormill.broker.messages import publish
 from vectormill.broker.queues import QueueReader, list_of
 from vectormill.broker.sentinel import Sentinel
-from vectormill.db.jobs.jobs import find_job
-from vectormill.domain.jobs.item import Item
-from vectormill.domain.jobs.job import DEFAULT_PRIORITY, Job
+from vectormill.jobs.item import Item
+from vectormill.jobs.job import DEFAULT_PRIORITY, Job
+from vectormill.jobs.jobs import find_job
 
 AGE_UPLOADS = text(
     "UPDATE vectormill.jobs SET updated_at = now() - interval '1 hour' WHERE state = 'uploading'"

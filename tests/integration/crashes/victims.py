@@ -29,7 +29,7 @@ from vectormill.broker.app import make_app
 from vectormill.broker.queues import QueueReader
 from vectormill.broker.sentinel import Sentinel
 from vectormill.db.session import make_engine
-from vectormill.domain.jobs.item import EMPTY_TEXT, ItemFailure
+from vectormill.jobs.item import EMPTY_TEXT, ItemFailure
 from vectormill.settings import Settings
 from worker.app import consume
 from worker.engine.engine import EncodeRequest, EncodeResult

@@ -24,14 +24,14 @@ from tests.faulty_engine import (
 from tests.waiting import wait_for
 from vectormill.domain.encoding import FAIL, PASSAGES
 from vectormill.domain.errors import ModelError
-from vectormill.domain.jobs.item import (
+from vectormill.jobs.item import (
     EMPTY_TEXT,
     ENCODING_FAILED,
     NON_FINITE_VECTOR,
     NUL_CHARACTER,
     TOO_MANY_TOKENS,
 )
-from vectormill.domain.jobs.waiting import ServingWorker
+from vectormill.jobs.waiting import ServingWorker
 from vectormill.models.registry import DEFAULT_MODEL
 from worker.engine.engine import EncodingCancelled, Engine, EngineStopped, RunnerDied
 

@@ -20,7 +20,7 @@ import pytest
 from tests.models import write_wide_bert
 from tests.processors import with_bf16, without_bf16
 from tests.sick_encoders import NUM_SICK, take_illness
-from vectormill.domain.jobs.item import OUT_OF_MEMORY
+from vectormill.jobs.item import OUT_OF_MEMORY
 from vectormill.models.registry import EncodingOptions, ModelCard, Registry, make_spec
 from vectormill.ragged import Ragged
 from vectormill.settings import ModelEntry

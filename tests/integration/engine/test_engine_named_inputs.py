@@ -11,7 +11,7 @@ from tests.faulty_engine import CARD, SPEC, encode, making_engines
 from tests.two_inputs import TypedTokenizer, answer, type_of, weigh
 from vectormill.domain.encoding import PASSAGES
 from vectormill.domain.errors import ModelError
-from vectormill.domain.jobs.item import EMPTY_TEXT, ENCODING_FAILED, NON_FINITE_VECTOR
+from vectormill.jobs.item import EMPTY_TEXT, ENCODING_FAILED, NON_FINITE_VECTOR
 from worker.engine.engine import EncodeResult, Engine
 from worker.tokens.tokenizer import Tokenizer
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tests.processors import with_bf16
 from tests.reference import packaged_reference
 from vectormill.domain.encoding import FAIL, TRUNCATE, EncodingSpec
-from vectormill.domain.jobs.item import TOO_MANY_TOKENS
+from vectormill.jobs.item import TOO_MANY_TOKENS
 from vectormill.models.registry import DEFAULT_MODEL, EncodingOptions, Registry, make_spec
 from worker.devices.detect import detect_inventory
 from worker.devices.device import split_processor

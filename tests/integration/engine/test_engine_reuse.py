@@ -15,7 +15,7 @@ import pytest
 
 from tests.faulty_engine import CARD, HANG_WHILE_FILE_EXISTS, SPEC, encode, request, runner_pids
 from tests.waiting import wait_for
-from vectormill.domain.jobs.item import ENCODING_FAILED, NON_FINITE_VECTOR
+from vectormill.jobs.item import ENCODING_FAILED, NON_FINITE_VECTOR
 from worker.devices.detect import detect_inventory
 from worker.devices.device import split_processor
 from worker.engine.engine import EncodingCancelled, Engine, RunnerDied

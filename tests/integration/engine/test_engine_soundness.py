@@ -12,7 +12,7 @@ from tests.faulty_engine import HANG_WHILE_FILE_EXISTS, MakeEngine, encode, runn
 from tests.sick_encoders import NUM_SICK
 from tests.waiting import wait_for
 from vectormill.domain.errors import ModelError
-from vectormill.domain.jobs.item import ENCODING_FAILED
+from vectormill.jobs.item import ENCODING_FAILED
 from worker.batching.cost import LengthBuckets, PaddedCost
 from worker.engine.engine import Engine, EngineStopped, RunnerDied
 

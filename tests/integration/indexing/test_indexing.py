@@ -26,7 +26,7 @@ from vectormill.collections.collection import Generation
 from vectormill.collections.indexes.indexes import find_record
 from vectormill.collections.rows.generation_tables import upsert_rows
 from vectormill.domain.encoding import BINARY, FLOAT32, INT8, EncodingSpec
-from vectormill.domain.jobs.item import Item
+from vectormill.jobs.item import Item
 from vectormill.runs.run import REINDEX
 from vectormill.search.filter import parse_filter
 from vectormill.search.filter_indexes import name_filter_index

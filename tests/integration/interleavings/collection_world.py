@@ -33,12 +33,6 @@ from vectormill.collections.collections import find_generation
 from vectormill.collections.retired import prune_retired_generations
 from vectormill.collections.rows.items import delete_items
 from vectormill.collections.swaps import roll_back
-from vectormill.db.chunks.chunks import claim_chunk, release_chunk, renew_leases, split_chunk
-from vectormill.db.chunks.completion import cancel_chunk
-from vectormill.db.chunks.payloads import load_payload
-from vectormill.db.jobs.jobs import cancel_job, draw_seq, find_job, pause_job, resume_job
-from vectormill.db.jobs.submission import JobWriter
-from vectormill.db.jobs.twins import wish_for_twins
 from vectormill.db.outages import DATABASE_ERRORS, is_outage
 from vectormill.db.short_locks import act_in_short_locks
 from vectormill.domain.errors import (
@@ -49,9 +43,15 @@ from vectormill.domain.errors import (
     RunCancelled,
     VectormillError,
 )
-from vectormill.domain.jobs.chunk import ChunkOutcome, Claim
-from vectormill.domain.jobs.item import Item
-from vectormill.domain.jobs.job import CANCELLING, NewJob
+from vectormill.jobs.chunks.chunk import ChunkOutcome, Claim
+from vectormill.jobs.chunks.chunks import claim_chunk, release_chunk, renew_leases, split_chunk
+from vectormill.jobs.chunks.completion import cancel_chunk
+from vectormill.jobs.chunks.payloads import load_payload
+from vectormill.jobs.item import Item
+from vectormill.jobs.job import CANCELLING, NewJob
+from vectormill.jobs.jobs import cancel_job, draw_seq, find_job, pause_job, resume_job
+from vectormill.jobs.submission import JobWriter
+from vectormill.jobs.twins import wish_for_twins
 from vectormill.models.registry import Registry
 from vectormill.ragged import Ragged
 from vectormill.runs.differences import note_vanished

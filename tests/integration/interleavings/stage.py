@@ -40,8 +40,8 @@ EMPTY = """
 
 # Where ids are drawn by which rows are ordered or locked.
 IDS = (
-    "vectormill.db.jobs.submission.uuid4",
-    "vectormill.db.jobs.twins.uuid4",
+    "vectormill.jobs.submission.uuid4",
+    "vectormill.jobs.twins.uuid4",
     "vectormill.runs.runs.uuid4",
     "indexer.phases.encoding.uuid4",
 )

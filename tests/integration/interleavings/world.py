@@ -19,18 +19,6 @@ from sqlalchemy.exc import DBAPIError
 from tests.promises import Witness
 from tests.protocol import SPEC, complete, dispatch_all, make_items, stack, submit
 from vectormill.collections.rows.items import delete_items
-from vectormill.db.chunks.chunks import claim_chunk, find_chunk, release_chunk, renew_leases, split_chunk
-from vectormill.db.chunks.completion import cancel_chunk, fail_chunk
-from vectormill.db.chunks.dispatch import list_queued, recall_dispatches
-from vectormill.db.chunks.payloads import load_payload
-from vectormill.db.chunks.rescue import (
-    end_cancelled_jobs,
-    recall_paused_chunks,
-    rescue_expired_chunks,
-    rescue_unclaimed_chunks,
-)
-from vectormill.db.jobs.deletion import delete_batch, discard_expired_jobs, discard_job, discard_stale_uploads
-from vectormill.db.jobs.jobs import delete_job, retry_job
 from vectormill.domain.errors import (
     CollectionNotFound,
     JobNotFound,
@@ -40,9 +28,21 @@ from vectormill.domain.errors import (
     UploadRemoved,
     WrongJobState,
 )
-from vectormill.domain.jobs.chunk import LEASED, ChunkOutcome, Claim
-from vectormill.domain.jobs.item import EMPTY_TEXT, Item, ItemFailure
-from vectormill.domain.jobs.job import CANCELLING
+from vectormill.jobs.chunks.chunk import LEASED, ChunkOutcome, Claim
+from vectormill.jobs.chunks.chunks import claim_chunk, find_chunk, release_chunk, renew_leases, split_chunk
+from vectormill.jobs.chunks.completion import cancel_chunk, fail_chunk
+from vectormill.jobs.chunks.dispatch import list_queued, recall_dispatches
+from vectormill.jobs.chunks.payloads import load_payload
+from vectormill.jobs.chunks.rescue import (
+    end_cancelled_jobs,
+    recall_paused_chunks,
+    rescue_expired_chunks,
+    rescue_unclaimed_chunks,
+)
+from vectormill.jobs.deletion import delete_batch, discard_expired_jobs, discard_job, discard_stale_uploads
+from vectormill.jobs.item import EMPTY_TEXT, Item, ItemFailure
+from vectormill.jobs.job import CANCELLING
+from vectormill.jobs.jobs import delete_job, retry_job
 from vectormill.ragged import Ragged
 from worker.chunk.commit import PostgresSink
 

@@ -7,8 +7,8 @@ from typing import Any
 from sqlalchemy import Engine, text
 
 from tests.protocol import SPEC, claim, claim_next, complete, dispatch_all, make_items, submit
-from vectormill.db.jobs.backlog import LIST_WAITING, Waiting, list_waiting
-from vectormill.db.jobs.jobs import pause_job, resume_job
+from vectormill.jobs.backlog import LIST_WAITING, Waiting, list_waiting
+from vectormill.jobs.jobs import pause_job, resume_job
 
 AGE = text("UPDATE vectormill.jobs SET created_at = now() - CAST(:age AS interval) WHERE id = :job_id")
 

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from sqlalchemy import Engine, text
 
 from tests.protocol import SPEC, submit
-from vectormill.db.chunks.payloads import decode_payload
-from vectormill.db.jobs.submission import JobWriter
-from vectormill.domain.jobs.chunk_size import TokenEstimate, choose_chunk_tokens
-from vectormill.domain.jobs.item import Item
-from vectormill.domain.jobs.job import NewJob
+from vectormill.jobs.chunks.chunk_size import TokenEstimate, choose_chunk_tokens
+from vectormill.jobs.chunks.payloads import decode_payload
+from vectormill.jobs.item import Item
+from vectormill.jobs.job import NewJob
+from vectormill.jobs.submission import JobWriter
 from vectormill.settings import Settings
 
 LIST_CHUNKS = text("""

@@ -11,14 +11,14 @@ from sqlalchemy import Engine, text
 from scheduler.pruner import Pruner
 from tests.protocol import SPEC, claim_next, complete, make_items, register_worker, submit
 from tests.waiting import wait_for
-from vectormill.db.chunks.dispatch import list_rooms
-from vectormill.db.jobs.failing import LIST_STUCK_JOBS
-from vectormill.db.jobs.jobs import find_job, list_item_errors, pause_job, retry_job
-from vectormill.db.jobs.waiting import explain_waits
-from vectormill.db.workers import ALIVE_SECONDS, count_failing_workers, count_workers
 from vectormill.domain.errors import ModelError
-from vectormill.domain.jobs.item import MODEL_NOT_LOADED
-from vectormill.domain.jobs.job import Job
+from vectormill.jobs.chunks.dispatch import list_rooms
+from vectormill.jobs.failing import LIST_STUCK_JOBS
+from vectormill.jobs.item import MODEL_NOT_LOADED
+from vectormill.jobs.job import Job
+from vectormill.jobs.jobs import find_job, list_item_errors, pause_job, retry_job
+from vectormill.jobs.waiting import explain_waits
+from vectormill.workers.workers import ALIVE_SECONDS, count_failing_workers, count_workers
 from worker.app import start_engine
 from worker.engine.engine import Engine as LoadedEngine
 from worker.identity import FailureNotice, WorkerIdentity

@@ -8,8 +8,8 @@ from sqlalchemy import Engine, text
 
 from tests.former import LAST_RELEASE, OLD_RELEASE, extract_release, fill_as_release
 from tests.protocol import claim_next, complete, vector_of
-from vectormill.db.jobs.jobs import find_job
 from vectormill.db.migrations import find_missing_revision, upgrade
+from vectormill.jobs.jobs import find_job
 
 pytestmark = pytest.mark.tail
 

@@ -9,13 +9,13 @@ from sqlalchemy.exc import OperationalError
 from scheduler import pruner
 from scheduler.pruner import Pruner
 from tests.protocol import SPEC, claim_next, complete, make_items, submit
-from vectormill.db.jobs.deletion import delete_batch, discard_expired_jobs, discard_job
-from vectormill.db.jobs.export import read_vectors
-from vectormill.db.jobs.jobs import find_job, list_jobs, retry_job
-from vectormill.db.jobs.submission import JobWriter
 from vectormill.domain.errors import JobNotFound, WrongJobState
-from vectormill.domain.jobs.item import Item, ItemFailure
-from vectormill.domain.jobs.job import Job, NewJob
+from vectormill.jobs.deletion import delete_batch, discard_expired_jobs, discard_job
+from vectormill.jobs.export import read_vectors
+from vectormill.jobs.item import Item, ItemFailure
+from vectormill.jobs.job import Job, NewJob
+from vectormill.jobs.jobs import find_job, list_jobs, retry_job
+from vectormill.jobs.submission import JobWriter
 from vectormill.settings import Settings
 
 EVER = -1.0  # seconds of retention after which every ended job is past it

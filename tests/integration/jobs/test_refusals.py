@@ -5,9 +5,9 @@ from sqlalchemy import Engine, text
 
 from tests.obedient_engine import encoding_chunks, run_to_end
 from tests.protocol import make_items, submit
-from vectormill.db.jobs.jobs import find_job, list_item_errors, retry_job
-from vectormill.domain.jobs.item import ENCODING_FAILED, NOT_STORED, Item
-from vectormill.domain.jobs.job import Job
+from vectormill.jobs.item import ENCODING_FAILED, NOT_STORED, Item
+from vectormill.jobs.job import Job
+from vectormill.jobs.jobs import find_job, list_item_errors, retry_job
 
 
 def refuse(engine: Engine, event: str, table: str, sqlstate: str, times: int = 1_000_000) -> None:

@@ -9,12 +9,12 @@ from sqlalchemy import Engine, text
 from tests.protocol import SPEC, claim_next, complete, make_items, submit
 from vectormill.collections.collections import find_generation
 from vectormill.collections.generations import list_written_generations
-from vectormill.db.jobs.deletion import discard_upload
-from vectormill.db.jobs.jobs import draw_seq, find_job
-from vectormill.db.jobs.submission import JobWriter
 from vectormill.domain.errors import Conflict, SpecMismatch
-from vectormill.domain.jobs.item import Item
-from vectormill.domain.jobs.job import Job, NewJob
+from vectormill.jobs.deletion import discard_upload
+from vectormill.jobs.item import Item
+from vectormill.jobs.job import Job, NewJob
+from vectormill.jobs.jobs import draw_seq, find_job
+from vectormill.jobs.submission import JobWriter
 from vectormill.settings import Settings
 
 

@@ -13,11 +13,11 @@ from sqlalchemy.pool import PoolProxiedConnection
 from scheduler.pruner import Pruner
 from tests.protocol import SPEC, make_items, submit
 from tests.services import connected_engine
-from vectormill.db.jobs.deletion import discard_stale_uploads
-from vectormill.db.jobs.jobs import find_job, list_jobs
-from vectormill.db.jobs.submission import JobWriter
 from vectormill.domain.errors import SubmissionInProgress, UploadRemoved
-from vectormill.domain.jobs.job import NewJob
+from vectormill.jobs.deletion import discard_stale_uploads
+from vectormill.jobs.job import NewJob
+from vectormill.jobs.jobs import find_job, list_jobs
+from vectormill.jobs.submission import JobWriter
 from vectormill.settings import Settings
 
 KEY = "nightly"

@@ -8,11 +8,11 @@ import pytest
 from sqlalchemy import Engine, text
 
 from tests.protocol import INCARNATION, SPEC, claim, claim_next, complete, dispatch_all, make_items, submit
-from vectormill.db.chunks.chunks import release_chunk
-from vectormill.db.jobs.jobs import find_job, list_jobs, pause_job
-from vectormill.db.jobs.waiting import explain_waits
-from vectormill.db.workers import beat_scheduler, beat_worker
-from vectormill.domain.jobs.job import Job
+from vectormill.jobs.chunks.chunks import release_chunk
+from vectormill.jobs.job import Job
+from vectormill.jobs.jobs import find_job, list_jobs, pause_job
+from vectormill.jobs.waiting import explain_waits
+from vectormill.workers.workers import beat_scheduler, beat_worker
 
 REPORT = {"revision": SPEC.revision, "pooling": SPEC.pooling, "state": "running"}
 

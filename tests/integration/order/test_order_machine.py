@@ -37,8 +37,8 @@ from vectormill.collections.swaps import list_lagging_twins, roll_back
 from vectormill.db.short_locks import act_in_short_locks
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import Conflict, LeaseLost, RunCancelled, SourceFailed
-from vectormill.domain.jobs.chunk import Claim
-from vectormill.domain.jobs.item import Item
+from vectormill.jobs.chunks.chunk import Claim
+from vectormill.jobs.item import Item
 from vectormill.runs.run import CANCELLING, REINDEX
 from vectormill.runs.run_claims import claim_run
 from vectormill.runs.runs import cancel_run, create_run

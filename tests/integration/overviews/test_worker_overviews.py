@@ -6,9 +6,9 @@ from uuid import UUID, uuid4
 from sqlalchemy import Engine
 
 from tests.protocol import SPEC
-from vectormill.db.workers import beat_worker, find_worker, list_plan_parts
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from vectormill.workers.plan_picture import draw_plan, join_parts
+from vectormill.workers.workers import beat_worker, find_worker, list_plan_parts
 from worker.devices.described import describe_inventory
 from worker.launcher import assign_replicas
 from worker.placement.explain.picture import draw_placement

@@ -7,7 +7,7 @@ from sqlalchemy import Engine, text
 
 from tests.protocol import claim, complete, dispatch_all, submit
 from tests.waiting import wait_for
-from vectormill.domain.jobs.item import Item
+from vectormill.jobs.item import Item
 
 PATIENCE_SECONDS = 60.0
 COUNT_BLOCKED = text("""

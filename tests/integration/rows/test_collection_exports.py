@@ -23,7 +23,7 @@ from vectormill.collections.collections import find_generation, open_collection
 from vectormill.collections.rows.generation_tables import upsert_rows
 from vectormill.collections.rows.pages import READ_PAGE, Inclusion, compose_statement, read_pages
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.jobs.item import Item
+from vectormill.jobs.item import Item
 from vectormill.search.matches import walk_plan
 from vectormill.vectors.vector_types import choose_vector_type, make_rows
 

@@ -13,9 +13,9 @@ import api.routes.vectors
 from tests.api_server import api_client, assert_problem, encode_waiting, many, submit
 from vectormill.cli.app import main
 from vectormill.client import Client
-from vectormill.db.jobs.export import VectorBlock, read_vectors
-from vectormill.db.jobs.jobs import delete_job
 from vectormill.domain.errors import JobNotFound
+from vectormill.jobs.export import VectorBlock, read_vectors
+from vectormill.jobs.jobs import delete_job
 from vectormill.problems import ApiUnreachable
 
 NUM_ITEMS = 40

@@ -15,11 +15,11 @@ from tests.protocol import SPEC, claim_next, complete, complete_on, submit, vect
 from vectormill.collections.collections import find_generation
 from vectormill.collections.rows.generation_tables import compose_upsert
 from vectormill.collections.rows.items import DELETE_ROWS, delete_items, delete_rows, find_item
-from vectormill.db.jobs.jobs import draw_seq
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import CollectionNotFound, ItemNotFound
-from vectormill.domain.jobs.chunk import Claim
-from vectormill.domain.jobs.item import Item
+from vectormill.jobs.chunks.chunk import Claim
+from vectormill.jobs.item import Item
+from vectormill.jobs.jobs import draw_seq
 from vectormill.search.matches import walk_plan
 
 METADATA = b'{"page":7}'

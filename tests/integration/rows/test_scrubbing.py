@@ -13,14 +13,14 @@ from tests.waiting import wait_for
 from vectormill.collections.collections import find_generation
 from vectormill.collections.rows.items import remove_items
 from vectormill.collections.rows.scrubbing import Pass, delete_scrubbed, find_pass, finish_pass
-from vectormill.db.chunks.chunks import split_chunk
-from vectormill.db.chunks.payloads import decode_payload, empty_items, encode_payload
-from vectormill.db.jobs.export import read_vectors
-from vectormill.db.jobs.jobs import draw_seq, retry_job
-from vectormill.db.jobs.submission import JobWriter
 from vectormill.domain.errors import LeaseLost
-from vectormill.domain.jobs.item import Item, ItemFailure
-from vectormill.domain.jobs.job import Job, NewJob
+from vectormill.jobs.chunks.chunks import split_chunk
+from vectormill.jobs.chunks.payloads import decode_payload, empty_items, encode_payload
+from vectormill.jobs.export import read_vectors
+from vectormill.jobs.item import Item, ItemFailure
+from vectormill.jobs.job import Job, NewJob
+from vectormill.jobs.jobs import draw_seq, retry_job
+from vectormill.jobs.submission import JobWriter
 from vectormill.settings import Settings
 
 SECRET, METADATA = "a confession", '{"by": "a named person"}'

@@ -13,7 +13,7 @@ from vectormill.collections.rows import generation_tables
 from vectormill.collections.rows.attributes import attributes_name
 from vectormill.collections.rows.generation_tables import table_name, upsert_rows
 from vectormill.domain.encoding import FLOAT16, VECTOR_TYPES
-from vectormill.domain.jobs.item import Item
+from vectormill.jobs.item import Item
 from vectormill.vectors.quantization import measure_ranges
 from vectormill.vectors.vector_types import VECTOR_TYPE_BY_NAME, Rows, make_rows, read_columns
 

@@ -17,7 +17,7 @@ from vectormill.collections.rows.calibrations import find_ranges
 from vectormill.collections.rows.generation_tables import upsert_rows
 from vectormill.corpus import read_docstrings
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.jobs.item import Item
+from vectormill.jobs.item import Item
 from vectormill.ragged import Ragged
 from vectormill.search.matches import search_collection
 from vectormill.vectors.quantization import quantize, restore

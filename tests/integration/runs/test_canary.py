@@ -21,8 +21,8 @@ from vectormill.collections.generations import find_building
 from vectormill.collections.rows.items import delete_items
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import CanaryFailed, LeaseLost, RunCancelled, SwapRefused
-from vectormill.domain.jobs.chunk import Claim
-from vectormill.domain.jobs.item import EMPTY_TEXT, ENCODING_FAILED, ItemFailure
+from vectormill.jobs.chunks.chunk import Claim
+from vectormill.jobs.item import EMPTY_TEXT, ENCODING_FAILED, ItemFailure
 from vectormill.runs.run_claims import claim_run, hold_run
 from vectormill.runs.runs import cancel_run
 

@@ -19,7 +19,7 @@ from tests.indexers import (
     start_run,
 )
 from vectormill.client import Client
-from vectormill.domain.jobs.item import Item
+from vectormill.jobs.item import Item
 from vectormill.runs.run import Run, RunCounts
 from vectormill.sources.source import FILES, PUSH, SQL, TREE, Source
 from vectormill.sources.sources import save_source

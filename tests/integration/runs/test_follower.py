@@ -24,8 +24,8 @@ from tests.papers import (
 )
 from tests.protocol import SPEC
 from tests.waiting import wait_for
-from vectormill.db.jobs.deletion import discard_ended_puts
 from vectormill.domain.errors import SourceFailed
+from vectormill.jobs.deletion import discard_ended_puts
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
 from vectormill.sources.changes import LIST_CHANGED_COLLECTIONS, LIST_CHANGES, REMOVE_CHANGES

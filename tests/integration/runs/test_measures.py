@@ -12,7 +12,7 @@ from vectormill.collections.collection import Generation
 from vectormill.collections.collections import find_generation, open_collection
 from vectormill.collections.rows.generation_tables import upsert_rows
 from vectormill.domain.encoding import BINARY, FLOAT32, INT8, EncodingSpec
-from vectormill.domain.jobs.item import Item
+from vectormill.jobs.item import Item
 from vectormill.settings import Settings
 from vectormill.vectors.vector_types import choose_vector_type, make_rows
 

@@ -29,8 +29,8 @@ from tests.indexers import (
 )
 from tests.protocol import submit
 from tests.waiting import wait_for
-from vectormill.db.jobs.jobs import find_job
 from vectormill.domain.errors import LeaseLost, SourceInterrupted
+from vectormill.jobs.jobs import find_job
 from vectormill.models.registry import Registry
 from vectormill.runs.run import ENCODING, FAILED, Run, RunCounts
 from vectormill.runs.run_claims import abandon_run, claim_run, hold_run, save_run

@@ -7,7 +7,7 @@ from sqlalchemy import Connection, Engine, text
 
 from tests.indexers import make_collection
 from vectormill.collections.collections import find_generation
-from vectormill.domain.jobs.item import Item
+from vectormill.jobs.item import Item
 from vectormill.runs.differences import (
     CLEAR_ATTRIBUTES,
     LIST_METADATA_ONLY,

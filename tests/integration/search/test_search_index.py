@@ -12,7 +12,7 @@ from tests.api_server import api_client
 from tests.protocol import SPEC
 from vectormill.collections.collections import open_collection
 from vectormill.collections.rows.generation_tables import upsert_rows
-from vectormill.domain.jobs.item import Item
+from vectormill.jobs.item import Item
 from vectormill.vectors.vector_types import choose_vector_type, make_rows
 
 NUM_ROWS = 4000

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Engine, event, text
 
 from tests.protocol import make_items, submit
 from vectormill.domain.errors import DuplicateKey, EmptyJob, SourceFailed
-from vectormill.domain.jobs.item import Item
+from vectormill.jobs.item import Item
 from vectormill.models.registry import Registry
 from vectormill.runs.run_claims import claim_run
 from vectormill.settings import Settings

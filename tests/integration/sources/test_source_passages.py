@@ -13,7 +13,7 @@ from sqlalchemy import create_engine
 
 from tests.protocol import SPEC
 from vectormill.domain.errors import InvalidOption
-from vectormill.domain.jobs.item import Item
+from vectormill.jobs.item import Item
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from vectormill.settings import Settings
 from vectormill.sources.opening import open_source

@@ -11,7 +11,7 @@ from sqlalchemy import Engine, create_engine, text
 
 from tests.protocol import claim_next, complete, make_items, submit
 from vectormill.domain.errors import InvalidOption, SourceFailed, SourceInterrupted
-from vectormill.domain.jobs.item import Item
+from vectormill.jobs.item import Item
 from vectormill.models.registry import Registry
 from vectormill.settings import Settings
 from vectormill.sources.opening import open_source

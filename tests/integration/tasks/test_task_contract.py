@@ -25,11 +25,11 @@ from tests.ill_on_demand import FACTORY, ILL, MOODY
 from tests.integration.tasks.kinds import KINDS, MAX_CHARS, Item, Kind, are_alike, to_bytes
 from tests.models import DEVICE
 from tests.protocol import claim_next
-from vectormill.db.chunks.chunks import split_chunk
-from vectormill.db.jobs.jobs import retry_job
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.jobs.item import ENCODING_FAILED, ItemFailure
 from vectormill.domain.tasks.task import RESULT_ROUTES, TASKS
+from vectormill.jobs.chunks.chunks import split_chunk
+from vectormill.jobs.item import ENCODING_FAILED, ItemFailure
+from vectormill.jobs.jobs import retry_job
 from vectormill.models.specs import MODEL_KINDS
 from vectormill.ragged import Ragged
 from worker.engine.engine import EncodeRequest, EncodeResult

@@ -19,15 +19,15 @@ from tests.protocol import (
 from tests.schedules import make_collection
 from tests.webhooks import events_of, make_webhook
 from vectormill.collections.removals import stop_work
-from vectormill.db.chunks.chunks import release_chunk
-from vectormill.db.chunks.completion import cancel_chunk, fail_chunk
-from vectormill.db.chunks.payloads import load_payload
-from vectormill.db.chunks.rescue import end_cancelled_jobs
-from vectormill.db.jobs.deletion import discard_job
-from vectormill.db.jobs.jobs import cancel_job, retry_job
-from vectormill.db.jobs.submission import JobWriter
-from vectormill.domain.jobs.item import ItemFailure
-from vectormill.domain.jobs.job import ALL_JOB_STATES, NewJob
+from vectormill.jobs.chunks.chunks import release_chunk
+from vectormill.jobs.chunks.completion import cancel_chunk, fail_chunk
+from vectormill.jobs.chunks.payloads import load_payload
+from vectormill.jobs.chunks.rescue import end_cancelled_jobs
+from vectormill.jobs.deletion import discard_job
+from vectormill.jobs.item import ItemFailure
+from vectormill.jobs.job import ALL_JOB_STATES, NewJob
+from vectormill.jobs.jobs import cancel_job, retry_job
+from vectormill.jobs.submission import JobWriter
 from vectormill.runs.run import REINDEX, RUN_STATES
 from vectormill.runs.run_claims import claim_run, end_run
 from vectormill.runs.runs import cancel_run, create_run

@@ -24,10 +24,10 @@ from tests.webhooks import (
     make_deliveries_due,
     make_webhook,
 )
-from vectormill.db.jobs.deletion import discard_job
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import WebhookDisabled
-from vectormill.domain.jobs.job import Job
+from vectormill.jobs.deletion import discard_job
+from vectormill.jobs.job import Job
 from vectormill.settings import Settings
 from vectormill.webhooks.deliveries import (
     claim_deliveries,

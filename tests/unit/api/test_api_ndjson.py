@@ -14,7 +14,7 @@ from api.intake.requests import ItemBody, UnreadableItem, make_item, make_items
 from api.problems import Limit, Problem
 from api.streams.inflater import FREE_BYTES, PIECE_BYTES, Inflater
 from api.streams.ndjson import ItemReader
-from vectormill.domain.jobs.item import Item
+from vectormill.jobs.item import Item
 
 
 def read_all(blocks: Iterable[bytes], max_line_bytes: int = 1 << 20, max_key_bytes: int = 64) -> list[Item]:

@@ -23,8 +23,8 @@ from api.streams.vector_streams import (
     write_parquet,
 )
 from tests.jobs import JOB, make_completed_job
-from vectormill.db.jobs.export import VectorBlock
 from vectormill.domain.errors import JobNotFound
+from vectormill.jobs.export import VectorBlock
 
 DIMENSIONS = JOB.spec.dimensions
 

@@ -12,10 +12,10 @@ import pytest
 from api.streams import record_streams, score_streams
 from api.streams.vector_streams import PIECE_BYTES, start_reading
 from tests.jobs import make_completed_job
-from vectormill.db.jobs.export import RecordBlock, VectorBlock
 from vectormill.domain.errors import JobNotFound
-from vectormill.domain.jobs.job import Job
 from vectormill.domain.tasks.task import JUDGE
+from vectormill.jobs.export import RecordBlock, VectorBlock
+from vectormill.jobs.job import Job
 
 # What a model's files may call its labels.
 LABELS = ("", "a.b", 'no "quotes"', "日本 \U0001f600", "score", "list.element")

@@ -13,8 +13,8 @@ from vectormill.batches.request_lines import RefusedLine, make_key, parse_line, 
 from vectormill.batches.rerank_request import RERANK_DECODER
 from vectormill.batches.wishes import make_wished_spec
 from vectormill.domain.errors import InvalidOption
-from vectormill.domain.tasks.pair import pair_with_each
-from vectormill.key_ledger import KeyLedger
+from vectormill.jobs.key_ledger import KeyLedger
+from vectormill.jobs.pair import pair_with_each
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from vectormill.settings import Settings
 

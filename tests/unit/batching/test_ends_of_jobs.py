@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.unit.batching.simulated_streams import simulate
-from vectormill.domain.jobs.chunk_size import choose_chunk_tokens
+from vectormill.jobs.chunks.chunk_size import choose_chunk_tokens
 from worker.batching.feed import SMALLEST_LAST_SHARE, Feed
 from worker.batching.limits import BatchLimits
 from worker.batching.pool import SequencePool

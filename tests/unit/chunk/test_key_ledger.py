@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from vectormill import key_ledger
-from vectormill.key_ledger import KeyLedger
+from vectormill.jobs import key_ledger
+from vectormill.jobs.key_ledger import KeyLedger
 
 
 @pytest.mark.parametrize("num_keys", [8, 64, 500])

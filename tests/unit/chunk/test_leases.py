@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 
 from tests.protocol import SPEC
-from vectormill.domain.jobs.chunk import Claim
+from vectormill.jobs.chunks.chunk import Claim
 from worker.chunk import leases
 from worker.chunk.leases import Lease, LeaseKeeper
 from worker.identity import WorkerIdentity

@@ -4,7 +4,7 @@ from typing import Any, cast
 
 import pytest
 
-from vectormill.db.chunks.chunks import ClaimedChunk
+from vectormill.jobs.chunks.chunks import ClaimedChunk
 from worker.chunk.ledger import ChunkLedger, Histogram
 
 

@@ -10,7 +10,7 @@ from tests.architecture.sources import ROOT
 from vectormill.cli import exits
 from vectormill.cli.app import app, main
 from vectormill.domain.errors import InvalidItem, UnknownModel
-from vectormill.domain.jobs.job import TERMINAL_JOB_STATES
+from vectormill.jobs.job import TERMINAL_JOB_STATES
 from vectormill.problems import ApiError, ApiFailure, ApiUnreachable
 from vectormill.processes.lifetimes import free_port
 

@@ -6,7 +6,7 @@ from uuid import UUID
 import pytest
 
 from scheduler.fairness import MAX_INTERACTIVE_CHUNKS, effective_priority, plan_shares
-from vectormill.domain.jobs.demand import Demand, Room
+from vectormill.jobs.chunks.dispatch import Demand, Room
 
 AGEING_SECONDS = 600.0
 

@@ -26,9 +26,9 @@ from tests.rexuninlu import (
     load_tokenizer,
     summarize,
 )
-from vectormill.domain.jobs.item import ENCODING_FAILED, NON_FINITE_VECTOR, OUT_OF_MEMORY, ItemFailure
 from vectormill.domain.tasks.prompt_size import EMPTY_HINT_COST, MAX_HINT_COST
 from vectormill.domain.tasks.schema import Schema
+from vectormill.jobs.item import ENCODING_FAILED, NON_FINITE_VECTOR, OUT_OF_MEMORY, ItemFailure
 from vectormill.ragged import Ragged
 from worker.tasks.extract.decode import NON_FINITE_ROW
 from worker.tasks.extract.extraction import Extraction, Prompts

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.jobs.item import find_text_failure
+from vectormill.jobs.item import find_text_failure
 from worker.tasks import finishing
 from worker.tasks.finishing import find_finite, find_unique, finish_vectors, read_texts
 

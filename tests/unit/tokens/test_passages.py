@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vectormill.domain.jobs.item import EMPTY_TEXT, ENCODING_FAILED, TOO_MANY_TOKENS, ItemFailure
+from vectormill.jobs.item import EMPTY_TEXT, ENCODING_FAILED, TOO_MANY_TOKENS, ItemFailure
 from vectormill.models.registry import find_packaged_model
 from vectormill.ragged import Ragged
 from worker.tokens import passages as passages_module

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import vectormill.models.model_card
 from vectormill.domain.errors import ModelError
-from vectormill.domain.jobs.item import ENCODING_FAILED, TOO_MANY_TOKENS
+from vectormill.jobs.item import ENCODING_FAILED, TOO_MANY_TOKENS
 from vectormill.models.registry import find_packaged_model
 from worker.tokens import tokenizer as tokenizer_module
 from worker.tokens.reference import NUM_LARGE_GROUPS, Reference

@@ -29,8 +29,8 @@ from vectormill.cli.options import (
     take_encoding_flags,
 )
 from vectormill.domain.encoding import RequestedOptions
-from vectormill.domain.jobs.job import CANCELLING
 from vectormill.files.formats import INPUT_HELP, OutputName
+from vectormill.jobs.job import CANCELLING
 
 if TYPE_CHECKING:
     from vectormill.client import Client

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from vectormill.cli.options import ApiUrl, DataDir, Json
-from vectormill.domain.jobs.item import PASSAGE
+from vectormill.jobs.item import PASSAGE
 from vectormill.search.search import MAX_LIMIT, MAX_OFFSET
 
 app = typer.Typer()

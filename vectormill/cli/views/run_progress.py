@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from vectormill.client.views.job_progress import count_ended, describe_counts
 from vectormill.client.views.look import Look
-from vectormill.domain.jobs.job import RUNNING
+from vectormill.jobs.job import RUNNING
 
 # Of a run that has ended: its source was empty, or it had none to read.
 READ_NOTHING: Final = "no rows read"

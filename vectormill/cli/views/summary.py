@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from vectormill.domain.jobs.bottleneck import WAIT
 from vectormill.domain.tasks.task import EMBED, TASKS, VECTOR
+from vectormill.jobs.bottleneck import WAIT
 
 SWITCHES: Final = "switches"
 CHOICES: Final = ("device", "backend", "precision", SWITCHES)

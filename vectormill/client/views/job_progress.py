@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vectormill.client.views.look import Look
-from vectormill.domain.jobs.job import PAUSED
+from vectormill.jobs.job import PAUSED
 
 
 def look_at_job(job: Mapping[str, Any]) -> Look:

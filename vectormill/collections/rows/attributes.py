@@ -14,8 +14,8 @@ from psycopg import Cursor, sql
 from sqlalchemy import Connection, text
 
 from vectormill.db.arrays import BYTEA_OID, TEXT_OID, make_bytes_array, make_places_array
-from vectormill.domain.jobs.item import Items
-from vectormill.domain.tasks.pair import PAIR_MARK, split_pair
+from vectormill.jobs.item import Items
+from vectormill.jobs.pair import PAIR_MARK, split_pair
 
 # Room for the next version of a row in its page: a change of metadata touches no index then.
 STORAGE: Final = (

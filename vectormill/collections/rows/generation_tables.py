@@ -19,7 +19,7 @@ from vectormill.collections.rows.attributes import attributes_name, create_attri
 from vectormill.collections.rows.tombstones import hold_deletions
 from vectormill.db.arrays import BYTEA_OID, TEXT_OID, accept_arrays, make_bytes_array, make_places_array
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.jobs.item import Item, Items
+from vectormill.jobs.item import Item, Items
 
 # Both ends hold a parameter in memory, the server a few times: chunks of more are written in parts.
 MAX_ARRAY_BYTES: Final = 32 << 20

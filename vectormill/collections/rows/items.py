@@ -14,10 +14,10 @@ from vectormill.collections.kinds.row_kind import Results
 from vectormill.collections.rows.attributes import attributes_name
 from vectormill.collections.rows.generation_tables import table_name
 from vectormill.collections.rows.tombstones import bury_keys, lock_deletions
-from vectormill.db.jobs.jobs import draw_seq
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import CollectionNotFound, ItemNotFound
 from vectormill.domain.tasks.task import VECTOR
+from vectormill.jobs.jobs import draw_seq
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from vectormill.domain.jobs.item import ItemFailure
-from vectormill.domain.jobs.job import DELETING, TERMINAL_JOB_STATES
+from vectormill.jobs.item import ItemFailure
+from vectormill.jobs.job import DELETING, TERMINAL_JOB_STATES
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from sqlalchemy import Connection, text
 from vectormill.collections.generations import list_written_generations
 from vectormill.collections.rows.items import delete_rows
 from vectormill.collections.rows.tombstones import hold_deletions_of
-from vectormill.db.chunks.payloads import empty_items, read_keys
-from vectormill.domain.jobs.job import OPEN_JOB_STATES
+from vectormill.jobs.chunks.payloads import empty_items, read_keys
+from vectormill.jobs.job import OPEN_JOB_STATES
 from vectormill.runs.run import OPEN_RUN_STATES
 
 

@@ -9,8 +9,8 @@ from vectormill.collections.collection import Generation
 from vectormill.collections.kinds import choose_kind
 from vectormill.collections.kinds.row_kind import Results
 from vectormill.collections.rows.attributes import attributes_name, send_text
-from vectormill.db.chunks.payloads import decode_payload
-from vectormill.domain.jobs.item import Item, Items
+from vectormill.jobs.chunks.payloads import decode_payload
+from vectormill.jobs.item import Item, Items
 
 SAMPLE_KEPT_TEXTS: Final = """
     SELECT kept.key, {content} AS content

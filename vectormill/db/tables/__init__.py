@@ -5,13 +5,14 @@ States are TEXT with a CHECK, never ENUM: adding one must not need a lock.
 
 from vectormill.batches import table as batches
 from vectormill.collections import table as collections
-from vectormill.db.tables import jobs, processes
 from vectormill.db.tables.schema import SCHEMA, metadata
+from vectormill.jobs import table as jobs
 from vectormill.keys import table as keys
 from vectormill.runs import table as runs
 from vectormill.schedules import table as schedules
 from vectormill.sources import table as sources
 from vectormill.webhooks import table as webhooks
+from vectormill.workers import table as processes
 
 __all__ = [
     "SCHEMA",

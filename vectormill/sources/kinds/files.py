@@ -15,9 +15,9 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from vectormill.domain.errors import SourceFailed, SourceInterrupted
-from vectormill.domain.jobs.item import Item
 from vectormill.files.formats import INPUT_FORMATS, by_suffix, describe_inputs
 from vectormill.files.tables import MAX_FIELD_CHARS
+from vectormill.jobs.item import Item
 from vectormill.sources.kinds.json_lines import read_json_lines
 from vectormill.sources.options import FileOptions
 from vectormill.sources.places import check_local

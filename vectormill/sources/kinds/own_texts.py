@@ -16,7 +16,7 @@ from vectormill.collections.rows.generation_tables import estimate_num_rows
 from vectormill.collections.rows.pages import Inclusion, RowPage, find_exported, read_pages
 from vectormill.db.outages import DATABASE_ERRORS
 from vectormill.domain.errors import Conflict, SourceFailed
-from vectormill.domain.jobs.item import Item
+from vectormill.jobs.item import Item
 from vectormill.sources.interruptions import describe_database_error
 from vectormill.sources.reader import Complaints, SourcePlace
 from vectormill.sources.rows import Assembler

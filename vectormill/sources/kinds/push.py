@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from vectormill.db.outages import DATABASE_ERRORS
 from vectormill.domain.errors import SourceFailed
-from vectormill.domain.jobs.item import Item
+from vectormill.jobs.item import Item
 from vectormill.sources.interruptions import describe_database_error
 from vectormill.sources.pushes import count_items, find_num_parts, load_part
 from vectormill.sources.reader import Complaints, SourcePlace

@@ -19,7 +19,7 @@ from sqlalchemy.pool import NullPool
 
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import SourceFailed
-from vectormill.domain.jobs.item import Item
+from vectormill.jobs.item import Item
 from vectormill.sources.interruptions import choose_failure
 from vectormill.sources.options import SqlOptions
 from vectormill.sources.reader import BatchSize, Complaints, SourcePlace

@@ -9,8 +9,8 @@ from typing import Final
 from fsspec.utils import glob_translate
 
 from vectormill.domain.errors import SourceFailed
-from vectormill.domain.jobs.item import Item
 from vectormill.files.trees import TextTree
+from vectormill.jobs.item import Item
 from vectormill.sources.options import TreeOptions
 from vectormill.sources.places import check_local
 from vectormill.sources.reader import MOST_BYTES, Complaints, SourcePlace

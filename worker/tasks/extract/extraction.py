@@ -17,9 +17,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from vectormill.domain.jobs.item import ENCODING_FAILED, NON_FINITE_VECTOR, TOO_MANY_TOKENS, ItemFailure
 from vectormill.domain.tasks.prompt_size import WINDOW_STRIDE
 from vectormill.domain.tasks.schema import Schema, list_types
+from vectormill.jobs.item import ENCODING_FAILED, NON_FINITE_VECTOR, TOO_MANY_TOKENS, ItemFailure
 from vectormill.ragged import Ragged
 from worker.tasks.extract.classification import find_token
 from worker.tasks.extract.decode import NonFiniteLogits, TooManyCells, UnreadablePrompt

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.domain.jobs.item import ItemFailure
 from vectormill.domain.tasks.schema import Schema
+from vectormill.jobs.item import ItemFailure
 from vectormill.ragged import Ragged
 from worker.tasks.course import Finished
 from worker.tasks.extract.decode import CELL_WIDTH

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from vectormill.domain.jobs.item import ENCODING_FAILED, ItemFailure
 from vectormill.domain.tasks.schema import Schema, list_leaves
+from vectormill.jobs.item import ENCODING_FAILED, ItemFailure
 from worker.tasks.extract.classification import (
     Label,
     Path,

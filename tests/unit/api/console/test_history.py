@@ -9,7 +9,7 @@ import pytest
 from api.console.jobs.history import MAX_JOBS, MAX_SAMPLES, Histories
 from api.console.jobs.views import JobView, find_runs, list_wishes
 from tests.jobs import JOB, START
-from vectormill.domain.jobs.job import Job
+from vectormill.jobs.job import Job
 
 
 def after(seconds: float, num_done: int, **stages: float) -> Job:

@@ -14,7 +14,7 @@ from vectormill.client.requests import NDJSON_HEADERS, Json, given, make_key_hea
 from vectormill.client.shapes import ItemErrorBody, JobBody, TruncatedItemBody
 from vectormill.client.views.shown import showing
 from vectormill.domain.encoding import RequestedArguments
-from vectormill.domain.jobs.job import TERMINAL_JOB_STATES
+from vectormill.jobs.job import TERMINAL_JOB_STATES
 from vectormill.problems import ApiError, ApiUnreachable, WaitTimeout
 
 

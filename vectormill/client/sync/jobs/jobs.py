@@ -15,7 +15,7 @@ from vectormill.client.sync import flow
 from vectormill.client.sync.transport import Transport
 from vectormill.client.views.shown import showing
 from vectormill.domain.encoding import RequestedArguments
-from vectormill.domain.jobs.job import TERMINAL_JOB_STATES
+from vectormill.jobs.job import TERMINAL_JOB_STATES
 from vectormill.problems import ApiError, ApiUnreachable, WaitTimeout
 
 

@@ -1,1 +1,0 @@
-"""Chunks: their dispatch, claims, texts, commits and rescue."""

@@ -1,1 +1,0 @@
-"""Jobs and their chunks: submitted, dispatched, claimed, committed, repaired, exported and removed."""

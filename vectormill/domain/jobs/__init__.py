@@ -1,1 +1,0 @@
-"""Jobs, chunks and items: their states and what changes them."""

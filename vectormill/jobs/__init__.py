@@ -1,0 +1,1 @@
+"""Jobs: submitted, steered, waited for, exported, deleted. Tables, SQL and types; their chunks below."""

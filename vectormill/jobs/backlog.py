@@ -1,0 +1,58 @@
+"""The backlog: what waits, by model and priority, and since when. Knows nothing of workers, nor why it waits."""
+
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, text
+
+from vectormill.jobs.job import DISPATCHED_JOB_STATES, OPEN_JOB_STATES
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Jobs of one model and priority that are to be encoded. Paused ones are not: they wait for a client.
+
+    `num_items` have neither vector nor error. `oldest_seconds` is the age of the oldest of the jobs that have chunks
+    no worker holds, pauses left out; None when workers hold all.
+    """
+
+    model: str
+    priority: int
+    num_jobs: int
+    num_items: int
+    num_pending_chunks: int
+    num_queued_chunks: int
+    num_leased_chunks: int
+    oldest_seconds: float | None
+
+
+# The predicate on open states is that of ix_jobs_in_progress, word for word, so that ended jobs are not read. Pending
+# chunks are not counted, there may be millions: they are what the job's counter says is open, less what was dispatched,
+# of which there is as much as workers ask for. One state a SELECT, so that each reads its partial index.
+LIST_WAITING = text(f"""
+    WITH dispatched AS (
+        SELECT job_id, count(*) FILTER (WHERE state = 'queued') AS num_queued,
+               count(*) FILTER (WHERE state = 'leased') AS num_leased
+          FROM (SELECT job_id, state FROM vectormill.chunks WHERE state = 'queued'
+                 UNION ALL
+                SELECT job_id, state FROM vectormill.chunks WHERE state = 'leased') AS chunks
+         GROUP BY job_id
+    ), open AS (
+        SELECT jobs.model, jobs.priority, jobs.num_items - jobs.num_done - jobs.num_failed AS num_items,
+               jobs.num_open_chunks, coalesce(dispatched.num_queued, 0) AS num_queued,
+               coalesce(dispatched.num_leased, 0) AS num_leased,
+               extract(epoch FROM now() - jobs.created_at) - jobs.idle_seconds AS age_seconds
+          FROM vectormill.jobs LEFT JOIN dispatched ON dispatched.job_id = jobs.id
+         WHERE jobs.state IN {OPEN_JOB_STATES}
+           AND jobs.state IN {DISPATCHED_JOB_STATES}
+    )
+    SELECT model, priority, count(*) AS num_jobs, sum(num_items)::bigint AS num_items,
+           sum(greatest(num_open_chunks - num_queued - num_leased, 0))::bigint AS num_pending_chunks,
+           sum(num_queued)::bigint AS num_queued_chunks, sum(num_leased)::bigint AS num_leased_chunks,
+           max(greatest(age_seconds, 0)) FILTER (WHERE num_open_chunks > num_leased)::float8 AS oldest_seconds
+      FROM open GROUP BY model, priority ORDER BY model, priority
+""")
+
+
+def list_waiting(connection: Connection) -> list[Waiting]:
+    """What is to be encoded, by model and then by priority, the most urgent first. Nothing where no job is open."""
+    return [Waiting(*row) for row in connection.execute(LIST_WAITING)]

@@ -1,0 +1,1 @@
+"""Chunks of jobs: sized, dispatched, claimed, committed, rescued."""

@@ -1,0 +1,315 @@
+"""A chunk's life between dispatch and commit: claim, renew, hand back, split, give up. Commit itself: completion.py.
+
+Every statement that changes a leased chunk compares its fence, so a worker whose lease was taken writes nothing. Only
+the database's clock counts.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, text
+
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.errors import LeaseLost
+from vectormill.domain.tasks.task import RECORD
+from vectormill.jobs.chunks.chunk import UNCLAIMED_CHUNK_STATES, Claim
+from vectormill.jobs.chunks.chunk_size import UNESTIMATED_ITEM_TOKENS, TokenEstimate
+from vectormill.jobs.chunks.payloads import encode_payload, load_payload
+from vectormill.jobs.chunks.truncations import move_truncations
+from vectormill.jobs.job import DISPATCHED_JOB_STATES
+from vectormill.vectors.records import pack_records, read_records
+from vectormill.vectors.vector_types import choose_vector_type, measure_item
+
+# A chunk may be claimed from `pending` too: a late message of an earlier dispatch is as good as a new one. One that is
+# locked is being renewed, committed or handed back at this moment: whoever does that knows better than the message.
+# One statement, so that it needs no transaction: claim and texts are one round trip.
+CLAIM_CHUNK = text(f"""
+    WITH found AS (
+        SELECT id, state = 'leased' AS has_lapsed,
+               CASE state WHEN 'queued' THEN extract(epoch FROM now() - queued_at)::float8 END AS dispatch_seconds
+          FROM vectormill.chunks
+         WHERE id = :chunk_id
+           AND (state IN {UNCLAIMED_CHUNK_STATES} OR (state = 'leased' AND lease_until < now()))
+           FOR NO KEY UPDATE SKIP LOCKED
+    ), claimed AS (
+    UPDATE vectormill.chunks AS chunk
+       SET state = 'leased', fence = fence + 1, is_alone = false,
+           attempt = attempt + CASE WHEN found.has_lapsed THEN 0 ELSE 1 END,
+           lapsed = lapsed + CASE WHEN found.has_lapsed THEN 1 ELSE 0 END,
+           lease_owner = :owner, lease_until = now() + make_interval(secs => :lease_seconds)
+      FROM found, vectormill.jobs AS job
+     WHERE chunk.id = found.id AND job.id = chunk.job_id AND job.state IN {DISPATCHED_JOB_STATES}
+       AND job.model = :model
+    RETURNING chunk.id, chunk.fence, chunk.attempt, chunk.lost, chunk.lapsed, chunk.num_items, chunk.first_item,
+              chunk.only_items, chunk.dispatch_seq, found.has_lapsed, found.dispatch_seconds,
+              job.id AS job_id, coalesce(job.place, job.seq) AS job_seq, job.priority, job.spec,
+              job.generation_id, job.traceparent,
+              coalesce(chunk.estimated_tokens, chunk.num_items * CAST(:item_tokens AS integer)) AS num_tokens
+    ), counted AS (
+    UPDATE vectormill.jobs SET num_retried_chunks = num_retried_chunks + 1, updated_at = now()
+      FROM claimed WHERE jobs.id = claimed.job_id AND claimed.has_lapsed
+    )
+    SELECT claimed.*, payload.items, payload.places,
+           (SELECT keep_text FROM vectormill.generations JOIN vectormill.collections
+                ON collections.id = generations.collection_id
+             WHERE generations.id = claimed.generation_id) AS keep_text,
+           (SELECT fingerprint FROM vectormill.generations WHERE id = claimed.generation_id) AS generation_fingerprint
+      FROM claimed LEFT JOIN vectormill.chunk_payloads AS payload ON payload.chunk_id = claimed.id
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedChunk:
+    """A claim and its texts as they are stored; open_payload opens them. None when the pruner has removed them.
+
+    `dispatch_seconds` are those since its message was written, None where another message came late. `places` are
+    those of its items in the order of writers, None where all have that of the job.
+    """
+
+    claim: Claim
+    payload: bytes | None
+    num_dispatches: int
+    dispatch_seconds: float | None
+    places: Sequence[int] | None = None
+
+
+def claim_chunk(
+    connection: Connection, chunk_id: int, owner: str, model: str, lease_seconds: float
+) -> ClaimedChunk | None:
+    """Takes the lease of a chunk for a worker of this model. Needs no transaction around it.
+
+    None when the message is a duplicate, stale or forged (another model's), or the job is not to be worked on.
+    """
+    values = {
+        "chunk_id": chunk_id,
+        "owner": owner,
+        "model": model,
+        "lease_seconds": lease_seconds,
+        "item_tokens": UNESTIMATED_ITEM_TOKENS,
+    }
+    row = connection.execute(CLAIM_CHUNK, values).one_or_none()
+    if row is None:
+        return None
+    claim = Claim(
+        chunk_id=row.id,
+        fence=row.fence,
+        attempt=row.attempt,
+        lost=row.lost,
+        lapsed=row.lapsed,
+        num_items=row.num_items,
+        first_item=row.first_item,
+        only_items=tuple(row.only_items) if row.only_items is not None else None,
+        job_id=row.job_id,
+        job_seq=row.job_seq,
+        job_priority=row.priority,
+        spec=EncodingSpec.from_json(row.spec),
+        generation_id=row.generation_id,
+        keep_text=bool(row.keep_text),
+        generation_fingerprint=row.generation_fingerprint,
+        num_tokens=row.num_tokens,
+        traceparent=row.traceparent,
+    )
+    return ClaimedChunk(claim, row.items, row.dispatch_seq, row.dispatch_seconds, row.places)
+
+
+# A row that is locked is passed over: nearly always the commit of this very worker holds it, and waits perhaps for a
+# lock itself. It needs no renewal, nobody takes a locked row; as it was committed last, it is still ours.
+RENEW_LEASES = text("""
+    WITH held AS (
+        SELECT * FROM unnest(CAST(:chunk_ids AS bigint[]), CAST(:fences AS bigint[])) AS held (id, fence)
+    ), unlocked AS MATERIALIZED (
+        SELECT chunk.id FROM held JOIN vectormill.chunks AS chunk ON chunk.id = held.id
+         WHERE chunk.fence = held.fence AND chunk.state = 'leased'
+           FOR NO KEY UPDATE OF chunk SKIP LOCKED
+    ), renewed AS (
+        UPDATE vectormill.chunks AS chunk SET lease_until = now() + make_interval(secs => :lease_seconds)
+          FROM unlocked WHERE chunk.id = unlocked.id
+    )
+    SELECT chunk.id, job.state
+      FROM held
+      JOIN vectormill.chunks AS chunk ON chunk.id = held.id
+      JOIN vectormill.jobs AS job ON job.id = chunk.job_id
+     WHERE chunk.fence = held.fence AND chunk.state = 'leased'
+""")
+
+
+def renew_leases(connection: Connection, claims: Sequence[Claim], lease_seconds: float) -> dict[int, str]:
+    """Renews all leases of a worker; answers chunk id -> state of its job. A chunk that is missing was lost."""
+    values = {
+        "lease_seconds": lease_seconds,
+        "chunk_ids": [claim.chunk_id for claim in claims],
+        "fences": [claim.fence for claim in claims],
+    }
+    return {row.id: row.state for row in connection.execute(RENEW_LEASES, values)}
+
+
+RELEASE_CHUNK = text("""
+    UPDATE vectormill.chunks
+       SET state = 'pending', lease_owner = NULL, lease_until = NULL, error = :reason,
+           attempt = attempt - CASE WHEN :is_counted THEN 0 ELSE 1 END,
+           lost = lost + CASE WHEN :is_lost THEN 1 ELSE 0 END,
+           lapsed = lapsed + CASE WHEN :is_lapsed THEN 1 ELSE 0 END,
+           available_at = now() + make_interval(secs => :delay_seconds)
+     WHERE id = :chunk_id AND fence = :fence AND state = 'leased'
+    RETURNING job_id
+""")
+
+COUNT_RETRIED_CHUNK = text("""
+    UPDATE vectormill.jobs SET num_retried_chunks = num_retried_chunks + 1, updated_at = now() WHERE id = :job_id
+""")
+
+
+def release_chunk(
+    connection: Connection,
+    claim: Claim,
+    reason: str,
+    *,
+    is_counted: bool,
+    is_lost: bool = False,
+    is_lapsed: bool = False,
+    delay_seconds: float = 0,
+) -> bool:
+    """Hands a chunk back. A worker that is asked to stop hands back uncounted; a failure counts as an attempt, a
+    crash that this chunk may have caused as a loss, and what says nothing of its texts as a lapse. False when the lease
+    was lost before.
+    """
+    values = {
+        "chunk_id": claim.chunk_id,
+        "fence": claim.fence,
+        "reason": reason,
+        "is_counted": is_counted,
+        "is_lost": is_lost,
+        "is_lapsed": is_lapsed,
+        "delay_seconds": delay_seconds,
+    }
+    row = connection.execute(RELEASE_CHUNK, values).one_or_none()
+    if row is not None and (is_counted or is_lost or is_lapsed):
+        connection.execute(COUNT_RETRIED_CHUNK, {"job_id": row.job_id})
+    return row is not None
+
+
+END_PARENT = text("""
+    UPDATE vectormill.chunks SET state = 'split', lease_owner = NULL, lease_until = NULL, error = :reason
+     WHERE id = :chunk_id AND fence = :fence AND state = 'leased'
+    RETURNING id
+""")
+
+# One chunk leaves, two come. The job row is locked from here on, so the new sequence numbers are ours alone.
+COUNT_CHILDREN = text("""
+    UPDATE vectormill.jobs
+       SET num_chunks = num_chunks + 2, num_open_chunks = num_open_chunks + 1,
+           num_retried_chunks = num_retried_chunks + 1, updated_at = now()
+     WHERE id = :job_id
+    RETURNING num_chunks
+""")
+
+INSERT_CHILD = text("""
+    WITH child AS (
+        INSERT INTO vectormill.chunks
+               (job_id, seq, state, first_item, num_items, only_items, parent_id, lost, lapsed, estimated_tokens)
+        VALUES (:job_id, :seq, 'pending', :first_item, :num_items, CAST(:only_items AS integer[]), :parent_id,
+                :lost, :lapsed, :estimated_tokens)
+        RETURNING id
+    ), payload AS (
+        INSERT INTO vectormill.chunk_payloads (chunk_id, items, places)
+        SELECT id, :items, CAST(:places AS bigint[]) FROM child
+    ), moved_errors AS (
+        UPDATE vectormill.item_errors SET chunk_id = (SELECT id FROM child)
+         WHERE job_id = :job_id AND item >= :first_item AND item < :end_item
+    )
+    INSERT INTO vectormill.chunk_vectors (chunk_id, vectors, item_tokens)
+    SELECT child.id, substring(vectors FROM CAST(:first_byte AS integer) FOR CAST(:num_bytes AS integer)),
+           substring(item_tokens FROM CAST(:first_count AS integer) FOR CAST(:count_bytes AS integer))
+      FROM child, vectormill.chunk_vectors WHERE chunk_vectors.chunk_id = :parent_id
+""")
+
+# No block is larger: Postgres keeps at most 1 GiB in a value.
+_MAX_BYTES = 1 << 30
+
+SELECT_OWN = text("SELECT vectors FROM vectormill.chunk_vectors WHERE chunk_id = :chunk_id")
+REPLACE_OWN = text("""
+    UPDATE vectormill.chunk_vectors SET vectors = :vectors
+      FROM vectormill.chunks
+     WHERE chunks.job_id = :job_id AND chunks.seq = :seq AND chunk_vectors.chunk_id = chunks.id
+""")
+
+DELETE_CONTENT = text("""
+    WITH vectors AS (DELETE FROM vectormill.chunk_vectors WHERE chunk_id = :chunk_id)
+    DELETE FROM vectormill.chunk_payloads WHERE chunk_id = :chunk_id
+""")
+
+
+def split_chunk(connection: Connection, claim: Claim, reason: str) -> None:
+    """Replaces a chunk that ends its workers by two halves, so that its other items are freed from the one to blame.
+
+    Either half may hold that one, so a loss is remembered against both.
+
+    Runs in the caller's transaction. Raises LeaseLost. A chunk of one item is not split: fail it with its reason.
+    """
+    if (
+        connection.execute(
+            END_PARENT, {"chunk_id": claim.chunk_id, "fence": claim.fence, "reason": reason}
+        ).one_or_none()
+        is None
+    ):
+        raise LeaseLost
+    items = load_payload(connection, claim.chunk_id)
+    next_seq: int = connection.execute(COUNT_CHILDREN, {"job_id": claim.job_id}).scalar_one() - 2
+    middle = len(items) // 2
+    estimate = TokenEstimate(claim.spec)
+    # Only of a job without a collection; in one, there is nothing to cut.
+    row_bytes = measure_item(choose_vector_type(claim.spec, in_collection=False), claim.spec.dimensions)
+    has_records = claim.spec.result == RECORD
+    records = read_records(_read_own(connection, claim.chunk_id), len(items)) if has_records else []
+    for child, (start, stop) in enumerate(((0, middle), (middle, len(items)))):
+        connection.execute(
+            INSERT_CHILD,
+            {
+                "job_id": claim.job_id,
+                "seq": next_seq + child,
+                "first_item": claim.first_item + start,
+                "end_item": claim.first_item + stop,
+                "num_items": stop - start,
+                "estimated_tokens": sum(estimate.of(item.text) for item in items[start:stop]),
+                "only_items": claim.wanted_items(start, stop),
+                "parent_id": claim.chunk_id,
+                "lost": min(claim.lost, 1),
+                "lapsed": claim.lapsed // 2,
+                "items": encode_payload(items[start:stop]),
+                "places": items[start:stop].places,
+                "first_byte": min(start * row_bytes + 1, _MAX_BYTES),
+                "num_bytes": min((stop - start) * row_bytes, _MAX_BYTES),
+                "first_count": 4 * start + 1,
+                "count_bytes": 4 * (stop - start),
+            },
+        )
+        if has_records:  # of any length, so that they cannot be cut where they lie
+            values = {
+                "vectors": pack_records(records[start:stop]),
+                "job_id": claim.job_id,
+                "seq": next_seq + child,
+            }
+            connection.execute(REPLACE_OWN, values)
+    move_truncations(connection, claim.chunk_id)
+    connection.execute(DELETE_CONTENT, {"chunk_id": claim.chunk_id})
+
+
+def _read_own(connection: Connection, chunk_id: int) -> bytes | None:
+    own: bytes | None = connection.execute(SELECT_OWN, {"chunk_id": chunk_id}).scalar_one_or_none()
+    return own
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkPosition:
+    """Where a chunk stands, read again after a COMMIT whose answer was lost."""
+
+    state: str
+    fence: int
+
+
+def find_chunk(connection: Connection, chunk_id: int) -> ChunkPosition | None:
+    """State and fence of a chunk; None when its job was deleted."""
+    row = connection.execute(
+        text("SELECT state, fence FROM vectormill.chunks WHERE id = :chunk_id"), {"chunk_id": chunk_id}
+    ).one_or_none()
+    return ChunkPosition(row.state, row.fence) if row else None

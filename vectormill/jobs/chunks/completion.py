@@ -1,0 +1,342 @@
+"""The commit of a chunk: its results, its errors, its state and its job's counters, in one fenced transaction."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+from sqlalchemy import Connection, text
+
+from vectormill.collections.kinds.row_kind import Results, take_objects
+from vectormill.collections.rows.calibrations import find_ranges
+from vectormill.collections.rows.generation_tables import upsert_rows
+from vectormill.db.jsonb import to_jsonb
+from vectormill.domain.encoding import FLOAT16, INT8
+from vectormill.domain.errors import LeaseLost
+from vectormill.domain.tasks.task import RECORD
+from vectormill.jobs.bottleneck import PERSIST
+from vectormill.jobs.chunks.chunk import CANCELLED, DONE, FAILED, ChunkOutcome, Claim
+from vectormill.jobs.chunks.truncations import add_truncations
+from vectormill.jobs.item import (
+    ITEM_ERROR_CODES,
+    NON_FINITE_VECTOR,
+    UNSTORABLE_RECORD,
+    Item,
+    ItemFailure,
+    Items,
+)
+from vectormill.ragged import Ragged
+from vectormill.vectors.records import Records, UnstorableRecord, group_records, pack_records, read_records
+from vectormill.vectors.vector_types import (
+    MAX_HALF,
+    Rows,
+    VectorType,
+    choose_vector_type,
+    make_column_rows,
+    make_rows,
+    missing_rows,
+    pack_block,
+    read_block,
+)
+
+# First statement: a worker that lost its lease stops here, before it has written anything.
+FENCE = text("""
+    UPDATE vectormill.chunks
+       SET state = :state, lease_owner = NULL, lease_until = NULL, error = NULL, only_items = NULL
+     WHERE id = :chunk_id AND fence = :fence AND state = 'leased'
+    RETURNING id
+""")
+
+INSERT_ERRORS = text("""
+    INSERT INTO vectormill.item_errors (job_id, item, chunk_id, key, code, detail)
+    VALUES (:job_id, :item, :chunk_id, :key, :code, :detail)
+    ON CONFLICT (job_id, item) DO UPDATE SET code = excluded.code, detail = excluded.detail
+""")
+
+# Last statement: the job's row is locked only until COMMIT. Whoever brings num_open_chunks to zero is the finisher.
+COUNT_CHUNK = text("""
+    UPDATE vectormill.jobs
+       SET num_open_chunks = num_open_chunks - 1,
+           num_done = num_done + :num_done,
+           num_failed = num_failed + :num_failed,
+           num_tokens = num_tokens + :num_tokens,
+           num_computed_tokens = num_computed_tokens + :num_computed_tokens,
+           num_truncated = num_truncated + :num_truncated,
+           num_passages = num_passages + :num_passages,
+           num_reused = num_reused + :num_reused,
+           stage_seconds = (
+               SELECT coalesce(jsonb_object_agg(stage, round((total)::numeric, 4)), '{}')
+                 FROM (SELECT stage, sum(seconds::float8) AS total
+                         FROM (SELECT * FROM jsonb_each_text(stage_seconds)
+                               UNION ALL
+                               SELECT * FROM jsonb_each_text(CAST(:stage_seconds AS jsonb))) AS part (stage, seconds)
+                        GROUP BY stage) AS sums),
+           updated_at = now(),
+           finished_at = CASE WHEN num_open_chunks = 1 THEN now() END,
+           state = CASE
+               WHEN num_open_chunks > 1 THEN state
+               WHEN state = 'cancelling' THEN 'cancelled'
+               WHEN num_failed + :num_failed = 0 THEN 'completed'
+               WHEN num_done + :num_done = 0 THEN 'failed'
+               ELSE 'completed_with_errors' END
+     WHERE id = :job_id
+    RETURNING num_open_chunks = 0 AS is_finished
+""")
+
+SELECT_CHUNK_VECTORS = text("SELECT vectors, item_tokens FROM vectormill.chunk_vectors WHERE chunk_id = :id")
+
+UPSERT_CHUNK_VECTORS = text("""
+    INSERT INTO vectormill.chunk_vectors (chunk_id, vectors, item_tokens) VALUES (:chunk_id, :vectors, :item_tokens)
+    ON CONFLICT (chunk_id) DO UPDATE SET vectors = excluded.vectors, item_tokens = excluded.item_tokens
+""")
+
+
+def complete_chunk(
+    connection: Connection,
+    claim: Claim,
+    items: Sequence[Item],
+    encoded: npt.NDArray[np.int64],
+    results: Ragged,
+    outcome: ChunkOutcome,
+    read_persist_seconds: Callable[[], float] | None = None,
+) -> bool:
+    """Commits a chunk inside the caller's transaction; True when this ended the job.
+
+    `items` are all items of the chunk. `encoded` [m] are the positions that were encoded, `results` their vectors in
+    the same order, rows of float32 [dimensions]; those named in `outcome.failures` are not stored and may be anything.
+    For int8 the ranges of the spec's space are kept already.
+    `read_persist_seconds` is asked before the last statement, for the stage seconds of the job.
+    Raises LeaseLost, after which the caller must roll back and forget its work, and SpecMismatch.
+    """
+    claim.check_space()
+    if claim.spec.result == RECORD:
+        return _complete_records(connection, claim, items, encoded, results, outcome, read_persist_seconds)
+    spec = claim.spec
+    kind = choose_vector_type(spec, in_collection=claim.generation_id is not None)
+    failures = dict(outcome.failures)
+    stored, vectors = _leave_out(failures, encoded, results, spec.dimensions)
+    if kind.name == FLOAT16 and (unstorable := _find_unstorable(stored, vectors)):
+        failures |= unstorable
+        stored, vectors = _leave_out(failures, encoded, results, spec.dimensions)
+    num_done, num_failed = len(stored), len(failures)
+
+    _end_under_fence(connection, claim, DONE)
+    ranges = find_ranges(connection, spec) if kind.name == INT8 else None
+    if claim.generation_id is not None:
+        rows = make_column_rows(vectors, kind, ranges)
+        _upsert(connection, claim, claim.generation_id, items, stored, rows)
+    else:
+        counted = (encoded, outcome.item_tokens)
+        _store_with_chunk(connection, claim, stored, make_rows(vectors, kind, ranges), kind, counted)
+    return _end(connection, claim, items, failures, outcome, num_done, num_failed, read_persist_seconds)
+
+
+def _complete_records(
+    connection: Connection,
+    claim: Claim,
+    items: Sequence[Item],
+    encoded: npt.NDArray[np.int64],
+    results: Ragged,
+    outcome: ChunkOutcome,
+    read_persist_seconds: Callable[[], float] | None,
+) -> bool:
+    """As complete_chunk, of rows of bytes, which are kept in the collection or beside the chunk."""
+    failures = dict(outcome.failures)
+    found = {
+        item: results.row(place).tobytes()
+        for place, item in enumerate(encoded.tolist())
+        if item not in failures
+    }
+    if claim.generation_id is not None:
+        found, unstorable = _group(found)
+        failures |= unstorable
+    _end_under_fence(connection, claim, DONE)
+    if claim.generation_id is not None:
+        stored = np.fromiter(found, dtype=np.int64, count=len(found))
+        _upsert(connection, claim, claim.generation_id, items, stored, take_objects(list(found.values())))
+    else:
+        records = read_own_records(connection, claim)
+        for item, record in found.items():
+            records[item] = record
+        values = {"chunk_id": claim.chunk_id, "vectors": pack_records(records), "item_tokens": None}
+        connection.execute(UPSERT_CHUNK_VECTORS, values)
+    return _end(connection, claim, items, failures, outcome, len(found), len(failures), read_persist_seconds)
+
+
+def _group(found: Mapping[int, bytes]) -> tuple[dict[int, bytes], dict[int, ItemFailure]]:
+    """Records of items as a collection keeps them; one that jsonb refuses would make the server refuse all."""
+    grouped, failures = {}, {}
+    for item, record in found.items():
+        try:
+            grouped[item] = group_records(record)
+        except UnstorableRecord as error:
+            failures[item] = ItemFailure(UNSTORABLE_RECORD, str(error))
+    return grouped, failures
+
+
+def _upsert(
+    connection: Connection,
+    claim: Claim,
+    generation_id: int,
+    items: Sequence[Item],
+    stored: npt.NDArray[np.int64],
+    results: Results,
+) -> None:
+    """Writes the results of the items at `stored` [n] into the job's generation."""
+    upsert_rows(
+        connection,
+        generation_id,
+        claim.job_seq,
+        items if len(stored) == len(items) else Items.of(items).take(stored.tolist()),
+        results,
+        claim.spec,
+        keep_text=claim.keep_text,
+    )
+
+
+def read_own_records(connection: Connection, claim: Claim) -> Records:
+    """What earlier attempts have kept of a chunk's items."""
+    if claim.only_items is None:
+        return [None] * claim.num_items
+    earlier = connection.execute(SELECT_CHUNK_VECTORS, {"id": claim.chunk_id}).scalar_one_or_none()
+    return read_records(earlier, claim.num_items)
+
+
+def _end(
+    connection: Connection,
+    claim: Claim,
+    items: Sequence[Item],
+    failures: dict[int, ItemFailure],
+    outcome: ChunkOutcome,
+    num_done: int,
+    num_failed: int,
+    read_persist_seconds: Callable[[], float] | None,
+) -> bool:
+    """What is said of a chunk once its results are stored; the job's counter last."""
+    _insert_errors(connection, claim, items, failures)
+    outcome = replace(outcome, truncated=[item for item in outcome.truncated if item not in failures])
+    add_truncations(connection, claim.chunk_id, outcome.truncated)
+    if read_persist_seconds is not None:
+        stage_seconds = {**outcome.stage_seconds, PERSIST: read_persist_seconds()}
+        stage_seconds[PERSIST] += outcome.stage_seconds.get(
+            PERSIST, 0.0
+        )  # carried over from an earlier chunk
+        outcome = replace(outcome, stage_seconds=stage_seconds)
+    return _count_chunk(connection, claim, outcome, num_done, num_failed)
+
+
+def _end_under_fence(connection: Connection, claim: Claim, state: str) -> None:
+    values = {"state": state, "chunk_id": claim.chunk_id, "fence": claim.fence}
+    if connection.execute(FENCE, values).one_or_none() is None:
+        raise LeaseLost
+
+
+def _leave_out(
+    failures: Collection[int], encoded: npt.NDArray[np.int64], results: Ragged, dimensions: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    """The positions that did not fail, and their vectors float32 [n, dimensions]; a view when none failed."""
+    if not failures:
+        return encoded, results.matrix.reshape(-1, dimensions)
+    rows = np.flatnonzero(~np.isin(encoded, np.fromiter(failures, dtype=np.int64, count=len(failures))))
+    return encoded[rows], results.take(rows).matrix.reshape(-1, dimensions)
+
+
+def _find_unstorable(
+    stored: npt.NDArray[np.int64], vectors: npt.NDArray[np.float32]
+) -> dict[int, ItemFailure]:
+    """Items whose vector would overflow float16; one of them would make the server refuse all."""
+    if max(vectors.max(initial=0), -vectors.min(initial=0)) <= MAX_HALF:
+        return {}
+    too_large = stored[np.abs(vectors).max(axis=1) > MAX_HALF]
+    failure = ItemFailure(NON_FINITE_VECTOR, ITEM_ERROR_CODES[NON_FINITE_VECTOR])
+    return dict.fromkeys(too_large.tolist(), failure)
+
+
+def _store_with_chunk(
+    connection: Connection,
+    claim: Claim,
+    stored: npt.NDArray[np.int64],
+    rows: Rows,
+    kind: VectorType,
+    counted: tuple[npt.NDArray[np.int64], Sequence[int]],
+) -> None:
+    """Keeps the rows of a job without a collection beside its chunk, all of them in one value, and in another the
+    tokens of each item: `counted` are positions, and how many at each.
+    """
+    num_items, dimensions = claim.num_items, claim.spec.dimensions
+    block, present = missing_rows(num_items, kind, dimensions), np.zeros(num_items, dtype=np.bool_)
+    tokens = np.zeros(num_items, dtype="<i4")
+    if claim.only_items is not None:
+        earlier = connection.execute(SELECT_CHUNK_VECTORS, {"id": claim.chunk_id}).one_or_none()
+        if earlier is not None:
+            block[:], present[:] = read_block(earlier.vectors, kind, num_items, dimensions)
+            if earlier.item_tokens is not None:
+                tokens[:] = np.frombuffer(earlier.item_tokens, dtype="<i4")
+    block[stored], present[stored] = rows, True
+    places, numbers = counted
+    if len(numbers):
+        tokens[places] = numbers
+    values = {
+        "chunk_id": claim.chunk_id,
+        "vectors": pack_block(block, present, kind),
+        "item_tokens": tokens.tobytes() if len(numbers) else None,
+    }
+    connection.execute(UPSERT_CHUNK_VECTORS, values)
+
+
+def _insert_errors(
+    connection: Connection, claim: Claim, items: Sequence[Item], failures: dict[int, ItemFailure]
+) -> None:
+    if failures:
+        connection.execute(
+            INSERT_ERRORS,
+            [
+                {
+                    "job_id": claim.job_id,
+                    "item": claim.first_item + position,
+                    "chunk_id": claim.chunk_id,
+                    "key": items[position].key,
+                    "code": failure.code,
+                    "detail": failure.detail,
+                }
+                for position, failure in sorted(failures.items())
+            ],
+        )
+
+
+def _count_chunk(
+    connection: Connection, claim: Claim, outcome: ChunkOutcome, num_done: int, num_failed: int
+) -> bool:
+    row = connection.execute(
+        COUNT_CHUNK,
+        {
+            "job_id": claim.job_id,
+            "num_done": num_done,
+            "num_failed": num_failed,
+            "num_tokens": outcome.num_tokens,
+            "num_computed_tokens": outcome.num_computed_tokens,
+            "num_truncated": len(outcome.truncated),
+            "num_passages": outcome.num_passages,
+            "num_reused": outcome.num_reused,
+            "stage_seconds": to_jsonb(dict(outcome.stage_seconds)),
+        },
+    ).one()
+    return bool(row.is_finished)
+
+
+NOTHING = ChunkOutcome(failures={}, num_tokens=0, num_computed_tokens=0)
+
+
+def cancel_chunk(connection: Connection, claim: Claim) -> None:
+    """Ends a chunk whose job is being cancelled; the last one makes the job `cancelled`. Raises LeaseLost."""
+    _end_under_fence(connection, claim, CANCELLED)
+    _count_chunk(connection, claim, NOTHING, 0, 0)
+
+
+def fail_chunk(connection: Connection, claim: Claim, items: Sequence[Item], failure: ItemFailure) -> bool:
+    """Ends a chunk none of whose items can be encoded, with one reason for all. Raises LeaseLost."""
+    wanted = claim.only_items if claim.only_items is not None else range(claim.num_items)
+    failures = dict.fromkeys(wanted, failure)
+    _end_under_fence(connection, claim, FAILED)
+    _insert_errors(connection, claim, items, failures)
+    return _count_chunk(connection, claim, NOTHING, 0, len(failures))

@@ -1,0 +1,228 @@
+"""What jobs want of the workers of a model, what these have room for, and how chunks are marked as queued."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from sqlalchemy import Connection, text
+
+from vectormill.jobs.chunks.chunk import Dispatch
+from vectormill.jobs.chunks.chunk_size import LARGEST_CHUNK_TOKENS, UNESTIMATED_ITEM_TOKENS
+from vectormill.jobs.job import DISPATCHED_JOB_STATES
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """A job with chunks that could be dispatched now; how long it has waited since a worker last brought it on.
+
+    `chunk_tokens` are the estimated tokens of its next chunk; of open chunks some may be with a worker already.
+    """
+
+    job_id: UUID
+    seq: int
+    model: str
+    priority: int
+    waited_seconds: float
+    chunk_tokens: int
+    num_open_chunks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What the live workers of a model have room for, and what takes it: chunks that are queued, or leased by one of
+    them. Chunks are bounded by slots, and estimated tokens by what the workers ask for. Of interactive jobs only the
+    chunks are counted, apart.
+    """
+
+    model: str
+    slots: int
+    outstanding: int
+    interactive: int
+    max_tokens: int
+    outstanding_tokens: int
+
+
+# So many of each model: thousands of jobs whose model no worker serves must not hide those of another. A job ages while
+# nothing moves in it, and not while it is served: a night of bulk work would end up before everything else. Ten times a
+# second and more, so it reads the first of an index and stops: 3 ms with 100,000 open jobs. Of a job its next chunk is
+# read: those behind it have about as many tokens. Jobs of a generation that is held back are left out: see swaps.py.
+LIST_DEMANDS = text(f"""
+    WITH held AS MATERIALIZED (SELECT id FROM vectormill.generations WHERE held_until > now())
+    SELECT waiting.id, seq, model, priority, extract(epoch FROM now() - updated_at)::float8, chunk_tokens,
+           num_open_chunks
+      FROM (SELECT urgent.*
+              FROM unnest(CAST(:models AS text[])) AS served (model)
+             CROSS JOIN LATERAL (
+                   SELECT id, jobs.seq, model, priority, updated_at, chunk_tokens, num_open_chunks
+                     FROM vectormill.jobs
+                    CROSS JOIN LATERAL (
+                          SELECT coalesce(estimated_tokens, num_items * CAST(:item_tokens AS integer)) AS chunk_tokens
+                            FROM vectormill.chunks
+                           WHERE job_id = jobs.id AND state = 'pending' AND available_at <= now()
+                           ORDER BY chunks.seq LIMIT 1) AS next_chunk
+                    WHERE jobs.model = served.model AND jobs.state IN {DISPATCHED_JOB_STATES}
+                      AND coalesce(jobs.generation_id, 0) <> ALL(ARRAY(SELECT id FROM held))
+                    ORDER BY priority, jobs.seq
+                    LIMIT :limit) AS urgent
+             UNION
+            SELECT id, jobs.seq, model, priority, updated_at, chunk_tokens, num_open_chunks
+              FROM vectormill.jobs
+             CROSS JOIN LATERAL (
+                   SELECT coalesce(estimated_tokens, num_items * CAST(:item_tokens AS integer)) AS chunk_tokens
+                     FROM vectormill.chunks
+                    WHERE job_id = jobs.id AND state = 'pending' AND available_at <= now()
+                    ORDER BY chunks.seq LIMIT 1) AS next_chunk
+             WHERE id = ANY(CAST(:aged AS uuid[])) AND jobs.state IN {DISPATCHED_JOB_STATES}
+               AND coalesce(jobs.generation_id, 0) <> ALL(ARRAY(SELECT id FROM held))) AS waiting
+""")
+
+
+def list_demands(
+    connection: Connection, models: Sequence[str], limit: int, aged: Sequence[UUID] = ()
+) -> list[Demand]:
+    """Jobs of these models with chunks to dispatch: at most `limit` of each model, the most urgent and oldest, and
+    those named as aged.
+    """
+    values = {
+        "models": list(models),
+        "limit": limit,
+        "aged": list(aged),
+        "item_tokens": UNESTIMATED_ITEM_TOKENS,
+    }
+    return [Demand(*row) for row in connection.execute(LIST_DEMANDS, values)]
+
+
+# Ordered by the moment at which the job would have aged to the most urgent class: later jobs never come before it for
+# ever. It reads every open job of the model (50 ms with 100,000), so it is asked rarely.
+LIST_AGED_JOBS = text(f"""
+    SELECT aged.id
+      FROM unnest(CAST(:models AS text[])) AS served (model)
+     CROSS JOIN LATERAL (
+           SELECT id FROM vectormill.jobs
+            WHERE jobs.model = served.model AND state IN {DISPATCHED_JOB_STATES}
+              AND updated_at < now() - make_interval(secs => :ageing_seconds)
+            ORDER BY updated_at + make_interval(secs => priority * :ageing_seconds)
+            LIMIT :limit) AS aged
+""")
+
+
+def list_aged_jobs(
+    connection: Connection, models: Sequence[str], ageing_seconds: float, limit: int
+) -> list[UUID]:
+    """Jobs that have waited long enough to be lifted, at most `limit` of each model, those to be served first."""
+    values = {"models": list(models), "ageing_seconds": float(ageing_seconds), "limit": limit}
+    return list(connection.execute(LIST_AGED_JOBS, values).scalars())
+
+
+# Interactive chunks are counted apart: they ride in slots of their own. A lease counts while its owner lives: a dead
+# worker takes its leases along with its slots, or they would hold the survivors' room until they lapse. One state a
+# SELECT: a partial index serves state = 'queued', but no IN; with a million ended chunks that is 1 ms instead of 236.
+LIST_ROOMS = text("""
+    WITH alive AS MATERIALIZED (
+        SELECT model, slots, left(incarnation::text, 8) AS tag,
+               coalesce(max_tokens_in_flight, slots * CAST(:slot_tokens AS bigint)) AS max_tokens
+          FROM vectormill.workers
+         WHERE heartbeat_at > now() - make_interval(secs => :alive_seconds) AND slots > 0
+    )
+    SELECT slots.model, slots.slots, coalesce(held.outstanding, 0), coalesce(held.interactive, 0),
+           slots.max_tokens, coalesce(held.tokens, 0)
+      FROM (SELECT model, sum(slots)::int AS slots, sum(max_tokens)::bigint AS max_tokens
+              FROM alive GROUP BY model) AS slots
+      LEFT JOIN (SELECT jobs.model, count(*) FILTER (WHERE jobs.priority > 0)::int AS outstanding,
+                        count(*) FILTER (WHERE jobs.priority = 0)::int AS interactive,
+                        sum(coalesce(estimated_tokens, chunks.num_items * CAST(:item_tokens AS integer)))
+                            FILTER (WHERE jobs.priority > 0)::bigint AS tokens
+                   FROM (SELECT job_id, num_items, estimated_tokens
+                           FROM vectormill.chunks WHERE state = 'queued'
+                          UNION ALL
+                         SELECT job_id, num_items, estimated_tokens FROM vectormill.chunks
+                          WHERE state = 'leased' AND right(lease_owner, 8) IN (SELECT tag FROM alive)) AS chunks
+                   JOIN vectormill.jobs ON jobs.id = chunks.job_id
+                  GROUP BY jobs.model) AS held ON held.model = slots.model
+""")
+
+
+def list_rooms(connection: Connection, alive_seconds: float) -> list[Room]:
+    """Room and what takes it by model, for models with a worker that has lately given a sign of life.
+
+    A worker of a former release, which asks for no tokens, is given as many chunks as it has slots, however large.
+    """
+    values = {
+        "alive_seconds": alive_seconds,
+        "slot_tokens": LARGEST_CHUNK_TOKENS,
+        "item_tokens": UNESTIMATED_ITEM_TOKENS,
+    }
+    return [Room(*row) for row in connection.execute(LIST_ROOMS, values)]
+
+
+START_JOBS = text("""
+    UPDATE vectormill.jobs SET state = 'running', started_at = coalesce(started_at, now()), updated_at = now()
+     WHERE id = ANY(CAST(:job_ids AS uuid[])) AND state = 'queued'
+""")
+
+# The CTE pins the rows before the update; a plain join could be planned to update more rows than LIMIT says.
+MARK_QUEUED = text("""
+    WITH picked AS MATERIALIZED (
+        SELECT chunks.id
+          FROM unnest(CAST(:job_ids AS uuid[]), CAST(:counts AS int[])) AS share (job_id, num_chunks)
+         CROSS JOIN LATERAL (
+               SELECT id FROM vectormill.chunks
+                WHERE job_id = share.job_id AND state = 'pending' AND available_at <= now()
+                ORDER BY seq LIMIT share.num_chunks
+                  FOR UPDATE SKIP LOCKED) AS chunks
+    )
+    UPDATE vectormill.chunks AS chunk
+       SET state = 'queued', queued_at = now(), dispatch_seq = dispatch_seq + 1
+      FROM picked, vectormill.jobs AS job
+     WHERE chunk.id = picked.id AND job.id = chunk.job_id AND job.state = 'running'
+    RETURNING chunk.id, chunk.dispatch_seq, chunk.job_id, chunk.seq, chunk.num_items, job.model, job.priority,
+              coalesce(chunk.estimated_tokens, chunk.num_items * CAST(:item_tokens AS integer))
+""")
+
+
+def mark_queued(connection: Connection, shares: Sequence[tuple[UUID, int]]) -> list[Dispatch]:
+    """Marks up to so many chunks of each job as queued; publish the answer only after COMMIT."""
+    values = {
+        "job_ids": [job_id for job_id, _ in shares],
+        "counts": [count for _, count in shares],
+        "item_tokens": UNESTIMATED_ITEM_TOKENS,
+    }
+    connection.execute(START_JOBS, {"job_ids": values["job_ids"]})
+    return [Dispatch(*row) for row in connection.execute(MARK_QUEUED, values)]
+
+
+# The window is small: a few chunks a worker. Ordered as they were dispatched.
+LIST_QUEUED = text("""
+    SELECT chunk.id, chunk.dispatch_seq, chunk.job_id, chunk.seq, chunk.num_items, job.model, job.priority
+      FROM vectormill.chunks AS chunk JOIN vectormill.jobs AS job ON job.id = chunk.job_id
+     WHERE chunk.state = 'queued' ORDER BY chunk.queued_at LIMIT :limit
+""")
+
+
+def list_queued(connection: Connection, limit: int = 10_000) -> list[Dispatch]:
+    """Dispatches that nobody has claimed, the oldest first."""
+    return [Dispatch(*row) for row in connection.execute(LIST_QUEUED, {"limit": limit})]
+
+
+# The dispatch number tells a dispatch from a later one of the same chunk. A row that is locked is being claimed.
+RECALL_DISPATCHES = text("""
+    WITH lost AS (
+        SELECT chunk.id
+          FROM unnest(CAST(:chunk_ids AS bigint[]), CAST(:dispatch_seqs AS int[])) AS absent (id, dispatch_seq)
+          JOIN vectormill.chunks AS chunk ON chunk.id = absent.id AND chunk.dispatch_seq = absent.dispatch_seq
+         WHERE chunk.state = 'queued'
+           FOR UPDATE OF chunk SKIP LOCKED
+    )
+    UPDATE vectormill.chunks AS chunk SET state = 'pending', available_at = now()
+      FROM lost WHERE chunk.id = lost.id
+    RETURNING chunk.id
+""")
+
+
+def recall_dispatches(connection: Connection, dispatches: Sequence[Dispatch]) -> int:
+    """These dispatches, as far as nobody has claimed them meanwhile, go back to `pending`; how many did."""
+    values = {
+        "chunk_ids": [dispatch.chunk_id for dispatch in dispatches],
+        "dispatch_seqs": [dispatch.dispatch_seq for dispatch in dispatches],
+    }
+    return len(connection.execute(RECALL_DISPATCHES, values).all())

@@ -1,0 +1,109 @@
+"""What the reaper repairs: expired leases, lost dispatches, and jobs left half ended."""
+
+from sqlalchemy import Connection, text
+
+from vectormill.jobs.chunks.chunk import UNCLAIMED_CHUNK_STATES
+from vectormill.jobs.job import RECEIVED_JOB_STATES
+
+# A lapse says nothing of the texts: the database was away, a lock was waited for, a host was cut off. So it is no
+# attempt and no loss, and the chunk runs again whole. Back-off doubles with every lapse, to a minute at the most.
+RESCUE_EXPIRED = text("""
+    WITH expired AS (
+        SELECT id FROM vectormill.chunks WHERE state = 'leased' AND lease_until < now()
+         ORDER BY lease_until LIMIT :limit FOR UPDATE SKIP LOCKED
+    ), rescued AS (
+        UPDATE vectormill.chunks AS chunk
+           SET state = 'pending', lapsed = lapsed + 1, attempt = greatest(attempt - 1, 0),
+               lease_owner = NULL, lease_until = NULL,
+               error = 'the worker ' || coalesce(lease_owner, '?') || ' stopped renewing its lease',
+               available_at = now() + make_interval(secs => least(60, power(2, least(lapsed, 6)) - 1))
+          FROM expired WHERE chunk.id = expired.id
+        RETURNING chunk.id, chunk.job_id
+    ), counted AS (
+        UPDATE vectormill.jobs SET num_retried_chunks = num_retried_chunks + by_job.count
+          FROM (SELECT job_id, count(*) FROM rescued GROUP BY job_id) AS by_job WHERE jobs.id = by_job.job_id
+    )
+    SELECT id FROM rescued
+""")
+
+RESCUE_UNCLAIMED = text("""
+    WITH unclaimed AS (
+        SELECT id FROM vectormill.chunks
+         WHERE state = 'queued' AND queued_at < now() - make_interval(secs => :timeout)
+         ORDER BY queued_at LIMIT :limit FOR UPDATE SKIP LOCKED
+    )
+    UPDATE vectormill.chunks AS chunk SET state = 'pending', available_at = now()
+      FROM unclaimed WHERE chunk.id = unclaimed.id
+    RETURNING chunk.id
+""")
+
+
+def read_clock(connection: Connection) -> float:
+    """Seconds of the clock that leases are on."""
+    return float(connection.execute(text("SELECT extract(epoch FROM now())::float8")).scalar_one())
+
+
+def rescue_expired_chunks(connection: Connection, limit: int = 1000) -> int:
+    """Leases that were not renewed go back to `pending`, each counted as a lapse."""
+    return len(connection.execute(RESCUE_EXPIRED, {"limit": limit}).all())
+
+
+def rescue_unclaimed_chunks(connection: Connection, timeout_seconds: float, limit: int = 1000) -> int:
+    """Dispatches nobody claimed in time go back to `pending`: their message was lost, or no worker consumes."""
+    return len(connection.execute(RESCUE_UNCLAIMED, {"timeout": timeout_seconds, "limit": limit}).all())
+
+
+# A dispatch that began before a pause may end after it. Its message claims nothing, so the chunk would look as if the
+# message had been lost.
+RECALL_PAUSED = text("""
+    WITH dispatched AS (
+        SELECT chunk.id FROM vectormill.chunks AS chunk JOIN vectormill.jobs AS job ON job.id = chunk.job_id
+         WHERE job.state = 'paused' AND chunk.state = 'queued'
+           FOR NO KEY UPDATE OF chunk SKIP LOCKED
+    )
+    UPDATE vectormill.chunks AS chunk SET state = 'pending', available_at = now()
+      FROM dispatched WHERE chunk.id = dispatched.id
+    RETURNING chunk.id
+""")
+
+
+def recall_paused_chunks(connection: Connection) -> int:
+    """Dispatched chunks of paused jobs go back to `pending`."""
+    return len(connection.execute(RECALL_PAUSED).all())
+
+
+# Chunks that came back to `pending` while their job was being cancelled.
+END_CANCELLING = text(f"""
+    WITH waiting AS (
+        SELECT chunk.id FROM vectormill.chunks AS chunk JOIN vectormill.jobs AS job ON job.id = chunk.job_id
+         WHERE job.state = 'cancelling' AND chunk.state IN {UNCLAIMED_CHUNK_STATES}
+           FOR NO KEY UPDATE OF chunk SKIP LOCKED
+    ), ended AS (
+        UPDATE vectormill.chunks AS chunk SET state = 'cancelled'
+          FROM waiting WHERE chunk.id = waiting.id
+        RETURNING chunk.job_id
+    )
+    UPDATE vectormill.jobs
+       SET num_open_chunks = num_open_chunks - by_job.count, updated_at = now()
+      FROM (SELECT job_id, count(*)::int FROM ended GROUP BY job_id) AS by_job
+     WHERE jobs.id = by_job.job_id
+""")
+
+# The finisher decides by the counter; this only ends what a counter at zero was not followed by, which no code path
+# should leave behind.
+END_FINISHED = text(f"""
+    UPDATE vectormill.jobs
+       SET finished_at = now(), updated_at = now(),
+           state = CASE WHEN state = 'cancelling' THEN 'cancelled'
+                        WHEN num_failed = 0 THEN 'completed'
+                        WHEN num_done = 0 THEN 'failed'
+                        ELSE 'completed_with_errors' END
+     WHERE state IN {RECEIVED_JOB_STATES} AND num_open_chunks = 0
+    RETURNING id
+""")
+
+
+def end_cancelled_jobs(connection: Connection) -> int:
+    """Ends what a cancellation left; the number of jobs that reached their end."""
+    connection.execute(END_CANCELLING)
+    return len(connection.execute(END_FINISHED).all())

@@ -1,0 +1,261 @@
+"""A job's results in item order, one chunk at a time, wherever they are kept."""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from uuid import UUID
+
+import numpy as np
+import numpy.typing as npt
+import psycopg
+from sqlalchemy import Connection, Engine, text
+
+from vectormill.collections.collection import PRUNED
+from vectormill.collections.generations import find_generation_by_id
+from vectormill.collections.kinds import choose_kind
+from vectormill.collections.rows.generation_tables import table_name
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.errors import CollectionNotFound, GenerationNotFound, InvalidOption, JobNotFound
+from vectormill.jobs.chunks.payloads import decode_payload, read_keys
+from vectormill.jobs.item import Item, Items
+from vectormill.jobs.job import Job
+from vectormill.jobs.jobs import find_job, has_lost_collection
+from vectormill.vectors.records import Records, list_records, read_records
+from vectormill.vectors.vector_types import Rows, choose_vector_type, missing_rows, read_block
+
+
+@dataclass(frozen=True, slots=True)
+class VectorBlock:
+    """Items from position `first_item` on: keys [n], vectors [n, width] as they are kept, whether each has one [n]."""
+
+    first_item: int
+    keys: list[str]
+    vectors: Rows
+    present: npt.NDArray[np.bool_]
+
+    @property
+    def end(self) -> int:
+        """The position behind the last item."""
+        return self.first_item + len(self.keys)
+
+    def behind(self, position: int) -> "VectorBlock":
+        """The items from that position on, of those of the block."""
+        cut = max(0, position - self.first_item)
+        return VectorBlock(self.first_item + cut, self.keys[cut:], self.vectors[cut:], self.present[cut:])
+
+
+@dataclass(frozen=True, slots=True)
+class RecordBlock:
+    """Items from position `first_item` on: keys [n], and the record of each as JSON, None where it has none."""
+
+    first_item: int
+    keys: list[str]
+    records: Records
+
+    @property
+    def end(self) -> int:
+        """The position behind the last item."""
+        return self.first_item + len(self.keys)
+
+    def behind(self, position: int) -> "RecordBlock":
+        """The items from that position on, of those of the block."""
+        cut = max(0, position - self.first_item)
+        return RecordBlock(self.first_item + cut, self.keys[cut:], self.records[cut:])
+
+
+# Of payloads alone, in the order of the index on (job_id, first_item): looked through for a key.
+LIST_PAYLOADS = """
+    SELECT chunks.first_item, payload.items
+      FROM vectormill.chunks
+      JOIN vectormill.chunk_payloads AS payload ON payload.chunk_id = chunks.id
+     WHERE chunks.job_id = %(job_id)s AND chunks.first_item >= %(start)s AND chunks.state <> 'split'
+     ORDER BY chunks.first_item
+     LIMIT %(limit)s
+"""
+
+LIST_CHUNKS = """
+    SELECT chunks.first_item, payload.items, own.vectors
+      FROM vectormill.chunks
+      JOIN vectormill.chunk_payloads AS payload ON payload.chunk_id = chunks.id
+      LEFT JOIN vectormill.chunk_vectors AS own ON own.chunk_id = chunks.id
+     WHERE chunks.job_id = %(job_id)s AND chunks.first_item >= %(start)s AND chunks.state <> 'split'
+     ORDER BY chunks.first_item
+     LIMIT %(limit)s
+"""
+
+B = TypeVar("B", VectorBlock, RecordBlock)
+# Of a connection, the position of a chunk's first item, its items, and what is kept beside it.
+MakeBlock = Callable[[Connection, int, Items, bytes | None], B]
+
+# Two pages are in memory, the one given out and the next: 4 chunks of 512 items and 1024 components are 8 MiB.
+_CHUNKS_PER_PAGE = 2
+_SEARCHED_CHUNKS = 8
+
+
+def read_vectors(engine: Engine, job_id: UUID, after: str | None = None) -> Iterator[VectorBlock]:
+    """Blocks of all items of a job, in the order of submission, or of those behind the item with the key `after`.
+
+    Memory does not grow with the job. In a collection another job may have given a key another text since; its vector
+    is not this job's, and `present` is False for it, as for an item that failed.
+
+    Raises CollectionNotFound when the collection is gone, and GenerationNotFound when another generation has replaced
+    the one that the job wrote and its tables are gone. Raises JobNotFound, before the first block or, when the job is
+    removed meanwhile, at the first item that is no longer there: what came until then is not whole. Raises
+    InvalidOption when no item has the key `after`.
+    """
+    job, generation_id = _find_written(engine, job_id)
+
+    def make_block(connection: Connection, first_item: int, items: Items, own: bytes | None) -> VectorBlock:
+        if generation_id is None:
+            rows, present = _read_own(own, len(items), job.spec)
+        else:
+            rows, present = _read_collection(connection, generation_id, items, job.spec)
+        return VectorBlock(first_item, list(items.keys), rows, present)
+
+    return _read_behind(engine, job, make_block, after)
+
+
+def read_job_records(engine: Engine, job_id: UUID, after: str | None = None) -> Iterator[RecordBlock]:
+    """As read_vectors, of a job whose results are records; raises what that does."""
+    job, generation_id = _find_written(engine, job_id)
+
+    def make_block(connection: Connection, first_item: int, items: Items, own: bytes | None) -> RecordBlock:
+        if generation_id is None:
+            return RecordBlock(first_item, list(items.keys), read_records(own, len(items)))
+        outputs, _ = _read_collection(connection, generation_id, items, job.spec)
+        records = [None if output is None else list_records(output) for output in outputs]
+        return RecordBlock(first_item, list(items.keys), records)
+
+    return _read_behind(engine, job, make_block, after)
+
+
+def _read_behind(engine: Engine, job: Job, make_block: MakeBlock[B], after: str | None) -> Iterator[B]:
+    if after is None:
+        yield from _read_blocks(engine, job, make_block, 0)
+        return
+    chunk_start, position = find_item(engine, job, after)
+    for block in _read_blocks(engine, job, make_block, chunk_start):
+        if block.end > position + 1:
+            yield block.behind(position + 1)
+
+
+def find_item(engine: Engine, job: Job, key: str) -> tuple[int, int]:
+    """Where the chunk of the item with this key begins, and the item's own position. Raises InvalidOption.
+
+    Keys lie compressed with their texts: all chunks before it are looked through, a few at a time.
+    """
+    start = 0
+    while start < job.num_items:
+        with engine.connect() as connection:
+            values = {"job_id": job.id, "start": start, "limit": _SEARCHED_CHUNKS}
+            rows = _fetch_binary(connection, LIST_PAYLOADS, values)
+        for first_item, payload in rows:
+            keys = read_keys(payload)
+            if key in keys:
+                return first_item, first_item + keys.index(key)
+            start = first_item + len(keys)
+        if not rows:
+            raise JobNotFound(f"Job {job.id} was removed while its keys were read.")
+    raise InvalidOption(f"Job {job.id} has no item {key!r}: `after` is the key of the last line that came.")
+
+
+def _find_written(engine: Engine, job_id: UUID) -> tuple[Job, int | None]:
+    """The job, and the generation that has its results, if any. Raises what `read_vectors` does at once."""
+    with engine.connect() as connection:
+        job = find_job(connection, job_id)
+        generation_id = connection.execute(
+            text("SELECT generation_id FROM vectormill.jobs WHERE id = :job_id"), {"job_id": job_id}
+        ).scalar_one()
+        if generation_id is None and has_lost_collection(connection, job_id):
+            raise CollectionNotFound(
+                f"Job {job_id} wrote into a collection that was deleted since, and its results went with it."
+            )
+        written = None if generation_id is None else find_generation_by_id(connection, generation_id)
+        if written is not None and written.state == PRUNED:
+            raise GenerationNotFound(
+                f"The results of job {job_id} were in generation {written.id} of collection {job.collection!r}. "
+                "Another has replaced it, and its time is over; the collection itself has the results of today."
+            )
+    return job, generation_id
+
+
+def _read_blocks(engine: Engine, job: Job, make_block: MakeBlock[B], start: int) -> Iterator[B]:
+    # One page ahead, on a thread of its own: Postgres and the socket work while the caller formats.
+    with ThreadPoolExecutor(1, thread_name_prefix="export") as reader:
+        upcoming, position = reader.submit(_read_page, engine, job, make_block, start), start
+        while position < job.num_items:
+            page = upcoming.result()
+            position = page[-1].end
+            if position < job.num_items:
+                upcoming = reader.submit(_read_page, engine, job, make_block, position)
+            yield from page
+
+
+def _read_page(engine: Engine, job: Job, make_block: MakeBlock[B], start: int) -> list[B]:
+    """The next few chunks. A transaction per page: a slow reader must not hold back vacuum for hours.
+
+    By the items' positions and not the chunks': a chunk that was read may have been split since. Raises JobNotFound
+    when the item at `start` is missing.
+    """
+    blocks = []
+    with engine.connect() as connection:
+        values = {"job_id": job.id, "start": start, "limit": _CHUNKS_PER_PAGE}
+        for first_item, payload, own in _fetch_binary(connection, LIST_CHUNKS, values):
+            if first_item != start:
+                break
+            blocks.append(make_block(connection, first_item, decode_payload(payload), own))
+            start = blocks[-1].end
+    if not blocks:
+        raise JobNotFound(
+            f"Job {job.id} was removed while its vectors were read: {start} of {job.num_items} items were there."
+        )
+    return blocks
+
+
+def _read_own(
+    content: bytes | None, num_items: int, spec: EncodingSpec
+) -> tuple[Rows, npt.NDArray[np.bool_]]:
+    kind = choose_vector_type(spec, in_collection=False)
+    if content is None:
+        return missing_rows(num_items, kind, spec.dimensions), np.zeros(num_items, dtype=np.bool_)
+    return read_block(content, kind, num_items, spec.dimensions)
+
+
+# vector_send, halfvec_send and bit_send give what COPY takes. Joined in the server, a whole chunk is one value that
+# NumPy reads at once.
+READ_COLLECTION = """
+    SELECT array_agg(item.ordinal), {results}
+      FROM unnest(%(keys)b::text[], %(hashes)b::bytea[]) WITH ORDINALITY AS item (key, content_hash, ordinal)
+      JOIN vectormill.{table} AS live ON live.key = item.key AND live.content_hash = item.content_hash
+"""
+
+
+def _read_collection(
+    connection: Connection, generation_id: int, items: Sequence[Item], spec: EncodingSpec
+) -> tuple[Rows, npt.NDArray[np.bool_]]:
+    kind = choose_kind(spec)
+    values = {"keys": [item.key for item in items], "hashes": [item.content_hash() for item in items]}
+    results = kind.gathered(kind.sent(spec, "live"))
+    statement = READ_COLLECTION.format(table=table_name(generation_id), results=results)
+    try:
+        ((ordinals, wire),) = _fetch_binary(connection, statement, values)
+    except psycopg.errors.UndefinedTable as error:
+        raise CollectionNotFound(
+            "What the job wrote is gone: another generation of its collection has replaced it, or it was deleted. "
+            "`vectormill collections export` gives what is in a collection now."
+        ) from error
+    rows, present = kind.missing(len(items), spec), np.zeros(len(items), dtype=np.bool_)
+    if ordinals is not None:
+        places = np.array(ordinals) - 1
+        rows[places], present[places] = kind.read(wire, spec), True
+    return rows, present
+
+
+def _fetch_binary(connection: Connection, statement: str, values: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """Rows in the binary protocol: as text, every byte of a vector would come as two hexadecimal digits."""
+    driver = connection.connection.driver_connection
+    assert driver is not None
+    with driver.cursor(binary=True) as cursor:
+        rows: list[tuple[Any, ...]] = cursor.execute(statement, values).fetchall()
+    return rows

@@ -1,0 +1,296 @@
+"""Jobs as clients see them: find, list, pause, resume, cancel, retry, and the errors of single items."""
+
+from dataclasses import dataclass, fields
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Connection, Row, text
+
+from vectormill.collections.collection import FORMER_GENERATION_STATES
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.domain.errors import JobNotFound, WrongJobState
+from vectormill.jobs.chunks.chunk import UNCLAIMED_CHUNK_STATES
+from vectormill.jobs.job import JOB_STATES, PAUSED, Job
+from vectormill.jobs.transition import (
+    state_after_cancel,
+    state_after_pause,
+    state_after_resume,
+    state_after_retry,
+)
+
+# A field of Job is the column of its name, but for these.
+OTHER_COLUMNS = {"collection": "collections.name AS collection", "now": "now() AS now"}
+JOB_COLUMNS = ", ".join(OTHER_COLUMNS.get(field.name, f"jobs.{field.name}") for field in fields(Job))
+
+FROM_JOBS = """
+      FROM vectormill.jobs
+      LEFT JOIN vectormill.generations ON generations.id = jobs.generation_id
+      LEFT JOIN vectormill.collections ON collections.id = generations.collection_id
+"""
+
+# A job that is being deleted is there for nobody: see deletion.py.
+FIND_JOB = text(f"SELECT {JOB_COLUMNS} {FROM_JOBS} WHERE jobs.id = :job_id AND jobs.state <> 'deleting'")
+
+LIST_JOBS = text(f"""
+    SELECT {JOB_COLUMNS} {FROM_JOBS}
+     WHERE jobs.seq < :before_seq AND jobs.state <> 'deleting'
+     ORDER BY jobs.seq DESC LIMIT :limit
+""")
+
+LIST_JOBS_IN_STATE = text(f"""
+    SELECT {JOB_COLUMNS} {FROM_JOBS}
+     WHERE jobs.state = :state AND jobs.seq < :before_seq
+     ORDER BY jobs.seq DESC LIMIT :limit
+""")
+
+_MAX_SEQ = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ItemError:
+    """Why an item of a job has no vector; `item` is its position in the job, from 0."""
+
+    item: int
+    key: str
+    code: str
+    detail: str
+
+
+def find_job(connection: Connection, job_id: UUID) -> Job:
+    """The job as it stands now. Raises JobNotFound."""
+    row = connection.execute(FIND_JOB, {"job_id": job_id}).one_or_none()
+    if row is None:
+        raise JobNotFound
+    return _job(row)
+
+
+def list_jobs(connection: Connection, *, state: str | None, before_seq: int | None, limit: int) -> list[Job]:
+    """Jobs, newest first, with a seq below `before_seq`: a keyset page, as cheap at the end as at the start."""
+    values: dict[str, Any] = {"before_seq": _MAX_SEQ if before_seq is None else before_seq, "limit": limit}
+    if state is None:
+        return [_job(row) for row in connection.execute(LIST_JOBS, values)]
+    if state not in JOB_STATES:
+        raise WrongJobState(f"{state!r} is not a job state; the states are {', '.join(JOB_STATES)}.")
+    return [_job(row) for row in connection.execute(LIST_JOBS_IN_STATE, {**values, "state": state})]
+
+
+def _job(row: Row[Any]) -> Job:
+    values = dict(row._mapping)
+    return Job(**{**values, "spec": EncodingSpec.from_json(values["spec"])})
+
+
+# Dispatched chunks that nobody has claimed wait again; their messages claim nothing of a paused job. Resuming does it
+# once more, for what a dispatch that began before the pause has marked since. A locked one is being claimed.
+RECALL_CHUNKS = text("""
+    WITH dispatched AS (
+        SELECT id FROM vectormill.chunks WHERE job_id = :job_id AND state = 'queued' FOR NO KEY UPDATE SKIP LOCKED
+    )
+    UPDATE vectormill.chunks AS chunk SET state = 'pending', available_at = now()
+      FROM dispatched WHERE chunk.id = dispatched.id
+""")
+
+PAUSE_JOB = text("""
+    UPDATE vectormill.jobs SET state = 'paused', paused_at = now(), updated_at = now() WHERE id = :job_id
+""")
+
+# When a pause ends, or the rest between an end and a retry. Before the first dispatch no time counts as elapsed, so
+# none is idle.
+COUNT_IDLE_SECONDS = text("""
+    UPDATE vectormill.jobs
+       SET paused_at = NULL,
+           idle_seconds = idle_seconds + CASE WHEN started_at IS NULL THEN 0 ELSE
+               coalesce(extract(epoch FROM now() - coalesce(finished_at, paused_at)), 0) END
+     WHERE id = :job_id
+""")
+
+# Wakes the dispatcher, as a submission does.
+RESUME_JOB = text("""
+    WITH resumed AS (
+        UPDATE vectormill.jobs SET state = :state, updated_at = now() WHERE id = :job_id
+        RETURNING id
+    )
+    SELECT pg_notify('vectormill_jobs', '') FROM resumed
+""")
+
+
+def pause_job(connection: Connection, job_id: UUID) -> Job:
+    """Keeps a job's chunks back; those at a worker are finished. Pausing twice is the same as once.
+
+    Raises JobNotFound, and WrongJobState for a job that has ended, is being cancelled or is still being received.
+    """
+    job = lock_job(connection, job_id)
+    if job.state == state_after_pause(job.state):
+        return job
+    connection.execute(PAUSE_JOB, {"job_id": job_id})
+    connection.execute(RECALL_CHUNKS, {"job_id": job_id})
+    return find_job(connection, job_id)
+
+
+def resume_job(connection: Connection, job_id: UUID) -> Job:
+    """Lets a paused job go on; one that is not paused, and has not ended, stays as it is.
+
+    Raises JobNotFound, and WrongJobState for a job that has ended, is being cancelled or is still being received.
+    """
+    job = lock_job(connection, job_id)
+    state = state_after_resume(job.state, has_started=job.started_at is not None)
+    if job.state == state:
+        return job
+    connection.execute(RECALL_CHUNKS, {"job_id": job_id})
+    connection.execute(COUNT_IDLE_SECONDS, {"job_id": job_id})
+    connection.execute(RESUME_JOB, {"job_id": job_id, "state": state})
+    return find_job(connection, job_id)
+
+
+# Chunks no worker holds end at once; a leased one ends when its worker hears of it, at the next heartbeat. A locked one
+# is being claimed or dispatched: the worker hears of it too, or the reaper finds it.
+CANCEL_WAITING_CHUNKS = text(f"""
+    WITH waiting AS (
+        SELECT id FROM vectormill.chunks WHERE job_id = :job_id AND state IN {UNCLAIMED_CHUNK_STATES}
+           FOR NO KEY UPDATE SKIP LOCKED
+    ), ended AS (
+        UPDATE vectormill.chunks AS chunk SET state = 'cancelled' FROM waiting WHERE chunk.id = waiting.id
+        RETURNING 1
+    )
+    UPDATE vectormill.jobs
+       SET num_open_chunks = num_open_chunks - (SELECT count(*) FROM ended),
+           state = CASE WHEN num_open_chunks = (SELECT count(*) FROM ended) THEN 'cancelled' ELSE 'cancelling' END,
+           finished_at = CASE WHEN num_open_chunks = (SELECT count(*) FROM ended) THEN now() END,
+           updated_at = now()
+     WHERE id = :job_id
+""")
+
+
+def cancel_job(connection: Connection, job_id: UUID) -> Job:
+    """Stops a job; vectors already committed stay. Cancelling twice is the same as once.
+
+    Raises JobNotFound, and WrongJobState for a job that has ended otherwise or is still being received.
+    """
+    job = lock_job(connection, job_id)
+    if job.state == state_after_cancel(job.state):
+        return job
+    if job.state == PAUSED:
+        connection.execute(COUNT_IDLE_SECONDS, {"job_id": job_id})
+    # Two statements: the counter must see the job row as it is under our lock, after chunks that completed meanwhile.
+    connection.execute(CANCEL_WAITING_CHUNKS, {"job_id": job_id})
+    return find_job(connection, job_id)
+
+
+# Wakes the dispatcher, as a submission does.
+RETRY_FAILED_ITEMS = text("""
+    WITH failed AS (
+        DELETE FROM vectormill.item_errors WHERE job_id = :job_id RETURNING chunk_id, item
+    ), by_chunk AS (
+        SELECT chunk_id, array_agg(item ORDER BY item) AS items FROM failed GROUP BY chunk_id
+    ), reopened AS (
+        UPDATE vectormill.chunks
+           SET state = 'pending', attempt = 0, lost = 0, lapsed = 0, available_at = now(), error = NULL,
+               only_items = (SELECT array_agg(item - first_item ORDER BY item) FROM unnest(by_chunk.items) AS item)
+          FROM by_chunk
+         WHERE chunks.id = by_chunk.chunk_id
+        RETURNING cardinality(by_chunk.items) AS num_items
+    ), retried AS (
+        UPDATE vectormill.jobs
+           SET state = :state, finished_at = NULL, updated_at = now(),
+               num_failed = num_failed - (SELECT coalesce(sum(num_items), 0) FROM reopened),
+               num_open_chunks = num_open_chunks + (SELECT count(*) FROM reopened)
+         WHERE id = :job_id
+        RETURNING id
+    )
+    SELECT pg_notify('vectormill_jobs', '') FROM retried
+""")
+
+
+FIND_REPLACED = text(f"""
+    SELECT generations.state, (SELECT id FROM vectormill.jobs AS twin WHERE twin.twin_of = jobs.id
+                                ORDER BY twin.seq DESC LIMIT 1) AS twin_id
+      FROM vectormill.jobs JOIN vectormill.generations ON generations.id = jobs.generation_id
+     WHERE jobs.id = :job_id AND generations.state IN {FORMER_GENERATION_STATES}
+""")
+
+
+# A job without a collection has vectors beside its chunks as soon as one item is done.
+HAS_LOST_COLLECTION = text("""
+    SELECT EXISTS (
+        SELECT 1 FROM vectormill.jobs
+         WHERE id = :job_id AND generation_id IS NULL AND num_done > 0
+           AND NOT EXISTS (SELECT 1 FROM vectormill.chunks
+                             JOIN vectormill.chunk_vectors AS own ON own.chunk_id = chunks.id
+                            WHERE chunks.job_id = jobs.id))
+""")
+
+
+def has_lost_collection(connection: Connection, job_id: UUID) -> bool:
+    """Whether the job's vectors were in a collection that was deleted since."""
+    is_so: bool = connection.execute(HAS_LOST_COLLECTION, {"job_id": job_id}).scalar_one()
+    return is_so
+
+
+def _refuse_replaced(connection: Connection, job: Job) -> None:
+    if job.collection is None and job.num_done and has_lost_collection(connection, job.id):
+        raise WrongJobState("The job wrote into a collection that was deleted since; submit its items again.")
+    row = connection.execute(FIND_REPLACED, {"job_id": job.id}).one_or_none()
+    if row is None:
+        return
+    advice = f"retry its twin {row.twin_id}" if row.twin_id else "submit the failed items again"
+    raise WrongJobState(
+        f"The job wrote a generation of collection {job.collection!r} that another has replaced since ({row.state}); "
+        f"{advice}."
+    )
+
+
+def retry_job(connection: Connection, job_id: UUID) -> Job:
+    """Encodes the failed items of an ended or paused job again, and only these. A paused job stays paused.
+
+    Raises JobNotFound, and WrongJobState unless the job ended with failed items, or is paused and has some; and when
+    nobody reads any more what it writes.
+    """
+    job = lock_job(connection, job_id)
+    _refuse_replaced(connection, job)
+    state = state_after_retry(job.state, job.num_failed)
+    if job.is_terminal:
+        connection.execute(COUNT_IDLE_SECONDS, {"job_id": job_id})
+    connection.execute(RETRY_FAILED_ITEMS, {"job_id": job_id, "state": state})
+    return find_job(connection, job_id)
+
+
+DRAW_SEQ = text("""
+    SELECT nextval(pg_get_serial_sequence('vectormill.jobs', 'seq'))
+""")
+
+
+def draw_seq(connection: Connection) -> int:
+    """A place in the order of writers, behind all that were submitted before and ahead of all that come later."""
+    seq: int = connection.execute(DRAW_SEQ).scalar_one()
+    return seq
+
+
+def lock_job(connection: Connection, job_id: UUID) -> Job:
+    """The job, which nobody else changes until the transaction ends. Raises JobNotFound."""
+    connection.execute(
+        text("SELECT 1 FROM vectormill.jobs WHERE id = :job_id FOR NO KEY UPDATE"), {"job_id": job_id}
+    )
+    return find_job(connection, job_id)
+
+
+# Chunks before the job, as whoever commits one has them: each would wait for the other's.
+LOCK_CHUNKS = text("SELECT 1 FROM vectormill.chunks WHERE job_id = :job_id ORDER BY id FOR UPDATE")
+
+
+def delete_job(connection: Connection, job_id: UUID) -> None:
+    """Delete a small job at once, whatever its state: the samples of a check. For others see deletion.py."""
+    connection.execute(LOCK_CHUNKS, {"job_id": job_id})
+    connection.execute(text("DELETE FROM vectormill.jobs WHERE id = :job_id"), {"job_id": job_id})
+
+
+LIST_ITEM_ERRORS = text("""
+    SELECT item, key, code, detail FROM vectormill.item_errors
+     WHERE job_id = :job_id AND item > :after ORDER BY item LIMIT :limit
+""")
+
+
+def list_item_errors(
+    connection: Connection, job_id: UUID, *, after: int | None, limit: int
+) -> list[ItemError]:
+    """Errors in item order, those behind position `after`: a keyset page."""
+    values = {"job_id": job_id, "after": -1 if after is None else after, "limit": limit}
+    return [ItemError(*row) for row in connection.execute(LIST_ITEM_ERRORS, values)]

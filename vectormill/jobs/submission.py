@@ -1,0 +1,373 @@
+"""Submission: a client's items become a job of chunks, all or nothing.
+
+Small jobs are one transaction. Larger ones are written in parts while they arrive, invisible to the dispatcher in state
+`uploading`, and a last transaction makes the job `queued`. Redis is not needed, and memory does not grow with the job.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+from uuid import UUID, uuid4
+
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.exc import SQLAlchemyError
+
+from vectormill.collections.collection import Generation
+from vectormill.collections.collections import check_collection, check_spec_fits, open_collection
+from vectormill.collections.generations import find_written
+from vectormill.db.idempotency import bare_idempotency_key
+from vectormill.db.jsonb import to_jsonb
+from vectormill.domain.errors import (
+    DuplicateKey,
+    EmptyJob,
+    IdempotencyMismatch,
+    JobNotFound,
+    SubmissionInProgress,
+    UploadRemoved,
+)
+from vectormill.jobs.chunks.chunk_size import LARGEST_CHUNK_TOKENS, TokenEstimate, choose_chunk_tokens
+from vectormill.jobs.chunks.payloads import encode_payload
+from vectormill.jobs.deletion import discard_silent_upload, discard_upload
+from vectormill.jobs.item import Item, Items
+from vectormill.jobs.job import UPLOADING, Job, NewJob
+from vectormill.jobs.jobs import find_job, lock_job
+from vectormill.jobs.key_ledger import KeyLedger
+from vectormill.jobs.twins import add_twin
+from vectormill.settings import Settings
+from vectormill.tracing import current_traceparent
+
+# Of the largest chunks in a transaction of a large upload: 8 × 1 MiB of text at the most wait in memory.
+_CHUNKS_PER_PART = 8
+# While items arrive a part is written so often at the least: it is the upload's sign of life. One that gave none for so
+# long yields its Idempotency-Key to a client that tries again: its API process was killed, or its client is gone.
+_PART_SECONDS = 15.0
+_YIELD_SECONDS = 60.0
+
+# With a seq of its own, or one that was drawn before.
+INSERT_JOB = text("""
+    INSERT INTO vectormill.jobs
+        (id, seq, state, model, spec, priority, metadata, idempotency_key, traceparent, forget_at)
+    OVERRIDING SYSTEM VALUE
+    VALUES (:id, coalesce(CAST(:seq AS bigint), nextval(pg_get_serial_sequence('vectormill.jobs', 'seq'))),
+            'uploading', :model, CAST(:spec AS jsonb), :priority, CAST(:metadata AS jsonb), :idempotency_key,
+            :traceparent,
+            CASE WHEN CAST(:lifetime_seconds AS double precision) = 'infinity' THEN CAST('infinity' AS timestamptz)
+                 ELSE now() + make_interval(secs => nullif(CAST(:lifetime_seconds AS double precision), 'infinity'))
+            END)
+    ON CONFLICT (idempotency_key) DO NOTHING
+    RETURNING seq
+""")
+
+# A bare key is that of a former release, which may still run beside this one, or of an API before its first API key:
+# for a day it answers whoever repeats it, so that an upgrade makes no second job.
+FIND_BY_IDEMPOTENCY_KEY = text("""
+    SELECT id, state, content_hash FROM vectormill.jobs
+     WHERE idempotency_key = :key OR (idempotency_key = :bare_key AND created_at > now() - interval '1 day')
+     ORDER BY idempotency_key = :key DESC LIMIT 1
+""")
+
+# Locks the job until the part is committed, so that nobody removes it meanwhile.
+GIVE_SIGN_OF_LIFE = text("""
+    UPDATE vectormill.jobs SET updated_at = now() WHERE id = :id AND state = 'uploading' RETURNING id
+""")
+
+INSERT_CHUNK = text("""
+    WITH chunk AS (
+        INSERT INTO vectormill.chunks (job_id, seq, state, first_item, num_items, estimated_tokens)
+        VALUES (:job_id, :seq, 'pending', :first_item, :num_items, :estimated_tokens) RETURNING id
+    )
+    INSERT INTO vectormill.chunk_payloads (chunk_id, items, places)
+    SELECT id, :items, CAST(:places AS bigint[]) FROM chunk
+""")
+
+# NOTIFY is a hint that wakes the dispatcher; it takes a global lock at commit, so it stands here, once a job, and never
+# in the transaction of a chunk.
+QUEUE_JOB = text("""
+    WITH queued AS (
+        UPDATE vectormill.jobs
+           SET state = 'queued', generation_id = :generation_id, content_hash = :content_hash, num_items = :num_items,
+               num_chunks = :num_chunks, num_open_chunks = :num_chunks, updated_at = now()
+         WHERE id = :id AND state = 'uploading'
+        RETURNING id
+    )
+    SELECT pg_notify('vectormill_jobs', '') FROM queued
+""")
+
+
+class JobWriter:
+    """Writes one job. Use as a context manager: leaving it without `finish` removes the upload, and never a job.
+
+    With an Idempotency-Key that exists already nothing is written: the items are only hashed, and `finish` answers the
+    job that is there, or raises IdempotencyMismatch. Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        new_job: NewJob,
+        settings: Settings,
+        clock: Callable[[], float] = time.monotonic,
+        hold: Callable[[Connection], object] = lambda _: None,
+        admit: Callable[[Connection], object] = lambda _: None,
+    ) -> None:
+        """`hold` is called first in every transaction that writes the job; what it raises undoes it.
+
+        `admit` is called in the transaction of the first checks, unless an earlier request has made the job; what it
+        raises refuses the job.
+        """
+        self._engine = engine
+        self._admit = admit
+        self._hold = hold
+        self._clock = clock
+        self._part_due = 0.0
+        self._new_job = new_job
+        self._settings = settings
+        self._max_items, self._max_bytes = settings.chunk_max_items, settings.chunk_max_bytes
+        self._id: UUID = new_job.id or uuid4()
+        self._is_inserted = False
+        self._is_finished = False
+        self._existing: UUID | None = None
+        self._existing_hash: bytes | None = None
+        self._chunk_keys: list[str] = []
+        self._texts: list[bytes] = []
+        self._metadata: list[bytes] = []
+        self._places: list[int] = []
+        self._item_bytes = 0
+        self._item_tokens = 0
+        self._num_items = 0
+        self._num_tokens = 0
+        self._num_chunks = 0
+        self._estimate = TokenEstimate(new_job.spec)
+        self._chunk_tokens = choose_chunk_tokens(0)
+        self._part: list[dict[str, object]] = []
+        self._part_share = 0.0  # of what a part may have
+        self._keys = KeyLedger()
+        self._hash = hashlib.blake2b(to_jsonb(self._fixed_content()).encode(), digest_size=16)
+
+    def _fixed_content(self) -> list[object]:
+        job = self._new_job
+        return [job.spec.content(), job.collection, job.priority, job.metadata or {}]
+
+    def __enter__(self) -> Self:
+        with self._engine.begin() as connection:
+            if self._new_job.generation_id is not None:
+                check_spec_fits(find_written(connection, self._new_job.generation_id), self._new_job.spec)
+            elif self._new_job.collection is not None:
+                check_collection(
+                    connection, self._new_job.collection, self._new_job.spec, self._settings.max_collections
+                )
+            if self._new_job.idempotency_key is not None:
+                self._find_existing(connection, self._new_job.idempotency_key)
+            if self._existing is None:
+                self._admit(connection)
+        return self
+
+    def _find_existing(self, connection: Connection, key: str) -> None:
+        timeout = min(_YIELD_SECONDS, self._settings.upload_timeout_seconds)
+        bare_key = bare_idempotency_key(key)
+        for kept in {key, bare_key}:
+            discard_silent_upload(connection, kept, timeout)
+        values = {"key": key, "bare_key": bare_key}
+        row = connection.execute(FIND_BY_IDEMPOTENCY_KEY, values).one_or_none()
+        if row is None:
+            return
+        if row.state == UPLOADING:
+            raise SubmissionInProgress
+        self._existing, self._existing_hash = row.id, bytes(row.content_hash)
+
+    @property
+    def existing(self) -> UUID | None:
+        """The job that an earlier request with the same Idempotency-Key made."""
+        return self._existing
+
+    def add(self, item: Item) -> None:
+        """Takes one more item; writes a part when enough chunks are full."""
+        if item.place is not None:
+            self._places.append(item.place)
+        self._take(item.key, item.text, item.metadata)
+
+    def add_all(self, items: Items) -> None:
+        """Takes more items, of which none becomes an object of its own."""
+        for row in zip(items.keys, items.texts, items.metadata, strict=True):
+            self._take(*row)
+
+    def _take(self, key: str, text: bytes, metadata: bytes) -> None:
+        encoded = key.encode()
+        sizes = len(encoded), len(text), len(metadata)
+        self._hash.update(b"%d,%d,%d;%b%b%b" % (*sizes, encoded, text, metadata))
+        self._num_items += 1
+        if self._existing is not None:
+            return
+        self._chunk_keys.append(key)
+        self._texts.append(text)
+        self._metadata.append(metadata)
+        self._item_bytes += sum(sizes)
+        self._item_tokens += self._estimate.of(text)
+        if (
+            self._item_tokens >= self._chunk_tokens
+            or len(self._texts) >= self._max_items
+            or self._item_bytes >= self._max_bytes
+        ):
+            self._close_chunk()
+        if self._part_share >= 1 or (self._is_inserted and self._clock() >= self._part_due):
+            with self._engine.begin() as connection:
+                self._write_part(connection)
+
+    def _close_chunk(self) -> None:
+        items = Items(self._chunk_keys, self._texts, self._metadata)
+        if not items:
+            return
+        self._keys.add_all(items.keys)
+        self._part.append(
+            {
+                "job_id": self._id,
+                "seq": self._num_chunks,
+                "first_item": self._num_items - len(items),
+                "num_items": len(items),
+                "estimated_tokens": self._item_tokens,
+                "items": encode_payload(items),
+                "places": self._places or None,
+            }
+        )
+        self._part_share += self._measure_chunk() / _CHUNKS_PER_PART
+        self._num_chunks += 1
+        self._num_tokens += self._item_tokens
+        self._chunk_tokens = choose_chunk_tokens(self._num_tokens)
+        self._chunk_keys, self._texts, self._metadata, self._places = [], [], [], []
+        self._item_bytes = self._item_tokens = 0
+
+    def _measure_chunk(self) -> float:
+        """How much of a chunk of the largest size the present one is."""
+        return max(
+            self._item_tokens / LARGEST_CHUNK_TOKENS,
+            len(self._texts) / self._max_items,
+            self._item_bytes / self._max_bytes,
+        )
+
+    def _write_part(self, connection: Connection) -> None:
+        self._hold(connection)
+        if not self._is_inserted:
+            self._insert_job(connection)
+        elif connection.execute(GIVE_SIGN_OF_LIFE, {"id": self._id}).one_or_none() is None:
+            raise UploadRemoved
+        if self._part:
+            connection.execute(INSERT_CHUNK, self._part)
+        self._part, self._part_share = [], 0.0
+        self._part_due = self._clock() + _PART_SECONDS
+
+    def _insert_job(self, connection: Connection) -> None:
+        job = self._new_job
+        values = {
+            "id": self._id,
+            "seq": job.seq,
+            "model": job.spec.model,
+            "spec": to_jsonb(job.spec.to_json()),
+            "priority": job.priority,
+            "metadata": to_jsonb(job.metadata or {}),
+            "idempotency_key": job.idempotency_key,
+            "lifetime_seconds": job.lifetime_seconds,
+            "traceparent": current_traceparent(),
+        }
+        if connection.execute(INSERT_JOB, values).one_or_none() is None:
+            raise SubmissionInProgress  # another request with the same key was faster
+        self._is_inserted = True
+
+    def finish(self, alongside: Callable[[Connection, Job], object] = lambda _, job: None) -> Job:
+        """Makes the job visible to the dispatcher and answers it; only after this may a client be told 202.
+
+        `alongside` is given the job in the same transaction, unless an earlier request has made it; what it raises
+        undoes the job.
+
+        Raises EmptyJob, DuplicateKey, SpecMismatch, IdempotencyMismatch, SubmissionInProgress or UploadRemoved; nothing
+        is kept then.
+        """
+        if self._num_items == 0:
+            raise EmptyJob
+        if self._existing is not None:
+            return self._answer_existing(self._existing)
+        self._close_chunk()
+        self._refuse_duplicates()
+        try:
+            job = self._queue_job(alongside)
+        except SubmissionInProgress:
+            return self._answer_winner()
+        except SQLAlchemyError as error:
+            job = self._find_committed(error)
+        self._is_finished = True
+        return job
+
+    def _find_committed(self, error: SQLAlchemyError) -> Job:
+        """The job, if it was the reply of the COMMIT that was lost; one that is under way holds the row's lock.
+
+        Raises the error again when there is no job, or when nothing can be asked.
+        """
+        with suppress(SQLAlchemyError, JobNotFound), self._engine.connect() as connection:
+            job = lock_job(connection, self._id)
+            if job.state != UPLOADING:
+                return job
+        raise error
+
+    def _queue_job(self, alongside: Callable[[Connection, Job], object]) -> Job:
+        with self._engine.begin() as connection:
+            self._write_part(connection)
+            generation = self._open_generation(connection)
+            connection.execute(
+                QUEUE_JOB,
+                {
+                    "id": self._id,
+                    "generation_id": generation.id if generation else None,
+                    "content_hash": self._hash.digest(),
+                    "num_items": self._num_items,
+                    "num_chunks": self._num_chunks,
+                },
+            )
+            if generation is not None and self._new_job.generation_id is None:
+                add_twin(connection, self._id, generation)
+            job = find_job(connection, self._id)
+            alongside(connection, job)
+            return job
+
+    def _open_generation(self, connection: Connection) -> Generation | None:
+        """What the job writes; it neither goes nor changes its state until the transaction ends."""
+        job = self._new_job
+        if job.generation_id is not None:
+            generation = find_written(connection, job.generation_id)
+            check_spec_fits(generation, job.spec)
+            return generation
+        return open_collection(connection, job.collection, job.spec) if job.collection is not None else None
+
+    def _answer_winner(self) -> Job:
+        """Another request with the same key was committed while this one was being read."""
+        key = self._new_job.idempotency_key
+        assert key is not None  # only a key can collide
+        with self._engine.begin() as connection:
+            self._find_existing(connection, key)
+        if self._existing is None:
+            raise SubmissionInProgress
+        return self._answer_existing(self._existing)
+
+    def _answer_existing(self, job_id: UUID) -> Job:
+        if self._hash.digest() != self._existing_hash:
+            raise IdempotencyMismatch
+        self._is_finished = True
+        with self._engine.connect() as connection:
+            return find_job(connection, job_id)
+
+    def _refuse_duplicates(self) -> None:
+        duplicate = self._keys.find_duplicate()
+        if duplicate is not None:
+            first, second = duplicate
+            raise DuplicateKey(
+                f"Item {first + 1} and item {second + 1} have the same key; keys must be unique within a job."
+            )
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._keys.close()
+        if self._is_inserted and not self._is_finished:
+            with self._engine.begin() as connection:
+                discard_upload(connection, self._id)

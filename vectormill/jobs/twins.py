@@ -1,0 +1,169 @@
+"""Twins: a job into a collection has another that writes the same items into the generation that is being built.
+
+The twin is a job like any other, with the building generation's spec. Its place in the order of writers is that of its
+original, however many twins there are: see docs/decisions/0041-the-newest-write-wins.md.
+"""
+
+from collections.abc import Callable
+from uuid import UUID, uuid4
+
+from sqlalchemy import Connection, Engine, text
+
+from vectormill.collections.collection import BUILDING, LIVE, Generation
+from vectormill.collections.generations import (
+    IS_CARRIED_FROM,
+    find_building,
+    find_generation_by_id,
+    share_collection,
+)
+from vectormill.db.jsonb import to_jsonb
+from vectormill.domain.errors import JobNotFound, WrongJobState
+from vectormill.jobs.job import FINISHED_JOB_STATES, STEERABLE_JOB_STATES, UNWANTED_JOB_STATES, Job
+from vectormill.jobs.jobs import cancel_job, lock_job
+
+# Workers of a former release take the seq for the place: a first twin has the one behind its original's.
+INSERT_TWIN = text("""
+    INSERT INTO vectormill.jobs
+           (id, seq, state, model, spec, generation_id, priority, metadata, content_hash, num_items, num_chunks,
+            num_open_chunks, twin_of, forget_at, place)
+    OVERRIDING SYSTEM VALUE
+    SELECT :twin_id,
+           CASE WHEN EXISTS (SELECT 1 FROM vectormill.jobs AS neighbour WHERE neighbour.seq = job.seq + 1)
+                THEN nextval(pg_get_serial_sequence('vectormill.jobs', 'seq')) ELSE job.seq + 1 END,
+           'queued', :model, CAST(:spec AS jsonb), :generation_id, job.priority, job.metadata, job.content_hash,
+           chunks.num_items, chunks.num_chunks, chunks.num_chunks, job.id,
+           job.forget_at, coalesce(job.place, job.seq)
+      FROM vectormill.jobs AS job,
+           (SELECT coalesce(sum(num_items), 0) AS num_items, count(*) AS num_chunks
+              FROM vectormill.chunks WHERE job_id = :job_id AND state <> 'split') AS chunks
+     WHERE job.id = :job_id AND chunks.num_chunks > 0
+    RETURNING id
+""")
+
+# Compressed as they are: no text is read.
+COPY_CHUNKS = text("""
+    WITH original AS (
+        SELECT chunks.id, seq, first_item, chunks.num_items, estimated_tokens, payload.items, payload.places
+          FROM vectormill.chunks JOIN vectormill.chunk_payloads AS payload ON payload.chunk_id = chunks.id
+         WHERE chunks.job_id = :job_id AND chunks.state <> 'split'
+    ), copied AS (
+        INSERT INTO vectormill.chunks (job_id, seq, state, first_item, num_items, estimated_tokens)
+        SELECT :twin_id, seq, 'pending', first_item, num_items, estimated_tokens FROM original
+        RETURNING id, seq
+    )
+    INSERT INTO vectormill.chunk_payloads (chunk_id, items, places)
+    SELECT copied.id, original.items, original.places FROM copied JOIN original ON original.seq = copied.seq
+""")
+
+NOTIFY_TWIN = text("SELECT pg_notify('vectormill_jobs', '')")
+
+# Those that have not ended, and those that ended since the generation was begun. Cancelled ones have nothing to add.
+LIST_WITHOUT_TWIN = text(f"""
+    SELECT job.id
+      FROM vectormill.jobs AS job
+     WHERE job.generation_id = :live_id
+       AND (job.state IN {STEERABLE_JOB_STATES}
+            OR (job.seq > :since_seq AND job.state IN {FINISHED_JOB_STATES}))
+       AND NOT EXISTS (
+           SELECT 1 FROM vectormill.jobs AS twin WHERE twin.twin_of = job.id AND twin.generation_id = :building_id)
+       AND NOT EXISTS (SELECT 1 FROM vectormill.runs WHERE runs.job_id = job.id)
+       AND NOT EXISTS (
+           SELECT 1 FROM vectormill.jobs AS original
+            WHERE original.id = job.twin_of AND original.generation_id = :building_id)
+     ORDER BY job.seq
+""")
+
+HAS_TWIN = text("""
+    SELECT EXISTS (SELECT 1 FROM vectormill.jobs WHERE twin_of = :job_id AND generation_id = :generation_id)
+""")
+
+
+def add_twin(connection: Connection, job_id: UUID, generation: Generation) -> None:
+    """Queues the twin of a job whose chunks are written, if a generation is being built beside `generation`.
+
+    In the transaction that queues the job, which holds the collection's name shared: a generation is begun before or
+    after it, and never in between.
+    """
+    building = find_building(connection, generation.collection)
+    if building is not None:
+        _insert_twin(connection, job_id, building)
+
+
+def _insert_twin(connection: Connection, job_id: UUID, building: Generation) -> None:
+    values = {
+        "job_id": job_id,
+        "twin_id": uuid4(),
+        "model": building.spec.model,
+        "spec": to_jsonb(building.spec.to_json()),
+        "generation_id": building.id,
+    }
+    if connection.execute(INSERT_TWIN, values).one_or_none() is not None:
+        connection.execute(COPY_CHUNKS, values)
+        connection.execute(NOTIFY_TWIN)
+
+
+def add_missing_twins(engine: Engine, building: Generation, live_id: int, since_seq: int) -> int:
+    """Twins for jobs that were submitted before the generation was begun and had not ended, and for those that an API
+    of a former release has queued since: those behind `since_seq`. Each in a transaction of its own; how many.
+    """
+    values = {"live_id": live_id, "building_id": building.id, "since_seq": since_seq}
+    with engine.connect() as connection:
+        job_ids = list(connection.execute(LIST_WITHOUT_TWIN, values).scalars())
+    for job_id in job_ids:
+        with engine.begin() as connection:
+            share_collection(connection, building.collection)
+            lock_job(connection, job_id)  # no chunk of it is split meanwhile
+            now = find_generation_by_id(connection, building.id)
+            has_twin = connection.execute(HAS_TWIN, {"job_id": job_id, "generation_id": building.id})
+            if now is not None and now.state in (LIVE, BUILDING) and not has_twin.scalar_one():
+                _insert_twin(connection, job_id, building)
+    return len(job_ids)
+
+
+LIST_TWINS = text("SELECT id FROM vectormill.jobs WHERE twin_of = :job_id ORDER BY seq")
+
+Wish = Callable[[Connection, UUID], Job]
+
+
+def wish_for_twins(engine: Engine, wish: Wish, job_id: UUID) -> None:
+    """What a client wished of a job, of its twins too; afterwards, since no transaction locks two jobs.
+
+    One whose state does not allow it stays as it is: it has ended, or has failed nowhere.
+    """
+    with engine.connect() as connection:
+        twins = list(connection.execute(LIST_TWINS, {"job_id": job_id}).scalars())
+    for twin in twins:
+        try:
+            with engine.begin() as connection:
+                wish(connection, twin)
+        except (JobNotFound, WrongJobState):
+            continue
+
+
+# What the API that cancelled the original did not come to, and the open jobs of a generation that is not wanted. An
+# original that was cancelled with its generation was not wished away by its client: its twins go on.
+LIST_UNWANTED_JOBS = text(f"""
+    SELECT job.id
+      FROM vectormill.jobs AS job
+      JOIN vectormill.generations ON generations.id = job.generation_id
+      LEFT JOIN vectormill.jobs AS original ON original.id = job.twin_of
+      LEFT JOIN vectormill.generations AS former ON former.id = original.generation_id
+     WHERE job.state IN {STEERABLE_JOB_STATES}
+       AND ((generations.state = 'retired' AND generations.live_at IS NULL AND NOT {IS_CARRIED_FROM})
+            OR original.state IN {UNWANTED_JOB_STATES}
+               AND (former.state = 'building' OR former.live_at IS NOT NULL))
+     ORDER BY job.seq LIMIT 1000
+""")
+
+
+def cancel_unwanted_jobs(engine: Engine) -> int:
+    """Cancels twins whose original was cancelled, and what writes a generation that was given up; how many."""
+    with engine.connect() as connection:
+        unwanted = list(connection.execute(LIST_UNWANTED_JOBS).scalars())
+    for job_id in unwanted:
+        try:
+            with engine.begin() as connection:
+                cancel_job(connection, job_id)
+        except (JobNotFound, WrongJobState):
+            continue
+    return len(unwanted)

@@ -1,0 +1,292 @@
+"""Why a job makes no progress, in a sentence that says what to do.
+
+The sentences are decided by pure functions; what they need is read in a few short statements, whose cost does not grow
+with the number of ended chunks.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+from uuid import UUID
+
+from sqlalchemy import Connection, text
+
+from vectormill.domain.encoding import EncodingSpec
+from vectormill.jobs.chunks.chunk_size import UNESTIMATED_ITEM_TOKENS
+from vectormill.jobs.job import DISPATCHED_JOB_STATES, INTERACTIVE_PRIORITY, PAUSED, STEERABLE_JOB_STATES, Job
+from vectormill.workers.workers import ALIVE_SECONDS, REDIS_AWAY, REDIS_FULL, SCHEDULER, list_signs_of_life
+
+# Workers claim within milliseconds of a message. Above the time that a Redis which comes back needs.
+UNCLAIMED_SECONDS: Final = 15.0
+# What a worker reports while its model can encode; another state is followed by its reason.
+_READY: Final = "running"
+# In a sentence; the rest is counted.
+_MAX_NAMES: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class ServingWorker:
+    """A live worker. What a worker of an earlier release does not report is None, and is taken to fit.
+
+    One that cannot load its model has no slots, and the seconds since its start are those since its first failure.
+    """
+
+    name: str
+    model: str
+    slots: int
+    revision: str | None = None
+    pooling: str | None = None
+    state: str | None = None
+    state_reason: str | None = None
+    max_tokens_in_flight: int | None = None
+    seconds_since_start: float = 0.0
+
+    def has_model_of(self, spec: EncodingSpec) -> bool:
+        return self.revision in (None, spec.revision) and self.pooling in (None, spec.pooling)
+
+    @property
+    def is_ready(self) -> bool:
+        return self.state in (None, _READY)
+
+
+@dataclass(frozen=True, slots=True)
+class InHand:
+    """A job's chunks that were dispatched, and those of them that a worker holds under a lease that runs."""
+
+    job_id: UUID
+    model: str
+    priority: int
+    num_queued: int
+    num_leased: int
+    oldest_queued_seconds: float
+    num_tokens: int = 0  # estimated
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """All that a job may wait for. `setbacks` has the last error of each job all of whose waiting chunks are kept back
+    for a while by one.
+    """
+
+    workers: Sequence[ServingWorker]
+    in_hand: Sequence[InHand]
+    is_scheduler_alive: bool
+    is_redis_away: bool
+    is_redis_full: bool
+    setbacks: Mapping[UUID, str]
+
+
+def explain_wait(job: Job, around: Surroundings) -> str | None:
+    """What the job waits for; None when it makes progress, is about to, or is not to make any.
+
+    What no waiting helps against comes first: chunks that no worker can encode are offered again and again, and a
+    lease is seen now and then.
+    """
+    if job.state == PAUSED:
+        return f"The job is paused; `vectormill resume {job.id}` lets it go on."
+    if job.state not in DISPATCHED_JOB_STATES:
+        return None
+    if (absence := explain_absence(job.spec, around.workers)) is not None:
+        return absence
+    model = job.spec.model
+    serving = [worker for worker in around.workers if worker.model == model]
+    mine = next((chunks for chunks in around.in_hand if chunks.job_id == job.id), None)
+    if mine is not None and mine.num_leased:
+        return None
+    if (silence := _tell_no_dispatch(around)) is not None:
+        return silence
+    if mine is not None and mine.oldest_queued_seconds > UNCLAIMED_SECONDS:
+        return (
+            "Its chunks are offered in Redis and no worker takes one; the workers' logs say whether they reach Redis. "
+            "A worker that does not is started afresh within a minute."
+        )
+    if job.id in around.setbacks:
+        return f"Its chunks are tried again after a pause, because of: {around.setbacks[job.id]}"
+    if mine is None and job.priority != INTERACTIVE_PRIORITY:
+        return _tell_busy(job, serving, around.in_hand)
+    return None
+
+
+def explain_absence(spec: EncodingSpec, workers: Sequence[ServingWorker]) -> str | None:
+    """Why none of the live workers can encode what has this spec; None when one can."""
+    serving = [worker for worker in workers if worker.model == spec.model]
+    fitting = [worker for worker in serving if worker.has_model_of(spec)]
+    if not serving:
+        return _tell_no_worker(spec.model, workers)
+    if not fitting:
+        return _tell_other_models(spec, serving)
+    if not any(worker.is_ready for worker in fitting):
+        return _tell_not_ready(spec.model, fitting)
+    return None
+
+
+def explain_load_failure(spec: EncodingSpec, workers: Sequence[ServingWorker], seconds: float) -> str | None:
+    """Return why each live worker for this spec has failed to load its model for so many seconds; None where one has
+    not, and where there is none.
+    """
+    fitting = [worker for worker in workers if worker.model == spec.model and worker.has_model_of(spec)]
+    if not fitting or any(worker.slots or worker.seconds_since_start < seconds for worker in fitting):
+        return None
+    return _tell_not_ready(spec.model, fitting)
+
+
+def _tell_no_dispatch(around: Surroundings) -> str | None:
+    if not around.is_scheduler_alive:
+        return "No scheduler gives a sign of life, so nothing is dispatched; start one with `vectormill scheduler`."
+    if around.is_redis_away:
+        return "The scheduler cannot reach Redis; the job goes on by itself when Redis is back."
+    if around.is_redis_full:
+        return (
+            "Redis answers and takes no message, most likely because its memory is full; give it more (maxmemory) or "
+            "remove what others keep there. The job goes on by itself then."
+        )
+    return None
+
+
+def _tell_no_worker(model: str, workers: Sequence[ServingWorker]) -> str:
+    others = sorted({worker.model for worker in workers})
+    served = f" Live workers serve {_enumerate(others)}." if others else ""
+    return f"No live worker serves {model}; start one with `vectormill worker --model {model}`.{served}"
+
+
+def _tell_other_models(spec: EncodingSpec, serving: Sequence[ServingWorker]) -> str:
+    held = sorted({_describe(worker.revision, worker.pooling) for worker in serving})
+    asked = _describe(spec.revision, spec.pooling)
+    return (
+        f"No live worker holds {spec.model} as the job asks for it, {asked}; they hold {_enumerate(held)}. Start one "
+        f"with that model (`vectormill worker --model {spec.model}`), or cancel the job and submit it again."
+    )
+
+
+def _describe(revision: str | None, pooling: str | None) -> str:
+    parts = (("revision", revision), ("pooling", pooling))
+    return " with ".join(f"{name} {value}" for name, value in parts if value is not None)
+
+
+def _tell_not_ready(model: str, workers: Sequence[ServingWorker]) -> str:
+    states = sorted(
+        f"{worker.name} is {worker.state}" + (f" ({worker.state_reason})" if worker.state_reason else "")
+        for worker in workers
+    )
+    return f"No worker for {model} is ready: {_enumerate(states)}."
+
+
+def _tell_busy(job: Job, serving: Sequence[ServingWorker], in_hand: Iterable[InHand]) -> str | None:
+    model = job.spec.model
+    others = [
+        chunks for chunks in in_hand if chunks.model == model and chunks.priority != INTERACTIVE_PRIORITY
+    ]
+    num_chunks = sum(chunks.num_queued + chunks.num_leased for chunks in others)
+    has_slots = num_chunks < sum(worker.slots for worker in serving)
+    if has_slots and sum(chunks.num_tokens for chunks in others) < _count_tokens(serving):
+        return None  # there is room, and the dispatcher fills it within a second
+    num_urgent = sum(chunks.priority < job.priority for chunks in others)
+    jobs = "another job" if len(others) == 1 else f"{len(others)} other jobs"
+    if num_urgent == len(others):
+        return f"All workers for {model} are busy with {jobs} of higher priority."
+    urgent = f", {num_urgent} of them of higher priority" if num_urgent else ""
+    return f"All workers for {model} are busy with {jobs}{urgent}; this one gets its turn."
+
+
+def _count_tokens(serving: Iterable[ServingWorker]) -> float:
+    """For how many the workers have room; one of a former release tells no bound but its slots."""
+    bounds = [worker.max_tokens_in_flight for worker in serving]
+    return math.inf if None in bounds else sum(bound for bound in bounds if bound is not None)
+
+
+def _enumerate(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_MAX_NAMES])
+    return shown if len(names) <= _MAX_NAMES else f"{shown} and {len(names) - _MAX_NAMES} more"
+
+
+# Reports are a few kilobytes of JSON each: only those of workers that serve a model in question are opened, and once.
+LIST_SERVING_WORKERS = text("""
+    SELECT name, model, slots, told.revision, told.pooling, told.state, told.state_reason,
+           max_tokens_in_flight, extract(epoch FROM now() - started_at)::float8 AS seconds_since_start
+      FROM vectormill.workers
+     CROSS JOIN LATERAL jsonb_to_record(CASE WHEN model = ANY(CAST(:models AS text[])) THEN report ELSE '{}' END)
+                     AS told (revision text, pooling text, state text, state_reason text)
+     WHERE heartbeat_at > now() - make_interval(secs => :alive_seconds)
+     ORDER BY name LIMIT 10000
+""")
+
+# One state a SELECT, so that each reads its partial index; see LIST_ROOMS. As many rows as jobs with dispatched chunks.
+LIST_IN_HAND = text("""
+    SELECT jobs.id, jobs.model, jobs.priority, held.num_queued, held.num_leased, held.oldest_queued_seconds,
+           held.num_tokens
+      FROM (SELECT job_id, count(queued_at)::int AS num_queued, count(lease_until)::int AS num_leased,
+                   coalesce(extract(epoch FROM now() - min(queued_at)), 0)::float8 AS oldest_queued_seconds,
+                   sum(coalesce(estimated_tokens, num_items * CAST(:item_tokens AS integer)))::bigint AS num_tokens
+              FROM (SELECT job_id, queued_at, CAST(NULL AS timestamptz) AS lease_until, num_items, estimated_tokens
+                      FROM vectormill.chunks WHERE state = 'queued'
+                     UNION ALL
+                    SELECT job_id, NULL, lease_until, num_items, estimated_tokens
+                      FROM vectormill.chunks WHERE state = 'leased' AND lease_until > now()) AS chunks
+             GROUP BY job_id) AS held
+      JOIN vectormill.jobs ON jobs.id = held.job_id
+     WHERE jobs.model = ANY(CAST(:models AS text[]))
+""")
+
+# CASE keeps the order: a job with a chunk that could be dispatched now, nearly always its first, is asked no more. As a
+# join, 20,000 waiting chunks cost 17 ms. ORDER BY leads to the partial index; EXISTS read the whole table.
+LIST_SETBACKS = text("""
+    SELECT waiting.job_id,
+           CASE WHEN (SELECT id FROM vectormill.chunks
+                       WHERE job_id = waiting.job_id AND state = 'pending' AND available_at <= now()
+                       ORDER BY seq LIMIT 1) IS NULL
+                THEN (SELECT error FROM vectormill.chunks
+                       WHERE job_id = waiting.job_id AND state = 'pending' AND error IS NOT NULL
+                       ORDER BY seq LIMIT 1) END AS error
+      FROM unnest(CAST(:job_ids AS uuid[])) AS waiting (job_id)
+""")
+
+
+def explain_waits(connection: Connection, jobs: Sequence[Job]) -> dict[UUID, str]:
+    """Why each of these jobs makes no progress; those that do, or have ended, are left out."""
+    waiting = [job for job in jobs if job.state in STEERABLE_JOB_STATES]
+    if not waiting:
+        return {}
+    around = load_surroundings(connection, [job for job in waiting if job.state != PAUSED])
+    reasons = {job.id: explain_wait(job, around) for job in waiting}
+    return {job_id: reason for job_id, reason in reasons.items() if reason is not None}
+
+
+def explain_query_wait(connection: Connection, spec: EncodingSpec) -> str | None:
+    """Why no worker answers a query of this spec, as far as Postgres knows."""
+    values = {"models": [spec.model], "alive_seconds": ALIVE_SECONDS}
+    workers = [ServingWorker(*row) for row in connection.execute(LIST_SERVING_WORKERS, values)]
+    if (absence := explain_absence(spec, workers)) is not None:
+        return absence
+    if REDIS_AWAY in list_signs_of_life(connection):
+        return 'Redis cannot be reached; see docs/OPERATIONS.md, "Troubleshooting".'
+    return None
+
+
+def load_surroundings(connection: Connection, jobs: Sequence[Job]) -> Surroundings:
+    """What these queued or running jobs may wait for. Asks nothing when there is none, and little of those at work:
+    they are asked after all the time.
+    """
+    nothing = Surroundings(
+        [], [], is_scheduler_alive=True, is_redis_away=False, is_redis_full=False, setbacks={}
+    )
+    if not jobs:
+        return nothing
+    models = {"models": sorted({job.spec.model for job in jobs})}
+    values = models | {"alive_seconds": ALIVE_SECONDS}
+    workers = [ServingWorker(*row) for row in connection.execute(LIST_SERVING_WORKERS, values)]
+    sizes = models | {"item_tokens": UNESTIMATED_ITEM_TOKENS}
+    in_hand = [InHand(*row) for row in connection.execute(LIST_IN_HAND, sizes)]
+    seen = replace(nothing, workers=workers, in_hand=in_hand)
+    if {job.id for job in jobs} <= {chunks.job_id for chunks in in_hand if chunks.num_leased}:
+        return seen
+    held = {chunks.job_id for chunks in in_hand}
+    idle = {"job_ids": [job.id for job in jobs if job.id not in held]}
+    signs = list_signs_of_life(connection)
+    return replace(
+        seen,
+        is_scheduler_alive=SCHEDULER in signs,
+        is_redis_away=REDIS_AWAY in signs,
+        is_redis_full=REDIS_FULL in signs,
+        setbacks={row.job_id: row.error for row in connection.execute(LIST_SETBACKS, idle) if row.error},
+    )

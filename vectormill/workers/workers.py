@@ -1,0 +1,264 @@
+"""Who is alive: workers and the scheduler, by their own sign of life on the database's clock."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+from uuid import UUID
+
+from sqlalchemy import Connection, text
+
+from vectormill.db.jsonb import to_jsonb
+from vectormill.jobs.job import OPEN_JOB_STATES, RECEIVED_JOB_STATES
+from vectormill.settings import ALIVE_SECONDS as ALIVE_SECONDS
+
+# Duties in the table of heartbeats. A second one tells that the first cannot be done: a scheduler of an earlier release
+# never gives it, and so never looks as if Redis was away.
+SCHEDULER: Final = "scheduler"
+REDIS_AWAY: Final = "redis away"
+REDIS_FULL: Final = "redis full"
+INDEXER: Final = "indexer"
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A live worker; `report` says what it runs on and why."""
+
+    name: str
+    incarnation: UUID
+    model: str
+    slots: int
+    report: dict[str, Any]
+    started_at: datetime
+    heartbeat_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """Chunks of one model in one state."""
+
+    model: str
+    state: str
+    num_chunks: int
+
+
+# Nobody takes the row of a live worker, except that a launcher's next worker takes over from its last.
+
+
+def name_owner(name: str, incarnation: UUID) -> str:
+    """The worker as the owner of a lease; its last eight letters tell the incarnation, in SQL too (LIST_ROOMS)."""
+    return f"{name}#{incarnation.hex[:8]}"
+
+
+BEAT = text("""
+    INSERT INTO vectormill.workers (name, incarnation, launcher, model, slots, max_tokens_in_flight, report)
+    VALUES (:name, :incarnation, :launcher, :model, :slots, CAST(:max_tokens_in_flight AS integer),
+            CAST(:report AS jsonb))
+    ON CONFLICT (name) DO UPDATE
+       SET heartbeat_at = now(), incarnation = excluded.incarnation, launcher = excluded.launcher,
+           model = excluded.model, slots = excluded.slots, max_tokens_in_flight = excluded.max_tokens_in_flight,
+           report = excluded.report,
+           started_at = CASE WHEN workers.incarnation = excluded.incarnation THEN workers.started_at ELSE now() END
+     WHERE workers.incarnation = excluded.incarnation OR workers.launcher = excluded.launcher
+        OR workers.heartbeat_at <= now() - make_interval(secs => :alive_seconds)
+    RETURNING name
+""")
+
+
+def beat_worker(
+    connection: Connection,
+    name: str,
+    incarnation: UUID,
+    model: str,
+    slots: int,
+    report: Mapping[str, Any],
+    launcher: UUID | None = None,
+) -> bool:
+    """A worker's sign of life; the first one registers it. False when another live worker goes by this name.
+
+    What the dispatcher asks of the report ten times a second, `max_tokens_in_flight`, has a column of its own.
+    """
+    values = {
+        "name": name,
+        "incarnation": incarnation,
+        "launcher": launcher,
+        "model": model,
+        "slots": slots,
+        "max_tokens_in_flight": report.get("max_tokens_in_flight"),
+        "report": to_jsonb(report),
+        "alive_seconds": ALIVE_SECONDS,
+    }
+    return connection.execute(BEAT, values).one_or_none() is not None
+
+
+def find_last_beats(connection: Connection, names: Sequence[str]) -> dict[str, datetime]:
+    """When the workers of these names last gave a sign of life; names that nobody goes by are left out."""
+    statement = text(
+        "SELECT name, heartbeat_at FROM vectormill.workers WHERE name = ANY(CAST(:names AS text[]))"
+    )
+    return {row.name: row.heartbeat_at for row in connection.execute(statement, {"names": list(names)})}
+
+
+def delete_worker(connection: Connection, name: str, incarnation: UUID) -> None:
+    """A worker says goodbye, unless another incarnation has taken its name."""
+    connection.execute(
+        text("DELETE FROM vectormill.workers WHERE name = :name AND incarnation = :incarnation"),
+        {"name": name, "incarnation": incarnation},
+    )
+
+
+LIST_WORKERS = text("""
+    SELECT name, incarnation, model, slots, report, started_at, heartbeat_at FROM vectormill.workers
+     WHERE heartbeat_at > now() - make_interval(secs => :alive_seconds)
+     ORDER BY name LIMIT 10000
+""")
+
+
+def list_workers(connection: Connection) -> list[Worker]:
+    """Workers that are alive, by name."""
+    return [Worker(*row) for row in connection.execute(LIST_WORKERS, {"alive_seconds": ALIVE_SECONDS})]
+
+
+FIND_WORKER = text("""
+    SELECT name, incarnation, model, slots, report, started_at, heartbeat_at FROM vectormill.workers
+     WHERE name = :name AND heartbeat_at > now() - make_interval(secs => :alive_seconds)
+""")
+
+
+def find_worker(connection: Connection, name: str) -> Worker | None:
+    """The live worker of this name."""
+    row = connection.execute(FIND_WORKER, {"name": name, "alive_seconds": ALIVE_SECONDS}).one_or_none()
+    return None if row is None else Worker(*row)
+
+
+# Those of one launcher and model carry out one plan; a worker of an earlier release has no launcher, and is alone.
+LIST_PLAN_PARTS = text("""
+    SELECT mate.name, mate.report -> 'placement' AS part
+      FROM vectormill.workers AS own
+      JOIN vectormill.workers AS mate
+        ON mate.name = own.name OR (mate.launcher = own.launcher AND mate.model = own.model)
+     WHERE own.name = :name AND mate.heartbeat_at > now() - make_interval(secs => :alive_seconds)
+       AND jsonb_typeof(mate.report -> 'placement') = 'object'
+     ORDER BY mate.name LIMIT 1000
+""")
+
+
+def list_plan_parts(connection: Connection, name: str) -> dict[str, dict[str, Any]]:
+    """What each live worker reports of the plan that the worker of this name has a part in, by worker."""
+    rows = connection.execute(LIST_PLAN_PARTS, {"name": name, "alive_seconds": ALIVE_SECONDS})
+    return {row.name: row.part for row in rows}
+
+
+# One that cannot load its model has no slots.
+COUNT_WORKERS = text("""
+    SELECT model, count(*) AS num_workers FROM vectormill.workers
+     WHERE heartbeat_at > now() - make_interval(secs => :alive_seconds) AND slots > 0
+     GROUP BY model
+""")
+
+COUNT_FAILING_WORKERS = text("""
+    SELECT count(*) FROM vectormill.workers
+     WHERE heartbeat_at > now() - make_interval(secs => :alive_seconds) AND slots = 0
+""")
+
+
+def count_workers(connection: Connection) -> dict[str, int]:
+    """Return how many live workers each model has that can load it.
+
+    Their reports, of kilobytes each, stay where they are.
+    """
+    rows = connection.execute(COUNT_WORKERS, {"alive_seconds": ALIVE_SECONDS})
+    return {row.model: row.num_workers for row in rows}
+
+
+def count_failing_workers(connection: Connection) -> int:
+    """Return how many live workers cannot load their model."""
+    return int(connection.execute(COUNT_FAILING_WORKERS, {"alive_seconds": ALIVE_SECONDS}).scalar_one())
+
+
+BEAT_DUTY = text("""
+    INSERT INTO vectormill.heartbeats (duty) VALUES (:duty) ON CONFLICT (duty) DO UPDATE SET beat_at = now()
+""")
+
+
+def beat_scheduler(
+    connection: Connection, *, is_redis_away: bool = False, is_redis_full: bool = False
+) -> None:
+    """The scheduler's sign of life, and whether it can ring the bell."""
+    connection.execute(BEAT_DUTY, {"duty": SCHEDULER})
+    for duty, is_so in ((REDIS_AWAY, is_redis_away), (REDIS_FULL, is_redis_full)):
+        if is_so:
+            connection.execute(BEAT_DUTY, {"duty": duty})
+        else:
+            connection.execute(text("DELETE FROM vectormill.heartbeats WHERE duty = :duty"), {"duty": duty})
+
+
+def beat_indexer(connection: Connection) -> None:
+    """The sign of life of one indexer, whichever."""
+    connection.execute(BEAT_DUTY, {"duty": INDEXER})
+
+
+LIST_SIGNS_OF_LIFE = text("""
+    SELECT duty FROM vectormill.heartbeats WHERE beat_at > now() - make_interval(secs => :alive_seconds)
+""")
+
+
+def list_signs_of_life(connection: Connection) -> set[str]:
+    """What was told lately: SCHEDULER, REDIS_AWAY, REDIS_FULL, INDEXER."""
+    return set(connection.execute(LIST_SIGNS_OF_LIFE, {"alive_seconds": ALIVE_SECONDS}).scalars())
+
+
+def is_scheduler_alive(connection: Connection) -> bool:
+    """Whether a scheduler has given a sign of life lately."""
+    return SCHEDULER in list_signs_of_life(connection)
+
+
+# Pending chunks are not counted, there may be millions: they are what the jobs' counters say is open, less what was
+# dispatched. One state a SELECT, so that each reads its partial index.
+COUNT_BACKLOG = text(f"""
+    WITH dispatched AS (
+        SELECT jobs.model, chunks.state, count(*) AS num_chunks
+          FROM (SELECT job_id, state FROM vectormill.chunks WHERE state = 'queued'
+                 UNION ALL
+                SELECT job_id, state FROM vectormill.chunks WHERE state = 'leased') AS chunks
+          JOIN vectormill.jobs ON jobs.id = chunks.job_id
+         GROUP BY jobs.model, chunks.state
+    ), open AS (
+        SELECT model, sum(num_open_chunks) AS num_chunks FROM vectormill.jobs
+         WHERE state IN {RECEIVED_JOB_STATES}
+         GROUP BY model
+    )
+    SELECT model, state, num_chunks FROM dispatched
+     UNION ALL
+    SELECT model, 'pending',
+           open.num_chunks
+           - coalesce((SELECT sum(num_chunks) FROM dispatched WHERE dispatched.model = open.model), 0)::bigint
+      FROM open
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenJobs:
+    """Jobs of one model in one state, that have not ended."""
+
+    model: str
+    state: str
+    num_jobs: int
+
+
+# The predicate is that of ix_jobs_in_progress, word for word, so that ended jobs are not read.
+COUNT_OPEN_JOBS = text(f"""
+    SELECT model, state, count(*) AS num_jobs FROM vectormill.jobs
+     WHERE state IN {OPEN_JOB_STATES}
+     GROUP BY model, state
+""")
+
+
+def count_open_jobs(connection: Connection) -> list[OpenJobs]:
+    """Jobs that have not ended, by model and state."""
+    return [OpenJobs(*row) for row in connection.execute(COUNT_OPEN_JOBS)]
+
+
+def count_backlog(connection: Connection) -> list[Backlog]:
+    """Chunks that are not ended, by model and state."""
+    return [Backlog(*row) for row in connection.execute(COUNT_BACKLOG)]
