@@ -7,8 +7,8 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
 from vectormill.db.session import make_engine
-from vectormill.db.tables import SCHEMA, metadata
 from vectormill.domain.errors import ConfigurationError
+from vectormill.tables import SCHEMA, metadata
 
 # Any number that only Vectormill's migrations use.
 ADVISORY_LOCK = 0x766D696C6C

@@ -11,15 +11,15 @@ from typing import Any, Final, TypeVar
 from sqlalchemy import Connection, Engine
 
 from vectormill.collections.collection import RECORDS, VECTORS, Generation
-from vectormill.db.measures.blocks import (
+from vectormill.domain.encoding import INT8
+from vectormill.runs.measures.blocks import (
     ScannedBlocks,
     ScannedResults,
     count_blocks,
     scan_blocks,
     scan_results,
 )
-from vectormill.db.measures.rankings import find_nearest, find_vector_index, sample_rows
-from vectormill.domain.encoding import INT8
+from vectormill.runs.measures.rankings import find_nearest, find_vector_index, sample_rows
 
 # An exact search reads every row, at some million rows a second: so many rows are read for a whole measurement.
 EXACT_ROWS_BUDGET: Final = 20_000_000

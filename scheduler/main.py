@@ -24,9 +24,10 @@ from vectormill.broker.app import make_app
 from vectormill.broker.doorbell import Porter
 from vectormill.broker.queues import QueueReader
 from vectormill.broker.sentinel import Sentinel
-from vectormill.db.election import has_heard_of_job, has_open_jobs, listen_for_jobs, win_election
+from vectormill.db.election import win_election
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import ConfigurationError
+from vectormill.jobs.arrivals import has_heard_of_job, has_open_jobs, listen_for_jobs
 from vectormill.processes.stopping import StopSignals
 from vectormill.settings import Settings
 from vectormill.workers.workers import beat_scheduler

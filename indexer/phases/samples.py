@@ -18,7 +18,6 @@ from sqlalchemy import Connection, Engine
 from vectormill.collections.collection import RECORDS, SCORES, VECTORS, Generation
 from vectormill.collections.kinds.row_kind import Results, take_objects
 from vectormill.collections.rows.calibrations import find_ranges
-from vectormill.db.measures.known_texts import read_rows, sample_chunks, sample_kept_texts
 from vectormill.domain.encoding import BINARY, FLOAT32, INT8
 from vectormill.domain.errors import EncodingTimeout
 from vectormill.jobs.export import read_job_records, read_vectors
@@ -26,6 +25,7 @@ from vectormill.jobs.item import Item
 from vectormill.jobs.job import INTERACTIVE_PRIORITY, Job, NewJob
 from vectormill.jobs.jobs import delete_job, find_job
 from vectormill.jobs.submission import JobWriter
+from vectormill.runs.measures.known_texts import read_rows, sample_chunks, sample_kept_texts
 from vectormill.settings import Settings
 from vectormill.vectors.quantization import Ranges
 from vectormill.vectors.records import group_records

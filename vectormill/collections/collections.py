@@ -25,7 +25,6 @@ from vectormill.collections.rows.attributes import attributes_name, rewrite_lang
 from vectormill.collections.rows.generation_tables import create_generation_tables, point_view_at, table_name
 from vectormill.db.jsonb import to_jsonb
 from vectormill.db.short_locks import act_in_short_locks
-from vectormill.db.tables import SCHEMA, metadata
 from vectormill.domain.encoding import FLOAT16, EncodingSpec
 from vectormill.domain.errors import (
     CollectionNotFound,
@@ -34,6 +33,7 @@ from vectormill.domain.errors import (
     SpecMismatch,
     TooManyCollections,
 )
+from vectormill.tables import SCHEMA, metadata
 
 # Some 20,000 texts a second are read into lexemes, and nobody reads or writes the table meanwhile.
 MOST_REWRITTEN_TEXTS: Final = 100_000

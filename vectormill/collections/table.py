@@ -16,7 +16,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB
 
 from vectormill.collections.collection import GENERATION_STATES, INDEX_POLICIES
-from vectormill.db.tables.schema import metadata, moment, one_of
+from vectormill.db.schema import metadata, moment, one_of
 
 collections = Table(
     "collections",

@@ -6,8 +6,8 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Engine
 
+from vectormill.db.schema import SCHEMA
 from vectormill.db.scripts import SCRIPTS
-from vectormill.db.tables import SCHEMA
 
 
 def upgrade(database_url: str, revision: str = "head") -> None:

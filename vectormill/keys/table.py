@@ -2,7 +2,7 @@
 
 from sqlalchemy import BigInteger, CheckConstraint, Column, Identity, Index, LargeBinary, Table, Text, text
 
-from vectormill.db.tables.schema import metadata, moment, one_of
+from vectormill.db.schema import metadata, moment, one_of
 from vectormill.keys.api_key import SCOPES
 
 api_keys = Table(

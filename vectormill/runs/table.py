@@ -16,7 +16,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB
 
 from vectormill.collections.table import collections, generations
-from vectormill.db.tables.schema import BUSY, SCHEMA, count, metadata, moment, one_of
+from vectormill.db.schema import BUSY, SCHEMA, count, metadata, moment, one_of
 from vectormill.runs.run import CLAIMED_RUN_STATES, OPEN_RUN_STATES, RUN_KINDS, RUN_PHASES, RUN_STATES
 
 runs = Table(

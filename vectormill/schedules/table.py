@@ -3,7 +3,7 @@
 from sqlalchemy import BigInteger, CheckConstraint, Column, ForeignKey, Identity, Index, Table, Text, text
 from sqlalchemy.dialects.postgresql import JSONB
 
-from vectormill.db.tables.schema import SCHEMA, metadata, moment, one_of
+from vectormill.db.schema import SCHEMA, metadata, moment, one_of
 from vectormill.schedules.schedule import OVERLAPS
 
 schedules = Table(

@@ -16,7 +16,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB
 
 from vectormill.collections.table import collections
-from vectormill.db.tables.schema import metadata, moment, one_of
+from vectormill.db.schema import metadata, moment, one_of
 from vectormill.runs.table import runs
 from vectormill.sources.source import SOURCE_KINDS
 

@@ -19,7 +19,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY
 
-from vectormill.db.tables.schema import BUSY, count, metadata, moment, one_of
+from vectormill.db.schema import BUSY, count, metadata, moment, one_of
 from vectormill.webhooks.webhook import DELIVERY_STATES
 
 webhooks = Table(

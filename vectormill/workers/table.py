@@ -3,7 +3,7 @@
 from sqlalchemy import Column, Integer, Table, Text, Uuid, text
 from sqlalchemy.dialects.postgresql import JSONB
 
-from vectormill.db.tables.schema import BUSY, metadata, moment
+from vectormill.db.schema import BUSY, metadata, moment
 
 workers = Table(
     "workers",

@@ -13,10 +13,10 @@ from tests.protocol import claim_next, complete, make_items, submit
 from tests.services import connected_engine
 from vectormill.db.migrations import find_missing_revision, make_config, upgrade
 from vectormill.db.scripts import SCRIPTS, find_newest_revision
-from vectormill.db.tables import SCHEMA, metadata
 from vectormill.domain.errors import ConfigurationError
 from vectormill.jobs.job import Job
 from vectormill.jobs.jobs import find_job
+from vectormill.tables import SCHEMA, metadata
 
 OLDEST_FIRST = [script.revision for script in ScriptDirectory(str(SCRIPTS)).walk_revisions()][::-1]
 

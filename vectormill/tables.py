@@ -1,11 +1,13 @@
-"""The static tables, in the schema `vectormill`. Vector tables are made at run time: see vectors.py.
+"""The static tables of all features, in the schema `vectormill`.
+
+Tables of results are made at run time: see vectormill/collections/rows/generation_tables.py.
 
 States are TEXT with a CHECK, never ENUM: adding one must not need a lock.
 """
 
 from vectormill.batches import table as batches
 from vectormill.collections import table as collections
-from vectormill.db.tables.schema import SCHEMA, metadata
+from vectormill.db.schema import SCHEMA, metadata
 from vectormill.jobs import table as jobs
 from vectormill.keys import table as keys
 from vectormill.runs import table as runs

@@ -5,8 +5,8 @@ from typing import Any, Final
 from sqlalchemy import Connection, text
 
 from vectormill.collections.collection import Generation
-from vectormill.db.measures.blocks import count_blocks
 from vectormill.domain.encoding import BINARY, FLOAT16, FLOAT32
+from vectormill.runs.measures.blocks import count_blocks
 from vectormill.search.matches import PREPARE_SEARCH, choose_num_candidates
 from vectormill.vectors.vector_types import choose_vector_type
 
