@@ -64,9 +64,9 @@ class OwnStack:
             **(settings or {}),
         }
         unset = [part for name in ("DATABASE_URL", "REDIS_URL") for part in ("-u", f"VECTORMILL_{name}")]
-        self._stack = Stack(
-            directory, model, ("env", *unset, *(f"{name}={value}" for name, value in own.items()), *COMMAND)
-        )
+        variables = [f"{name}={value}" for name, value in own.items()]
+        # Celery looks for its application in the current folder first, and would find this checkout's there.
+        self._stack = Stack(directory, model, ("env", f"--chdir={directory}", *unset, *variables, *COMMAND))
 
     def __enter__(self) -> Self:
         """Return when it is ready."""
