@@ -95,12 +95,17 @@ def fill_as_release(tree: Path, database_url: str) -> None:
 # Run by the code of BEFORE_LEASED_WORK: claims and carries out, as it is told, and answers with the number of claims.
 CARRY_OUT: Final = """
 import sys
+import time
+from sqlalchemy import text
 from indexer.requests.batch_keeper import bring_on
 from indexer.phases.phases import Tools, carry_out
 from indexer.requests.held_batch import HeldBatch
 from tests.api_server import encode_waiting
 from tests.indexers import ListedSource
 from tests.integration.crashes.test_killed_indexers import AFTER
+from tests.obedient_engine import encoding_chunks
+from tests.protocol import SPEC, dispatch_all
+from vectormill.db.chunks.chunks import claim_chunk
 from vectormill.db.runs.run_claims import claim_run
 from vectormill.db.requests.batch_claims import claim_batch
 from vectormill.db.session import make_engine
@@ -118,12 +123,21 @@ for line in sys.stdin:
     elif command == "claim" and user == "Runs":
         with engine.begin() as connection:
             claims = [each for each in [claim_run(connection, "before", 30)] if each is not None]
+    elif command == "claim" and user == "Chunks":
+        dispatch_all(engine)
+        with engine.begin() as connection:
+            chunk_id = connection.execute(text("SELECT id FROM vectormill.chunks")).scalar_one()
+            claimed = claim_chunk(connection, chunk_id, "before", SPEC.model, 30)
+        claims = [] if claimed is None else [claimed]
     elif command == "claim":
         with engine.begin() as connection:
             claims = [each for each in [claim_batch(connection, "before", 30)] if each is not None]
     elif user == "Deliveries":
         with engine.begin() as connection:
             record_reply(connection, claims[0], Reply(200), None)
+    elif user == "Chunks":
+        with encoding_chunks(engine) as encoder, encoder._timesheet.hold(claims[0].claim.job_id):
+            encoder._encode_claimed(claims[0], time.monotonic())
     elif user == "Runs":
         wait = lambda _: encode_waiting(engine)
         tools = Tools(engine, Settings(chunk_max_items=2), Registry({}), lambda _: ListedSource(AFTER, batch=7), wait)

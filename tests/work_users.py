@@ -4,7 +4,10 @@ Carrying out is the product's own code. `during` is asked in the middle of it: T
 """
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count
 from typing import Any, Protocol
@@ -17,7 +20,8 @@ from indexer.phases.phases import Tools, carry_out
 from scheduler.webhooks import attempt
 from tests.api_server import encode_waiting
 from tests.indexers import ListedSource, row, start_run
-from tests.protocol import submit
+from tests.obedient_engine import ObedientEngine, encoding_chunks
+from tests.protocol import SPEC, submit
 from tests.request_batches import keep_all, line, write
 from tests.webhooks import make_webhook
 from vectormill.batches.batches import BATCHES, cancel_batch, create_batch
@@ -26,7 +30,13 @@ from vectormill.batches.file_writer import FileWriter
 from vectormill.batches.request_batch import EMBEDDINGS, NewRequestBatch
 from vectormill.batches.request_file import BATCH
 from vectormill.db.session import make_engine
-from vectormill.domain.errors import RunCancelled, WrongBatchState, WrongRunState
+from vectormill.domain.errors import LeaseLost, RunCancelled, WrongBatchState, WrongJobState, WrongRunState
+from vectormill.domain.states import States
+from vectormill.jobs.chunks.chunk import LEASED, UNCLAIMED_CHUNK_STATES, Claim
+from vectormill.jobs.chunks.chunks import claim_chunk, release_chunk, renew_leases
+from vectormill.jobs.chunks.dispatch import list_demands, mark_queued
+from vectormill.jobs.item import Item
+from vectormill.jobs.jobs import cancel_job
 from vectormill.models.registry import Registry
 from vectormill.runs.run_claims import RUNS, claim_run
 from vectormill.runs.runs import COUNT_NAMES, cancel_run, find_run
@@ -34,9 +44,11 @@ from vectormill.settings import Settings
 from vectormill.webhooks.deliveries import DELIVERIES, claim_deliveries, fail_pending, post_test
 from vectormill.webhooks.webhook import MAX_ATTEMPTS, Posting, Reply
 from vectormill.work.loop import Stopping
-from vectormill.work.work import Lease, Work
+from vectormill.work.work import Work
+from worker.engine.engine import EncodeRequest, EngineStopped
 
-Claimed = tuple[Lease, Any]
+# A lease, or what has its methods, and the rest of the claim.
+Claimed = tuple[Any, Any]
 During = Callable[[], bool]
 
 
@@ -44,14 +56,39 @@ def never() -> bool:
     return False
 
 
+@contextmanager
+def apart(engine: Engine) -> Iterator[Engine]:
+    """An engine of others, whose statements are no steps of what is driven."""
+    others = make_engine(
+        engine.url.render_as_string(hide_password=False), application_name="others", pool_size=1
+    )
+    try:
+        yield others
+    finally:
+        others.dispose()
+
+
+def finish_all(user: "User", engine: Engine) -> None:
+    """Carry out whatever can be claimed."""
+    while True:
+        with engine.begin() as connection:
+            claimed = user.claim(connection)
+        if claimed is None:
+            return
+        user.carry_out(engine, claimed)
+
+
 class User(Protocol):
     """One table that takes part, with one row."""
 
     work: Work
-    max_attempts: int
     done: str  # the state in which its row ends when nothing is wrong
     cancelled: frozenset[str]  # its states after a cancellation, the final one among them
     tables: tuple[str, ...]
+
+    @property
+    def max_attempts(self) -> int | None:
+        """Return after how many attempts the row is given up; None where the death of a process is no attempt."""
 
     def make(self, engine: Engine) -> None: ...
 
@@ -95,13 +132,7 @@ class Deliveries:
 
         asyncio.run(attempt(engine, post, *claimed))
 
-    def finish(self, engine: Engine) -> None:
-        while True:
-            with engine.begin() as connection:
-                claimed = self.claim(connection)
-            if claimed is None:
-                return
-            self.carry_out(engine, claimed)
+    finish = finish_all
 
     def cancel(self, connection: Connection) -> None:
         webhook = connection.execute(text("SELECT id FROM vectormill.webhooks")).scalar_one()
@@ -224,23 +255,17 @@ class Runs:
                 raise Stopping
             return ListedSource(CHANGED_ROWS, batch=7)
 
-        others = make_engine(
-            engine.url.render_as_string(hide_password=False), application_name="workers", pool_size=1
-        )
-        settings = Settings(chunk_max_items=2)
-        tools = Tools(engine, settings, Registry({}), open_source, lambda _: encode_waiting(others))
-        try:
+        with apart(engine) as workers:
+            tools = Tools(
+                engine,
+                Settings(chunk_max_items=2),
+                Registry({}),
+                open_source,
+                lambda _: encode_waiting(workers),
+            )
             carry_out(*claimed, tools, check)
-        finally:
-            others.dispose()
 
-    def finish(self, engine: Engine) -> None:
-        while True:
-            with engine.begin() as connection:
-                claimed = self.claim(connection)
-            if claimed is None:
-                return
-            self.carry_out(engine, claimed)
+    finish = finish_all
 
     def cancel(self, connection: Connection) -> None:
         run_id = connection.execute(text("SELECT id FROM vectormill.runs")).scalar_one()
@@ -266,4 +291,96 @@ class Runs:
         )
 
 
-USERS: tuple[User, ...] = (Deliveries(), ValidatingBatches(), FinalizingBatches(), Runs())
+@dataclass(frozen=True, slots=True)
+class ChunkLease:
+    """The lease of a chunk, by the statements that chunks have of their own."""
+
+    claim: Claim
+    seconds: float
+    state = LEASED
+
+    @property
+    def key(self) -> int:
+        return self.claim.chunk_id
+
+    @property
+    def fence(self) -> int:
+        return self.claim.fence
+
+    @property
+    def attempt(self) -> int:
+        return self.claim.attempt
+
+    def keep(self, connection: Connection) -> str:
+        if self.key not in renew_leases(connection, [self.claim], self.seconds):
+            raise LeaseLost
+        return LEASED
+
+    renew = keep
+
+    def hand_back(self, connection: Connection) -> None:
+        if not release_chunk(connection, self.claim, "It was handed back.", is_counted=False):
+            raise LeaseLost
+
+
+class Chunks:
+    """A chunk of one text, whose message comes again whenever it was dispatched or its lease is over."""
+
+    work = Work(
+        table="vectormill.chunks",
+        row="chunk",
+        working=States((LEASED,)),
+        begins=dict.fromkeys(UNCLAIMED_CHUNK_STATES, LEASED),
+    )
+    max_attempts: int | None = None
+    done = "done"
+    cancelled: frozenset[str] = frozenset({"cancelled"})
+    tables: tuple[str, ...] = ("jobs",)
+
+    def make(self, engine: Engine) -> None:
+        job = submit(engine, [Item("key", b"text")])
+        with engine.begin() as connection:
+            mark_queued(connection, [(job.id, 0)])  # begins the job and dispatches nothing
+
+    def claim(self, connection: Connection, lease_seconds: float = 30) -> Claimed | None:
+        demands = list_demands(connection, [SPEC.model], 1)
+        mark_queued(connection, [(demand.job_id, 1) for demand in demands])
+        # A message that was sent comes again; of a chunk that waits there is none.
+        sent = text("SELECT id FROM vectormill.chunks WHERE state <> 'pending'")
+        chunk_id = connection.execute(sent).scalar_one_or_none()
+        claimed = chunk_id and claim_chunk(connection, chunk_id, "test", SPEC.model, lease_seconds)
+        return None if not claimed else (ChunkLease(claimed.claim, lease_seconds), claimed)
+
+    def carry_out(self, engine: Engine, claimed: Claimed, during: During = never) -> None:
+        def before(request: EncodeRequest) -> None:
+            if during():
+                raise EngineStopped
+
+        with (
+            apart(engine) as heart,
+            encoding_chunks(engine, ObedientEngine(before), heart=heart, heartbeat_seconds=5) as encoder,
+            encoder._timesheet.hold(claimed[1].claim.job_id),
+        ):
+            encoder._encode_claimed(claimed[1], time.monotonic())
+
+    finish = finish_all
+
+    def cancel(self, connection: Connection) -> None:
+        job_id = connection.execute(text("SELECT id FROM vectormill.jobs")).scalar_one()
+        try:
+            cancel_job(connection, job_id)
+        except WrongJobState:
+            return
+
+    def count_effects(self, connection: Connection) -> Any:
+        counts = connection.execute(
+            text("""
+                SELECT state, num_done, num_failed, num_open_chunks, num_tokens,
+                       (SELECT count(*) FROM vectormill.chunk_vectors)
+                  FROM vectormill.jobs
+            """)
+        )
+        return tuple(counts.one())
+
+
+USERS: tuple[User, ...] = (Deliveries(), ValidatingBatches(), FinalizingBatches(), Runs(), Chunks())

@@ -229,9 +229,13 @@ def test_an_error_is_counted_and_the_pause_after_it_doubles(engine: Engine, user
 
 def test_what_never_comes_through_is_given_up_with_a_reason(engine: Engine, user: User) -> None:
     user.make(engine)
-    for _ in range(user.max_attempts):
+    for _ in range(user.max_attempts or 9):
         claim(engine, user)  # and dies
         expire(engine, user)
+    if user.max_attempts is None:
+        user.finish(engine)
+        assert state_of(engine, user) == user.done, "it is tried for ever"
+        return
 
     def refuse() -> bool:
         pytest.fail("nothing more is done for it")
