@@ -30,8 +30,6 @@ TOKENIZING_SECONDS: Final = 0.005
 class Pace:
     """A forecast of when the runner will be out of work. Whoever relies on it must be right, if slower, when it is
     wrong.
-
-    A forecast, never a promise: who relies on it must be right, if slower, when it is wrong.
     """
 
     def __init__(self) -> None:
@@ -92,8 +90,12 @@ class Feed:
     def note_encoded(self, sequences: Sequences, seconds: float, now: float) -> None:
         self._pace.note_encoded(self._pool.cost_of(sequences), seconds, now)
 
-    def take(self, now: float, *, is_runner_idle: bool) -> Sequences:
-        """Return the next batch; empty when nothing waits, or when it is held back until `hold_end`."""
+    def take(self, now: float, *, is_runner_idle: bool, only_urgent: bool = False) -> Sequences:
+        """Return the next batch; empty when nothing waits, or when it is held back until `hold_end`. With `only_urgent`
+        an interactive request leads it.
+        """
+        if only_urgent:
+            return self._sent(self._pool.take_batch(only_urgent=True), now)
         if is_runner_idle:
             self._pace.note_idle(now)
         is_interrupted = now - self._interactive_at < INTERACTIVE_SECONDS
@@ -111,10 +113,6 @@ class Feed:
         if cost >= self.num_streams * budget:
             return math.inf
         return max(cost / self.num_streams, SMALLEST_LAST_SHARE * budget)
-
-    def take_urgent(self, now: float) -> Sequences:
-        """Return the next batch if an interactive request leads it, else an empty one."""
-        return self._sent(self._pool.take_urgent_batch(), now)
 
     def _hold(self, now: float) -> bool:
         """Return True if a batch that is not full is still held back."""

@@ -241,29 +241,27 @@ class SequencePool:
         self._bulk_cost = 0.0
         return drained
 
-    def take_batch(self, max_bulk_cost: float = math.inf) -> Sequences:
-        """Remove and return the next batch; empty when nothing waits. Bulk costs at most `max_bulk_cost`."""
-        if self._interactive and (not self._bulk or self._num_interactive_in_row < MAX_INTERACTIVE_IN_ROW):
-            return self.take_urgent_batch()
-        self._num_interactive_in_row = 0
+    def take_batch(self, max_bulk_cost: float = math.inf, *, only_urgent: bool = False) -> Sequences:
+        """Remove and return the next batch; empty when nothing waits. Bulk costs at most `max_bulk_cost`; with
+        `only_urgent` an interactive request leads the batch or there is none.
+        """
         batch = OpenBatch(self._limits, self._cost, self._saved_padding)
-        if self._bulk:
-            anchor_length = self._bulk.longest_of_oldest()
-            self._fill(
-                batch, self._bulk, anchor_length, lambda length: self._bulk_budget(length, max_bulk_cost)
-            )
-        return self._finish(batch)
-
-    def take_urgent_batch(self) -> Sequences:
-        """Remove and return a batch led by an interactive request and topped up with bulk; empty when none waits."""
-        batch = OpenBatch(self._limits, self._cost, self._saved_padding)
-        if self._interactive:
+        may_be_urgent = only_urgent or not self._bulk or self._num_interactive_in_row < MAX_INTERACTIVE_IN_ROW
+        if self._interactive and may_be_urgent:
             self._num_interactive_in_row += 1
             anchor_length = self._interactive.longest_of_oldest()
             urgent, top_up = self._limits.urgent_share, self._limits.top_up_share
             self._fill(batch, self._interactive, anchor_length, lambda length: urgent * self._budget(length))
             self._fill(batch, self._bulk, anchor_length, lambda length: top_up * self._budget(length))
-        return self._finish(batch)
+        elif not only_urgent:
+            self._num_interactive_in_row = 0
+            if self._bulk:
+                anchor_length = self._bulk.longest_of_oldest()
+                self._fill(
+                    batch, self._bulk, anchor_length, lambda length: self._bulk_budget(length, max_bulk_cost)
+                )
+        self._saved_padding = batch.saved_padding
+        return batch.close()
 
     def _fill(
         self, batch: OpenBatch, waiting: WaitingSequences, length: int, budget: Callable[[int], float]
@@ -283,7 +281,3 @@ class SequencePool:
     def _bulk_budget(self, length: int, max_bulk_cost: float) -> float:
         budget = self._budget(length)
         return min(budget, max(max_bulk_cost, self._limits.shortest_bulk_share * budget))
-
-    def _finish(self, batch: OpenBatch) -> Sequences:
-        self._saved_padding = batch.saved_padding
-        return batch.close()

@@ -7,6 +7,7 @@ suspects each is tried again alone.
 """
 
 import logging
+import math
 import os
 import threading
 import time
@@ -24,12 +25,7 @@ from worker.engine.switchboard import Switchboard
 from worker.engine.tuner import Tuner
 from worker.loading import LoadingDisplay
 from worker.runner.memory import MemoryReport
-from worker.runner.messages import (
-    Encode,
-    Loaded,
-    LoadFailed,
-    Reading,
-)
+from worker.runner.messages import Loaded, LoadFailed, Reading
 from worker.runner.runner import Runner, RunnerLost
 from worker.runner.runner_group import RunnerGroup
 from worker.runner.starter import RunnerStarter
@@ -89,7 +85,6 @@ class Executor:
         self._stopping = threading.Event()
         self._settled = threading.Event()  # the first load has succeeded or failed
         self._runner: AnyRunner | None = None
-        self._next_number = 0
         self._is_loaded = False  # once, and has encoded the canary
         self._backend = ""  # that loads the model, if the process has named one
         self.num_restarts = 0
@@ -161,8 +156,7 @@ class Executor:
         try:
             if not self._wait_until_loaded(runner):
                 return
-            deadline = time.monotonic() + self._timeouts.load_seconds
-            if not self._wait_until_sound(runner, deadline):
+            if not self._wait_until_sound(runner):
                 return
         finally:
             self._display.close()
@@ -170,8 +164,7 @@ class Executor:
         self.state, self.reason = RUNNING, ""
         self._settled.set()
         while not self._stopping.is_set():
-            self._send_ahead(runner)
-            self._receive_outcome(runner)
+            self._step(runner, "a forward pass", self._timeouts.forward_seconds)
 
     def _wait_until_loaded(self, runner: AnyRunner) -> bool:
         """Wait until the model is loaded. Return False when the executor was stopped meanwhile."""
@@ -196,19 +189,13 @@ class Executor:
             logger.warning("%s: %s", self._name, note)
         return True
 
-    def _wait_until_sound(self, runner: AnyRunner, deadline: float) -> bool:
+    def _wait_until_sound(self, runner: AnyRunner) -> bool:
         """Wait until every stream has encoded the canary. Return False when the executor was stopped meanwhile."""
-        check = self._in_flight.check
-        while check.is_open:
+        while self._in_flight.check.is_open:
             if self._stopping.is_set():
                 runner.kill()
                 return False
-            if time.monotonic() >= deadline:
-                raise self._abandon(runner, f"a known text took more than {self._timeouts.load_seconds:g} s")
-            self._send_canaries(runner)
-            for message in self._listen(runner, deadline):
-                self._in_flight.hear(message)
-            self._refuse_sickness()
+            self._step(runner, "a known text", self._timeouts.load_seconds)
         return True
 
     def _hear_loading(self, runner: AnyRunner, deadline: float) -> object | None:
@@ -222,41 +209,26 @@ class Executor:
                 self._display.show(message.num_bytes_read, message.num_bytes)
         return None
 
-    def _send_canaries(self, runner: AnyRunner) -> None:
-        check = self._in_flight.check
-        while check.num_due:
-            self._next_number += 1
-            self._in_flight.heard_at = time.monotonic()
-            runner.send(Encode(self._next_number, check.next_batch(self._next_number), is_urgent=True))
-
-    def _send_ahead(self, runner: AnyRunner) -> None:
-        self._send_canaries(runner)
-        while (work := self._in_flight.next_work()) is not None:
-            self._next_number += 1
-            self._in_flight.note_sent(self._next_number, work)
-            runner.send(Encode(self._next_number, work.batch, work.is_urgent))
-
-    def _receive_outcome(self, runner: AnyRunner) -> None:
-        """Wait for the runner's next message, for new work, or until the forward pass has taken too long."""
-        in_flight, seconds = self._in_flight, self._timeouts.forward_seconds
+    def _step(self, runner: AnyRunner, what: str, seconds: float) -> None:
+        """Send what the runner has room for, and hear what came of it: until it speaks, until there is new work, or
+        until `what` it computes has taken so many seconds.
+        """
+        in_flight = self._in_flight
+        while (batch := in_flight.next_message()) is not None:
+            runner.send(batch)
         deadline = in_flight.find_deadline(seconds)
-        ask_again_at = self._source.ask_again_at() if in_flight.has_room else None
-        moments = [moment for moment in (deadline, ask_again_at) if moment is not None]
-        said = self._listen(runner, min(moments, default=None))
+        said = self._listen(runner, min(deadline, in_flight.ask_again_at()))
         for message in said:
             in_flight.hear(message)
-        self._refuse_sickness()
-        if not said and deadline is not None and time.monotonic() >= deadline:
-            in_flight.suspect_overdue(seconds)
-            raise self._abandon(runner, f"a forward pass took more than {seconds:g} s")
-
-    def _refuse_sickness(self) -> None:
-        if flaw := self._in_flight.check.flaw:
+        if flaw := in_flight.check.flaw:
             raise RunnerLost(f"it cannot encode a known text ({flaw})", is_sick=True)
+        if not said and time.monotonic() >= deadline:
+            in_flight.suspect_overdue(seconds)
+            raise self._abandon(runner, f"{what} took more than {seconds:g} s")
 
-    def _listen(self, runner: AnyRunner, deadline: float | None) -> list[object]:
+    def _listen(self, runner: AnyRunner, deadline: float) -> list[object]:
         """Return the runner's messages until the deadline; none if only new work came, or ranks have yet to answer."""
-        timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+        timeout = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
         has_spoken = False
         for key, _ in self._selector.select(timeout):
             if key.fileobj is self._wake_reader:

@@ -1,9 +1,11 @@
 """InFlight: the batches of one executor, from the moment they are taken until it is known what came of them.
 
 Those that are with the runner, those that are to be sent again, those that failed alone and wait for the canary's
-verdict. Decides who is to blame when a batch fails or a process is lost. Starts, sends and ends nothing.
+verdict. Decides what the runner gets next, and who is to blame when a batch fails or a process is lost. Starts, sends
+and ends nothing.
 """
 
+import math
 import time
 from dataclasses import replace
 from typing import Final
@@ -15,7 +17,15 @@ from worker.engine.switchboard import Switchboard
 from worker.engine.tuner import Tuner
 from worker.engine.work import Work
 from worker.runner.memory import MemoryReport
-from worker.runner.messages import BATCHES_AHEAD, URGENT_BATCHES_AHEAD, Encoded, EncodeFailed, Started
+from worker.runner.messages import (
+    BATCHES_AHEAD,
+    LONGEST_QUEUED_SECONDS,
+    URGENT_BATCHES_AHEAD,
+    Encode,
+    Encoded,
+    EncodeFailed,
+    Started,
+)
 from worker.runner.runner import RunnerLost
 
 # Alone, and the process was sound behind each time: an error that does not stay is no text's.
@@ -43,7 +53,9 @@ class InFlight:
         # To be sent again before anything new: suspects, then halves and innocent batches. Urgent ones first.
         self._suspects: list[Work] = []
         self._returned: list[Work] = []
-        self._num_streams = self._num_started = 1
+        self._num_streams, self._is_queued = 1, False
+        self._last_seconds = math.inf  # of a batch
+        self._next_number = 0
         self.is_sickness = False  # why the last runner was lost
         self._has_halved = False  # a batch that failed in a runner that is still in doubt
         self.heard_at = 0.0
@@ -52,25 +64,44 @@ class InFlight:
 
     def begin(self, report: EncoderReport, memory: MemoryReport | None, *, is_another: bool) -> None:
         """Note that a runner has loaded the model. Batches made for another encoder are rebuilt."""
-        self._num_streams, self._num_started, self.memory = report.num_streams, report.num_started, memory
+        self._num_streams, self._is_queued, self.memory = report.num_streams, report.is_queued, memory
+        self._last_seconds = math.inf
         self._dimension = self._model_dimension if report.gives_vectors else None
         if is_another:
             self._source.take_back([work for work in self._returned if not work.is_tried_alone])
             self._returned = [work for work in self._returned if work.is_tried_alone]
         self.check.begin(self._num_streams, is_in_doubt=self.is_sickness)
 
-    def note_sent(self, number: int, work: Work) -> None:
-        """Note a batch before it is sent, so that it is known if the runner dies at once."""
-        if not self.outstanding:
-            self.heard_at = time.monotonic()
-        self.outstanding[number] = work
-
     @property
     def has_room(self) -> bool:
-        return not self.check.is_open and len(self.outstanding) < self._num_started + BATCHES_AHEAD
+        """Return True if the runner has fewer batches than it has started and one ahead of these."""
+        num_queued = self._is_queued and self._last_seconds < LONGEST_QUEUED_SECONDS
+        return (
+            not self.check.is_open and len(self.outstanding) < self._num_streams + num_queued + BATCHES_AHEAD
+        )
+
+    def next_message(self) -> Encode | None:
+        """Return what is to be sent next, a canary or a batch; None where the runner has enough. It counts as sent, so
+        that it is known if the runner dies at once.
+        """
+        if self.check.num_due:
+            self._next_number += 1
+            self.heard_at = time.monotonic()
+            return Encode(self._next_number, self.check.next_batch(self._next_number), is_urgent=True)
+        work = self.next_work()
+        if work is None:
+            return None
+        if not self.outstanding:
+            self.heard_at = time.monotonic()
+        self._next_number += 1
+        self.outstanding[self._next_number] = work
+        return Encode(self._next_number, work.batch, work.is_urgent)
 
     def next_work(self) -> Work | None:
-        """Return the next batch that the runner has room for; urgent ones have more. A suspect goes alone."""
+        """Return the next batch that the runner has room for; urgent ones have more. A suspect goes alone.
+
+        What is more urgent is decided here: everybody behind, but a runner with one batch that waits, keeps this order.
+        """
         if self.check.is_open or any(work.is_suspect for work in self.outstanding.values()):
             return None
         if self._suspects:
@@ -80,14 +111,17 @@ class InFlight:
             return None
         if self._returned and (self.has_room or self._returned[0].is_urgent):
             return self._returned.pop(0)
-        if self.has_room:
-            return self._source.next_work(is_runner_idle=not self.outstanding)
-        return self._source.next_urgent_work()
+        return self._source.next_work(is_runner_idle=not self.outstanding, only_urgent=not self.has_room)
 
-    def find_deadline(self, seconds: float) -> float | None:
-        """Return when the oldest running forward pass has taken too long; None if there is none."""
+    def ask_again_at(self) -> float:
+        """Return when a batch that is held back will be sent, full or not."""
+        moment = self._source.ask_again_at() if self.has_room else None
+        return math.inf if moment is None else moment
+
+    def find_deadline(self, seconds: float) -> float:
+        """Return when the oldest running forward pass has taken too long; infinite if there is none."""
         if not self.outstanding and not self.check.numbers:
-            return None
+            return math.inf
         return min(self.started.values(), default=self.heard_at) + seconds
 
     def suspect_overdue(self, seconds: float) -> None:
@@ -98,6 +132,8 @@ class InFlight:
     def hear(self, message: object) -> None:
         """Process the runner's message about a batch. Outcomes are matched by number, since urgent ones overtake."""
         self.heard_at = time.monotonic()
+        if isinstance(message, Encoded):
+            self._last_seconds = message.seconds
         if isinstance(message, Encoded) and (misfit := find_misfit(message.results, self._dimension)):
             message = EncodeFailed(message.number, misfit)
         if isinstance(message, Started):

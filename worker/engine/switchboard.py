@@ -170,13 +170,11 @@ class Switchboard:
             self._tickets.pop(ticket.number, None)
             self._pool.remove(ticket.number)
 
-    def next_work(self, *, is_runner_idle: bool) -> Work | None:
+    def next_work(self, *, is_runner_idle: bool, only_urgent: bool = False) -> Work | None:
+        """Return the next batch, led by an interactive request if there is one, or only such a one."""
         with self._lock:
-            return self._make_work(self._feed.take(self._clock(), is_runner_idle=is_runner_idle))
-
-    def next_urgent_work(self) -> Work | None:
-        with self._lock:
-            return self._make_work(self._feed.take_urgent(self._clock()))
+            sequences = self._feed.take(self._clock(), is_runner_idle=is_runner_idle, only_urgent=only_urgent)
+            return self._make_work(sequences)
 
     def ask_again_at(self) -> float | None:
         return self._feed.hold_end

@@ -4,19 +4,16 @@ All are given every batch, in one order, and all answer it: their results one be
 ranks, are the batch's. One that dies or fails ends the group: its neighbours wait for it in the middle of a layer, or
 have sent what the next batch would take for its own.
 
-The order is that in which the group sends, and it is decided here alone. Every pipe gets the same batches one behind
-the other, a rank's reader hands them on as they come (worker.runner.runner_process), and its one stream starts them
-so. No rank lets one overtake, not even a canary, since it cannot know what the others have started. An urgent batch
-overtakes what the group still holds: beside the batch that they compute, ranks have the next one, which is prepared,
-and where they queue short batches, one more that is started.
+The order is that in which the executor sends. Every pipe gets the same batches one behind the other, a rank's reader
+hands them on as they come (worker.runner.runner_process), and its one stream starts them so. No rank lets one overtake,
+not even a canary, since it cannot know what the others have started. An urgent batch overtakes what was not sent:
+beside the batch that they compute, ranks have the next one, and where they queue short batches, one more.
 """
 
-import math
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from heapq import heappop, heappush
 from multiprocessing.connection import Connection
 from selectors import EVENT_READ, DefaultSelector
 from tempfile import TemporaryDirectory
@@ -26,7 +23,6 @@ from vectormill.ragged import Ragged
 from worker.encoder.encoder import EncoderReport
 from worker.runner.memory import MemoryReport, join_reports
 from worker.runner.messages import (
-    BATCHES_AHEAD,
     Encode,
     Encoded,
     EncodeFailed,
@@ -37,7 +33,6 @@ from worker.runner.messages import (
     Started,
 )
 from worker.runner.runner import Runner, RunnerLost
-from worker.runner.stream import LONGEST_QUEUED_SECONDS
 
 # A rank whose neighbour dies may hear of that before we do, as an error of its own: the cause is waited for.
 CAUSE_SECONDS: Final = 5.0
@@ -64,9 +59,6 @@ class RunnerGroup:
         self._parts: dict[int, dict[int, Encoded]] = {}  # what ranks have answered, by batch and rank
         self._failures: list[tuple[int, EncodeFailed]] = []  # with the rank
         self._memories: dict[int, MemoryReport] = {}  # of ranks, since all of them were last reported
-        self._held: list[tuple[bool, int, Encode]] = []  # a heap: urgent ones first, then as they came
-        self._num_sent = 0  # to the ranks, and not yet ended by all
-        self._last_seconds = math.inf  # of a batch
         self._begun: deque[int] = deque()  # by any rank, and not yet ended by all
         self._said: list[Any] = []  # by the group, and not yet returned
 
@@ -79,28 +71,10 @@ class RunnerGroup:
         """Return the process of the first rank."""
         return self._runners[0].pid
 
-    def send(self, message: object) -> None:
-        """Send a message to all ranks, a batch when its turn has come. Raises RunnerLost."""
-        if isinstance(message, Encode):
-            heappush(self._held, (not message.is_urgent, message.number, message))
-            self._send_held()
-            return
+    def send(self, message: Encode) -> None:
+        """Send a batch to all ranks, of which none lets it overtake. Raises RunnerLost."""
         for runner in self._runners:
-            runner.send(message)
-
-    def _send_held(self) -> None:
-        """Send held batches while the ranks have room. Raises RunnerLost."""
-        while self._held and self._num_sent < self._num_with_ranks:
-            *_, message = heappop(self._held)
-            self._num_sent += 1
-            for runner in self._runners:
-                runner.send(replace(message, is_urgent=False))
-
-    @property
-    def _num_with_ranks(self) -> int:
-        """Return how many batches ranks may have: those they have started, and the next."""
-        is_queued = bool(self._loaded) and self._loaded[0].report.is_queued
-        return 1 + (is_queued and self._last_seconds < LONGEST_QUEUED_SECONDS) + BATCHES_AHEAD
+            runner.send(replace(message, is_urgent=False))
 
     def receive(self) -> list[Any]:
         """Return what the group as a whole reports; perhaps nothing yet. Raises RunnerLost."""
@@ -115,7 +89,6 @@ class RunnerGroup:
                     failed=failed,
                 )
             self._listen(deadline - time.monotonic())
-        self._send_held()
         said, self._said = self._said, []
         return said
 
@@ -174,7 +147,6 @@ class RunnerGroup:
         if len(parts) < len(self._runners):
             return []
         del self._parts[message.number]
-        self._num_sent -= 1
         self._begun.remove(message.number)
         # Said again, of what has waited for this one: the time that a pass may take begins when it is computed.
         following = [Started(self._begun[0])] if self._begun else []
@@ -211,7 +183,7 @@ class RunnerGroup:
     def _join(self, number: int, parts: Mapping[int, Encoded]) -> Encoded:
         """Join the ranks' answers to one batch. It took as long as the slowest."""
         results = Ragged.join([parts[rank].results for rank in sorted(parts)])
-        seconds = self._last_seconds = max(part.seconds for part in parts.values())
+        seconds = max(part.seconds for part in parts.values())
         collate_seconds = max(part.collate_seconds for part in parts.values())
         return Encoded(number, results, seconds, self._take_memory(), collate_seconds)
 

@@ -15,13 +15,11 @@ from worker.encoder.exhaustion import is_out_of_memory
 from worker.encoder.forward_pass import DeviceLost, ForwardPass
 from worker.runner.channel import Channel
 from worker.runner.memory import MemoryGauge
-from worker.runner.messages import Encode, Encoded, EncodeFailed, Started
+from worker.runner.messages import LONGEST_QUEUED_SECONDS, Encode, Encoded, EncodeFailed, Started
 
 logger = logging.getLogger(__name__)
 
 LONGEST_REASON: Final = 500
-# Between two batches a device waits for some milliseconds, until we have launched its kernels.
-LONGEST_QUEUED_SECONDS: Final = 0.2
 
 # Not urgent, place in which it came, run: the least is encoded next. Places differ, so that runs are never compared.
 Waiting = tuple[bool, int, "Run"]

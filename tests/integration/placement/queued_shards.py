@@ -91,5 +91,5 @@ def load_queued_shard(order: EncoderOrder) -> QueuedShard:
     PatientStream.directory = order.cache_dir
     vars(runner_process)["Stream"] = PatientStream
     # However slow the machine is: behind a batch that took longer none is queued.
-    stream.LONGEST_QUEUED_SECONDS = float("inf")  # type: ignore[misc]
+    stream.LONGEST_QUEUED_SECONDS = float("inf")  # type: ignore[attr-defined]
     return QueuedShard(order, order.rank)

@@ -108,9 +108,8 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[Encode]:
     batches: list[Encode] = []
     send = RunnerGroup.send
 
-    def note(group: RunnerGroup, message: object) -> None:
-        if isinstance(message, Encode):
-            batches.append(message)
+    def note(group: RunnerGroup, message: Encode) -> None:
+        batches.append(message)
         send(group, message)
 
     monkeypatch.setattr(RunnerGroup, "send", note)

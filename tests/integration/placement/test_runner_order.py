@@ -17,7 +17,15 @@ from worker.devices.detect import detect_inventory
 from worker.devices.device import split_processor
 from worker.encoder.encoder import Choice, Encoder, EncoderOrder, EncoderReport
 from worker.runner import stream
-from worker.runner.messages import Encode, Encoded, EncodeFailed, Load, Loaded, Started
+from worker.runner.messages import (
+    LONGEST_QUEUED_SECONDS,
+    Encode,
+    Encoded,
+    EncodeFailed,
+    Load,
+    Loaded,
+    Started,
+)
 from worker.runner.runner import Runner
 
 # What the first token of a batch has its forward pass do.
@@ -68,7 +76,7 @@ def load_queued_encoder(order: EncoderOrder) -> FakeEncoder:
 
 def load_patient_encoder(order: EncoderOrder) -> FakeEncoder:
     """A batch is queued behind another however long that one takes: on a slow machine each is a long one."""
-    stream.LONGEST_QUEUED_SECONDS = float("inf")  # type: ignore[misc]
+    stream.LONGEST_QUEUED_SECONDS = float("inf")  # type: ignore[attr-defined]
     return FakeEncoder(order, is_queued=True)
 
 
@@ -252,7 +260,7 @@ def test_the_seconds_of_a_queued_batch_begin_when_the_one_before_it_is_done(queu
     encoded = [message for message in queued.receive(3) if isinstance(message, Encoded)]
     passed = time.perf_counter() - before
     assert [message.number for message in encoded] == [3, 4]
-    assert encoded[0].seconds > 2 * stream.LONGEST_QUEUED_SECONDS, "it was started before, and computed after"
+    assert encoded[0].seconds > 2 * LONGEST_QUEUED_SECONDS, "it was started before, and computed after"
     assert sum(message.seconds for message in encoded) <= passed, "no moment counts twice"
 
 
@@ -266,5 +274,5 @@ def test_a_queued_batch_that_fails_leaves_its_neighbours_alone(queued: Conversat
 
 
 def wait_longer_than_is_queued() -> None:
-    end = time.monotonic() + 2 * stream.LONGEST_QUEUED_SECONDS
+    end = time.monotonic() + 2 * LONGEST_QUEUED_SECONDS
     wait_for(lambda: time.monotonic() > end)

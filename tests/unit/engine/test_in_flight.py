@@ -1,9 +1,11 @@
 """What becomes of batches when one fails or their process is lost: who is to blame, and what is tried again."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from vectormill.ragged import Ragged
@@ -14,7 +16,7 @@ from worker.engine.canary import Canary
 from worker.engine.in_flight import FAILURES_OF_ONE, InFlight
 from worker.engine.work import Work
 from worker.runner.memory import MemoryReport
-from worker.runner.messages import Encoded, EncodeFailed, Started
+from worker.runner.messages import Encode, Encoded, EncodeFailed, Started
 from worker.runner.runner import RunnerLost
 from worker.tasks.likeness import find_turned
 
@@ -35,11 +37,11 @@ class Surroundings:
         self.taken_back: list[Work] = []
         self.killed: list[Work] = []
 
-    def next_work(self, *, is_runner_idle: bool) -> Work | None:
-        return self.works.pop(0) if self.works else None
-
-    def next_urgent_work(self) -> Work | None:
-        return None
+    def next_work(self, *, is_runner_idle: bool, only_urgent: bool) -> Work | None:
+        """Return the first work, or the first urgent one."""
+        places = (place for place, work in enumerate(self.works) if work.is_urgent or not only_urgent)
+        place = next(places, None)
+        return None if place is None else self.works.pop(place)
 
     def ask_again_at(self) -> float | None:
         return None
@@ -71,7 +73,6 @@ class Desk:
         self.around = Surroundings()
         self.around.works = [make_work(request, size) for request, size in enumerate(sizes)]
         self.in_flight = InFlight(cast(Any, self.around), cast(Any, self.around), CANARY, 4)
-        self.number = 0
         self.load()
 
     def load(self, *, is_another: bool = False, memory: MemoryReport | None = None) -> None:
@@ -80,21 +81,21 @@ class Desk:
 
     def sing(self, vector: NDArray[np.float32] = VECTOR) -> None:
         """The runner answers what canaries it is sent."""
-        check = self.in_flight.check
-        while check.num_due:
-            self.number += 1
-            batch = check.next_batch(self.number)
-            self.in_flight.hear(
-                Encoded(self.number, Ragged.from_matrix(np.tile(vector, (len(batch), 1))), 0.1)
-            )
+        while self.in_flight.check.num_due:
+            canary = self.in_flight.next_message()
+            assert canary is not None
+            rows = Ragged.from_matrix(np.tile(vector, (len(canary.batch), 1)))
+            self.in_flight.hear(Encoded(canary.number, rows, 0.1))
 
     def start(self) -> int:
-        work = self.in_flight.next_work()
-        assert work is not None
-        self.number += 1
-        self.in_flight.note_sent(self.number, work)
-        self.in_flight.hear(Started(self.number))
-        return self.number
+        message = self.in_flight.next_message()
+        assert message is not None
+        self.in_flight.hear(Started(message.number))
+        return message.number
+
+    def end(self, number: int, seconds: float = 0.1) -> None:
+        size = len(self.in_flight.outstanding[number].sequences)
+        self.in_flight.hear(Encoded(number, Ragged.from_matrix(np.zeros((size, 4), np.float32)), seconds))
 
     def fail(self, number: int) -> None:
         self.in_flight.hear(EncodeFailed(number, "an error"))
@@ -226,3 +227,30 @@ def test_a_process_whose_known_text_gets_no_vector_is_not_believed() -> None:
     desk.in_flight.begin(REPORT, None, is_another=False)
     desk.sing(VECTOR[:3])
     assert "have 3 values, and vectors of this model have 4" in desk.in_flight.check.flaw
+
+
+@pytest.mark.parametrize(("seconds", "num_sent"), [(0.1, 3), (0.5, 2)])
+def test_a_device_that_queues_has_one_batch_more_where_batches_are_short(
+    seconds: float, num_sent: int
+) -> None:
+    desk = Desk(*[1] * 9)
+    desk.in_flight.begin(replace(REPORT, is_queued=True), None, is_another=False)
+    desk.sing()
+    desk.end(desk.start(), seconds)
+    while desk.in_flight.next_message():
+        pass
+    assert len(desk.in_flight.outstanding) == num_sent
+
+
+def test_urgent_batches_come_on_top_of_a_full_house_of_bulk_but_not_without_end() -> None:
+    desk = Desk(*[1] * 8)
+    desk.around.works[3:] = [replace(work, is_urgent=True) for work in desk.around.works[3:]]
+    sent: list[Encode] = []
+    while message := desk.in_flight.next_message():
+        sent.append(message)
+    assert [each.is_urgent for each in sent] == [False, False, True, True]
+    desk.end(sent[2].number)
+    another = desk.in_flight.next_message()
+    assert another is not None
+    assert another.is_urgent
+    assert desk.in_flight.next_message() is None

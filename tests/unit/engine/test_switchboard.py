@@ -101,7 +101,7 @@ def test_a_batch_is_urgent_if_an_interactive_request_is_in_it() -> None:
     switchboard.add(ticket_of([[1, 2, 3]] * 20))
     switchboard.add(ticket_of([[1, 2]], is_interactive=True))
     assert [work.is_urgent for work in iter(lambda: next_work(switchboard), None)] == [True, False]
-    assert switchboard.next_urgent_work() is None
+    assert switchboard.next_work(is_runner_idle=True, only_urgent=True) is None
 
 
 @given(st.lists(st.lists(st.integers(1, 10_000), max_size=30), min_size=1, max_size=20), st.data())

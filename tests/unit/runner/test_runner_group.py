@@ -182,40 +182,12 @@ def test_what_ranks_read_is_told_as_one_sum_and_kept_by_rank(ranks: Ranks) -> No
     assert loaded.report.loadings == (Loading("cpu:0", 100, 1.5), Loading("cpu:1", 50, 1.5))
 
 
-def test_every_rank_gets_the_batches_in_one_order_in_which_urgent_ones_overtake_what_is_not_sent(
-    ranks: Ranks,
-) -> None:
+def test_every_rank_gets_the_batches_in_one_order_which_none_changes(ranks: Ranks) -> None:
     group, runners = ranks
-    for number in (1, 2, 3, 4):
-        group.send(encode(number))
-    group.send(encode(5, is_urgent=True))
-    assert [[each.number for each in rank.sent] for rank in runners] == [[1, 2]] * 2
-    runners[0].say(Started(1), encoded(1))
-    hear(group)
-    assert [each.number for each in runners[0].sent] == [1, 2], "the other rank is not done with it"
-    runners[1].say(Started(1), encoded(1))
-    hear(group)
-    for rank in runners:
-        rank.say(Started(2), encoded(2), Started(5), encoded(5))
-    hear(group)
-    assert [[each.number for each in rank.sent] for rank in runners] == [[1, 2, 5, 3, 4]] * 2
+    for number in (1, 2, 3):
+        group.send(encode(number, is_urgent=number == 3))
+    assert [[each.number for each in rank.sent] for rank in runners] == [[1, 2, 3]] * 2
     assert not any(each.is_urgent for rank in runners for each in rank.sent), "none overtakes on a rank"
-
-
-@pytest.mark.parametrize(("seconds", "num_sent"), [(0.1, 3), (0.5, 2)])
-def test_ranks_that_queue_have_one_batch_more_where_batches_are_short(
-    ranks: Ranks, seconds: float, num_sent: int
-) -> None:
-    group, runners = ranks
-    choice = Choice("cuda:0", "asked for")
-    for rank in runners:
-        rank.say(Loaded(EncoderReport(choice, choice, choice, "padded", 1, 0.0, is_queued=True)))
-        rank.say(Started(1), replace(encoded(1), seconds=seconds))
-    group.send(encode(1))
-    hear(group)
-    for number in (2, 3, 4, 5):
-        group.send(encode(number))
-    assert [len(rank.sent) for rank in runners] == [1 + num_sent] * 2
 
 
 def test_two_batches_that_ranks_have_begun_are_both_said_and_the_second_again_when_its_turn_comes(
