@@ -21,7 +21,7 @@ from scheduler.schedules import fire_due_schedules
 from scheduler.tender import Tender
 from scheduler.webhooks import WebhookSender
 from vectormill.broker.app import make_app
-from vectormill.broker.doorbell import Porter
+from vectormill.broker.doorbell import DoorbellSubscriber
 from vectormill.broker.queues import QueueReader
 from vectormill.broker.sentinel import Sentinel
 from vectormill.db.election import win_election
@@ -75,7 +75,7 @@ def _serve(settings: Settings, database_url: str, redis_url: str, stop: threadin
     queues = QueueReader(redis_url)
     pruning = make_engine(database_url, application_name="vectormill pruner", pool_size=1, max_overflow=0)
     posting = make_engine(database_url, application_name="vectormill webhooks", pool_size=1, max_overflow=0)
-    porter = Porter(redis_url)
+    subscriber = DoorbellSubscriber(redis_url)
     dispatcher = Dispatcher(engine, make_app(redis_url), sentinel, queues, settings.ageing_seconds)
 
     @contextmanager
@@ -92,13 +92,13 @@ def _serve(settings: Settings, database_url: str, redis_url: str, stop: threadin
 
     while not stop.is_set():
         try:
-            _serve_term(engine, dispatcher, porter, duties_beside, settings, stop)
+            _serve_term(engine, dispatcher, subscriber, duties_beside, settings, stop)
         except (SQLAlchemyError, psycopg.Error) as error:
             logger.warning("Postgres cannot be reached; trying again: %s", error)
             stop.wait(1.0)
     sentinel.close()
     queues.close()
-    porter.close()
+    subscriber.close()
     engine.dispose()
     pruning.dispose()
     posting.dispose()
@@ -107,7 +107,7 @@ def _serve(settings: Settings, database_url: str, redis_url: str, stop: threadin
 def _serve_term(
     engine: Engine,
     dispatcher: Dispatcher,
-    porter: Porter,
+    subscriber: DoorbellSubscriber,
     duties_beside: Callable[[], AbstractContextManager[None]],
     settings: Settings,
     stop: threading.Event,
@@ -146,15 +146,17 @@ def _serve_term(
                 seconds = (
                     settings.dispatch_seconds if has_open_jobs(driver) else settings.idle_dispatch_seconds
                 )
-                pause(driver, porter, seconds, stop)
+                pause(driver, subscriber, seconds, stop)
 
 
-def pause(driver: psycopg.Connection[Any], porter: Porter, seconds: float, stop: threading.Event) -> None:
+def pause(
+    driver: psycopg.Connection[Any], subscriber: DoorbellSubscriber, seconds: float, stop: threading.Event
+) -> None:
     """Wait until a job comes, a worker rings, or the seconds are over."""
-    porter.listen()
+    subscriber.listen()
     if has_heard_of_job(driver):
         return
-    has_rung = porter.wait(seconds, driver)
+    has_rung = subscriber.wait(seconds, driver)
     has_heard_of_job(driver)  # what ended this pause does not end the next one too
     if has_rung:
         stop.wait(_RINGING_SECONDS)

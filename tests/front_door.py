@@ -15,7 +15,7 @@ from tests.models import DEVICE
 from tests.queries import SPACE
 from tests.services import connected_engine, migrated_database
 from tests.waiting import wait_for
-from vectormill.broker.query_desk import QueryDesk
+from vectormill.broker.query_consumer import QueryConsumer
 from vectormill.broker.query_messages import queue_key
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from worker.engine.engine import Engine as EncodingEngine
@@ -39,7 +39,7 @@ def open_front_door(postgres_url: str, redis_url: str, cache: Path, **settings: 
     model = EncodingEngine(Registry({}).card(DEFAULT_MODEL, weights=True), DEVICE, worker_settings, cache)
     model.start()
     try:
-        listener = QueryListener(QueryDesk(redis_url, SPACE, "front-door"), model, "front-door")
+        listener = QueryListener(QueryConsumer(redis_url, SPACE, "front-door"), model, "front-door")
         listener.start()
         try:
             with Redis.from_url(redis_url) as redis:

@@ -6,7 +6,7 @@ from typing import Final
 from uuid import uuid4
 
 from tests.obedient_engine import ObedientEngine
-from vectormill.broker.query_desk import QueryDesk
+from vectormill.broker.query_consumer import QueryConsumer
 from vectormill.broker.query_messages import Query, name_space
 from vectormill.models.registry import DEFAULT_MODEL, Registry
 from worker.engine.engine import EncodeRequest
@@ -17,14 +17,14 @@ SPACE: Final = name_space(_CARD.name, _CARD.revision, "+".join(_CARD.pooling))
 
 
 @contextmanager
-def opening_desk(redis_url: str) -> Iterator[tuple[QueryDesk, str]]:
-    """The desk of a worker that does nothing by itself, and the worker's name."""
+def opening_consumer(redis_url: str) -> Iterator[tuple[QueryConsumer, str]]:
+    """The consumer of a worker that does nothing by itself, and the worker's name."""
     worker = f"worker-{uuid4().hex[:6]}"
-    desk = QueryDesk(redis_url, SPACE, worker)
+    consumer = QueryConsumer(redis_url, SPACE, worker)
     try:
-        yield desk, worker
+        yield consumer, worker
     finally:
-        desk.close()
+        consumer.close()
 
 
 @contextmanager
@@ -39,7 +39,9 @@ def listening(
     `engine` encodes them in place of the obedient one, and `before` is not called then.
     """
     worker = f"worker-{uuid4().hex[:6]}"
-    listener = QueryListener(QueryDesk(redis_url, space, worker), engine or ObedientEngine(before), worker)
+    listener = QueryListener(
+        QueryConsumer(redis_url, space, worker), engine or ObedientEngine(before), worker
+    )
     listener.start()
     try:
         yield listener
@@ -47,7 +49,7 @@ def listening(
         listener.stop()
 
 
-def take_one(desk: QueryDesk) -> Query:
-    query = desk.take()
+def take_one(consumer: QueryConsumer) -> Query:
+    query = consumer.take()
     assert query is not None
     return query

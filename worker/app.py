@@ -23,7 +23,7 @@ from rich.console import Console
 
 from vectormill.broker.app import ENCODE_CHUNK, make_app, queue_of
 from vectormill.broker.doorbell import Doorbell
-from vectormill.broker.query_desk import QueryDesk
+from vectormill.broker.query_consumer import QueryConsumer
 from vectormill.broker.query_messages import name_space
 from vectormill.broker.queues import QueueReader
 from vectormill.db.session import make_engine
@@ -235,7 +235,7 @@ def listen_for_queries(
 ) -> QueryListener:
     """Return a listener for queries of this very model, not yet started."""
     space = name_space(card.name, card.revision, "+".join(card.pooling))
-    return QueryListener(QueryDesk(redis_url, space, identity.owner), engine, identity.owner)
+    return QueryListener(QueryConsumer(redis_url, space, identity.owner), engine, identity.owner)
 
 
 def is_low(num_held_tokens: int, max_tokens: int) -> bool:

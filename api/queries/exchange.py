@@ -30,7 +30,7 @@ from vectormill.broker.query_messages import (
     write_message,
     write_spec,
 )
-from vectormill.broker.query_post import QueryPost
+from vectormill.broker.query_producer import QueryProducer
 from vectormill.coalescer import Coalescer
 from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import QueryLost, Unavailable
@@ -138,7 +138,7 @@ class QueryExchange:
         )
         self._messages: dict[bytes, Message] = {}
         self._takers: dict[str, dict[str, float]] = {}  # by space, when each worker has last taken a message
-        self._post: QueryPost | None = None
+        self._producer: QueryProducer | None = None
         self._hearing: asyncio.Task[None] | None = None
         self._clock_offset: float | None = None  # from the loop's clock to Redis's
 
@@ -174,8 +174,8 @@ class QueryExchange:
         if self._hearing is not None:
             self._hearing.cancel()
             await asyncio.gather(self._hearing, return_exceptions=True)
-        if self._post is not None:
-            await self._post.close()
+        if self._producer is not None:
+            await self._producer.close()
 
     def _max_messages(self, space: str) -> int:
         now = asyncio.get_running_loop().time()
@@ -201,14 +201,16 @@ class QueryExchange:
                 logger.warning("A message of %d queries is not answered: %s", len(together), loss)
             raise
 
-    def _connect(self) -> QueryPost:
-        if self._post is None:
-            self._post = QueryPost(self._redis_url)
-            self._hearing = asyncio.create_task(self._hear(self._post), name="answers to queries")
+    def _connect(self) -> QueryProducer:
+        if self._producer is None:
+            self._producer = QueryProducer(self._redis_url)
+            self._hearing = asyncio.create_task(self._hear(self._producer), name="answers to queries")
             self._hearing.add_done_callback(log_failure)
-        return self._post
+        return self._producer
 
-    async def _post_message(self, post: QueryPost, spec: EncodingSpec, together: Sequence[Asked]) -> Message:
+    async def _post_message(
+        self, producer: QueryProducer, spec: EncodingSpec, together: Sequence[Asked]
+    ) -> Message:
         """Post until Redis has taken it, as long as somebody waits for it."""
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + (RETURN_SECONDS if together[0].is_repeated else 0.0)
@@ -217,11 +219,11 @@ class QueryExchange:
             message = None
             try:
                 if self._clock_offset is None:
-                    self._clock_offset = await post.ask_time() - loop.time()
+                    self._clock_offset = await producer.ask_time() - loop.time()
                 deadline = max(asked.deadline for asked in together)
-                message = self._pack(post, spec, together, deadline + self._clock_offset)
+                message = self._pack(producer, spec, together, deadline + self._clock_offset)
                 self._messages[message.id] = message  # before its answer can come
-                if await post.post(message.space, message.content, max(deadline - loop.time(), 0.001)):
+                if await producer.post(message.space, message.content, max(deadline - loop.time(), 0.001)):
                     self._metrics.messages.inc()
                     posted, message = message, None
                     return posted
@@ -246,12 +248,12 @@ class QueryExchange:
             raise MessageLost("its clients have gone")
 
     def _pack(
-        self, post: QueryPost, spec: EncodingSpec, together: Sequence[Asked], expires_at: float
+        self, producer: QueryProducer, spec: EncodingSpec, together: Sequence[Asked], expires_at: float
     ) -> Message:
         loop = asyncio.get_running_loop()
         query = Query(
             secrets.token_bytes(8),
-            post.address,
+            producer.address,
             int(expires_at * 1000),
             self._max_text_chars,
             spell_spec(spec),
@@ -263,10 +265,10 @@ class QueryExchange:
 
     # ---- from the workers
 
-    async def _hear(self, post: QueryPost) -> None:
+    async def _hear(self, producer: QueryProducer) -> None:
         while True:
             try:
-                answer = await post.hear()
+                answer = await producer.hear()
             except RedisError:
                 await asyncio.sleep(AWAY_SECONDS)
                 continue
@@ -294,7 +296,9 @@ class QueryExchange:
             if not self._takers[known]:
                 del self._takers[known]
 
-    async def _wait_for_answer(self, post: QueryPost, message: Message, together: Sequence[Asked]) -> Encoded:
+    async def _wait_for_answer(
+        self, producer: QueryProducer, message: Message, together: Sequence[Asked]
+    ) -> Encoded:
         """Return the answer, as long as somebody waits for it. Raises MessageLost once two looks have missed it."""
         while not (await asyncio.wait([message.answer], timeout=LOOK_SECONDS))[0]:
             self._refuse_unwanted(together)
@@ -302,7 +306,7 @@ class QueryExchange:
             if now < message.next_look:
                 continue
             try:
-                is_there = await self._is_there(post, message)
+                is_there = await self._is_there(producer, message)
             except RedisError as error:
                 logger.debug("Queries wait for Redis: %s", error)
                 continue
@@ -315,10 +319,10 @@ class QueryExchange:
             raise MessageLost(answer.reason)
         return answer
 
-    async def _is_there(self, post: QueryPost, message: Message) -> bool:
+    async def _is_there(self, producer: QueryProducer, message: Message) -> bool:
         if message.taker is None:
-            return await post.waits(message.space, message.content)
-        in_hand = await post.look_at_workers([message.taker])
+            return await producer.waits(message.space, message.content)
+        in_hand = await producer.look_at_workers([message.taker])
         return message.id in in_hand[message.taker]
 
 

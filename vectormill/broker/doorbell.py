@@ -26,14 +26,14 @@ def _connect(redis_url: str) -> Redis:
     )
 
 
-class Wakes(Protocol):
+class Selectable(Protocol):
     """Anything with a file descriptor that is also watched with select()."""
 
     def fileno(self) -> int: ...
 
 
 class Doorbell:
-    """Rings the bell. Thread-safe, and raises nothing."""
+    """Rings the bell. Thread-safe; errors of Redis are swallowed."""
 
     def __init__(self, redis_url: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._redis = _connect(redis_url)
@@ -52,8 +52,8 @@ class Doorbell:
         self._redis.close()
 
 
-class Porter:
-    """Listens to the bell. Not thread-safe. Without Redis it hears nothing, and waits all the same."""
+class DoorbellSubscriber:
+    """Waits for the bell. Not thread-safe. While Redis is away it only waits out its time."""
 
     def __init__(self, redis_url: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._redis = _connect(redis_url)
@@ -73,7 +73,7 @@ class Porter:
             bell.close()
             self._quiet_until = self._clock() + _QUIET_SECONDS
 
-    def wait(self, seconds: float, beside: Wakes) -> bool:
+    def wait(self, seconds: float, beside: Selectable) -> bool:
         """Wait until the bell rings, the other connection has something to read, or the seconds are over. Return
         whether it rang.
         """

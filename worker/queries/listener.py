@@ -13,7 +13,7 @@ from typing import Final, Protocol
 import numpy as np
 from redis.exceptions import RedisError
 
-from vectormill.broker.query_desk import QueryDesk
+from vectormill.broker.query_consumer import QueryConsumer
 from vectormill.broker.query_messages import (
     PULSE_SECONDS,
     Answer,
@@ -55,8 +55,8 @@ class Encodes(Protocol):
 class QueryListener:
     """Starts when the engine can encode; `stop` returns when nobody is answered any more."""
 
-    def __init__(self, desk: QueryDesk, engine: Encodes, worker: str) -> None:
-        self._desk = desk
+    def __init__(self, consumer: QueryConsumer, engine: Encodes, worker: str) -> None:
+        self._consumer = consumer
         self._engine = engine
         self._worker = worker
         self._in_hand: set[bytes] = set()
@@ -77,12 +77,12 @@ class QueryListener:
         """Take no more queries. The API gives what does not end soon to another worker."""
         self._stopping.set()
         with suppress(RedisError):
-            self._desk.wake(len(self._threads))
+            self._consumer.wake(len(self._threads))
         for thread in (*self._threads, self._pulse):
             thread.join(seconds)
         with suppress(RedisError):
-            self._desk.leave()
-        self._desk.close()
+            self._consumer.leave()
+        self._consumer.close()
 
     def _beat(self) -> None:
         is_away = False
@@ -92,7 +92,7 @@ class QueryListener:
             with self._lock:
                 in_hand = set(self._in_hand)
             try:
-                self._desk.beat(in_hand)
+                self._consumer.beat(in_hand)
                 is_away = False
             except RedisError as error:
                 if not is_away:
@@ -102,25 +102,25 @@ class QueryListener:
     def _listen(self) -> None:
         while not self._stopping.is_set():
             try:
-                query = self._desk.take()
+                query = self._consumer.take()
             except RedisError:
                 self._stopping.wait(AWAY_SECONDS)  # the pulse has said it
             except UnreadableMessage as error:
                 logger.error("An unreadable query was skipped: %s", error)
             else:
-                if query is not None and not self._desk.is_expired(query):
+                if query is not None and not self._consumer.is_expired(query):
                     self._serve(query)
 
     def _serve(self, query: Query) -> None:
         with self._lock:
             self._in_hand.add(query.id)
         try:
-            self._desk.answer(query, Taken(query.id, self._worker))
+            self._consumer.answer(query, Taken(query.id, self._worker))
             with trace_query(query) as note:
                 answer = self._encode(query)
                 if isinstance(answer, NotEncoded):
                     note.fail(answer.reason)
-            self._desk.answer(query, answer)
+            self._consumer.answer(query, answer)
         except RedisError as error:
             logger.warning("A query was not answered, because Redis does not answer: %s", error)
         finally:

@@ -15,7 +15,7 @@ from scheduler.main import pause
 from tests.clusters import connect
 from tests.protocol import make_items, submit
 from tests.waiting import wait_for
-from vectormill.broker.doorbell import DOORBELL, Doorbell, Porter
+from vectormill.broker.doorbell import DOORBELL, Doorbell, DoorbellSubscriber
 from vectormill.jobs.arrivals import listen_for_jobs
 
 Driver = psycopg.Connection[Any]
@@ -40,72 +40,80 @@ def driver(database_url: str) -> Iterator[Driver]:
 
 
 @pytest.fixture
-def porter(redis_url: str) -> Iterator[Porter]:
+def subscriber(redis_url: str) -> Iterator[DoorbellSubscriber]:
     """Has begun to hear; that Redis confirmed it counts as a ring."""
-    with closing(Porter(redis_url)) as porter:
-        porter.listen()
+    with closing(DoorbellSubscriber(redis_url)) as subscriber:
+        subscriber.listen()
         with Redis.from_url(redis_url) as redis:
             wait_for(lambda: redis.pubsub_numsub(DOORBELL)[0][1] == 1)
-        yield porter
+        yield subscriber
 
 
 @pytest.fixture
-def silent_porter(porter: Porter, driver: Driver) -> Porter:
-    while porter.wait(0.5, driver):
+def silent_subscriber(subscriber: DoorbellSubscriber, driver: Driver) -> DoorbellSubscriber:
+    while subscriber.wait(0.5, driver):
         pass
-    return porter
+    return subscriber
 
 
 def test_rings_wake_who_waits_and_are_answered_together(
-    redis_url: str, silent_porter: Porter, driver: Driver
+    redis_url: str, silent_subscriber: DoorbellSubscriber, driver: Driver
 ) -> None:
     with closing(Doorbell(redis_url)) as doorbell:
         for _ in range(3):
             doorbell.ring()
-        assert silent_porter.wait(LONG_SECONDS, driver)
-        while silent_porter.wait(0.2, driver):  # of three rings some may have come later
+        assert silent_subscriber.wait(LONG_SECONDS, driver)
+        while silent_subscriber.wait(0.2, driver):  # of three rings some may have come later
             pass
         doorbell.ring()
-        assert silent_porter.wait(LONG_SECONDS, driver)
+        assert silent_subscriber.wait(LONG_SECONDS, driver)
 
 
-def test_a_ring_that_is_lost_costs_one_pause(silent_porter: Porter, driver: Driver) -> None:
+def test_a_ring_that_is_lost_costs_one_pause(silent_subscriber: DoorbellSubscriber, driver: Driver) -> None:
     asked_at = time.monotonic()
-    pause(driver, silent_porter, 0.2, threading.Event())
+    pause(driver, silent_subscriber, 0.2, threading.Event())
     assert 0.2 <= time.monotonic() - asked_at < LONG_SECONDS
 
 
-def test_a_submission_wakes_the_same_pause(engine: Engine, silent_porter: Porter, driver: Driver) -> None:
+def test_a_submission_wakes_the_same_pause(
+    engine: Engine, silent_subscriber: DoorbellSubscriber, driver: Driver
+) -> None:
     asked_at = time.monotonic()
     submit(engine, make_items(1))
-    pause(driver, silent_porter, LONG_SECONDS, threading.Event())
+    pause(driver, silent_subscriber, LONG_SECONDS, threading.Event())
     assert time.monotonic() - asked_at < LONG_SECONDS
     asked_at = time.monotonic()
-    pause(driver, silent_porter, 0.2, threading.Event())
+    pause(driver, silent_subscriber, 0.2, threading.Event())
     assert time.monotonic() - asked_at >= 0.2, "a submission wakes once"
 
 
 def test_a_connection_that_broke_is_made_anew(redis_url: str, driver: Driver) -> None:
     clock = Clock()
-    with closing(Porter(redis_url, clock)) as porter, closing(Doorbell(redis_url)) as doorbell:
-        porter.listen()
-        while porter.wait(0.5, driver):
+    with (
+        closing(DoorbellSubscriber(redis_url, clock)) as subscriber,
+        closing(Doorbell(redis_url)) as doorbell,
+    ):
+        subscriber.listen()
+        while subscriber.wait(0.5, driver):
             pass
         with Redis.from_url(redis_url) as redis:
             redis.client_kill_filter(_type="pubsub")
-        porter.wait(LONG_SECONDS, driver)  # it hears that nothing is heard any more
-        while not porter.wait(0.1, driver):
+        subscriber.wait(LONG_SECONDS, driver)  # it hears that nothing is heard any more
+        while not subscriber.wait(0.1, driver):
             clock.now += 60
-            porter.listen()
+            subscriber.listen()
             doorbell.ring()
 
 
 def test_without_redis_nobody_waits_for_the_other(driver: Driver) -> None:
     clock = Clock()
-    with closing(Porter(NOWHERE, clock)) as porter, closing(Doorbell(NOWHERE, clock)) as doorbell:
-        porter.listen()
+    with (
+        closing(DoorbellSubscriber(NOWHERE, clock)) as subscriber,
+        closing(Doorbell(NOWHERE, clock)) as doorbell,
+    ):
+        subscriber.listen()
         asked_at = time.monotonic()
         for _ in range(1000):  # the first fails, and the others are not tried
             doorbell.ring()
-        assert not porter.wait(0.1, driver)
+        assert not subscriber.wait(0.1, driver)
         assert time.monotonic() - asked_at < LONG_SECONDS

@@ -19,10 +19,10 @@ from tests.api_server import (
     many,
     submit,
 )
-from tests.queries import SPACE, listening, opening_desk, take_one
+from tests.queries import SPACE, listening, opening_consumer, take_one
 from tests.residue import find_residue
 from tests.waiting import wait_for
-from vectormill.broker.query_desk import QueryDesk
+from vectormill.broker.query_consumer import QueryConsumer
 from vectormill.broker.query_messages import Query, Taken, queue_key, write_message, write_spec
 from vectormill.collections.collections import find_generation
 from vectormill.models.registry import DEFAULT_MODEL
@@ -108,12 +108,12 @@ def told(client: httpx.Client, metric: str) -> str:
 
 
 def test_another_worker_answers_for_one_that_died(client: httpx.Client, redis_url: str, redis: Redis) -> None:
-    with opening_desk(redis_url) as (desk, worker), ThreadPoolExecutor(1) as clients:
-        desk.beat(set())
+    with opening_consumer(redis_url) as (consumer, worker), ThreadPoolExecutor(1) as clients:
+        consumer.beat(set())
         answer = clients.submit(client.post, SEARCH, json={"text": "text 4"})
-        query = take_one(desk)
-        desk.answer(query, Taken(query.id, worker))
-        desk.beat({query.id})  # the last sign of its life
+        query = take_one(consumer)
+        consumer.answer(query, Taken(query.id, worker))
+        consumer.beat({query.id})  # the last sign of its life
         with listening(redis_url):
             assert answer.result().json()["data"][0]["key"] == "k4"
     assert told(client, "vectormill_query_repeats_total").endswith(" 1.0")
@@ -122,37 +122,37 @@ def test_another_worker_answers_for_one_that_died(client: httpx.Client, redis_ur
 def test_a_query_whose_worker_died_is_refused_long_before_its_time_when_there_is_no_other(
     client: httpx.Client, redis_url: str, redis: Redis
 ) -> None:
-    with opening_desk(redis_url) as (desk, worker), ThreadPoolExecutor(1) as clients:
-        desk.beat(set())
+    with opening_consumer(redis_url) as (consumer, worker), ThreadPoolExecutor(1) as clients:
+        consumer.beat(set())
         answer = clients.submit(client.post, SEARCH, json={"text": "text 4"})
-        query = take_one(desk)
-        desk.answer(query, Taken(query.id, worker))
-        desk.beat({query.id})
+        query = take_one(consumer)
+        consumer.answer(query, Taken(query.id, worker))
+        consumer.beat({query.id})
         problem = answer.result()
         assert_problem(problem, 503, "query-lost", "again")
         assert problem.headers["retry-after"]
 
 
 def test_a_query_that_two_workers_lost_is_refused(client: httpx.Client, redis_url: str, redis: Redis) -> None:
-    with opening_desk(redis_url) as (desk, worker), ThreadPoolExecutor(1) as clients:
-        desk.beat(set())
+    with opening_consumer(redis_url) as (consumer, worker), ThreadPoolExecutor(1) as clients:
+        consumer.beat(set())
         answer = clients.submit(client.post, SEARCH, json={"text": "text 4"})
         for _ in range(2):
-            query = take_one(desk)
-            desk.answer(query, Taken(query.id, worker))
-            with beating(desk):  # it lives and does not have it, as one that was started again
+            query = take_one(consumer)
+            consumer.answer(query, Taken(query.id, worker))
+            with beating(consumer):  # it lives and does not have it, as one that was started again
                 wait_for(lambda: answer.done() or redis.llen(queue_key(SPACE)), because="it is missed")
         assert_problem(answer.result(), 503, "query-lost", "second attempt")
 
 
 @contextmanager
-def beating(desk: QueryDesk) -> Iterator[None]:
+def beating(consumer: QueryConsumer) -> Iterator[None]:
     """A worker that lives and has nothing in hand."""
     is_over = threading.Event()
 
     def beat() -> None:
         while not is_over.wait(0.05):
-            desk.beat(set())
+            consumer.beat(set())
 
     thread = threading.Thread(target=beat)
     thread.start()
@@ -164,7 +164,7 @@ def beating(desk: QueryDesk) -> Iterator[None]:
 
 
 def test_a_query_that_redis_lost_is_sent_again(client: httpx.Client, redis_url: str, redis: Redis) -> None:
-    with opening_desk(redis_url) as (desk, _), ThreadPoolExecutor(1) as clients, beating(desk):
+    with opening_consumer(redis_url) as (consumer, _), ThreadPoolExecutor(1) as clients, beating(consumer):
         wait_for_listener(redis)
         answer = clients.submit(client.post, SEARCH, json={"text": "text 4"})
         wait_for(lambda: redis.llen(queue_key(SPACE)), because="the query waits")

@@ -1,4 +1,4 @@
-"""QueryDesk: where a worker takes queries and hands back what became of them. Threads may share it. Knows no engine."""
+"""QueryConsumer: the worker's end of the query queue. Knows no engine."""
 
 import time
 from typing import Final, cast
@@ -26,8 +26,10 @@ TAKE_SECONDS: Final = 5.0
 ANSWERS_SECONDS: Final = 30.0
 
 
-class QueryDesk:
-    """Every method raises redis.exceptions.RedisError while Redis is away, but `close`."""
+class QueryConsumer:
+    """Takes queries and sends answers. Thread-safe. Every method but `close` raises redis.exceptions.RedisError while
+    Redis is away.
+    """
 
     def __init__(self, redis_url: str, space: str, worker: str) -> None:
         self._queue, self._listeners, self._pulse = queue_key(space), listeners_key(space), pulse_key(worker)

@@ -1,6 +1,6 @@
-"""QueryPost: where an API process posts queries and hears the answers. Belongs to one event loop. Knows no HTTP.
+"""QueryProducer: the API's end of the query queue. Knows no HTTP.
 
-It repeats nothing: whoever posts decides what a loss means.
+It repeats nothing: the caller decides what a loss means.
 """
 
 import secrets
@@ -32,8 +32,10 @@ return 1
 """
 
 
-class QueryPost:
-    """Every method raises redis.exceptions.RedisError while Redis is away, but `close`."""
+class QueryProducer:
+    """Posts queries and receives answers, on one event loop. Every method but `close` raises
+    redis.exceptions.RedisError while Redis is away.
+    """
 
     def __init__(self, redis_url: str) -> None:
         self.address = answers_key(secrets.token_hex(8))
