@@ -3,9 +3,11 @@
 import time
 
 from alembic import context
+from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
+from vectormill.db.migrations import find_known_revision
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import ConfigurationError
 from vectormill.tables import SCHEMA, metadata
@@ -40,6 +42,7 @@ def migrate(connection: Connection) -> None:
     """Apply each migration in a transaction of its own; one that fails leaves those before it in place."""
     connection.execute(text("SET lock_timeout = '60s'"))
     take_turn(connection)
+    find_known_revision(connection, ScriptDirectory.from_config(context.config))
     enable_pgvector(connection)
     connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}"))
     connection.commit()

@@ -1,4 +1,7 @@
-"""Former releases: their code, out of git's history, and databases as they left them."""
+"""The release before this one: its code, out of git's history, a database as it left it, and a process that works.
+
+No release was made yet, so the release before is the first commit whose schema today's migrations lead on from.
+"""
 
 import subprocess
 import sys
@@ -13,12 +16,7 @@ import pytest
 
 from tests.architecture.sources import ROOT
 
-# Before claims and keys had their tables, with the schema at 0004.
-OLD_RELEASE: Final = "58b23b1"
-# The last one before jobs came from files of requests, with the schema at 0016.
-LAST_RELEASE: Final = "38cb954"
-# The last one whose deliveries and batches had claims of their own.
-BEFORE_LEASED_WORK: Final = "7ad9e9e"
+FIRST_MIGRATION: Final = "alembic/versions/0026_schema.py"
 
 # Run by that release's code: what it makes of jobs in every stage. Its own helpers of tests submit, claim and commit.
 FILL: Final = """
@@ -26,10 +24,7 @@ import sys
 from sqlalchemy import create_engine, text
 from tests.protocol import LONG, claim_next, complete, make_items, register_worker, submit
 from vectormill.db.migrations import upgrade
-try:
-    from vectormill.domain.jobs.item import Item, ItemFailure
-except ModuleNotFoundError:
-    from vectormill.domain.item import Item, ItemFailure
+from vectormill.jobs.item import Item, ItemFailure
 
 url = sys.argv[1]
 upgrade(url)
@@ -40,7 +35,7 @@ for name in ("docs", None):
     job = submit(engine, items, collection=name)
     while True:
         claimed = claim_next(engine)
-        is_last = claimed.num_items < 4 if hasattr(claimed, "num_items") else claimed.first_item > 0
+        is_last = claimed.num_items < 4
         if complete(engine, claimed, {2: ItemFailure("empty_text", "It is empty.")} if is_last else None):
             break
 submit(engine, make_items(9, "open"), collection="docs")
@@ -48,15 +43,15 @@ assert complete(engine, claim_next(engine)) is False
 claim_next(engine, lease_seconds=1)
 with engine.begin() as connection:
     for line in sys.stdin.read().split(";"):
-        table = line.partition("vectormill.")[2].partition(" ")[0]
-        if line.strip() and connection.execute(text(f"SELECT to_regclass('vectormill.{table}')")).scalar():
+        if line.strip():
             connection.execute(text(line))
 """
-# Of tables that no job fills; each where that release has it.
+# Of tables that no job fills.
 OTHER_ROWS: Final = """
 INSERT INTO vectormill.calibrations (fingerprint, ranges) VALUES ('space', '\\x0102');
 INSERT INTO vectormill.heartbeats (duty, beat_at) VALUES ('scheduler', now());
 INSERT INTO vectormill.api_keys (name, hash, scope) VALUES ('laptop', '\\xabcd', 'write');
+INSERT INTO vectormill.idempotency_keys (operation, idempotency_key, content_hash) VALUES ('files', 'once', '\\x01');
 INSERT INTO vectormill.sources (collection_id, kind, options)
 SELECT id, 'sql', '{"query": "SELECT 1", "key": "id", "text": "body"}' FROM vectormill.collections;
 INSERT INTO vectormill.schedules (name, collection_id, cron, timezone, overlap, next_due_at)
@@ -65,21 +60,38 @@ INSERT INTO vectormill.runs (id, collection_id, kind, state, num_new, finished_a
 SELECT gen_random_uuid(), id, 'reindex', 'completed', 7, now() FROM vectormill.collections;
 INSERT INTO vectormill.run_parts (run_id, seq, num_items, items) SELECT id, 0, 1, '\\x01' FROM vectormill.runs;
 INSERT INTO vectormill.tombstones (collection_id, key, seq) SELECT id, 'gone', 1 FROM vectormill.collections;
-INSERT INTO vectormill.source_changes (collection_id, key) SELECT id, 'changed' FROM vectormill.collections
+INSERT INTO vectormill.source_changes (collection_id, key) SELECT id, 'changed' FROM vectormill.collections;
+INSERT INTO vectormill.request_files (id, state, purpose, filename)
+VALUES (gen_random_uuid(), 'processed', 'batch', 'lines.jsonl');
+INSERT INTO vectormill.request_file_parts (file_id, seq, num_bytes, content)
+SELECT id, 0, 1, '\\x01' FROM vectormill.request_files;
+INSERT INTO vectormill.request_batches
+       (id, state, endpoint, input_file_id, completion_window, content_hash, expires_at, finished_at)
+SELECT gen_random_uuid(), 'completed', '/v1/embeddings', id, '24h', '\\x01', now(), now() FROM vectormill.request_files;
+INSERT INTO vectormill.request_refusals (batch_id, line, code, message)
+SELECT id, 1, 'empty_text', 'It is empty.' FROM vectormill.request_batches;
+INSERT INTO vectormill.webhooks (url, events, secret) VALUES ('http://localhost:1/', '{job.completed}', 'whsec');
+INSERT INTO vectormill.webhook_deliveries (webhook_id, event_type, payload)
+SELECT id, 'job.completed', '{}' FROM vectormill.webhooks
 """
 
 
-def extract_release(release: str, tree: Path) -> None:
-    """The code of a release in a folder. Skips the test where git has no history."""
-    found = subprocess.run(["git", "-C", str(ROOT), "archive", release], capture_output=True, check=False)
-    if found.returncode != 0:
-        pytest.skip(f"git has no history here: {found.stderr.decode(errors='replace').strip()}")
-    with tarfile.open(fileobj=BytesIO(found.stdout)) as archive:
+def extract_release(tree: Path) -> None:
+    """Write the code of the release before into a folder. Skip the test where git has no history."""
+    found = _ask_git("log", "--diff-filter=A", "--format=%H", "-1", "--", FIRST_MIGRATION)
+    with tarfile.open(fileobj=BytesIO(_ask_git("archive", found.decode().strip()))) as archive:
         archive.extractall(tree, filter="data")
 
 
+def _ask_git(*arguments: str) -> bytes:
+    asked = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, check=False)
+    if asked.returncode != 0 or not asked.stdout:
+        pytest.skip(f"git has no history here: {asked.stderr.decode(errors='replace').strip()}")
+    return asked.stdout
+
+
 def fill_as_release(tree: Path, database_url: str) -> None:
-    """Rows in every table of an empty database, made and migrated by the code in that folder."""
+    """Write rows into every table of an empty database, made and migrated by the code in that folder."""
     done = subprocess.run(
         [sys.executable, "-c", FILL, database_url],
         input=OTHER_ROWS,
@@ -92,65 +104,29 @@ def fill_as_release(tree: Path, database_url: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-# Run by the code of BEFORE_LEASED_WORK: claims and carries out, as it is told, and answers with the number of claims.
+# Run by that release's code: claims and carries out, as it is told, and answers whether there is a claim.
 CARRY_OUT: Final = """
 import sys
-import time
-from sqlalchemy import text
-from indexer.requests.batch_keeper import bring_on
-from indexer.phases.phases import Tools, carry_out
-from indexer.requests.held_batch import HeldBatch
-from tests.api_server import encode_waiting
-from tests.indexers import ListedSource
-from tests.integration.crashes.test_killed_indexers import AFTER
-from tests.obedient_engine import encoding_chunks
-from tests.protocol import SPEC, dispatch_all
-from vectormill.db.chunks.chunks import claim_chunk
-from vectormill.db.runs.run_claims import claim_run
-from vectormill.db.requests.batch_claims import claim_batch
+from tests.work_users import USERS
 from vectormill.db.session import make_engine
-from vectormill.db.webhooks.deliveries import claim_deliveries, record_reply
-from vectormill.domain.webhooks.webhook import Reply
-from vectormill.models.registry import Registry
-from vectormill.settings import Settings
 
 engine = make_engine(sys.argv[1], application_name="the release before", pool_size=2)
+users = {type(user).__name__: user for user in USERS}
 for line in sys.stdin:
-    command, user = line.split()
-    if command == "claim" and user == "Deliveries":
+    command, name = line.split()
+    user = users[name]
+    if command == "claim":
         with engine.begin() as connection:
-            claims = list(claim_deliveries(connection, {}, most=4, room=9, lease_seconds=30))
-    elif command == "claim" and user == "Runs":
-        with engine.begin() as connection:
-            claims = [each for each in [claim_run(connection, "before", 30)] if each is not None]
-    elif command == "claim" and user == "Chunks":
-        dispatch_all(engine)
-        with engine.begin() as connection:
-            chunk_id = connection.execute(text("SELECT id FROM vectormill.chunks")).scalar_one()
-            claimed = claim_chunk(connection, chunk_id, "before", SPEC.model, 30)
-        claims = [] if claimed is None else [claimed]
-    elif command == "claim":
-        with engine.begin() as connection:
-            claims = [each for each in [claim_batch(connection, "before", 30)] if each is not None]
-    elif user == "Deliveries":
-        with engine.begin() as connection:
-            record_reply(connection, claims[0], Reply(200), None)
-    elif user == "Chunks":
-        with encoding_chunks(engine) as encoder, encoder._timesheet.hold(claims[0].claim.job_id):
-            encoder._encode_claimed(claims[0], time.monotonic())
-    elif user == "Runs":
-        wait = lambda _: encode_waiting(engine)
-        tools = Tools(engine, Settings(chunk_max_items=2), Registry({}), lambda _: ListedSource(AFTER, batch=7), wait)
-        carry_out(claims[0], tools, lambda: None)
+            claimed = user.claim(connection)
     else:
-        bring_on(HeldBatch(claims[0], engine, Settings(), Registry({}), lambda: False))
-    print(len(claims), flush=True)
+        user.carry_out(engine, claimed)
+    print(int(claimed is not None), flush=True)
 """
 
 
 @contextmanager
 def former_process(tree: Path, database_url: str) -> Iterator[Callable[[str], int]]:
-    """Start a process of BEFORE_LEASED_WORK from that folder; yield what gives it a command and returns its answer."""
+    """Start a process of the code in that folder; yield what gives it a command and returns its answer."""
     with subprocess.Popen(
         [sys.executable, "-c", CARRY_OUT, database_url],
         cwd=tree,

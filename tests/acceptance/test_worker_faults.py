@@ -12,7 +12,7 @@ from tests.acceptance import tiny
 from tests.acceptance.parts import NUM_WORKERS, Parts, frozen
 from tests.acceptance.producer import Promise, assert_kept, load, promise
 from tests.architecture.sources import ROOT
-from tests.former import OLD_RELEASE, extract_release
+from tests.former import extract_release
 from tests.waiting import wait_for
 from worker.placement.assignment import read_assignment
 
@@ -206,7 +206,7 @@ def without_launcher(parts: Parts) -> Iterator[None]:
 def former_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The code of the former release, out of git's history."""
     tree = tmp_path_factory.mktemp("former")
-    extract_release(OLD_RELEASE, tree)
+    extract_release(tree)
     return tree
 
 

@@ -1,17 +1,21 @@
-"""Brings a database to this release's schema, with Alembic."""
+"""Bring a database to this release's schema, with Alembic."""
 
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 
 from vectormill.db.schema import SCHEMA
 from vectormill.db.scripts import SCRIPTS
+from vectormill.domain.errors import ConfigurationError
 
 
 def upgrade(database_url: str, revision: str = "head") -> None:
-    """Applies what is missing. Several processes may call it at once: a lock lets one work and the others wait."""
+    """Apply what is missing. Several processes may call it at once: a lock lets one work and the others wait.
+
+    Raise ConfigurationError when no migration leads from where the database is.
+    """
     command.upgrade(make_config(database_url), revision)
 
 
@@ -23,8 +27,34 @@ def make_config(database_url: str) -> Config:
 
 
 def find_missing_revision(engine: Engine) -> str | None:
-    """The newest revision when the database is not at it; None when it is current."""
-    head = ScriptDirectory(str(SCRIPTS)).get_current_head()
+    """Return the newest revision when the database is not at it; None when it is current.
+
+    Raise ConfigurationError when no migration leads from where it is.
+    """
+    scripts = ScriptDirectory(str(SCRIPTS))
+    head = scripts.get_current_head()
     with engine.connect() as connection:
-        context = MigrationContext.configure(connection, opts={"version_table_schema": SCHEMA})
-        return None if context.get_current_revision() == head else head
+        return None if find_known_revision(connection, scripts) == head else head
+
+
+def find_known_revision(connection: Connection, scripts: ScriptDirectory) -> str | None:
+    """Return the revision that the database is at; None when it is empty.
+
+    Raise ConfigurationError when no migration of this release leads from there.
+    """
+    found = MigrationContext.configure(
+        connection, opts={"version_table_schema": SCHEMA}
+    ).get_current_revision()
+    known = [script.revision for script in scripts.walk_revisions()]
+    if found is None or found in known:
+        return found
+    if found < min(known):
+        raise ConfigurationError(
+            f"The database was made by a commit before the first release (revision {found}), and no migration leads on "
+            "from there. Make a new one, name it in VECTORMILL_DATABASE_URL (for `vectormill up`: another "
+            "VECTORMILL_DATA_DIR), run `vectormill migrate`, and submit or index again."
+        )
+    raise ConfigurationError(
+        f"The database is at revision {found}, which this release does not know: a newer one has migrated it. Run that "
+        "release, or restore the backup that was made before."
+    )

@@ -17,7 +17,6 @@ from sqlalchemy import (
     SmallInteger,
     Table,
     Text,
-    UniqueConstraint,
     Uuid,
     text,
 )
@@ -33,8 +32,7 @@ jobs = Table(
     metadata,
     Column("id", Uuid, primary_key=True),
     # Orders submissions, and writers: a row of a collection is never overwritten from an earlier place.
-    # Of each two one is given out; workers of a former release write a twin's rows with the one behind its original's.
-    Column("seq", BigInteger, Identity(always=True, increment=2), nullable=False, unique=True),
+    Column("seq", BigInteger, Identity(always=True), nullable=False, unique=True),
     Column(
         "state",
         Text,
@@ -118,8 +116,10 @@ chunks = Table(
     count("lapsed", Integer),
     # Nothing else was being encoded by its worker: see crash_recovery.py.
     Column("is_alone", Boolean, nullable=False, server_default=text("false")),
-    Column("estimated_tokens", Integer),  # by chunk_size.py; of former releases NULL
-    UniqueConstraint("job_id", "seq"),
+    Column("estimated_tokens", Integer, nullable=False),  # by chunk_size.py
+    # No constraint says that it is unique: that would keep `chunks` from being partitioned by id (decision 0056). Who
+    # numbers chunks has made the job in the same transaction, or holds its row.
+    Index("ix_chunks_job_id_seq", "job_id", "seq"),
     Index("ix_chunks_pending", "job_id", "seq", postgresql_where=text("state = 'pending'")),
     Index("ix_chunks_queued", "queued_at", postgresql_where=text("state = 'queued'")),
     # Not on lease_until: a renewal would touch the index, and so every other of the table. Few are leased at a time.
@@ -147,7 +147,7 @@ chunk_vectors = Table(
     Column("chunk_id", ForeignKey(chunks.c.id, ondelete="CASCADE"), primary_key=True),
     # Rows [num_items, width] of the job's vector type: see pack_block in vector_types.py.
     Column("vectors", LargeBinary, nullable=False),
-    # int32 [num_items]: the tokens of each; NULL of a former release.
+    # int32 [num_items]: the tokens of each; NULL of records.
     Column("item_tokens", LargeBinary),
 )
 

@@ -21,18 +21,13 @@ from vectormill.domain.errors import JobNotFound, WrongJobState
 from vectormill.jobs.job import FINISHED_JOB_STATES, STEERABLE_JOB_STATES, UNWANTED_JOB_STATES, Job
 from vectormill.jobs.jobs import cancel_job, lock_job
 
-# Workers of a former release take the seq for the place: a first twin has the one behind its original's.
 INSERT_TWIN = text("""
     INSERT INTO vectormill.jobs
-           (id, seq, state, model, spec, generation_id, priority, metadata, content_hash, num_items, num_chunks,
+           (id, state, model, spec, generation_id, priority, metadata, content_hash, num_items, num_chunks,
             num_open_chunks, twin_of, forget_at, place)
-    OVERRIDING SYSTEM VALUE
-    SELECT :twin_id,
-           CASE WHEN EXISTS (SELECT 1 FROM vectormill.jobs AS neighbour WHERE neighbour.seq = job.seq + 1)
-                THEN nextval(pg_get_serial_sequence('vectormill.jobs', 'seq')) ELSE job.seq + 1 END,
-           'queued', :model, CAST(:spec AS jsonb), :generation_id, job.priority, job.metadata, job.content_hash,
-           chunks.num_items, chunks.num_chunks, chunks.num_chunks, job.id,
-           job.forget_at, coalesce(job.place, job.seq)
+    SELECT :twin_id, 'queued', :model, CAST(:spec AS jsonb), :generation_id, job.priority, job.metadata,
+           job.content_hash, chunks.num_items, chunks.num_chunks, chunks.num_chunks, job.id, job.forget_at,
+           coalesce(job.place, job.seq)
       FROM vectormill.jobs AS job,
            (SELECT coalesce(sum(num_items), 0) AS num_items, count(*) AS num_chunks
               FROM vectormill.chunks WHERE job_id = :job_id AND state <> 'split') AS chunks

@@ -13,7 +13,6 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 
 from vectormill.domain.encoding import EncodingSpec
-from vectormill.jobs.chunks.chunk_size import UNESTIMATED_ITEM_TOKENS
 from vectormill.jobs.job import DISPATCHED_JOB_STATES, INTERACTIVE_PRIORITY, PAUSED, STEERABLE_JOB_STATES, Job
 from vectormill.workers.workers import ALIVE_SECONDS, REDIS_AWAY, REDIS_FULL, SCHEDULER, list_signs_of_life
 
@@ -217,11 +216,11 @@ LIST_IN_HAND = text("""
            held.num_tokens
       FROM (SELECT job_id, count(queued_at)::int AS num_queued, count(lease_until)::int AS num_leased,
                    coalesce(extract(epoch FROM now() - min(queued_at)), 0)::float8 AS oldest_queued_seconds,
-                   sum(coalesce(estimated_tokens, num_items * CAST(:item_tokens AS integer)))::bigint AS num_tokens
-              FROM (SELECT job_id, queued_at, CAST(NULL AS timestamptz) AS lease_until, num_items, estimated_tokens
+                   sum(estimated_tokens)::bigint AS num_tokens
+              FROM (SELECT job_id, queued_at, CAST(NULL AS timestamptz) AS lease_until, estimated_tokens
                       FROM vectormill.chunks WHERE state = 'queued'
                      UNION ALL
-                    SELECT job_id, NULL, lease_until, num_items, estimated_tokens
+                    SELECT job_id, NULL, lease_until, estimated_tokens
                       FROM vectormill.chunks WHERE state = 'leased' AND lease_until > now()) AS chunks
              GROUP BY job_id) AS held
       JOIN vectormill.jobs ON jobs.id = held.job_id
@@ -275,8 +274,7 @@ def load_surroundings(connection: Connection, jobs: Sequence[Job]) -> Surroundin
     models = {"models": sorted({job.spec.model for job in jobs})}
     values = models | {"alive_seconds": ALIVE_SECONDS}
     workers = [ServingWorker(*row) for row in connection.execute(LIST_SERVING_WORKERS, values)]
-    sizes = models | {"item_tokens": UNESTIMATED_ITEM_TOKENS}
-    in_hand = [InHand(*row) for row in connection.execute(LIST_IN_HAND, sizes)]
+    in_hand = [InHand(*row) for row in connection.execute(LIST_IN_HAND, models)]
     seen = replace(nothing, workers=workers, in_hand=in_hand)
     if {job.id for job in jobs} <= {chunks.job_id for chunks in in_hand if chunks.num_leased}:
         return seen

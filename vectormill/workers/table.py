@@ -17,7 +17,7 @@ workers = Table(
     moment("heartbeat_at", is_now=True),
     # The run of `vectormill worker` that started it: only its next worker may take the name over at once.
     Column("launcher", Uuid),
-    Column("max_tokens_in_flight", Integer),  # which it asks for; NULL of a former release
+    Column("max_tokens_in_flight", Integer),  # which it asks for; NULL while it loads
     postgresql_with=BUSY | {"autovacuum_vacuum_threshold": "500"},
 )
 

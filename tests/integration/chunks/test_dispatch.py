@@ -15,7 +15,7 @@ from vectormill.broker.messages import task_id_of
 from vectormill.broker.queues import QueueReader
 from vectormill.broker.sentinel import Sentinel
 from vectormill.jobs.chunks.chunk import Dispatch
-from vectormill.jobs.chunks.chunk_size import LARGEST_CHUNK_TOKENS, UNESTIMATED_ITEM_TOKENS
+from vectormill.jobs.chunks.chunk_size import LARGEST_CHUNK_TOKENS
 from vectormill.jobs.chunks.dispatch import Room, list_demands, list_rooms, mark_queued
 from vectormill.jobs.chunks.rescue import rescue_expired_chunks
 from vectormill.jobs.item import Item, ItemFailure
@@ -93,8 +93,8 @@ FLOOD = text("""
           FROM vectormill.jobs CROSS JOIN generate_series(1, :num_jobs) WHERE id = :like_job
         RETURNING id
     )
-    INSERT INTO vectormill.chunks (job_id, seq, state, first_item, num_items)
-    SELECT id, 0, 'pending', 0, 1 FROM flood
+    INSERT INTO vectormill.chunks (job_id, seq, state, first_item, num_items, estimated_tokens)
+    SELECT id, 0, 'pending', 0, 1, 64 FROM flood
 """)
 
 
@@ -184,7 +184,7 @@ def test_four_full_batches_of_short_texts_are_in_flight(
     assert room.outstanding < room.slots
 
 
-def test_a_former_worker_beside_a_new_one_is_given_as_many_chunks_as_it_has_slots(
+def test_a_worker_that_asks_for_no_tokens_is_given_as_many_chunks_as_it_has_slots(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ask_for(engine, 4 * TOKENS)
@@ -194,16 +194,6 @@ def test_a_former_worker_beside_a_new_one_is_given_as_many_chunks_as_it_has_slot
         (room,) = list_rooms(connection, ALIVE_SECONDS)
     assert (room.slots, room.max_tokens) == (22, 4 * TOKENS + 6 * LARGEST_CHUNK_TOKENS)
     assert dispatch_rounds(engine, monkeypatch) == [22, 0]
-
-
-def test_what_a_former_api_wrote_is_estimated_by_its_items(engine: Engine) -> None:
-    submit(engine, make_items(4))
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE vectormill.chunks SET estimated_tokens = NULL"))
-        (demand,) = list_demands(connection, [SPEC.model], 10)
-        assert demand.chunk_tokens == 4 * UNESTIMATED_ITEM_TOKENS
-        (dispatch,) = mark_queued(connection, [(demand.job_id, 9)])
-    assert dispatch.num_tokens == 4 * UNESTIMATED_ITEM_TOKENS
 
 
 def test_a_job_of_priority_0_is_counted_apart_from_bulk(engine: Engine) -> None:

@@ -94,7 +94,7 @@ def test_a_wheel_has_every_file_of_the_packages_and_the_migrations_and_nothing_e
         "setup.py says what is a package, package-data what else is taken"
     )
     assert contents == expected
-    assert "vectormill/migrations/versions/0001_static_tables.py" in contents
+    assert "vectormill/migrations/versions/0026_schema.py" in contents
 
 
 def test_an_sdist_has_what_a_wheel_is_built_of_and_no_tests(built: Path) -> None:

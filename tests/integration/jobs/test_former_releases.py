@@ -1,4 +1,4 @@
-"""A database that a former release has filled is brought to this one: nothing is lost, and its jobs go on."""
+"""A database that the release before has filled is brought to this one: nothing is lost, and its jobs go on."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, text
 
-from tests.former import LAST_RELEASE, OLD_RELEASE, extract_release, fill_as_release
+from tests.former import extract_release, fill_as_release
 from tests.protocol import claim_next, complete, vector_of
 from vectormill.db.migrations import find_missing_revision, upgrade
 from vectormill.jobs.jobs import find_job
@@ -39,11 +39,10 @@ def read_tables(engine: Engine) -> dict[str, list[dict[str, Any]]]:
         }
 
 
-@pytest.mark.parametrize("release", [LAST_RELEASE, pytest.param(OLD_RELEASE, marks=pytest.mark.slow)])
 def test_what_a_former_release_has_stored_is_all_there_and_its_jobs_go_on(
-    release: str, database_url: str, engine: Engine, tmp_path: Path
+    database_url: str, engine: Engine, tmp_path: Path
 ) -> None:
-    extract_release(release, tmp_path)
+    extract_release(tmp_path)
     with engine.begin() as connection:
         connection.execute(text("DROP SCHEMA vectormill CASCADE"))
     fill_as_release(tmp_path, database_url)

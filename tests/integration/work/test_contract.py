@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import Engine, event, text
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
-from tests.former import BEFORE_LEASED_WORK, extract_release, former_process
+from tests.former import extract_release, former_process
 from tests.work_users import USERS, Claimed, Runs, User
 from vectormill.db.session import make_engine
 from vectormill.domain.errors import LeaseLost
@@ -364,7 +364,7 @@ def test_a_row_that_is_cancelled_at_any_step_ends_cancelled_or_was_done_before(
 @pytest.fixture(scope="module")
 def former_release(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tree = tmp_path_factory.mktemp("before")
-    extract_release(BEFORE_LEASED_WORK, tree)
+    extract_release(tree)
     return tree
 
 

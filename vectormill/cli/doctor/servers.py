@@ -12,6 +12,7 @@ from vectormill.cli.doctor.checks import FAIL, OK, WARN, Finding
 from vectormill.client import is_loopback
 from vectormill.db.migrations import find_missing_revision
 from vectormill.db.session import make_engine
+from vectormill.domain.errors import ConfigurationError
 from vectormill.embedded.postgres import MIN_PGVECTOR
 
 TESTED_POSTGRES: Final = 160000
@@ -34,6 +35,9 @@ def ask_postgres(url: str) -> Iterator[Finding]:
         cause = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
         host = engine.url.render_as_string(hide_password=True)
         yield Finding("postgres", FAIL, f"{host}: {cause}", "Start it, or correct VECTORMILL_DATABASE_URL.")
+        return
+    except ConfigurationError as error:
+        yield Finding("migrations", FAIL, "the database is of another line of releases", str(error))
         return
     finally:
         engine.dispose()

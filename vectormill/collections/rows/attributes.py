@@ -43,7 +43,7 @@ def create_attributes_table(
             key           text PRIMARY KEY,
             content_hash  bytea,  -- that of the vector's row: one look-up tells whether a row of a source is unchanged
             metadata      jsonb,
-            metadata_hash bytea,  -- NULL when a worker of the former release wrote the metadata
+            metadata_hash bytea,
             {texts},
             search        tsvector GENERATED ALWAYS AS (to_tsvector({language}::regconfig, text)) STORED,
             document      text GENERATED ALWAYS AS (metadata -> '_passage' ->> 'document') STORED,
@@ -65,7 +65,6 @@ def create_attributes_table(
         CREATE INDEX {name}_document ON vectormill.{name} (document) WHERE document IS NOT NULL
     """)
     )
-    connection.execute(text("SELECT vectormill.carry_metadata_of(:id)"), {"id": generation_id})
 
 
 # A column whose expression changes loses its index; who keeps indexes makes it again.

@@ -44,8 +44,7 @@ def create_generation_tables(
         CREATE TABLE vectormill.{table_name(generation_id)} (
             key          text PRIMARY KEY,
             content_hash bytea NOT NULL,
-            {results}job_seq      bigint NOT NULL,
-            metadata     jsonb  -- only workers of the former release write it: see attributes.py
+            {results}job_seq      bigint NOT NULL
         ) WITH ({VACUUM})""")
     )
     create_attributes_table(connection, generation_id, kind.text_columns, language)

@@ -21,8 +21,6 @@ LARGEST_CHUNK_TOKENS: Final = 65_536
 _SHARE: Final = 8
 # A classifier token and a separator, or the like of another tokenizer.
 _SPECIAL_TOKENS: Final = 2
-# Of an item that came without an estimate, from an API process of a former release: a paragraph or two queries.
-UNESTIMATED_ITEM_TOKENS: Final = 64
 
 
 def estimate_tokens(text: bytes) -> int:

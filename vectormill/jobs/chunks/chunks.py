@@ -13,7 +13,7 @@ from vectormill.domain.encoding import EncodingSpec
 from vectormill.domain.errors import LeaseLost
 from vectormill.domain.tasks.task import RECORD
 from vectormill.jobs.chunks.chunk import UNCLAIMED_CHUNK_STATES, Claim
-from vectormill.jobs.chunks.chunk_size import UNESTIMATED_ITEM_TOKENS, TokenEstimate
+from vectormill.jobs.chunks.chunk_size import TokenEstimate
 from vectormill.jobs.chunks.payloads import encode_payload, load_payload
 from vectormill.jobs.chunks.truncations import move_truncations
 from vectormill.jobs.job import DISPATCHED_JOB_STATES
@@ -44,7 +44,7 @@ CLAIM_CHUNK = text(f"""
               chunk.only_items, chunk.dispatch_seq, found.has_lapsed, found.dispatch_seconds,
               job.id AS job_id, coalesce(job.place, job.seq) AS job_seq, job.priority, job.spec,
               job.generation_id, job.traceparent,
-              coalesce(chunk.estimated_tokens, chunk.num_items * CAST(:item_tokens AS integer)) AS num_tokens
+              chunk.estimated_tokens AS num_tokens
     ), counted AS (
     UPDATE vectormill.jobs SET num_retried_chunks = num_retried_chunks + 1, updated_at = now()
       FROM claimed WHERE jobs.id = claimed.job_id AND claimed.has_lapsed
@@ -85,7 +85,6 @@ def claim_chunk(
         "owner": owner,
         "model": model,
         "lease_seconds": lease_seconds,
-        "item_tokens": UNESTIMATED_ITEM_TOKENS,
     }
     row = connection.execute(CLAIM_CHUNK, values).one_or_none()
     if row is None:

@@ -7,7 +7,7 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 
 from vectormill.jobs.chunks.chunk import Dispatch
-from vectormill.jobs.chunks.chunk_size import LARGEST_CHUNK_TOKENS, UNESTIMATED_ITEM_TOKENS
+from vectormill.jobs.chunks.chunk_size import LARGEST_CHUNK_TOKENS
 from vectormill.jobs.job import DISPATCHED_JOB_STATES
 
 
@@ -56,7 +56,7 @@ LIST_DEMANDS = text(f"""
                    SELECT id, jobs.seq, model, priority, updated_at, chunk_tokens, num_open_chunks
                      FROM vectormill.jobs
                     CROSS JOIN LATERAL (
-                          SELECT coalesce(estimated_tokens, num_items * CAST(:item_tokens AS integer)) AS chunk_tokens
+                          SELECT estimated_tokens AS chunk_tokens
                             FROM vectormill.chunks
                            WHERE job_id = jobs.id AND state = 'pending' AND available_at <= now()
                            ORDER BY chunks.seq LIMIT 1) AS next_chunk
@@ -68,7 +68,7 @@ LIST_DEMANDS = text(f"""
             SELECT id, jobs.seq, model, priority, updated_at, chunk_tokens, num_open_chunks
               FROM vectormill.jobs
              CROSS JOIN LATERAL (
-                   SELECT coalesce(estimated_tokens, num_items * CAST(:item_tokens AS integer)) AS chunk_tokens
+                   SELECT estimated_tokens AS chunk_tokens
                      FROM vectormill.chunks
                     WHERE job_id = jobs.id AND state = 'pending' AND available_at <= now()
                     ORDER BY chunks.seq LIMIT 1) AS next_chunk
@@ -87,7 +87,6 @@ def list_demands(
         "models": list(models),
         "limit": limit,
         "aged": list(aged),
-        "item_tokens": UNESTIMATED_ITEM_TOKENS,
     }
     return [Demand(*row) for row in connection.execute(LIST_DEMANDS, values)]
 
@@ -130,12 +129,11 @@ LIST_ROOMS = text("""
               FROM alive GROUP BY model) AS slots
       LEFT JOIN (SELECT jobs.model, count(*) FILTER (WHERE jobs.priority > 0)::int AS outstanding,
                         count(*) FILTER (WHERE jobs.priority = 0)::int AS interactive,
-                        sum(coalesce(estimated_tokens, chunks.num_items * CAST(:item_tokens AS integer)))
-                            FILTER (WHERE jobs.priority > 0)::bigint AS tokens
-                   FROM (SELECT job_id, num_items, estimated_tokens
+                        sum(estimated_tokens) FILTER (WHERE jobs.priority > 0)::bigint AS tokens
+                   FROM (SELECT job_id, estimated_tokens
                            FROM vectormill.chunks WHERE state = 'queued'
                           UNION ALL
-                         SELECT job_id, num_items, estimated_tokens FROM vectormill.chunks
+                         SELECT job_id, estimated_tokens FROM vectormill.chunks
                           WHERE state = 'leased' AND right(lease_owner, 8) IN (SELECT tag FROM alive)) AS chunks
                    JOIN vectormill.jobs ON jobs.id = chunks.job_id
                   GROUP BY jobs.model) AS held ON held.model = slots.model
@@ -145,12 +143,11 @@ LIST_ROOMS = text("""
 def list_rooms(connection: Connection, alive_seconds: float) -> list[Room]:
     """Room and what takes it by model, for models with a worker that has lately given a sign of life.
 
-    A worker of a former release, which asks for no tokens, is given as many chunks as it has slots, however large.
+    A worker that asks for no tokens is given as many chunks as it has slots, however large.
     """
     values = {
         "alive_seconds": alive_seconds,
         "slot_tokens": LARGEST_CHUNK_TOKENS,
-        "item_tokens": UNESTIMATED_ITEM_TOKENS,
     }
     return [Room(*row) for row in connection.execute(LIST_ROOMS, values)]
 
@@ -176,7 +173,7 @@ MARK_QUEUED = text("""
       FROM picked, vectormill.jobs AS job
      WHERE chunk.id = picked.id AND job.id = chunk.job_id AND job.state = 'running'
     RETURNING chunk.id, chunk.dispatch_seq, chunk.job_id, chunk.seq, chunk.num_items, job.model, job.priority,
-              coalesce(chunk.estimated_tokens, chunk.num_items * CAST(:item_tokens AS integer))
+              chunk.estimated_tokens
 """)
 
 
@@ -185,7 +182,6 @@ def mark_queued(connection: Connection, shares: Sequence[tuple[UUID, int]]) -> l
     values = {
         "job_ids": [job_id for job_id, _ in shares],
         "counts": [count for _, count in shares],
-        "item_tokens": UNESTIMATED_ITEM_TOKENS,
     }
     connection.execute(START_JOBS, {"job_ids": values["job_ids"]})
     return [Dispatch(*row) for row in connection.execute(MARK_QUEUED, values)]
